@@ -1,0 +1,151 @@
+"""Draws: functions from the posterior."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from bayesify.execution import (
+    MEMORY_BUDGET,
+    Runner,
+    at,
+    batch_size,
+    count_draws,
+    evaluating,
+    rows_within,
+    select_output,
+    split_rows,
+)
+from bayesify.predictive import Outputs
+from bayesify.structured import StructuredWeight
+
+
+class Draw:
+    """One function from the posterior.
+
+    Args:
+        runner: The network that the weights belong to.
+        weights: Weights under the posterior by `named_parameters()` name.
+        kl: KL in nats of the draw, a scalar.
+    """
+
+    def __init__(self, runner: Runner, weights: Mapping[str, Tensor], kl: Tensor) -> None:
+        self._runner = runner
+        self.weights = dict(weights)
+        self.kl = kl
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The network's output with these weights."""
+        return self._runner.call(self.weights, args, kwargs)
+
+
+class Draws:
+    """S functions from the posterior, the same S for every input.
+
+    Args:
+        runner: The network that the weights belong to.
+        weights: Weights under the posterior by `named_parameters()` name, each [S, *shape], a tensor or a structured weight.
+        kl: KL in nats of each draw, [S].
+    """
+
+    def __init__(self, runner: Runner, weights: Mapping[str, Tensor], kl: Tensor) -> None:
+        self._runner = runner
+        self.weights = dict(weights)
+        self.kl = kl
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The network's output with each draw's weights.
+
+        Takes what the network takes. Whether draws run together or one after the other is chosen by the kind of
+        network and changes only the speed.
+
+        Returns:
+            [S, B, ...]; a dict, tuple or dataclass of outputs keeps its type and gets the axis of draws in every tensor.
+        """
+        return self._runner.run(self.weights, args, kwargs)
+
+    @torch.no_grad()
+    def outputs(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        output: str | int | None = None,
+        keep: bool | None = None,
+        memory: int | None = None,
+    ) -> Outputs:
+        """Outputs over a batch of any size, in evaluation mode, under a memory budget.
+
+        Args:
+            args: Positional inputs of the network.
+            kwargs: Keyword inputs of the network.
+            output: Which of several outputs; see `bayesianize`.
+            keep: Whether to hold all outputs; decided by the budget if left out.
+            memory: Budget in bytes for activations, and for the outputs that are kept.
+        """
+        budget = MEMORY_BUDGET if memory is None else memory
+        if budget < 1:
+            raise ValueError(f"predict: memory={memory}; give a positive number of bytes")
+        total = batch_size(args, kwargs)
+        if total == 0:
+            raise ValueError("predict: the batch is empty; give at least one example")
+        runner = self._runner
+        with evaluating(runner.network):
+            rows, few = rows_within(runner, self.weights, args, kwargs, budget)
+        row = select_output(few, output)
+        size = len(self) * total * row.element_size() * row.numel() // row.shape[0]
+        frozen = runner if keep or (keep is None and size <= budget) else runner.snapshot()
+
+        def chunks() -> Iterator[Tensor]:
+            for part_args, part_kwargs in split_rows(args, kwargs, rows):
+                with torch.no_grad(), evaluating(frozen.network):
+                    yield select_output(frozen.run(self.weights, part_args, part_kwargs), output)
+
+        if frozen is not runner:
+            return Outputs(chunks=chunks)
+        pieces = list(chunks())
+        return Outputs(kept=pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1))
+
+    def __len__(self) -> int:
+        return count_draws(self.weights)
+
+    @overload
+    def __getitem__(self, index: int) -> Draw: ...
+    @overload
+    def __getitem__(self, index: slice) -> Draws: ...
+    def __getitem__(self, index: int | slice) -> Draw | Draws:
+        """One draw, or some of them."""
+        if isinstance(index, slice):
+            chosen = range(len(self))[index]
+            if len(chosen) == 0:
+                raise IndexError(f"Draws: {index} selects none of {len(self)} draws")
+            return Draws(self._runner, at(self.weights, index), self.kl[index])
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"Draws: index {index} is out of range for {len(self)} draws")
+        return Draw(self._runner, at(self.weights, index), self.kl[index])
+
+    def __iter__(self) -> Iterator[Draw]:
+        return (self[index] for index in range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"Draws({len(self)} draws of {len(self.weights)} weights of {type(self._runner.network).__name__})"
+
+    def formed(self) -> Draws:
+        """The same draws with every structured weight as a plain tensor."""
+        weights = {
+            name: _form(weight) if isinstance(weight, StructuredWeight) else weight
+            for name, weight in self.weights.items()
+        }
+        return Draws(self._runner, weights, self.kl)
+
+    def detach(self) -> Draws:
+        """The same draws, cut off from the parameters of the posterior and from later training of the point estimates."""
+        weights = {name: weight.detach() for name, weight in self.formed().weights.items()}
+        return Draws(self._runner.snapshot(), weights, self.kl.detach())
+
+
+def _form(weight: StructuredWeight) -> Tensor:
+    return torch.stack([weight.at(index).form() for index in range(weight.shape[0])])

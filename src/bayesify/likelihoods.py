@@ -1,0 +1,350 @@
+"""Likelihoods: how targets follow from a network's outputs."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bayesify.maths.constraints import positive, raw_positive
+from bayesify.predictive import (
+    ClassificationPredictive,
+    Outputs,
+    Predictive,
+    RegressionPredictive,
+    gaussian_log_density,
+)
+
+
+class Likelihood(nn.Module):
+    """p(y | f): the distribution of targets given a network's outputs f.
+
+    A subclass writes `check_values`, `log_density`, `predictive` and `fisher`, and `target_shape` if targets do not have the
+    outputs' shape.
+    """
+
+    name: ClassVar[str]
+    task: ClassVar[str]
+    """`"regression"` or `"classification"`."""
+
+    def config(self) -> dict[str, Any]:
+        """The likelihood as plain data: its name and its arguments."""
+        arguments = inspect.signature(type(self).__init__).parameters
+        return {"name": self.name, **{key: getattr(self, f"_{key}") for key in arguments if key not in ("self",)}}
+
+    def log_prob(self, outputs: Tensor, y: Tensor, *, has_draws: bool | None = None) -> Tensor:
+        """Log-density or log-probability of each example, summed over its outputs or positions.
+
+        Args:
+            outputs: The network's outputs, [B, ...], or [S, B, ...] with an axis of draws.
+            y: Targets of B examples; see the class.
+            has_draws: Whether outputs carry an axis of draws; told by the shapes if left out.
+
+        Returns:
+            [B] or [S, B], in nats.
+
+        Raises:
+            ValueError: If targets do not fit the outputs, are not finite, or are not valid labels.
+        """
+        outputs = as_float(outputs)
+        y, has_draws = self._fit_targets(outputs, y, has_draws)
+        batched = outputs if has_draws else outputs.unsqueeze(0)
+        if should_check(y):
+            self.check_values(batched, y)
+        density = self.log_density(batched, y)
+        per_example = density.flatten(2).sum(-1) if density.ndim > 2 else density
+        return per_example if has_draws else per_example[0]
+
+    def _fit_targets(self, outputs: Tensor, y: Tensor, has_draws: bool | None) -> tuple[Tensor, bool]:
+        """Targets in the shape of one draw's targets, and whether outputs carry draws. Nothing is broadcast."""
+        for draws in (False, True) if has_draws is None else (has_draws,):
+            if outputs.ndim < 1 + draws:
+                continue
+            wanted = self.target_shape(outputs[0] if draws else outputs)
+            if y.shape == wanted:
+                return y, draws
+            if (*y.shape, 1) == wanted:  # [B] against [B, 1] would silently broadcast to [B, B]
+                return y.unsqueeze(-1), draws
+            if y.shape == (*wanted, 1):
+                return y.squeeze(-1), draws
+        raise ValueError(
+            f"likelihoods.{type(self).__name__}: targets of shape {tuple(y.shape)} do not fit outputs of shape "
+            f"{tuple(outputs.shape)}; {self.remedy}"
+        )
+
+    remedy: ClassVar[str] = "give targets in the outputs' shape"
+
+    def target_shape(self, outputs: Tensor) -> tuple[int, ...]:
+        """Shape of the targets that fit outputs [B, ...] of one draw."""
+        return tuple(outputs.shape)
+
+    @abstractmethod
+    def check_values(self, outputs: Tensor, y: Tensor) -> None:
+        """Raise `ValueError` for targets that are not possible values under outputs [S, B, ...]."""
+
+    @abstractmethod
+    def log_density(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Log-density of each entry of y under outputs [S, B, ...]: [S, *y.shape]."""
+
+    @abstractmethod
+    def predictive(self, outputs: Outputs) -> Predictive:
+        """The predictive distribution from the outputs of each draw."""
+
+    @abstractmethod
+    def fisher(self, outputs: Tensor) -> Tensor:
+        """Hessian of `-log p(y | f)` by the outputs, in expectation over y under the model: never indefinite.
+
+        Args:
+            outputs: [..., O].
+
+        Returns:
+            [..., O, O].
+        """
+
+
+class Gaussian(Likelihood):
+    r"""Homoscedastic noise: $p(y | f) = \mathcal{N}(y; f, \text{noise})$, independent over outputs.
+
+    Fisher: $I / \text{noise}$. Targets have the outputs' shape; a single output column may be missing on either side.
+    Stored: `raw_noise` through softplus, a parameter if learned.
+
+    Args:
+        noise: Starting variance: a number is shared by all outputs, a sequence gives one per output.
+        learn: Whether the variance is trained.
+
+    Raises:
+        ValueError: If a variance is not positive and finite.
+    """
+
+    name = "gaussian"
+    task = "regression"
+
+    def __init__(self, noise: float | Sequence[float] = 0.1, learn: bool = True) -> None:
+        super().__init__()
+        values = noise.tolist() if isinstance(noise, Tensor) else noise
+        flat = [float(values)] if isinstance(values, (int, float)) else [float(value) for value in values]
+        for value in flat:
+            if not (value > 0 and math.isfinite(value)):
+                raise ValueError(f"likelihoods.Gaussian: noise={value}; it is a variance, give a positive number")
+        self._noise: Any = float(values) if isinstance(values, (int, float)) else flat
+        self._learn = learn
+        raw = torch.tensor([raw_positive(value) for value in flat])
+        raw = raw[0] if isinstance(values, (int, float)) else raw
+        self.raw_noise: Tensor
+        if learn:
+            self.raw_noise = nn.Parameter(raw)
+        else:
+            self.register_buffer("raw_noise", raw)
+
+    @property
+    def noise(self) -> Tensor:
+        """Noise variance: a scalar, or [O]."""
+        return positive(self.raw_noise)
+
+    def target_shape(self, outputs: Tensor) -> tuple[int, ...]:
+        """The outputs' shape."""
+        if self.raw_noise.ndim and self.raw_noise.shape[0] != outputs.shape[-1]:
+            raise ValueError(
+                f"likelihoods.Gaussian: {self.raw_noise.shape[0]} noise variances for {outputs.shape[-1]} outputs; "
+                "give one per output, or a single number"
+            )
+        return tuple(outputs.shape)
+
+    def check_values(self, outputs: Tensor, y: Tensor) -> None:
+        """Targets must be finite."""
+        check_finite(y, "targets")
+
+    def log_density(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Gaussian log-density of each entry."""
+        return gaussian_log_density(y, outputs, self.noise.to(outputs))
+
+    def predictive(self, outputs: Outputs) -> RegressionPredictive:
+        """A Gaussian around each draw's outputs."""
+        noise = self.noise.detach().clone()
+        return RegressionPredictive(outputs, lambda f: (as_float(f), noise.to(as_float(f))))
+
+    def fisher(self, outputs: Tensor) -> Tensor:
+        """`I / noise`."""
+        precision = (1 / self.noise).to(as_float(outputs)).expand(outputs.shape)
+        return torch.diag_embed(precision)
+
+
+class HeteroscedasticGaussian(Likelihood):
+    r"""Noise that depends on the input: the network's last axis holds O means, then O log-variances.
+
+    $p(y | f) = \mathcal{N}(y; f_{\mu}, \exp f_v)$ with $f_v$ cut to [-20, 20]. Fisher in $(\mu, f_v)$:
+    $\operatorname{diag}(\exp(-f_v), 1/2)$. Targets are [B, O].
+    """
+
+    name = "heteroscedastic_gaussian"
+    task = "regression"
+
+    def target_shape(self, outputs: Tensor) -> tuple[int, ...]:
+        """The outputs' shape with half the last axis."""
+        if outputs.shape[-1] % 2:
+            raise ValueError(
+                f"likelihoods.HeteroscedasticGaussian: {outputs.shape[-1]} outputs; "
+                "the network's last layer needs a mean and a log-variance for each target, an even number"
+            )
+        return (*outputs.shape[:-1], outputs.shape[-1] // 2)
+
+    def check_values(self, outputs: Tensor, y: Tensor) -> None:
+        """Targets must be finite."""
+        check_finite(y, "targets")
+
+    def log_density(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Gaussian log-density of each entry."""
+        mean, variance = self.components(outputs)
+        return gaussian_log_density(y, mean, variance)
+
+    @staticmethod
+    def components(outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and variances, each [..., O], from outputs [..., 2 O]."""
+        mean, log_variance = as_float(outputs).chunk(2, dim=-1)
+        return mean, log_variance.clamp(-20, 20).exp()
+
+    def predictive(self, outputs: Outputs) -> RegressionPredictive:
+        """A Gaussian per draw with that draw's own variance."""
+        return RegressionPredictive(outputs, self.components)
+
+    def fisher(self, outputs: Tensor) -> Tensor:
+        """`diag(1 / v, 1 / 2)`."""
+        _, variance = self.components(outputs)
+        return torch.diag_embed(torch.cat((1 / variance, torch.full_like(variance, 0.5)), dim=-1))
+
+
+class Categorical(Likelihood):
+    r"""One of C classes: $p(y = c | f) = \operatorname{softmax}(f)_c$.
+
+    Fisher: $\operatorname{diag}(p) - p p^\top$. Outputs are [B, ..., C], classes last; targets are integers [B, ...].
+
+    Args:
+        class_axis: Axis of the outputs that holds the classes, counted in one example's batch [B, ...]: -1, or 1 for images
+            segmented in torch's order [B, C, H, W].
+        ignore_index: A label that stands for "no label here" and adds nothing.
+
+    Raises:
+        ValueError: If `class_axis` is 0, the examples.
+    """
+
+    name = "categorical"
+    task = "classification"
+
+    def __init__(self, class_axis: int = -1, ignore_index: int = -100) -> None:
+        super().__init__()
+        if class_axis == 0:
+            raise ValueError("likelihoods.Categorical: class_axis=0 is the examples; give the axis of the classes")
+        self._class_axis, self._ignore_index = class_axis, ignore_index
+
+    def _classes_last(self, outputs: Tensor) -> Tensor:
+        return outputs.movedim(self._class_axis if self._class_axis < 0 else self._class_axis + 1, -1)
+
+    remedy = "give one integer label per example, or set class_axis"
+
+    def target_shape(self, outputs: Tensor) -> tuple[int, ...]:
+        """The outputs' shape without the classes."""
+        if outputs.ndim < 2:
+            raise ValueError(
+                f"likelihoods.Categorical: outputs of shape {tuple(outputs.shape)} have no axis of classes; "
+                "give the network one output per class, or use Bernoulli"
+            )
+        return tuple(self._classes_last(outputs.unsqueeze(0)).shape[1:-1])
+
+    def check_values(self, outputs: Tensor, y: Tensor) -> None:
+        """Labels must be integers in 0..C-1."""
+        if y.is_floating_point() or y.is_complex():
+            raise ValueError(
+                f"likelihoods.Categorical: targets are {y.dtype}; give integer labels (y.long()), or use Bernoulli"
+            )
+        classes = self._classes_last(outputs).shape[-1]
+        valid = y != self._ignore_index
+        if bool(((y < 0) | (y >= classes)).logical_and(valid).any()):
+            wrong = y[((y < 0) | (y >= classes)) & valid][0].item()
+            raise ValueError(
+                f"likelihoods.Categorical: label {wrong} is out of range for {classes} outputs; "
+                f"labels go from 0 to {classes - 1}"
+            )
+
+    def log_density(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Log-probability of each label."""
+        log_probs = F.log_softmax(self._classes_last(outputs), dim=-1)
+        ignored = y == self._ignore_index
+        index = y.masked_fill(ignored, 0).long().expand(log_probs.shape[:-1]).unsqueeze(-1)
+        return log_probs.gather(-1, index).squeeze(-1).masked_fill(ignored, 0.0)
+
+    def predictive(self, outputs: Outputs) -> ClassificationPredictive:
+        """A mixture of the draws' class probabilities."""
+        return ClassificationPredictive(outputs, lambda f: F.log_softmax(self._classes_last(as_float(f)), dim=-1))
+
+    def fisher(self, outputs: Tensor) -> Tensor:
+        """`diag(p) - p p^T` over the last axis."""
+        probs = as_float(outputs).softmax(-1)
+        return torch.diag_embed(probs) - probs.unsqueeze(-1) * probs.unsqueeze(-2)
+
+
+class Bernoulli(Likelihood):
+    r"""Yes or no for each output: $p(y = 1 | f) = \operatorname{sigmoid}(f)$; with several outputs, several labels at once.
+
+    Fisher: $\operatorname{diag}(p (1 - p))$. Targets are 0 and 1 in the outputs' shape; a single output column may be missing on
+    either side.
+    """
+
+    name = "bernoulli"
+    task = "classification"
+
+    def check_values(self, outputs: Tensor, y: Tensor) -> None:
+        """Targets must be 0 or 1."""
+        wrong = (y != 0) & (y != 1)
+        if bool(wrong.any()):
+            raise ValueError(f"likelihoods.Bernoulli: target {y[wrong][0].item()}; give 0 or 1")
+
+    def log_density(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Log-probability of each entry."""
+        return F.logsigmoid(torch.where(y.bool(), outputs, -outputs))
+
+    def predictive(self, outputs: Outputs) -> ClassificationPredictive:
+        """A mixture of the draws' probabilities."""
+
+        def log_probs(f: Tensor) -> Tensor:
+            f = as_float(f)
+            return torch.stack((F.logsigmoid(-f), F.logsigmoid(f)), dim=-1)
+
+        return ClassificationPredictive(outputs, log_probs, binary=True)
+
+    def fisher(self, outputs: Tensor) -> Tensor:
+        """`diag(p (1 - p))`."""
+        probs = as_float(outputs).sigmoid()
+        return torch.diag_embed(probs * (1 - probs))
+
+
+def as_float(outputs: Tensor) -> Tensor:
+    """Outputs in at least float32: half precision loses the small differences that log-densities live on."""
+    return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
+
+
+def should_check(tensor: Tensor) -> bool:
+    """Whether values can be looked at: not while a graph is captured or compiled, nor under a function transform."""
+    if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return False
+    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def check_finite(tensor: Tensor, what: str) -> None:
+    """Raise `ValueError` if a tensor holds NaN or infinity, naming the first place."""
+    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        place = (~torch.isfinite(tensor)).nonzero()[0].tolist()
+        raise ValueError(
+            f"{what} hold {tensor[tuple(place)].item()} at index {place}; remove or impute such rows first"
+        )
+
+
+REGISTRY: dict[str, type[Likelihood]] = {
+    kind.name: kind for kind in (Gaussian, HeteroscedasticGaussian, Categorical, Bernoulli)
+}
+"""Likelihoods by the name that configuration files use."""

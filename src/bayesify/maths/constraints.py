@@ -1,0 +1,44 @@
+"""Maps between unconstrained storage and positive or triangular quantities."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def positive(raw: Tensor, maximum: float | None = None) -> Tensor:
+    r"""A positive number from an unconstrained one: softplus, or $\text{maximum} \cdot \text{sigmoid}$ under a cap."""
+    return F.softplus(raw) if maximum is None else maximum * torch.sigmoid(raw)
+
+
+def raw_positive(value: float, maximum: float | None = None) -> float:
+    """Inverse of `positive` for a number: the raw value to store.
+
+    Raises:
+        ValueError: If `value` is not between 0 and `maximum`.
+    """
+    if not 0 < value < (math.inf if maximum is None else maximum):
+        raise ValueError(f"value {value} is not between 0 and {maximum}; start below the cap")
+    if maximum is not None:
+        return math.log(value) - math.log(maximum - value)
+    return value + math.log(-math.expm1(-value))  # log(exp(v) - 1), stable at both ends
+
+
+def tril(packed: Tensor, raw_diagonal: Tensor) -> Tensor:
+    """A Cholesky factor from its strictly lower entries, row by row, and its raw diagonal (softplus).
+
+    Args:
+        packed: [*batch, n (n - 1) / 2].
+        raw_diagonal: [*batch, n].
+
+    Returns:
+        [*batch, n, n].
+    """
+    n = raw_diagonal.shape[-1]
+    factor = torch.diag_embed(positive(raw_diagonal))
+    rows, cols = torch.tril_indices(n, n, -1, device=packed.device)
+    flat = factor.flatten(-2).index_copy(-1, rows * n + cols, packed)
+    return flat.unflatten(-1, (n, n))

@@ -1,0 +1,404 @@
+"""What a user holds: a network without its weights, and a posterior that draws them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesify import objectives
+from bayesify.draws import Draws
+from bayesify.execution import Runner, at, select_output
+from bayesify.likelihoods import Likelihood, check_finite, should_check
+from bayesify.posteriors.base import DrawRequest, Posterior
+from bayesify.predictive import Predictive
+from bayesify.priors import Prior
+from bayesify.selection import Choice, make_likelihood, make_prior, parse_posterior, read_json, select
+from bayesify.summary import Row, Summary
+from bayesify.weights import Weight, catalog, group_layers, owner_of, put_in, take_out
+
+
+def bayesianize(
+    net: nn.Module,
+    posterior: Choice,
+    *,
+    likelihood: Likelihood | str | Mapping[str, Any] | None = None,
+    prior: Prior | str | Mapping[str, Any] | None = None,
+    output: str | int | None = None,
+) -> BayesianNetwork:
+    """Make a network Bayesian: take weights out of a copy of it and put them under a posterior.
+
+    Args:
+        net: Any module. It is copied, not changed.
+        posterior: An instance such as `MeanField()`; a name such as `"mean_field"`; a dict from selector to posterior; or the
+            same as plain data: a dict, or the path of a JSON file, with `{"name": ..., options}` in place of an instance, or
+            all that `BayesianNetwork.config()` returns. Selectors (dotted name, glob whose `*` crosses dots, class name,
+            module object) are tried in order; a module that matches brings all weights below it; weights that nobody takes
+            stay point estimates. Normalization layers stay point estimates unless a selector names them.
+        likelihood: p(y | outputs); needed by `elbo` and `predict`.
+        prior: p(weights); `Neal()` if left out.
+        output: Which of the network's outputs the likelihood is about, where it returns several: a key or a position.
+            Left out, it is the only tensor, or the one called `logits`.
+
+    Returns:
+        The Bayesian network, in the mode (train or eval) of `net`.
+
+    Raises:
+        ValueError: If a selector matches nothing, a name is unknown, or the network has no weights or float16 ones.
+    """
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"bayesianize: net is {type(net).__name__}; give a torch.nn.Module")
+    if isinstance(posterior, str) and posterior.endswith(".json"):
+        posterior = read_json(posterior)
+    if isinstance(posterior, Mapping) and "posterior" in posterior:
+        whole = dict(posterior)
+        posterior = whole["posterior"]
+        likelihood = whole.get("likelihood") if likelihood is None else likelihood
+        prior = whole.get("prior") if prior is None else prior
+        output = whole.get("output") if output is None else output
+    chosen = parse_posterior(posterior)
+    return BayesianNetwork(net, chosen, likelihood=make_likelihood(likelihood), prior=make_prior(prior), output=output)
+
+
+class BayesianNetwork(nn.Module):
+    """A network without its weights, and a posterior that draws them; made by `bayesianize`.
+
+    Args:
+        net: The network to copy.
+        posteriors: Pairs of selector and posterior; a selector of `None` takes everything.
+        likelihood: p(y | outputs), or `None`.
+        prior: p(weights).
+        output: Which of several outputs the likelihood is about.
+
+    Attributes:
+        network: The copy; the slots of weights under the posterior are empty.
+        posteriors: The bound posteriors, one per selector.
+        likelihood: A copy of the given one, on the network's device.
+        prior: The bound prior.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        posteriors: list[tuple[str | nn.Module | None, Posterior]],
+        *,
+        likelihood: Likelihood | None,
+        prior: Prior,
+        output: str | int | None = None,
+    ) -> None:
+        super().__init__()
+        known = catalog(net)
+        selection = select(net, known, [selector for selector, _ in posteriors])
+        taken = [weight for _, weights in selection.taken for weight in weights]
+        for weight in taken:
+            if net.get_parameter(weight.name).dtype == torch.float16:
+                raise ValueError(
+                    f"bayesianize: {weight.name} is float16, which cannot hold small standard deviations; "
+                    "use net.float() or net.bfloat16(), and autocast for speed"
+                )
+        self.network = copy.deepcopy(net)
+        self._catalog = known
+        self._left = selection.left
+        self._selectors = [selector for selector, _ in selection.taken]
+        self._output = output
+        modules = {weight.name: copy.deepcopy(owner_of(net, weight.name)[0]) for weight in taken}
+        values = take_out(self.network, taken)
+        self._low_precision = {name: value.dtype for name, value in values.items() if value.dtype == torch.bfloat16}
+        values = {name: value.float() if name in self._low_precision else value for name, value in values.items()}
+        self.posteriors = nn.ModuleList(
+            posterior.bind(group_layers(weights), values, modules)
+            for (_, posterior), (_, weights) in zip(posteriors, selection.taken, strict=True)
+        )
+        reference = values[taken[0].name]
+        self._weights = {weight.name: weight for weight in taken}
+        self.prior = prior.bind(self._weights).to(reference)
+        self.likelihood = copy.deepcopy(likelihood).to(reference) if likelihood is not None else None
+        self.train(net.training)
+
+    # -- drawing ---------------------------------------------------------------------------------------------------
+
+    @property
+    def posterior(self) -> Posterior:
+        """The posterior, where one spans all selected weights.
+
+        Raises:
+            AttributeError: If there are several; use `posteriors` then.
+        """
+        if len(self.posteriors) > 1:
+            raise AttributeError(f"this network has {len(self.posteriors)} posteriors; use bnn.posteriors[i]")
+        return self._parts()[0]
+
+    def _parts(self) -> list[Posterior]:
+        return list(self.posteriors)  # type: ignore[arg-type]
+
+    @property
+    def weights(self) -> dict[str, Weight]:
+        """The weights under a posterior, by name."""
+        return dict(self._weights)
+
+    def draw(self, num_draws: int = 1, *, generator: torch.Generator | None = None, antithetic: bool = False) -> Draws:
+        """Draw functions from the posterior.
+
+        Args:
+            num_draws: S.
+            generator: Source of randomness, on any device; the global one if left out.
+            antithetic: Draw Gaussian noise in pairs of opposite sign: half the random numbers, less Monte Carlo error.
+
+        Returns:
+            The draws; differentiable by the posterior's parameters.
+
+        Raises:
+            ValueError: If `num_draws` is below 1.
+        """
+        return self._draw(num_draws, generator, antithetic)
+
+    def _draw(
+        self, num_draws: int, generator: torch.Generator | None = None, antithetic: bool = False, local: bool = False
+    ) -> Draws:
+        if not isinstance(num_draws, int) or num_draws < 1:
+            raise ValueError(f"num_draws={num_draws}; give an integer of at least 1")
+        runner = Runner(self.network, self._weights)
+        prior = self.prior.draw(num_draws, generator)
+        weights: dict[str, Tensor] = {}
+        kl: Any = prior.kl
+        for posterior in sorted(self._parts(), key=lambda posterior: posterior.runs_network):
+            request = DrawRequest(num_draws, prior, generator, antithetic, local, runner, weights)
+            part, part_kl = posterior.draw(request)
+            weights.update(part)
+            kl = kl + part_kl
+        for name, dtype in self._low_precision.items():
+            weights[name] = weights[name].to(dtype)
+        return Draws(runner, weights, kl.expand(num_draws))
+
+    def forward(self, *args: Any, generator: torch.Generator | None = None, **kwargs: Any) -> Any:
+        """The network's output with one fresh draw of the weights."""
+        draws = self._draw(1, generator)
+        return draws._runner.call(at(draws.weights, 0), args, kwargs)
+
+    # -- training --------------------------------------------------------------------------------------------------
+
+    def elbo(
+        self,
+        x: Any,
+        y: Tensor,
+        *,
+        num_data: int,
+        num_draws: int = 1,
+        kl_weight: float = 1.0,
+        example_weights: Tensor | None = None,
+        generator: torch.Generator | None = None,
+        antithetic: bool = False,
+    ) -> Tensor:
+        r"""Evidence lower bound of the whole dataset from one batch, in nats; maximise it.
+
+        $$ \frac{N}{B} \sum_b \frac1S \sum_s \omega_b \log p(y_b | f_s(x_b)) - \beta\,\mathrm{KL}(q \| p) $$
+
+        Args:
+            x: Inputs of B examples: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
+            y: Targets.
+            num_data: N, the number of examples in the dataset.
+            num_draws: S.
+            kl_weight: $\beta$.
+            example_weights: $\omega$, [B].
+            generator: Source of randomness.
+            antithetic: See `draw`.
+
+        Returns:
+            A scalar.
+
+        Raises:
+            ValueError: If inputs or targets are not finite or do not fit, or the result is not finite.
+        """
+        log_likelihood, kl = self.elbo_terms(
+            x,
+            y,
+            num_data=num_data,
+            num_draws=num_draws,
+            example_weights=example_weights,
+            generator=generator,
+            antithetic=antithetic,
+        )
+        return objectives.elbo(log_likelihood, kl, kl_weight)
+
+    def elbo_terms(
+        self,
+        x: Any,
+        y: Tensor,
+        *,
+        num_data: int,
+        num_draws: int = 1,
+        example_weights: Tensor | None = None,
+        generator: torch.Generator | None = None,
+        antithetic: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """The two terms of `elbo` apart: the data term and the KL of each draw, both [S] and in nats."""
+        return self._terms(self._draw(num_draws, generator, antithetic, local=True), x, y, num_data, example_weights)
+
+    def map_objective(
+        self, x: Any, y: Tensor, *, num_data: int, example_weights: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        r"""Data term at the posterior mean and $-\log p$ of that mean, each [1]: their difference is the MAP objective."""
+        means = {name: mean.unsqueeze(0) for posterior in self._parts() for name, mean in posterior.mean().items()}
+        prior = self.prior.draw(1)
+        sizes = {name: weight.numel for name, weight in self._weights.items()}
+        penalty = prior.cross_entropy({name: mean.square().sum() for name, mean in means.items()}, sizes)
+        draws = Draws(Runner(self.network, self._weights), means, (penalty + prior.kl).expand(1))
+        return self._terms(draws, x, y, num_data, example_weights)
+
+    def _terms(
+        self, draws: Draws, x: Any, y: Tensor, num_data: int, example_weights: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        likelihood = self._needs_likelihood("elbo")
+        args, kwargs = as_inputs(x)
+        _check_inputs(args, kwargs)
+        outputs = select_output(draws(*args, **kwargs), self._output)
+        log_likelihood = objectives.expected_log_likelihood(outputs, y, likelihood, num_data, example_weights)
+        if should_check(log_likelihood):
+            objectives.check_result((log_likelihood - draws.kl).sum(), draws.weights, outputs)
+        return log_likelihood, draws.kl
+
+    def kl(self, *, generator: torch.Generator | None = None) -> Tensor:
+        """KL(q || p) in nats, summed over all weights: a scalar; an estimate from one draw where there is no closed form."""
+        if any(posterior.runs_network for posterior in self._parts()):
+            return self._draw(1, generator).kl.mean()
+        prior = self.prior.draw(1, generator)
+        total: Any = prior.kl
+        for posterior in self._parts():
+            total = total + posterior.kl(prior)
+        return torch.as_tensor(total).mean()
+
+    def set_to_prior(self) -> None:
+        """Make q equal to the prior, in place.
+
+        Raises:
+            ValueError: If a posterior cannot be the prior; nothing is changed then.
+        """
+        before = copy.deepcopy(self.posteriors.state_dict())
+        try:
+            for posterior in self._parts():
+                posterior.set_to_prior(self.prior.draw(1))
+        except ValueError:
+            self.posteriors.load_state_dict(before)
+            raise
+
+    # -- prediction ------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def predict(
+        self,
+        x: Any,
+        num_draws: int = 32,
+        *,
+        generator: torch.Generator | None = None,
+        antithetic: bool = False,
+        keep_outputs: bool | None = None,
+        memory: int | None = None,
+    ) -> Predictive:
+        """The predictive distribution of a batch, in evaluation mode, without gradients.
+
+        A batch of any size: it is cut so that activations stay within a memory budget. Outputs of all draws are
+        kept while they fit in the budget; above it they are reduced chunk by chunk, and what needs them later
+        (quantiles, `log_prob`) computes them again from the same draws.
+
+        Args:
+            x: Inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
+            num_draws: S.
+            generator: Source of randomness.
+            antithetic: See `draw`.
+            keep_outputs: Keep all outputs whatever their size (true) or never (false).
+            memory: The budget in bytes; 256 MiB if left out.
+
+        Raises:
+            ValueError: If there is no likelihood, or inputs are not finite.
+        """
+        likelihood = self._needs_likelihood("predict")
+        args, kwargs = as_inputs(x)
+        _check_inputs(args, kwargs)
+        draws = self._draw(num_draws, generator, antithetic)
+        return likelihood.predictive(draws.outputs(args, kwargs, output=self._output, keep=keep_outputs, memory=memory))
+
+    @torch.no_grad()
+    def mean_network(self) -> nn.Module:
+        """A plain network at the posterior mean: a copy of the original with E_q[w] in its slots."""
+        plain = copy.deepcopy(self.network)
+        means: dict[str, Tensor] = {}
+        for posterior in self._parts():
+            means.update(posterior.mean())
+        for name, dtype in self._low_precision.items():
+            means[name] = means[name].to(dtype)
+        put_in(plain, list(self._weights.values()), means)
+        return plain
+
+    # -- description -----------------------------------------------------------------------------------------------
+
+    def config(self) -> dict[str, Any]:
+        """All choices as plain data: `bayesianize(net, config)` makes the same kind of network again."""
+        if self._selectors == [None]:
+            posterior: Any = self.posterior.config()
+        else:
+            posterior = {selector: part.config() for selector, part in zip(self._selectors, self._parts(), strict=True)}
+        return {
+            "posterior": posterior,
+            "prior": self.prior.config(),
+            "likelihood": self.likelihood.config() if self.likelihood is not None else None,
+            "output": self._output,
+        }
+
+    def summary(self) -> Summary:
+        """Each weight, its posterior or why it was left alone, and parameters before and after."""
+        drawn: dict[str, tuple[str, int | None]] = {}
+        counted = 0
+        for posterior in self._parts():
+            for name, count in posterior.count_by_weight().items():
+                drawn[name] = (type(posterior).__name__, count)
+                counted += count or 0
+        rows = []
+        for name, weight in self._catalog.weights.items():
+            tied = f"tied to {', '.join(weight.aliases)}" if weight.aliases else ""
+            if name in drawn:
+                rows.append(Row(name, tuple(weight.shape), *_treatment(drawn[name], weight), remark=tied))
+            else:
+                point = self.network.get_parameter(name)
+                after = weight.numel if point.requires_grad else 0
+                remark = "; ".join(filter(None, (self._left[name], tied)))
+                rows.append(Row(name, tuple(weight.shape), "point estimate", weight.numel, after, remark))
+        total = sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad)
+        return Summary(tuple(rows), shared=total - sum(row.after or 0 for row in rows))
+
+    def extra_repr(self) -> str:
+        """How many weights are under a posterior."""
+        return f"{len(self._weights)} of {len(self._catalog.weights)} weights under a posterior"
+
+    def _needs_likelihood(self, what: str) -> Likelihood:
+        if self.likelihood is None:
+            raise ValueError(
+                f"{what}: this network has no likelihood; pass one to bayesianize, such as likelihoods.Categorical()"
+            )
+        return self.likelihood
+
+
+def _treatment(drawn: tuple[str, int | None], weight: Weight) -> tuple[str, int, int | None]:
+    return drawn[0], weight.numel, drawn[1]
+
+
+def as_inputs(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword inputs of a network: a tensor, a tuple or list of inputs, or a mapping of keyword inputs."""
+    if isinstance(x, Mapping):
+        return (), dict(x)
+    if isinstance(x, (tuple, list)):
+        return tuple(x), {}
+    return (x,), {}
+
+
+def _check_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    for key, value in [*enumerate(args), *kwargs.items()]:
+        if isinstance(value, Tensor) and value.is_floating_point() and should_check(value):
+            check_finite(value, "inputs" if key == 0 else f"inputs {key!r}")
+
+
+def count_parameters(module: nn.Module) -> int:
+    """Trainable scalars of a module; a tensor under several names counts once."""
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)

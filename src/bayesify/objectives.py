@@ -1,0 +1,74 @@
+"""Objectives of training, in nats over the whole dataset, all to be maximised."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bayesify.likelihoods import Likelihood
+
+
+def expected_log_likelihood(
+    outputs: Tensor, y: Tensor, likelihood: Likelihood, num_data: int, example_weights: Tensor | None = None
+) -> Tensor:
+    r"""The data term of a bound: $\frac{N}{B} \sum_{b} \omega_b \log p(y_b | f_s(x_b))$ for each draw.
+
+    Args:
+        outputs: [S, B, ...].
+        y: Targets of B examples.
+        likelihood: p(y | f).
+        num_data: N, the number of examples in the whole dataset.
+        example_weights: $\omega$, [B]; 1 if left out.
+
+    Returns:
+        [S], in nats.
+
+    Raises:
+        ValueError: If `num_data` is below the batch size, or weights do not fit.
+    """
+    log_prob = likelihood.log_prob(outputs, y, has_draws=True)  # [S, B]
+    batch = log_prob.shape[-1]
+    if num_data < batch:
+        raise ValueError(
+            f"elbo: num_data={num_data} is below the batch size {batch}; give the size of the whole dataset"
+        )
+    if example_weights is not None:
+        if example_weights.shape != (batch,):
+            raise ValueError(
+                f"elbo: example_weights of shape {tuple(example_weights.shape)}; give one per example, [{batch}]"
+            )
+        log_prob = log_prob * example_weights
+    return num_data / batch * log_prob.sum(-1)
+
+
+def elbo(log_likelihood: Tensor, kl: Tensor, kl_weight: float = 1.0) -> Tensor:
+    r"""Evidence lower bound: $\frac1S \sum_s \log p(\mathcal{D} | f_s) - \beta\,\mathrm{KL}_s$, a scalar in nats.
+
+    Args:
+        log_likelihood: The data term of each draw, [S].
+        kl: KL of each draw, [S] or a scalar.
+        kl_weight: $\beta$; 1 is the bound, less is a tempered posterior.
+    """
+    return log_likelihood.mean() - kl_weight * kl.mean()
+
+
+def check_result(value: Tensor, weights: dict[str, Tensor], outputs: Tensor) -> None:
+    """Raise `ValueError` for an objective that is not finite, naming the weight it came from.
+
+    Raises:
+        ValueError: With the first weight that holds NaN or infinity, or, if none does, that the outputs do.
+    """
+    if bool(torch.isfinite(value)):
+        return
+    for name, weight in weights.items():
+        if not bool(torch.isfinite(weight).all()):
+            raise ValueError(
+                f"elbo is {value.item()}: a draw of {name} is not finite; lower the learning rate or its init_std"
+            )
+    if not bool(torch.isfinite(outputs).all()):
+        raise ValueError(
+            f"elbo is {value.item()}: the network's outputs are not finite although its weights are; scale the inputs"
+        )
+    raise ValueError(
+        f"elbo is {value.item()}: outputs and weights are finite; look at the noise variance and the prior's scale"
+    )

@@ -1,0 +1,42 @@
+"""Posteriors over the weights of a network, one file a family."""
+
+from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior
+from bayesify.posteriors.dropout import Dropout
+from bayesify.posteriors.ensemble import Ensemble
+from bayesify.posteriors.full_covariance import FullCovariance
+from bayesify.posteriors.k_tied import KTied
+from bayesify.posteriors.matrix_normal import MatrixNormal
+from bayesify.posteriors.mean_field import MeanField
+from bayesify.posteriors.point import Point
+from bayesify.posteriors.rank_one import RankOne
+from bayesify.registry import Method, register
+
+__all__ = [
+    "DrawRequest",
+    "Dropout",
+    "Ensemble",
+    "FullCovariance",
+    "KTied",
+    "MatrixNormal",
+    "MeanField",
+    "NamedParameters",
+    "Point",
+    "Posterior",
+    "RankOne",
+]
+
+register(Method("point", "Point (MAP)", "MacKay 1992", "P", Point, aliases=("map", "deterministic")))
+register(Method("mean_field", "Mean-field", "Blundell et al. 2015", "2 P", MeanField, aliases=("ffg-w", "mfvi")))
+register(
+    Method("full_covariance", "Full covariance", "Barber & Bishop 1998", "P + P (P + 1) / 2 a layer", FullCovariance,
+           aliases=("fcg-w",))
+)  # fmt: skip
+register(
+    Method(
+        "matrix_normal", "Matrix normal", "Louizos & Welling 2016", "P + (d_out^2 + d_in^2) / 2 a layer", MatrixNormal
+    )
+)
+register(Method("k_tied", "k-tied", "Swiatkowski et al. 2020", "P + k (d_out + d_in) a layer", KTied))
+register(Method("rank_one", "Rank-one", "Dusenberry et al. 2020", "P + 2 K (d_out + d_in) a layer", RankOne))
+register(Method("ensemble", "Ensemble", "Lakshminarayanan et al. 2017", "K P", Ensemble, aliases=("ensemble-w",)))
+register(Method("dropout", "MC dropout", "Gal & Ghahramani 2016", "P", Dropout, aliases=("mcd",)))

@@ -1,0 +1,230 @@
+"""What every posterior is: a module that spans all its weights and draws them together with their KL."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.priors import PriorDraw
+from bayesify.weights import Layer, Weight
+
+
+@dataclass(frozen=True)
+class DrawRequest:
+    """What a posterior is asked for.
+
+    Args:
+        num_draws: S.
+        prior: The prior's scales, for KL and for posteriors that are built on the prior.
+        generator: Source of randomness; the global one if `None`.
+        antithetic: Draw noise in pairs of opposite sign, which halves the random numbers and cancels odd errors.
+        local: Whether noise may differ between examples: true inside the training objective only.
+        runner: The network, for posteriors that run it in order to draw.
+        weights: The draws of other posteriors of the same network, for those that run it.
+    """
+
+    num_draws: int
+    prior: PriorDraw
+    generator: torch.Generator | None = None
+    antithetic: bool = False
+    local: bool = False
+    runner: Any = None
+    weights: Mapping[str, Tensor] | None = None
+
+    def normals(self, sizes: Sequence[int], like: Tensor) -> list[Tensor]:
+        """Standard normal numbers for several weights in one call.
+
+        Args:
+            sizes: Numbers per draw for each weight.
+            like: A tensor whose type and device the noise takes.
+
+        Returns:
+            One [S, size] tensor per entry of `sizes`, each contiguous and aligned for vector loads.
+        """
+        halves = (self.num_draws + 1) // 2 if self.antithetic else self.num_draws
+        counts = [halves * size for size in sizes]
+        starts = [0]
+        for count in counts:
+            starts.append(starts[-1] + -(-count // 64) * 64)
+        flat = normal(starts[-1], like, self.generator)
+        parts = []
+        for start, count, size in zip(starts, counts, sizes, strict=False):
+            part = flat[start : start + count].view(halves, size)
+            if self.antithetic:
+                part = torch.stack((part, -part), dim=1).flatten(0, 1)[: self.num_draws]
+            parts.append(part)
+        return parts
+
+
+def normal(count: int, like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """`count` standard normal numbers of `like`'s type on its device, from a generator on any device."""
+    where = generator.device if generator is not None else like.device
+    return torch.randn(count, dtype=like.dtype, device=where, generator=generator).to(like.device)
+
+
+class Posterior(nn.Module):
+    """A distribution q over weights of a network.
+
+    A user makes one with its options; `bayesianize` binds a copy to the weights it selected. A subclass writes
+
+    - `__init__`, which keeps every argument under its own name and checks it,
+    - `build(values)`, which makes parameters, starting from the network's weights,
+    - `draw(request)`, which returns weights with a leading axis of draws, and the KL of each draw,
+    - `mean()` and `variance()`, and `entropy()` where q has a density: the KL to any Gaussian prior follows from them,
+    - `set_to_prior(prior)`, if q can be the prior.
+    """
+
+    name: ClassVar[str]
+    runs_network: ClassVar[bool] = False
+    """Whether drawing runs the network; such posteriors are drawn after all others."""
+    training_draws: int = 1
+    """Draws per step that `fit` uses unless told otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers: tuple[Layer, ...] = ()
+
+    # -- binding ---------------------------------------------------------------------------------------------------
+
+    def config(self) -> dict[str, Any]:
+        """The posterior as plain data: its name and its arguments."""
+        arguments = inspect.signature(type(self).__init__).parameters
+        return {"name": self.name, **{key: getattr(self, key) for key in arguments if key != "self"}}
+
+    def bind(self, layers: tuple[Layer, ...], values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> Self:
+        """A copy of this posterior over the given layers.
+
+        Args:
+            layers: What it spans.
+            values: The network's weights by name, where means start.
+            modules: The module that owns each weight, by weight name; for posteriors that initialize anew.
+        """
+        bound = copy.deepcopy(self)
+        bound.layers = layers
+        bound.build(values, modules)
+        return bound
+
+    @abstractmethod
+    def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
+        """Make the parameters; see `bind` for the arguments."""
+
+    # -- what the network asks -------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
+        """Draw weights.
+
+        Returns:
+            Weights by name, each [S, *shape] (a tensor or a structured weight), and the KL in nats: [S], or a scalar
+            where it is the same for every draw.
+        """
+
+    @abstractmethod
+    def mean(self) -> dict[str, Tensor]:
+        """E_q[w] by name."""
+
+    @abstractmethod
+    def variance(self) -> dict[str, Tensor]:
+        """Var_q[w] of each entry, by name."""
+
+    def entropy(self) -> Tensor | float:
+        """Differential entropy of q in nats; 0 stands in for it where q has no density."""
+        return 0.0
+
+    def kl(self, prior: PriorDraw) -> Tensor:
+        """KL(q || p) in nats by entropy and second moments; a scalar, or [S] for S draws of a hierarchical prior."""
+        mean, variance = self.mean(), self.variance()
+        squares = {name: (mean[name].square() + variance[name]).sum() for name in mean}
+        return prior.cross_entropy(squares, self.sizes()) - self.entropy()
+
+    def set_to_prior(self, prior: PriorDraw) -> None:
+        """Make q equal to the prior, in place.
+
+        Raises:
+            ValueError: If this family does not contain the prior.
+        """
+        raise ValueError(
+            f"{type(self).__name__}: q cannot be the prior; use MeanField or another Gaussian family for that"
+        )
+
+    # -- for subclasses --------------------------------------------------------------------------------------------
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """All weights under this posterior."""
+        return tuple(weight for layer in self.layers for weight in layer.weights)
+
+    def count_by_weight(self) -> dict[str, int | None]:
+        """Trainable scalars by weight name; what is stored per layer counts with its first weight, `None` for the others."""
+        counts: dict[str, int | None] = {}
+        stored: dict[str, int] = {}
+        for key, parameter in self.named_parameters():
+            owner = _decode(key.rpartition(".")[2])
+            stored[owner] = stored.get(owner, 0) + (parameter.numel() if parameter.requires_grad else 0)
+        for layer in self.layers:
+            by_layer = stored.get(layer.name, 0) if layer.name not in {weight.name for weight in layer.weights} else 0
+            for index, weight in enumerate(layer.weights):
+                own = stored.get(weight.name, 0) + (by_layer if index == 0 else 0)
+                counts[weight.name] = own if own or index == 0 else None
+        return counts
+
+    def sizes(self) -> dict[str, int]:
+        """Scalars in each weight, by name."""
+        return {weight.name: weight.numel for weight in self.weights}
+
+
+class NamedParameters(nn.Module):
+    """Parameters under dotted names, such as weights' and layers' names, which torch does not allow directly."""
+
+    def __init__(self, values: Mapping[str, Tensor], trainable: bool = True) -> None:
+        super().__init__()
+        for name, value in values.items():
+            self.register_parameter(_encode(name), nn.Parameter(value, requires_grad=trainable))
+
+    def __getitem__(self, name: str) -> Tensor:
+        value = self._parameters[_encode(name)]
+        assert value is not None
+        return value
+
+    def items(self) -> list[tuple[str, Tensor]]:
+        """Pairs of name and parameter."""
+        return [(_decode(key), value) for key, value in self._parameters.items() if value is not None]
+
+    def __iter__(self) -> Any:
+        return (_decode(key) for key in self._parameters)
+
+    def __len__(self) -> int:
+        return len(self._parameters)
+
+    def values(self) -> list[Tensor]:
+        """The parameters, in order."""
+        return [value for value in self._parameters.values() if value is not None]
+
+
+def _encode(name: str) -> str:
+    return name.replace(".", "/")  # no attribute of a module can contain a slash, so this is invertible
+
+
+def _decode(key: str) -> str:
+    return key.replace("/", ".")
+
+
+def check_positive(owner: str, **values: float | None) -> None:
+    """Raise `ValueError` for an argument that is given and not positive."""
+    for key, value in values.items():
+        if value is not None and not value > 0:
+            raise ValueError(f"{owner}: {key}={value}; give a positive number")
+
+
+def check_count(owner: str, **values: int) -> None:
+    """Raise `ValueError` for a count that is not an integer of at least 1."""
+    for key, value in values.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{owner}: {key}={value}; give an integer of at least 1")

@@ -1,0 +1,84 @@
+"""Monte Carlo dropout as a posterior over weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior
+from bayesify.weights import Weight
+
+
+class Dropout(Posterior):
+    r"""Bernoulli noise on the inputs of layers (Gal & Ghahramani 2016; MC dropout).
+
+    $$ W = M \operatorname{diag}(z) / (1 - \text{rate}), \qquad z_j \sim \text{Bernoulli}(1 - \text{rate}) $$
+
+    with one $z_j$ per input feature or input channel. A draw is one mask for all examples, so a draw is a function of the
+    input; biases, embeddings and custom parameters are not masked, nor, unless asked for, is the network's
+    first layer, since that would drop inputs of the data. q has no density; what stands in for
+    the KL is $-\mathbb{E}_q \log p(W)$, so that a rate of 0 is `Point`. Stored: `value` (M), starting at the network's weights.
+
+    Args:
+        rate: Probability that an input is dropped.
+        first_layer: Whether the network's first layer is masked too.
+
+    Raises:
+        ValueError: If `rate` is not in [0, 1).
+    """
+
+    name = "dropout"
+
+    def __init__(self, rate: float = 0.1, first_layer: bool = False) -> None:
+        super().__init__()
+        if not 0 <= rate < 1:
+            raise ValueError(f"Dropout: rate={rate}; give a probability of at least 0 and below 1")
+        self.rate, self.first_layer = rate, first_layer
+
+    def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
+        """Start at the network's weights."""
+        self.value = NamedParameters({weight.name: values[weight.name].clone() for weight in self.weights})
+
+    def masked(self, weight: Weight) -> bool:
+        """Whether a weight's inputs are dropped."""
+        wanted = self.first_layer or weight.position > 0
+        return wanted and weight.units is not None and not weight.is_bias and weight.kind == "matrix"
+
+    def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
+        """One mask per layer and draw."""
+        masked = {weight.name: weight for weight in self.weights if self.masked(weight)}
+        sizes = [weight.groups * (weight.units or 0) for weight in masked.values()]
+        like = self.value.values()[0]
+        where = request.generator.device if request.generator is not None else like.device
+        uniform = torch.rand(request.num_draws, sum(sizes), generator=request.generator, device=where).to(like.device)
+        keep = dict(zip(masked, (uniform >= self.rate).to(like.dtype).split(sizes, dim=1), strict=True))
+        weights = {}
+        for name, value in self.value.items():
+            if name in keep:
+                weights[name] = value * _on_inputs(masked[name], keep[name] / (1 - self.rate))
+            else:
+                weights[name] = value.expand(request.num_draws, *value.shape)
+        return weights, self.kl(request.prior)
+
+    def mean(self) -> dict[str, Tensor]:
+        """M."""
+        return dict(self.value.items())
+
+    def variance(self) -> dict[str, Tensor]:
+        """`M^2 rate / (1 - rate)` where masked, else 0."""
+        factor = self.rate / (1 - self.rate)
+        masked = {weight.name for weight in self.weights if self.masked(weight)}
+        return {name: value.square() * (factor if name in masked else 0.0) for name, value in self.value.items()}
+
+
+def _on_inputs(weight: Weight, mask: Tensor) -> Tensor:
+    """Broadcast a mask over input channels [S, groups * units] against [S, *shape]."""
+    draws, kernel = mask.shape[0], (1,) * (len(weight.shape) - 2)
+    if weight.transposed:
+        return mask.view(draws, -1, 1, *kernel)
+    if weight.groups == 1:
+        return mask.view(draws, 1, -1, *kernel)
+    grouped = mask.view(draws, weight.groups, 1, -1).expand(-1, -1, weight.shape[0] // weight.groups, -1)
+    return grouped.reshape(draws, weight.shape[0], -1, *kernel)

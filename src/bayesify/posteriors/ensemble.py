@@ -1,0 +1,96 @@
+"""Ensembles: several point estimates."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior, check_count
+from bayesify.posteriors.mixture import choose_members
+from bayesify.priors import PriorDraw
+
+
+class Ensemble(Posterior):
+    r"""Several point estimates trained together: $q(w) = \frac1K \sum_k \delta(w - m_k)$ (Lakshminarayanan et al. 2017).
+
+    It has no density, so `kl` is the mean over members of $-\log p(m_k)$: with it the ELBO is the mean of the members' MAP
+    objectives. Draws visit the members equally often. Stored: `value`, with a leading axis of members.
+
+    Args:
+        members: K.
+        init: `"reset"` starts the first member at the network's weights and each other one anew, by `reset_parameters()` of
+            the module that owns the weight (a module without it: normal numbers with the weight's own mean and
+            spread); `"network"` starts all at the network's weights plus noise of 10 % of the weight's spread.
+
+    Raises:
+        ValueError: If `members` is below 1 or `init` is unknown.
+    """
+
+    name = "ensemble"
+
+    def __init__(self, members: int = 5, init: Literal["reset", "network"] = "reset") -> None:
+        super().__init__()
+        check_count("Ensemble", members=members)
+        if init not in ("reset", "network"):
+            raise ValueError(f"Ensemble: init={init!r}; give 'reset' or 'network'")
+        self.members, self.init = members, init
+        self.training_draws = members
+
+    def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
+        """Start the members apart."""
+        stacked = {weight.name: [values[weight.name].clone()] for weight in self.weights}
+        for _ in range(self.members - 1):
+            fresh: dict[
+                nn.Module, nn.Module | None
+            ] = {}  # one new start per module, so that its weights belong together
+            for weight in self.weights:
+                value, module = values[weight.name], modules[weight.name]
+                if self.init == "network":
+                    stacked[weight.name].append(value + 0.1 * _spread(value) * torch.randn_like(value))
+                    continue
+                if module not in fresh:
+                    fresh[module] = _reset(module)
+                again = fresh[module]
+                leaf = weight.name.rpartition(".")[2]
+                start = None if again is None else getattr(again, leaf).detach().to(value)
+                if start is None or torch.equal(start, value):
+                    start = value.mean() + _spread(value) * torch.randn_like(value)
+                stacked[weight.name].append(start)
+        self.value = NamedParameters({name: torch.stack(members) for name, members in stacked.items()})
+
+    def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
+        """Members in random order, each equally often."""
+        device = self.value.values()[0].device
+        chosen = choose_members(self.members, request.num_draws, request.generator, device)
+        return {name: value[chosen] for name, value in self.value.items()}, self.kl(request.prior)
+
+    def mean(self) -> dict[str, Tensor]:
+        """Mean over members."""
+        return {name: value.mean(0) for name, value in self.value.items()}
+
+    def variance(self) -> dict[str, Tensor]:
+        """Variance over members."""
+        return {name: value.var(0, unbiased=False) for name, value in self.value.items()}
+
+    def kl(self, prior: PriorDraw) -> Tensor:
+        """Mean over members of `-log p`."""
+        squares = {name: value.square().sum() / self.members for name, value in self.value.items()}
+        return prior.cross_entropy(squares, self.sizes())
+
+
+def _spread(value: Tensor) -> Tensor:
+    return value.std(unbiased=False) if value.numel() > 1 else value.abs().max().clamp_min(1e-2)
+
+
+def _reset(module: nn.Module) -> nn.Module | None:
+    """A copy of one module (without its children) with new random parameters, or `None` where it cannot do that."""
+    for method in ("reset_parameters", "_reset_parameters"):
+        if callable(getattr(module, method, None)):
+            again: Any = copy.deepcopy(module)
+            getattr(again, method)()
+            return again
+    return None

@@ -1,0 +1,115 @@
+"""One dense Gaussian per layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.maths.constraints import raw_positive, tril
+from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior, check_positive
+from bayesify.priors import PriorDraw
+from bayesify.weights import Layer
+
+LARGEST_LAYER = 20_000
+"""Scalars in one layer above which a dense covariance is refused: 20,000 of them take 1.6 GB in float32."""
+
+
+class FullCovariance(Posterior):
+    r"""One dense Gaussian over weight and bias of each layer together (FCG-W).
+
+    $$ q(w_l) = \mathcal{N}(m_l, L_l L_l^\top) $$
+
+    with $w_l$ the layer's weights in the order weight, bias, each row-major. Layers are independent of each other.
+    Stored: `mean_value` freely, starting at the network's weights; the strictly lower part of each factor (`lower`) freely,
+    packed row by row; its diagonal `raw_diagonal` through softplus. P weights in a layer need P + P (P + 1) / 2 numbers.
+
+    Args:
+        init_std: Diagonal of every factor before training.
+
+    Raises:
+        ValueError: If `init_std` is not positive, or a layer has more than 20,000 weights.
+    """
+
+    name = "full_covariance"
+
+    def __init__(self, init_std: float = 1e-4) -> None:
+        super().__init__()
+        check_positive("FullCovariance", init_std=init_std)
+        self.init_std = init_std
+
+    def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
+        """Means at the network's weights, covariance `init_std` squared times the identity."""
+        for layer in self.layers:
+            if layer.numel > LARGEST_LAYER:
+                raise ValueError(
+                    f"FullCovariance: layer {layer.name} has {layer.numel} weights, a covariance of "
+                    f"{4 * layer.numel**2 / 2**30:.1f} GiB; select smaller layers, or use MatrixNormal or KTied here"
+                )
+        flat = {layer.name: _flatten(layer, values) for layer in self.layers}
+        self.mean_value = NamedParameters({name: mean.clone() for name, mean in flat.items()})
+        self.lower = NamedParameters(
+            {name: mean.new_zeros(mean.numel() * (mean.numel() - 1) // 2) for name, mean in flat.items()}
+        )
+        self.raw_diagonal = NamedParameters(
+            {name: torch.full_like(mean, raw_positive(self.init_std)) for name, mean in flat.items()}
+        )
+
+    def scale_tril(self, layer: str) -> Tensor:
+        """Cholesky factor of one layer's covariance: [P, P]."""
+        return tril(self.lower[layer], self.raw_diagonal[layer])
+
+    def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
+        """`m + L noise`, layer by layer."""
+        noise = request.normals([layer.numel for layer in self.layers], self.mean_value[self.layers[0].name])
+        weights: dict[str, Tensor] = {}
+        for layer, eps in zip(self.layers, noise, strict=True):
+            flat = self.mean_value[layer.name] + eps @ self.scale_tril(layer.name).T  # [S, P]
+            weights.update(_unflatten(layer, flat))
+        return weights, self.kl(request.prior)
+
+    def mean(self) -> dict[str, Tensor]:
+        """m."""
+        return {
+            name: value
+            for layer in self.layers
+            for name, value in _unflatten(layer, self.mean_value[layer.name]).items()
+        }
+
+    def variance(self) -> dict[str, Tensor]:
+        """Diagonal of L L^T."""
+        result: dict[str, Tensor] = {}
+        for layer in self.layers:
+            result.update(_unflatten(layer, self.scale_tril(layer.name).square().sum(-1)))
+        return result
+
+    def entropy(self) -> Tensor:
+        """`log det L + P log(2 pi e) / 2`, summed over layers."""
+        total = sum(
+            nn.functional.softplus(raw).log().sum() + raw.numel() * 0.5 * math.log(2 * math.pi * math.e)
+            for raw in self.raw_diagonal.values()
+        )
+        return torch.as_tensor(total)
+
+    @torch.no_grad()
+    def set_to_prior(self, prior: PriorDraw) -> None:
+        """Means to 0, each covariance to the prior's diagonal."""
+        for layer in self.layers:
+            self.mean_value[layer.name].zero_()
+            self.lower[layer.name].zero_()
+            raw = [torch.full((weight.numel,), raw_positive(float(prior.std[weight.name]))) for weight in layer.weights]
+            self.raw_diagonal[layer.name].copy_(torch.cat(raw))
+
+
+def _flatten(layer: Layer, values: Mapping[str, Tensor]) -> Tensor:
+    return torch.cat([values[weight.name].flatten() for weight in layer.weights])
+
+
+def _unflatten(layer: Layer, flat: Tensor) -> dict[str, Tensor]:
+    parts = flat.split([weight.numel for weight in layer.weights], dim=-1)
+    return {
+        weight.name: part.reshape(*flat.shape[:-1], *weight.shape)
+        for weight, part in zip(layer.weights, parts, strict=True)
+    }

@@ -1,0 +1,108 @@
+"""Matrix normal posteriors, one per layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.maths.constraints import raw_positive, tril
+from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior, check_positive
+from bayesify.priors import PriorDraw
+
+
+class MatrixNormal(Posterior):
+    r"""A matrix normal over `[W b]` of each layer (Louizos & Welling 2016; Matrix-normal-W).
+
+    $$ q([W\,b]) = \mathcal{MN}(M, L_r L_r^\top, L_c L_c^\top), \qquad [W\,b] = M + L_r E L_c^\top $$
+
+    so that $\operatorname{Cov}(\operatorname{vec} W) = L_c L_c^\top \otimes L_r L_r^\top$. Stored: `mean_value` freely; the
+    factors' strictly lower parts freely and packed, their diagonals through softplus. A layer of `rows x cols` needs
+    `rows cols + rows (rows + 1) / 2 + cols (cols + 1) / 2` numbers.
+
+    Args:
+        init_std: Standard deviation of every weight before training.
+
+    Raises:
+        ValueError: If `init_std` is not positive.
+    """
+
+    name = "matrix_normal"
+    row_lower: NamedParameters
+    row_raw_diagonal: NamedParameters
+    col_lower: NamedParameters
+    col_raw_diagonal: NamedParameters
+
+    def __init__(self, init_std: float = 1e-4) -> None:
+        super().__init__()
+        check_positive("MatrixNormal", init_std=init_std)
+        self.init_std = init_std
+
+    def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
+        """Means at the network's weights, both factors diagonal."""
+        means = {layer.name: layer.to_matrix(values).contiguous().clone() for layer in self.layers}
+        self.mean_value = NamedParameters(means)
+        raw = raw_positive(math.sqrt(self.init_std))
+        for side, axis in (("row", 0), ("col", 1)):
+            sizes = {name: mean.shape[axis] for name, mean in means.items()}
+            lower = {name: means[name].new_zeros(size * (size - 1) // 2) for name, size in sizes.items()}
+            diagonal = {name: means[name].new_full((size,), raw) for name, size in sizes.items()}
+            setattr(self, f"{side}_lower", NamedParameters(lower))
+            setattr(self, f"{side}_raw_diagonal", NamedParameters(diagonal))
+
+    def scale_trils(self, layer: str) -> tuple[Tensor, Tensor]:
+        """L_r [rows, rows] and L_c [cols, cols] of one layer."""
+        rows = tril(self.row_lower[layer], self.row_raw_diagonal[layer])
+        cols = tril(self.col_lower[layer], self.col_raw_diagonal[layer])
+        return rows, cols
+
+    def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
+        """`M + L_r E L_c^T`, layer by layer."""
+        noise = request.normals([layer.numel for layer in self.layers], self.mean_value[self.layers[0].name])
+        weights: dict[str, Tensor] = {}
+        for layer, eps in zip(self.layers, noise, strict=True):
+            rows, cols = self.scale_trils(layer.name)
+            matrix = self.mean_value[layer.name] + rows @ eps.view(-1, layer.rows, layer.cols) @ cols.T
+            weights.update(layer.from_matrix(matrix))
+        return weights, self.kl(request.prior)
+
+    def mean(self) -> dict[str, Tensor]:
+        """M."""
+        return {
+            name: value
+            for layer in self.layers
+            for name, value in layer.from_matrix(self.mean_value[layer.name]).items()
+        }
+
+    def variance(self) -> dict[str, Tensor]:
+        """Outer product of the diagonals of the two covariances."""
+        result: dict[str, Tensor] = {}
+        for layer in self.layers:
+            rows, cols = self.scale_trils(layer.name)
+            result.update(layer.from_matrix(torch.outer(rows.square().sum(-1), cols.square().sum(-1))))
+        return result
+
+    def entropy(self) -> Tensor:
+        """`cols log det L_r + rows log det L_c + rows cols log(2 pi e) / 2`, summed over layers."""
+        total: Tensor | float = 0.0
+        for layer in self.layers:
+            rows = nn.functional.softplus(self.row_raw_diagonal[layer.name]).log().sum()
+            cols = nn.functional.softplus(self.col_raw_diagonal[layer.name]).log().sum()
+            total = total + layer.cols * rows + layer.rows * cols + layer.numel * 0.5 * math.log(2 * math.pi * math.e)
+        return torch.as_tensor(total)
+
+    @torch.no_grad()
+    def set_to_prior(self, prior: PriorDraw) -> None:
+        """Means to 0, the row factor to the identity, the column factor to the prior's standard deviations."""
+        for layer in self.layers:
+            self.mean_value[layer.name].zero_()
+            self.row_lower[layer.name].zero_()
+            self.col_lower[layer.name].zero_()
+            self.row_raw_diagonal[layer.name].fill_(raw_positive(1.0))
+            raw = [
+                torch.full((weight.matrix_shape[1],), raw_positive(float(prior.std[weight.name])))
+                for weight in layer.weights
+            ]
+            self.col_raw_diagonal[layer.name].copy_(torch.cat(raw))

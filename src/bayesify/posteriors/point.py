@@ -1,0 +1,37 @@
+"""Point estimates under a prior."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior
+
+
+class Point(Posterior):
+    r"""A point estimate: $q(w) = \delta(w - m)$.
+
+    It has no density, so `kl` is $-\log p(m)$ and the ELBO is the MAP objective. Every draw is $m$. Stored: `value`,
+    starting at the network's weights.
+    """
+
+    name = "point"
+
+    def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
+        """Start at the network's weights."""
+        self.value = NamedParameters({weight.name: values[weight.name].clone() for weight in self.weights})
+
+    def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
+        """The same weights in every draw, without a copy."""
+        weights = {name: value.expand(request.num_draws, *value.shape) for name, value in self.value.items()}
+        return weights, self.kl(request.prior)
+
+    def mean(self) -> dict[str, Tensor]:
+        """The weights."""
+        return dict(self.value.items())
+
+    def variance(self) -> dict[str, Tensor]:
+        """Zero."""
+        return {name: torch.zeros_like(value) for name, value in self.value.items()}

@@ -1,0 +1,116 @@
+"""Rank-one multiplicative noise on shared weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.maths.constraints import positive, raw_positive
+from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior, check_count, check_positive
+from bayesify.posteriors.mixture import choose_members
+from bayesify.priors import PriorDraw
+
+
+class RankOne(Posterior):
+    r"""Shared weights times random rank-one factors (Dusenberry et al. 2020; rank-1 BNN).
+
+    $$ [W\,b] = \bar W \circ r s^\top, \qquad q(r, s) = \frac1K \sum_k \mathcal{N}(r; m^r_k, \operatorname{diag}) \,
+       \mathcal{N}(s; m^s_k, \operatorname{diag}), \qquad p(r) = p(s) = \mathcal{N}(1, \text{factor\_prior\_std}^2) $$
+
+    $\bar W$ is a point estimate. W has a density on a thin set only, so what stands in for the KL is
+    $-\log p(\bar W)$ plus the KL of the factors, averaged over components; by convexity that average is at least the KL
+    of the mixture, so the bound stays a bound. Stored: `value` freely, starting at the network's weights;
+    `row_mean`, `col_mean` freely, starting at 1 (10 % apart if there are several
+    components); `row_raw_std`, `col_raw_std` through softplus.
+
+    Shapes:
+        value: [rows, cols]; row_mean, row_raw_std: [K, rows]; col_mean, col_raw_std: [K, cols].
+
+    Args:
+        components: K.
+        init_std: Standard deviation of the factors before training.
+        factor_prior_std: Prior standard deviation of the factors.
+
+    Raises:
+        ValueError: If `components` is below 1 or a standard deviation is not positive.
+    """
+
+    name = "rank_one"
+    row_mean: NamedParameters
+    row_raw_std: NamedParameters
+    col_mean: NamedParameters
+    col_raw_std: NamedParameters
+
+    def __init__(self, components: int = 4, init_std: float = 1e-2, factor_prior_std: float = 0.1) -> None:
+        super().__init__()
+        check_count("RankOne", components=components)
+        check_positive("RankOne", init_std=init_std, factor_prior_std=factor_prior_std)
+        self.components, self.init_std, self.factor_prior_std = components, init_std, factor_prior_std
+        self.training_draws = components
+
+    def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
+        """Shared weights at the network's, factors near 1."""
+        shared = {layer.name: layer.to_matrix(values).contiguous().clone() for layer in self.layers}
+        self.value = NamedParameters(shared)
+        raw = raw_positive(self.init_std)
+        for side, axis in (("row", 0), ("col", 1)):
+            ones = {name: value.new_ones(self.components, value.shape[axis]) for name, value in shared.items()}
+            spread = 0.1 if self.components > 1 else 0.0
+            means = {name: one + spread * torch.randn_like(one) for name, one in ones.items()}
+            setattr(self, f"{side}_mean", NamedParameters(means))
+            setattr(self, f"{side}_raw_std", NamedParameters({name: raw * one for name, one in ones.items()}))
+
+    def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
+        """Shared weights times a draw of each factor, every component equally often."""
+        like = self.value[self.layers[0].name]
+        chosen = choose_members(self.components, request.num_draws, request.generator, like.device)
+        noise = iter(request.normals([size for layer in self.layers for size in (layer.rows, layer.cols)], like))
+        weights: dict[str, Tensor] = {}
+        for layer in self.layers:
+            row = self.row_mean[layer.name][chosen] + positive(self.row_raw_std[layer.name])[chosen] * next(noise)
+            col = self.col_mean[layer.name][chosen] + positive(self.col_raw_std[layer.name])[chosen] * next(noise)
+            weights.update(layer.from_matrix(self.value[layer.name] * row[:, :, None] * col[:, None, :]))
+        return weights, self.kl(request.prior)
+
+    def mean(self) -> dict[str, Tensor]:
+        """Shared weights times the average over components of the factors' means."""
+        result: dict[str, Tensor] = {}
+        for layer in self.layers:
+            factor = torch.einsum("ki,kj->ij", self.row_mean[layer.name], self.col_mean[layer.name]) / self.components
+            result.update(layer.from_matrix(self.value[layer.name] * factor))
+        return result
+
+    def variance(self) -> dict[str, Tensor]:
+        """Second moment, from the factors' second moments, less the squared mean."""
+        result: dict[str, Tensor] = {}
+        for layer in self.layers:
+            name = layer.name
+            row, col = self.row_mean[name], self.col_mean[name]
+            row_square = row.square() + positive(self.row_raw_std[name]).square()
+            col_square = col.square() + positive(self.col_raw_std[name]).square()
+            square = torch.einsum("ki,kj->ij", row_square, col_square) / self.components
+            mean = torch.einsum("ki,kj->ij", row, col) / self.components
+            result.update(layer.from_matrix(self.value[name].square() * (square - mean.square())))
+        return result
+
+    def kl(self, prior: PriorDraw) -> Tensor:
+        """`-log p` of the shared weights plus the mean over components of the factors' KL."""
+        squares: dict[str, Tensor] = {}
+        factors: Tensor | float = 0.0
+        for layer in self.layers:
+            for name, value in layer.from_matrix(self.value[layer.name]).items():
+                squares[name] = value.square().sum()
+            for mean, raw in (
+                (self.row_mean[layer.name], self.row_raw_std[layer.name]),
+                (self.col_mean[layer.name], self.col_raw_std[layer.name]),
+            ):
+                factors = factors + _factor_kl(mean, positive(raw), self.factor_prior_std) / self.components
+        return prior.cross_entropy(squares, self.sizes()) + factors
+
+
+def _factor_kl(mean: Tensor, std: Tensor, prior_std: float) -> Tensor:
+    """KL(N(mean, std^2) || N(1, prior_std^2)), summed."""
+    ratio = std / prior_std
+    return (0.5 * (ratio.square() + ((mean - 1) / prior_std).square() - 1) - ratio.log()).sum()

@@ -1,0 +1,84 @@
+"""The one list of methods: what `bayesianize`, the command line, the estimators and configuration files know by name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+Recipe = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Method:
+    """One method as a user chooses it.
+
+    Args:
+        name: The name in code, configuration files and on the command line.
+        title: A short name for tables and figures.
+        paper: Author and year of the source.
+        cost: Parameters it stores, relative to P weights, in words.
+        posterior: The class that `bayesianize` takes for this name; `None` for methods that are not posteriors of a network.
+        fit: How to train it on a problem: `fit(net, likelihood, loader, num_data, epochs, seed)` returns something with
+            `.predict`. `None` for posteriors, which all train by the same recipe.
+        options: Arguments of the posterior that suit small problems, for demo and comparison.
+        aliases: Other names by which it is known in papers.
+        slow: Whether it exceeds the demo's time budget for one method.
+        extra: The module that an optional dependency provides, if the method needs one.
+    """
+
+    name: str
+    title: str
+    paper: str
+    cost: str
+    posterior: type | None = None
+    fit: Recipe | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    aliases: tuple[str, ...] = ()
+    slow: bool = False
+    extra: str | None = None
+
+    @property
+    def status(self) -> str:
+        """`"ready"`, or what has to be installed first."""
+        if self.extra is None or find_spec(self.extra) is not None:
+            return "ready"
+        return f"needs {self.extra}"
+
+
+METHODS: dict[str, Method] = {}
+"""Every method by name, in the order of registration."""
+
+
+def register(method: Method) -> Method:
+    """Add a method to the registry.
+
+    Raises:
+        ValueError: If the name or an alias is taken.
+    """
+    for name in (method.name, *method.aliases):
+        if any(name == other.name or name in other.aliases for other in METHODS.values()):
+            raise ValueError(f"register: {name!r} is taken; give the method another name")
+    METHODS[method.name] = method
+    return method
+
+
+def get_method(name: str) -> Method:
+    """A method by name or alias.
+
+    Raises:
+        ValueError: If there is none; the message suggests the nearest name.
+    """
+    wanted = name.lower().replace("-", "_")
+    for method in METHODS.values():
+        if wanted == method.name or wanted in {alias.lower().replace("-", "_") for alias in method.aliases}:
+            return method
+    raise ValueError(f"unknown method {name!r}; {suggest(wanted, METHODS)}")
+
+
+def suggest(name: str, known: Any) -> str:
+    """Words for an error message: the nearest known name, or all of them."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"

@@ -1,0 +1,221 @@
+"""Which posterior takes which weight: selectors, plain data and files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from bayesify import likelihoods, priors
+from bayesify.likelihoods import Likelihood
+from bayesify.posteriors.base import Posterior
+from bayesify.priors import Prior
+from bayesify.registry import get_method, suggest
+from bayesify.weights import Catalog, Weight
+
+Choice = Any  # a posterior, a name, a dict from selector to posterior, plain data, or a path to a JSON file
+
+
+@dataclass
+class Selection:
+    """Weights by the selector that took them, and why each other weight was left alone.
+
+    Args:
+        taken: Pairs of selector and its weights, in the order of the selectors; `None` selects everything.
+        left: Reason by name for every weight that stays a point estimate.
+    """
+
+    taken: list[tuple[str | None, list[Weight]]] = field(default_factory=list)
+    left: dict[str, str] = field(default_factory=dict)
+
+
+def parse_posterior(choice: Choice) -> list[tuple[str | nn.Module | None, Posterior]]:
+    """Pairs of selector and posterior from any form that `bayesianize` accepts.
+
+    Raises:
+        ValueError: If a name is unknown or an option does not exist.
+        TypeError: If the choice is of a kind that means nothing here.
+    """
+    if isinstance(choice, (str, Path)) and str(choice).endswith(".json"):
+        choice = read_json(choice)
+    if isinstance(choice, Mapping) and "name" not in choice:
+        if not choice:
+            raise ValueError(
+                "bayesianize: an empty dict of posteriors; give at least one selector, such as {'*': MeanField()}"
+            )
+        return [(selector, make_posterior(entry)) for selector, entry in choice.items()]
+    return [(None, make_posterior(choice))]
+
+
+def make_posterior(entry: Any) -> Posterior:
+    """A posterior from an instance, a class, a name, or a dict with its name and arguments."""
+    if isinstance(entry, Posterior):
+        return entry
+    if isinstance(entry, type) and issubclass(entry, Posterior):
+        return entry()
+    if isinstance(entry, str):
+        entry = {"name": entry}
+    if not isinstance(entry, Mapping):
+        raise TypeError(f"bayesianize: {type(entry).__name__} is not a posterior; give an instance, a name or a dict")
+    method = get_method(entry["name"])
+    if method.posterior is None:
+        raise ValueError(
+            f"bayesianize: {method.name!r} is not a posterior of a network; see 'bayesify methods' for how to use it"
+        )
+    made: Posterior = _construct(method.posterior, entry)
+    return made
+
+
+def make_prior(entry: Any) -> Prior:
+    """A prior from an instance, a name, a dict with its name and arguments, or `None` for Neal's."""
+    if entry is None:
+        return priors.Neal()
+    if isinstance(entry, Prior):
+        return entry
+    made: Prior = _named(entry, priors.REGISTRY, "prior")
+    return made
+
+
+def make_likelihood(entry: Any) -> Likelihood | None:
+    """A likelihood from an instance, a name, a dict with its name and arguments, or `None`."""
+    if entry is None or isinstance(entry, Likelihood):
+        return entry
+    made: Likelihood = _named(entry, likelihoods.REGISTRY, "likelihood")
+    return made
+
+
+def _named(entry: Any, known: Mapping[str, type], what: str) -> Any:
+    if isinstance(entry, type) and entry in known.values():
+        return _construct(entry, {})
+    entry = {"name": entry} if isinstance(entry, str) else entry
+    if not isinstance(entry, Mapping) or "name" not in entry:
+        raise TypeError(f"bayesianize: {entry!r} is not a {what}; give an instance, a name, or a dict with a name")
+    if entry["name"] not in known:
+        raise ValueError(f"unknown {what} {entry['name']!r}; {suggest(str(entry['name']), known)}")
+    return _construct(known[entry["name"]], entry)
+
+
+def _construct(kind: type, entry: Mapping[str, Any]) -> Any:
+    arguments = {key: value for key, value in entry.items() if key != "name"}
+    try:
+        return kind(**arguments)
+    except TypeError as error:
+        raise ValueError(f"{kind.__name__}: {error}; its options are {', '.join(_options(kind)) or 'none'}") from None
+
+
+def _options(kind: type) -> list[str]:
+    import inspect
+
+    return [key for key in inspect.signature(kind.__init__).parameters if key != "self"]  # type: ignore[misc]
+
+
+def read_json(path: str | Path) -> Any:
+    """Plain data from a JSON file.
+
+    Raises:
+        ValueError: If the file is missing or is not JSON.
+    """
+    try:
+        return json.loads(Path(path).read_text())
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such file; give the path of a JSON file that configures a posterior") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not valid JSON ({error}); write it with json.dump(bnn.config(), file)") from None
+
+
+def select(network: nn.Module, catalog: Catalog, selectors: list[str | nn.Module | None]) -> Selection:
+    """Give each weight to the first selector that matches it.
+
+    A selector is a dotted name of a module or parameter, a glob over such names whose `*` crosses dots, the name of a
+    module's class or of one of its bases, a module object, or `None` for everything. A module that matches brings all
+    weights below it. Scale and shift of normalization layers stay point estimates unless the selector names them or
+    matches nothing else; frozen parameters always do.
+
+    Raises:
+        ValueError: If a selector is left without a weight.
+    """
+    free = {name: weight for name, weight in catalog.weights.items() if name not in catalog.refused}
+    result = Selection(left=dict(catalog.refused.items()))
+    modules = dict(network.named_modules(remove_duplicate=False))
+    for selector in selectors:
+        matched, asked = _match(selector, modules, catalog)
+        found = [weight for name, weight in free.items() if name in matched]
+        wanted = [weight for weight in found if weight.kind != "norm" or weight.name in asked]
+        if not wanted and selector is not None:
+            wanted = found
+        if not wanted:
+            raise ValueError(_why_empty(selector, matched, catalog, modules))
+        for weight in wanted:
+            del free[weight.name]
+        result.taken.append((_label(selector, modules), wanted))
+    for name, weight in free.items():
+        norm = weight.kind == "norm"
+        result.left[name] = "normalization layer; name it to include it" if norm else "no selector matches it"
+    return result
+
+
+def _match(
+    selector: str | nn.Module | None, modules: Mapping[str, nn.Module], catalog: Catalog
+) -> tuple[set[str], set[str]]:
+    """Names of the weights that a selector matches, and of those that it names directly."""
+    first = {alias: weight.name for weight in catalog.weights.values() for alias in (weight.name, *weight.aliases)}
+    if selector is None:
+        return set(catalog.weights), set()
+    if isinstance(selector, nn.Module):
+        if not any(module is selector for module in modules.values()):
+            raise ValueError(f"bayesianize: the selector {type(selector).__name__} is not a module of this network")
+        hits, glob = {path for path, module in modules.items() if module is selector}, False
+    else:
+        glob = any(character in selector for character in "*?[")
+        if glob:
+            hits = {path for path in modules if path and fnmatchcase(path, selector)}
+        else:
+            hits = {
+                path
+                for path, module in modules.items()
+                if path == selector or any(base.__name__ == selector for base in type(module).__mro__[:-2])
+            }
+    matched, asked = set(), set()
+    for alias, name in first.items():
+        parents = [alias[:cut] for cut in range(len(alias)) if alias[cut] == "."] + [""]
+        if any(parent in hits for parent in parents):
+            matched.add(name)
+            if not glob and alias.rpartition(".")[0] in hits:
+                asked.add(name)
+        if isinstance(selector, str) and (fnmatchcase(alias, selector) if glob else alias == selector):
+            matched.add(name)
+            if not glob:
+                asked.add(name)
+    return matched, asked
+
+
+def _label(selector: str | nn.Module | None, modules: Mapping[str, nn.Module]) -> str | None:
+    if isinstance(selector, nn.Module):
+        return next(path for path, module in modules.items() if module is selector)
+    return selector
+
+
+def _why_empty(
+    selector: str | nn.Module | None, matched: set[str], catalog: Catalog, modules: Mapping[str, nn.Module]
+) -> str:
+    label = _label(selector, modules)
+    if selector is None:
+        kinds = {weight.kind for name, weight in catalog.weights.items() if name not in catalog.refused}
+        if kinds == {"norm"}:
+            return "bayesianize: only normalization layers have weights here; name them in a selector to include them"
+        return "bayesianize: every parameter is frozen; set requires_grad on those that are to be Bayesian"
+    if not matched:
+        known = (
+            [path for path in modules if path] + list(catalog.weights) + [type(m).__name__ for m in modules.values()]
+        )
+        return f"bayesianize: selector {label!r} matches no weight; {suggest(str(label), dict.fromkeys(known))}"
+    refused = [name for name in matched if name in catalog.refused]
+    if len(refused) == len(matched):
+        reason = catalog.refused[refused[0]]
+        return f"bayesianize: selector {label!r} matches only {refused[0]}: {reason}; unfreeze it or drop the selector"
+    return f"bayesianize: selector {label!r} is left without a weight: earlier selectors took them; put it first or drop it"

@@ -1,0 +1,77 @@
+"""A table of what became of each weight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Row:
+    """One weight in the summary.
+
+    Args:
+        name: Its name in `named_parameters()`.
+        shape: Its shape.
+        treatment: The posterior that draws it, or "point estimate".
+        before: Scalars in the network.
+        after: Trainable scalars that stand for it now; `None` where they are counted with another weight of its layer.
+        remark: Why it was left alone, or the names it is tied to.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    treatment: str
+    before: int
+    after: int | None
+    remark: str = ""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Every weight of a network, who draws it, and what that costs; `print` shows it as a table.
+
+    Args:
+        rows: One per weight.
+        shared: Trainable scalars that belong to no single weight: the likelihood's, the prior's, shared ones.
+    """
+
+    rows: tuple[Row, ...]
+    shared: int = 0
+
+    @property
+    def before(self) -> int:
+        """Scalars in the network as it was given."""
+        return sum(row.before for row in self.rows)
+
+    @property
+    def after(self) -> int:
+        """Scalars in the Bayesian network."""
+        return sum(row.after or 0 for row in self.rows) + self.shared
+
+    def __str__(self) -> str:
+        head = ("weight", "shape", "posterior", "before", "after", "remark")
+        lines = [
+            (
+                row.name,
+                "x".join(map(str, row.shape)) or "scalar",
+                row.treatment,
+                f"{row.before:,}",
+                "with weight" if row.after is None else f"{row.after:,}",
+                row.remark,
+            )
+            for row in self.rows
+        ]
+        if self.shared:
+            lines.append(("(likelihood, prior, shared)", "", "", "0", f"{self.shared:,}", ""))
+        lines.append(("total", "", "", f"{self.before:,}", f"{self.after:,}", ""))
+        widths = [max(len(line[column]) for line in [head, *lines]) for column in range(len(head))]
+
+        def render(line: tuple[str, ...]) -> str:
+            cells = [
+                cell.rjust(width) if column in (3, 4) else cell.ljust(width)
+                for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ]
+            return "  ".join(cells).rstrip()
+
+        rule = "-" * len(render(tuple("x" * width for width in widths)))
+        return "\n".join([render(head), rule, *(render(line) for line in lines[:-1]), rule, render(lines[-1])])

@@ -1,0 +1,294 @@
+"""Which weights a network has, how each is seen as a matrix, and the slots they are taken out of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+Kind = Literal["matrix", "lookup", "norm", "custom"]
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One weight of a network: a tensor under a name of `named_parameters()`, and what prior and posterior need of it.
+
+    Args:
+        name: Its first name in `named_parameters()`.
+        shape: Its shape in the network.
+        layer: The layer it belongs to: weight and bias of one linear map share it.
+        kind: `"matrix"` for (the bias of) a linear map, `"lookup"` for an embedding table, `"norm"` for scale and
+            shift of a normalization layer, `"custom"` for a parameter of a module that the library does not know.
+        fan_in: Number of inputs that one output sums over; a bias has its layer's. `None` where that has no meaning.
+        is_bias: Whether it is the bias of its layer.
+        groups: Groups of a convolution.
+        transposed: Whether it is the kernel of a transposed convolution, stored inputs first.
+        units: Inputs of the layer that the weight reads, `None` where that has no meaning: the columns of its
+            matrix are `units` blocks of equal width, one for each input feature or channel.
+        aliases: Other names of the same tensor (tied weights).
+        position: Index of its layer in the order of `named_modules()`, counted over layers that are linear maps.
+    """
+
+    name: str
+    shape: torch.Size
+    layer: str
+    kind: Kind
+    fan_in: int | None
+    is_bias: bool = False
+    groups: int = 1
+    transposed: bool = False
+    units: int | None = None
+    aliases: tuple[str, ...] = ()
+    position: int = 0
+
+    @property
+    def numel(self) -> int:
+        """Number of scalars."""
+        return math.prod(self.shape)
+
+    @property
+    def matrix_shape(self) -> tuple[int, int]:
+        """Rows (outputs) and columns (inputs) of the weight seen as a matrix; a vector is one column."""
+        if len(self.shape) <= 1:
+            return (self.numel, 1)
+        if self.kind == "lookup":
+            return (self.shape[1], self.shape[0])
+        rows = self.shape[1] * self.groups if self.transposed else self.shape[0]
+        return (rows, self.numel // rows if rows else 0)
+
+    def to_matrix(self, value: Tensor) -> Tensor:
+        """See a weight as outputs x inputs.
+
+        A kernel `(c_out, c_in/g, *k)` becomes `c_out x (c_in/g * prod(k))`; a transposed one `(c_in, c_out/g, *k)` has
+        inputs and outputs exchanged within each group first; an embedding table is the matrix that multiplies a
+        one-hot row; a vector is one column.
+
+        Args:
+            value: [*batch, *shape].
+
+        Returns:
+            [*batch, rows, cols].
+        """
+        batch = value.shape[: value.ndim - len(self.shape)]
+        if self.kind == "lookup":
+            return value.transpose(-1, -2)
+        if self.transposed:
+            c_in, c_out, *k = self.shape
+            grouped = value.reshape(*batch, self.groups, c_in // self.groups, c_out, *k)
+            value = grouped.movedim(len(batch) + 2, len(batch) + 1)  # [*batch, g, c_out/g, c_in/g, *k]
+        return value.reshape(*batch, *self.matrix_shape)
+
+    def from_matrix(self, matrix: Tensor) -> Tensor:
+        """Inverse of `to_matrix`: [*batch, rows, cols] -> [*batch, *shape]."""
+        batch = matrix.shape[:-2]
+        if self.kind == "lookup":
+            return matrix.transpose(-1, -2)
+        if self.transposed:
+            c_in, c_out, *k = self.shape
+            grouped = matrix.reshape(*batch, self.groups, c_out, c_in // self.groups, *k)
+            matrix = grouped.movedim(len(batch) + 2, len(batch) + 1)
+        return matrix.reshape(*batch, *self.shape)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The weights of one linear map that are under one posterior, seen together as one matrix `[W b]`.
+
+    Args:
+        name: Dotted name, that of the module where the module is one linear map.
+        weights: The weight, the bias, or both, in that order.
+    """
+
+    name: str
+    weights: tuple[Weight, ...]
+
+    @property
+    def rows(self) -> int:
+        """Outputs: rows of `[W b]`."""
+        return self.weights[0].matrix_shape[0]
+
+    @property
+    def cols(self) -> int:
+        """Inputs: columns of `[W b]`, the bias column included."""
+        return sum(weight.matrix_shape[1] for weight in self.weights)
+
+    @property
+    def numel(self) -> int:
+        """Number of scalars in the layer."""
+        return sum(weight.numel for weight in self.weights)
+
+    def to_matrix(self, values: Mapping[str, Tensor]) -> Tensor:
+        """`[W b]` from the weights' values by name: [*batch, rows, cols]."""
+        parts = [weight.to_matrix(values[weight.name]) for weight in self.weights]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+    def from_matrix(self, matrix: Tensor) -> dict[str, Tensor]:
+        """The weights by name from `[W b]` of shape [*batch, rows, cols]."""
+        if len(self.weights) == 1:
+            return {self.weights[0].name: self.weights[0].from_matrix(matrix)}
+        parts = matrix.split([weight.matrix_shape[1] for weight in self.weights], dim=-1)
+        return {weight.name: weight.from_matrix(part) for weight, part in zip(self.weights, parts, strict=True)}
+
+
+@dataclass
+class Catalog:
+    """All weights of a network, and those that no posterior can take with the reason.
+
+    Args:
+        weights: By first name, in the order of `named_parameters()`.
+        refused: Reason by name for parameters that must stay point estimates (frozen, or not floating point).
+    """
+
+    weights: dict[str, Weight] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+def catalog(network: nn.Module) -> Catalog:
+    """Describe every parameter of a network.
+
+    Args:
+        network: Any module; it is only read.
+
+    Returns:
+        The catalog. A tensor that appears under several names is one weight with aliases.
+
+    Raises:
+        ValueError: If a parameter is uninitialized (lazy modules) or the network has no parameters.
+    """
+    names: dict[int, list[str]] = {}
+    tensors: dict[int, Tensor] = {}
+    for name, parameter in network.named_parameters(remove_duplicate=False):
+        if isinstance(parameter, nn.UninitializedParameter):
+            raise ValueError(f"bayesianize: {name} is uninitialized; run one batch through the lazy network first")
+        names.setdefault(id(parameter), []).append(name)
+        tensors[id(parameter)] = parameter
+    if not names:
+        raise ValueError(
+            f"bayesianize: {type(network).__name__} has no parameters; give a network with at least one weight"
+        )
+    found = Catalog()
+    positions: dict[str, int] = {}
+    for key, (name, *aliases) in names.items():
+        tensor = tensors[key]
+        owner, _, leaf = name.rpartition(".")
+        weight = _describe(network.get_submodule(owner), owner, leaf, name, tensor, tuple(aliases))
+        if weight.kind in ("matrix", "lookup"):
+            position = positions.setdefault(weight.layer, len(positions))
+            weight = Weight(**{**vars(weight), "position": position})
+        found.weights[name] = weight
+        if not tensor.is_floating_point():
+            found.refused[name] = f"{tensor.dtype} is not a real floating-point type"
+        elif not tensor.requires_grad:
+            found.refused[name] = "frozen (requires_grad=False)"
+    return found
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module is a normalization layer, whose scale and shift stay point estimates unless asked for.
+
+    Torch's own by type; others by a class name that ends in "Norm" (or "Norm2d" and the like), since networks
+    from elsewhere bring their own and share no base class.
+    """
+    if isinstance(module, (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)):
+        return True
+    return type(module).__name__.rstrip("123d").endswith("Norm")
+
+
+def _describe(module: nn.Module, owner: str, leaf: str, name: str, tensor: Tensor, aliases: tuple[str, ...]) -> Weight:
+    shape = tensor.shape
+
+    def matrix(fan_in: int, layer: str = owner, units: int | None = None, **more: object) -> Weight:
+        return Weight(name, shape, layer, "matrix", fan_in, units=units, aliases=aliases, **more)  # type: ignore[arg-type]
+
+    if is_norm(module):
+        return Weight(name, shape, owner, "norm", None, is_bias=leaf == "bias", aliases=aliases)
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and leaf == "weight":
+        return Weight(name, shape, owner, "lookup", None, aliases=aliases)
+    if isinstance(module, nn.Linear) and leaf in ("weight", "bias"):
+        return matrix(module.in_features, is_bias=leaf == "bias", units=module.in_features)
+    if isinstance(module, nn.Bilinear) and leaf in ("weight", "bias"):
+        return matrix(module.in1_features * module.in2_features, is_bias=leaf == "bias")
+    if isinstance(module, _ConvNd) and leaf in ("weight", "bias"):
+        channels = module.in_channels // module.groups
+        return matrix(
+            channels * math.prod(module.kernel_size),
+            units=channels,
+            is_bias=leaf == "bias",
+            groups=module.groups,
+            transposed=isinstance(module, _ConvTransposeNd) and leaf == "weight",
+        )
+    if isinstance(module, nn.MultiheadAttention):
+        inputs = {"k_proj_weight": module.kdim, "v_proj_weight": module.vdim}
+        if leaf.startswith("in_proj"):
+            return matrix(
+                module.embed_dim, f"{name.rpartition('_')[0]}", module.embed_dim, is_bias=leaf == "in_proj_bias"
+            )
+        if leaf in ("q_proj_weight", "k_proj_weight", "v_proj_weight"):
+            fan_in = inputs.get(leaf, module.embed_dim)
+            return matrix(fan_in, name.removesuffix("_weight"), fan_in)
+    if isinstance(module, (nn.RNNBase, nn.RNNCellBase)) and leaf.startswith(("weight_", "bias_")):
+        kind, _, gate = leaf.partition("_")  # weight_ih_l0 -> weight, ih_l0
+        layer = f"{owner}.{gate}" if owner else gate
+        partner = getattr(module, f"weight_{gate}")
+        fan_in = partner.shape[1]
+        return matrix(fan_in, layer, fan_in, is_bias=kind == "bias")
+    return Weight(name, shape, name, "custom", None, aliases=aliases)
+
+
+def group_layers(weights: Iterable[Weight]) -> tuple[Layer, ...]:
+    """Group weights of one linear map, the weight before the bias, layers in the order of their first weight."""
+    layers: dict[str, list[Weight]] = {}
+    for weight in weights:
+        layers.setdefault(weight.layer if weight.kind in ("matrix", "lookup") else weight.name, []).append(weight)
+    return tuple(
+        Layer(name, tuple(sorted(members, key=lambda weight: weight.is_bias))) for name, members in layers.items()
+    )
+
+
+def take_out(network: nn.Module, weights: Sequence[Weight]) -> dict[str, Tensor]:
+    """Empty the slots of weights in a network, in place, and return the values they held.
+
+    A slot holds `None` afterwards, so that a network without its posterior fails loudly; its name stays registered,
+    so that printing, pickling and copying work.
+    """
+    values = {}
+    for weight in weights:
+        values[weight.name] = network.get_parameter(weight.name).detach().clone()
+        for name in (weight.name, *weight.aliases):
+            owner, leaf = owner_of(network, name)
+            owner._parameters[leaf] = None
+    refresh_recurrent(network)
+    return values
+
+
+def put_in(network: nn.Module, weights: Sequence[Weight], values: Mapping[str, Tensor]) -> None:
+    """Fill emptied slots with new parameters, in place; tied names share one parameter."""
+    for weight in weights:
+        parameter = nn.Parameter(values[weight.name].detach().clone(memory_format=torch.preserve_format))
+        for name in (weight.name, *weight.aliases):
+            owner, leaf = owner_of(network, name)
+            owner._parameters[leaf] = parameter
+    refresh_recurrent(network)
+
+
+def owner_of(network: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """The module that holds a parameter, and the parameter's own name there."""
+    path, _, leaf = name.rpartition(".")
+    return network.get_submodule(path), leaf
+
+
+def refresh_recurrent(network: nn.Module) -> None:
+    """Make the private weight lists of recurrent modules agree with their slots again.
+
+    `nn.LSTM` and its kin keep their weights a second time in a list; after a weight was swapped the list still holds
+    the old one, which breaks copying and keeps a draw alive.
+    """
+    for module in network.modules():
+        if isinstance(module, nn.RNNBase):
+            module._init_flat_weights()
