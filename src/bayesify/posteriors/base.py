@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from bayesify.maths.noise import standard_normal
 from bayesify.priors import PriorDraw
 from bayesify.weights import Layer, Weight
 
@@ -53,7 +54,7 @@ class DrawRequest:
         starts = [0]
         for count in counts:
             starts.append(starts[-1] + -(-count // 64) * 64)
-        flat = normal(starts[-1], like, self.generator)
+        flat = standard_normal(starts[-1], like, self.generator)
         parts = []
         for start, count, size in zip(starts, counts, sizes, strict=False):
             part = flat[start : start + count].view(halves, size)
@@ -61,12 +62,6 @@ class DrawRequest:
                 part = torch.stack((part, -part), dim=1).flatten(0, 1)[: self.num_draws]
             parts.append(part)
         return parts
-
-
-def normal(count: int, like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """`count` standard normal numbers of `like`'s type on its device, from a generator on any device."""
-    where = generator.device if generator is not None else like.device
-    return torch.randn(count, dtype=like.dtype, device=where, generator=generator).to(like.device)
 
 
 class Posterior(nn.Module):
@@ -209,11 +204,11 @@ class NamedParameters(nn.Module):
 
 
 def _encode(name: str) -> str:
-    return name.replace(".", "/")  # no attribute of a module can contain a slash, so this is invertible
+    return name.replace(".", "/") or "/"  # no name holds a slash; "/" is the empty name, of a network that is one layer
 
 
 def _decode(key: str) -> str:
-    return key.replace("/", ".")
+    return "" if key == "/" else key.replace("/", ".")
 
 
 def check_positive(owner: str, **values: float | None) -> None:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bayesify.maths.noise import standard_normal
 from bayesify.structured import StructuredWeight
 
 
@@ -56,8 +57,7 @@ class LocalGaussian(StructuredWeight):
 
 
 def _noise(like: Tensor, generator: torch.Generator | None) -> Tensor:
-    where = generator.device if generator is not None else like.device
-    return torch.randn(like.shape, dtype=like.dtype, device=where, generator=generator).to(like.device)
+    return standard_normal(like.numel(), like, generator).view(like.shape)
 
 
 def _local(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

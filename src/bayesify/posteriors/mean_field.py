@@ -77,7 +77,7 @@ class MeanField(Posterior):
             if torch.is_grad_enabled():
                 weights[name] = torch.addcmul(mean, std[name], shaped)
             else:  # the noise is ours alone: no second buffer
-                weights[name] = shaped.mul_(std[name]).add_(mean)
+                weights[name] = torch.addcmul(mean, std[name], shaped, out=shaped)
         return weights, kl
 
     def mean(self) -> dict[str, Tensor]:

@@ -1,0 +1,20 @@
+"""All benchmarks that this machine can run: those on the CPU, and those on a GPU where there is one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import torch
+
+ON_CPU = ["benchmarks.foundation"]
+ON_GPU = ["benchmarks.resnets"]
+
+
+def main() -> None:
+    for module in ON_CPU + (ON_GPU if torch.cuda.is_available() else []):
+        subprocess.run([sys.executable, "-m", module], check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Ratios of times measured side by side in one run, and the record of where and how they were measured."""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import bayesify
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def ratios(baseline: Callable[[], Any], *candidates: Callable[[], Any], seconds: float = 4.0) -> list[float]:
+    """Median over rounds of each candidate's time as a ratio to the baseline's in the same round.
+
+    Rounds alternate between all of them, so that a slow moment of the machine hits all alike.
+    """
+    for _ in range(3):
+        for function in (baseline, *candidates):
+            function()
+    found: list[list[float]] = [[] for _ in candidates]
+    rounds, start = 0, time.perf_counter()
+    while rounds < 5 or time.perf_counter() - start < seconds:
+        base = clock(baseline)
+        for index, candidate in enumerate(candidates):
+            found[index].append(clock(candidate) / base)
+        rounds += 1
+    return [statistics.median(values) for values in found]
+
+
+def clock(function: Callable[[], Any]) -> float:
+    """Seconds of one call, the device's work included."""
+    synchronize()
+    start = time.perf_counter()
+    function()
+    synchronize()
+    return time.perf_counter() - start
+
+
+def synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def record(name: str, figures: dict[str, Any], **facts: Any) -> Path:
+    """Write figures as JSON with date, hardware, versions and command."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    entry = {
+        "benchmark": name,
+        "date": time.strftime("%Y-%m-%d"),
+        "command": "python -m " + " ".join([_module(), *sys.argv[1:]]),
+        "hardware": {"cpu": _cpu(), "threads": torch.get_num_threads(), "gpu": gpu},
+        "versions": {
+            "bayesify": bayesify.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        **facts,
+        "figures": figures,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps(entry, indent=2) + "\n")
+    for key, value in figures.items():
+        print(f"{name}: {key} = {value}", flush=True)
+    return path
+
+
+def _module() -> str:
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return spec.name if spec else "benchmarks.run"
+
+
+def _cpu() -> str:
+    try:
+        lines = subprocess.run(["lscpu"], capture_output=True, text=True, check=True).stdout.splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("Model name"))
+    except (OSError, StopIteration, subprocess.CalledProcessError):
+        return platform.processor()

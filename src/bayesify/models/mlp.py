@@ -1,0 +1,25 @@
+"""Multilayer perceptrons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+
+def mlp(sizes: Sequence[int], activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
+    """A perceptron with the given layer sizes, inputs first and outputs last, without an activation after the last.
+
+    Args:
+        sizes: At least two: inputs, hidden layers, outputs.
+        activation: Module class between layers.
+
+    Raises:
+        ValueError: If fewer than two sizes are given.
+    """
+    if len(sizes) < 2:
+        raise ValueError(f"mlp: sizes={list(sizes)}; give at least inputs and outputs")
+    layers: list[nn.Module] = []
+    for fan_in, fan_out in zip(sizes[:-1], sizes[1:], strict=True):
+        layers += [nn.Linear(fan_in, fan_out), activation()]
+    return nn.Sequential(*layers[:-1])

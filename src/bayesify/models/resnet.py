@@ -1,0 +1,132 @@
+"""Residual networks (He et al. 2016) with the stem for 32-pixel images or for ImageNet's."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor, nn
+
+Variant = Literal["cifar", "imagenet"]
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions and a shortcut."""
+
+    expansion = 1
+
+    def __init__(self, channels_in: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels_in, channels, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.relu = nn.ReLU()
+        self.downsample = _shortcut(channels_in, channels, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C_in, H, W] -> [B, C, H / stride, W / stride]."""
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        return self.relu(out + self.downsample(x))
+
+
+class Bottleneck(nn.Module):
+    """A 1x1, a 3x3 (which carries the stride) and a 1x1 convolution that widens four times, and a shortcut."""
+
+    expansion = 4
+
+    def __init__(self, channels_in: int, channels: int, stride: int) -> None:
+        super().__init__()
+        wide = channels * self.expansion
+        self.conv1 = nn.Conv2d(channels_in, channels, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, stride, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.conv3 = nn.Conv2d(channels, wide, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(wide)
+        self.relu = nn.ReLU()
+        self.downsample = _shortcut(channels_in, wide, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C_in, H, W] -> [B, 4 C, H / stride, W / stride]."""
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.relu(self.bn2(self.conv2(out)))
+        out = self.bn3(self.conv3(out))
+        return self.relu(out + self.downsample(x))
+
+
+def _shortcut(channels_in: int, channels_out: int, stride: int) -> nn.Module:
+    if stride == 1 and channels_in == channels_out:
+        return nn.Identity()
+    return nn.Sequential(nn.Conv2d(channels_in, channels_out, 1, stride, bias=False), nn.BatchNorm2d(channels_out))
+
+
+class ResNet(nn.Module):
+    """A residual network of four stages; its last layer is `fc`.
+
+    Args:
+        block: `BasicBlock` or `Bottleneck`.
+        depths: Blocks in each of the four stages.
+        num_classes: Outputs.
+        variant: `"cifar"`: 3x3 stem, no max-pooling; `"imagenet"`: 7x7 stem of stride 2 and max-pooling.
+        in_channels: Channels of the images.
+        width: Channels of the first stage; each later stage doubles them.
+
+    Raises:
+        ValueError: If `variant` is unknown.
+    """
+
+    def __init__(
+        self,
+        block: type[BasicBlock] | type[Bottleneck],
+        depths: tuple[int, int, int, int],
+        num_classes: int = 10,
+        variant: Variant = "cifar",
+        in_channels: int = 3,
+        width: int = 64,
+    ) -> None:
+        super().__init__()
+        if variant == "cifar":
+            self.conv1 = nn.Conv2d(in_channels, width, 3, 1, 1, bias=False)
+            self.maxpool: nn.Module = nn.Identity()
+        elif variant == "imagenet":
+            self.conv1 = nn.Conv2d(in_channels, width, 7, 2, 3, bias=False)
+            self.maxpool = nn.MaxPool2d(3, 2, 1)
+        else:
+            raise ValueError(f"ResNet: variant={variant!r}; give 'cifar' or 'imagenet'")
+        self.bn1 = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU()
+        channels = width
+        for stage, depth in enumerate(depths):
+            blocks: list[nn.Module] = []
+            for index in range(depth):
+                stride = 2 if stage > 0 and index == 0 else 1
+                blocks.append(block(channels, width * 2**stage, stride))
+                channels = width * 2**stage * block.expansion
+            setattr(self, f"layer{stage + 1}", nn.Sequential(*blocks))
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(channels, num_classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images [B, C, H, W] -> class scores [B, num_classes]."""
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.fc(self.avgpool(x).flatten(1))
+
+
+def resnet18(variant: Variant = "cifar", num_classes: int = 10, in_channels: int = 3, width: int = 64) -> ResNet:
+    """ResNet-18; 11,173,962 parameters for CIFAR-10. See `ResNet` for the arguments."""
+    return ResNet(BasicBlock, (2, 2, 2, 2), num_classes, variant, in_channels, width)
+
+
+def resnet34(variant: Variant = "cifar", num_classes: int = 10, in_channels: int = 3, width: int = 64) -> ResNet:
+    """ResNet-34. See `ResNet` for the arguments."""
+    return ResNet(BasicBlock, (3, 4, 6, 3), num_classes, variant, in_channels, width)
+
+
+def resnet50(variant: Variant = "cifar", num_classes: int = 10, in_channels: int = 3, width: int = 64) -> ResNet:
+    """ResNet-50; 23,520,842 parameters for CIFAR-10. See `ResNet` for the arguments."""
+    return ResNet(Bottleneck, (3, 4, 6, 3), num_classes, variant, in_channels, width)
