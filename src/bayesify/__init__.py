@@ -7,8 +7,11 @@ bnn.predict(x).probs
 
 from bayesify import likelihoods, posteriors, priors
 from bayesify.draws import Draw, Draws
+from bayesify.history import History
 from bayesify.network import BayesianNetwork, bayesianize, count_parameters
 from bayesify.predictive import ClassificationPredictive, Predictive, RegressionPredictive
+from bayesify.schedules import KLSchedule
+from bayesify.training import fit
 from bayesify.version import __version__
 
 __all__ = [
@@ -16,11 +19,14 @@ __all__ = [
     "ClassificationPredictive",
     "Draw",
     "Draws",
+    "History",
+    "KLSchedule",
     "Predictive",
     "RegressionPredictive",
     "__version__",
     "bayesianize",
     "count_parameters",
+    "fit",
     "likelihoods",
     "posteriors",
     "priors",

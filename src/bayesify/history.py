@@ -1,0 +1,40 @@
+"""What happened in each epoch of training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class History(list[dict[str, Any]]):
+    """One dict of plain numbers per epoch; a list, so `json.dumps(history)` works.
+
+    Keys: `epoch` (from 1), `phase` (`"map"` or `"variational"`), `nll` (negative log-likelihood per example, mean over the
+    epoch's steps), `kl` (nats, whole network, mean over steps; in the MAP phase `-log p` of the mean), `kl_weight` (of the
+    last step), `elbo` (nats, whole dataset, mean over steps, with the weights that were used), `learning_rate`, `seconds`, and
+    with a validation loader `validation_nll` and `validation_accuracy` or `validation_rmse`.
+    """
+
+    def column(self, key: str) -> list[Any]:
+        """One entry of every epoch; `None` where an epoch has no such entry.
+
+        Raises:
+            KeyError: If no epoch has it.
+        """
+        known = {name for row in self for name in row}
+        if key not in known:
+            raise KeyError(f"History: no column {key!r}; it has {sorted(known)}")
+        return [row.get(key) for row in self]
+
+    def __repr__(self) -> str:
+        if not self:
+            return "History(no epochs)"
+        columns = list(dict.fromkeys(name for row in self for name in row))
+        shown = list(self) if len(self) <= 12 else [*self[:5], None, *self[-5:]]
+        cells = [columns, *([_cell(row.get(name)) if row else "..." for name in columns] for row in shown)]
+        widths = [max(len(line[index]) for line in cells) for index in range(len(columns))]
+        lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
+        return f"History of {len(self)} epochs\n" + "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
