@@ -1,29 +1,40 @@
-# Every target sets up what it needs; `make install` alone does just that.
+# Every target sets up what it needs first; nothing but Python 3.11 or newer and make has to be there.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-# With a GPU, name another build: make install TORCH="torch --index-url <wheel index for your CUDA version>"
-TORCH  ?=
-CPUS   ?= $(shell $(PYTHON) -c "import os; print(os.cpu_count() or 1)")
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# torch is the build that constraints.txt and pip's own configuration lead to. With a GPU, say which one to take:
+#   make install TORCH="torch==2.13.0 --index-url <wheel index of your CUDA version>"
+TORCH  ?= torch
 
-.PHONY: install demo test test-slow lint format bench docs clean
+.PHONY: install demo test test-slow test-gpu lint format bench docs wheel clean help
+
+help:
+	@echo "make install   environment in $(VENV)         make lint    ruff and mypy"
+	@echo "make demo      all methods on toy problems   make bench   ratios against plain passes"
+	@echo "make test      the tests                     make docs    the site, in site/"
 
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"python {v[0]}.{v[1]} is too old; name a newer one: make install PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(if $(TORCH),$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH))
-	$(BIN)/pip install --quiet --disable-pip-version-check $(if $(TORCH),,-c constraints.txt) -e '.[all,dev]'
+	$(PIP) $(TORCH)
+	$(PIP) -e '.[all,dev]'
 	@touch $@
 
 demo: install
 	@$(BIN)/bayesify demo
 
+# One thread per worker: workers share the cores already.
 test: install
-	$(BIN)/pytest -n $(CPUS) -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --maxprocesses 8
 
 test-slow: install
-	$(BIN)/pytest -n $(CPUS) -q -m slow
+	$(BIN)/python -m pytest -q -m slow
+
+test-gpu: install
+	$(BIN)/python -m pytest -q -m gpu
 
 lint: install
 	$(BIN)/ruff check .
@@ -39,6 +50,9 @@ bench: install
 
 docs: install
 	$(BIN)/mkdocs build --strict
+
+wheel: install
+	$(BIN)/python -m build --wheel --no-isolation
 
 clean:
 	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,36 @@
+"""Formulas of the site as MathML, made when the site is built: pages need no script and no network to show them."""
+
+from __future__ import annotations
+
+import html
+import re
+from typing import Any
+
+from latex2mathml.converter import convert
+
+_FORMULA = re.compile(
+    r'<(?P<tag>span|div) class="arithmatex">\s*\\(?P<open>[(\[])(?P<latex>.*?)\\[)\]]\s*</(?P=tag)>', re.DOTALL
+)
+
+
+def on_page_content(content: str, **_: Any) -> str:
+    """Replace every formula of a page."""
+    return _FORMULA.sub(lambda found: to_mathml(found["latex"], block=found["open"] == "["), content)
+
+
+def to_mathml(latex: str, *, block: bool) -> str:
+    """One formula.
+
+    Args:
+        latex: LaTeX, with HTML's special characters escaped.
+        block: Whether it stands on a line of its own.
+
+    Raises:
+        ValueError: If the formula holds a command that has no meaning in MathML.
+    """
+    source = html.unescape(latex).strip()
+    mathml = convert(source, display="block" if block else "inline").replace(r"\_", "_")
+    unknown = re.search(r">\\[A-Za-z]+", mathml)
+    if unknown:
+        raise ValueError(f"formula {source!r}: {unknown[0][1:]} is not known; write it another way")
+    return mathml

@@ -1,0 +1,38 @@
+"""Every Python block of the README, the contributing guide and the documentation runs as it stands."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from bayesify import registry
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```python[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path) -> list[str]:
+    """The page's Python blocks, each after as many empty lines as stand before it, so that errors name the page's line."""
+    text = page.read_text()
+    return ["\n" * text.count("\n", 0, found.start(1)) + found[1] for found in BLOCK.finditer(text)]
+
+
+WITH_CODE = [page for page in PAGES if page.exists() and blocks(page)]
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_blocks_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(registry, "METHODS", dict(registry.METHODS))  # a page may register a method of its own
+    namespace = {"__name__": "__main__"}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        for block in blocks(page):
+            exec(compile(block, str(page), "exec"), namespace)
+
+
+def test_pages_with_code_are_found():
+    names = {page.name for page in WITH_CODE}
+    assert {"README.md", "CONTRIBUTING.md", "getting-started.md", "training.md", "posteriors.md"} <= names
