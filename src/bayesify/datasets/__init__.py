@@ -1,0 +1,5 @@
+"""Data: small problems made from a seed."""
+
+from bayesify.datasets import toy
+
+__all__ = ["toy"]

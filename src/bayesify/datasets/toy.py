@@ -1,0 +1,317 @@
+"""Small problems made from a seed, with their ground truth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Regression:
+    """A regression with one input and one output, all float32.
+
+    Args:
+        x: Training inputs, [N, 1].
+        y: Training targets, [N, 1].
+        x_test: More inputs from the same distribution, [T, 1].
+        y_test: Their targets, [T, 1].
+        grid: Evenly spaced inputs beyond the data on both sides, for figures, [G, 1].
+        truth: The noiseless function on the grid, [G, 1].
+        noise: Variance of the noise in y.
+        gap: Ends of the stretch between the data that holds none, or `None`.
+    """
+
+    x: Tensor
+    y: Tensor
+    x_test: Tensor
+    y_test: Tensor
+    grid: Tensor
+    truth: Tensor
+    noise: float
+    gap: tuple[float, float] | None = None
+
+    def standardized(self) -> Regression:
+        """The same problem with training inputs and targets of mean 0 and variance 1."""
+        x_mean, x_std = float(self.x.mean()), float(self.x.std(unbiased=False))
+        y_mean, y_std = float(self.y.mean()), float(self.y.std(unbiased=False))
+        return Regression(
+            x=(self.x - x_mean) / x_std,
+            y=(self.y - y_mean) / y_std,
+            x_test=(self.x_test - x_mean) / x_std,
+            y_test=(self.y_test - y_mean) / y_std,
+            grid=(self.grid - x_mean) / x_std,
+            truth=(self.truth - y_mean) / y_std,
+            noise=self.noise / y_std**2,
+            gap=None if self.gap is None else ((self.gap[0] - x_mean) / x_std, (self.gap[1] - x_mean) / x_std),
+        )
+
+
+@dataclass(frozen=True)
+class Classification:
+    """A classification with two inputs.
+
+    Args:
+        x: Training inputs, [N, 2], float32.
+        y: Training labels, [N], int64.
+        x_test: More inputs from the same distribution, [T, 2].
+        y_test: Their labels, [T].
+        box: Left, right, lower and upper end of a window around the data, for figures.
+    """
+
+    x: Tensor
+    y: Tensor
+    x_test: Tensor
+    y_test: Tensor
+    box: tuple[float, float, float, float]
+
+    def grid(self, side: int = 60) -> Tensor:
+        """Points of a regular lattice over the box, row by row from below: [side^2, 2]."""
+        left, right, lower, upper = self.box
+        second, first = torch.meshgrid(
+            torch.linspace(lower, upper, side), torch.linspace(left, right, side), indexing="ij"
+        )
+        return torch.stack((first, second), dim=-1).reshape(-1, 2)
+
+
+@dataclass(frozen=True)
+class LinearPosterior:
+    r"""The exact posterior of Bayesian linear regression, in float64.
+
+    Args:
+        mean: E[w | y], [D].
+        covariance: Cov[w | y], [D, D].
+        log_evidence: log p(y), in nats.
+    """
+
+    mean: Tensor
+    covariance: Tensor
+    log_evidence: float
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear model without a bias, its data and its exact posterior.
+
+    Args:
+        x: Inputs, [N, D], float32.
+        y: Targets, [N, 1], float32.
+        weight: The weights that made them, [D], float32.
+        prior_std: Prior standard deviation of every weight.
+        noise: Variance of the noise in y.
+        posterior: What follows from x, y, `prior_std` and `noise`.
+    """
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+    prior_std: float
+    noise: float
+    posterior: LinearPosterior
+
+
+def cosine(num_data: int = 100, num_test: int = 200, seed: int = 0) -> Regression:
+    r"""Two clusters on a cosine with a gap between them (Foong et al. 2019; the inducing weights paper, figure 2).
+
+    $y = \cos(4x + 0.8) + \varepsilon$, $\varepsilon \sim \mathcal{N}(0, 0.1^2)$, half of the x uniform in [-1, -0.7] and half
+    in [0.5, 1].
+
+    Args:
+        num_data: Training examples; an odd number gives the right cluster one more.
+        num_test: Test examples, from the same two clusters.
+        seed: Of the data.
+
+    Raises:
+        ValueError: If a count is below 1.
+    """
+    _check_counts("cosine", num_data=num_data, num_test=num_test)
+    generator = torch.Generator().manual_seed(seed)
+
+    def inputs(count: int) -> Tensor:
+        left = _uniform(count // 2, -1.0, -0.7, generator)
+        return torch.cat((left, _uniform(count - count // 2, 0.5, 1.0, generator)))
+
+    made = _regression(inputs, lambda x: torch.cos(4 * x + 0.8), num_data, num_test, 0.1, (-1.6, 1.6), generator)
+    return replace(made, gap=(-0.7, 0.5))
+
+
+def cubic(num_data: int = 40, num_test: int = 200, seed: int = 0) -> Regression:
+    r"""A cubic with a gap (Hernández-Lobato & Adams 2015; the global inducing points paper, figure 1).
+
+    $y = x^3 + \varepsilon$, $\varepsilon \sim \mathcal{N}(0, 3^2)$, x uniform in $[-4, -2] \cup [2, 4]$. The papers standardize
+    both: see `Regression.standardized`.
+
+    Args:
+        num_data: Training examples.
+        num_test: Test examples, from the same two stretches.
+        seed: Of the data.
+
+    Raises:
+        ValueError: If a count is below 1.
+    """
+    _check_counts("cubic", num_data=num_data, num_test=num_test)
+    generator = torch.Generator().manual_seed(seed)
+
+    def inputs(count: int) -> Tensor:
+        x = _uniform(count, -2.0, 2.0, generator)
+        return x + 2 * torch.where(x < 0, -1.0, 1.0)
+
+    made = _regression(inputs, lambda x: x**3, num_data, num_test, 3.0, (-6.0, 6.0), generator)
+    return replace(made, gap=(-2.0, 2.0))
+
+
+def snelson(num_data: int = 200, num_test: int = 200, seed: int = 0) -> Regression:
+    r"""A wavy function under noise on [0, 6], in the manner of Snelson & Ghahramani (2006), whose data it is not.
+
+    $y = \sin(2.3 x) - 0.6 \cos(1.1 x + 0.4) + \varepsilon$, $\varepsilon \sim \mathcal{N}(0, 0.28^2)$, x uniform in [0, 6].
+
+    Args:
+        num_data: Training examples.
+        num_test: Test examples.
+        seed: Of the data.
+
+    Raises:
+        ValueError: If a count is below 1.
+    """
+    _check_counts("snelson", num_data=num_data, num_test=num_test)
+    generator = torch.Generator().manual_seed(seed)
+    return _regression(
+        lambda count: _uniform(count, 0.0, 6.0, generator),
+        lambda x: torch.sin(2.3 * x) - 0.6 * torch.cos(1.1 * x + 0.4),
+        num_data,
+        num_test,
+        0.28,
+        (-2.0, 8.0),
+        generator,
+    )
+
+
+def two_moons(num_data: int = 200, num_test: int = 400, noise_std: float = 0.15, seed: int = 0) -> Classification:
+    r"""Two interleaved half circles.
+
+    With $t$ uniform in $[0, \pi]$, class 0 lies at $(\cos t, \sin t)$ and class 1 at $(1 - \cos t, \frac12 - \sin t)$, each
+    coordinate with Gaussian noise. Labels alternate.
+
+    Args:
+        num_data: Training examples.
+        num_test: Test examples.
+        noise_std: Standard deviation of the noise in x.
+        seed: Of the data.
+
+    Raises:
+        ValueError: If a count is below 1 or `noise_std` is negative.
+    """
+    _check_counts("two_moons", num_data=num_data, num_test=num_test)
+    if not noise_std >= 0:
+        raise ValueError(f"two_moons: noise_std={noise_std}; give 0 or more")
+    generator = torch.Generator().manual_seed(seed)
+
+    def make(count: int) -> tuple[Tensor, Tensor]:
+        labels = torch.arange(count) % 2
+        angle = _uniform(count, 0.0, math.pi, generator)[:, 0]
+        sign = 1.0 - 2.0 * labels
+        moon = torch.stack((labels + sign * angle.cos(), 0.5 * labels + sign * angle.sin()), dim=1)
+        return moon + noise_std * torch.randn(count, 2, generator=generator), labels
+
+    (x, y), (x_test, y_test) = make(num_data), make(num_test)
+    return Classification(x, y, x_test, y_test, box=(-2.5, 3.5, -2.25, 2.75))
+
+
+def linear(
+    num_data: int = 50, num_features: int = 3, prior_std: float = 1.0, noise: float = 0.1, seed: int = 0
+) -> Linear:
+    r"""A linear model with known posterior and evidence.
+
+    $y = x^\top w + \varepsilon$ with $w \sim \mathcal{N}(0, \text{prior\_std}^2 I)$ and
+    $\varepsilon \sim \mathcal{N}(0, \text{noise})$.
+
+    Args:
+        num_data: N.
+        num_features: D; inputs are standard normal.
+        prior_std: Prior standard deviation of every weight.
+        noise: Variance of $\varepsilon$.
+        seed: Of the data.
+
+    Raises:
+        ValueError: If a count is below 1, or `prior_std` or `noise` is not positive.
+    """
+    _check_counts("linear", num_data=num_data, num_features=num_features)
+    _check_scales("linear", prior_std, noise)
+    generator = torch.Generator().manual_seed(seed)
+    weight = prior_std * torch.randn(num_features, generator=generator)
+    x = torch.randn(num_data, num_features, generator=generator)
+    y = x @ weight[:, None] + math.sqrt(noise) * torch.randn(num_data, 1, generator=generator)
+    return Linear(x, y, weight, prior_std, noise, linear_posterior(x, y, prior_std, noise))
+
+
+def linear_posterior(x: Tensor, y: Tensor, prior_std: float | Tensor, noise: float) -> LinearPosterior:
+    r"""Posterior and evidence of Bayesian linear regression.
+
+    $y = X w + \varepsilon$ with $w \sim \mathcal{N}(0, S_0)$ and $\varepsilon \sim \mathcal{N}(0, \text{noise}\, I)$ gives
+
+    $$ A = X^\top X / \text{noise} + S_0^{-1}, \quad m = A^{-1} X^\top y / \text{noise}, \quad
+       \log p(y) = -\tfrac12 \bigl( N \log 2\pi\,\text{noise} + \log|A| + \log|S_0| + \lVert y - X m \rVert^2 / \text{noise}
+       + m^\top S_0^{-1} m \bigr) $$
+
+    Args:
+        x: X, [N, D].
+        y: [N] or [N, 1].
+        prior_std: Square roots of the diagonal of $S_0$: a number, or [D].
+        noise: Variance of $\varepsilon$.
+
+    Returns:
+        The posterior in float64, whatever the type of x and y.
+
+    Raises:
+        ValueError: If shapes do not fit, or `prior_std` or `noise` is not positive.
+    """
+    if x.ndim != 2 or y.numel() != x.shape[0]:
+        raise ValueError(f"linear_posterior: x {tuple(x.shape)} and y {tuple(y.shape)} do not fit; give [N, D] and [N]")
+    _check_scales("linear_posterior", prior_std, noise)
+    x, y = x.double(), y.double().flatten()
+    prior_var = torch.as_tensor(prior_std, dtype=torch.float64).square().expand(x.shape[1])
+    precision = x.T @ x / noise + torch.diag(1 / prior_var)  # [D, D]
+    factor = torch.linalg.cholesky(precision)
+    mean = torch.cholesky_solve((x.T @ y / noise)[:, None], factor)[:, 0]
+    log_det = 2 * factor.diagonal().log().sum() + prior_var.log().sum()
+    misfit = (y - x @ mean).square().sum() / noise + (mean.square() / prior_var).sum()
+    evidence = -0.5 * (len(y) * math.log(2 * math.pi * noise) + log_det + misfit)
+    return LinearPosterior(mean, torch.cholesky_inverse(factor), float(evidence))
+
+
+def _regression(
+    inputs: Callable[[int], Tensor],
+    function: Callable[[Tensor], Tensor],
+    num_data: int,
+    num_test: int,
+    noise_std: float,
+    ends: tuple[float, float],
+    generator: torch.Generator,
+) -> Regression:
+    def make(count: int) -> tuple[Tensor, Tensor]:
+        x = inputs(count)
+        return x, function(x) + noise_std * torch.randn(count, 1, generator=generator)
+
+    (x, y), (x_test, y_test) = make(num_data), make(num_test)
+    grid = torch.linspace(*ends, 200)[:, None]
+    return Regression(x, y, x_test, y_test, grid, function(grid), noise_std**2)
+
+
+def _uniform(count: int, low: float, high: float, generator: torch.Generator) -> Tensor:
+    return low + (high - low) * torch.rand(count, 1, generator=generator)
+
+
+def _check_counts(owner: str, **counts: int) -> None:
+    for key, value in counts.items():
+        if value < 1:
+            raise ValueError(f"toy.{owner}: {key}={value}; give at least 1")
+
+
+def _check_scales(owner: str, prior_std: float | Tensor, noise: float) -> None:
+    if not bool((torch.as_tensor(prior_std) > 0).all()):
+        raise ValueError(f"toy.{owner}: prior_std={prior_std}; give a positive number")
+    if not noise > 0:
+        raise ValueError(f"toy.{owner}: noise={noise}; it is a variance, give a positive number")

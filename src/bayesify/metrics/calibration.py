@@ -1,0 +1,109 @@
+"""Calibration: do stated probabilities agree with frequencies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bayesify.metrics.targets import match_labels, match_values
+from bayesify.predictive import ClassificationPredictive, RegressionPredictive
+
+
+@dataclass(frozen=True)
+class ReliabilityDiagram:
+    """What a reliability diagram draws: accuracy against confidence in bins of equal width.
+
+    Args:
+        edges: Ends of the bins, [K + 1]; a bin holds its lower end, the last one both.
+        confidence: Mean confidence in each bin, [K]; NaN where it is empty.
+        accuracy: Share of right labels in each bin, [K]; NaN where it is empty.
+        count: Predictions in each bin, [K].
+    """
+
+    edges: Tensor
+    confidence: Tensor
+    accuracy: Tensor
+    count: Tensor
+
+    @property
+    def ece(self) -> float:
+        r"""Expected calibration error: $\sum_k \frac{n_k}{n} |\text{accuracy}_k - \text{confidence}_k|$."""
+        gap = (self.accuracy - self.confidence).abs().nan_to_num(0.0)
+        return float((gap * self.count).sum() / self.count.sum())
+
+
+def reliability(predictive: ClassificationPredictive, y: Tensor, num_bins: int = 15) -> ReliabilityDiagram:
+    """Confidence and accuracy of the most probable class, in bins of equal width (DeGroot & Fienberg 1983).
+
+    Several labels per example count as so many predictions.
+
+    Args:
+        predictive: A classification.
+        y: Labels.
+        num_bins: K.
+
+    Raises:
+        ValueError: If `num_bins` is below 1, or labels do not fit.
+    """
+    if num_bins < 1:
+        raise ValueError(f"reliability: num_bins={num_bins}; give at least 1")
+    labels = match_labels(predictive, y)
+    confidence = predictive.confidence.flatten().double()
+    correct = (predictive.labels == labels).flatten().double()
+    edges = torch.linspace(0, 1, num_bins + 1, dtype=confidence.dtype, device=confidence.device)
+    bins = (torch.bucketize(confidence, edges, right=True) - 1).clamp(0, num_bins - 1)
+    count = torch.bincount(bins, minlength=num_bins)
+    return ReliabilityDiagram(
+        edges=edges,
+        confidence=torch.bincount(bins, confidence, minlength=num_bins) / count,
+        accuracy=torch.bincount(bins, correct, minlength=num_bins) / count,
+        count=count,
+    )
+
+
+@dataclass(frozen=True)
+class CalibrationCurve:
+    """Coverage of central intervals, expected against observed.
+
+    Args:
+        expected: Levels of the intervals, [K].
+        observed: Share of targets inside them, [K]; above `expected` the prediction is too wide, below it too narrow.
+    """
+
+    expected: Tensor
+    observed: Tensor
+
+    @property
+    def error(self) -> float:
+        """Mean distance of the curve from the diagonal."""
+        return float((self.observed - self.expected).abs().mean())
+
+
+def calibration_curve(
+    predictive: RegressionPredictive, y: Tensor, levels: Sequence[float] | None = None
+) -> CalibrationCurve:
+    r"""Expected and observed coverage of a regression's central intervals (Kuleshov et al. 2018).
+
+    A target lies in the central interval of level $\alpha$ if $|2 F(y) - 1| \le \alpha$, with F the predictive's distribution
+    function; outputs of one example count apart.
+
+    Args:
+        predictive: A regression.
+        y: Targets.
+        levels: Levels strictly between 0 and 1; 0.05, 0.10, ..., 0.95 if left out.
+
+    Raises:
+        ValueError: If there is no level or one is not strictly between 0 and 1, or targets do not fit.
+    """
+    chosen = [step / 20 for step in range(1, 20)] if levels is None else [float(level) for level in levels]
+    if not chosen:
+        raise ValueError("calibration_curve: no levels; give at least one between 0 and 1")
+    for level in chosen:
+        if not 0 < level < 1:
+            raise ValueError(f"calibration_curve: level {level}; give a probability strictly between 0 and 1")
+    centrality = (2 * predictive.cdf(match_values(predictive, y)) - 1).abs().flatten().double()
+    expected = torch.tensor(chosen, dtype=torch.float64, device=centrality.device)
+    return CalibrationCurve(expected, (centrality <= expected[:, None]).double().mean(1))

@@ -1,0 +1,90 @@
+"""Ranking examples by uncertainty: does the model know what it has not seen."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from bayesify.metrics.targets import torchmetrics_function
+from bayesify.predictive import ClassificationPredictive, Predictive, RegressionPredictive
+
+
+def uncertainties(predictive: Predictive) -> dict[str, Tensor]:
+    r"""One number per example for each measure of uncertainty, more is less certain: [B] each.
+
+    Classification: `max_probability` ($-\log$ of the most probable label's probability), `entropy` and `mutual_information`;
+    with several labels or positions per example each is summed over them. Regression: `epistemic` and `variance`,
+    summed over outputs. What is below the rounding error of its terms counts as 0, so that a single
+    function is equally certain everywhere by `mutual_information` and `epistemic`.
+
+    Raises:
+        TypeError: If it is neither.
+    """
+    if isinstance(predictive, ClassificationPredictive):
+        eps = torch.finfo(predictive.class_probs.dtype).eps
+        resolution = 8 * eps * math.log(max(2, predictive.class_probs.shape[-1]))
+        information = predictive.mutual_information
+        measures = {
+            "max_probability": -predictive.confidence.log(),
+            "entropy": predictive.entropy,
+            "mutual_information": information.where(information > resolution, 0.0),
+        }
+    elif isinstance(predictive, RegressionPredictive):
+        eps = torch.finfo(predictive.mean.dtype).eps
+        resolved = predictive.epistemic > (8 * eps * predictive.mean).square()
+        measures = {
+            "epistemic": predictive.epistemic.where(resolved, 0.0),
+            "variance": predictive.variance,
+        }
+    else:
+        raise TypeError(f"metrics: {type(predictive).__name__} is no prediction; pass what predict(x) returns")
+    return {name: value.flatten(1).sum(1) if value.ndim > 1 else value for name, value in measures.items()}
+
+
+def ood(inside: Predictive, outside: Predictive) -> dict[str, float]:
+    """How well uncertainty tells examples like the training data from others.
+
+    Examples outside are the positive class and uncertainty is the score. AUROC is the probability that a random example
+    outside is less certain than a random one inside (ties count half): 0.5 is chance, 1 is perfect. AUPR is the
+    average precision; chance is the share of examples outside.
+
+    Args:
+        inside: Prediction of examples from the training distribution.
+        outside: Prediction of the same kind of examples from elsewhere.
+
+    Returns:
+        `auroc_*` and `aupr_*` for `max_probability`, `entropy` and `mutual_information` of a classification, or for
+        `epistemic` and `variance` (the total one) of a regression.
+
+    Raises:
+        ValueError: If one is a regression and the other is not, one is empty, or an uncertainty is not finite.
+        ImportError: If torchmetrics is missing.
+    """
+    auroc, precision = torchmetrics_function("binary_auroc"), torchmetrics_function("binary_average_precision")
+    scores_inside, scores_outside = uncertainties(inside), uncertainties(outside)
+    if scores_inside.keys() != scores_outside.keys():
+        raise ValueError("ood: one prediction is a regression and the other a classification; give two of a kind")
+    result: dict[str, float] = {}
+    for name, low in scores_inside.items():
+        high = scores_outside[name].to(low)
+        if not len(low) or not len(high):
+            raise ValueError("ood: a prediction without examples; give at least one inside and one outside")
+        ranks = dense_ranks(torch.cat((low, high)), name).double()
+        ranks = ranks / ranks.amax().clamp_min(1)  # torchmetrics squashes values above 1 together
+        target = torch.cat((torch.zeros_like(low), torch.ones_like(high))).long()
+        result[f"auroc_{name}"] = float(auroc(ranks, target))
+        result[f"aupr_{name}"] = float(precision(ranks, target))
+    return result
+
+
+def dense_ranks(scores: Tensor, name: str) -> Tensor:
+    """Ranks of scores from 0, equal ones sharing theirs.
+
+    Raises:
+        ValueError: If a score is not finite.
+    """
+    if not bool(torch.isfinite(scores).all()):
+        raise ValueError(f"metrics: {name} is not finite for some example; look at the network's outputs there")
+    return torch.unique(scores, return_inverse=True)[1]

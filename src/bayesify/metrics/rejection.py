@@ -1,0 +1,84 @@
+"""Rejection-classification: how accuracy grows as uncertain examples are turned away."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bayesify.metrics.ranking import dense_ranks, uncertainties
+from bayesify.metrics.targets import match_labels
+from bayesify.predictive import ClassificationPredictive
+
+
+@dataclass(frozen=True)
+class RejectionCurve:
+    """Accuracy of the examples that are kept, by the share that is turned away.
+
+    Args:
+        rejected: Share of examples turned away, [K], ascending from 0.
+        accuracy: Accuracy of the others, [K].
+        best: The same for an order that turns away all errors first, [K].
+    """
+
+    rejected: Tensor
+    accuracy: Tensor
+    best: Tensor
+
+    @property
+    def area(self) -> float:
+        """Mean accuracy over the shares."""
+        return float(self.accuracy.mean())
+
+
+def rejection_curve(
+    predictive: ClassificationPredictive,
+    y: Tensor,
+    *,
+    by: str = "entropy",
+    outside: ClassificationPredictive | None = None,
+    num_points: int = 100,
+) -> RejectionCurve:
+    r"""Accuracy after turning away the least certain examples.
+
+    Of n examples the $\lfloor n k / K \rfloor$ least certain are turned away, k = 0..K-1. Equally certain examples
+    are turned away in random order, of which this is the expectation. An example with several labels is right if all are.
+
+    Args:
+        predictive: A classification of examples from the training distribution.
+        y: Their labels.
+        by: `"max_probability"`, `"entropy"` or `"mutual_information"`.
+        outside: Prediction of examples from elsewhere: each counts as an error, since no label is right for it
+            (Daxberger et al. 2021, figure 6).
+        num_points: K.
+
+    Raises:
+        ValueError: If labels do not fit, `by` is unknown, or `num_points` is below 1.
+        TypeError: If a prediction is not a classification.
+    """
+    for part in (predictive, *(() if outside is None else (outside,))):
+        if not isinstance(part, ClassificationPredictive):
+            raise TypeError(f"rejection_curve: {type(part).__name__}; it is about classification only")
+    if num_points < 1:
+        raise ValueError(f"rejection_curve: num_points={num_points}; give at least 1")
+    scores = uncertainties(predictive)
+    if by not in scores:
+        raise ValueError(f"rejection_curve: by={by!r}; give one of {', '.join(scores)}")
+    right = predictive.labels == match_labels(predictive, y)
+    correct = right.flatten(1).all(1).double() if right.ndim > 1 else right.double()
+    score = scores[by]
+    if outside is not None:
+        score = torch.cat((score, uncertainties(outside)[by].to(score)))
+        correct = torch.cat((correct, correct.new_zeros(len(score) - len(correct))))
+    ranks = dense_ranks(score, by)
+    expected = (torch.bincount(ranks, correct) / torch.bincount(ranks))[ranks]
+    kept_accuracy = _running_mean(expected[torch.argsort(ranks)])
+    best_accuracy = _running_mean(correct.sort(descending=True).values)
+    steps = torch.arange(num_points, device=score.device)
+    kept = len(score) - steps * len(score) // num_points
+    return RejectionCurve(steps / num_points, kept_accuracy[kept - 1], best_accuracy[kept - 1])
+
+
+def _running_mean(values: Tensor) -> Tensor:
+    return values.cumsum(0) / torch.arange(1, len(values) + 1, device=values.device)

@@ -1,0 +1,90 @@
+"""Scores of a prediction against what happened."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bayesify.metrics.targets import match_labels, match_values, torchmetrics_function
+from bayesify.predictive import ClassificationPredictive, Predictive, RegressionPredictive
+
+COVERAGE_LEVELS = (0.5, 0.9, 0.95)
+"""Levels of the central intervals whose coverage is reported."""
+ECE_BINS = 15
+"""Bins of the expected calibration error, as in Guo et al. 2017."""
+
+
+def evaluate(predictive: Predictive, y: Tensor) -> dict[str, float]:
+    r"""Score a prediction.
+
+    Regression:
+
+    - `nll`: mean over examples of $-\log p(y)$, in nats, summed over an example's outputs.
+    - `rmse`: root of the mean squared error of the predictive mean, over examples and outputs.
+    - `crps`: mean continuous ranked probability score, closed form for the mixture, in y's unit.
+    - `coverage_50`, `coverage_90`, `coverage_95`: share of targets in the central interval of that level; a calibrated
+      prediction has 0.5, 0.9, 0.95.
+
+    Classification, yes-or-no outputs included, which count as two classes each:
+
+    - `accuracy`: share of labels that are the most probable class.
+    - `nll`: as above.
+    - `ece`: expected calibration error of the most probable class, 15 bins of equal width (torchmetrics).
+    - `brier`: mean over predictions of $\sum_c (p_c - [y = c])^2$, between 0 and 2 (Brier 1950); for yes-or-no outputs
+      that is twice the squared error of the probability of yes.
+
+    Args:
+        predictive: What `predict` returns.
+        y: Targets, one row per example.
+
+    Returns:
+        The scores by name.
+
+    Raises:
+        ValueError: If targets do not fit the prediction, are not finite, or are no class.
+        ImportError: If torchmetrics is missing, for a classification.
+    """
+    if isinstance(predictive, RegressionPredictive):
+        return _evaluate_regression(predictive, match_values(predictive, y))
+    if isinstance(predictive, ClassificationPredictive):
+        return _evaluate_classification(predictive, match_labels(predictive, y))
+    raise TypeError(f"evaluate: {type(predictive).__name__} is no prediction; pass what predict(x) returns")
+
+
+def _evaluate_regression(predictive: RegressionPredictive, y: Tensor) -> dict[str, float]:
+    centrality = (2 * predictive.cdf(y) - 1).abs()
+    scores = {
+        "nll": -predictive.log_prob(y).mean(),
+        "rmse": (y - predictive.mean).square().mean().sqrt(),
+        "crps": predictive.crps(y).mean(),
+    }
+    for level in COVERAGE_LEVELS:
+        scores[f"coverage_{100 * level:.0f}"] = (centrality <= level).double().mean()
+    return {name: float(score) for name, score in scores.items()}
+
+
+def _evaluate_classification(predictive: ClassificationPredictive, y: Tensor) -> dict[str, float]:
+    correct = predictive.labels == y
+    ece = torchmetrics_function("binary_calibration_error")
+    return {
+        "accuracy": float(correct.double().mean()),
+        "nll": float(-predictive.log_prob(y).mean()),
+        "ece": float(ece(_below_one(predictive.confidence), correct.flatten().long(), n_bins=ECE_BINS)),
+        "brier": float(brier(predictive.class_probs, y).mean()),
+    }
+
+
+def brier(class_probs: Tensor, y: Tensor) -> Tensor:
+    r"""Brier score of each prediction, $\sum_c (p_c - [y = c])^2$: [B, ...].
+
+    Args:
+        class_probs: Probabilities [B, ..., C], classes last.
+        y: Labels [B, ...].
+    """
+    target = torch.nn.functional.one_hot(y.long(), class_probs.shape[-1]).to(class_probs)
+    return (class_probs - target).square().sum(-1)
+
+
+def _below_one(confidence: Tensor) -> Tensor:
+    # torchmetrics takes values above 1 for logits, gives exactly 1 a bin of its own, and counts in the type it is given.
+    return confidence.flatten().double().clamp(0.0, 1.0 - torch.finfo(torch.float64).eps)

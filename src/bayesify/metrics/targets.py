@@ -1,0 +1,69 @@
+"""Targets brought into the shape of a prediction and checked, and the extra that brings torchmetrics."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesify.predictive import ClassificationPredictive, RegressionPredictive, match_targets
+
+
+def match_values(predictive: RegressionPredictive, y: Tensor) -> Tensor:
+    """Targets of a regression in the shape of its means, [B, O].
+
+    Raises:
+        ValueError: If they do not fit, are empty or not finite.
+    """
+    y = torch.as_tensor(y).to(predictive.mean.device)
+    if y.numel() == 0:
+        raise ValueError("metrics: no targets; give at least one example")
+    if y.is_floating_point() and not bool(torch.isfinite(y).all()):
+        raise ValueError("metrics: targets hold NaN or infinity; remove such rows first")
+    return match_targets(y, predictive.mean).to(predictive.mean.dtype)
+
+
+def match_labels(predictive: ClassificationPredictive, y: Tensor) -> Tensor:
+    """Labels of a classification in the shape of its predicted labels, [B] or [B, ...].
+
+    Raises:
+        ValueError: If they do not fit, are empty, or are no class.
+    """
+    y = torch.as_tensor(y).to(predictive.labels.device)
+    if y.numel() == 0:
+        raise ValueError("metrics: no targets; give at least one example")
+    labels = predictive.labels
+    if y.shape != labels.shape and (*y.shape, 1) == labels.shape:
+        y = y.unsqueeze(-1)
+    if y.shape != labels.shape and y.shape == (*labels.shape, 1):
+        y = y.squeeze(-1)
+    if y.shape != labels.shape:
+        raise ValueError(
+            f"metrics: labels of shape {tuple(y.shape)} do not fit predictions of shape {tuple(labels.shape)}; "
+            "give one integer label per prediction"
+        )
+    classes = predictive.class_probs.shape[-1]
+    wrong = (y < 0) | (y >= classes) | (y != y.long())
+    if bool(wrong.any()):
+        raise ValueError(
+            f"metrics: label {y[wrong][0].item()} is none of {classes} classes; "
+            f"labels go from 0 to {classes - 1}, leave out examples without a label"
+        )
+    return y.long()
+
+
+def torchmetrics_function(name: str) -> Any:
+    """A function of `torchmetrics.functional.classification`.
+
+    Raises:
+        ImportError: If torchmetrics is not installed.
+    """
+    try:
+        module = import_module("torchmetrics.functional.classification")
+    except ImportError as error:
+        raise ImportError(
+            f"metrics: {name} is torchmetrics' and it is not installed; pip install 'bayesify[metrics]'"
+        ) from error
+    return getattr(module, name)
