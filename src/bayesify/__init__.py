@@ -5,7 +5,7 @@ bayesify.fit(bnn, train_loader, epochs=10)
 bnn.predict(x).probs
 """
 
-from bayesify import likelihoods, posteriors, priors
+from bayesify import datasets, likelihoods, metrics, posteriors, priors
 from bayesify.draws import Draw, Draws
 from bayesify.history import History
 from bayesify.network import BayesianNetwork, bayesianize, count_parameters
@@ -26,8 +26,10 @@ __all__ = [
     "__version__",
     "bayesianize",
     "count_parameters",
+    "datasets",
     "fit",
     "likelihoods",
+    "metrics",
     "posteriors",
     "priors",
 ]
