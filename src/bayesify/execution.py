@@ -147,8 +147,8 @@ class Runner:
 
     def _loop(self, values: WeightDict, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         trees = []
-        for index in range(count_draws(values)):
-            tree, build = as_tree(self.call(at(values, index), args, kwargs))
+        for draw in each(values):
+            tree, build = as_tree(self.call(draw, args, kwargs))
             trees.append(tree)
         if len(trees) == 1:
             return build(pytree.tree_map_only(Tensor, lambda tensor: tensor.unsqueeze(0), trees[0]))
@@ -160,8 +160,25 @@ def stack(*leaves: Any) -> Any:
     return torch.stack(leaves) if isinstance(leaves[0], Tensor) else leaves[0]
 
 
+def each(values: WeightDict) -> Iterator[dict[str, Tensor]]:
+    """The draws one by one, without the axis of draws.
+
+    One `unbind` for all of them: indexing each would fill a gradient of the size of all draws per draw.
+    """
+    if count_draws(values) == 1:
+        yield at(values, 0)
+        return
+    for draw in zip(*(value.unbind(0) for value in values.values()), strict=True):
+        yield dict(zip(values, draw, strict=True))
+
+
 def at(values: WeightDict, index: int | slice) -> dict[str, Tensor]:
     """One draw (no axis of draws any more) or a slice of draws."""
+    if index == 0 and count_draws(values) == 1:
+        return {
+            name: value.unbind(0)[0] if isinstance(value, StructuredWeight) else value.squeeze(0)
+            for name, value in values.items()
+        }
     return {
         name: value.at(index) if isinstance(value, StructuredWeight) else value[index] for name, value in values.items()
     }

@@ -36,11 +36,15 @@ class PriorDraw:
             squares: $\mathbb{E}_q \lVert w \rVert^2$ by name, a scalar or [S].
             sizes: $P_w$, the number of scalars, by name.
         """
-        total: Any = 0.0
+        constant = 0.5 * math.log(2 * math.pi) * sum(sizes[name] for name in squares)
+        if not any(isinstance(self.std[name], Tensor) for name in squares):  # one product for all weights
+            stacked = torch.stack(list(squares.values()), dim=-1)
+            scales = stacked.new_tensor([0.5 / float(self.std[name]) ** 2 for name in squares])
+            return stacked @ scales + sum(sizes[name] * math.log(self.std[name]) for name in squares) + constant
+        total: Any = constant
         for name, square in squares.items():
-            std = self.std[name]
-            log_std = std.log() if isinstance(std, Tensor) else math.log(std)
-            total = total + square / (2 * std**2) + sizes[name] * (log_std + 0.5 * math.log(2 * math.pi))
+            std = torch.as_tensor(self.std[name], dtype=square.dtype, device=square.device)
+            total = total + square / (2 * std**2) + sizes[name] * std.log()
         return total
 
 

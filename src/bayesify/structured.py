@@ -76,6 +76,11 @@ class StructuredWeight(Tensor):
         """One draw, or a slice of draws, out of a weight that carries the axis of draws."""
         return self.from_components([component[index] for component in self.components()], self.static())
 
+    def unbind(self, dim: int = 0) -> tuple[Self, ...]:  # type: ignore[override]
+        """All draws one by one, out of a weight that carries the axis of draws."""
+        parts = zip(*(component.unbind(dim) for component in self.components()), strict=True)
+        return tuple(self.from_components(list(part), self.static()) for part in parts)
+
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"{type(self).__name__}(shape={tuple(self.shape)}, dtype={self.dtype})"
 

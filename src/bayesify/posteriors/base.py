@@ -175,6 +175,11 @@ class Posterior(nn.Module):
         return {weight.name: weight.numel for weight in self.weights}
 
 
+def repeat_draws(value: Tensor, num_draws: int) -> Tensor:
+    """The same value in every draw, without a copy: [*shape] -> [S, *shape]."""
+    return value.unsqueeze(0) if num_draws == 1 else value.expand(num_draws, *value.shape)
+
+
 class NamedParameters(nn.Module):
     """Parameters under dotted names, such as weights' and layers' names, which torch does not allow directly."""
 

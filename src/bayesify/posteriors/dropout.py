@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior
+from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior, repeat_draws
 from bayesify.weights import Weight
 
 
@@ -59,7 +59,7 @@ class Dropout(Posterior):
             if name in keep:
                 weights[name] = value * _on_inputs(masked[name], keep[name] / (1 - self.rate))
             else:
-                weights[name] = value.expand(request.num_draws, *value.shape)
+                weights[name] = repeat_draws(value, request.num_draws)
         return weights, self.kl(request.prior)
 
     def mean(self) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -23,23 +24,23 @@ class LocalGaussian(StructuredWeight):
     plain draw of the weight.
 
     Shapes:
-        mean, std: the weight's, or with a leading axis of draws.
+        mean, variance: the weight's, or with a leading axis of draws.
     """
 
     batchable = False
     mean_: Tensor
-    std_: Tensor
+    variance_: Tensor
     generator_: torch.Generator | None
 
-    def __new__(cls, mean: Tensor, std: Tensor, generator: torch.Generator | None = None) -> Self:
-        """A weight from its mean and standard deviation."""
+    def __new__(cls, mean: Tensor, variance: Tensor, generator: torch.Generator | None = None) -> Self:
+        """A weight from its mean and variance."""
         weight = cls.wrap(mean.shape, mean)
-        weight.mean_, weight.std_, weight.generator_ = mean, std, generator
+        weight.mean_, weight.variance_, weight.generator_ = mean, variance, generator
         return weight
 
     def components(self) -> tuple[Tensor, ...]:
-        """Mean and standard deviation."""
-        return self.mean_, self.std_
+        """Mean and variance."""
+        return self.mean_, self.variance_
 
     def static(self) -> Any:
         """The generator."""
@@ -47,44 +48,91 @@ class LocalGaussian(StructuredWeight):
 
     @classmethod
     def from_components(cls, components: list[Tensor], static: Any) -> Self:
-        """From mean and standard deviation."""
-        mean, std = components
-        return cls(mean, std, static)
+        """From mean and variance."""
+        mean, variance = components
+        return cls(mean, variance, static)
 
     def form(self) -> Tensor:
         """One draw of the weight, the same for all examples."""
-        return self.mean_ + self.std_ * _noise(self.mean_, self.generator_)
+        return self.mean_ + self.variance_.sqrt() * _noise(self.mean_, self.generator_)
 
 
 def _noise(like: Tensor, generator: torch.Generator | None) -> Tensor:
     return standard_normal(like.numel(), like, generator).view(like.shape)
 
 
-def _local(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The rule for a function that is linear in its weight and adds a bias."""
+class _LocalLinear(torch.autograd.Function):
+    """Mean plus standard deviation times noise of a linear map's output, in as few passes as it takes."""
+
+    @staticmethod
+    def forward(
+        x: Tensor, mean: Tensor, variance: Tensor, bias_mean: Tensor | None, bias_variance: Tensor | None, noise: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        squares = x.square()
+        output = F.linear(x, mean, bias_mean)
+        std = _away_from_zero(F.linear(squares, variance, bias_variance)).sqrt_()
+        return output.addcmul_(std, noise), noise.div(std).mul_(0.5), squares
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        x, mean, variance, bias_mean, bias_variance, _ = inputs
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.biases = (bias_mean is not None, bias_variance is not None)
+        ctx.save_for_backward(x, mean, variance, *output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, mean, variance, slope, squares = ctx.saved_tensors
+        grad = grads[0]
+        grad_variance = grad * slope
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            grad_x = torch.addcmul(grad @ mean, x, grad_variance @ variance, value=2)
+        rows, rows_variance = grad.flatten(0, -2), grad_variance.flatten(0, -2)
+        return (
+            grad_x,
+            rows.T @ x.flatten(0, -2),
+            rows_variance.T @ squares.flatten(0, -2),
+            rows.sum(0) if ctx.biases[0] else None,
+            rows_variance.sum(0) if ctx.biases[1] else None,
+            None,
+        )
+
+
+def _away_from_zero(variance: Tensor) -> Tensor:
+    """Where all inputs are 0 so is the variance, and its root has no gradient."""
+    return variance.clamp_min_(torch.finfo(variance.dtype).tiny)
+
+
+def _moments_of(bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    return (bias.mean_, bias.variance_) if isinstance(bias, LocalGaussian) else (bias, None)
+
+
+@LocalGaussian.rule(F.linear)
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if not isinstance(weight, LocalGaussian) or isinstance(x, LocalGaussian):
+        return NotImplemented
+    size = (*x.shape[:-1], weight.mean_.shape[0])
+    if torch.is_autocast_enabled(x.device.type) or x.ndim < 2:
+        return _by_autograd(F.linear)(x, weight, bias)
+    noise = standard_normal(math.prod(size), weight.mean_, weight.generator_).view(size)
+    output: Tensor = _LocalLinear.apply(x, weight.mean_, weight.variance_, *_moments_of(bias), noise)[0]
+    return output
+
+
+def _by_autograd(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The rule for any function that is linear in its weight and adds a bias."""
 
     def rule(x: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
         if not isinstance(weight, LocalGaussian) or isinstance(x, LocalGaussian):
             return NotImplemented
-        local_bias = isinstance(bias, LocalGaussian)
-        bias_mean = bias.mean_ if isinstance(bias, LocalGaussian) else bias
-        bias_var = bias.std_.square() if isinstance(bias, LocalGaussian) else None
+        bias_mean, bias_variance = _moments_of(bias)
         mean = function(x, weight.mean_, bias_mean, *args, **kwargs)
-        variance = function(x.square(), weight.std_.square(), bias_var if local_bias else None, *args, **kwargs)
-        # Where all inputs are 0 so is the variance, and its root has no gradient: keep it away from 0.
-        std = variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
-        return mean + std * _noise(mean, weight.generator_)
+        variance = function(x.square(), weight.variance_, bias_variance, *args, **kwargs)
+        return mean + _away_from_zero(variance).sqrt() * _noise(mean, weight.generator_)
 
     return rule
 
 
-for _function in (
-    F.linear,
-    F.conv1d,
-    F.conv2d,
-    F.conv3d,
-    F.conv_transpose1d,
-    F.conv_transpose2d,
-    F.conv_transpose3d,
-):
-    LocalGaussian.rule(_function)(_local(_function))
+for _function in (F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d):
+    LocalGaussian.rule(_function)(_by_autograd(_function))

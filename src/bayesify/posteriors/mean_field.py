@@ -6,10 +6,12 @@ import math
 from collections.abc import Mapping
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayesify.maths.constraints import positive, raw_positive
-from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior, check_positive
+from bayesify.maths.constraints import raw_positive
+from bayesify.maths.gaussian import diagonal_moments, draw_diagonal
+from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior, check_positive, repeat_draws
 from bayesify.posteriors.local_gaussian import LocalGaussian
 from bayesify.priors import PriorDraw
 
@@ -20,8 +22,8 @@ class MeanField(Posterior):
     $$ q(w) = \mathcal{N}(m, \operatorname{diag}(s^2)), \qquad
        \mathrm{KL} = \sum_i \log\frac{\sigma}{s_i} + \frac{s_i^2 + m_i^2}{2\sigma^2} - \frac12 $$
 
-    Stored: `mean_value` freely, starting at the network's weights; `raw_std` through softplus, or through a
-    scaled sigmoid under a cap. Weights and biases both; a draw of the whole network takes its noise in one call.
+    Stored: `mean_value` freely, starting at the network's weights; `raw_std`, the log of the standard deviation, or
+    under a cap what a scaled sigmoid takes to it. Weights and biases both; a draw of the whole network takes its noise in one call.
 
     Args:
         init_std: Standard deviation of every weight before training.
@@ -47,38 +49,42 @@ class MeanField(Posterior):
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
         """Means at the network's weights, every standard deviation at `init_std`."""
-        raw = raw_positive(self.init_std, self.max_std)
+        raw = self._raw(self.init_std)
         self.mean_value = NamedParameters({weight.name: values[weight.name].clone() for weight in self.weights})
         self.raw_std = NamedParameters(
             {weight.name: torch.full_like(values[weight.name], raw) for weight in self.weights}
         )
 
-    def std(self) -> dict[str, Tensor]:
-        """Standard deviation of each entry, by name."""
-        return {name: positive(raw, self.max_std) for name, raw in self.raw_std.items()}
+    def _raw(self, std: float) -> float:
+        return math.log(std) if self.max_std is None else raw_positive(std, self.max_std)
+
+    def log_std(self) -> dict[str, Tensor]:
+        """Log standard deviation of each entry, by name."""
+        if self.max_std is None:
+            return dict(self.raw_std.items())
+        return {name: math.log(self.max_std) + F.logsigmoid(raw) for name, raw in self.raw_std.items()}
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
         """`m + s * noise`, or local Gaussians inside the training objective if asked for."""
-        std = self.std()
-        kl = self._kl(request.prior, std)
+        weights: dict[str, Tensor] = {}
+        squares: dict[str, Tensor] = {}
+        log_dets = []
+        log_std = self.log_std()
         if request.local and self.local_reparameterization:
-            axis = (request.num_draws,)
-            return {
-                name: LocalGaussian(
-                    mean.expand(axis + mean.shape), std[name].expand(axis + mean.shape), request.generator
-                )
-                for name, mean in self.mean_value.items()
-            }, kl
-        means = self.mean_value.values()
-        noise = request.normals([mean.numel() for mean in means], means[0])
-        weights = {}
-        for (name, mean), eps in zip(self.mean_value.items(), noise, strict=True):
-            shaped = like_layout(eps, mean)
-            if torch.is_grad_enabled():
-                weights[name] = torch.addcmul(mean, std[name], shaped)
-            else:  # the noise is ours alone: no second buffer
-                weights[name] = torch.addcmul(mean, std[name], shaped, out=shaped)
-        return weights, kl
+            for name, mean in self.mean_value.items():
+                moments = diagonal_moments(mean, log_std[name])
+                shared = (repeat_draws(moment, request.num_draws) for moment in moments[:2])
+                weights[name] = LocalGaussian(*shared, request.generator)
+                squares[name] = moments[2]
+                log_dets.append(moments[3])
+        else:
+            means = self.mean_value.values()
+            noise = request.normals([mean.numel() for mean in means], means[0])
+            for (name, mean), eps in zip(self.mean_value.items(), noise, strict=True):
+                shaped = like_layout(eps, mean)
+                weights[name], squares[name], log_det = draw_diagonal(mean, log_std[name], shaped)
+                log_dets.append(log_det)
+        return weights, prior_kl(request.prior, squares, self.sizes(), log_dets)
 
     def mean(self) -> dict[str, Tensor]:
         """m."""
@@ -86,22 +92,12 @@ class MeanField(Posterior):
 
     def variance(self) -> dict[str, Tensor]:
         """s squared."""
-        return {name: std.square() for name, std in self.std().items()}
+        return {name: (2 * log_std).exp() for name, log_std in self.log_std().items()}
 
     def entropy(self) -> Tensor:
         """Sum of the entries' entropies, `log s + log(2 pi e) / 2`."""
-        return _entropy(self.std())
-
-    def kl(self, prior: PriorDraw) -> Tensor:
-        """Closed form; see the class."""
-        return self._kl(prior, self.std())
-
-    def _kl(self, prior: PriorDraw, std: Mapping[str, Tensor]) -> Tensor:
-        squares = {
-            name: torch.dot(mean.flatten(), mean.flatten()) + torch.dot(std[name].flatten(), std[name].flatten())
-            for name, mean in self.mean_value.items()
-        }
-        return prior.cross_entropy(squares, self.sizes()) - _entropy(std)
+        constant = sum(self.sizes().values()) * 0.5 * math.log(2 * math.pi * math.e)
+        return torch.stack([log_std.sum() for log_std in self.log_std().values()]).sum() + constant
 
     @torch.no_grad()
     def set_to_prior(self, prior: PriorDraw) -> None:
@@ -114,12 +110,15 @@ class MeanField(Posterior):
                 )
         for name in self.sizes():
             self.mean_value[name].zero_()
-            self.raw_std[name].fill_(raw_positive(float(prior.std[name]), self.max_std))
+            self.raw_std[name].fill_(self._raw(float(prior.std[name])))
 
 
-def _entropy(std: Mapping[str, Tensor]) -> Tensor:
-    total = sum(value.log().sum() + value.numel() * 0.5 * math.log(2 * math.pi * math.e) for value in std.values())
-    return torch.as_tensor(total)
+def prior_kl(
+    prior: PriorDraw, squares: Mapping[str, Tensor], sizes: Mapping[str, int], log_dets: list[Tensor]
+) -> Tensor:
+    """KL of a diagonal Gaussian from its summed second moments and summed log standard deviations."""
+    constant = sum(sizes.values()) * 0.5 * math.log(2 * math.pi * math.e)
+    return prior.cross_entropy(squares, sizes) - torch.stack(log_dets).sum() - constant
 
 
 def like_layout(flat: Tensor, like: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior
+from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior, repeat_draws
 
 
 class Point(Posterior):
@@ -25,7 +25,7 @@ class Point(Posterior):
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
         """The same weights in every draw, without a copy."""
-        weights = {name: value.expand(request.num_draws, *value.shape) for name, value in self.value.items()}
+        weights = {name: repeat_draws(value, request.num_draws) for name, value in self.value.items()}
         return weights, self.kl(request.prior)
 
     def mean(self) -> dict[str, Tensor]:
