@@ -1,0 +1,186 @@
+"""Nested plain data with tensors in one safetensors file: written atomically, checked when read, never pickled."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+FORMAT = "bayesify"
+FORMAT_VERSION = 1
+
+
+def pack(value: Any, name: str = "state") -> tuple[Any, dict[str, Tensor]]:
+    """Nested data as JSON and a flat dict of tensors.
+
+    Args:
+        value: Numbers, strings, `None`, tensors, and dicts (any plain keys), lists, tuples and counters of them.
+        name: What the value is called in error messages and in front of the tensors' names.
+
+    Returns:
+        The data with a reference in place of each tensor, and the tensors by name.
+
+    Raises:
+        TypeError: If there is something else in it, naming the place.
+    """
+    tensors: dict[str, Tensor] = {}
+
+    def visit(value: Any, path: str) -> Any:
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        if isinstance(value, np.generic):
+            return value.item()
+        if isinstance(value, Tensor):
+            while path in tensors:  # the keys 1 and "1", or "a.b" and "b" inside "a", spell the same path
+                path += "'"
+            tensors[path] = value
+            return {"tensor": path}
+        if isinstance(value, (Mapping, Counter)):
+            kind = "counter" if isinstance(value, Counter) else "dict"
+            return {kind: [[visit(key, path), visit(entry, f"{path}.{key}")] for key, entry in value.items()]}
+        if isinstance(value, (tuple, list)):
+            entries = [visit(entry, f"{path}.{index}") for index, entry in enumerate(value)]
+            return {"tuple": entries} if isinstance(value, tuple) else entries
+        raise TypeError(
+            f"{path} is {type(value).__name__}, which a file without pickle cannot hold; use numbers, strings, tensors, "
+            "and lists and dicts of them"
+        )
+
+    return visit(value, name), tensors
+
+
+def unpack(packed: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Inverse of `pack`."""
+    if isinstance(packed, list):
+        return [unpack(entry, tensors) for entry in packed]
+    if not isinstance(packed, dict):
+        return packed
+    ((kind, content),) = packed.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "tuple":
+        return tuple(unpack(entry, tensors) for entry in content)
+    entries = {unpack(key, tensors): unpack(entry, tensors) for key, entry in content}
+    return Counter(entries) if kind == "counter" else entries
+
+
+def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors and a JSON header to a safetensors file, so that the path holds either the old file or the whole new one.
+
+    The new file is written beside the old one, flushed to disk, and put in its place in one step of the file system. The
+    header and every byte of every tensor go into a SHA-256 that is stored with them.
+
+    Args:
+        path: Where to write.
+        kind: What the file is, such as `"checkpoint"`.
+        header: Plain data.
+        tensors: By name, on any device.
+
+    Raises:
+        ValueError: If the folder does not exist or the path is a folder.
+    """
+    from safetensors.torch import save_file
+
+    path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{path}: is a folder; give the path of a file, such as model.safetensors")
+    if not path.parent.is_dir():
+        raise ValueError(f"{path}: the folder {path.parent} does not exist; make it first")
+    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    body = json.dumps({"kind": kind, **header})
+    metadata = {"format": FORMAT, "format_version": str(FORMAT_VERSION), "header": body, "sha256": _digest(body, plain)}
+    with _replacing(path) as temporary:
+        save_file(plain, temporary, metadata=metadata)
+
+
+def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Header and tensors (on the CPU) of a file that `write` made, checked to be whole and unchanged.
+
+    Args:
+        path: The file.
+        kind: What it has to be.
+
+    Raises:
+        FileNotFoundError: If there is none.
+        ValueError: If it is cut short, altered, not ours, of another kind, or from a newer version of the library.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file; give the path of a file that bayesify wrote")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            names = list(file.keys())
+            _check_origin(path, metadata)
+            tensors = {name: file.get_tensor(name) for name in names}
+    except SafetensorError as error:
+        raise ValueError(
+            f"{path}: not a whole safetensors file ({error}); it was cut short or is of another kind, use a copy"
+        ) from None
+    body = metadata.get("header", "")
+    if _digest(body, tensors) != metadata.get("sha256"):
+        raise ValueError(f"{path}: its contents do not match its checksum; the file was altered or damaged, use a copy")
+    header = json.loads(body)
+    if header["kind"] != kind:
+        raise ValueError(
+            f"{path}: holds a {header['kind']}, not a {kind}; {_REMEDY.get(header['kind'], 'give another')}"
+        )
+    return header, tensors
+
+
+_REMEDY = {"checkpoint": "give it to fit(checkpoint=...)", "model": "open it with bayesify.load"}
+
+
+def _check_origin(path: Path, metadata: Mapping[str, str]) -> None:
+    if metadata.get("format") != FORMAT:
+        raise ValueError(f"{path}: was not written by bayesify; use safetensors.torch.load_file for its tensors")
+    version = int(metadata["format_version"])
+    if version > FORMAT_VERSION:
+        raise ValueError(
+            f"{path}: has format {version}, this version of bayesify reads up to {FORMAT_VERSION}; upgrade bayesify"
+        )
+
+
+def _digest(body: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(body.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()))
+    return digest.hexdigest()
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    if os.name == "posix":
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the new name has to reach the disk as well
+        finally:
+            os.close(folder)
+
+
+def remove_leftovers(path: str | Path) -> None:
+    """Remove what a killed process left of an unfinished write; for files that only one process writes."""
+    path = Path(path)
+    for leftover in path.parent.glob(f".{path.name}.*.tmp"):
+        leftover.unlink(missing_ok=True)

@@ -1,0 +1,444 @@
+"""The loop behind `fit`: epochs, steps, checkpoints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.batches import Batch, BatchReader
+from bayesify.checkpoints import Checkpoint, model_state, set_model_state
+from bayesify.history import History
+from bayesify.interrupts import DelayedInterrupt
+from bayesify.network import BayesianNetwork
+from bayesify.parallel import Processes
+from bayesify.progress import ProgressBar
+from bayesify.random_streams import (
+    DataStream,
+    derive_seed,
+    loader_generators,
+    network_state,
+    seeded_globals,
+    set_network_state,
+)
+from bayesify.validation import validate
+
+Callback = Callable[[BayesianNetwork, History], Any]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides the result of a run, apart from network, data, optimizer and scheduler; see `fit`."""
+
+    num_data: int
+    epochs: int
+    map_epochs: int
+    kl_weight: float
+    kl_schedule: Callable[[float], float]
+    num_draws: int
+    accumulate: int
+    clip_norm: float | None
+    precision: str
+    patience: int | None
+    validation_draws: int
+    step_scheduler: str
+
+
+@dataclass
+class Position:
+    """Where a run is.
+
+    Args:
+        epoch: Epochs that are done.
+        batches: Batches of the present epoch that are done.
+        examples: Their examples.
+        sums: Over these batches: NLL times examples, KL, bound, windows (one per optimizer step).
+        seconds: Time spent on them.
+        kl_weight: The last weight of the KL.
+        best: Validation NLL of the best epoch so far, `None` before there is one.
+        waited: Epochs since then.
+        stopped: Whether the run is over before its last epoch.
+    """
+
+    epoch: int = 0
+    batches: int = 0
+    examples: int = 0
+    sums: list[float] = field(default_factory=lambda: [0.0] * 4)
+    seconds: float = 0.0
+    kl_weight: float = 0.0
+    best: float | None = None
+    waited: int = 0
+    stopped: bool = False
+
+    def close_epoch(self) -> None:
+        """Go on to the next epoch."""
+        self.epoch += 1
+        self.batches = self.examples = 0
+        self.sums, self.seconds = [0.0] * 4, 0.0
+
+
+class Objective(nn.Module):
+    """The two terms of the objective as a forward pass, so that DistributedDataParallel sees it."""
+
+    def __init__(self, bnn: BayesianNetwork, num_data: int, num_draws: int) -> None:
+        super().__init__()
+        self.bnn = bnn
+        self.num_data, self.num_draws = num_data, num_draws
+
+    def forward(self, phase: str, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Data term and KL, in nats, each a scalar."""
+        if phase == "map":
+            data, kl = self.bnn.map_objective(batch.x, batch.y, num_data=self.num_data, example_weights=batch.weights)
+        else:
+            data, kl = self.bnn.elbo_terms(
+                batch.x,
+                batch.y,
+                num_data=self.num_data,
+                num_draws=self.num_draws,
+                example_weights=batch.weights,
+                generator=generator,
+            )
+        return data.mean(), kl.mean()
+
+
+class TrainingLoop:
+    """One run of `fit` in one process.
+
+    Args:
+        bnn: The network, on its device.
+        loader: Training batches.
+        optimizer: Over the network's parameters.
+        scheduler: Of the learning rate, or `None`.
+        settings: See `Settings`.
+        seed: Of everything random in the run.
+        validation: Validation batches, or `None`.
+        reader: See `read_batch`.
+        processes: The processes that train together.
+        checkpoint: Where to store the run, or `None`.
+        checkpoint_every: Steps between checkpoints; one per epoch if `None`.
+        callbacks: Called after each epoch.
+        progress: Whether to show a progress bar.
+    """
+
+    def __init__(
+        self,
+        bnn: BayesianNetwork,
+        loader: Iterable[Any],
+        optimizer: torch.optim.Optimizer,
+        scheduler: Any,
+        settings: Settings,
+        *,
+        seed: int,
+        validation: Iterable[Any] | None = None,
+        reader: BatchReader | None = None,
+        processes: Processes | None = None,
+        checkpoint: Path | None = None,
+        checkpoint_every: int | None = None,
+        callbacks: Sequence[Callback] = (),
+        progress: bool = False,
+    ) -> None:
+        self.bnn, self.loader, self.optimizer, self.scheduler = bnn, loader, optimizer, scheduler
+        self.settings, self.seed = settings, seed
+        self.validation, self.reader = validation, reader
+        self.processes = processes or Processes()
+        self.checkpoint, self.checkpoint_every = checkpoint, checkpoint_every
+        self.callbacks, self.show_progress = callbacks, progress
+        self.device = next(bnn.parameters()).device
+        self.history = History()
+        self.position = Position()
+        self.best_state: dict[str, Any] | None = None
+        self.steps = 0
+        # One draw of the weights for all processes makes their parts of a batch add up to the whole batch; noise of each
+        # example's own must differ between them.
+        self.local = any(getattr(posterior, "local_reparameterization", False) for posterior in bnn.posteriors)
+        apart = self.processes.rank if self.local else 0
+        self.generator = torch.Generator(self.device).manual_seed(derive_seed(seed, "draws", apart))
+        self.shuffles = loader_generators(loader)
+        self.shuffle_states = [generator.get_state() for generator in self.shuffles]
+        self.objective = self.processes.wrap(Objective(bnn, settings.num_data, settings.num_draws))
+
+    # -- the run ---------------------------------------------------------------------------------------------------
+
+    def run(self, resumed: Checkpoint | None = None) -> History:
+        """Train to the last epoch, or from a checkpoint to the last epoch.
+
+        Raises:
+            KeyboardInterrupt: After Ctrl-C, once the step is done and the checkpoint written.
+            ValueError: If a batch or the objective is not valid, with epoch and batch.
+        """
+        with ExitStack() as stack:
+            devices = [self.device] if self.device.type == "cuda" else []
+            stack.enter_context(torch.random.fork_rng(devices=devices))
+            stack.enter_context(_training_mode(self.bnn))
+            torch.manual_seed(derive_seed(self.seed, "network", self.processes.rank))
+            if resumed is not None:
+                self._restore(resumed)
+            total = self.settings.map_epochs + self.settings.epochs
+            show = self.show_progress and self.processes.rank == 0
+            self.bar = stack.enter_context(ProgressBar(show, total, _length(self.loader)))
+            self.interrupt = stack.enter_context(DelayedInterrupt())
+            while self.position.epoch < total and not self.position.stopped:
+                self._epoch()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.best_state is not None:
+            set_model_state(self.bnn, self.best_state)
+        return self.history
+
+    def _epoch(self) -> None:
+        position, epoch = self.position, self.position.epoch
+        phase = "map" if epoch < self.settings.map_epochs else "variational"
+        seed = derive_seed(self.seed, "data", epoch)
+        if position.batches == 0:
+            self.shuffle_states = [generator.get_state() for generator in self.shuffles]
+        else:
+            for generator, state in zip(self.shuffles, self.shuffle_states, strict=True):
+                generator.set_state(state)
+        for owner in (getattr(self.loader, "sampler", None), getattr(self.loader, "batch_sampler", None)):
+            set_epoch = getattr(owner, "set_epoch", None)
+            if set_epoch is not None:
+                set_epoch(epoch)
+        start = time.perf_counter() - position.seconds
+        with seeded_globals(seed):
+            parts = self.processes.batches(self.loader, DataStream(seed).iterate, self.reader)
+            for _ in range(position.batches):
+                if next(parts, None) is None:
+                    raise ValueError(
+                        f"fit: the checkpoint is at batch {position.batches} of epoch {epoch + 1}, where the loader "
+                        "has fewer; give the loader of the interrupted run"
+                    )
+            for window in self._windows(parts):
+                self._step(phase, window)
+                position.seconds = time.perf_counter() - start
+                self.bar.step(epoch + 1, position.batches, position.sums[0] / position.examples, self._mean(1))
+                every = self.checkpoint_every
+                self._pause(due=every is not None and self.steps % every == 0)
+            if position.batches == 0:
+                raise ValueError(
+                    f"fit: the loader yields no batches in epoch {epoch + 1}; give one with data that starts anew each "
+                    "epoch (drop_last drops a batch that is not full)"
+                )
+            row = self._row(phase)
+            if self.validation is not None:
+                row |= self._validate()
+        row["seconds"] = time.perf_counter() - start
+        self._close_epoch(phase, row)
+
+    def _windows(self, parts: Iterator[tuple[Batch, int, int]]) -> Iterator[list[tuple[Batch, int, int]]]:
+        """Groups of batches whose gradients are added up for one step."""
+        while True:
+            window: list[tuple[Batch, int, int]] = []
+            try:
+                for part in parts:
+                    window.append(part)
+                    if len(window) == self.settings.accumulate:
+                        break
+            except (ValueError, TypeError) as error:
+                raise type(error)(f"{self._where(len(window))}: {error}") from error
+            if not window:
+                return
+            yield window
+
+    def _step(self, phase: str, window: list[tuple[Batch, int, int]]) -> None:
+        settings, position = self.settings, self.position
+        kl_weight = settings.kl_weight
+        if phase == "variational":
+            passed = position.epoch - settings.map_epochs + min(1.0, position.examples / settings.num_data)
+            kl_weight *= settings.kl_schedule(passed)
+        size = sum(whole for _, _, whole in window)
+        draws = self.generator.get_state()
+        buffers = {name: buffer.clone() for name, buffer in self.bnn.named_buffers()} if self.steps == 0 else {}
+        self.optimizer.zero_grad(set_to_none=True)
+        nll = kl_sum = 0.0
+        for index, (batch, own, whole) in enumerate(window):
+            if index and not self.local:
+                self.generator.set_state(draws)  # one draw of the weights for the whole step
+            apart = self.processes.without_sync(self.objective) if index + 1 < len(window) else nullcontext()
+            try:
+                with apart:
+                    with self._autocast():
+                        data, kl = self.objective(phase, batch.to(self.device), self.generator)
+                    share = own * self.processes.count / size
+                    loss = -(share * data - kl_weight * (whole / size) * kl) / settings.num_data
+                    loss.backward()
+            except (ValueError, RuntimeError) as error:
+                with torch.no_grad():
+                    for name, value in buffers.items():
+                        self.bnn.get_buffer(name).copy_(value)
+                kind = ValueError if isinstance(error, ValueError) else RuntimeError
+                raise kind(f"{self._where(index)}: {error}") from error
+            nll -= float(data.detach()) / settings.num_data * own
+            kl_sum += float(kl.detach()) * whole / size
+        if settings.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.bnn.parameters(), settings.clip_norm)
+        self.optimizer.step()
+        if self.scheduler is not None and settings.step_scheduler == "step":
+            self.scheduler.step()
+        self.steps += 1
+        position.batches += len(window)
+        position.examples += size
+        position.kl_weight = kl_weight
+        part = 1 / self.processes.count
+        bound = -nll / size * settings.num_data - kl_weight * kl_sum * part
+        added = (nll, kl_sum * part, bound, part)
+        position.sums = [summed + value for summed, value in zip(position.sums, added, strict=True)]
+
+    def _mean(self, index: int) -> float:
+        return self.position.sums[index] / self.position.sums[3]
+
+    def _where(self, index: int) -> str:
+        return f"fit: epoch {self.position.epoch + 1}, batch {self.position.batches + index + 1}"
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.settings.precision == "float32":
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    # -- the end of an epoch ---------------------------------------------------------------------------------------
+
+    def _row(self, phase: str) -> dict[str, Any]:
+        nll, kl, bound, steps = self.processes.total(self.position.sums)
+        return {
+            "epoch": self.position.epoch + 1,
+            "phase": phase,
+            "nll": nll / self.position.examples,
+            "kl": kl / steps,
+            "kl_weight": self.position.kl_weight,
+            "elbo": bound / steps,
+            "learning_rate": float(self.optimizer.param_groups[0]["lr"]),
+        }
+
+    def _validate(self) -> dict[str, float]:
+        assert self.validation is not None
+        batches = DataStream(derive_seed(self.seed, "validation data")).iterate(self.validation)
+        generator = torch.Generator(self.device).manual_seed(derive_seed(self.seed, "validation draws"))
+
+        def interruptible() -> Iterator[Any]:
+            for batch in batches:
+                self._pause()
+                yield batch
+
+        with self._autocast():
+            scores = validate(
+                self.bnn, interruptible(), self.settings.validation_draws, self.device, generator, self.reader
+            )
+        return {f"validation_{key}": value for key, value in scores.items()}
+
+    def _close_epoch(self, phase: str, row: dict[str, Any]) -> None:
+        settings, position = self.settings, self.position
+        self.history.append(row)
+        if self.scheduler is not None and settings.step_scheduler == "epoch":
+            if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+                self.scheduler.step(row.get("validation_nll", row["nll"]))
+            else:
+                self.scheduler.step()
+        position.close_epoch()
+        warm = phase == "variational" and settings.kl_schedule(position.epoch - settings.map_epochs) >= 1.0
+        if settings.patience is not None and warm:
+            if position.best is None or row["validation_nll"] < position.best:
+                position.best, position.waited = row["validation_nll"], 0
+                self.best_state = _cloned(model_state(self.bnn))
+            else:
+                position.waited += 1
+                position.stopped = position.waited >= settings.patience
+        for callback in self.callbacks:
+            if callback(self.bnn, self.history) is True:
+                position.stopped = True
+        position.stopped = self.processes.any(position.stopped)
+        self.bar.epoch(row)
+        last = position.stopped or position.epoch == settings.map_epochs + settings.epochs
+        self._pause(due=last or self.checkpoint_every is None)
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def _pause(self, due: bool = False) -> None:
+        """Write a checkpoint if one is due or Ctrl-C was pressed, and stop in the second case."""
+        interrupted = self.processes.any(self.interrupt.requested)
+        if self.checkpoint is not None and (due or interrupted):
+            self._save(self.checkpoint)
+        if interrupted:
+            where = f"; the run is stored in {self.checkpoint}" if self.checkpoint is not None else ""
+            raise KeyboardInterrupt(f"fit: stopped at epoch {self.position.epoch + 1}{where}")
+
+    def _save(self, path: Path) -> None:
+        sums = self.processes.total(self.position.sums)
+        draws = self.processes.gather(self.generator.get_state())
+        network = self.processes.gather(network_state(self.device))
+        if self.processes.rank == 0:
+            Checkpoint(
+                settings=self.describe(),
+                position=asdict(self.position) | {"sums": sums, "steps": self.steps},
+                history=list(self.history),
+                model=model_state(self.bnn),
+                best=self.best_state,
+                optimizer=self.optimizer.state_dict(),
+                scheduler=self.scheduler.state_dict() if self.scheduler is not None else None,
+                draws=draws,
+                network=network,
+                shuffles=self.shuffle_states
+                if self.position.batches
+                else [generator.get_state() for generator in self.shuffles],
+            ).write(path)
+        self.processes.barrier()
+
+    def _restore(self, stored: Checkpoint) -> None:
+        position = dict(stored.position)
+        self.steps = position.pop("steps")
+        self.position = Position(**position)
+        if self.processes.rank:
+            self.position.sums = [0.0] * 4
+        self.history = History(stored.history)
+        set_model_state(self.bnn, stored.model)
+        self.best_state = stored.best
+        self.optimizer.load_state_dict(stored.optimizer)
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(stored.scheduler)
+        self.generator.set_state(stored.draws[self.processes.rank])
+        set_network_state(stored.network[self.processes.rank], self.device)
+        self.shuffle_states = stored.shuffles
+        for generator, state in zip(self.shuffles, stored.shuffles, strict=True):
+            generator.set_state(state)
+
+    def describe(self) -> dict[str, Any]:
+        """What a checkpoint must have in common with the run that continues it, as plain data."""
+        settings = {key: getattr(self.settings, key) for key in Settings.__dataclass_fields__ if key != "epochs"}
+        settings["kl_schedule"] = describe_schedule(self.settings.kl_schedule)
+        return settings | {
+            "seed": self.seed,
+            "optimizer": type(self.optimizer).__name__,
+            "scheduler": type(self.scheduler).__name__,
+            "processes": self.processes.count,
+            "generators of the loader": len(self.shuffles),
+        }
+
+
+def describe_schedule(schedule: Callable[[float], float]) -> str:
+    """A schedule in words that are the same in every process: its repr, or its name if it is a function."""
+    return getattr(schedule, "__qualname__", None) or repr(schedule)
+
+
+@contextmanager
+def _training_mode(bnn: BayesianNetwork) -> Iterator[None]:
+    modes = [(module, module.training) for module in bnn.modules()]
+    bnn.train()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def _cloned(state: dict[str, Any]) -> dict[str, Any]:
+    return {key: value.clone() if isinstance(value, Tensor) else value for key, value in state.items()}
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:
+        return None
