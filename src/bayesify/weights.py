@@ -82,7 +82,7 @@ class Weight:
             c_in, c_out, *k = self.shape
             grouped = value.reshape(*batch, self.groups, c_in // self.groups, c_out, *k)
             value = grouped.movedim(len(batch) + 2, len(batch) + 1)  # [*batch, g, c_out/g, c_in/g, *k]
-        return value.reshape(*batch, *self.matrix_shape)
+        return value.reshape((*batch, *self.matrix_shape))
 
     def from_matrix(self, matrix: Tensor) -> Tensor:
         """Inverse of `to_matrix`: [*batch, rows, cols] -> [*batch, *shape]."""
@@ -93,7 +93,7 @@ class Weight:
             c_in, c_out, *k = self.shape
             grouped = matrix.reshape(*batch, self.groups, c_out, c_in // self.groups, *k)
             matrix = grouped.movedim(len(batch) + 2, len(batch) + 1)
-        return matrix.reshape(*batch, *self.shape)
+        return matrix.reshape((*batch, *self.shape))  # a tuple: a scalar has no sizes
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,6 @@ def _flatten(layer: Layer, values: Mapping[str, Tensor]) -> Tensor:
 def _unflatten(layer: Layer, flat: Tensor) -> dict[str, Tensor]:
     parts = flat.split([weight.numel for weight in layer.weights], dim=-1)
     return {
-        weight.name: part.reshape(*flat.shape[:-1], *weight.shape)
+        weight.name: part.reshape((*flat.shape[:-1], *weight.shape))
         for weight, part in zip(layer.weights, parts, strict=True)
     }

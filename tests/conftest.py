@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def fixed_seed() -> Iterator[None]:
+    """Every test starts from the same global seed and leaves the global generator as it found it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Torch says once that a projected LSTM takes its slower path; that is no fault of a test."""
+    config.addinivalue_line("filterwarnings", "ignore:LSTM with projections is not supported with oneDNN")

@@ -1,0 +1,24 @@
+"""Every registered posterior x every kind of leaf, as one parametrization."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from cases import CASES, EVERY_LEAF, POSTERIORS, Case, convert
+
+from bayesify import BayesianNetwork
+
+every_posterior = pytest.mark.parametrize("name", POSTERIORS)
+every_leaf = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+
+
+def convert_or_skip(name: str, case: Case, dtype: torch.dtype = torch.float32, **more: Any) -> BayesianNetwork:
+    """Convert, or see that the posterior says in words why it does not take this leaf, and skip."""
+    try:
+        return convert(name, case, dtype, **more)
+    except ValueError as refusal:
+        assert name not in EVERY_LEAF, f"{name} must take {case.name}: {refusal}"
+        assert ";" in str(refusal), f"the refusal names no remedy: {refusal}"
+        pytest.skip(str(refusal))

@@ -1,0 +1,101 @@
+"""What training asks of every posterior and every kind of leaf: gradients everywhere, a KL that is one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cases import CASES, Case, generator, has_density, targets
+from matrix import convert_or_skip, every_leaf, every_posterior
+
+from bayesify.posteriors import MeanField
+
+
+@every_posterior
+@every_leaf
+def test_gradients_reach_every_parameter(name: str, case: Case) -> None:
+    bnn = convert_or_skip(name, case)
+    bnn.elbo(case.batch(), targets(case), num_data=10, num_draws=2, generator=generator()).backward()
+    for key, parameter in bnn.named_parameters():
+        assert parameter.grad is not None, f"{key} has no gradient"
+        assert bool(torch.isfinite(parameter.grad).all()), f"{key} has a gradient that is not finite"
+        if "components" not in key and parameter.numel() > 1:
+            assert bool(parameter.grad.any()), f"the gradient of {key} is zero"
+
+
+@every_posterior
+@every_leaf
+def test_the_data_term_alone_reaches_every_drawn_weight(name: str, case: Case) -> None:
+    """Without the KL, whose gradient would hide a weight that the network does not use."""
+    bnn = convert_or_skip(name, case)
+    log_likelihood, _ = bnn.elbo_terms(case.batch(), targets(case), num_data=10, num_draws=1, generator=generator())
+    gradients = torch.autograd.grad(
+        log_likelihood.sum(),
+        [p for p in bnn.parameters() if p.requires_grad],
+        allow_unused=True,
+        materialize_grads=True,
+    )
+    assert any(bool(gradient.any()) for gradient in gradients)
+    draws = bnn.draw(1, generator=generator())
+    leaves = {weight: value.detach().requires_grad_() for weight, value in draws.formed().weights.items()}
+    for key, gradient in zip(leaves, _gradients(bnn, case, leaves), strict=True):
+        idle = case.name == "batch_norm_training" and key == "0.bias"  # the batch's mean takes it out again
+        assert idle or bool(gradient.abs().max() > 1e-6), key
+
+
+def _gradients(bnn, case, leaves):  # type: ignore[no-untyped-def]
+    from bayesify.execution import Runner, select_output
+
+    inputs = case.batch()
+    args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
+    outputs = select_output(Runner(bnn.network, bnn.weights).run(leaves, args, kwargs), None)
+    loss = bnn.likelihood.log_prob(outputs, targets(case), has_draws=True).sum()
+    return torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+
+
+@every_posterior
+@every_leaf
+def test_kl_is_zero_at_the_prior_and_positive_elsewhere(name: str, case: Case) -> None:
+    bnn = convert_or_skip(name, case, torch.float64)
+    away = bnn.kl(generator=generator()).item()
+    before = {key: value.clone() for key, value in bnn.state_dict().items()}
+    try:
+        bnn.set_to_prior()
+    except ValueError as refusal:
+        assert not has_density(bnn.posterior), f"{name} has a density but cannot be the prior: {refusal}"
+        assert ";" in str(refusal)
+        for key, value in bnn.state_dict().items():
+            assert torch.equal(value, before[key]), f"{key} changed although set_to_prior failed"
+        return
+    assert bnn.kl(generator=generator()).item() == pytest.approx(0.0, abs=1e-9)
+    for weight, variance in bnn.posterior.variance().items():
+        std = bnn.prior.std_of(bnn.weights[weight])
+        torch.testing.assert_close(variance, torch.full_like(variance, std**2), rtol=1e-6, atol=0)
+        assert not bnn.posterior.mean()[weight].any()
+    if has_density(bnn.posterior):
+        assert away > 1e-3
+
+
+@every_posterior
+def test_a_draw_carries_its_kl(name: str) -> None:
+    bnn = convert_or_skip(name, CASES["linear"], torch.float64)
+    draws = bnn.draw(6, generator=generator())
+    assert bool(torch.isfinite(draws.kl).all())
+    if not bnn.posterior.runs_network:
+        torch.testing.assert_close(draws.kl.mean(), bnn.kl(), rtol=1e-9, atol=1e-9)
+    assert draws.kl.requires_grad
+
+
+@every_leaf
+def test_local_reparameterization_trains_every_leaf(case: Case) -> None:
+    bnn = convert_or_skip("mean_field", case, local_reparameterization=True)
+    assert isinstance(bnn.posterior, MeanField)
+    bnn.elbo(case.batch(), targets(case), num_data=10, num_draws=2, generator=generator()).backward()
+    for key, parameter in bnn.named_parameters():
+        assert parameter.grad is not None, key
+        assert bool(torch.isfinite(parameter.grad).all()), key
+    with torch.no_grad():
+        draws = bnn.draw(2, generator=generator())
+    assert all(type(value) is torch.Tensor for value in draws.weights.values()), "prediction must draw weights"
+    first, again = (bnn.elbo(case.batch(), targets(case), num_data=10, generator=generator(7)).item() for _ in range(2))
+    if not case.training:
+        assert first == again
