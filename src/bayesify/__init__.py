@@ -11,6 +11,7 @@ from bayesify.history import History
 from bayesify.network import BayesianNetwork, bayesianize, count_parameters
 from bayesify.predictive import ClassificationPredictive, Predictive, RegressionPredictive
 from bayesify.schedules import KLSchedule
+from bayesify.storage import load, save
 from bayesify.training import fit
 from bayesify.version import __version__
 
@@ -29,7 +30,9 @@ __all__ = [
     "datasets",
     "fit",
     "likelihoods",
+    "load",
     "metrics",
     "posteriors",
     "priors",
+    "save",
 ]

@@ -142,7 +142,7 @@ def _part(size: int, rank: int, count: int) -> int:
 class _PartSampler:
     """A batch sampler that yields one process's part of each batch of another, and remembers the whole batch's size."""
 
-    def __init__(self, batches: Iterable[list[int]], rank: int, count: int) -> None:
+    def __init__(self, batches: Any, rank: int, count: int) -> None:
         self._batches, self._rank, self._count = batches, rank, count
         self.sizes: deque[int] = deque()
 
@@ -158,7 +158,7 @@ class _PartSampler:
 def _with_sampler(loader: DataLoader[Any], sampler: _PartSampler) -> DataLoader[Any]:
     return DataLoader(
         loader.dataset,
-        batch_sampler=sampler,  # type: ignore[arg-type]
+        batch_sampler=sampler,
         num_workers=loader.num_workers,
         collate_fn=loader.collate_fn,
         pin_memory=loader.pin_memory,

@@ -43,13 +43,16 @@ def pack(value: Any, name: str = "state") -> tuple[Any, dict[str, Tensor]]:
             while path in tensors:  # the keys 1 and "1", or "a.b" and "b" inside "a", spell the same path
                 path += "'"
             tensors[path] = value
-            return {"tensor": path}
+            return {"$tensor": path}
         if isinstance(value, (Mapping, Counter)):
-            kind = "counter" if isinstance(value, Counter) else "dict"
-            return {kind: [[visit(key, path), visit(entry, f"{path}.{key}")] for key, entry in value.items()]}
+            entries = [[visit(key, path), visit(entry, f"{path}.{key}")] for key, entry in value.items()]
+            if isinstance(value, Counter):
+                return {"$counter": entries}
+            plain = all(isinstance(key, str) and not key.startswith("$") for key in value)
+            return dict(entries) if plain else {"$dict": entries}
         if isinstance(value, (tuple, list)):
             entries = [visit(entry, f"{path}.{index}") for index, entry in enumerate(value)]
-            return {"tuple": entries} if isinstance(value, tuple) else entries
+            return {"$tuple": entries} if isinstance(value, tuple) else entries
         raise TypeError(
             f"{path} is {type(value).__name__}, which a file without pickle cannot hold; use numbers, strings, tensors, "
             "and lists and dicts of them"
@@ -64,13 +67,14 @@ def unpack(packed: Any, tensors: Mapping[str, Tensor]) -> Any:
         return [unpack(entry, tensors) for entry in packed]
     if not isinstance(packed, dict):
         return packed
-    ((kind, content),) = packed.items()
-    if kind == "tensor":
-        return tensors[content]
-    if kind == "tuple":
-        return tuple(unpack(entry, tensors) for entry in content)
-    entries = {unpack(key, tensors): unpack(entry, tensors) for key, entry in content}
-    return Counter(entries) if kind == "counter" else entries
+    if "$tensor" in packed:
+        return tensors[packed["$tensor"]]
+    if "$tuple" in packed:
+        return tuple(unpack(entry, tensors) for entry in packed["$tuple"])
+    if "$counter" in packed:
+        return Counter({unpack(key, tensors): count for key, count in packed["$counter"]})
+    entries = packed["$dict"] if "$dict" in packed else packed.items()
+    return {unpack(key, tensors): unpack(entry, tensors) for key, entry in entries}
 
 
 def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -157,7 +161,8 @@ def _digest(body: str, tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        digest.update(memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()))
+        array: Any = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+        digest.update(array)
     return digest.hexdigest()
 
 
