@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -166,12 +167,18 @@ class BayesianNetwork(nn.Module):
         kl: Any = prior.kl
         for posterior in sorted(self._parts(), key=lambda posterior: posterior.runs_network):
             request = DrawRequest(num_draws, prior, generator, antithetic, local, runner, weights)
-            part, part_kl = posterior.draw(request)
+            with self._full_precision():
+                part, part_kl = posterior.draw(request)
             weights.update(part)
             kl = kl + part_kl
         for name, dtype in self._low_precision.items():
             weights[name] = weights[name].to(dtype)
         return Draws(runner, weights, kl.expand(num_draws))
+
+    def _full_precision(self) -> AbstractContextManager[Any]:
+        """Autocast is for the network: a KL that is summed or a factor that is inverted in bfloat16 is off by percents."""
+        device = next(self.posteriors.parameters()).device.type
+        return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
     def forward(self, *args: Any, generator: torch.Generator | None = None, **kwargs: Any) -> Any:
         """The network's output with one fresh draw of the weights."""
@@ -241,10 +248,11 @@ class BayesianNetwork(nn.Module):
         self, x: Any, y: Tensor, *, num_data: int, example_weights: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         r"""Data term at the posterior mean and $-\log p$ of that mean, each [1]: their difference is the MAP objective."""
-        means = {name: mean.unsqueeze(0) for posterior in self._parts() for name, mean in posterior.mean().items()}
-        prior = self.prior.draw(1)
-        sizes = {name: weight.numel for name, weight in self._weights.items()}
-        penalty = prior.cross_entropy({name: mean.square().sum() for name, mean in means.items()}, sizes)
+        with self._full_precision():
+            means = {name: mean.unsqueeze(0) for posterior in self._parts() for name, mean in posterior.mean().items()}
+            prior = self.prior.draw(1)
+            sizes = {name: weight.numel for name, weight in self._weights.items()}
+            penalty = prior.cross_entropy({name: mean.square().sum() for name, mean in means.items()}, sizes)
         draws = Draws(Runner(self.network, self._weights), means, (penalty + prior.kl).expand(1))
         return self._terms(draws, x, y, num_data, example_weights)
 
