@@ -26,6 +26,8 @@ MEMORY_BUDGET = 256 * 2**20
 """Bytes of activations that one chunk of a prediction may hold, unless the caller gives another budget."""
 
 _REFUSED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_NO_BATCHING_RULE = (nn.RNNCellBase, nn.EmbeddingBag, nn.MultiheadAttention)
+_SLOW_VMAP = "There is a performance drop because we have not yet implemented the batching rule"
 
 
 class Runner:
@@ -79,13 +81,16 @@ class Runner:
     def mode(self, num_draws: int) -> Mode:
         """How `num_draws` draws should run.
 
-        One draw needs no `vmap`. Recurrent modules and BatchNorm in training mode have no batching rule. A convolution
+        One draw needs no `vmap`. Recurrent modules and cells, attention, `EmbeddingBag`, and BatchNorm in training mode
+        have no batching rule, or one that loops inside with a warning. A convolution
         whose kernel differs between draws becomes a grouped convolution, which is slower than a loop on CPU and GPU.
         Everything else gains from `vmap`; where it is refused, the loop takes over.
         """
         if num_draws == 1:
             return "single"
         if self._recurrent or self.network in _REFUSED:
+            return "loop"
+        if any(isinstance(module, _NO_BATCHING_RULE) for module in self.network.modules()):
             return "loop"
         if any(weight.kind == "matrix" and len(weight.shape) > 2 for weight in self.weights.values()):
             return "loop"
@@ -121,7 +126,14 @@ class Runner:
             mode = "single" if num_draws == 1 else "loop"
         if mode == "vmap":
             try:
-                return self._vmap(values, args, kwargs, chunk_size)
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("error", message=_SLOW_VMAP)
+                    return self._vmap(values, args, kwargs, chunk_size)
+            except UserWarning as slow:
+                if not str(slow).startswith(_SLOW_VMAP):
+                    raise
+                _REFUSED.add(self.network)  # right, but slower than the loop, and torch says so each time
+                return self._loop(values, args, kwargs)
             except (RuntimeError, ValueError) as refusal:
                 outputs = self._loop(values, args, kwargs)  # a mistake of the caller's fails here too, in plain words
                 _REFUSED.add(self.network)
@@ -197,7 +209,9 @@ def as_tree(output: Any) -> tuple[Any, Callable[[Any], Any]]:
     if dataclasses.is_dataclass(output) and not isinstance(output, type):
         kind = type(output)
         fields = {entry.name: getattr(output, entry.name) for entry in dataclasses.fields(output)}
-        return {key: value for key, value in fields.items() if value is not None}, lambda tree: kind(**tree)
+        missing = {key: None for key, value in fields.items() if value is None}
+        present = {key: value for key, value in fields.items() if value is not None}
+        return present, lambda tree: kind(**missing, **tree)
     if isinstance(output, Mapping) and type(output) is not dict:
         mapping: Any = type(output)
         return dict(output), lambda tree: mapping(**tree)

@@ -129,5 +129,5 @@ _METADATA = {
 def plain(tree: Any) -> Any:
     """Form every structured weight in a nested structure of arguments."""
     return pytree.tree_map_only(
-        StructuredWeight, StructuredWeight.form, tree, is_leaf=lambda leaf: isinstance(leaf, StructuredWeight)
+        StructuredWeight, lambda weight: weight.form(), tree, is_leaf=lambda leaf: isinstance(leaf, StructuredWeight)
     )
