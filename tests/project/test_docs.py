@@ -1,0 +1,60 @@
+"""The site builds without a warning and without the network, and shows every public name."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bayesify
+from bayesify import likelihoods, posteriors, priors
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    offline = "http://127.0.0.1:9"  # nothing listens there, so a build that fetches anything fails
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
+        cwd=ROOT,
+        env={
+            "PATH": "/usr/bin:/bin",
+            "NO_MKDOCS_2_WARNING": "1",
+            "http_proxy": offline,
+            "https_proxy": offline,
+            "PYTHONDONTWRITEBYTECODE": "1",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_every_public_name_has_an_entry(site):
+    pages = "".join(page.read_text() for page in (site / "api").rglob("*.html"))
+    modules = {"posteriors": posteriors, "priors": priors, "likelihoods": likelihoods}
+    wanted = [f"bayesify.{name}" for name in bayesify.__all__ if isinstance(getattr(bayesify, name), type)]
+    wanted += ["bayesify.bayesianize", "bayesify.fit", "bayesify.save", "bayesify.load"]
+    wanted += [f"bayesify.posteriors.{name}" for name in posteriors.__all__]
+    for module in ("priors", "likelihoods"):
+        wanted += [f"bayesify.{module}.{kind.__name__}" for kind in modules[module].REGISTRY.values()]
+    assert [name for name in wanted if f'id="{name}"' not in pages] == []
+
+
+def test_formulas_are_mathml(site):
+    text = (site / "posteriors" / "index.html").read_text() + (site / "api" / "posteriors" / "index.html").read_text()
+    assert text.count("<math") > 10
+    assert 'class="arithmatex"' not in text
+
+
+def test_pages_load_nothing_from_elsewhere(site):
+    loaded = re.compile(
+        r'<(?:script|img)[^>]+src="(?:https?:)?//[^"]*"|<link[^>]+rel="stylesheet"[^>]+href="(?:https?:)?//'
+    )
+    found = {page.name: loaded.findall(page.read_text()) for page in site.rglob("*.html")}
+    assert {name: hits for name, hits in found.items() if hits} == {}

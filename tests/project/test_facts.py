@@ -1,0 +1,97 @@
+"""What the project's files say about themselves and each other is true."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+import bayesify
+from bayesify import posteriors
+from bayesify.registry import METHODS
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+MAKEFILE = (ROOT / "Makefile").read_text()
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_continuous_integration_runs_the_readmes_command():
+    lines = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line and not line.startswith("#")]
+    assert lines == ["set -eu", "exec make test"]
+    assert "make test" in README
+
+
+@pytest.mark.parametrize("target", ["install", "demo", "test", "lint", "bench", "docs"])
+def test_every_target_installs_first(target):
+    rule = re.search(rf"^{target}:(.*)$", MAKEFILE, re.MULTILINE)
+    assert rule is not None
+    assert rule[1].strip() == ("$(VENV)/.installed" if target == "install" else "install")
+
+
+def test_every_install_is_constrained():
+    assert re.search(r"^torch==2\.13\.0$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert MAKEFILE.count("pip install") == 1
+    assert "-c constraints.txt" in next(line for line in MAKEFILE.splitlines() if "pip install" in line)
+    for page in (ROOT / "README.md", ROOT / "docs" / "getting-started.md"):
+        for block in re.findall(r"^```bash\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+            for line in block.splitlines():
+                assert not line.startswith("pip install") or "-c constraints.txt" in line, line
+
+
+def test_commands_in_the_documentation_exist():
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    targets = set(re.findall(r"^([a-z-]+):", MAKEFILE, re.MULTILINE))
+    for page in pages:
+        for target in re.findall(r"(?:`|^)make ([a-z-]+)", page.read_text(), re.MULTILINE):
+            assert target in targets, f"{page.name}: make {target}"
+
+
+def test_links_between_files_lead_somewhere():
+    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
+        for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / name).read_text()):
+            assert target.startswith("https://") or (ROOT / target).exists(), f"{name}: {target}"
+
+
+def test_version_is_the_same_everywhere():
+    assert f"version: {bayesify.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"## {bayesify.__version__} " in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_sizes_in_the_readmes_table():
+    rows = re.findall(r"^\| `(\w+)(\([^`]*\))?` \|.*?\| ([\d,]+) \|", README, re.MULTILINE)
+    assert {row[0] for row in rows} == {method.posterior.__name__ for method in METHODS.values() if method.posterior}
+    for name, arguments, size in rows:
+        posterior = eval(f"posteriors.{name}{arguments or '()'}", {"posteriors": posteriors})
+        bnn = bayesify.bayesianize(nn.Linear(100, 50), posterior)
+        assert bayesify.count_parameters(bnn) == int(size.replace(",", "")), name
+
+
+def test_required_dependencies_are_as_many_as_the_readme_says():
+    count = len(PROJECT["project"]["dependencies"])
+    assert f"{count} required dependencies" in README
+
+
+def test_import_needs_torch_and_numpy_only():
+    heavy = [
+        "safetensors",
+        "rich",
+        "typer",
+        "torchmetrics",
+        "lightning_fabric",
+        "matplotlib",
+        "jinja2",
+        "scipy",
+        "pandas",
+    ]
+    program = f"import torch, sys; before = set(sys.modules); import bayesify; new = set(sys.modules) - before; print([name for name in {heavy} if name in new])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_extras_name_what_they_bring():
+    extras = PROJECT["project"]["optional-dependencies"]
+    assert extras["all"] == [f"bayesify[{','.join(name for name in extras if name not in ('all', 'dev'))}]"]

@@ -1,0 +1,81 @@
+"""The wheel: built without network access, installed into an empty folder, imported from there."""
+
+import subprocess
+import sys
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*command, cwd, **environment):
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env={"PATH": "/usr/bin:/bin", "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT, cwd=folder)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("installed")
+    run(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder, wheel, cwd=folder)
+    return folder
+
+
+def test_wheel_holds_the_package_and_nothing_else(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "bayesify/py.typed" in names
+    assert "bayesify/posteriors/mean_field.py" in names
+    tops = {name.split("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"bayesify"}
+    sources = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*.py")}
+    assert sources <= set(names)
+
+
+def test_wheel_metadata(wheel):
+    archive = zipfile.ZipFile(wheel)
+    (entry_points,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
+    assert "bayesify = bayesify.cli:main" in archive.read(entry_points).decode()
+    (name,) = (name for name in archive.namelist() if name.endswith("METADATA"))
+    metadata = Parser().parsestr(archive.read(name).decode())
+    required = [entry for entry in metadata.get_all("Requires-Dist") if "extra ==" not in entry]
+    assert sorted(entry.split(">")[0] for entry in required) == ["numpy", "rich", "safetensors", "torch", "typer"]
+    assert metadata["License-Expression"] == "MIT"
+    assert any(name.endswith("licenses/LICENSE") for name in archive.namelist())
+
+
+def test_installed_wheel_works(installed, tmp_path):
+    program = """
+import sys
+import bayesify, torch
+from bayesify import likelihoods, posteriors
+bnn = bayesify.bayesianize(torch.nn.Linear(2, 1), posteriors.MeanField(), likelihood=likelihoods.Gaussian())
+assert bnn.predict(torch.zeros(3, 2)).mean.shape == (3, 1)
+print(bayesify.__file__, bayesify.__version__)
+"""
+    path, version = run(sys.executable, "-c", program, cwd=tmp_path, PYTHONPATH=str(installed)).split()
+    assert Path(path).is_relative_to(installed)
+    assert f"bayesify-{version}.dist-info" in {entry.name for entry in installed.iterdir()}
+
+
+def test_command_is_installed(installed, tmp_path):
+    script = installed / "bin" / "bayesify"
+    listing = run(sys.executable, script, "methods", cwd=tmp_path, PYTHONPATH=str(installed), COLUMNS="200")
+    assert "mean_field" in listing
