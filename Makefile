@@ -49,7 +49,7 @@ bench: install
 	$(BIN)/python -m benchmarks.run
 
 docs: install
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 wheel: install
 	$(BIN)/python -m build --wheel --no-isolation

@@ -86,8 +86,14 @@ def test_import_needs_torch_and_numpy_only():
         "jinja2",
         "scipy",
         "pandas",
+        "sklearn",
     ]
-    program = f"import torch, sys; before = set(sys.modules); import bayesify; new = set(sys.modules) - before; print([name for name in {heavy} if name in new])"
+    program = f"""
+import sys, torch
+before = set(sys.modules)
+import bayesify
+print([name for name in {heavy} if name in set(sys.modules) - before])
+"""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
