@@ -31,11 +31,13 @@ class LocalGaussian(StructuredWeight):
     mean_: Tensor
     variance_: Tensor
     generator_: torch.Generator | None
+    formed_: Tensor | None
 
     def __new__(cls, mean: Tensor, variance: Tensor, generator: torch.Generator | None = None) -> Self:
         """A weight from its mean and variance."""
         weight = cls.wrap(mean.shape, mean)
         weight.mean_, weight.variance_, weight.generator_ = mean, variance, generator
+        weight.formed_ = None
         return weight
 
     def components(self) -> tuple[Tensor, ...]:
@@ -53,8 +55,10 @@ class LocalGaussian(StructuredWeight):
         return cls(mean, variance, static)
 
     def form(self) -> Tensor:
-        """One draw of the weight, the same for all examples."""
-        return self.mean_ + self.variance_.sqrt() * _noise(self.mean_, self.generator_)
+        """One draw of the weight, the same for all examples and in every use (a cell uses its weights at each step)."""
+        if self.formed_ is None:
+            self.formed_ = self.mean_ + self.variance_.sqrt() * _noise(self.mean_, self.generator_)
+        return self.formed_
 
 
 def _noise(like: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -71,7 +71,13 @@ class MeanField(Posterior):
         log_dets = []
         log_std = self.log_std()
         if request.local and self.local_reparameterization:
+            tied = {weight.name for weight in self.weights if weight.aliases}
             for name, mean in self.mean_value.items():
+                if name in tied:  # all uses of a tied weight must see one value
+                    (eps,) = request.normals([mean.numel()], mean)
+                    weights[name], squares[name], log_det = draw_diagonal(mean, log_std[name], like_layout(eps, mean))
+                    log_dets.append(log_det)
+                    continue
                 moments = diagonal_moments(mean, log_std[name])
                 shared = (repeat_draws(moment, request.num_draws) for moment in moments[:2])
                 weights[name] = LocalGaussian(*shared, request.generator)
