@@ -109,13 +109,14 @@ class BayesianNetwork(nn.Module):
         values = take_out(self.network, taken)
         self._low_precision = {name: value.dtype for name, value in values.items() if value.dtype == torch.bfloat16}
         values = {name: value.float() if name in self._low_precision else value for name, value in values.items()}
-        self.posteriors = nn.ModuleList(
-            posterior.bind(group_layers(weights), values, modules)
-            for (_, posterior), (_, weights) in zip(posteriors, selection.taken, strict=True)
-        )
         reference = values[taken[0].name]
         self._weights = {weight.name: weight for weight in taken}
         self.prior = prior.bind(self._weights).to(reference)
+        scales = self.prior.draw(1)
+        self.posteriors = nn.ModuleList(
+            posterior.bind(group_layers(weights), values, modules, scales)
+            for (_, posterior), (_, weights) in zip(posteriors, selection.taken, strict=True)
+        )
         self.likelihood = copy.deepcopy(likelihood).to(reference) if likelihood is not None else None
         self.train(net.training)
 
@@ -157,7 +158,12 @@ class BayesianNetwork(nn.Module):
         return self._draw(num_draws, generator, antithetic)
 
     def _draw(
-        self, num_draws: int, generator: torch.Generator | None = None, antithetic: bool = False, local: bool = False
+        self,
+        num_draws: int,
+        generator: torch.Generator | None = None,
+        antithetic: bool = False,
+        local: bool = False,
+        num_data: int | None = None,
     ) -> Draws:
         if not isinstance(num_draws, int) or num_draws < 1:
             raise ValueError(f"num_draws={num_draws}; give an integer of at least 1")
@@ -166,7 +172,7 @@ class BayesianNetwork(nn.Module):
         weights: dict[str, Tensor] = {}
         kl: Any = prior.kl
         for posterior in sorted(self._parts(), key=lambda posterior: posterior.runs_network):
-            request = DrawRequest(num_draws, prior, generator, antithetic, local, runner, weights)
+            request = DrawRequest(num_draws, prior, generator, antithetic, local, runner, weights, num_data)
             with self._full_precision():
                 part, part_kl = posterior.draw(request)
             weights.update(part)
@@ -242,7 +248,8 @@ class BayesianNetwork(nn.Module):
         antithetic: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """The two terms of `elbo` apart: the data term and the KL of each draw, both [S] and in nats."""
-        return self._terms(self._draw(num_draws, generator, antithetic, local=True), x, y, num_data, example_weights)
+        draws = self._draw(num_draws, generator, antithetic, local=True, num_data=num_data)
+        return self._terms(draws, x, y, num_data, example_weights)
 
     def map_objective(
         self, x: Any, y: Tensor, *, num_data: int, example_weights: Tensor | None = None

@@ -4,6 +4,7 @@ from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior
 from bayesify.posteriors.dropout import Dropout
 from bayesify.posteriors.ensemble import Ensemble
 from bayesify.posteriors.full_covariance import FullCovariance
+from bayesify.posteriors.inducing_weights import InducingWeights
 from bayesify.posteriors.k_tied import KTied
 from bayesify.posteriors.matrix_normal import MatrixNormal
 from bayesify.posteriors.mean_field import MeanField
@@ -16,6 +17,7 @@ __all__ = [
     "Dropout",
     "Ensemble",
     "FullCovariance",
+    "InducingWeights",
     "KTied",
     "MatrixNormal",
     "MeanField",
@@ -38,5 +40,9 @@ register(
 )
 register(Method("k_tied", "k-tied", "Swiatkowski et al. 2020", "P + k (d_out + d_in) a layer", KTied))
 register(Method("rank_one", "Rank-one", "Dusenberry et al. 2020", "P + 2 K (d_out + d_in) a layer", RankOne))
+register(
+    Method("inducing", "Inducing weights", "Ritter et al. 2021", "M (d_out + d_in) + 2 M^2 a layer", InducingWeights,
+           aliases=("inducing_weights", "ffg-u"))
+)  # fmt: skip
 register(Method("ensemble", "Ensemble", "Lakshminarayanan et al. 2017", "K P", Ensemble, aliases=("ensemble-w",)))
 register(Method("dropout", "MC dropout", "Gal & Ghahramani 2016", "P", Dropout, aliases=("mcd",)))

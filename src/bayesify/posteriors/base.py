@@ -29,6 +29,7 @@ class DrawRequest:
         local: Whether noise may differ between examples: true inside the training objective only.
         runner: The network, for posteriors that run it in order to draw.
         weights: The draws of other posteriors of the same network, for those that run it.
+        num_data: Examples in the dataset, where the draw is for a bound over it.
     """
 
     num_draws: int
@@ -38,6 +39,7 @@ class DrawRequest:
     local: bool = False
     runner: Any = None
     weights: Mapping[str, Tensor] | None = None
+    num_data: int | None = None
 
     def normals(self, sizes: Sequence[int], like: Tensor) -> list[Tensor]:
         """Standard normal numbers for several weights in one call.
@@ -85,6 +87,7 @@ class Posterior(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers: tuple[Layer, ...] = ()
+        self.bound_prior: PriorDraw | None = None
 
     # -- binding ---------------------------------------------------------------------------------------------------
 
@@ -93,16 +96,23 @@ class Posterior(nn.Module):
         arguments = inspect.signature(type(self).__init__).parameters
         return {"name": self.name, **{key: getattr(self, key) for key in arguments if key != "self"}}
 
-    def bind(self, layers: tuple[Layer, ...], values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> Self:
+    def bind(
+        self,
+        layers: tuple[Layer, ...],
+        values: Mapping[str, Tensor],
+        modules: Mapping[str, nn.Module],
+        prior: PriorDraw | None = None,
+    ) -> Self:
         """A copy of this posterior over the given layers.
 
         Args:
             layers: What it spans.
             values: The network's weights by name, where means start.
             modules: The module that owns each weight, by weight name; for posteriors that initialize anew.
+            prior: The prior's scales, kept as `bound_prior` for posteriors that are built on the prior.
         """
         bound = copy.deepcopy(self)
-        bound.layers = layers
+        bound.layers, bound.bound_prior = layers, prior
         bound.build(values, modules)
         return bound
 

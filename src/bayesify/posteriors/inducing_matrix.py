@@ -1,0 +1,358 @@
+"""Distributions q(U) over inducing matrices, batched over matrices of one size."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.maths.constraints import positive, raw_positive, tril
+from bayesify.maths.matheron import Factors
+
+HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
+
+
+class InducingMatrix(nn.Module):
+    r"""A distribution q(U) over G matrices U of M_r x M_c, and its KL to p(U).
+
+    Whitened, $p(U) = \mathcal{MN}(0, I, I)$; else $p(U) = \mathcal{MN}(0, \Psi_r, \Psi_c)$, and a draw is whitened by
+    $L_r^{-1} U L_c^{-\top}$ before it is used.
+
+    Args:
+        mean: Starting means, [G, M_r, M_c].
+        whiten: Whether U is stored whitened.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, mean: Tensor, whiten: bool) -> None:
+        super().__init__()
+        self.whiten = whiten
+        self.count, self.rows, self.cols = mean.shape
+
+    def whitened(self, u: Tensor, factors: Factors | None) -> Tensor:
+        r"""$L_r^{-1} U L_c^{-\top}$ for U [G, S, M_r, M_c], or U itself where it is stored whitened."""
+        if self.whiten:
+            return u
+        assert factors is not None
+        left = torch.linalg.solve_triangular(factors.row_tril.unsqueeze(1), u, upper=False)
+        return torch.linalg.solve_triangular(factors.col_tril.unsqueeze(1), left.mT, upper=False).mT
+
+    def prior_log_det(self, factors: Factors | None) -> Tensor | float:
+        r"""$\log\lvert\Psi_c \otimes \Psi_r\rvert$ summed over matrices; 0 if whitened."""
+        if self.whiten:
+            return 0.0
+        assert factors is not None
+        rows = factors.row_tril.diagonal(dim1=-2, dim2=-1).log().sum()
+        cols = factors.col_tril.diagonal(dim1=-2, dim2=-1).log().sum()
+        return 2 * (self.cols * rows + self.rows * cols)
+
+    @abstractmethod
+    def mean(self) -> Tensor:
+        """E[U] as stored: [G, M_r, M_c]."""
+
+    def noise_shape(self) -> tuple[int, ...]:
+        """Shape of the standard normal numbers that one draw of one matrix takes."""
+        return (self.rows, self.cols)
+
+    @abstractmethod
+    def draw(self, noise: Tensor, members: Tensor | None) -> Tensor:
+        """Draws of U as stored: [G, S, M_r, M_c].
+
+        Args:
+            noise: [G, S, *noise_shape()].
+            members: Which member each draw takes, [S], for a mixture.
+        """
+
+    @abstractmethod
+    def kl(self, factors: Factors | None) -> Tensor:
+        """KL(q(U) || p(U)), summed over matrices, a scalar."""
+
+    @abstractmethod
+    def reached_variance(self, row: Tensor, col: Tensor) -> Tensor:
+        r"""Variance of each entry of $R^\top U C$ for R = `row` [G, M_r, d_out], C = `col` [G, M_c, d_in]: [G, d_out, d_in]."""
+
+    def set_to_prior(self, factors: Factors) -> None:
+        """Make q(U) the prior, in place; raises `ValueError` where that cannot be."""
+        raise ValueError(
+            f"InducingWeights: q={self.name!r} cannot be the prior; use 'diagonal' (whitened), 'matrix' or 'full'"
+        )
+
+
+def gathered(flat: Tensor, count: int, size: tuple[int, ...], antithetic: bool) -> Tensor:
+    """Noise [S, count * numel] as [count, S, *size]; pairs of opposite sign stay pairs of draws."""
+    if antithetic:
+        return flat.view(flat.shape[0], count, *size).transpose(0, 1).contiguous()
+    return flat.view(count, flat.shape[0], *size)
+
+
+class DiagonalMatrix(InducingMatrix):
+    r"""Independent Gaussians (FFG-U): $q(U) = \mathcal{N}(m, \operatorname{diag}(s^2))$.
+
+    Stored: `location` m freely, `raw_std` through softplus or a scaled sigmoid under a cap. A cap of 0 makes U a point estimate, whose KL is
+    $-\log p(m)$.
+    """
+
+    name = "diagonal"
+
+    def __init__(self, mean: Tensor, whiten: bool, init_std: float, max_std: float | None) -> None:
+        super().__init__(mean, whiten)
+        self.max_std = max_std
+        self.location = nn.Parameter(mean)
+        self.raw_std: nn.Parameter | None = None
+        if max_std != 0:
+            start = init_std if max_std is None else min(init_std, 0.5 * max_std)
+            self.raw_std = nn.Parameter(torch.full_like(mean, raw_positive(start, max_std)))
+
+    def std(self) -> Tensor | None:
+        """s, or `None` for a point estimate."""
+        return None if self.raw_std is None else positive(self.raw_std, self.max_std)
+
+    def mean(self) -> Tensor:
+        """m."""
+        return self.location
+
+    def draw(self, noise: Tensor, members: Tensor | None) -> Tensor:
+        """m + s * noise."""
+        std = self.std()
+        mean = self.location.unsqueeze(1)
+        if std is None:
+            return mean.expand(-1, noise.shape[1], -1, -1)
+        return torch.addcmul(mean, std.unsqueeze(1), noise)
+
+    def kl(self, factors: Factors | None) -> Tensor:
+        """Closed form; see the class."""
+        mean = self.whitened(self.location.unsqueeze(1), factors)
+        square = mean.square().sum() + self.prior_log_det(factors)
+        std = self.std()
+        if std is None:
+            return 0.5 * square + self.location.numel() * HALF_LOG_TAU
+        trace = std.square()
+        if not self.whiten:
+            assert factors is not None
+            trace = (
+                trace * _inverse_diagonal(factors.row_tril)[:, :, None] * _inverse_diagonal(factors.col_tril)[:, None]
+            )
+        return 0.5 * (trace.sum() + square - std.numel()) - std.log().sum()
+
+    def reached_variance(self, row: Tensor, col: Tensor) -> Tensor:
+        """`(R^2)^T s^2 C^2`."""
+        std = self.std()
+        if std is None:
+            return row.new_zeros(row.shape[0], row.shape[-1], col.shape[-1])
+        return row.square().mT @ std.square() @ col.square()
+
+    @torch.no_grad()
+    def set_to_prior(self, factors: Factors) -> None:
+        """Zero means, unit standard deviations; only where U is whitened and no cap forbids it."""
+        if not self.whiten:
+            raise ValueError(
+                "InducingWeights: an unwhitened diagonal q(U) cannot be the prior; use whiten=True or q='matrix'"
+            )
+        if self.raw_std is None or (self.max_std is not None and self.max_std <= 1):
+            raise ValueError(f"InducingWeights: max_std={self.max_std} keeps q(U) from the prior's 1; raise the cap")
+        self.location.zero_()
+        self.raw_std.fill_(raw_positive(1.0, self.max_std))
+
+
+class MatrixNormalMatrix(InducingMatrix):
+    r"""Matrix normal: $U = m + T_r E T_c^\top$ with lower triangular $T_r$, $T_c$."""
+
+    name = "matrix"
+
+    def __init__(self, mean: Tensor, whiten: bool, init_std: float) -> None:
+        super().__init__(mean, whiten)
+        self.location = nn.Parameter(mean)
+        raw = raw_positive(math.sqrt(init_std))
+        for side, size in (("row", self.rows), ("col", self.cols)):
+            lower = mean.new_zeros(self.count, size * (size - 1) // 2)
+            self.register_parameter(f"{side}_lower", nn.Parameter(lower))
+            self.register_parameter(f"{side}_raw_diagonal", nn.Parameter(mean.new_full((self.count, size), raw)))
+
+    row_lower: nn.Parameter
+    col_lower: nn.Parameter
+    row_raw_diagonal: nn.Parameter
+    col_raw_diagonal: nn.Parameter
+
+    def trils(self) -> tuple[Tensor, Tensor]:
+        """T_r [G, M_r, M_r] and T_c [G, M_c, M_c]."""
+        return tril(self.row_lower, self.row_raw_diagonal), tril(self.col_lower, self.col_raw_diagonal)
+
+    def mean(self) -> Tensor:
+        """m."""
+        return self.location
+
+    def draw(self, noise: Tensor, members: Tensor | None) -> Tensor:
+        """m + T_r E T_c^T."""
+        rows, cols = self.trils()
+        return self.location.unsqueeze(1) + rows.unsqueeze(1) @ noise @ cols.unsqueeze(1).mT
+
+    def kl(self, factors: Factors | None) -> Tensor:
+        """Closed form of two matrix normals."""
+        rows, cols = self.trils()
+        if not self.whiten:
+            assert factors is not None
+            rows = torch.linalg.solve_triangular(factors.row_tril, rows, upper=False)
+            cols = torch.linalg.solve_triangular(factors.col_tril, cols, upper=False)
+        trace = (rows.square().sum((-2, -1)) * cols.square().sum((-2, -1))).sum()
+        square = self.whitened(self.location.unsqueeze(1), factors).square().sum()
+        log_det = self.cols * _log_diagonal(rows) + self.rows * _log_diagonal(cols)
+        return 0.5 * (trace + square - self.location.numel()) - log_det
+
+    def reached_variance(self, row: Tensor, col: Tensor) -> Tensor:
+        """Outer product of the two sides' variances."""
+        rows, cols = self.trils()
+        row_var = (row.mT @ rows).square().sum(-1)
+        col_var = (col.mT @ cols).square().sum(-1)
+        return row_var.unsqueeze(-1) * col_var.unsqueeze(-2)
+
+    @torch.no_grad()
+    def set_to_prior(self, factors: Factors) -> None:
+        """Zero means; both factors the prior's."""
+        self.location.zero_()
+        sides = (
+            (self.row_lower, self.row_raw_diagonal, factors.row_tril),
+            (self.col_lower, self.col_raw_diagonal, factors.col_tril),
+        )
+        for lower, diagonal, prior in sides:
+            _pack(torch.eye(prior.shape[-1]).to(prior).expand_as(prior) if self.whiten else prior, lower, diagonal)
+
+
+class FullMatrix(InducingMatrix):
+    r"""One dense Gaussian over the entries of U, row-major (FCG-U): $q(\operatorname{vec} U) = \mathcal{N}(m, T T^\top)$.
+
+    Raises:
+        ValueError: If U has more than 2,048 entries, where the factor alone would take 8 MiB a matrix and more.
+    """
+
+    name = "full"
+
+    def __init__(self, mean: Tensor, whiten: bool, init_std: float) -> None:
+        super().__init__(mean, whiten)
+        size = self.rows * self.cols
+        if size > 2048:
+            raise ValueError(
+                f"InducingWeights: q='full' over {self.rows} x {self.cols} inducing weights needs {size * (size + 1) // 2:,} "
+                "numbers a layer; use rows * cols of at most 2048, or q='matrix'"
+            )
+        self.location = nn.Parameter(mean)
+        self.lower = nn.Parameter(mean.new_zeros(self.count, size * (size - 1) // 2))
+        self.raw_diagonal = nn.Parameter(mean.new_full((self.count, size), raw_positive(init_std)))
+
+    def scale_tril(self) -> Tensor:
+        """T: [G, M_r M_c, M_r M_c]."""
+        return tril(self.lower, self.raw_diagonal)
+
+    def mean(self) -> Tensor:
+        """m."""
+        return self.location
+
+    def noise_shape(self) -> tuple[int, ...]:
+        """One number per entry of U."""
+        return (self.rows * self.cols,)
+
+    def draw(self, noise: Tensor, members: Tensor | None) -> Tensor:
+        """m + T noise."""
+        flat = self.location.flatten(1).unsqueeze(1) + noise @ self.scale_tril().mT
+        return flat.unflatten(-1, (self.rows, self.cols))
+
+    def kl(self, factors: Factors | None) -> Tensor:
+        """Closed form of two Gaussians."""
+        factor = self.scale_tril()
+        columns = factor.mT.unflatten(-1, (self.rows, self.cols))  # [G, P, M_r, M_c]: one column of T as a matrix each
+        trace = self.whitened(columns, factors).square().sum()
+        square = self.whitened(self.location.unsqueeze(1), factors).square().sum()
+        return 0.5 * (trace + square - self.location.numel() + self.prior_log_det(factors)) - _log_diagonal(factor)
+
+    def reached_variance(self, row: Tensor, col: Tensor) -> Tensor:
+        """Sum over columns of T of squared reaches, a few columns at a time."""
+        columns = self.scale_tril().mT.unflatten(-1, (self.rows, self.cols))
+        total = row.new_zeros(row.shape[0], row.shape[-1], col.shape[-1])
+        for part in columns.split(16, dim=1):
+            total = total + (row.mT.unsqueeze(1) @ part @ col.unsqueeze(1)).square().sum(1)
+        return total
+
+    @torch.no_grad()
+    def set_to_prior(self, factors: Factors) -> None:
+        """Zero mean; the prior's factor L_r (x) L_c in row-major order."""
+        self.location.zero_()
+        size = self.rows * self.cols
+        if self.whiten:
+            prior = torch.eye(size).to(self.lower).expand(self.count, size, size)
+        else:
+            prior = torch.stack([torch.kron(r, c) for r, c in zip(factors.row_tril, factors.col_tril, strict=True)])
+        _pack(prior, self.lower, self.raw_diagonal)
+
+
+class EnsembleMatrix(InducingMatrix):
+    r"""A mixture of points (Ensemble-U): $q(U) = \frac1K \sum_k \delta(U - U^{(k)})$; its KL is left out, as in deep ensembles.
+
+    Members start at one shared draw plus 0.1 times noise of their own.
+    """
+
+    name = "ensemble"
+
+    def __init__(self, mean: Tensor, whiten: bool, members: int) -> None:
+        super().__init__(mean, whiten)
+        self.members = members
+        spread = 0.1 * torch.randn(members, *mean.shape, dtype=mean.dtype, device=mean.device)
+        self.value = nn.Parameter(mean + spread)
+
+    def mean(self) -> Tensor:
+        """Mean over members."""
+        return self.value.mean(0)
+
+    def noise_shape(self) -> tuple[int, ...]:
+        """None: a member is a point."""
+        return (0,)
+
+    def draw(self, noise: Tensor, members: Tensor | None) -> Tensor:
+        """The chosen members; all layers of a draw take the same one."""
+        return self.value[members].transpose(0, 1)
+
+    def kl(self, factors: Factors | None) -> Tensor:
+        """0."""
+        return self.value.new_zeros(())
+
+    def reached_variance(self, row: Tensor, col: Tensor) -> Tensor:
+        """Variance over members."""
+        return (row.mT @ self.value @ col).var(0, unbiased=False)
+
+
+def _inverse_diagonal(tril_factor: Tensor) -> Tensor:
+    r"""Diagonal of $(L L^\top)^{-1}$: [G, M, M] -> [G, M]."""
+    eye = torch.eye(tril_factor.shape[-1], dtype=tril_factor.dtype, device=tril_factor.device)
+    return torch.linalg.solve_triangular(tril_factor, eye, upper=False).square().sum(-2)
+
+
+def _log_diagonal(tril_factor: Tensor) -> Tensor:
+    return tril_factor.diagonal(dim1=-2, dim2=-1).log().sum()
+
+
+def _pack(factor: Tensor, lower: Tensor, raw_diagonal: Tensor) -> None:
+    """Store a triangular factor [G, n, n] in its packed parameters, in place."""
+    n = factor.shape[-1]
+    rows, cols = torch.tril_indices(n, n, -1, device=factor.device)
+    lower.copy_(factor[:, rows, cols])
+    diagonal = factor.diagonal(dim1=-2, dim2=-1)
+    raw_diagonal.copy_(diagonal + torch.log(-torch.expm1(-diagonal)))
+
+
+def make_inducing_matrix(
+    q: str, mean: Tensor, *, whiten: bool, init_std: float, max_std: float | None, members: int
+) -> InducingMatrix:
+    """The family of q(U) by its name, around starting means [G, M_r, M_c]."""
+    if q == "diagonal":
+        return DiagonalMatrix(mean, whiten, init_std, max_std)
+    if q == "matrix":
+        return MatrixNormalMatrix(mean, whiten, init_std)
+    if q == "full":
+        return FullMatrix(mean, whiten, init_std)
+    return EnsembleMatrix(mean, whiten, members)
+
+
+FAMILIES = ("diagonal", "matrix", "full", "ensemble")
+"""Names of the families of q(U)."""
