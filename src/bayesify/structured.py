@@ -76,7 +76,7 @@ class StructuredWeight(Tensor):
         """One draw, or a slice of draws, out of a weight that carries the axis of draws."""
         return self.from_components([component[index] for component in self.components()], self.static())
 
-    def unbind(self, dim: int = 0) -> tuple[Self, ...]:  # type: ignore[override]
+    def unbind(self, dim: int = 0) -> tuple[Self, ...]:
         """All draws one by one, out of a weight that carries the axis of draws."""
         parts = zip(*(component.unbind(dim) for component in self.components()), strict=True)
         return tuple(self.from_components(list(part), self.static()) for part in parts)

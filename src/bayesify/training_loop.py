@@ -398,6 +398,7 @@ class TrainingLoop:
         self.optimizer.load_state_dict(stored.optimizer)
         if self.scheduler is not None:
             self.scheduler.load_state_dict(stored.scheduler)
+            vars(self.optimizer)["_opt_called"] = True  # else the scheduler warns that no step came before its own
         self.generator.set_state(stored.draws[self.processes.rank])
         set_network_state(stored.network[self.processes.rank], self.device)
         self.shuffle_states = stored.shuffles

@@ -14,11 +14,12 @@ RELATIVE_JITTER = 1e-9
 class Factors:
     r"""What draws share: everything that depends on Z and D only.
 
-    With $\Psi = Z Z^\top + D^2 = L L^\top$ on each side, `reach` is $A = L^{-1} Z$ and `rest` is $B = L^{-1} D$, so that
-    $A A^\top + B B^\top = I$. A leading axis G batches matrices of the same size.
+    With $\Psi = Z Z^\top + D^2 = L L^\top$ on each side, `reach` is $A = L^{-1} Z$ and `rest` is $B = L^{-1} D$,
+    so that $A A^\top + B B^\top = I$. A leading axis G batches matrices of the same size.
 
     Shapes:
-        row_reach: [G, M_r, d_out]; row_rest, row_tril: [G, M_r, M_r]; col_reach: [G, M_c, d_in]; col_rest, col_tril: [G, M_c, M_c].
+        row_reach: [G, M_r, d_out]; row_rest, row_tril: [G, M_r, M_r]; col_reach: [G, M_c, d_in]; col_rest,
+            col_tril: [G, M_c, M_c].
     """
 
     row_reach: Tensor
@@ -32,9 +33,9 @@ class Factors:
 def gram(z: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
     r"""$\Psi = Z Z^\top + D^2$ and the D that was used, in float64 where the device has it.
 
-    D squared is raised by a billionth of the mean diagonal of $Z Z^\top$. The augmented prior has the right marginal for every D,
-    so this changes which posterior is meant, never the validity of the bound; without it a D that training drives
-    to 0 leaves a Z with more rows than columns singular.
+    D squared is raised by a billionth of the mean diagonal of $Z Z^\top$. The augmented prior has the right
+    marginal for every D, so this changes which posterior is meant, never the validity of the bound; without it a D
+    that training drives to 0 leaves a Z with more rows than columns singular.
 
     Args:
         z: [G, M, d].
@@ -94,16 +95,18 @@ def conditional_draw(factors: Factors, u: Tensor, scale: Tensor | None, noise: l
     $$ W / \sigma = \lambda E_1 + A_r^\top (U - \lambda \bar U) A_c, \qquad
        \bar U = A_r (E_1 A_c^\top + E_3 B_c^\top) + B_r E_2 $$
 
-    $\bar U$ is the whitened form of eq. 36. Its two last terms have covariance $(I - K_c) \otimes K_r + I \otimes (I - K_r)$
-    with $K = A A^\top$, which is $I - K_c \otimes K_r$, all that must be added to the first for a unit covariance: two noise
-    arrays do the work of the paper's three, no Cholesky of $Z Z^\top$ is needed, and no case is singular. Where
-    d_in is below d_out the mirror image is used, whose thin array is smaller.
+    $\bar U$ is the whitened form of eq. 36. Its two last terms have covariance
+    $(I - K_c) \otimes K_r + I \otimes (I - K_r)$ with $K = A A^\top$, which is $I - K_c \otimes K_r$, all that
+    must be added to the first for a unit covariance: two noise arrays do the work of the paper's three, no
+    Cholesky of $Z Z^\top$ is needed, and no case is singular. Where d_in is below d_out the mirror image is used,
+    whose thin array is smaller.
 
     Args:
         factors: See `factorize`.
         u: Whitened U, [G, S, M_r, M_c].
         scale: $\lambda$, [G]; `None` for 0, a point estimate of W given U.
-        noise: $E_1$, $E_2$ and the thin $E_3$, see `noise_shapes`; overwritten where gradients are off; unused without a scale.
+        noise: $E_1$, $E_2$ and the thin $E_3$, see `noise_shapes`; overwritten where gradients are off; unused
+            without a scale.
 
     Returns:
         [G, S, d_out, d_in].

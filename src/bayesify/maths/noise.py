@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ def standard_normal(count: int, like: Tensor, generator: torch.Generator | None 
     if not fast or torch.compiler.is_compiling():
         return torch.randn(count, dtype=like.dtype, device=where, generator=generator).to(like.device)
     seed = int(torch.randint(2**63 - 1, (), generator=generator))
-    numbers = np.empty(count, dtype=np.float32 if like.dtype == torch.float32 else np.float64)
+    numbers: Any = np.empty(count, dtype=np.float32 if like.dtype == torch.float32 else np.float64)
 
     def fill(block: int) -> None:
         stream = np.random.Generator(np.random.SFC64(np.random.SeedSequence((seed, block))))

@@ -96,16 +96,13 @@ class ResNet(nn.Module):
             raise ValueError(f"ResNet: variant={variant!r}; give 'cifar' or 'imagenet'")
         self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU()
-        channels = width
-        for stage, depth in enumerate(depths):
-            blocks: list[nn.Module] = []
-            for index in range(depth):
-                stride = 2 if stage > 0 and index == 0 else 1
-                blocks.append(block(channels, width * 2**stage, stride))
-                channels = width * 2**stage * block.expansion
-            setattr(self, f"layer{stage + 1}", nn.Sequential(*blocks))
+        wide = block.expansion * width
+        self.layer1 = _stage(block, width, width, depths[0], stride=1)
+        self.layer2 = _stage(block, wide, 2 * width, depths[1], stride=2)
+        self.layer3 = _stage(block, 2 * wide, 4 * width, depths[2], stride=2)
+        self.layer4 = _stage(block, 4 * wide, 8 * width, depths[3], stride=2)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(channels, num_classes)
+        self.fc = nn.Linear(8 * wide, num_classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -114,7 +111,15 @@ class ResNet(nn.Module):
         """Images [B, C, H, W] -> class scores [B, num_classes]."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        return self.fc(self.avgpool(x).flatten(1))
+        scores: Tensor = self.fc(self.avgpool(x).flatten(1))
+        return scores
+
+
+def _stage(
+    block: type[BasicBlock] | type[Bottleneck], channels_in: int, channels: int, depth: int, stride: int
+) -> nn.Sequential:
+    rest = [block(channels * block.expansion, channels, 1) for _ in range(depth - 1)]
+    return nn.Sequential(block(channels_in, channels, stride), *rest)
 
 
 def resnet18(variant: Variant = "cifar", num_classes: int = 10, in_channels: int = 3, width: int = 64) -> ResNet:

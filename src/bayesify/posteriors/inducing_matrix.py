@@ -92,7 +92,8 @@ def gathered(flat: Tensor, count: int, size: tuple[int, ...], antithetic: bool) 
 class DiagonalMatrix(InducingMatrix):
     r"""Independent Gaussians (FFG-U): $q(U) = \mathcal{N}(m, \operatorname{diag}(s^2))$.
 
-    Stored: `location` m freely, `raw_std` through softplus or a scaled sigmoid under a cap. A cap of 0 makes U a point estimate, whose KL is
+    Stored: `location` m freely, `raw_std` through softplus or a scaled sigmoid under a cap. A cap of 0 makes U a
+        point estimate, whose KL is
     $-\log p(m)$.
     """
 
@@ -234,9 +235,10 @@ class FullMatrix(InducingMatrix):
         super().__init__(mean, whiten)
         size = self.rows * self.cols
         if size > 2048:
+            numbers = size * (size + 1) // 2
             raise ValueError(
-                f"InducingWeights: q='full' over {self.rows} x {self.cols} inducing weights needs {size * (size + 1) // 2:,} "
-                "numbers a layer; use rows * cols of at most 2048, or q='matrix'"
+                f"InducingWeights: q='full' over {self.rows} x {self.cols} inducing weights needs {numbers:,} numbers "
+                "a layer; use rows * cols of at most 2048, or q='matrix'"
             )
         self.location = nn.Parameter(mean)
         self.lower = nn.Parameter(mean.new_zeros(self.count, size * (size - 1) // 2))

@@ -56,7 +56,7 @@ class Augmentation(nn.Module):
         return self.z_row, self.z_col, positive(self.raw_d_row), positive(self.raw_d_col)
 
     def conditional_kl(self, betas: Tensor | float = 1.0) -> Tensor | float:
-        r"""$\sum_g \beta_g R(\lambda_g)$, $R(\lambda) = d_{out} d_{in} (\lambda^2 / 2 - \log \lambda - 1/2)$ (eq. 8); 0 at $\lambda = 0$."""
+        r"""$\sum_g \beta_g R(\lambda_g)$ with R as in eq. 8; left out, 0, where $\lambda$ is."""
         scale = self.scale()
         if scale is None:
             return 0.0
@@ -67,18 +67,21 @@ class Augmentation(nn.Module):
 class InducingWeights(Posterior):
     r"""Each layer's weights given a small matrix of inducing weights U (Ritter et al. 2021; FFG-U, FCG-U, Ensemble-U).
 
-    The prior $p(W) = \mathcal{N}(0, \sigma^2 I)$ over a layer's `[W b]` is augmented with U of `rows x cols` without changing its marginal (eq. 5).
-    The posterior keeps the prior's conditional up to a scale, $q(W | U) = \mathcal{N}(\mu_{W|U}, \lambda^2 \Sigma_{W|U})$ (eq. 7), and puts its parameters into
-    q(U). Draws come from the extended Matheron rule (eq. 11, see `maths.matheron`); layers of equal size are drawn together. The KL is that
-    of the joint over (W, U), closed form (eq. 9):
+    The prior $p(W) = \mathcal{N}(0, \sigma^2 I)$ over a layer's `[W b]` is augmented with U of `rows x cols`
+    without changing its marginal (eq. 5). The posterior keeps the prior's conditional up to a scale,
+    $q(W | U) = \mathcal{N}(\mu_{W|U}, \lambda^2 \Sigma_{W|U})$ (eq. 7), and puts its parameters into q(U). Draws
+    come from the extended Matheron rule (eq. 11, see `maths.matheron`); layers of equal size are drawn together.
+    The KL is that of the joint over (W, U), closed form (eq. 9):
 
-    $$ \mathrm{KL} = \sum_l R(\lambda_l) + \mathrm{KL}(q(U_l) \| p(U_l)), \qquad R(\lambda) = d_{out} d_{in} (\tfrac12 \lambda^2 - \log \lambda - \tfrac12) $$
+    $$ \mathrm{KL} = \sum_l R(\lambda_l) + \mathrm{KL}(q(U_l) \| p(U_l)), \qquad
+       R(\lambda) = d_{out} d_{in} (\tfrac12 \lambda^2 - \log \lambda - \tfrac12) $$
 
-    A layer stores `rows d_out + cols d_in + rows + cols + 1 + 2 rows cols` numbers for a diagonal q(U), its bias counted in d_in, and `members
-    rows cols` in place of the last term for an ensemble. Layers smaller than U keep its full size unless `fit_to_layer`.
+    A layer stores `rows d_out + cols d_in + rows + cols + 1 + 2 rows cols` numbers for a diagonal q(U), its bias
+    counted in d_in, and `members rows cols` in place of the last term for an ensemble. Layers smaller than U keep
+    its full size unless `fit_to_layer`.
 
-    Stored, with a leading axis over layers of equal size: `z_row`, `z_col`, `raw_d_row`, `raw_d_col` (softplus), `raw_lambda` (softplus, or a scaled
-    sigmoid under a cap), and the parameters of q(U).
+    Stored, with a leading axis over layers of equal size: `z_row`, `z_col`, `raw_d_row`, `raw_d_col` (softplus),
+    `raw_lambda` (softplus, or a scaled sigmoid under a cap), and the parameters of q(U).
 
     Args:
         rows: Rows of U, the outputs' side.
@@ -86,14 +89,15 @@ class InducingWeights(Posterior):
         q: Family of q(U): `"diagonal"`, `"matrix"` (matrix normal), `"full"`, or `"ensemble"` (its KL is left out).
         members: Members of an ensemble.
         max_lambda: Cap on $\lambda$. 0 makes W given U a point estimate; R is left out then.
-        max_std: Cap on the standard deviations of a diagonal q(U). 0 makes U a point estimate, with $-\log p(U)$ for its KL.
+        max_std: Cap on the standard deviations of a diagonal q(U). 0 makes U a point estimate, with $-\log p(U)$
+            for its KL.
         whiten: Store U so that its prior is standard normal (appendix H).
-        init: `"random"` (appendix J), or `"network"`: the conditional mean starts at the best approximation of the network's `[W b]` of
-            rank `min(rows, cols)`.
+        init: `"random"` (appendix J), or `"network"`: the conditional mean starts at the best approximation of the
+            network's `[W b]` of rank `min(rows, cols)`.
         fit_to_layer: Cut rows and cols to the layer's own size.
         function_space_kl: Weight R by $\beta_l = \min(1, N / d_{in})$ (eq. 45), N the `num_data` given to `elbo`.
-        shared: Sizes of one global inducing matrix that all layers' U depend on, which correlates layers (appendix H); needs `whiten` and
-            equal columns in every layer.
+        shared: Sizes of one global inducing matrix that all layers' U depend on, which correlates layers (appendix
+            H); needs `whiten` and equal columns in every layer.
 
     Raises:
         ValueError: If a size is below 1, a cap is negative, a name is unknown, or `shared` does not fit.
@@ -227,8 +231,7 @@ class InducingWeights(Posterior):
             u = self._unstack(stacked[0])
         weights: dict[str, Tensor] = {}
         for index, layers in enumerate(self.groups):
-            family = families[index] if self.shared is None else None
-            whitened = u[index] if family is None else family.whitened(u[index], factors[index])
+            whitened = families[index].whitened(u[index], factors[index]) if self.shared is None else u[index]
             matrices = conditional_draw(factors[index], whitened, augmented[index].scale(), matheron[index])
             self._unpack(layers, self._scaled(layers, matrices, request.prior), weights)
         return weights, self._kl(request.prior, factors, request.num_data)
@@ -389,9 +392,10 @@ def _random_start(m_r: int, m_c: int, d_out: int, d_in: int, like: Tensor) -> tu
 def _network_start(m_r: int, m_c: int, matrix: Tensor, whiten: bool) -> tuple[Tensor, Tensor, Tensor]:
     r"""Z and U whose conditional mean is the best approximation of a matrix, over sigma, by one of rank min(M_r, M_c).
 
-    With `[W b] / sigma = P S Q^T` cut to that rank, Z_r = P^T and Z_c = Q^T have orthonormal rows, so Psi is $(1 + D^2) I$ and $U = (1 + D^2)^2 S$
-    ($(1 + D^2) S$ if whitened) gives the mean exactly for any D. Rows of Z beyond the rank are random in the orthogonal
-    complement, where there is one, and meet zeros in U: they change nothing at the start and can learn.
+    With `[W b] / sigma = P S Q^T` cut to that rank, Z_r = P^T and Z_c = Q^T have orthonormal rows, so Psi is
+    $(1 + D^2) I$ and $U = (1 + D^2)^2 S$ ($(1 + D^2) S$ if whitened) gives the mean exactly for any D. Rows of Z beyond the
+    rank are random in the orthogonal complement, where there is one, and meet zeros in U: they change nothing at the
+    start and can learn.
     """
     p, s, qt = torch.linalg.svd(matrix.double(), full_matrices=False)
     rank = min(m_r, m_c, s.shape[0])

@@ -79,8 +79,8 @@ class MeanField(Posterior):
                     log_dets.append(log_det)
                     continue
                 moments = diagonal_moments(mean, log_std[name])
-                shared = (repeat_draws(moment, request.num_draws) for moment in moments[:2])
-                weights[name] = LocalGaussian(*shared, request.generator)
+                shared, variance = (repeat_draws(moment, request.num_draws) for moment in moments[:2])
+                weights[name] = LocalGaussian(shared, variance, request.generator)
                 squares[name] = moments[2]
                 log_dets.append(moments[3])
         else:
