@@ -58,3 +58,11 @@ def test_pages_load_nothing_from_elsewhere(site):
     )
     found = {page.name: loaded.findall(page.read_text()) for page in site.rglob("*.html")}
     assert {name: hits for name, hits in found.items() if hits} == {}
+
+
+def test_table_rows_have_as_many_cells_as_their_head(site):
+    for page in site.rglob("*.html"):
+        for table in re.findall(r"<table>.*?</table>", page.read_text(), re.DOTALL):
+            rows = [re.findall(r"<t[hd][ >]", row) for row in re.findall(r"<tr>.*?</tr>", table, re.DOTALL)]
+            assert len({len(row) for row in rows}) == 1, page.name
+            assert not re.search(r"<td>[^<]*\$", table), f"{page}: a formula in a table was cut at a vertical bar"
