@@ -12,6 +12,8 @@ _FORMULA = re.compile(
     r'<(?P<tag>span|div) class="arithmatex">\s*\\(?P<open>[(\[])(?P<latex>.*?)\\[)\]]\s*</(?P=tag)>', re.DOTALL
 )
 
+_NAME_BEFORE_ARGUMENT = re.compile(r"(<mi>(?:log|exp|det|min|max)</mi>)(?=<m(?:i|n|frac|sub|sup|over|row)\b)")
+
 
 def on_page_content(content: str, **_: Any) -> str:
     """Replace every formula of a page."""
@@ -30,6 +32,8 @@ def to_mathml(latex: str, *, block: bool) -> str:
     """
     source = html.unescape(latex).strip()
     mathml = convert(source, display="block" if block else "inline").replace(r"\_", "_")
+    mathml = mathml.replace('stretchy="true">&#x000AF;', 'stretchy="false">&#x000AF;')  # Chromium drops a stretched bar
+    mathml = _NAME_BEFORE_ARGUMENT.sub(r'\1<mspace width="0.17em"/>', mathml)
     unknown = re.search(r">\\[A-Za-z]+", mathml)
     if unknown:
         raise ValueError(f"formula {source!r}: {unknown[0][1:]} is not known; write it another way")
