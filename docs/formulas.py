@@ -32,7 +32,6 @@ def to_mathml(latex: str, *, block: bool) -> str:
     """
     source = html.unescape(latex).strip()
     mathml = convert(source, display="block" if block else "inline").replace(r"\_", "_")
-    mathml = mathml.replace('stretchy="true">&#x000AF;', 'stretchy="false">&#x000AF;')  # Chromium drops a stretched bar
     mathml = _NAME_BEFORE_ARGUMENT.sub(r'\1<mspace width="0.17em"/>', mathml)
     unknown = re.search(r">\\[A-Za-z]+", mathml)
     if unknown:
