@@ -97,12 +97,14 @@ class Draws:
             rows, few = rows_within(runner, self.weights, args, kwargs, budget)
         row = select_output(few, output)
         size = len(self) * total * row.element_size() * row.numel() // row.shape[0]
-        frozen = runner if keep or (keep is None and size <= budget) else runner.snapshot()
+        frozen, weights = runner, self.weights
+        if not (keep or (keep is None and size <= budget)):
+            frozen, weights = runner.snapshot(), {name: _own(weight) for name, weight in weights.items()}
 
         def chunks() -> Iterator[Tensor]:
             for part_args, part_kwargs in split_rows(args, kwargs, rows):
                 with torch.no_grad(), evaluating(frozen.network):
-                    yield select_output(frozen.run(self.weights, part_args, part_kwargs), output)
+                    yield select_output(frozen.run(weights, part_args, part_kwargs), output)
 
         if frozen is not runner:
             return Outputs(chunks=chunks)
@@ -143,8 +145,16 @@ class Draws:
 
     def detach(self) -> Draws:
         """The same draws, cut off from the parameters of the posterior and from later training of the point estimates."""
-        weights = {name: weight.detach() for name, weight in self.formed().weights.items()}
+        weights = {name: _own(weight).detach() for name, weight in self.formed().weights.items()}
         return Draws(self._runner.snapshot(), weights, self.kl.detach())
+
+
+def _own(weight: Tensor) -> Tensor:
+    """The same draws, copied where they are a view of a parameter, which training changes in place."""
+    base = weight._base
+    if base is None or not base.is_leaf or not base.requires_grad:
+        return weight
+    return weight[:1].clone().expand(weight.shape) if weight.stride(0) == 0 else weight.clone()
 
 
 def _form(weight: StructuredWeight) -> Tensor:

@@ -18,6 +18,7 @@ from bayesify.predictive import (
     Outputs,
     Predictive,
     RegressionPredictive,
+    check_finite,
     gaussian_log_density,
 )
 
@@ -35,8 +36,9 @@ class Likelihood(nn.Module):
 
     def config(self) -> dict[str, Any]:
         """The likelihood as plain data: its name and its arguments."""
-        arguments = inspect.signature(type(self).__init__).parameters
-        return {"name": self.name, **{key: getattr(self, f"_{key}") for key in arguments if key not in ("self",)}}
+        arguments = inspect.signature(type(self)).parameters.values()
+        named = [argument.name for argument in arguments if argument.kind is argument.POSITIONAL_OR_KEYWORD]
+        return {"name": self.name, **{key: getattr(self, f"_{key}") for key in named}}
 
     def log_prob(self, outputs: Tensor, y: Tensor, *, has_draws: bool | None = None) -> Tensor:
         """Log-density or log-probability of each example, summed over its outputs or positions.
@@ -64,7 +66,7 @@ class Likelihood(nn.Module):
     def _fit_targets(self, outputs: Tensor, y: Tensor, has_draws: bool | None) -> tuple[Tensor, bool]:
         """Targets in the shape of one draw's targets, and whether outputs carry draws. Nothing is broadcast."""
         for draws in (False, True) if has_draws is None else (has_draws,):
-            if outputs.ndim < 1 + draws:
+            if outputs.ndim < self.least_dims + draws and (draws or has_draws):
                 continue
             wanted = self.target_shape(outputs[0] if draws else outputs)
             if y.shape == wanted:
@@ -79,6 +81,8 @@ class Likelihood(nn.Module):
         )
 
     remedy: ClassVar[str] = "give targets in the outputs' shape"
+    least_dims: ClassVar[int] = 1
+    """Axes that the outputs of a batch have at least, examples included."""
 
     def target_shape(self, outputs: Tensor) -> tuple[int, ...]:
         """Shape of the targets that fit outputs [B, ...] of one draw."""
@@ -129,6 +133,8 @@ class Gaussian(Likelihood):
         super().__init__()
         values = noise.tolist() if isinstance(noise, Tensor) else noise
         flat = [float(values)] if isinstance(values, (int, float)) else [float(value) for value in values]
+        if not flat:
+            raise ValueError("likelihoods.Gaussian: noise=[]; give at least one variance, a positive number")
         for value in flat:
             if not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"likelihoods.Gaussian: noise={value}; it is a variance, give a positive number")
@@ -246,6 +252,7 @@ class Categorical(Likelihood):
         return outputs.movedim(self._class_axis if self._class_axis < 0 else self._class_axis + 1, -1)
 
     remedy = "give one integer label per example, or set class_axis"
+    least_dims = 2
 
     def target_shape(self, outputs: Tensor) -> tuple[int, ...]:
         """The outputs' shape without the classes."""
@@ -280,7 +287,11 @@ class Categorical(Likelihood):
 
     def predictive(self, outputs: Outputs) -> ClassificationPredictive:
         """A mixture of the draws' class probabilities."""
-        return ClassificationPredictive(outputs, lambda f: F.log_softmax(self._classes_last(as_float(f)), dim=-1))
+        return ClassificationPredictive(
+            outputs,
+            lambda f: F.log_softmax(self._classes_last(as_float(f)), dim=-1),
+            ignore_index=self._ignore_index,
+        )
 
     def fisher(self, outputs: Tensor) -> Tensor:
         """`diag(p) - p p^T` over the last axis."""
@@ -333,15 +344,6 @@ def should_check(tensor: Tensor) -> bool:
     if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return False
     return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
-
-
-def check_finite(tensor: Tensor, what: str) -> None:
-    """Raise `ValueError` if a tensor holds NaN or infinity, naming the first place."""
-    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-        place = (~torch.isfinite(tensor)).nonzero()[0].tolist()
-        raise ValueError(
-            f"{what} hold {tensor[tuple(place)].item()} at index {place}; remove or impute such rows first"
-        )
 
 
 REGISTRY: dict[str, type[Likelihood]] = {

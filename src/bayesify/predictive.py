@@ -222,12 +222,21 @@ class ClassificationPredictive(Predictive):
         outputs: The network's outputs of each draw.
         log_probs: Log-probabilities [S, rows, ..., C] from outputs, classes last.
         binary: Whether each entry is a yes or no of its own: then C = 2, and `probs` is the probability of yes.
+        ignore_index: A label that stands for "no label here" and adds nothing to `log_prob`.
     """
 
-    def __init__(self, outputs: Outputs, log_probs: Callable[[Tensor], Tensor], *, binary: bool = False) -> None:
+    def __init__(
+        self,
+        outputs: Outputs,
+        log_probs: Callable[[Tensor], Tensor],
+        *,
+        binary: bool = False,
+        ignore_index: int | None = None,
+    ) -> None:
         super().__init__(outputs)
         self._log_probs = log_probs
         self._binary = binary
+        self._ignore_index = ignore_index
 
     @cached_property
     def _summary(self) -> tuple[Tensor, Tensor]:
@@ -282,24 +291,55 @@ class ClassificationPredictive(Predictive):
                 y = y.unsqueeze(-1)
             else:
                 raise ValueError(f"log_prob: targets {tuple(y.shape)}; give labels of shape {tuple(self.labels.shape)}")
+        ignored = torch.zeros_like(y, dtype=torch.bool) if self._ignore_index is None else y == self._ignore_index
+        labels = self._checked_labels(y.masked_fill(ignored, 0))
 
-        def score(outputs: Tensor, y: Tensor) -> Tensor:
+        def score(outputs: Tensor, y: Tensor, ignored: Tensor) -> Tensor:
             log_probs = self._log_probs(outputs)
-            index = y.long().expand(log_probs.shape[:-1]).unsqueeze(-1)
-            per_draw = log_probs.gather(-1, index).squeeze(-1)
+            index = y.expand(log_probs.shape[:-1]).unsqueeze(-1)
+            per_draw = log_probs.gather(-1, index).squeeze(-1).masked_fill(ignored, 0.0)
             per_draw = per_draw.flatten(2).sum(-1) if per_draw.ndim > 2 else per_draw
             return per_draw.logsumexp(0) - math.log(per_draw.shape[0])
 
-        result: Tensor = self._source.map(score, y)
+        result: Tensor = self._source.map(score, labels, ignored)
         return result
+
+    def _checked_labels(self, y: Tensor) -> Tensor:
+        labels, classes = y.long(), self.class_probs.shape[-1]
+        if not torch.equal(labels.to(y.dtype), y):
+            wrong = y[labels.to(y.dtype) != y][0].item()
+            raise ValueError(f"log_prob: label {wrong} is not an integer; give labels from 0 to {classes - 1}")
+        outside = (labels < 0) | (labels >= classes)
+        if bool(outside.any()):
+            wrong = labels[outside][0].item()
+            raise ValueError(f"log_prob: label {wrong} is out of range; labels go from 0 to {classes - 1}")
+        return labels
+
+
+def check_finite(tensor: Tensor, what: str) -> None:
+    """Raise `ValueError` if a tensor holds NaN or infinity, naming the first place.
+
+    A finite sum proves all entries finite without a temporary of the tensor's size; only a sum that is not, which
+    large numbers can have too, is looked into row by row.
+    """
+    if not tensor.is_floating_point() or bool(torch.isfinite(tensor.sum())):
+        return
+    for index, row in enumerate(tensor.unbind(0) if tensor.ndim else (tensor,)):
+        wrong = ~torch.isfinite(row)
+        if bool(wrong.any()):
+            place = [index, *wrong.nonzero()[0].tolist()] if tensor.ndim else []
+            raise ValueError(
+                f"{what} hold {tensor[tuple(place)].item()} at index {place}; remove or impute such rows first"
+            )
 
 
 def match_targets(y: Tensor, mean: Tensor) -> Tensor:
     """Targets in the shape of predictions: a column that one side lacks is added or dropped; nothing else is broadcast.
 
     Raises:
-        ValueError: If the shapes differ otherwise.
+        ValueError: If the shapes differ otherwise, or a target is not finite.
     """
+    check_finite(y, "targets")
     if y.shape == mean.shape:
         return y
     if (*y.shape, 1) == mean.shape:
@@ -325,7 +365,7 @@ def mixture_quantile(mean: Tensor, variance: Tensor, q: float, steps: int = 60) 
         (mean + z * std).amax(0),
     )  # each component's quantile brackets the mixture's
     value = (mean.mean(0) + z * (mean.var(0, unbiased=False) + std.square().mean(0)).sqrt()).clamp(lower, upper)
-    tolerance = 4 * torch.finfo(mean.dtype).eps
+    tolerance, scale = 4 * torch.finfo(mean.dtype).eps, std.amin(0)
     for _ in range(steps):
         scaled = (value - mean) / std
         excess = torch.special.ndtr(scaled).mean(0) - q
@@ -334,9 +374,9 @@ def mixture_quantile(mean: Tensor, variance: Tensor, q: float, steps: int = 60) 
         newton = value - excess / density
         inside = (newton > lower) & (newton < upper)
         step = torch.where(inside, newton, 0.5 * (lower + upper))
-        moved = (step - value).abs().amax()
+        converged = (step - value).abs() <= tolerance * (step.abs() + scale)  # each entry on its own scale
         value = step
-        if moved <= tolerance * value.abs().amax():
+        if bool(converged.all()):
             break
     return value
 

@@ -89,7 +89,9 @@ def test_bilinear_is_its_matrix_times_the_outer_product() -> None:
 
 def test_weight_and_bias_of_a_linear_map_are_one_layer() -> None:
     net = nn.ModuleDict({"attention": nn.MultiheadAttention(4, 2), "core": nn.GRU(3, 2), "norm": nn.LayerNorm(3)})
-    names = {layer.name: [weight.name for weight in layer.weights] for layer in group_layers(catalog(net).weights.values())}
+    names = {
+        layer.name: [weight.name for weight in layer.weights] for layer in group_layers(catalog(net).weights.values())
+    }
     assert names["attention.in_proj"] == ["attention.in_proj_weight", "attention.in_proj_bias"]
     assert names["core.hh_l0"] == ["core.weight_hh_l0", "core.bias_hh_l0"]
     assert names["norm.weight"] == ["norm.weight"]
