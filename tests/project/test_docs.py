@@ -18,7 +18,7 @@ def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     offline = "http://127.0.0.1:9"  # nothing listens there, so a build that fetches anything fails
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
         cwd=ROOT,
         env={
             "PATH": "/usr/bin:/bin",
