@@ -54,7 +54,7 @@ def mlp_figures(seconds: float) -> dict[str, float]:
     }
 
 
-def step(module: nn.Module, loss):  # noqa: ANN001, ANN201
+def step(module: nn.Module, loss):
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-4)
 
     def run() -> None:

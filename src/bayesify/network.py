@@ -105,9 +105,10 @@ class BayesianNetwork(nn.Module):
         self._left = selection.left
         self._selectors = [selector for selector, _ in selection.taken]
         self._output = output
-        modules = {weight.name: copy.deepcopy(owner_of(net, weight.name)[0]) for weight in taken}
+        modules = {weight.name: owner_of(net, weight.name)[0] for weight in taken}
         values = take_out(self.network, taken)
         self._low_precision = {name: value.dtype for name, value in values.items() if value.dtype == torch.bfloat16}
+        self._channels_last = {name for name, value in values.items() if _is_channels_last(value)}
         values = {name: value.float() if name in self._low_precision else value for name, value in values.items()}
         reference = values[taken[0].name]
         self._weights = {weight.name: weight for weight in taken}
@@ -179,6 +180,9 @@ class BayesianNetwork(nn.Module):
             kl = kl + part_kl
         for name, dtype in self._low_precision.items():
             weights[name] = weights[name].to(dtype)
+        for name in self._channels_last:
+            if weights[name].stride(2) != 1:
+                weights[name] = weights[name].movedim(2, -1).contiguous().movedim(-1, 2)
         return Draws(runner, weights, kl.expand(num_draws))
 
     def _full_precision(self) -> AbstractContextManager[Any]:
@@ -397,6 +401,10 @@ class BayesianNetwork(nn.Module):
 
 def _treatment(drawn: tuple[str, int | None], weight: Weight) -> tuple[str, int, int | None]:
     return drawn[0], weight.numel, drawn[1]
+
+
+def _is_channels_last(value: Tensor) -> bool:
+    return value.ndim >= 4 and not value.is_contiguous() and value.stride(1) == 1
 
 
 def as_inputs(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

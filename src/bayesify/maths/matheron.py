@@ -115,7 +115,7 @@ def conditional_draw(factors: Factors, u: Tensor, scale: Tensor | None, noise: l
         return conditional_mean(factors, u)
     e1, e2, e3 = noise
     a_r, b_r = factors.row_reach.unsqueeze(1), factors.row_rest.unsqueeze(1)
-    if e3.shape[-2] == e1.shape[-2]:
+    if e1.shape[-2] <= e1.shape[-1]:
         u_bar = a_r @ (_fold(e1, factors.col_reach.mT) + _fold(e3, factors.col_rest.mT)) + b_r @ e2
     else:
         u_bar = _fold(a_r @ e1 + b_r @ e3, factors.col_reach.mT) + _fold(e2, factors.col_rest.mT)

@@ -1,0 +1,61 @@
+"""What only a GPU can show: devices, generators, mixed precision, a torchvision network. Run with `-m gpu`."""
+
+import pytest
+import torch
+from torch import nn
+
+import bayesify
+from bayesify import likelihoods, models, posteriors
+from bayesify.registry import METHODS
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+NAMES = [name for name, method in METHODS.items() if method.posterior is not None]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_draws_train_and_predict_on_the_gpu(name):
+    net = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 3)
+    ).cuda()
+    x, y = torch.randn(6, 1, 8, 8, device="cuda"), torch.randint(0, 3, (6,), device="cuda")
+    bnn = bayesify.bayesianize(net, name, likelihood=likelihoods.Categorical())
+    for generator in (None, torch.Generator("cuda").manual_seed(0), torch.Generator().manual_seed(0)):
+        value = bnn.elbo(x, y, num_data=60, num_draws=2, generator=generator)
+        value.backward()
+        assert torch.isfinite(value)
+    assert all(parameter.grad is not None for parameter in bnn.parameters())
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        assert torch.isfinite(bnn.elbo(x, y, num_data=60))
+    assert bnn.predict(x).probs.device.type == "cuda"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_cpu_generator_gives_the_same_draws_on_both_devices(name):
+    torch.manual_seed(0)
+    bnn = bayesify.bayesianize(nn.Linear(3, 2), name)
+    here = bnn.draw(3, generator=torch.Generator().manual_seed(1)).weights
+    there = bnn.cuda().draw(3, generator=torch.Generator().manual_seed(1)).weights
+    for key, value in here.items():
+        torch.testing.assert_close(there[key].cpu(), value, rtol=1e-4, atol=1e-5)  # two devices round differently
+
+
+@pytest.mark.parametrize("posterior", ["inducing", "mean_field"])
+def test_bfloat16_channels_last_network(posterior):
+    net = models.resnet18().cuda().to(torch.bfloat16).to(memory_format=torch.channels_last).eval()
+    x = torch.randn(8, 3, 32, 32, device="cuda", dtype=torch.bfloat16).to(memory_format=torch.channels_last)
+    bnn = bayesify.bayesianize(net, posterior, likelihood=likelihoods.Categorical())
+    draws = bnn.draw(2)
+    kernel = draws.weights["layer1.0.conv1.weight"]
+    assert kernel.dtype == torch.bfloat16
+    assert kernel[0].is_contiguous(memory_format=torch.channels_last)
+    assert draws(x).shape == (2, 8, 10)
+    assert next(bnn.posteriors.parameters()).dtype == torch.float32
+
+
+def test_a_torchvision_resnet_converts():
+    torchvision = pytest.importorskip("torchvision")
+    net = torchvision.models.resnet18(num_classes=10).cuda()
+    bnn = bayesify.bayesianize(net, posteriors.InducingWeights(16, 16), likelihood=likelihoods.Categorical())
+    x = torch.randn(4, 3, 64, 64, device="cuda")
+    bnn.elbo(x, torch.tensor([0, 1, 2, 3], device="cuda"), num_data=4).backward()
+    assert bnn.eval().predict(x, num_draws=2).probs.shape == (4, 10)
