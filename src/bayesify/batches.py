@@ -165,6 +165,14 @@ def count_examples(loader: Iterable[Any], reader: BatchReader | None = None) -> 
     return count
 
 
+def count_batches(loader: Any) -> int | None:
+    """Batches that a loader yields, `None` if it does not say."""
+    try:
+        return len(loader)
+    except TypeError:
+        return None
+
+
 def check_repeatable(loader: Any) -> None:
     """Raise `TypeError` for what cannot be iterated once per epoch."""
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):

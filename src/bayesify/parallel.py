@@ -52,6 +52,10 @@ class Processes:
         """Whether the flag is set in any process."""
         return flag
 
+    def agree(self, value: int) -> int:
+        """The first process's value."""
+        return value
+
     def barrier(self) -> None:
         """Wait for all processes."""
 
@@ -107,6 +111,11 @@ class FabricProcesses(Processes):
     def any(self, flag: bool) -> bool:
         """Whether the flag is set in any process."""
         return self.total([float(flag)])[0] > 0
+
+    def agree(self, value: int) -> int:
+        """The first process's value."""
+        agreed: int = self._fabric.broadcast(value)
+        return agreed
 
     def barrier(self) -> None:
         """Wait for all processes."""
@@ -170,8 +179,14 @@ def _with_sampler(loader: DataLoader[Any], sampler: _PartSampler) -> DataLoader[
     )
 
 
-def make_fabric(device: torch.device | None, devices: int, strategy: str) -> Any:
+def make_fabric(device: torch.device | None, devices: int, launch: str, *, unused: bool) -> Any:
     """A Fabric over several devices of one kind.
+
+    Args:
+        device: Gives the kind; CUDA if there is any and it is left out.
+        devices: How many.
+        launch: `"script"`, `"spawn"` or `"fork"`.
+        unused: Whether steps may leave trainable parameters without a gradient, as those of the MAP phase do.
 
     Raises:
         ImportError: If Lightning Fabric is not installed.
@@ -188,7 +203,7 @@ def make_fabric(device: torch.device | None, devices: int, strategy: str) -> Any
     if kind == "cuda" and torch.cuda.device_count() < devices:
         raise ValueError(f"fit: devices={devices}, but this machine has {torch.cuda.device_count()} CUDA devices")
     starts: dict[str, Any] = {"script": "popen", "spawn": "spawn", "fork": "fork"}
-    if strategy not in starts:
-        raise ValueError(f"fit: launch={strategy!r}; give 'script', 'spawn' or 'fork'")
-    ddp = DDPStrategy(start_method=starts[strategy], find_unused_parameters=True)
+    if launch not in starts:
+        raise ValueError(f"fit: launch={launch!r}; give 'script', 'spawn' or 'fork'")
+    ddp = DDPStrategy(start_method=starts[launch], find_unused_parameters=unused)
     return Fabric(accelerator=kind, devices=devices, strategy=ddp)

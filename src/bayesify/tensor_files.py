@@ -77,6 +77,27 @@ def unpack(packed: Any, tensors: Mapping[str, Tensor]) -> Any:
     return {unpack(key, tensors): unpack(entry, tensors) for key, entry in entries}
 
 
+def to_bytes(value: Any) -> bytes:
+    """Nested data in memory, for another process."""
+    from safetensors.torch import save
+
+    packed, tensors = pack(value)
+    return save(_on_cpu(tensors), metadata={"header": json.dumps(packed)})
+
+
+def from_bytes(data: bytes) -> Any:
+    """Inverse of `to_bytes`."""
+    from safetensors.torch import load
+
+    length = int.from_bytes(data[:8], "little")
+    metadata = json.loads(data[8 : 8 + length])["__metadata__"]
+    return unpack(json.loads(metadata["header"]), load(data))
+
+
+def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+
+
 def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Write tensors and a JSON header to a safetensors file, so that the path holds either the old file or the whole new one.
 
@@ -99,7 +120,7 @@ def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mappi
         raise ValueError(f"{path}: is a folder; give the path of a file, such as model.safetensors")
     if not path.parent.is_dir():
         raise ValueError(f"{path}: the folder {path.parent} does not exist; make it first")
-    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    plain = _on_cpu(tensors)
     body = json.dumps({"kind": kind, **header})
     metadata = {"format": FORMAT, "format_version": str(FORMAT_VERSION), "header": body, "sha256": _digest(body, plain)}
     with _replacing(path) as temporary:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from bayesify import tensor_files
-from bayesify.batches import BatchReader, check_repeatable, count_examples
+from bayesify.batches import BatchReader, check_repeatable, count_batches, count_examples
 from bayesify.checkpoints import Checkpoint, model_state, set_model_state
 from bayesify.history import History
 from bayesify.network import BayesianNetwork
@@ -167,7 +167,7 @@ def fit(
             made,
             _make_scheduler(scheduler, made),
             settings,
-            seed=seed,
+            seed=processes.agree(seed),
             validation=validation,
             reader=batch,
             processes=processes,
@@ -184,18 +184,18 @@ def fit(
 
     if devices == 1:
         return train(Processes())
-    return _train_together(bnn, train, make_fabric(place, devices, launch), launch)
+    return _train_together(bnn, train, make_fabric(place, devices, launch, unused=map_epochs > 0), launch)
 
 
 def _train_together(bnn: BayesianNetwork, train: Callable[[Processes], History], fabric: Any, launch: str) -> History:
-    def work(fabric: Any) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+    def work(fabric: Any) -> tuple[list[dict[str, Any]], bytes | None]:
         history = train(FabricProcesses(fabric))
         own = launch == "script"  # processes of the script hold the trained network themselves
-        return list(history), None if own else {key: value.cpu() for key, value in model_state(bnn).items()}
+        return list(history), None if own else tensor_files.to_bytes(model_state(bnn))
 
     rows, state = fabric.launch(work)
     if state is not None:
-        set_model_state(bnn, state)
+        set_model_state(bnn, tensor_files.from_bytes(state))
     return History(rows)
 
 
@@ -230,6 +230,8 @@ def _check_choices(precision: str, step_scheduler: str, patience: int | None, va
         raise ValueError(f"fit: patience={patience} needs a validation loader; pass validation=")
     if validation is not None:
         check_repeatable(validation)
+        if count_batches(validation) == 0:
+            raise ValueError("fit: the validation loader yields no examples; give one with data, or leave it out")
 
 
 def _make_optimizer(choice: Any, bnn: BayesianNetwork, learning_rate: float) -> torch.optim.Optimizer:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesify.batches import Batch, BatchReader
+from bayesify.batches import Batch, BatchReader, count_batches
 from bayesify.checkpoints import Checkpoint, model_state, set_model_state
 from bayesify.history import History
 from bayesify.interrupts import DelayedInterrupt
@@ -181,7 +181,7 @@ class TrainingLoop:
                 self._restore(resumed)
             total = self.settings.map_epochs + self.settings.epochs
             show = self.show_progress and self.processes.rank == 0
-            self.bar = stack.enter_context(ProgressBar(show, total, _length(self.loader)))
+            self.bar = stack.enter_context(ProgressBar(show, total, count_batches(self.loader)))
             self.interrupt = stack.enter_context(DelayedInterrupt())
             while self.position.epoch < total and not self.position.stopped:
                 self._epoch()
@@ -271,7 +271,12 @@ class TrainingLoop:
                     for name, value in buffers.items():
                         self.bnn.get_buffer(name).copy_(value)
                 kind = ValueError if isinstance(error, ValueError) else RuntimeError
-                raise kind(f"{self._where(index)}: {error}") from error
+                reason = str(error)
+                if "Expected to have finished reduction" in reason:
+                    reason = (
+                        "the network does not use all of its parameters; freeze the rest with requires_grad_(False)"
+                    )
+                raise kind(f"{self._where(index)}: {reason}") from error
             nll -= float(data.detach()) / settings.num_data * own
             kl_sum += float(kl.detach()) * whole / size
         if settings.clip_norm is not None:
@@ -436,10 +441,3 @@ def _training_mode(bnn: BayesianNetwork) -> Iterator[None]:
 
 def _cloned(state: dict[str, Any]) -> dict[str, Any]:
     return {key: value.clone() if isinstance(value, Tensor) else value for key, value in state.items()}
-
-
-def _length(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except TypeError:
-        return None

@@ -1,0 +1,294 @@
+"""What `fit` does around the steps: modes, schedulers, early stopping, callbacks, precision, errors."""
+
+import copy
+import json
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from training.runs import same
+
+import bayesify
+from bayesify import KLSchedule, likelihoods, posteriors
+
+X = torch.randn(24, 3, generator=torch.Generator().manual_seed(0))
+Y = (X.sum(1) > 0).long()
+
+
+def classifier(posterior=None, *extra):
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(3, 5), *extra, nn.Tanh(), nn.Linear(5, 2))
+    return bayesify.bayesianize(net, posterior or posteriors.MeanField(), likelihood=likelihoods.Categorical())
+
+
+def batches(size=8):
+    return DataLoader(TensorDataset(X, Y), batch_size=size)
+
+
+def fit(bnn, loader=None, **options):
+    return bayesify.fit(
+        bnn, loader if loader is not None else batches(), **{"epochs": 1, "seed": 0, "progress": False} | options
+    )
+
+
+def test_modes_and_gradients_are_left_as_found():
+    bnn = classifier(None, nn.BatchNorm1d(5)).eval()
+    bnn.network[0].train()
+    before = {name: module.training for name, module in bnn.named_modules()}
+    seen = []
+    attributes = {name: set(vars(module)) for name, module in bnn.named_modules()}
+    fit(bnn, callbacks=[lambda net, history: seen.append(all(module.training for module in net.modules()))])
+    assert seen == [True]
+    assert {name: module.training for name, module in bnn.named_modules()} == before
+    assert all(parameter.grad is None for parameter in bnn.parameters())
+    assert {name: set(vars(module)) for name, module in bnn.named_modules()} == attributes
+    assert bnn.network[1].num_batches_tracked == 3
+
+
+def test_history_is_plain_data_and_reads_well():
+    history = fit(classifier(), epochs=3, map_epochs=1, validation=batches())
+    rows = json.loads(json.dumps(history))
+    assert rows == list(history)
+    assert list(rows[0]) == [
+        "epoch",
+        "phase",
+        "nll",
+        "kl",
+        "kl_weight",
+        "elbo",
+        "learning_rate",
+        "validation_nll",
+        "validation_accuracy",
+        "seconds",
+    ]
+    assert history.column("epoch") == [1, 2, 3, 4]
+    text = repr(history)
+    assert "validation_nll" in text
+    assert "variational" in text
+    assert len(text.splitlines()) == 6
+    assert repr(bayesify.History()) == "History(no epochs)"
+    with pytest.raises(KeyError, match="no column 'loss'"):
+        history.column("loss")
+
+
+def test_the_number_of_draws_is_what_the_posterior_recommends():
+    bnn = classifier(posteriors.Ensemble(members=3))
+    assert bnn.posterior.training_draws > 1
+    seen = []
+    original = bnn.elbo_terms
+    bnn.elbo_terms = lambda *args, **kwargs: seen.append(kwargs["num_draws"]) or original(*args, **kwargs)
+    fit(bnn)
+    fit(bnn, num_draws=2)
+    assert seen == [bnn.posterior.training_draws] * 3 + [2] * 3
+
+
+def test_optimizers_and_schedulers_in_each_form():
+    results = []
+    for form in ("instance", "function"):
+        bnn = classifier()
+        if form == "instance":
+            optimizer = torch.optim.SGD(bnn.parameters(), lr=0.1)
+            scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        else:
+            optimizer = lambda parameters: torch.optim.SGD(parameters, lr=0.1)  # noqa: E731
+            scheduler = lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)  # noqa: E731
+        history = fit(bnn, epochs=3, optimizer=optimizer, scheduler=scheduler)
+        assert history.column("learning_rate") == [0.1, 0.05, 0.025]
+        results.append(bnn)
+    assert same(*results)
+    exponential = lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)  # noqa: E731
+    history = fit(classifier(), epochs=2, learning_rate=0.8, scheduler=exponential, step_scheduler="step")
+    assert history.column("learning_rate") == pytest.approx([0.1, 0.0125])
+
+    def plateau(optimizer):  # nothing counts as progress: every epoch lowers it
+        return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.1, patience=0, threshold=9)
+
+    history = fit(classifier(), epochs=3, learning_rate=0.1, scheduler=plateau)
+    assert history.column("learning_rate") == pytest.approx([0.1, 0.01, 0.001])
+
+
+def test_default_adam_equals_adam():
+    """The default is Adam at the given learning rate, up to the rounding of its fused form."""
+    default, explicit = classifier(), classifier()
+    fit(default, epochs=2, learning_rate=0.01)
+    fit(explicit, epochs=2, optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01))
+    for name, value in explicit.named_parameters():
+        torch.testing.assert_close(default.get_parameter(name), value, rtol=1e-4, atol=1e-6)
+
+
+def test_early_stopping_restores_the_best_epoch():
+    """The validation labels are flipped, so its NLL grows as training goes on: the first epoch is the best."""
+    flipped = [(X, 1 - Y)]
+    states = []
+    bnn = classifier()
+    history = fit(
+        bnn,
+        epochs=20,
+        learning_rate=0.1,
+        validation=flipped,
+        patience=3,
+        callbacks=[lambda net, history: states.append(copy.deepcopy(net))],
+    )
+    best = min(range(len(history)), key=lambda index: history[index]["validation_nll"])
+    assert len(history) == best + 1 + 3
+    assert same(bnn, states[best])
+    assert not same(bnn, states[-1])
+
+
+def test_early_stopping_waits_for_the_whole_kl():
+    """Epochs of the MAP phase and of a KL that is not yet whole neither count as best nor as waited."""
+    history = fit(
+        classifier(),
+        epochs=20,
+        map_epochs=2,
+        learning_rate=0.1,
+        kl_schedule=KLSchedule(zero_epochs=1, linear_epochs=3),
+        validation=[(X, 1 - Y)],
+        patience=1,
+    )
+    assert len(history) >= 2 + 4 + 1
+    assert history[6]["kl_weight"] == 1.0
+
+
+def test_validation_scores_are_those_of_predict():
+    bnn = classifier()
+    weights = torch.rand(24)
+    row = fit(bnn, learning_rate=1e-30, validation=[(X[:10], Y[:10], weights[:10]), (X[10:], Y[10:], weights[10:])])[0]
+    prediction = bnn.predict(X, num_draws=2)  # init_std is 1e-4: every draw is the mean up to that
+    nll = -(weights * prediction.log_prob(Y)).sum() / weights.sum()
+    assert row["validation_nll"] == pytest.approx(nll.item(), abs=1e-3)
+    right = (prediction.labels == Y).float()
+    assert row["validation_accuracy"] == pytest.approx(((weights * right).sum() / weights.sum()).item(), rel=1e-5)
+    net = bayesify.bayesianize(nn.Linear(3, 2), posteriors.MeanField(1e-6), likelihood=likelihoods.Gaussian())
+    targets = torch.randn(24, 2)
+    row = fit(net, [(X, targets)], learning_rate=1e-30, validation=[(X[:9], targets[:9]), (X[9:], targets[9:])])[0]
+    rmse = (net.predict(X).mean - targets).square().mean().sqrt()
+    assert row["validation_rmse"] == pytest.approx(rmse.item(), abs=1e-4)
+
+
+def test_a_callback_ends_the_run():
+    history = fit(classifier(), epochs=9, callbacks=[lambda net, history: len(history) == 4])
+    assert len(history) == 4
+
+
+def test_bf16_trains_the_network_in_bf16_and_keeps_the_rest():
+    bnn, plain = classifier(posteriors.KTied(2)), classifier(posteriors.KTied(2))
+    plain.load_state_dict(bnn.state_dict())
+    types = []
+    bnn.network[0].register_forward_hook(lambda module, inputs, output: types.append(output.dtype))
+    row = fit(bnn, precision="bf16", learning_rate=1e-30)[0]
+    exact = fit(plain, learning_rate=1e-30)[0]
+    assert set(types) == {torch.bfloat16}
+    assert row["kl"] == pytest.approx(exact["kl"], rel=1e-6)  # summed in float32
+    assert row["nll"] == pytest.approx(exact["nll"], rel=2**-6)  # bfloat16 has 8 bits
+    assert all(parameter.dtype == torch.float32 for parameter in bnn.parameters())
+
+
+def test_device_moves_the_network():
+    bnn = classifier()
+    fit(bnn, device="cpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="no CUDA device"):
+            fit(bnn, device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epochs": 0}, "at least one epoch"),
+        ({"epochs": -1}, "epochs=-1"),
+        ({"epochs": 1.5}, "epochs=1.5"),
+        ({"map_epochs": -1}, "map_epochs=-1"),
+        ({"accumulate": 0}, "accumulate=0"),
+        ({"num_draws": 0}, "num_draws=0"),
+        ({"num_data": 0}, "num_data=0"),
+        ({"num_data": 3}, "num_data=3 is below the batch size 8"),
+        ({"devices": 0}, "devices=0"),
+        ({"patience": 0, "validation": [(X, Y)]}, "patience=0"),
+        ({"patience": 2}, "needs a validation loader"),
+        ({"checkpoint_every": 0}, "checkpoint_every=0"),
+        ({"learning_rate": 0.0}, "learning_rate=0.0"),
+        ({"clip_norm": -1.0}, "clip_norm=-1.0"),
+        ({"kl_weight": -0.1}, "kl_weight=-0.1"),
+        ({"precision": "float16"}, "use 'bf16'"),
+        ({"precision": "int8"}, "give 'float32' or 'bf16'"),
+        ({"step_scheduler": "batch"}, "step_scheduler='batch'"),
+        ({"optimizer": lambda p: torch.optim.LBFGS(p)}, "LBFGS"),
+        ({"optimizer": torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1)}, "no parameter of this network"),
+        ({"validation": []}, "validation loader yields no examples"),
+    ],
+)
+def test_bad_arguments(options, message):
+    bnn = classifier()
+    before = copy.deepcopy(bnn)
+    with pytest.raises(ValueError, match=message):
+        fit(bnn, **{"learning_rate": 1e-30} | options)
+    assert same(bnn, before)
+
+
+NAN = X.clone()
+NAN[9, 1] = float("nan")
+HIGH = Y.clone()
+HIGH[9] = 2
+
+
+@pytest.mark.parametrize(
+    ("loader", "message"),
+    [
+        ([], "no examples"),
+        (DataLoader(TensorDataset(X[:0], Y[:0])), "no examples"),
+        (DataLoader(TensorDataset(X, Y), batch_size=32, drop_last=True), "no batches in epoch 1"),
+        (DataLoader(TensorDataset(NAN, Y), batch_size=24), r"epoch 1, batch 1: inputs hold nan at index \[9, 1\]"),
+        (DataLoader(TensorDataset(X, HIGH), batch_size=24), "epoch 1, batch 1: .*label 2 is out of range"),
+        (DataLoader(TensorDataset(X, Y.float()), batch_size=24), "epoch 1, batch 1: .*give integer labels"),
+        (DataLoader(TensorDataset(X), batch_size=24), "epoch 1, batch 1: a batch has 1 entries"),
+        (DataLoader(TensorDataset(X[:, :2], Y), batch_size=24), "epoch 1, batch 1"),
+    ],
+)
+def test_bad_data_changes_nothing(loader, message):
+    bnn = classifier(None, nn.BatchNorm1d(5)).eval()
+    before = copy.deepcopy(bnn)
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        fit(bnn, loader, num_data=24 if "batch" in message else None)
+    assert same(bnn, before)  # the buffers of batch norm too
+    assert not bnn.training
+
+
+def test_bad_data_later_names_epoch_and_batch():
+    with pytest.raises(ValueError, match="epoch 1, batch 2: inputs hold nan"):
+        fit(classifier(), DataLoader(TensorDataset(NAN, Y), batch_size=8))
+    with pytest.raises(ValueError, match="validation batch 1: inputs hold nan"):
+        fit(classifier(), validation=[(NAN, Y)])
+
+
+def test_what_is_not_a_network_or_a_loader():
+    with pytest.raises(TypeError, match="Linear is not a BayesianNetwork"):
+        bayesify.fit(nn.Linear(3, 2), [(X, Y)], epochs=1)
+    without = bayesify.bayesianize(nn.Linear(3, 2), "mean_field")
+    with pytest.raises(ValueError, match="no likelihood"):
+        fit(without)
+    with pytest.raises(TypeError, match="the loader is int"):
+        fit(classifier(), 3)
+    with pytest.raises(TypeError, match="runs once"):
+        fit(classifier(), iter([(X, Y)]))
+    frozen = classifier().requires_grad_(False)
+    with pytest.raises(ValueError, match="trainable"):
+        fit(frozen)
+    bnn = classifier()
+    other = torch.optim.SGD(classifier().parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="another optimizer"):
+        fit(bnn, scheduler=torch.optim.lr_scheduler.ExponentialLR(other, 0.5))
+
+
+def test_the_progress_bar_shows_nll_and_kl_apart(monkeypatch, capsys):
+    import sys
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    fit(classifier(), epochs=2, progress=True)
+    shown = capsys.readouterr().err
+    assert "NLL" in shown
+    assert "KL" in shown
+    monkeypatch.setitem(sys.modules, "rich.progress", None)  # as if rich were not installed
+    fit(classifier(), epochs=2, progress=True)
+    assert "epoch 2/2  NLL" in capsys.readouterr().err
