@@ -87,7 +87,10 @@ def layer_gaussian(posterior: Posterior, layer: Layer) -> tuple[Tensor, Tensor]:
         std = raw.exp() if cap is None else cap / (1 + (-raw).exp())
         return mean, torch.diag(std**2)
     if isinstance(posterior, FullCovariance):
-        factor = cholesky_factor(posterior.lower[layer.name], posterior.raw_diagonal[layer.name])
+        raw = posterior.raw_diagonal[layer.name]
+        factor = cholesky_factor(posterior.lower[layer.name], raw)
+        scale = softplus(raw)
+        factor = (factor - torch.diag(scale)) * scale[:, None] + torch.diag(scale)
         return posterior.mean_value[layer.name], factor @ factor.T
     if isinstance(posterior, KTied):
         rows, cols = softplus(posterior.raw_row[layer.name]), softplus(posterior.raw_col[layer.name])

@@ -74,7 +74,7 @@ def set_factor(part: posteriors.FullCovariance, mean: Tensor, covariance: Tensor
     rows, cols = torch.tril_indices(len(mean), len(mean), -1)
     with torch.no_grad():
         part.mean_value[name].copy_(mean)
-        part.lower[name].copy_(factor[rows, cols])
+        part.lower[name].copy_((factor / factor.diagonal()[:, None])[rows, cols])
         part.raw_diagonal[name].copy_(torch.log(torch.expm1(factor.diagonal())))
 
 

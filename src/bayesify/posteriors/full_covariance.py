@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from bayesify.maths.constraints import raw_positive, tril
+from bayesify.maths.constraints import positive, raw_positive, tril
 from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior, check_positive
 from bayesify.priors import PriorDraw
 from bayesify.weights import Layer
@@ -23,8 +23,10 @@ class FullCovariance(Posterior):
     $$ q(w_l) = \mathcal{N}(m_l, L_l L_l^\top) $$
 
     with $w_l$ the layer's weights in the order weight, bias, each row-major. Layers are independent of each other.
-    Stored: `mean_value` freely, starting at the network's weights; the strictly lower part of each factor (`lower`) freely,
-    packed row by row; its diagonal `raw_diagonal` through softplus. P weights in a layer need P + P (P + 1) / 2 numbers.
+    Stored: `mean_value` freely, starting at the network's weights; the diagonal of each factor, `raw_diagonal`, through
+    softplus; its strictly lower part relative to that, $L_{ij} = L_{ii}\,\text{lower}_{ij}$, freely, packed row by row: a step of
+    the optimizer then changes a row by a share of its own size, however many entries it has. P weights in a layer need
+    P + P (P + 1) / 2 numbers.
 
     Args:
         init_std: Diagonal of every factor before training.
@@ -59,7 +61,9 @@ class FullCovariance(Posterior):
 
     def scale_tril(self, layer: str) -> Tensor:
         """Cholesky factor of one layer's covariance: [P, P]."""
-        return tril(self.lower[layer], self.raw_diagonal[layer])
+        lower, raw = self.lower[layer], self.raw_diagonal[layer]
+        counts = torch.arange(len(raw), device=raw.device)  # row i holds i entries
+        return tril(lower * positive(raw).repeat_interleave(counts, output_size=len(lower)), raw)
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
         """`m + L noise`, layer by layer."""
