@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -52,9 +53,9 @@ def bayesianize(
     """
     if not isinstance(net, nn.Module):
         raise TypeError(f"bayesianize: net is {type(net).__name__}; give a torch.nn.Module")
-    if isinstance(posterior, str) and posterior.endswith(".json"):
+    if isinstance(posterior, (str, Path)) and str(posterior).endswith(".json"):
         posterior = read_json(posterior)
-    if isinstance(posterior, Mapping) and "posterior" in posterior:
+    if isinstance(posterior, Mapping) and "posterior" in posterior and not _selects(net, posterior, "posterior"):
         whole = dict(posterior)
         posterior = whole["posterior"]
         likelihood = whole.get("likelihood") if likelihood is None else likelihood
@@ -128,10 +129,10 @@ class BayesianNetwork(nn.Module):
         """The posterior, where one spans all selected weights.
 
         Raises:
-            AttributeError: If there are several; use `posteriors` then.
+            ValueError: If there are several; use `posteriors` then.
         """
         if len(self.posteriors) > 1:
-            raise AttributeError(f"this network has {len(self.posteriors)} posteriors; use bnn.posteriors[i]")
+            raise ValueError(f"this network has {len(self.posteriors)} posteriors; use bnn.posteriors[i]")
         return self._parts()[0]
 
     def _parts(self) -> list[Posterior]:
@@ -273,7 +274,8 @@ class BayesianNetwork(nn.Module):
         likelihood = self._needs_likelihood("elbo")
         args, kwargs = as_inputs(x)
         _check_inputs(args, kwargs)
-        outputs = select_output(draws(*args, **kwargs), self._output)
+        with _naming_inputs(args, kwargs):
+            outputs = select_output(draws(*args, **kwargs), self._output)
         log_likelihood = objectives.expected_log_likelihood(outputs, y, likelihood, num_data, example_weights)
         if should_check(log_likelihood):
             objectives.check_result((log_likelihood - draws.kl).sum(), draws.weights, outputs)
@@ -337,7 +339,9 @@ class BayesianNetwork(nn.Module):
         args, kwargs = as_inputs(x)
         _check_inputs(args, kwargs)
         draws = self._draw(num_draws, generator, antithetic)
-        return likelihood.predictive(draws.outputs(args, kwargs, output=self._output, keep=keep_outputs, memory=memory))
+        with _naming_inputs(args, kwargs):
+            outputs = draws.outputs(args, kwargs, output=self._output, keep=keep_outputs, memory=memory)
+        return likelihood.predictive(outputs)
 
     @torch.no_grad()
     def mean_network(self) -> nn.Module:
@@ -399,6 +403,11 @@ class BayesianNetwork(nn.Module):
         return self.likelihood
 
 
+def _selects(net: nn.Module, choice: Mapping[Any, Any], key: str) -> bool:
+    """Whether a key of the configuration is a selector here: the network has a module of that name and nothing else is said."""
+    return key in dict(net.named_children()) and not {"prior", "likelihood", "output"} & set(choice)
+
+
 def _treatment(drawn: tuple[str, int | None], weight: Weight) -> tuple[str, int, int | None]:
     return drawn[0], weight.numel, drawn[1]
 
@@ -420,6 +429,23 @@ def _check_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     for key, value in [*enumerate(args), *kwargs.items()]:
         if isinstance(value, Tensor) and value.is_floating_point() and should_check(value):
             check_finite(value, "inputs" if key == 0 else f"inputs {key!r}")
+
+
+@contextmanager
+def _naming_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """Say in an error of torch's about shapes and types that it is the network's inputs that do not fit."""
+    try:
+        yield
+    except (RuntimeError, IndexError) as error:
+        words = ("shape", "size", "dim", "type", "channel", "index out of range")
+        if isinstance(error, torch.OutOfMemoryError) or not any(word in str(error) for word in words):
+            raise
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        given = ", ".join(f"shape {tuple(x.shape)} and type {str(x.dtype).removeprefix('torch.')}" for x in tensors)
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise ValueError(
+            f"inputs of {given} do not fit the network: {reason}; give inputs of the shape and type it was made for"
+        ) from error
 
 
 def count_parameters(module: nn.Module) -> int:

@@ -28,6 +28,8 @@ def expected_log_likelihood(
     """
     log_prob = likelihood.log_prob(outputs, y, has_draws=True)  # [S, B]
     batch = log_prob.shape[-1]
+    if batch == 0:
+        raise ValueError("elbo: the batch is empty; give at least one example")
     if num_data < batch:
         raise ValueError(
             f"elbo: num_data={num_data} is below the batch size {batch}; give the size of the whole dataset"

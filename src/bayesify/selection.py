@@ -43,11 +43,16 @@ def parse_posterior(choice: Choice) -> list[tuple[str | nn.Module | None, Poster
     """
     if isinstance(choice, (str, Path)) and str(choice).endswith(".json"):
         choice = read_json(choice)
-    if isinstance(choice, Mapping) and "name" not in choice:
+    if isinstance(choice, Mapping) and not isinstance(choice.get("name"), str):
         if not choice:
             raise ValueError(
                 "bayesianize: an empty dict of posteriors; give at least one selector, such as {'*': MeanField()}"
             )
+        for selector in choice:
+            if not isinstance(selector, (str, nn.Module)):
+                raise TypeError(
+                    f"bayesianize: selector {selector!r}; give a name, a glob, a class name such as 'Linear', or a module"
+                )
         return [(selector, make_posterior(entry)) for selector, entry in choice.items()]
     return [(None, make_posterior(choice))]
 
@@ -62,6 +67,8 @@ def make_posterior(entry: Any) -> Posterior:
         entry = {"name": entry}
     if not isinstance(entry, Mapping):
         raise TypeError(f"bayesianize: {type(entry).__name__} is not a posterior; give an instance, a name or a dict")
+    if not isinstance(entry.get("name"), str):
+        raise ValueError(f"bayesianize: no 'name' in {dict(entry)}; give the posterior's name beside its options")
     method = get_method(entry["name"])
     if method.posterior is None:
         raise ValueError(
@@ -146,7 +153,7 @@ def select(network: nn.Module, catalog: Catalog, selectors: list[str | nn.Module
         matched, asked = _match(selector, modules, catalog)
         found = [weight for name, weight in free.items() if name in matched]
         wanted = [weight for weight in found if weight.kind != "norm" or weight.name in asked]
-        if not wanted and selector is not None:
+        if not wanted and selector is not None and all(catalog.weights[name].kind == "norm" for name in matched):
             wanted = found
         if not wanted:
             raise ValueError(_why_empty(selector, matched, catalog, modules))

@@ -14,7 +14,7 @@ from bayesify import likelihoods
 from bayesify.likelihoods import Likelihood
 from bayesify.selection import make_likelihood
 
-B, O, S = 5, 3, 4
+B, K, S = 5, 3, 4
 NOISE = [0.1, 0.5, 2.0]
 
 
@@ -47,7 +47,7 @@ NAMES = ["gaussian", "gaussian_per_output", "heteroscedastic_gaussian", "categor
 
 
 def width(name: str) -> int:
-    return 2 * O if name.startswith("hetero") else O
+    return 2 * K if name.startswith("hetero") else K
 
 
 def test_every_registered_likelihood_is_here() -> None:
@@ -87,8 +87,8 @@ def test_one_column_may_be_missing(name: str) -> None:
 
 
 def test_categorical_column_of_labels() -> None:
-    likelihood, f = made("categorical"), outputs(B, O)
-    y = torch.arange(B) % O
+    likelihood, f = made("categorical"), outputs(B, K)
+    y = torch.arange(B) % K
     assert torch.equal(likelihood.log_prob(f, y.unsqueeze(1)), likelihood.log_prob(f, y))
 
 
@@ -116,7 +116,7 @@ def enumerated_fisher(name: str, f: Tensor) -> Tensor:
     nodes, weights = np.polynomial.hermite_e.hermegauss(5)  # exact for the quadratics that occur
     distribution = reference(name, f)
     assert isinstance(distribution, Normal)
-    for point in itertools.product(range(5), repeat=O):
+    for point in itertools.product(range(5), repeat=K):
         y = distribution.mean + distribution.stddev * torch.tensor(nodes[list(point)])
         total += math.prod(weights[list(point)] / math.sqrt(2 * math.pi)) * hessian(y.detach())
     return total
@@ -143,7 +143,7 @@ def test_fisher_to_full_precision(name: str) -> None:
 def test_class_axis() -> None:
     """Images segmented in torch's order [B, C, H, W], with and without draws."""
     likelihood = likelihoods.Categorical(class_axis=1)
-    f, y = outputs(S, B, O, 2, 3), torch.randint(O, (B, 2, 3))
+    f, y = outputs(S, B, K, 2, 3), torch.randint(K, (B, 2, 3))
     expected = -torch.nn.functional.cross_entropy(f[1], y, reduction="none").flatten(1).sum(-1)
     torch.testing.assert_close(likelihood.log_prob(f[1], y), expected)
     torch.testing.assert_close(likelihood.log_prob(f, y)[1], expected)
@@ -153,7 +153,7 @@ def test_class_axis() -> None:
 
 def test_ignore_index() -> None:
     likelihood = likelihoods.Categorical(ignore_index=-1)
-    f, y = outputs(B, 4, O), torch.randint(O, (B, 4))
+    f, y = outputs(B, 4, K), torch.randint(K, (B, 4))
     full = likelihood.log_prob(f, y)
     some = y.clone()
     some[:, 2] = -1
@@ -163,8 +163,8 @@ def test_ignore_index() -> None:
 
 
 def test_half_precision_outputs_are_scored_in_single() -> None:
-    f = torch.randn(B, O).bfloat16()
-    y = torch.arange(B) % O
+    f = torch.randn(B, K).bfloat16()
+    y = torch.arange(B) % K
     expected = likelihoods.Categorical().log_prob(f.float(), y)
     actual = likelihoods.Categorical().log_prob(f, y)
     assert actual.dtype == torch.float32
@@ -190,7 +190,7 @@ def test_noise_is_learned_or_fixed() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("shape", [(B + 1,), (B, O + 1), (B, O, 1, 1), ()])
+@pytest.mark.parametrize("shape", [(B + 1,), (B, K + 1), (B, K, 1, 1), ()])
 def test_wrong_shapes(name: str, shape: tuple[int, ...]) -> None:
     y = torch.zeros(shape, dtype=torch.long if name == "categorical" else torch.float64)
     with pytest.raises(ValueError, match=r"targets of shape .* do not fit outputs of shape .*; "):
@@ -200,21 +200,21 @@ def test_wrong_shapes(name: str, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("name", NAMES[:3])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_targets_that_are_not_finite(name: str, value: float) -> None:
-    y = torch.zeros(B, O, dtype=torch.float64)
+    y = torch.zeros(B, K, dtype=torch.float64)
     y[2, 1] = value
     with pytest.raises(ValueError, match=r"targets hold (nan|inf) at index \[2, 1\]; remove"):
         made(name).log_prob(outputs(B, width(name)), y)
 
 
-@pytest.mark.parametrize("label", [O, -1, 17])
+@pytest.mark.parametrize("label", [K, -1, 17])
 def test_labels_out_of_range(label: int) -> None:
     with pytest.raises(ValueError, match=rf"label {label} is out of range for 3 outputs; labels go from 0 to 2"):
-        made("categorical").log_prob(outputs(2, O), torch.tensor([0, label]))
+        made("categorical").log_prob(outputs(2, K), torch.tensor([0, label]))
 
 
 def test_float_labels() -> None:
     with pytest.raises(ValueError, match=r"targets are torch.float32; give integer labels"):
-        made("categorical").log_prob(outputs(2, O), torch.tensor([0.0, 1.0]))
+        made("categorical").log_prob(outputs(2, K), torch.tensor([0.0, 1.0]))
 
 
 @pytest.mark.parametrize("value", [0.5, -1.0, math.nan, 2.0])

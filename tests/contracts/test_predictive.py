@@ -15,13 +15,13 @@ import bayesify
 from bayesify import ClassificationPredictive, RegressionPredictive, likelihoods, posteriors
 from bayesify.predictive import Outputs
 
-S, B, O = 6, 5, 3
+S, B, K = 6, 5, 3
 LIKELIHOODS: dict[str, tuple[likelihoods.Likelihood, int]] = {
-    "gaussian": (likelihoods.Gaussian(0.3), O),
-    "per_output": (likelihoods.Gaussian([0.1, 0.5, 2.0]), O),
-    "heteroscedastic": (likelihoods.HeteroscedasticGaussian(), 2 * O),
-    "categorical": (likelihoods.Categorical(), O),
-    "bernoulli": (likelihoods.Bernoulli(), O),
+    "gaussian": (likelihoods.Gaussian(0.3), K),
+    "per_output": (likelihoods.Gaussian([0.1, 0.5, 2.0]), K),
+    "heteroscedastic": (likelihoods.HeteroscedasticGaussian(), 2 * K),
+    "categorical": (likelihoods.Categorical(), K),
+    "bernoulli": (likelihoods.Bernoulli(), K),
 }
 REGRESSION = ["gaussian", "per_output", "heteroscedastic"]
 
@@ -34,7 +34,7 @@ def predict(name: str, rows: int = B, scale: float = 2.0) -> tuple[Any, Tensor]:
 
 def components(name: str, f: Tensor) -> tuple[Tensor, Tensor]:
     if name == "heteroscedastic":
-        return f[..., :O], f[..., O:].exp()
+        return f[..., :K], f[..., K:].exp()
     noise = LIKELIHOODS[name][0].noise.detach()  # type: ignore[union-attr]
     return f, noise.expand_as(f)
 
@@ -50,7 +50,7 @@ def test_regression_parts(name: str) -> None:
     second = (v + mu**2).mean(0) - mu.mean(0) ** 2
     torch.testing.assert_close(prediction.variance, second, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(prediction.std**2, prediction.variance)
-    y = torch.randn(B, O, dtype=torch.float64)
+    y = torch.randn(B, K, dtype=torch.float64)
     density = Normal(mu, v.sqrt()).log_prob(y).sum(-1).exp().mean(0)
     torch.testing.assert_close(prediction.log_prob(y), density.log(), rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(prediction.cdf(y), Normal(mu, v.sqrt()).cdf(y).mean(0), rtol=1e-9, atol=1e-12)
@@ -63,8 +63,8 @@ def test_regression_parts(name: str) -> None:
 def test_quantiles_invert_the_cdf(name: str, q: float) -> None:
     prediction, _ = predict(name, scale=10.0)  # components far apart: the cdf has flat parts
     value = prediction.quantile(q)
-    assert value.shape == (B, O)
-    torch.testing.assert_close(prediction.cdf(value), torch.full((B, O), q, dtype=torch.float64), rtol=0, atol=1e-6)
+    assert value.shape == (B, K)
+    torch.testing.assert_close(prediction.cdf(value), torch.full((B, K), q, dtype=torch.float64), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-6), (torch.float32, 1e-5)])
@@ -105,7 +105,7 @@ def test_one_draw_is_a_gaussian() -> None:
 
 def test_crps_is_the_integral_of_the_squared_distance_to_a_step() -> None:
     prediction, f = predict("heteroscedastic")
-    y = torch.randn(B, O, dtype=torch.float64)
+    y = torch.randn(B, K, dtype=torch.float64)
     mu, v = components("heteroscedastic", f)
     grid = torch.linspace(-60, 60, 240_001, dtype=torch.float64)
     for row, out in ((0, 0), (3, 2)):
@@ -128,7 +128,7 @@ def test_classification_parts() -> None:
     torch.testing.assert_close(prediction.entropy, entropy)
     torch.testing.assert_close(prediction.aleatoric_entropy, inside)
     torch.testing.assert_close(prediction.mutual_information, divergence, rtol=1e-9, atol=1e-10)
-    y = torch.randint(O, (B,))
+    y = torch.randint(K, (B,))
     torch.testing.assert_close(prediction.log_prob(y), mixture.gather(1, y[:, None])[:, 0].log())
     torch.testing.assert_close(prediction.log_prob(y[:, None]), prediction.log_prob(y))
 
@@ -141,9 +141,9 @@ def test_yes_or_no_parts() -> None:
     mixture = p.mean(0)
     binary = -(mixture * mixture.log() + (1 - mixture) * (1 - mixture).log())
     torch.testing.assert_close(prediction.entropy, binary)
-    assert prediction.mutual_information.shape == (B, O)
+    assert prediction.mutual_information.shape == (B, K)
     torch.testing.assert_close(prediction.confidence, torch.maximum(mixture, 1 - mixture))
-    y = torch.randint(2, (B, O)).double()
+    y = torch.randint(2, (B, K)).double()
     joint = torch.where(y.bool(), p, 1 - p).prod(-1).mean(0)
     torch.testing.assert_close(prediction.log_prob(y), joint.log())
 
@@ -157,10 +157,10 @@ def test_certain_draws_have_no_entropy() -> None:
 
 
 def test_segmentation() -> None:
-    f = torch.randn(S, B, O, 2, 2, dtype=torch.float64)
+    f = torch.randn(S, B, K, 2, 2, dtype=torch.float64)
     prediction = likelihoods.Categorical(class_axis=1).predictive(Outputs(kept=f))
-    assert prediction.probs.shape == (B, 2, 2, O)
-    y = torch.randint(O, (B, 2, 2))
+    assert prediction.probs.shape == (B, 2, 2, K)
+    y = torch.randint(K, (B, 2, 2))
     per_draw = f.log_softmax(2).movedim(2, -1).gather(-1, y.expand(S, B, 2, 2)[..., None])[..., 0].flatten(2).sum(-1)
     torch.testing.assert_close(prediction.log_prob(y), per_draw.exp().mean(0).log())
 
@@ -259,16 +259,16 @@ def test_bad_probability(q: Any) -> None:
 @pytest.mark.parametrize("name", LIKELIHOODS)
 def test_targets_of_the_wrong_shape(name: str) -> None:
     prediction, _ = predict(name)
-    for shape in ((B + 1, O), (B, O + 2), (B + 1,)):
+    for shape in ((B + 1, K), (B, K + 2), (B + 1,)):
         y = torch.zeros(shape, dtype=torch.long if name == "categorical" else torch.float64)
         with pytest.raises(ValueError, match=r"targets"):
             prediction.log_prob(y)
 
 
 def test_ignored_labels_add_nothing() -> None:
-    f = torch.randn(S, B, 4, O, dtype=torch.float64)
+    f = torch.randn(S, B, 4, K, dtype=torch.float64)
     prediction = likelihoods.Categorical(ignore_index=-1).predictive(Outputs(kept=f))
-    y = torch.randint(O, (B, 4))
+    y = torch.randint(K, (B, 4))
     some = likelihoods.Categorical().predictive(Outputs(kept=f[:, :, :3])).log_prob(y[:, :3])
     y[:, 3] = -1
     torch.testing.assert_close(prediction.log_prob(y), some)
@@ -281,7 +281,7 @@ def test_targets_that_cannot_be() -> None:
     with pytest.raises(ValueError, match=r"label 0.5 is not an integer"):
         prediction.log_prob(torch.tensor([0.0, 1.0, 2.0, 0.5, 0.0]))
     prediction, _ = predict("gaussian")
+    y = torch.zeros(B, K, dtype=torch.float64)
+    y[1, 2] = math.nan
     with pytest.raises(ValueError, match=r"targets hold nan at index \[1, 2\]"):
-        y = torch.zeros(B, O, dtype=torch.float64)
-        y[1, 2] = math.nan
         prediction.log_prob(y)
