@@ -219,7 +219,8 @@ def _restore_bayesian(net: nn.Module, config: Any, state: dict[str, Tensor]) -> 
     return bnn
 
 
-def _restore_module(net: nn.Module, config: Any, state: dict[str, Tensor]) -> nn.Module:
+def restore_module(net: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
+    """A copy of a module with the given state, every entry of it."""
     copied = copy.deepcopy(net)
     _put(copied, state)
     return copied
@@ -242,6 +243,6 @@ register_storable(
         config=lambda module: None,
         state=_tensors_of,
         fingerprint=fingerprint,
-        restore=_restore_module,
+        restore=lambda net, config, state: restore_module(net, state),
     )
 )

@@ -168,10 +168,10 @@ _REMEDY = {"checkpoint": "give it to fit(checkpoint=...)", "model": "open it wit
 
 
 def _check_origin(path: Path, metadata: Mapping[str, str]) -> None:
-    if metadata.get("format") != FORMAT:
+    version = metadata.get("format_version", "")
+    if metadata.get("format") != FORMAT or not version.isdecimal():
         raise ValueError(f"{path}: was not written by bayesify; use safetensors.torch.load_file for its tensors")
-    version = int(metadata["format_version"])
-    if version > FORMAT_VERSION:
+    if int(version) > FORMAT_VERSION:
         raise ValueError(
             f"{path}: has format {version}, this version of bayesify reads up to {FORMAT_VERSION}; upgrade bayesify"
         )
