@@ -27,18 +27,30 @@ __all__ = [
     "RankOne",
 ]
 
+SMALL = {"init_std": 0.02}
+"""Options for small problems: the default of 1e-4 is meant for large networks and takes hundreds of steps to leave."""
+
 register(Method("point", "Point (MAP)", "MacKay 1992", "P", Point, aliases=("map", "deterministic")))
-register(Method("mean_field", "Mean-field", "Blundell et al. 2015", "2 P", MeanField, aliases=("ffg-w", "mfvi")))
+register(
+    Method(
+        "mean_field", "Mean-field", "Blundell et al. 2015", "2 P", MeanField, options=SMALL, aliases=("ffg-w", "mfvi")
+    )
+)
 register(
     Method("full_covariance", "Full covariance", "Barber & Bishop 1998", "P + P (P + 1) / 2 a layer", FullCovariance,
-           aliases=("fcg-w",))
+           options=SMALL, aliases=("fcg-w",))
 )  # fmt: skip
 register(
     Method(
-        "matrix_normal", "Matrix normal", "Louizos & Welling 2016", "P + (d_out^2 + d_in^2) / 2 a layer", MatrixNormal
+        "matrix_normal",
+        "Matrix normal",
+        "Louizos & Welling 2016",
+        "P + (d_out^2 + d_in^2) / 2 a layer",
+        MatrixNormal,
+        options=SMALL,
     )
 )
-register(Method("k_tied", "k-tied", "Swiatkowski et al. 2020", "P + k (d_out + d_in) a layer", KTied))
+register(Method("k_tied", "k-tied", "Swiatkowski et al. 2020", "P + k (d_out + d_in) a layer", KTied, options=SMALL))
 register(Method("rank_one", "Rank-one", "Dusenberry et al. 2020", "P + 2 K (d_out + d_in) a layer", RankOne))
 register(
     Method("inducing", "Inducing weights", "Ritter et al. 2021", "M (d_out + d_in) + 2 M^2 a layer", InducingWeights,

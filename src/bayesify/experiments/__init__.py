@@ -1,0 +1,1 @@
+"""Experiments: what is run on which data, and what came out."""
