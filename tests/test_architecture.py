@@ -1,0 +1,199 @@
+"""The shape of the package: imports point one way, the core loads only torch and numpy, every public name says what it is."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import json
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import bayesify
+
+ROOT = Path(bayesify.__file__).parent
+
+ROOMS = [
+    ["version", "maths", "transforms", "registry"],
+    ["weights", "structured", "predictive", "summary"],
+    ["priors", "likelihoods", "execution", "datasets", "models"],
+    ["draws", "posteriors"],
+    ["objectives", "selection"],
+    ["network"],
+    ["laplace", "subnetwork", "function_space", "deep_gp", "random_features", "baselines"],
+]
+"""From what stands on nothing to what stands on it. A room imports from its own row's modules or from earlier rows;
+rooms that are not listed are above all of these."""
+
+LEAVES = {"datasets", "models"}
+"""Rooms that the core must not import."""
+
+OPTIONAL = [
+    "safetensors",
+    "rich",
+    "typer",
+    "torchmetrics",
+    "lightning_fabric",
+    "matplotlib",
+    "jinja2",
+    "scipy",
+    "sklearn",
+]
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the package by dotted name."""
+    found = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = ("bayesify", *path.relative_to(ROOT).with_suffix("").parts)
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(path: Path, known: dict[str, Path]) -> set[str]:
+    """Modules of the package that a file imports when it is loaded, those inside functions and for types left out."""
+    found: set[str] = set()
+
+    def visit(node: ast.AST) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                continue
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                continue
+            if isinstance(child, ast.Import):
+                found.update(alias.name for alias in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                assert child.level == 0, f"{path.name}: a relative import; write the full name"
+                base = child.module or ""
+                for alias in child.names:
+                    whole = f"{base}.{alias.name}"
+                    found.add(whole if whole in known else base)
+            visit(child)
+
+    visit(ast.parse(path.read_text()))
+    return {name for name in found if name in known}
+
+
+GRAPH = {name: imports(path, modules()) for name, path in modules().items()}
+
+
+def room(name: str) -> str:
+    return name.split(".")[1] if "." in name else ""
+
+
+def rank(name: str) -> int:
+    for position, rooms in enumerate(ROOMS):
+        if room(name) in rooms:
+            return position
+    return len(ROOMS)
+
+
+@pytest.mark.parametrize("name", GRAPH)
+def test_imports_point_one_way(name: str) -> None:
+    if name == "bayesify":
+        pytest.skip("the package itself collects what users see")
+    for other in GRAPH[name]:
+        assert other != "bayesify", f"{name} imports the whole package; import the module it needs"
+        assert rank(other) <= rank(name), f"{name} imports {other}, which stands above it"
+        if rank(name) < len(ROOMS) and room(name) not in LEAVES:
+            assert room(other) not in LEAVES, f"{name} imports the leaf {other}"
+
+
+def test_no_cycles() -> None:
+    done: set[str] = set()
+
+    def walk(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, f"cycle: {' -> '.join((*path[path.index(name) :], name))}"
+        if name in done:
+            return
+        for other in GRAPH[name]:
+            walk(other, (*path, name))
+        done.add(name)
+
+    for name in GRAPH:
+        walk(name, ())
+
+
+def test_no_cycles_between_rooms() -> None:
+    """A folder is one room: its files may import each other, but two rooms never import each other."""
+    edges = {(room(name), room(other)) for name, others in GRAPH.items() for other in others if name != "bayesify"}
+    both = {pair for pair in edges if pair[0] != pair[1] and (pair[1], pair[0]) in edges}
+    assert not both
+
+
+def test_the_graph_is_read() -> None:
+    """The reader of imports sees what is there."""
+    assert "bayesify.draws" in GRAPH["bayesify.network"]
+    assert "bayesify.posteriors.base" in GRAPH["bayesify.posteriors.mean_field"]
+
+
+def test_files_have_one_subject() -> None:
+    for name, path in modules().items():
+        assert path.name != "utils.py"
+        assert len(path.read_text().splitlines()) <= 460, f"{name} is longer than about 400 lines; split it"
+
+
+PROGRAM = """
+import json, sys, time
+start = time.perf_counter()
+import torch
+middle = time.perf_counter()
+import bayesify
+end = time.perf_counter()
+print(json.dumps([list(sys.modules), middle - start, end - middle]))
+"""
+
+
+def test_import_loads_torch_and_numpy_only_and_is_quick() -> None:
+    """`import bayesify` takes less than twice `import torch`: what it adds, in the same process, takes less than that."""
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    loaded, torch, more = json.loads(done.stdout)
+    assert not set(OPTIONAL) & set(loaded)
+    assert more < torch, f"import torch {torch:.2f} s, import bayesify {more:.2f} s more"
+
+
+def public_modules() -> list[str]:
+    return [
+        info.name
+        for info in pkgutil.walk_packages([str(ROOT)], "bayesify.")
+        if not any(part.startswith("_") for part in info.name.split("."))
+    ]
+
+
+@pytest.mark.parametrize("name", ["bayesify", *public_modules()])
+def test_every_public_name_has_a_docstring(name: str) -> None:
+    try:
+        module = importlib.import_module(name)
+    except ImportError as missing:
+        pytest.skip(f"{missing}: an optional dependency")
+    assert module.__doc__, name
+    for where, thing in public(module):
+        assert inspect.getdoc(thing), f"{where} has no docstring"
+
+
+def public(module: ModuleType) -> list[tuple[str, object]]:
+    """Classes and functions that a module defines, and the methods of its classes; a method may inherit its docstring."""
+    found: list[tuple[str, object]] = []
+    for key, thing in vars(module).items():
+        if key.startswith("_") or getattr(thing, "__module__", None) != module.__name__:
+            continue
+        if inspect.isclass(thing) or inspect.isfunction(thing):
+            found.append((f"{module.__name__}.{key}", thing))
+        if inspect.isclass(thing):
+            for name, member in vars(thing).items():
+                if name.startswith("_"):
+                    continue
+                if inspect.isfunction(member) or isinstance(member, (property, staticmethod, classmethod)):
+                    found.append((f"{module.__name__}.{key}.{name}", getattr(thing, name)))
+    return found
+
+
+def test_what_the_package_offers_exists() -> None:
+    for name in bayesify.__all__:
+        assert getattr(bayesify, name) is not None
