@@ -37,30 +37,23 @@ def exact_posterior(x, y):
     return (covariance @ design.T @ y / NOISE).squeeze(-1), covariance
 
 
-class Decay:
-    """Learning rate that falls as 1/t after a while, so that the noise of the draws averages out."""
-
-    def __init__(self, after):
-        self.after = after
-
-    def __call__(self, optimizer):
-        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: min(1.0, self.after / (epoch + 1)))
+def decay(optimizer):
+    """A learning rate that falls to a hundredth in 500 epochs, so that the noise of the draws averages out."""
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.01 ** (1 / 500))
 
 
 def test_full_covariance_reaches_the_exact_posterior():
     x, y = regression()
     bnn = linear(posteriors.FullCovariance(init_std=0.1))
-    bayesify.fit(
-        bnn, [(x, y)], epochs=1500, learning_rate=0.02, scheduler=Decay(300), num_draws=8, seed=1, progress=False
-    )
+    bayesify.fit(bnn, [(x, y)], epochs=500, learning_rate=0.05, scheduler=decay, num_draws=32, seed=1, progress=False)
     mean, covariance = exact_posterior(x, y)
     posterior = bnn.posterior
     factor = posterior.scale_tril("")
     found = posterior.mean_value[""]
-    # With reparameterised draws every gradient of the data term is quadratic in the noise; the step size has fallen
-    # to 0.004, where Adam's jitter on a coordinate is below a tenth of its posterior standard deviation.
-    assert (found - mean).abs().max() < 0.1 * covariance.diagonal().sqrt().min()
-    torch.testing.assert_close(factor @ factor.T, covariance, rtol=0.15, atol=0.1 * covariance.diagonal().max().item())
+    # What is left is the noise of the draws in the last steps. Over 12 pairs of seeds the largest distance of a mean, in units
+    # of its posterior standard deviation, was 0.053, and that of a covariance, relative to the largest variance, 0.066.
+    assert ((found - mean).abs() / covariance.diagonal().sqrt()).max() < 0.15
+    assert (factor @ factor.T - covariance).abs().max() < 0.15 * covariance.diagonal().max()
 
 
 def test_map_phase_reaches_ridge_regression():
@@ -68,7 +61,7 @@ def test_map_phase_reaches_ridge_regression():
     bnn = linear(posteriors.MeanField(init_std=0.3))
     stds = {name: value.clone() for name, value in bnn.posterior.raw_std.items()}
     history = bayesify.fit(
-        bnn, [(x, y)], epochs=0, map_epochs=800, learning_rate=0.05, scheduler=Decay(200), seed=0, progress=False
+        bnn, [(x, y)], epochs=0, map_epochs=500, learning_rate=0.1, scheduler=decay, seed=0, progress=False
     )
     mean, _ = exact_posterior(x, y)  # the mode of a Gaussian is its mean
     found = torch.cat([value.flatten() for value in bnn.posterior.mean().values()])
