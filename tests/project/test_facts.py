@@ -1,8 +1,6 @@
 """What the project's files say about themselves and each other is true."""
 
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -73,19 +71,6 @@ def test_sizes_in_the_readmes_table():
 def test_required_dependencies_are_as_many_as_the_readme_says():
     count = len(PROJECT["project"]["dependencies"])
     assert f"{count} required dependencies" in README
-
-
-def test_import_needs_torch_and_numpy_only():
-    core = ["safetensors", "rich", "typer"]
-    extra = ["torchmetrics", "lightning_fabric", "matplotlib", "jinja2", "scipy", "pandas", "sklearn"]
-    program = f"""
-import sys, torch
-before = set(sys.modules)
-import bayesify
-print([name for name in {core + extra} if name in set(sys.modules) - before])
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 def test_extras_name_what_they_bring():

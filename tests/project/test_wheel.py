@@ -45,8 +45,10 @@ def test_wheel_holds_the_package_and_nothing_else(wheel):
     assert "bayesify/posteriors/mean_field.py" in names
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"bayesify"}
-    sources = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*.py")}
-    assert sources <= set(names)
+    files = (path for path in (ROOT / "src").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    assert {str(path.relative_to(ROOT / "src")) for path in files} == {
+        name for name in names if name.startswith("bayesify/")
+    }
 
 
 def test_wheel_metadata(wheel):
