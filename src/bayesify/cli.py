@@ -1,0 +1,195 @@
+"""The command `bayesify`."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from bayesify.experiments.demo import Outcome, Problem
+    from bayesify.registry import Method
+
+app = typer.Typer(
+    name="bayesify",
+    help="Turn any PyTorch network into a Bayesian one. Start with: bayesify demo",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+REPORT_NAME = "report.html"
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it."""
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+) -> None:
+    if version:
+        from bayesify.version import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def methods() -> None:
+    """List every method: its name in code, paper, what it stores, and whether it is ready."""
+    from bayesify.posteriors import Posterior  # noqa: F401  (its package registers the posteriors)
+    from bayesify.registry import METHODS
+
+    listing = Table(box=None, header_style="bold", pad_edge=False)
+    for heading, no_wrap in (
+        ("name", True),
+        ("method", False),
+        ("paper", False),
+        ("parameters", False),
+        ("status", False),
+    ):
+        listing.add_column(heading, no_wrap=no_wrap)
+    for method in METHODS.values():
+        status = method.status + (", slow" if method.slow else "")
+        listing.add_row(method.name, method.title, method.paper, method.cost, status)
+    console = Console()
+    console.print(listing)
+    console.print(
+        "\nparameters: what is stored for P weights; a layer has d_in inputs and d_out outputs; k, K and M are options of "
+        'the method. slow: in the demo only with --all.\nUse one by name: bayesify.bayesianize(net, "mean_field", ...)',
+        style="dim",
+        highlight=False,
+    )
+
+
+@app.command()
+def demo(
+    everything: Annotated[bool, typer.Option("--all", help="Run slow methods too, and lift the time budget.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Train briefly, for a first look: bands are not converged.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of data, networks, training and prediction.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder for the report; it is made if there is none.")] = Path(
+        "bayesify-demo"
+    ),
+    only: Annotated[
+        str, typer.Option("--methods", help="Run these only: names from 'bayesify methods', separated by commas.")
+    ] = "",
+) -> None:
+    """Fit every method to two small problems and write an HTML report with all predictions side by side.
+
+    A regression with a gap in its data, and two moons. It takes about a minute. Each method has a time budget; one that
+    fails is named with its reason, and Ctrl-C keeps what is finished. The last line printed is the path of the report.
+    """
+    chosen = _choose(only, everything)
+    path = _report_path(out)
+    _need("matplotlib", "jinja2", "torchmetrics")
+    from bayesify.experiments.demo import EPOCHS, QUICK_EPOCHS, problems
+    from bayesify.report import render_demo, write_page
+
+    outcomes, interrupted = _run(chosen, seed=seed, epochs=QUICK_EPOCHS if quick else EPOCHS, limited=not everything)
+    if not outcomes:
+        Console(stderr=True).print("Interrupted before a method was finished; no report was written.")
+        raise typer.Exit(INTERRUPTED)
+    finished = {outcome.method.name for outcome in outcomes if outcome.problem == "classification"}
+    unfinished = [method.title for method in chosen if method.name not in finished]
+    _print_table(outcomes)
+    made: list[Problem] = problems(seed)
+    page = write_page(path, render_demo(outcomes, made, seed=seed, unfinished=unfinished))
+    print(page, flush=True)
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
+    if all(outcome.failed for outcome in outcomes):
+        raise typer.Exit(1)
+
+
+def _choose(only: str, everything: bool) -> list[Method]:
+    from bayesify.experiments.demo import chosen_methods
+    from bayesify.registry import get_method
+
+    if not only.strip():
+        return chosen_methods(everything)
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    try:
+        return list({method.name: method for method in map(get_method, names)}.values())
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--methods") from error
+
+
+def _report_path(folder: Path) -> Path:
+    if folder.exists() and not folder.is_dir():
+        raise typer.BadParameter(f"{folder} is a file; give a folder", param_hint="--out")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise typer.BadParameter(f"cannot make {folder}: {error.strerror}", param_hint="--out") from error
+    return folder / REPORT_NAME
+
+
+def _need(*modules: str) -> None:
+    missing = [module for module in modules if find_spec(module) is None]
+    if missing:
+        Console(stderr=True).print(
+            f"bayesify demo needs {', '.join(missing)}; pip install 'bayesify[all]'", markup=False, highlight=False
+        )
+        raise typer.Exit(1)
+
+
+def _run(chosen: list[Method], *, seed: int, epochs: int, limited: bool) -> tuple[list[Outcome], bool]:
+    """Outcomes of the methods, and whether Ctrl-C cut them short; progress goes to the error stream."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from bayesify.experiments.demo import BUDGET_SECONDS, run_all
+
+    outcomes: list[Outcome] = []
+    columns = (TextColumn("{task.description:<34}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        whole = progress.add_task("methods", total=len(chosen))
+
+        def tell(method: Method, problem: Problem, share: float) -> None:
+            half = 0.5 * (problem.name == "classification")
+            progress.update(whole, description=f"{method.title}: {problem.title}")
+            progress.update(whole, completed=_position(chosen, method) + half + 0.5 * share)
+
+        try:
+            for outcome in run_all(
+                chosen, seed=seed, epochs=epochs, budget=BUDGET_SECONDS if limited else None, report=tell
+            ):
+                outcomes.append(outcome)
+        except KeyboardInterrupt:
+            return outcomes, True
+    return outcomes, False
+
+
+def _position(chosen: list[Method], method: Method) -> int:
+    return [other.name for other in chosen].index(method.name)
+
+
+def _print_table(outcomes: list[Outcome]) -> None:
+    from bayesify.report.demo import COLUMNS, table
+
+    groups = {"regression": "1-D", "classification": "moons", "both": ""}
+    listing = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=True)
+    listing.add_column("method", no_wrap=True)
+    for group, heading, unit in COLUMNS:
+        listing.add_column(f"{groups[group]}\n{heading}\n{unit}", justify="right", no_wrap=True)
+    rows = table(outcomes)
+    for row in rows:
+        listing.add_row(row.title, *row.cells)
+    console = Console()
+    console.print(listing)
+    for row in rows:
+        for note in row.notes:
+            console.print(f"{row.title} {note}", style="yellow", highlight=False, markup=False)
