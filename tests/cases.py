@@ -337,6 +337,11 @@ def has_density(part: Posterior) -> bool:
     return type(part).entropy is not Posterior.entropy
 
 
+def can_be_prior(part: Posterior) -> bool:
+    """Whether a family contains the prior."""
+    return type(part).set_to_prior is not Posterior.set_to_prior
+
+
 def close(actual: Any, expected: Any, dtype: torch.dtype = torch.float32) -> None:
     """Equal up to rounding: 1e-4 in float32, 1e-9 in float64, relative to the largest entry."""
     ours, theirs = tensors(actual), tensors(expected)

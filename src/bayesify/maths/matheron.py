@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,121 +13,132 @@ RELATIVE_JITTER = 1e-9
 
 @dataclass(frozen=True)
 class Factors:
-    r"""What draws share: everything that depends on Z and D only.
+    r"""What draws share: everything that depends on Z and D only, for L matrices with inducing matrices of one size.
 
-    With $\Psi = Z Z^\top + D^2 = L L^\top$ on each side, `reach` is $A = L^{-1} Z$ and `rest` is $B = L^{-1} D$,
-    so that $A A^\top + B B^\top = I$. A leading axis G batches matrices of the same size.
+    With $\Psi = Z Z^\top + D^2 = L L^\top$ on each side, `reach` is $A = L^{-1} Z$ and `rest` is $B = L^{-1} D$, so that
+    $A A^\top + B B^\top = I$. Matrices of equal size stand together: a group of G of them has one entry in the lists.
 
     Shapes:
-        row_reach: [G, M_r, d_out]; row_rest, row_tril: [G, M_r, M_r]; col_reach: [G, M_c, d_in]; col_rest,
-            col_tril: [G, M_c, M_c].
+        row_reach: a list of [G, M_r, d_out]; col_reach: a list of [G, M_c, d_in].
+        row_rest, row_tril: [L, M_r, M_r]; col_rest, col_tril: [L, M_c, M_c].
     """
 
-    row_reach: Tensor
+    row_reach: list[Tensor]
     row_rest: Tensor
     row_tril: Tensor
-    col_reach: Tensor
+    col_reach: list[Tensor]
     col_rest: Tensor
     col_tril: Tensor
 
+    @property
+    def counts(self) -> list[int]:
+        """Matrices in each group."""
+        return [reach.shape[0] for reach in self.row_reach]
 
-def gram(z: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
-    r"""$\Psi = Z Z^\top + D^2$ and the D that was used, in float64 where the device has it.
 
-    D squared is raised by a billionth of the mean diagonal of $Z Z^\top$. The augmented prior has the right
-    marginal for every D, so this changes which posterior is meant, never the validity of the bound; without it a D
-    that training drives to 0 leaves a Z with more rows than columns singular.
+def factorize(z_row: Sequence[Tensor], z_col: Sequence[Tensor], d_row: Tensor, d_col: Tensor) -> Factors:
+    """Factors of L augmented matrices; one Cholesky for both sides of all of them where U is square.
+
+    D squared is raised by a billionth of the mean diagonal of Z Z^T. The augmented prior has the right marginal for every
+    D, so this changes which posterior is meant, never the validity of the bound; without it a D that training drives to
+    0 leaves a Z with more rows than columns singular. Factors are computed in float64 where the device has it.
 
     Args:
-        z: [G, M, d].
-        d: Diagonal of D, [G, M].
-
-    Returns:
-        Psi [G, M, M] and D [G, M].
+        z_row: Z_r of each group, [G, M_r, d_out].
+        z_col: Z_c of each group, [G, M_c, d_in].
+        d_row: Diagonals of D_r, [L, M_r].
+        d_col: Diagonals of D_c, [L, M_c].
     """
-    wide = z.double() if z.device.type != "mps" else z
-    product = wide @ wide.mT
-    jitter = RELATIVE_JITTER * product.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True).detach()
+    counts = [z.shape[0] for z in z_row]
+    if d_row.shape[-1] == d_col.shape[-1]:
+        inverse, rest, tril = _triangles([*z_row, *z_col], torch.cat((d_row, d_col)))
+        sides = [part.split(d_row.shape[0]) for part in (inverse, rest, tril)]
+        (row_inverse, col_inverse), (row_rest, col_rest), (row_tril, col_tril) = sides
+    else:
+        row_inverse, row_rest, row_tril = _triangles(z_row, d_row)
+        col_inverse, col_rest, col_tril = _triangles(z_col, d_col)
+    row_reach = [part @ z for part, z in zip(row_inverse.split(counts), z_row, strict=True)]
+    col_reach = [part @ z for part, z in zip(col_inverse.split(counts), z_col, strict=True)]
+    return Factors(row_reach, row_rest, row_tril, col_reach, col_rest, col_tril)
+
+
+def _triangles(z: Sequence[Tensor], d: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    r"""$L^{-1}$, $L^{-1} D$ and $L$ of $Z Z^\top + D^2$, each [L, M, M]."""
+    kind = d.dtype
+    wide = torch.float64 if d.device.type != "mps" else kind
+    products = []
+    for group in z:
+        # With more rows than columns only D keeps Psi from being singular, and float32 would drown it in rounding.
+        exact = group.to(wide) if group.shape[-2] > group.shape[-1] else group
+        products.append((exact @ exact.mT).to(wide))
+    product = torch.cat(products)
+    jitter = RELATIVE_JITTER * product.detach().diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)
     variance = d.to(wide).square() + jitter
-    return product + torch.diag_embed(variance), variance.sqrt()
-
-
-def factorize(pairs: list[tuple[Tensor, Tensor, Tensor, Tensor]]) -> list[Factors]:
-    """Factors of many augmented matrices, with one Cholesky for all sides of the same inducing size.
-
-    Args:
-        pairs: For each batch of equal matrices: Z_r [G, M_r, d_out], Z_c [G, M_c, d_in], D_r [G, M_r], D_c [G, M_c].
-    """
-    sides = [side for z_r, z_c, d_r, d_c in pairs for side in ((z_r, d_r), (z_c, d_c))]
-    by_size: dict[int, list[int]] = {}
-    for index, (z, _) in enumerate(sides):
-        by_size.setdefault(z.shape[-2], []).append(index)
-    parts: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
-    for size, members in by_size.items():
-        grams = [gram(*sides[index]) for index in members]
-        tril = torch.linalg.cholesky(torch.cat([psi for psi, _ in grams]))
-        eye = torch.eye(size, dtype=tril.dtype, device=tril.device)
-        inverse = torch.linalg.solve_triangular(tril, eye, upper=False)
-        rest = inverse * torch.cat([d for _, d in grams]).unsqueeze(-2)
-        kind = sides[members[0]][0].dtype
-        counts = [sides[index][0].shape[0] for index in members]
-        pieces = zip(*(matrix.to(kind).split(counts) for matrix in (inverse, rest, tril)), strict=True)
-        for index, (part_inverse, part_rest, part_tril) in zip(members, pieces, strict=True):
-            parts[index] = (part_inverse @ sides[index][0], part_rest, part_tril)
-    return [Factors(*parts[index], *parts[index + 1]) for index in range(0, len(sides), 2)]
+    tril = torch.linalg.cholesky(product + torch.diag_embed(variance))
+    eye = torch.eye(d.shape[-1], dtype=wide, device=d.device)
+    inverse = torch.linalg.solve_triangular(tril, eye, upper=False)
+    rest = inverse * variance.sqrt().unsqueeze(-2)
+    return inverse.to(kind), rest.to(kind), tril.to(kind)
 
 
 def noise_shapes(factors: Factors, num_draws: int) -> list[tuple[int, ...]]:
-    """Shapes of the three noise arrays that draws of a batch take; see `conditional_draw`."""
-    count, m_r, d_out = factors.row_reach.shape
-    _, m_c, d_in = factors.col_reach.shape
-    thin = (d_out, m_c) if d_out <= d_in else (m_r, d_in)
-    return [(count, num_draws, *shape) for shape in ((d_out, d_in), (m_r, m_c), thin)]
+    """Shapes of the noise that draws take: $E_2$ of all matrices, then $E_1$ and $E_3$ of each group."""
+    count, m_r, _ = factors.row_rest.shape
+    m_c = factors.col_rest.shape[-1]
+    shapes: list[tuple[int, ...]] = [(count, num_draws, m_r, m_c)]
+    for row, col in zip(factors.row_reach, factors.col_reach, strict=True):
+        shapes.append((row.shape[0], num_draws, row.shape[-1], col.shape[-1]))
+        shapes.append((row.shape[0], num_draws, row.shape[-1], m_c))
+    return shapes
 
 
-def conditional_mean(factors: Factors, u: Tensor) -> Tensor:
-    r"""$\mathbb{E}[W | U] / \sigma = A_r^\top U A_c$ for whitened U: [G, S, M_r, M_c] -> [G, S, d_out, d_in]."""
-    return _fold(factors.row_reach.mT.unsqueeze(1) @ u, factors.col_reach)
+def conditional_mean(factors: Factors, u: Tensor) -> list[Tensor]:
+    r"""$\mathbb{E}[W | U] / \sigma = A_r^\top U A_c$ for whitened U: [L, S, M_r, M_c] -> [G, S, d_out, d_in] of each group."""
+    groups = zip(factors.row_reach, factors.col_reach, u.split(factors.counts), strict=True)
+    return [_fold(row.mT.unsqueeze(1) @ part, col) for row, col, part in groups]
 
 
-def conditional_draw(factors: Factors, u: Tensor, scale: Tensor | None, noise: list[Tensor]) -> Tensor:
-    r"""Draws of $W / \sigma$ given whitened U by the extended Matheron rule (eq. 11).
+def conditional_draw(
+    factors: Factors, u: Tensor, scale: Tensor, sigma: Tensor, noise: Sequence[Tensor]
+) -> list[Tensor]:
+    r"""Draws of W given whitened U by the extended Matheron rule (eq. 11).
 
-    $$ W / \sigma = \lambda E_1 + A_r^\top (U - \lambda \bar U) A_c, \qquad
+    $$ W = \sigma [\lambda E_1 + A_r^\top (U - \lambda \bar U) A_c], \qquad
        \bar U = A_r (E_1 A_c^\top + E_3 B_c^\top) + B_r E_2 $$
 
-    $\bar U$ is the whitened form of eq. 36. Its two last terms have covariance
-    $(I - K_c) \otimes K_r + I \otimes (I - K_r)$ with $K = A A^\top$, which is $I - K_c \otimes K_r$, all that
-    must be added to the first for a unit covariance: two noise arrays do the work of the paper's three, no
-    Cholesky of $Z Z^\top$ is needed, and no case is singular. Where d_in is below d_out the mirror image is used,
-    whose thin array is smaller.
+    $\bar U$ is the whitened form of eq. 36. Its two last terms have covariance $(I - K_c) \otimes K_r + I \otimes (I - K_r)$
+    with $K = A A^\top$, which is $I - K_c \otimes K_r$, all that must be added to the first for a unit covariance: two noise
+    arrays do the work of the paper's three, no Cholesky of $Z Z^\top$ is needed, and no case is singular.
 
     Args:
         factors: See `factorize`.
-        u: Whitened U, [G, S, M_r, M_c].
-        scale: $\lambda$, [G]; `None` for 0, a point estimate of W given U.
-        noise: $E_1$, $E_2$ and the thin $E_3$, see `noise_shapes`; overwritten where gradients are off; unused
-            without a scale.
+        u: Whitened U, [L, S, M_r, M_c].
+        scale: $\lambda$, [L].
+        sigma: $\sigma$, [L], or [L, S] where draws differ in it.
+        noise: See `noise_shapes`; overwritten where gradients are off.
 
     Returns:
-        [G, S, d_out, d_in].
+        [G, S, d_out, d_in] of each group.
     """
-    if scale is None:
-        return conditional_mean(factors, u)
-    e1, e2, e3 = noise
-    a_r, b_r = factors.row_reach.unsqueeze(1), factors.row_rest.unsqueeze(1)
-    if e1.shape[-2] <= e1.shape[-1]:
-        u_bar = a_r @ (_fold(e1, factors.col_reach.mT) + _fold(e3, factors.col_rest.mT)) + b_r @ e2
-    else:
-        u_bar = _fold(a_r @ e1 + b_r @ e3, factors.col_reach.mT) + _fold(e2, factors.col_rest.mT)
-    factor = scale[:, None, None, None]
-    left = a_r.mT @ (u - factor * u_bar)  # [G, S, d_out, M_c]
-    if torch.is_grad_enabled():
-        return torch.addcmul(_fold(left, factors.col_reach), factor, e1)
-    flat = e1.mul_(factor).flatten(1, 2)
-    return torch.baddbmm(flat, left.flatten(1, 2), factors.col_reach, out=flat).view(e1.shape)
+    sigma = sigma.reshape(sigma.shape[0], -1, 1, 1)
+    amplitude = scale.view(-1, 1, 1, 1) * sigma
+    base = sigma * u - amplitude * (factors.row_rest.unsqueeze(1) @ noise[0])
+    parts = (part.split(factors.counts) for part in (base, amplitude, factors.col_rest))
+    result = []
+    for index, (row, col, start, size, rest) in enumerate(
+        zip(factors.row_reach, factors.col_reach, *parts, strict=True)
+    ):
+        wide, thin = noise[1 + 2 * index], noise[2 + 2 * index]
+        wide, thin = (wide * size, thin * size) if torch.is_grad_enabled() else (wide.mul_(size), thin.mul_(size))
+        outer = torch.baddbmm(thin.flatten(1, 2) @ rest.mT, wide.flatten(1, 2), col.mT).view(thin.shape)
+        inner = start - row.unsqueeze(1) @ outer  # [G, S, M_r, M_c]
+        left = (row.mT.unsqueeze(1) @ inner).flatten(1, 2)  # [G, S d_out, M_c]
+        flat = wide.flatten(1, 2)
+        drawn = torch.baddbmm(flat, left, col) if torch.is_grad_enabled() else flat.baddbmm_(left, col)
+        result.append(drawn.view(wide.shape))
+    return result
 
 
 def _fold(draws: Tensor, right: Tensor) -> Tensor:
-    """[G, S, a, b] @ [G, b, c] as one product per matrix of the batch, all draws together: [G, S, a, c]."""
+    """[G, S, a, b] @ [G, b, c] as one product per matrix, all draws together: [G, S, a, c]."""
     return (draws.flatten(1, 2) @ right).unflatten(1, draws.shape[1:3])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import inspect
+import weakref
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,9 @@ from torch import Tensor, nn
 from bayesify.maths.noise import standard_normal
 from bayesify.priors import PriorDraw
 from bayesify.weights import Layer, Weight
+
+Computed = TypeVar("Computed")
+_REMEMBERED: weakref.WeakKeyDictionary[nn.Module, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -165,6 +169,25 @@ class Posterior(nn.Module):
     def weights(self) -> tuple[Weight, ...]:
         """All weights under this posterior."""
         return tuple(weight for layer in self.layers for weight in layer.weights)
+
+    def remembered(self, key: Any, compute: Callable[[], Computed], of: Sequence[Tensor] | None = None) -> Computed:
+        """The result of a computation on the parameters, done once per state of them where gradients are off.
+
+        Args:
+            key: Names the computation.
+            compute: Does it.
+            of: The tensors that the result depends on; all parameters if left out.
+        """
+        if torch.is_grad_enabled() and of is None:
+            return compute()
+        used = self.parameters() if of is None else of
+        state = [(tensor.data_ptr(), tensor._version, tensor.device, tensor.dtype) for tensor in used]
+        known = _REMEMBERED.setdefault(self, {})
+        if key not in known or known[key][0] != state:
+            with torch.inference_mode(False), torch.set_grad_enabled(False):  # the result may outlive the mode
+                known[key] = (state, compute())
+        result: Computed = known[key][1]
+        return result
 
     def count_by_weight(self) -> dict[str, int | None]:
         """Trainable scalars by weight name; what is stored per layer counts with its first weight, `None` for the others."""

@@ -72,8 +72,8 @@ class InducingMatrix(nn.Module):
         """KL(q(U) || p(U)), summed over matrices, a scalar."""
 
     @abstractmethod
-    def reached_variance(self, row: Tensor, col: Tensor) -> Tensor:
-        r"""Variance of each entry of $R^\top U C$ for R = `row` [G, M_r, d_out], C = `col` [G, M_c, d_in]: [G, d_out, d_in]."""
+    def reached_variance(self, row: Tensor, col: Tensor, index: int) -> Tensor:
+        r"""Variance of each entry of $R^\top U_i C$ for R = `row` [M_r, d_out] and C = `col` [M_c, d_in]: [d_out, d_in]."""
 
     def set_to_prior(self, factors: Factors) -> None:
         """Make q(U) the prior, in place; raises `ValueError` where that cannot be."""
@@ -139,12 +139,12 @@ class DiagonalMatrix(InducingMatrix):
             )
         return 0.5 * (trace.sum() + square - std.numel()) - std.log().sum()
 
-    def reached_variance(self, row: Tensor, col: Tensor) -> Tensor:
+    def reached_variance(self, row: Tensor, col: Tensor, index: int) -> Tensor:
         """`(R^2)^T s^2 C^2`."""
         std = self.std()
         if std is None:
-            return row.new_zeros(row.shape[0], row.shape[-1], col.shape[-1])
-        return row.square().mT @ std.square() @ col.square()
+            return row.new_zeros(row.shape[-1], col.shape[-1])
+        return row.square().mT @ std[index].square() @ col.square()
 
     @torch.no_grad()
     def set_to_prior(self, factors: Factors) -> None:
@@ -203,12 +203,10 @@ class MatrixNormalMatrix(InducingMatrix):
         log_det = self.cols * _log_diagonal(rows) + self.rows * _log_diagonal(cols)
         return 0.5 * (trace + square - self.location.numel()) - log_det
 
-    def reached_variance(self, row: Tensor, col: Tensor) -> Tensor:
+    def reached_variance(self, row: Tensor, col: Tensor, index: int) -> Tensor:
         """Outer product of the two sides' variances."""
         rows, cols = self.trils()
-        row_var = (row.mT @ rows).square().sum(-1)
-        col_var = (col.mT @ cols).square().sum(-1)
-        return row_var.unsqueeze(-1) * col_var.unsqueeze(-2)
+        return torch.outer((row.mT @ rows[index]).square().sum(-1), (col.mT @ cols[index]).square().sum(-1))
 
     @torch.no_grad()
     def set_to_prior(self, factors: Factors) -> None:
@@ -269,12 +267,12 @@ class FullMatrix(InducingMatrix):
         square = self.whitened(self.location.unsqueeze(1), factors).square().sum()
         return 0.5 * (trace + square - self.location.numel() + self.prior_log_det(factors)) - _log_diagonal(factor)
 
-    def reached_variance(self, row: Tensor, col: Tensor) -> Tensor:
+    def reached_variance(self, row: Tensor, col: Tensor, index: int) -> Tensor:
         """Sum over columns of T of squared reaches, a few columns at a time."""
-        columns = self.scale_tril().mT.unflatten(-1, (self.rows, self.cols))
-        total = row.new_zeros(row.shape[0], row.shape[-1], col.shape[-1])
-        for part in columns.split(16, dim=1):
-            total = total + (row.mT.unsqueeze(1) @ part @ col.unsqueeze(1)).square().sum(1)
+        columns = self.scale_tril()[index].mT.unflatten(-1, (self.rows, self.cols))
+        total = row.new_zeros(row.shape[-1], col.shape[-1])
+        for part in columns.split(16):
+            total = total + (row.mT @ part @ col).square().sum(0)
         return total
 
     @torch.no_grad()
@@ -319,9 +317,9 @@ class EnsembleMatrix(InducingMatrix):
         """0."""
         return self.value.new_zeros(())
 
-    def reached_variance(self, row: Tensor, col: Tensor) -> Tensor:
+    def reached_variance(self, row: Tensor, col: Tensor, index: int) -> Tensor:
         """Variance over members."""
-        return (row.mT @ self.value @ col).var(0, unbiased=False)
+        return (row.mT @ self.value[:, index] @ col).var(0, unbiased=False)
 
 
 def _inverse_diagonal(tril_factor: Tensor) -> Tensor:

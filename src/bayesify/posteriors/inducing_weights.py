@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -22,46 +22,54 @@ INIT_D = 1e-3
 INIT_LAMBDA = 1e-4
 INIT_STD = 1e-3
 
-_CACHE: weakref.WeakKeyDictionary[InducingWeights, tuple[Any, list[Factors]]] = weakref.WeakKeyDictionary()
-
 
 class Augmentation(nn.Module):
-    r"""G matrices of one size, each augmented with an inducing matrix: the parameters $Z_r, Z_c, D_r, D_c, \lambda$.
+    r"""L matrices, each augmented with an inducing matrix of the same size: the parameters $Z_r, Z_c, D_r, D_c, \lambda$.
 
     Args:
-        z_row: Starting $Z_r$, [G, M_r, d_out].
-        z_col: Starting $Z_c$, [G, M_c, d_in].
+        z_row: Starting $Z_r$ of each group of equal matrices, [G, M_r, d_out].
+        z_col: Starting $Z_c$ of each group, [G, M_c, d_in].
         max_lambda: Cap on $\lambda$; 0 makes W given U a point estimate, without a parameter.
     """
 
-    def __init__(self, z_row: Tensor, z_col: Tensor, max_lambda: float | None) -> None:
+    def __init__(self, z_row: Sequence[Tensor], z_col: Sequence[Tensor], max_lambda: float | None) -> None:
         super().__init__()
         self.max_lambda = max_lambda
-        self.z_row = nn.Parameter(z_row)
-        self.z_col = nn.Parameter(z_col)
-        raw = raw_positive(INIT_D)
-        self.raw_d_row = nn.Parameter(z_row.new_full(z_row.shape[:2], raw))
-        self.raw_d_col = nn.Parameter(z_col.new_full(z_col.shape[:2], raw))
+        self.z_row = nn.ParameterList(z_row)
+        self.z_col = nn.ParameterList(z_col)
+        count, like = sum(z.shape[0] for z in z_row), z_row[0]
+        self.raw_d_row = nn.Parameter(like.new_full((count, like.shape[1]), raw_positive(INIT_D)))
+        self.raw_d_col = nn.Parameter(like.new_full((count, z_col[0].shape[1]), raw_positive(INIT_D)))
         self.raw_lambda: nn.Parameter | None = None
         if max_lambda != 0:
             start = INIT_LAMBDA if max_lambda is None else min(INIT_LAMBDA, 0.5 * max_lambda)
-            self.raw_lambda = nn.Parameter(z_row.new_full(z_row.shape[:1], raw_positive(start, max_lambda)))
+            self.raw_lambda = nn.Parameter(like.new_full((count,), raw_positive(start, max_lambda)))
+        shapes = [(r.shape[-1], c.shape[-1]) for r, c in zip(z_row, z_col, strict=True) for _ in range(r.shape[0])]
+        self.shapes = shapes
+        self.sizes: Tensor
+        self.register_buffer("sizes", like.new_tensor([d_out * d_in for d_out, d_in in shapes]), persistent=False)
 
     def scale(self) -> Tensor | None:
-        r"""$\lambda$ of each matrix, [G], or `None` for 0."""
+        r"""$\lambda$ of each matrix, [L], or `None` for 0."""
         return None if self.raw_lambda is None else positive(self.raw_lambda, self.max_lambda)
 
-    def sides(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What `factorize` takes."""
-        return self.z_row, self.z_col, positive(self.raw_d_row), positive(self.raw_d_col)
+    def factors(self) -> Factors:
+        """What all draws share."""
+        return factorize(list(self.z_row), list(self.z_col), positive(self.raw_d_row), positive(self.raw_d_col))
 
-    def conditional_kl(self, betas: Tensor | float = 1.0) -> Tensor | float:
-        r"""$\sum_g \beta_g R(\lambda_g)$ with R as in eq. 8; left out, 0, where $\lambda$ is."""
+    def conditional_kl(self, num_data: int | None = None) -> Tensor | float:
+        r"""$\sum_l \beta_l R(\lambda_l)$ with R as in eq. 8; left out, 0, where $\lambda$ is.
+
+        Args:
+            num_data: N, for $\beta_l = \min(1, N / d_{in})$ (eq. 45); 1 if left out.
+        """
         scale = self.scale()
         if scale is None:
             return 0.0
-        size = self.z_row.shape[-1] * self.z_col.shape[-1]
-        return (betas * (0.5 * scale.square() - scale.log() - 0.5)).sum() * size
+        sizes = self.sizes
+        if num_data is not None:
+            sizes = sizes * sizes.new_tensor([min(1.0, num_data / d_in) for _, d_in in self.shapes])
+        return (sizes * (0.5 * scale.square() - scale.log() - 0.5)).sum()
 
 
 class InducingWeights(Posterior):
@@ -149,25 +157,35 @@ class InducingWeights(Posterior):
     # -- making ----------------------------------------------------------------------------------------------------
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
-        """Group layers of equal size and start their parameters."""
-        grouped: dict[tuple[int, int], list[Layer]] = {}
+        """Put layers with U of one size into a block, in it layers of equal size into a group, and start the parameters."""
+        blocks: dict[tuple[int, int], dict[tuple[int, int], list[Layer]]] = {}
         for layer in self.layers:
-            grouped.setdefault((layer.rows, layer.cols), []).append(layer)
-        self.groups: list[tuple[Layer, ...]] = [tuple(layers) for layers in grouped.values()]
+            groups = blocks.setdefault(self._inducing_size(layer), {})
+            groups.setdefault((layer.rows, layer.cols), []).append(layer)
+        self.blocks = [[tuple(group) for group in groups.values()] for groups in blocks.values()]
         self.augmentations = nn.ModuleList()
         self.inducing = nn.ModuleList()
-        for layers in self.groups:
-            starts = [self._start(layer, layer.to_matrix(values)) for layer in layers]
-            z_row, z_col, mean = (torch.stack(part) for part in zip(*starts, strict=True))
+        for block in self.blocks:
+            z_row, z_col, means = [], [], []
+            for group in block:
+                starts = [self._start(layer, layer.to_matrix(values)) for layer in group]
+                rows, cols, mean = (torch.stack(part) for part in zip(*starts, strict=True))
+                z_row.append(rows)
+                z_col.append(cols)
+                means.append(mean)
             self.augmentations.append(Augmentation(z_row, z_col, self.max_lambda))
             if self.shared is None:
-                self.inducing.append(self._family(mean))
+                self.inducing.append(self._family(torch.cat(means)))
         if self.shared is not None:
-            like = values[self.weights[0].name]
-            total = sum(len(layers) for layers in self.groups) * self.rows
-            z_row, z_col, mean = _random_start(*self.shared, total, self.cols, like)
-            self.augmentations.append(Augmentation(z_row[None], z_col[None], self.max_lambda))
+            tall = len(self.layers) * self.rows
+            rows, cols, mean = _random_start(*self.shared, tall, self.cols, values[self.weights[0].name])
+            self.augmentations.append(Augmentation([rows[None]], [cols[None]], self.max_lambda))
             self.inducing.append(self._family(mean[None]))
+
+    def _inducing_size(self, layer: Layer) -> tuple[int, int]:
+        if self.fit_to_layer:
+            return min(self.rows, layer.rows), min(self.cols, layer.cols)
+        return self.rows, self.cols
 
     def _family(self, mean: Tensor) -> InducingMatrix:
         return make_inducing_matrix(
@@ -176,18 +194,18 @@ class InducingWeights(Posterior):
 
     def _start(self, layer: Layer, matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Z_r [M_r, d_out], Z_c [M_c, d_in] and the mean of U [M_r, M_c] for one layer."""
-        d_out, d_in = matrix.shape
-        m_r, m_c = (min(self.rows, d_out), min(self.cols, d_in)) if self.fit_to_layer else (self.rows, self.cols)
+        m_r, m_c = self._inducing_size(layer)
         if self.init == "random":
-            return _random_start(m_r, m_c, d_out, d_in, matrix)
-        sigma = self._sigma((layer,), self._prior(), matrix)
-        if sigma.shape[1] != 1:
-            raise ValueError(
-                "InducingWeights: init='network' needs a fixed prior, such as Neal(); this one draws its scale"
-            )
-        return _network_start(m_r, m_c, matrix / sigma[0, 0], self.whiten)
-
-    # -- drawing ---------------------------------------------------------------------------------------------------
+            return _random_start(m_r, m_c, layer.rows, layer.cols, matrix)
+        columns = []
+        for weight in layer.weights:
+            std = self._prior().std[weight.name]
+            if isinstance(std, Tensor):
+                raise ValueError(
+                    "InducingWeights: init='network' needs a fixed prior, such as Neal(); this one draws its scale"
+                )
+            columns.append(matrix.new_full((weight.matrix_shape[1],), std))
+        return _network_start(m_r, m_c, matrix / torch.cat(columns), self.whiten)
 
     def _augmented(self) -> list[Augmentation]:
         return list(self.augmentations)  # type: ignore[arg-type]
@@ -195,102 +213,118 @@ class InducingWeights(Posterior):
     def _families(self) -> list[InducingMatrix]:
         return list(self.inducing)  # type: ignore[arg-type]
 
+    # -- drawing ---------------------------------------------------------------------------------------------------
+
     def factors(self) -> list[Factors]:
-        """Factors of every group, computed once per state of the parameters where no gradient is needed."""
-        if torch.is_grad_enabled():
-            return factorize([part.sides() for part in self._augmented()])
-        state = tuple((id(value), value._version, value.data_ptr()) for value in self.augmentations.parameters())
-        known = _CACHE.get(self)
-        if known is None or known[0] != state:
-            known = (state, factorize([part.sides() for part in self._augmented()]))
-            _CACHE[self] = known
-        return known[1]
+        """Factors of every block, computed once per state of the parameters where no gradient is needed."""
+        return self.remembered("factors", lambda: [part.factors() for part in self._augmented()])
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
         """All layers by the extended Matheron rule, with the noise of the whole network in one call."""
-        factors = self.factors()
-        augmented, families, draws = self._augmented(), self._families(), request.num_draws
-        shapes: list[tuple[int, ...]] = []
-        for family in families:
-            shapes.append((family.count, draws, *family.noise_shape()))
-        for part, factor in zip(augmented, factors, strict=True):
-            shapes += noise_shapes(factor, draws) if part.raw_lambda is not None else []
-        like = augmented[0].z_row
+        factors, families, draws = self.factors(), self._families(), request.num_draws
+        scales = self.remembered("scales", lambda: [part.scale() for part in self._augmented()])
+        shapes: list[tuple[int, ...]] = [(family.count, draws, *family.noise_shape()) for family in families]
+        ends = [len(shapes)]
+        for scale, factor in zip(scales, factors, strict=True):
+            shapes += noise_shapes(factor, draws) if scale is not None else []
+            ends.append(len(shapes))
+        like = self._augmented()[0].raw_d_row
         flat = request.normals([math.prod(shape) // draws for shape in shapes], like)
-        noise = iter(
+        noise = [
             gathered(part, shape[0], shape[2:], request.antithetic) for part, shape in zip(flat, shapes, strict=True)
-        )
+        ]
+        matheron = [noise[start:end] for start, end in pairwise(ends)]
         chosen = choose_members(self.members, draws, request.generator, like.device) if self.q == "ensemble" else None
-        u = [family.draw(next(noise), chosen) for family in families]
-        matheron = {
-            index: [next(noise) for _ in range(3)] if part.raw_lambda is not None else []
-            for index, part in enumerate(augmented)
-        }
+        u = [family.draw(part, chosen) for family, part in zip(families, noise[: len(families)], strict=True)]
         if self.shared is not None:
-            stacked = conditional_draw(factors[-1], u[0], augmented[-1].scale(), matheron[len(augmented) - 1])
-            u = self._unstack(stacked[0])
+            u = [
+                self._split_shared(
+                    self._conditional(factors[-1], u[0], scales[-1], like.new_ones(1), matheron[-1])[0][0]
+                )
+            ]
         weights: dict[str, Tensor] = {}
-        for index, layers in enumerate(self.groups):
-            whitened = families[index].whitened(u[index], factors[index]) if self.shared is None else u[index]
-            matrices = conditional_draw(factors[index], whitened, augmented[index].scale(), matheron[index])
-            self._unpack(layers, self._scaled(layers, matrices, request.prior), weights)
-        return weights, self._kl(request.prior, factors, request.num_data)
-
-    def _unstack(self, stacked: Tensor) -> list[Tensor]:
-        """All layers' U out of one tall matrix: [S, L M_r, M_c] -> [G, S, M_r, M_c] for each group."""
-        split = stacked.unflatten(-2, (-1, self.rows)).movedim(-3, 0)  # [L, S, M_r, M_c]
-        return list(split.split([len(layers) for layers in self.groups]))
-
-    def _sigma(self, layers: tuple[Layer, ...], prior: PriorDraw, like: Tensor) -> Tensor:
-        """Prior standard deviation of each column: [G, 1 or S, 1, 1 or cols]."""
-        rows = []
-        for layer in layers:
-            stds = [
-                torch.as_tensor(prior.std[weight.name], dtype=like.dtype, device=like.device)
-                for weight in layer.weights
-            ]
-            if all(std.ndim == 0 and bool(std == stds[0]) for std in stds):
-                rows.append(stds[0].view(1, 1, 1))
-                continue
-            columns = [
-                std.reshape(-1, 1, 1).expand(-1, 1, weight.matrix_shape[1])
-                for std, weight in zip(stds, layer.weights, strict=True)
-            ]
-            draws = max(column.shape[0] for column in columns)
-            rows.append(torch.cat([column.expand(draws, -1, -1) for column in columns], dim=-1))
-        return torch.stack([row.expand(torch.broadcast_shapes(*(row.shape for row in rows))) for row in rows])
-
-    def _scaled(self, layers: tuple[Layer, ...], matrices: Tensor, prior: PriorDraw) -> Tensor:
-        sigma = self._sigma(layers, prior, matrices)
-        return matrices * sigma if torch.is_grad_enabled() else matrices.mul_(sigma)
+        for index, block in enumerate(self.blocks):
+            family = families[index] if self.shared is None else families[0]
+            whitened = family.whitened(u[index], factors[index] if self.shared is None else None)
+            sigma, columns = self._sigma(block, request.prior, like)
+            matrices = self._conditional(factors[index], whitened, scales[index], sigma, matheron[index])
+            self._unpack(block, matrices, columns, weights)
+        return weights, self._kl(factors, request.num_data)
 
     @staticmethod
-    def _unpack(layers: tuple[Layer, ...], matrices: Tensor, into: dict[str, Tensor]) -> None:
-        for layer, matrix in zip(layers, matrices.unbind(0), strict=True):
-            into.update(layer.from_matrix(matrix))
+    def _conditional(
+        factors: Factors, u: Tensor, scale: Tensor | None, sigma: Tensor, noise: list[Tensor]
+    ) -> list[Tensor]:
+        if scale is None:
+            return conditional_mean(factors, u * sigma.reshape(sigma.shape[0], -1, 1, 1))
+        return conditional_draw(factors, u, scale, sigma, noise)
+
+    def _split_shared(self, tall: Tensor) -> Tensor:
+        """All layers' U out of one tall matrix: [S, L M_r, M_c] -> [L, S, M_r, M_c]."""
+        return tall.unflatten(-2, (-1, self.rows)).movedim(-3, 0)
+
+    def _sigma(
+        self, block: list[tuple[Layer, ...]], prior: PriorDraw, like: Tensor
+    ) -> tuple[Tensor, list[list[Tensor] | None]]:
+        """Prior standard deviation of each layer, [L] or [L, S], and what is left for its columns where those differ.
+
+        The scale of a layer is its first weight's; where the bias has another one, its column is multiplied by the ratio.
+        """
+        layers = [layer for group in block for layer in group]
+        first = [prior.std[layer.weights[0].name] for layer in layers]
+        columns: list[list[Tensor] | None] = []
+        for layer in layers:
+            stds = [prior.std[weight.name] for weight in layer.weights]
+            same = all(std is stds[0] or (isinstance(std, float) and std == stds[0]) for std in stds)
+            ratios = [torch.as_tensor(std / stds[0], dtype=like.dtype, device=like.device) for std in stds]
+            columns.append(None if same else ratios)
+        if all(isinstance(std, float) for std in first):
+            key = ("sigma", tuple(first))
+            return self.remembered(key, lambda: like.new_tensor(first), of=[like]), columns
+        return torch.stack([torch.as_tensor(std, dtype=like.dtype, device=like.device) for std in first]), columns
+
+    @staticmethod
+    def _unpack(
+        block: list[tuple[Layer, ...]],
+        matrices: list[Tensor],
+        columns: list[list[Tensor] | None],
+        into: dict[str, Tensor],
+        power: int = 1,
+    ) -> None:
+        rest = iter(columns)
+        for group, stacked in zip(block, matrices, strict=True):
+            for layer, matrix in zip(group, stacked.unbind(0), strict=True):
+                ratios = next(rest)
+                for index, (name, value) in enumerate(layer.from_matrix(matrix).items()):
+                    if ratios is not None and index:
+                        ratio = ratios[index] ** power
+                        value = value * ratio.reshape(ratio.shape + (1,) * (value.ndim - 1))
+                    into[name] = value
 
     # -- bound and moments -----------------------------------------------------------------------------------------
 
     def kl(self, prior: PriorDraw) -> Tensor:
         """KL of the joint over (W, U) in nats; see the class."""
-        return self._kl(prior, self.factors(), None)
+        return self._kl(self.factors(), None)
 
-    def _kl(self, prior: PriorDraw, factors: list[Factors], num_data: int | None) -> Tensor:
-        total: Any = 0.0
-        for family, factor in zip(self._families(), factors if self.shared is None else factors[-1:], strict=True):
-            total = total + family.kl(factor)
-        for part in self._augmented():
-            beta = 1.0
-            if self.function_space_kl and num_data is not None:
-                beta = min(1.0, num_data / part.z_col.shape[-1])
-            total = total + part.conditional_kl(beta)
-        return torch.as_tensor(total)
+    def _kl(self, factors: list[Factors], num_data: int | None) -> Tensor:
+        counted = num_data if self.function_space_kl else None
+
+        def compute() -> Tensor:
+            total: Any = 0.0
+            for family, factor in zip(self._families(), factors if self.shared is None else factors[-1:], strict=True):
+                total = total + family.kl(factor)
+            for index, part in enumerate(self._augmented()):
+                total = total + part.conditional_kl(counted if index < len(self.blocks) else None)
+            return torch.as_tensor(total)
+
+        return self.remembered(("kl", counted), compute)
 
     def _mean_u(self, factors: list[Factors]) -> list[Tensor]:
-        """Whitened E[U] of every group, [G, 1, M_r, M_c]."""
+        """Whitened E[U] of every block, [L, 1, M_r, M_c]."""
         families = self._families()
         if self.shared is not None:
-            return self._unstack(conditional_mean(factors[-1], families[0].mean().unsqueeze(1))[0])
+            return [self._split_shared(conditional_mean(factors[-1], families[0].mean().unsqueeze(1))[0][0])]
         return [
             family.whitened(family.mean().unsqueeze(1), factor)
             for family, factor in zip(families, factors, strict=True)
@@ -300,54 +334,61 @@ class InducingWeights(Posterior):
         """E[W] = sigma A_r^T E[U] A_c, with sigma of the prior given to `bayesianize`."""
         factors = self.factors()
         result: dict[str, Tensor] = {}
-        for layers, u, factor in zip(self.groups, self._mean_u(factors), factors, strict=False):
-            matrices = conditional_mean(factor, u) * self._sigma(layers, self._prior(), u)
-            self._unpack(layers, matrices[:, 0], result)
+        for block, u, factor in zip(self.blocks, self._mean_u(factors), factors, strict=False):
+            sigma, columns = self._sigma(block, self._prior(), u)
+            matrices = conditional_mean(factor, u * sigma.reshape(sigma.shape[0], -1, 1, 1))
+            self._unpack(block, [matrix[:, 0] for matrix in matrices], columns, result)
         return result
 
     def variance(self) -> dict[str, Tensor]:
         """Variance of each entry of W under q(W), U integrated out, in closed form."""
         factors = self.factors()
-        spread_u = self._shared_variance(factors) if self.shared is not None else None
         result: dict[str, Tensor] = {}
-        for index, (layers, part) in enumerate(zip(self.groups, self._augmented(), strict=False)):
-            factor = factors[index]
-            if spread_u is not None:
-                spread = spread_u[index]
-            else:
-                family = self._families()[index]
-                row, col = factor.row_reach, factor.col_reach
-                if not self.whiten:
-                    row = torch.linalg.solve_triangular(factor.row_tril.mT, row, upper=True)
-                    col = torch.linalg.solve_triangular(factor.col_tril.mT, col, upper=True)
-                spread = family.reached_variance(row, col)
-            scale = part.scale()
-            if scale is not None:
-                kept = factor.row_reach.square().sum(-2).unsqueeze(-1) * factor.col_reach.square().sum(-2).unsqueeze(-2)
-                spread = spread + scale.square()[:, None, None] * (1 - kept).clamp_min(0)
-            sigma = self._sigma(layers, self._prior(), spread)
-            self._unpack(layers, (spread.unsqueeze(1) * sigma.square())[:, 0], result)
+        for index, block in enumerate(self.blocks):
+            factor, scale = factors[index], self._augmented()[index].scale()
+            sigma, columns = self._sigma(block, self._prior(), factor.row_rest)
+            spreads, position = [], 0
+            for group, row, col in zip(block, factor.row_reach, factor.col_reach, strict=True):
+                members = range(position, position + len(group))
+                spread = torch.stack([self._spread(index, factors, row, col, position, member) for member in members])
+                if scale is not None:
+                    kept = row.square().sum(-2).unsqueeze(-1) * col.square().sum(-2).unsqueeze(-2)
+                    spread = spread + scale[members.start : members.stop, None, None].square() * (1 - kept).clamp_min(0)
+                spreads.append(
+                    spread * sigma[members.start : members.stop].reshape(len(group), -1)[:, :1, None].square()
+                )
+                position = members.stop
+            self._unpack(block, spreads, columns, result, power=2)
         return result
 
-    def _shared_variance(self, factors: list[Factors]) -> list[Tensor]:
-        """Variance that the layers' U pass on to W where they depend on one global matrix."""
-        top, family, scale = factors[-1], self._families()[0], self._augmented()[-1].scale()
-        result, start = [], 0
-        for layers, factor in zip(self.groups, factors, strict=False):
-            parts = []
-            for index in range(len(layers)):
-                reach = top.row_reach[:, :, start : start + self.rows]  # [1, R, M_r]
-                row = reach @ factor.row_reach[index]  # [1, R, d_out]
-                col = top.col_reach @ factor.col_reach[index]  # [1, C, d_in]
-                spread = family.reached_variance(row, col)
-                if scale is not None:
-                    whole = factor.row_reach[index].square().sum(0)[:, None] * factor.col_reach[index].square().sum(0)
-                    known = row.square().sum(-2)[0][:, None] * col.square().sum(-2)[0]
-                    spread = spread + scale.square() * (whole - known).clamp_min(0)
-                parts.append(spread[0])
-                start += self.rows
-            result.append(torch.stack(parts))
-        return result
+    def _spread(
+        self, block: int, factors: list[Factors], row: Tensor, col: Tensor, position: int, member: int
+    ) -> Tensor:
+        """Variance of one layer's W / sigma that comes from its U: [d_out, d_in].
+
+        Args:
+            block: Index of the layer's block.
+            factors: Of every block.
+            row: Row reach of the layer's group.
+            col: Column reach of the layer's group.
+            position: Where the group starts in the block.
+            member: Where the layer stands in the block.
+        """
+        own_row, own_col = row[member - position], col[member - position]
+        if self.shared is None:
+            if not self.whiten:
+                own_row = torch.linalg.solve_triangular(factors[block].row_tril[member].mT, own_row, upper=True)
+                own_col = torch.linalg.solve_triangular(factors[block].col_tril[member].mT, own_col, upper=True)
+            return self._families()[block].reached_variance(own_row, own_col, member)
+        top, scale = factors[-1], self._augmented()[-1].scale()
+        above_row = top.row_reach[0][0][:, member * self.rows : (member + 1) * self.rows] @ own_row
+        above_col = top.col_reach[0][0] @ own_col
+        spread = self._families()[0].reached_variance(above_row, above_col, 0)
+        if scale is not None:
+            whole = own_row.square().sum(0)[:, None] * own_col.square().sum(0)
+            known = above_row.square().sum(0)[:, None] * above_col.square().sum(0)
+            spread = spread + scale.square() * (whole - known).clamp_min(0)
+        return spread
 
     def _prior(self) -> PriorDraw:
         if self.bound_prior is None:
@@ -371,12 +412,15 @@ class InducingWeights(Posterior):
     def count_by_weight(self) -> dict[str, int | None]:
         """Trainable scalars by layer, counted with its first weight; what is shared by all layers is left out."""
         counts: dict[str, int | None] = {}
-        for index, layers in enumerate(self.groups):
-            modules = [self.augmentations[index]] + ([self.inducing[index]] if self.shared is None else [])
-            numbers = sum(p.numel() for module in modules for p in module.parameters() if p.requires_grad)
-            for layer in layers:
-                counts |= {weight.name: None for weight in layer.weights}
-                counts[layer.weights[0].name] = numbers // len(layers)
+        for index, block in enumerate(self.blocks):
+            part, layers = self._augmented()[index], sum(len(group) for group in block)
+            small = [part.raw_d_row, part.raw_d_col, *([part.raw_lambda] if part.raw_lambda is not None else [])]
+            small += list(self._families()[index].parameters()) if self.shared is None else []
+            each = sum(parameter.numel() for parameter in small) // layers
+            for group, rows, cols in zip(block, part.z_row, part.z_col, strict=True):
+                for layer in group:
+                    counts |= {weight.name: None for weight in layer.weights}
+                    counts[layer.weights[0].name] = each + (rows.numel() + cols.numel()) // len(group)
         return counts
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayesify.maths.constraints import raw_positive
-from bayesify.maths.gaussian import diagonal_moments, draw_diagonal
+from bayesify.maths.gaussian import diagonal_moments, draw_diagonals
 from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior, check_positive, repeat_draws
 from bayesify.posteriors.local_gaussian import LocalGaussian
 from bayesify.priors import PriorDraw
@@ -73,24 +73,33 @@ class MeanField(Posterior):
         if request.local and self.local_reparameterization:
             tied = {weight.name for weight in self.weights if weight.aliases}
             for name, mean in self.mean_value.items():
+                location, variance, squares[name], log_det = diagonal_moments(mean, log_std[name])
+                log_dets.append(log_det)
                 if name in tied:  # all uses of a tied weight must see one value
                     (eps,) = request.normals([mean.numel()], mean)
-                    weights[name], squares[name], log_det = draw_diagonal(mean, log_std[name], like_layout(eps, mean))
-                    log_dets.append(log_det)
+                    weights[name] = torch.addcmul(location, variance.sqrt(), like_layout(eps, mean))
                     continue
-                moments = diagonal_moments(mean, log_std[name])
-                shared, variance = (repeat_draws(moment, request.num_draws) for moment in moments[:2])
-                weights[name] = LocalGaussian(shared, variance, request.generator)
-                squares[name] = moments[2]
-                log_dets.append(moments[3])
+                shared = [repeat_draws(moment, request.num_draws) for moment in (location, variance)]
+                weights[name] = LocalGaussian(shared[0], shared[1], request.generator)
+            return weights, prior_kl(request.prior, squares, self.sizes(), log_dets)
+        names, means = list(self.mean_value), self.mean_value.values()
+        flat = request.normals([mean.numel() for mean in means], means[0])
+        noise = [like_layout(part, mean) for part, mean in zip(flat, means, strict=True)]
+        prior_stds = [request.prior.std[name] for name in names]
+        if not torch.is_grad_enabled():
+            stds = self.remembered("std", lambda: [value.exp() for value in self.log_std().values()])
+            kl = self.kl(request.prior)
+            # The noise is ours alone: no second buffer.
+            drawn = [torch.addcmul(*parts, out=parts[2]) for parts in zip(means, stds, noise, strict=True)]
+        elif all(isinstance(std, float) for std in prior_stds):
+            drawn, kl = draw_diagonals(means, list(log_std.values()), noise, [float(std) for std in prior_stds])
         else:
-            means = self.mean_value.values()
-            noise = request.normals([mean.numel() for mean in means], means[0])
-            for (name, mean), eps in zip(self.mean_value.items(), noise, strict=True):
-                shaped = like_layout(eps, mean)
-                weights[name], squares[name], log_det = draw_diagonal(mean, log_std[name], shaped)
-                log_dets.append(log_det)
-        return weights, prior_kl(request.prior, squares, self.sizes(), log_dets)
+            drawn = [
+                torch.addcmul(mean, log_std[name].exp(), eps)
+                for name, mean, eps in zip(names, means, noise, strict=True)
+            ]
+            kl = self.kl(request.prior)
+        return dict(zip(names, drawn, strict=True)), kl
 
     def mean(self) -> dict[str, Tensor]:
         """m."""
@@ -99,6 +108,14 @@ class MeanField(Posterior):
     def variance(self) -> dict[str, Tensor]:
         """s squared."""
         return {name: (2 * log_std).exp() for name, log_std in self.log_std().items()}
+
+    def kl(self, prior: PriorDraw) -> Tensor:
+        """Closed form; see the class."""
+        if any(isinstance(std, Tensor) for std in prior.std.values()):
+            return super().kl(prior)
+        return self.remembered(
+            ("kl", tuple(prior.std[name] for name in self.sizes())), lambda: super(MeanField, self).kl(prior)
+        )
 
     def entropy(self) -> Tensor:
         """Sum of the entries' entropies, `log s + log(2 pi e) / 2`."""
