@@ -54,7 +54,7 @@ register(Method("k_tied", "k-tied", "Swiatkowski et al. 2020", "P + k (d_out + d
 register(Method("rank_one", "Rank-one", "Dusenberry et al. 2020", "P + 2 K (d_out + d_in) a layer", RankOne))
 register(
     Method("inducing", "Inducing weights", "Ritter et al. 2021", "M (d_out + d_in) + 2 M^2 a layer", InducingWeights,
-           aliases=("inducing_weights", "ffg-u"))
+           options={"rows": 8, "cols": 8}, aliases=("inducing_weights", "ffg-u"))
 )  # fmt: skip
 register(Method("ensemble", "Ensemble", "Lakshminarayanan et al. 2017", "K P", Ensemble, aliases=("ensemble-w",)))
 register(Method("dropout", "MC dropout", "Gal & Ghahramani 2016", "P", Dropout, aliases=("mcd",)))
