@@ -111,7 +111,7 @@ def test_demo_runs_any_registered_method_by_its_entry(brief, tmp_path, add_metho
     add_method(Method("own_recipe", "Own recipe", "Nobody 2099", "P", fit=recipe))
     result = runner.invoke(app, ["demo", "--quick", "--methods", "own_recipe", "--seed", "3", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
-    assert seen == {"gaussian": (60, 4, 3, [(60, 1)]), "categorical": (200, 4, 3, [(200, 2)])}
+    assert seen == {"gaussian": (60, 4, 3, [(60, 1)]), "categorical": (200, 2, 3, [(200, 2)])}
     assert Path(last_line(result)).read_text().count("<figure>") == 2
 
 

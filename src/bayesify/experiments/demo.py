@@ -48,6 +48,7 @@ class Problem:
         likelihood: Of the targets.
         num_inputs: Inputs of the network.
         num_outputs: Outputs of the network.
+        effort: Share of the epochs that it needs.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Problem:
     likelihood: Likelihood
     num_inputs: int
     num_outputs: int
+    effort: float = 1.0
 
     def network(self, seed: int) -> nn.Module:
         """A network with one hidden layer, the same for the same seed."""
@@ -112,7 +114,7 @@ def problems(seed: int = 0) -> list[Problem]:
     cosine = toy.cosine(num_data=60, seed=seed)
     return [
         Problem("regression", "Regression with a gap", cosine, Gaussian(noise=cosine.noise, learn=False), 1, 1),
-        Problem("classification", "Two moons", toy.two_moons(seed=seed), Categorical(), 2, 2),
+        Problem("classification", "Two moons", toy.two_moons(seed=seed), Categorical(), 2, 2, effort=0.6),
     ]
 
 
@@ -136,11 +138,12 @@ def run(
         method: From the registry; it is trained by its own recipe, or by the one for all posteriors.
         problem: From `problems`.
         seed: Of network, training and prediction.
-        epochs: Of the variational phase; a quarter as many MAP epochs come before.
+        epochs: Of the variational phase, before the problem's `effort`; a quarter as many MAP epochs come first.
         budget: Seconds after which training stops where it is; `None` for no limit. A method with its own recipe
             is not interrupted.
         report: Is told the share of the training that is done.
     """
+    epochs = max(1, round(problem.effort * epochs))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # these networks are so small that a second thread only waits
     start = time.process_time()

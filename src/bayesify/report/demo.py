@@ -37,7 +37,7 @@ COLUMNS = (
     ("regression", "90 %\ncover", "%"),
     ("regression", "std gap\n/ data", "ratio"),
     ("classification", "NLL", "nats"),
-    ("classification", "acc.", "%"),
+    ("classification", "accu-\nracy", "%"),
     ("classification", "ECE", "%"),
     ("both", "time", "s"),
     ("both", "parameters", "1-D / moons"),
@@ -73,6 +73,10 @@ def table(outcomes: Sequence[Outcome]) -> list[Row]:
 
 SHORT = {"regression": "1-D: ", "classification": "Moons: ", "both": ""}
 PLACES = {"regression": "the 1-D problem", "classification": "two moons"}
+
+
+def _one_line(heading: str) -> str:
+    return heading.replace("-\n", "").replace("\n", " ")
 
 
 def _score(outcome: Outcome | None, name: str, form: str, factor: float = 1.0) -> str:
@@ -114,8 +118,8 @@ def render_demo(
         seed=seed,
         hidden=HIDDEN,
         draws=PREDICTION_DRAWS,
-        columns=[(group, heading.replace("\n", " "), unit) for group, heading, unit in COLUMNS],
-        labels=[f"{SHORT[group]}{heading.replace(chr(10), ' ')}, {unit}" for group, heading, unit in COLUMNS],
+        columns=[(group, _one_line(heading), unit) for group, heading, unit in COLUMNS],
+        labels=[f"{SHORT[group]}{_one_line(heading)}, {unit}" for group, heading, unit in COLUMNS],
         rows=table(outcomes),
         unfinished=list(unfinished),
         num_data={name: len(problem.data.x) for name, problem in by_problem.items()},

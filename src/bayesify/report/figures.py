@@ -52,7 +52,7 @@ def entropy_map(data: toy.Classification, outcome: Outcome) -> str:
     figure, axes = _panel()
     entropy, probs = (outcome.figure[key].reshape(MAP_SIDE, MAP_SIDE).numpy() for key in ("entropy", "probs"))
     left, right, lower, upper = data.box
-    image = axes.imshow(
+    axes.imshow(
         entropy, extent=data.box, origin="lower", cmap="Blues", vmin=0, vmax=np.log(2), aspect="auto",
         interpolation="bilinear",
     )  # fmt: skip
@@ -63,9 +63,6 @@ def entropy_map(data: toy.Classification, outcome: Outcome) -> str:
     for label, (marker, color) in enumerate(zip(("o", "s"), CLASS_COLORS, strict=True)):
         points = x[y == label]
         axes.scatter(points[:, 0], points[:, 1], s=9, c=color, marker=marker, edgecolors=DATA, linewidths=0.5)
-    bar = figure.colorbar(image, ax=axes, ticks=(0, 0.35, 0.69))
-    bar.set_label("entropy (nats)")
-    bar.outline.set_visible(False)
     axes.set(xlim=(left, right), ylim=(lower, upper), xlabel="first input", ylabel="second input")
     return _encode(figure, "png")
 
