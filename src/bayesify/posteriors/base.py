@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from bayesify.maths.noise import standard_normal
 from bayesify.priors import PriorDraw
@@ -85,6 +86,8 @@ class Posterior(nn.Module):
     name: ClassVar[str]
     runs_network: ClassVar[bool] = False
     """Whether drawing runs the network; such posteriors are drawn after all others."""
+    recordable: bool = False
+    """Whether drawing is a fixed sequence of operations on the device, which a CUDA graph can record."""
     training_draws: int = 1
     """Draws per step that `fit` uses unless told otherwise."""
 
@@ -181,7 +184,9 @@ class Posterior(nn.Module):
         if torch.is_grad_enabled() and of is None:
             return compute()
         used = self.parameters() if of is None else of
-        state = [(tensor.data_ptr(), tensor._version, tensor.device, tensor.dtype) for tensor in used]
+        state: list[Any] = [(tensor.data_ptr(), tensor._version, tensor.device, tensor.dtype) for tensor in used]
+        if of is None:
+            state.append(steps_taken())
         known = _REMEMBERED.setdefault(self, {})
         if key not in known or known[key][0] != state:
             with torch.inference_mode(False), torch.set_grad_enabled(False):  # the result may outlive the mode
@@ -206,6 +211,22 @@ class Posterior(nn.Module):
     def sizes(self) -> dict[str, int]:
         """Scalars in each weight, by name."""
         return {weight.name: weight.numel for weight in self.weights}
+
+
+_STEPS = 0
+
+
+def _count_step(*_: Any) -> None:
+    global _STEPS
+    _STEPS += 1
+
+
+register_optimizer_step_post_hook(_count_step)
+
+
+def steps_taken() -> int:
+    """Steps of all optimizers in this process so far: fused ones change parameters without raising their version."""
+    return _STEPS
 
 
 def repeat_draws(value: Tensor, num_draws: int) -> Tensor:
