@@ -12,6 +12,9 @@ from bayesify import BayesianNetwork
 
 every_posterior = pytest.mark.parametrize("name", POSTERIORS)
 every_leaf = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+SOME = ["linear", "conv1d", "transposed1d", "embedding", "lstm", "attention_kdim", "layer_norm", "custom", "tied"]
+some_leaves = pytest.mark.parametrize("case", [CASES[name] for name in SOME], ids=SOME)
+"""One leaf of each kind, for what depends on the posterior more than on the leaf."""
 
 
 def convert_or_skip(name: str, case: Case, dtype: torch.dtype = torch.float32, **more: Any) -> BayesianNetwork:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from cases import CASES, Case, call, close, convert, generator, tensors, weights_close
-from matrix import convert_or_skip, every_leaf, every_posterior
+from matrix import convert_or_skip, every_leaf, every_posterior, some_leaves
 from torch import nn
 
 from bayesify import BayesianNetwork
@@ -22,7 +22,7 @@ def outputs(bnn: BayesianNetwork, inputs: Any) -> Any:
 
 
 @every_posterior
-@every_leaf
+@some_leaves
 def test_state_dict_round_trip(name: str, case: Case) -> None:
     bnn, fresh = convert_or_skip(name, case), convert_or_skip(name, case)
     with torch.no_grad():
@@ -53,7 +53,7 @@ def test_copies_after_a_forward_pass(name: str, case: Case) -> None:
 
 
 @every_posterior
-@every_leaf
+@some_leaves
 def test_double_precision(name: str, case: Case) -> None:
     """Made in float64, or moved to it: draws, outputs and KL are float64, and in float32 they differ by rounding only."""
     made = convert_or_skip(name, case, torch.float64)
@@ -108,7 +108,7 @@ def test_mean_network(name: str, case: Case) -> None:
 
 
 @every_posterior
-@every_leaf
+@some_leaves
 def test_the_original_is_not_changed(name: str, case: Case) -> None:
     from cases import posterior
 
