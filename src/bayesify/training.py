@@ -17,7 +17,8 @@ from bayesify.history import History
 from bayesify.network import BayesianNetwork
 from bayesify.parallel import FabricProcesses, Processes, make_fabric
 from bayesify.schedules import KLSchedule
-from bayesify.training_loop import Callback, Settings, TrainingLoop
+from bayesify.training_loop import Callback, TrainingLoop
+from bayesify.training_state import Settings
 
 Parameters = Iterable[nn.Parameter]
 

@@ -233,6 +233,18 @@ def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
     assert [entry.name for entry in tmp_path.iterdir()] == ["m.safetensors"]
 
 
+@pytest.mark.skipif(os.name != "posix", reason="an open file can be replaced")
+def test_who_reads_the_old_file_reads_it_to_the_end(tmp_path):
+    path = tmp_path / "m.safetensors"
+    bayesify.save(make(), path)
+    before = path.read_bytes()
+    with open(path, "rb") as reader:
+        start = reader.read(100)
+        bayesify.save(make(seed=1), path)
+        assert start + reader.read() == before
+    assert path.read_bytes() != before
+
+
 def test_other_types_register_themselves(tmp_path, monkeypatch):
     class Shifted:
         """Something with `.predict` that is not a module; its configuration holds a tensor and a tuple."""

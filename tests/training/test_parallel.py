@@ -147,7 +147,8 @@ def test_parts_of_a_batch_make_up_the_batch(workers):
 
 def test_generators_of_draws_differ_between_processes_for_local_noise_only():
     from bayesify.schedules import KLSchedule
-    from bayesify.training_loop import Settings, TrainingLoop
+    from bayesify.training_loop import TrainingLoop
+    from bayesify.training_state import Settings
 
     class Rank(FabricProcesses):
         def wrap(self, module):

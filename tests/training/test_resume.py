@@ -141,7 +141,7 @@ def test_a_finished_run_is_read_and_a_longer_one_goes_on(tmp_path):
 def test_early_stopping_survives_a_resume(tmp_path):
     """Divergence after the first good epochs: the best state, not the last, comes back, in both runs."""
     path = tmp_path / "run.safetensors"
-    options = {"optimizer": lambda p: torch.optim.SGD(p, lr=0.3), "scheduler": None, "patience": 1, "epochs": 30}
+    options = {"optimizer": lambda p: torch.optim.SGD(p, lr=0.3), "scheduler": None, "patience": 2, "epochs": 30}
     whole = network()
     expected = bayesify.fit(whole, loader(), **arguments(**options))
     assert len(expected) < 31
@@ -155,6 +155,7 @@ def test_early_stopping_survives_a_resume(tmp_path):
         bayesify.fit(stopped, loader(), **arguments(**options, checkpoint=path, callbacks=[interrupt]))
     history = bayesify.fit(resumed, loader(), **arguments(**options, checkpoint=path))
     assert numbers(history) == numbers(expected)
+    assert Checkpoint.read(path).position["waited"] == 2  # the best epoch was before the interruption
     assert same(resumed, whole)
 
 
