@@ -107,7 +107,7 @@ def demo(
     unfinished = [method.title for method in chosen if method.name not in finished]
     _print_table(outcomes)
     made: list[Problem] = problems(seed)
-    page = write_page(path, render_demo(outcomes, made, seed=seed, unfinished=unfinished))
+    page = write_page(path, render_demo(outcomes, made, seed=seed, unfinished=unfinished, quick=quick))
     print(page, flush=True)
     if interrupted:
         raise typer.Exit(INTERRUPTED)

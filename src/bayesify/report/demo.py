@@ -37,7 +37,7 @@ COLUMNS = (
     ("regression", "90 %\ncover", "%"),
     ("regression", "std gap\n/ data", "ratio"),
     ("classification", "NLL", "nats"),
-    ("classification", "accu-\nracy", "%"),
+    ("classification", "accuracy", "%"),
     ("classification", "ECE", "%"),
     ("both", "time", "s"),
     ("both", "parameters", "1-D / moons"),
@@ -76,7 +76,7 @@ PLACES = {"regression": "the 1-D problem", "classification": "two moons"}
 
 
 def _one_line(heading: str) -> str:
-    return heading.replace("-\n", "").replace("\n", " ")
+    return heading.replace("\n", " ")
 
 
 def _score(outcome: Outcome | None, name: str, form: str, factor: float = 1.0) -> str:
@@ -97,7 +97,12 @@ def _parameters(outcome: Outcome | None) -> str:
 
 
 def render_demo(
-    outcomes: Sequence[Outcome], problems: Sequence[Problem], *, seed: int, unfinished: Sequence[str] = ()
+    outcomes: Sequence[Outcome],
+    problems: Sequence[Problem],
+    *,
+    seed: int,
+    unfinished: Sequence[str] = (),
+    quick: bool = False,
 ) -> str:
     """The demonstration's page: HTML with everything inside it.
 
@@ -106,6 +111,7 @@ def render_demo(
         problems: What they were run on.
         seed: It is named on the page.
         unfinished: Titles of methods that were chosen but did not run to the end.
+        quick: Whether training was too brief to converge, which the page then says.
     """
     from jinja2 import Environment, StrictUndefined
 
@@ -122,6 +128,7 @@ def render_demo(
         labels=[f"{SHORT[group]}{_one_line(heading)}, {unit}" for group, heading, unit in COLUMNS],
         rows=table(outcomes),
         unfinished=list(unfinished),
+        quick=quick,
         num_data={name: len(problem.data.x) for name, problem in by_problem.items()},
         bands=[
             (outcome, figures.bands(curve.data, outcome))
