@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesify import objectives
+from bayesify import graphs, objectives
 from bayesify.draws import Draws
 from bayesify.execution import Runner, at, select_output
 from bayesify.likelihoods import Likelihood, check_finite, should_check
@@ -176,7 +176,7 @@ class BayesianNetwork(nn.Module):
         for posterior in sorted(self._parts(), key=lambda posterior: posterior.runs_network):
             request = DrawRequest(num_draws, prior, generator, antithetic, local, runner, weights, num_data)
             with self._full_precision():
-                part, part_kl = posterior.draw(request)
+                part, part_kl = graphs.draw(posterior, request)
             weights.update(part)
             kl = kl + part_kl
         for name, dtype in self._low_precision.items():

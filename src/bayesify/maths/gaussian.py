@@ -59,12 +59,12 @@ def _combine(means: list[Tensor], stds: list[Tensor], noise: list[Tensor]) -> li
 
 
 def _kl(prior_stds: list[float], means: list[Tensor], log_stds: list[Tensor], stds: list[Tensor]) -> Tensor:
-    count, total = len(prior_stds), sum(mean.numel() for mean in means)
-    norms = torch.stack(torch._foreach_norm([*means, *stds])).square()
-    weights = norms.new_tensor([0.5 / std**2 for std in prior_stds])
+    total = sum(mean.numel() for mean in means)
+    scales = [math.sqrt(0.5) / std for std in prior_stds]
+    norms = torch._foreach_mul(torch._foreach_norm([*means, *stds]), [*scales, *scales])
     logs = torch.stack([log_std.sum() for log_std in log_stds]).sum()
     constant = sum(mean.numel() * math.log(std) for mean, std in zip(means, prior_stds, strict=True)) - 0.5 * total
-    return (norms[:count] + norms[count:]) @ weights - logs + constant
+    return torch.stack(norms).square().sum() - logs + constant
 
 
 class _Moments(torch.autograd.Function):

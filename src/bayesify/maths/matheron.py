@@ -74,7 +74,8 @@ def _triangles(z: Sequence[Tensor], d: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     product = torch.cat(products)
     jitter = RELATIVE_JITTER * product.detach().diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)
     variance = d.to(wide).square() + jitter
-    tril = torch.linalg.cholesky(product + torch.diag_embed(variance))
+    # No check here: it would wait for the device. A failure is NaN, which the bound reports with the weight's name.
+    tril, _ = torch.linalg.cholesky_ex(product + torch.diag_embed(variance))
     eye = torch.eye(d.shape[-1], dtype=wide, device=d.device)
     inverse = torch.linalg.solve_triangular(tril, eye, upper=False)
     rest = inverse * variance.sqrt().unsqueeze(-2)

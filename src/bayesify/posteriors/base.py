@@ -229,6 +229,11 @@ def steps_taken() -> int:
     return _STEPS
 
 
+def remembered_values(posterior: Posterior) -> list[Any]:
+    """All that a posterior remembers at this moment, for those who must keep it alive."""
+    return [value for _, value in _REMEMBERED.get(posterior, {}).values()]
+
+
 def repeat_draws(value: Tensor, num_draws: int) -> Tensor:
     """The same value in every draw, without a copy: [*shape] -> [S, *shape]."""
     return value.unsqueeze(0) if num_draws == 1 else value.expand(num_draws, *value.shape)

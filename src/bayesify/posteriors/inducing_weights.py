@@ -152,7 +152,7 @@ class InducingWeights(Posterior):
         self.max_lambda, self.max_std, self.whiten, self.init = max_lambda, max_std, whiten, init
         self.fit_to_layer, self.function_space_kl = fit_to_layer, function_space_kl
         self.shared = None if shared is None else (int(shared[0]), int(shared[1]))
-        self.training_draws = 1
+        self.recordable = q != "ensemble" and not function_space_kl
 
     # -- making ----------------------------------------------------------------------------------------------------
 
@@ -276,11 +276,12 @@ class InducingWeights(Posterior):
         for layer in layers:
             stds = [prior.std[weight.name] for weight in layer.weights]
             same = all(std is stds[0] or (isinstance(std, float) and std == stds[0]) for std in stds)
-            ratios = [torch.as_tensor(std / stds[0], dtype=like.dtype, device=like.device) for std in stds]
-            columns.append(None if same else ratios)
+            columns.append(
+                None if same else [torch.as_tensor(std / stds[0], dtype=like.dtype, device=like.device) for std in stds]
+            )
         if all(isinstance(std, float) for std in first):
-            key = ("sigma", tuple(first))
-            return self.remembered(key, lambda: like.new_tensor(first), of=[like]), columns
+            key = ("sigma", tuple(first), like.device, like.dtype)
+            return self.remembered(key, lambda: like.new_tensor(first), of=()), columns
         return torch.stack([torch.as_tensor(std, dtype=like.dtype, device=like.device) for std in first]), columns
 
     @staticmethod

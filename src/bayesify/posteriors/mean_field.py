@@ -46,6 +46,7 @@ class MeanField(Posterior):
             raise ValueError(f"MeanField: init_std={init_std} is not below max_std={max_std}; give a smaller init_std")
         self.init_std, self.max_std = init_std, max_std
         self.local_reparameterization = local_reparameterization
+        self.recordable = not local_reparameterization
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
         """Means at the network's weights, every standard deviation at `init_std`."""

@@ -1,0 +1,80 @@
+"""Draws by recorded CUDA graphs are the draws without them. Run with `-m gpu`."""
+
+import pytest
+import torch
+from torch import nn
+
+import bayesify
+from bayesify import graphs, likelihoods, posteriors
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+POSTERIORS = {
+    "mean_field": lambda: posteriors.MeanField(),
+    "inducing": lambda: posteriors.InducingWeights(8, 8),
+    "inducing_matrix": lambda: posteriors.InducingWeights(8, 8, q="matrix"),
+}
+
+
+@pytest.fixture(params=list(POSTERIORS))
+def problem(request):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 32), nn.ReLU(), nn.Linear(32, 3)).cuda()
+    bnn = bayesify.bayesianize(net, POSTERIORS[request.param](), likelihood=likelihoods.Categorical())
+    x = torch.randn(64, 5, device="cuda")
+    return bnn, x, (x[:, 0] > 0).long()
+
+
+def run(problem, patience, monkeypatch):
+    """Losses of some steps with accumulated gradients, and sums of draws between them."""
+    monkeypatch.setattr(graphs, "PATIENCE", patience)
+    bnn, x, y = problem
+    state = {name: value.clone() for name, value in bnn.state_dict().items()}
+    generator = torch.Generator("cuda").manual_seed(7)
+    optimizer = torch.optim.Adam(bnn.parameters(), lr=1e-2)
+    seen = []
+    for _ in range(6):
+        optimizer.zero_grad()
+        for _ in range(2):
+            loss = -bnn.elbo(x, y, num_data=64, generator=generator) / 128
+            loss.backward()
+            seen.append(loss.item())
+        optimizer.step()
+        with torch.no_grad():
+            for _ in range(4):
+                seen.append(bnn.draw(2, generator=generator).weights["0.weight"].sum().item())
+    bnn.load_state_dict(state)
+    return seen
+
+
+def test_recorded_draws_and_gradients_are_bit_identical(problem, monkeypatch):
+    assert run(problem, 1, monkeypatch) == run(problem, 10**9, monkeypatch)
+
+
+def test_two_bounds_before_one_backward_pass(problem, monkeypatch):
+    monkeypatch.setattr(graphs, "PATIENCE", 1)
+    bnn, x, y = problem
+    for _ in range(3):
+        bnn.elbo(x, y, num_data=64).backward()
+    bnn.zero_grad()
+    generator = torch.Generator("cuda").manual_seed(1)
+    (bnn.elbo(x, y, num_data=64, generator=generator) + bnn.elbo(x, y, num_data=64, generator=generator)).backward()
+    together = [parameter.grad.clone() for parameter in bnn.parameters()]
+    monkeypatch.setattr(graphs, "PATIENCE", 10**9)
+    bnn.zero_grad()
+    generator = torch.Generator("cuda").manual_seed(1)
+    for _ in range(2):
+        bnn.elbo(x, y, num_data=64, generator=generator).backward()
+    for one, parameter in zip(together, bnn.parameters(), strict=True):
+        torch.testing.assert_close(one, parameter.grad, rtol=1e-4, atol=1e-4)  # the order of additions differs
+
+
+def test_a_late_second_backward_pass_is_refused(problem, monkeypatch):
+    monkeypatch.setattr(graphs, "PATIENCE", 1)
+    bnn, x, y = problem
+    for _ in range(3):
+        bnn.elbo(x, y, num_data=64).backward()
+    first = bnn.elbo(x, y, num_data=64)
+    first.backward(retain_graph=True)
+    bnn.elbo(x, y, num_data=64).backward()
+    with pytest.raises(RuntimeError, match="once for each elbo"):
+        first.backward()
