@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import random
@@ -72,13 +73,18 @@ def test_without_a_seed_the_global_generator_decides():
     assert same(*results)
 
 
+@functools.cache
+def undisturbed(own_generator):
+    bnn = network()
+    return bnn, bayesify.fit(bnn, loader(own_generator), **arguments(kl_schedule=free_schedule))
+
+
 @pytest.mark.parametrize("own_generator", [False, True])
 @pytest.mark.parametrize("step", [1, 2, 3, 4, 7, 9])
 def test_resume_within_an_epoch_is_bit_identical(tmp_path, step, own_generator):
     """Three steps an epoch; the schedule is not asked in the MAP epoch, and once more at the end of each later one."""
     path = tmp_path / "run.safetensors"
-    whole = network()
-    expected = bayesify.fit(whole, loader(own_generator), **arguments(kl_schedule=free_schedule))
+    whole, expected = undisturbed(own_generator)
 
     class Named:
         def __init__(self, function):
