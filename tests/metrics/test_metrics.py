@@ -152,6 +152,11 @@ class TestClassification:
             assert diagram.count.sum() == 200
             assert diagram.ece == pytest.approx(metrics.evaluate(predictive, y)["ece"], abs=1e-9)
 
+    def test_certainty_shares_the_last_bin(self):
+        predictive, y = from_probs((0.95, 0.05), (1.0, 0.0)), torch.tensor([0, 1])
+        assert metrics.evaluate(predictive, y)["ece"] == pytest.approx(0.975 - 0.5)
+        assert metrics.reliability(predictive, y).ece == pytest.approx(0.975 - 0.5)
+
     def test_ece_is_the_one_of_the_top_class(self):
         from torchmetrics.functional.classification import multiclass_calibration_error
 
