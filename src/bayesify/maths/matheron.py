@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-RELATIVE_JITTER = 1e-9
+RELATIVE_JITTER = 1e-12
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Factors:
 def factorize(z_row: Sequence[Tensor], z_col: Sequence[Tensor], d_row: Tensor, d_col: Tensor) -> Factors:
     """Factors of L augmented matrices; one Cholesky for both sides of all of them where U is square.
 
-    D squared is raised by a billionth of the mean diagonal of Z Z^T. The augmented prior has the right marginal for every
+    D squared is raised by 1e-12 of the mean diagonal of Z Z^T. The augmented prior has the right marginal for every
     D, so this changes which posterior is meant, never the validity of the bound; without it a D that training drives to
     0 leaves a Z with more rows than columns singular. Factors are computed in float64 where the device has it.
 
