@@ -22,8 +22,8 @@ ROOMS = [
     ["version", "maths", "transforms", "registry"],
     ["weights", "structured", "predictive", "summary"],
     ["priors", "likelihoods", "execution", "datasets", "models"],
-    ["draws", "posteriors"],
-    ["objectives", "selection"],
+    ["draws", "posteriors", "graphs"],
+    ["objectives", "selection", "graphs"],
     ["network"],
     ["laplace", "subnetwork", "function_space", "deep_gp", "random_features", "baselines"],
 ]
