@@ -10,6 +10,7 @@ from bayesify.draws import Draw, Draws
 from bayesify.history import History
 from bayesify.network import BayesianNetwork, bayesianize, count_parameters
 from bayesify.predictive import ClassificationPredictive, Predictive, RegressionPredictive
+from bayesify.pruning import prune
 from bayesify.schedules import KLSchedule
 from bayesify.storage import load, save
 from bayesify.training import fit
@@ -34,5 +35,6 @@ __all__ = [
     "metrics",
     "posteriors",
     "priors",
+    "prune",
     "save",
 ]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesify.posteriors.base import DrawRequest, Posterior, remembered_values, steps_taken
+from bayesify.posteriors.base import MASK, DrawRequest, Posterior, remembered_values, steps_taken
 
 LARGEST = 2**28
 """Numbers in all draws of a request above which a graph is not worth the memory that it keeps."""
@@ -56,6 +56,8 @@ def _suits(posterior: Posterior, request: DrawRequest) -> bool:
         return False
     if any(isinstance(std, Tensor) for std in request.prior.std.values()):
         return False
+    if any(name.endswith(MASK) for name, _ in posterior.named_buffers()):
+        return False  # the gradient of a scatter by mask waits for the device
     return request.num_draws * sum(posterior.sizes().values()) <= LARGEST
 
 

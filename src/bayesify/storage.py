@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bayesify import tensor_files
 from bayesify.execution import evaluating
 from bayesify.network import BayesianNetwork, bayesianize
+from bayesify.posteriors.base import MASK, NamedParameters
 from bayesify.registry import suggest
 from bayesify.version import __version__
 
@@ -189,8 +191,30 @@ def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
     for name, value in module.state_dict(keep_vars=True).items():
         if not isinstance(value, Tensor):
             raise TypeError(f"save: the state {name!r} is {type(value).__name__}; only tensors can be stored")
-        state[name.replace("/", ".")] = value
+        state[name.replace("/", ".")] = _pack_bits(value) if name.endswith(MASK) else value
     return state
+
+
+def _pack_bits(mask: Tensor) -> Tensor:
+    """A mask with eight entries to a byte, row-major, filled up with zeros."""
+    return torch.from_numpy(np.packbits(mask.cpu().numpy()))
+
+
+def _unpack_bits(packed: Tensor, shape: torch.Size) -> Tensor:
+    bits = np.unpackbits(packed.cpu().numpy(), count=shape.numel())
+    return torch.from_numpy(bits.astype(bool)).view(shape)
+
+
+def _prune_alike(module: nn.Module, state: dict[str, Tensor]) -> None:
+    """Prune the parameters of a fresh module for which a state holds masks, and unpack these masks in the state."""
+    for path, part in module.named_modules():
+        if isinstance(part, NamedParameters):
+            for name in part:
+                key = f"{path}.{name}{MASK}"
+                if key in state:
+                    mask = _unpack_bits(state[key], part[name].shape)
+                    part.prune(name, mask.to(part[name].device))
+                    state[key] = mask
 
 
 def _put(module: nn.Module, state: Mapping[str, Tensor]) -> None:
@@ -215,6 +239,7 @@ def _bayesian_fingerprint(bnn: BayesianNetwork) -> dict[str, str]:
 def _restore_bayesian(net: nn.Module, config: Any, state: dict[str, Tensor]) -> BayesianNetwork:
     with torch.random.fork_rng(devices=[]):  # posteriors that start at random do not move the caller's generator
         bnn = bayesianize(net, config)
+    _prune_alike(bnn, state)
     _put(bnn, state)
     return bnn
 

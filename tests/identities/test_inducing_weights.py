@@ -120,12 +120,12 @@ def test_kl_is_that_of_the_joint_over_weights_and_inducing_weights(q, whiten):
     bnn = trained(posteriors.InducingWeights(2, 3, q=q, whiten=whiten))
     part, family = bnn.posterior.augmentations[0], bnn.posterior.inducing[0]
     d_r, d_c = positive(part.raw_d_row)[0], positive(part.raw_d_col)[0]
-    ww, wu, uu = dense_joint(part.z_row[0][0], part.z_col[0][0], d_r, d_c, sigma=0.5)  # 1 / sqrt(4)
+    ww, wu, uu = dense_joint(part.z_row["0"][0], part.z_col["0"][0], d_r, d_c, sigma=0.5)  # 1 / sqrt(4)
     mean, covariance = u_moments(family, 0)
     if whiten:  # U = L_r U_w L_c^T
         root = torch.kron(
-            torch.linalg.cholesky(part.z_col[0][0] @ part.z_col[0][0].T + torch.diag(d_c**2)),
-            torch.linalg.cholesky(part.z_row[0][0] @ part.z_row[0][0].T + torch.diag(d_r**2)),
+            torch.linalg.cholesky(part.z_col["0"][0] @ part.z_col["0"][0].T + torch.diag(d_c**2)),
+            torch.linalg.cholesky(part.z_row["0"][0] @ part.z_row["0"][0].T + torch.diag(d_r**2)),
         )
         mean, covariance = root @ mean, root @ covariance @ root.T
     gain = wu @ torch.linalg.inv(uu)

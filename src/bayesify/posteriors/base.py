@@ -166,6 +166,14 @@ class Posterior(nn.Module):
             f"{type(self).__name__}: q cannot be the prior; use MeanField or another Gaussian family for that"
         )
 
+    def prune(self, keep: float) -> None:
+        """Keep a fraction of the stored numbers, in place; see `bayesify.prune`."""
+        raise ValueError(f"prune: {type(self).__name__} cannot be pruned; MeanField and InducingWeights can")
+
+    def check_prunable(self, keep: float) -> None:
+        """Raise `ValueError` where `prune` would, without changing anything."""
+        copy.deepcopy(self).prune(keep)
+
     # -- for subclasses --------------------------------------------------------------------------------------------
 
     @property
@@ -240,7 +248,11 @@ def repeat_draws(value: Tensor, num_draws: int) -> Tensor:
 
 
 class NamedParameters(nn.Module):
-    """Parameters under dotted names, such as weights' and layers' names, which torch does not allow directly."""
+    """Parameters under dotted names, such as weights' and layers' names, which torch does not allow directly.
+
+    A parameter can be pruned: then only the entries that a mask keeps are stored, in one vector, and `dense` puts them back
+    among zeros. The mask is a buffer next to it.
+    """
 
     def __init__(self, values: Mapping[str, Tensor], trainable: bool = True) -> None:
         super().__init__()
@@ -265,6 +277,42 @@ class NamedParameters(nn.Module):
     def values(self) -> list[Tensor]:
         """The parameters, in order."""
         return [value for value in self._parameters.values() if value is not None]
+
+    def mask(self, name: str) -> Tensor | None:
+        """Which entries are kept, in the dense shape; `None` where all are."""
+        return self._buffers.get(_encode(name) + MASK)
+
+    def prune(self, name: str, mask: Tensor) -> None:
+        """Keep only the entries of a parameter where the mask, of its dense shape, is true; it becomes a new parameter."""
+        key, parameter = _encode(name), self[name]
+        kept = self.dense(name).detach()[mask]
+        self._parameters[key] = nn.Parameter(kept, requires_grad=parameter.requires_grad)
+        self.register_buffer(key + MASK, mask)
+
+    def dense(self, name: str) -> Tensor:
+        """A parameter in its dense shape."""
+        return self.scatter(name, self[name])
+
+    def scatter(self, name: str, values: Tensor) -> Tensor:
+        """Values for the stored entries of a parameter, [*batch, stored shape], among zeros: [*batch, *dense shape]."""
+        mask = self.mask(name)
+        if mask is None:
+            return values
+        batch = values.shape[:-1]
+        return values.new_zeros(*batch, *mask.shape).masked_scatter(mask.expand(*batch, *mask.shape), values)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        theirs = {key for key in state_dict if key.startswith(prefix) and key.endswith(MASK)}
+        ours = {prefix + key for key in self._buffers}
+        if theirs != ours:
+            what = "pruned, but this network is not" if theirs - ours else "not pruned, but this network is"
+            args[-1].append(f"{prefix[:-1]}: the state is {what}; load a pruned network's file with bayesify.load")
+            return
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+MASK = ":mask"
+"""What the name of a mask ends in, after the name of its parameter."""
 
 
 def _encode(name: str) -> str:

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from bayesify.maths.constraints import positive, raw_positive
 from bayesify.maths.matheron import Factors, conditional_draw, conditional_mean, factorize, noise_shapes
-from bayesify.posteriors.base import DrawRequest, Posterior, check_count
+from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior, check_count
 from bayesify.posteriors.inducing_matrix import FAMILIES, InducingMatrix, gathered, make_inducing_matrix
 from bayesify.posteriors.mixture import choose_members
+from bayesify.posteriors.pruning import largest
 from bayesify.priors import PriorDraw
 from bayesify.weights import Layer
 
@@ -35,8 +36,8 @@ class Augmentation(nn.Module):
     def __init__(self, z_row: Sequence[Tensor], z_col: Sequence[Tensor], max_lambda: float | None) -> None:
         super().__init__()
         self.max_lambda = max_lambda
-        self.z_row = nn.ParameterList(z_row)
-        self.z_col = nn.ParameterList(z_col)
+        self.z_row = NamedParameters({str(index): z for index, z in enumerate(z_row)})
+        self.z_col = NamedParameters({str(index): z for index, z in enumerate(z_col)})
         count, like = sum(z.shape[0] for z in z_row), z_row[0]
         self.raw_d_row = nn.Parameter(like.new_full((count, like.shape[1]), raw_positive(INIT_D)))
         self.raw_d_col = nn.Parameter(like.new_full((count, z_col[0].shape[1]), raw_positive(INIT_D)))
@@ -55,7 +56,20 @@ class Augmentation(nn.Module):
 
     def factors(self) -> Factors:
         """What all draws share."""
-        return factorize(list(self.z_row), list(self.z_col), positive(self.raw_d_row), positive(self.raw_d_col))
+        rows, cols = ([side.dense(name) for name in side] for side in (self.z_row, self.z_col))
+        return factorize(rows, cols, positive(self.raw_d_row), positive(self.raw_d_col))
+
+    @torch.no_grad()
+    def prune(self, keep: float) -> None:
+        """Keep the largest entries of each Z, so that no layer is cut off from its inducing weights."""
+        for side in (self.z_row, self.z_col):
+            for name in side:
+                masks, dense = side.mask(name), side.dense(name).abs()
+                chosen = [
+                    largest({"": z}, {"": None if masks is None else masks[index]}, keep)[""]
+                    for index, z in enumerate(dense)
+                ]
+                side.prune(name, torch.stack(chosen))
 
     def conditional_kl(self, num_data: int | None = None) -> Tensor | float:
         r"""$\sum_l \beta_l R(\lambda_l)$ with R as in eq. 8; left out, 0, where $\lambda$ is.
@@ -410,6 +424,11 @@ class InducingWeights(Posterior):
             assert part.raw_lambda is not None
             part.raw_lambda.fill_(raw_positive(1.0, self.max_lambda))
 
+    def prune(self, keep: float) -> None:
+        """Keep the entries of Z with the largest absolute value, the same fraction in every layer."""
+        for part in self._augmented()[: len(self.blocks)]:
+            part.prune(keep)
+
     def count_by_weight(self) -> dict[str, int | None]:
         """Trainable scalars by layer, counted with its first weight; what is shared by all layers is left out."""
         counts: dict[str, int | None] = {}
@@ -418,7 +437,7 @@ class InducingWeights(Posterior):
             small = [part.raw_d_row, part.raw_d_col, *([part.raw_lambda] if part.raw_lambda is not None else [])]
             small += list(self._families()[index].parameters()) if self.shared is None else []
             each = sum(parameter.numel() for parameter in small) // layers
-            for group, rows, cols in zip(block, part.z_row, part.z_col, strict=True):
+            for group, rows, cols in zip(block, part.z_row.values(), part.z_col.values(), strict=True):
                 for layer in group:
                     counts |= {weight.name: None for weight in layer.weights}
                     counts[layer.weights[0].name] = each + (rows.numel() + cols.numel()) // len(group)

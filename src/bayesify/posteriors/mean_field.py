@@ -13,6 +13,7 @@ from bayesify.maths.constraints import raw_positive
 from bayesify.maths.gaussian import diagonal_moments, draw_diagonals
 from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior, check_positive, repeat_draws
 from bayesify.posteriors.local_gaussian import LocalGaussian
+from bayesify.posteriors.pruning import largest
 from bayesify.priors import PriorDraw
 
 
@@ -78,9 +79,11 @@ class MeanField(Posterior):
                 log_dets.append(log_det)
                 if name in tied:  # all uses of a tied weight must see one value
                     (eps,) = request.normals([mean.numel()], mean)
-                    weights[name] = torch.addcmul(location, variance.sqrt(), like_layout(eps, mean))
+                    one = torch.addcmul(location, variance.sqrt(), like_layout(eps, mean))
+                    weights[name] = self.mean_value.scatter(name, one)
                     continue
-                shared = [repeat_draws(moment, request.num_draws) for moment in (location, variance)]
+                moments = [self.mean_value.scatter(name, moment) for moment in (location, variance)]
+                shared = [repeat_draws(moment, request.num_draws) for moment in moments]
                 weights[name] = LocalGaussian(shared[0], shared[1], request.generator)
             return weights, prior_kl(request.prior, squares, self.sizes(), log_dets)
         names, means = list(self.mean_value), self.mean_value.values()
@@ -100,15 +103,15 @@ class MeanField(Posterior):
                 for name, mean, eps in zip(names, means, noise, strict=True)
             ]
             kl = self.kl(request.prior)
-        return dict(zip(names, drawn, strict=True)), kl
+        return {name: self.mean_value.scatter(name, draw) for name, draw in zip(names, drawn, strict=True)}, kl
 
     def mean(self) -> dict[str, Tensor]:
-        """m."""
-        return dict(self.mean_value.items())
+        """m, 0 where pruned."""
+        return {name: self.mean_value.dense(name) for name in self.mean_value}
 
     def variance(self) -> dict[str, Tensor]:
-        """s squared."""
-        return {name: (2 * log_std).exp() for name, log_std in self.log_std().items()}
+        """s squared, 0 where pruned."""
+        return {name: self.mean_value.scatter(name, (2 * log_std).exp()) for name, log_std in self.log_std().items()}
 
     def kl(self, prior: PriorDraw) -> Tensor:
         """Closed form; see the class."""
@@ -122,6 +125,22 @@ class MeanField(Posterior):
         """Sum of the entries' entropies, `log s + log(2 pi e) / 2`."""
         constant = sum(self.sizes().values()) * 0.5 * math.log(2 * math.pi * math.e)
         return torch.stack([log_std.sum() for log_std in self.log_std().values()]).sum() + constant
+
+    def sizes(self) -> dict[str, int]:
+        """Scalars of each weight that are not pruned, by name."""
+        return {name: mean.numel() for name, mean in self.mean_value.items()}
+
+    @torch.no_grad()
+    def prune(self, keep: float) -> None:
+        """Keep the weights with the largest |mean| / std of the whole network; the others become 0 for good (Graves 2011)."""
+        log_std = self.log_std()
+        scores = {
+            name: self.mean_value.scatter(name, mean.abs().log() - log_std[name])
+            for name, mean in self.mean_value.items()
+        }
+        for name, mask in largest(scores, {name: self.mean_value.mask(name) for name in scores}, keep).items():
+            self.raw_std.prune(name, mask)
+            self.mean_value.prune(name, mask)
 
     @torch.no_grad()
     def set_to_prior(self, prior: PriorDraw) -> None:

@@ -1,0 +1,40 @@
+"""Choosing which stored numbers to keep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+
+def largest(scores: Mapping[str, Tensor], masks: Mapping[str, Tensor | None], keep: float) -> dict[str, Tensor]:
+    """Masks of the largest scores over several tensors together.
+
+    Args:
+        scores: By name, in the dense shapes.
+        masks: What is left after earlier pruning, by name; `None` for all.
+        keep: Fraction of all entries, pruned ones counted in, that stays.
+
+    Returns:
+        A mask per name: exactly `round(keep * entries)` are true, none of them pruned before.
+
+    Raises:
+        ValueError: If less than that fraction is left.
+    """
+    left: dict[str, Tensor] = {}
+    for name, score in scores.items():
+        earlier = masks[name]
+        left[name] = torch.ones_like(score, dtype=torch.bool) if earlier is None else earlier
+    total = sum(score.numel() for score in scores.values())
+    alive = sum(int(mask.sum()) for mask in left.values())
+    wanted = round(keep * total)
+    if wanted > alive:
+        raise ValueError(
+            f"prune: keep={keep}, but only {alive / total:.3g} of the numbers are left; give a smaller fraction"
+        )
+    flat = torch.cat([score.masked_fill(~left[name], -torch.inf).flatten() for name, score in scores.items()])
+    chosen = torch.zeros_like(flat, dtype=torch.bool)
+    chosen[flat.topk(wanted, sorted=False).indices] = True
+    parts = chosen.split([score.numel() for score in scores.values()])
+    return {name: part.view(score.shape) for (name, score), part in zip(scores.items(), parts, strict=True)}

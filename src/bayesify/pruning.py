@@ -1,0 +1,34 @@
+"""Pruning: fewer numbers in a posterior that is already trained."""
+
+from __future__ import annotations
+
+from bayesify.network import BayesianNetwork
+
+
+def prune(bnn: BayesianNetwork, keep: float) -> BayesianNetwork:
+    """Keep a fraction of the numbers of a posterior and forget the others, in place (Ritter et al. 2021, section 4.3).
+
+    `InducingWeights` keeps the largest entries of each Z, `MeanField` the weights with the largest |mean| / std of the whole
+    network, mean and standard deviation both. What is forgotten is 0 for good: the kept entries are new, shorter
+    parameters, so training goes on among them alone (make a new optimizer; `fit` does), `count_parameters` counts
+    them alone, and `save` writes them with one bit per entry for their places.
+
+    Args:
+        bnn: A network whose posteriors are all `MeanField` or `InducingWeights`.
+        keep: Fraction to keep, of all entries before any pruning.
+
+    Returns:
+        `bnn`.
+
+    Raises:
+        ValueError: If `keep` is not above 0 and at most 1, more than is left, or a posterior cannot be pruned; nothing is
+            changed then.
+    """
+    if not 0 < keep <= 1:
+        raise ValueError(f"prune: keep={keep}; give a fraction above 0 and at most 1")
+    parts = bnn._parts()
+    for part in parts:
+        part.check_prunable(keep)
+    for part in parts:
+        part.prune(keep)
+    return bnn

@@ -1,0 +1,141 @@
+"""Pruned posteriors: what is kept, counted, trained, stored and refused."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import bayesify
+from bayesify import likelihoods, models, posteriors
+
+POSTERIORS = {
+    "mean_field": lambda: posteriors.MeanField(init_std=0.1),
+    "local": lambda: posteriors.MeanField(init_std=0.1, local_reparameterization=True),
+    "inducing": lambda: posteriors.InducingWeights(4, 4),
+}
+
+
+def network(name: str):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv1d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(24, 3))
+    return net, bayesify.bayesianize(net, POSTERIORS[name](), likelihood=likelihoods.Categorical())
+
+
+@pytest.mark.parametrize(("keep", "expected"), [(0.75, 4_408_790), (0.5, 3_106_678), (0.25, 1_804_566)])
+def test_counts_of_the_pruned_resnet50(keep, expected):
+    bnn = bayesify.bayesianize(models.resnet50(), posteriors.InducingWeights(64, 64))
+    assert bayesify.count_parameters(bayesify.prune(bnn, keep)) == expected
+    assert bnn.summary().after == expected
+
+
+def test_mean_field_keeps_the_largest_signal_to_noise():
+    _, bnn = network("mean_field")
+    with torch.no_grad():
+        for raw in bnn.posterior.raw_std.values():
+            raw.add_(torch.randn_like(raw))
+    mean, std = bnn.posterior.mean(), {name: value.sqrt() for name, value in bnn.posterior.variance().items()}
+    ratios = torch.cat([(mean[name].abs() / std[name]).flatten() for name in mean])
+    threshold = ratios.sort(descending=True).values[round(0.3 * ratios.numel()) - 1]
+    bayesify.prune(bnn, 0.3)
+    for name, value in bnn.posterior.mean().items():
+        assert torch.equal(value != 0, mean[name].abs() / std[name] >= threshold)
+        assert torch.equal(value[value != 0], mean[name][value != 0])
+    draws = bnn.draw(2)
+    for name, value in draws.weights.items():
+        assert torch.equal(value != 0, (bnn.posterior.mean()[name] != 0).expand_as(value))
+
+
+def test_inducing_weights_keep_the_largest_entries_of_each_z():
+    _, bnn = network("inducing")
+    before = {name: bnn.posterior.augmentations[0].z_row.dense(name).detach().clone() for name in ("0", "1")}
+    bayesify.prune(bnn, 0.5)
+    for name, dense in before.items():
+        after = bnn.posterior.augmentations[0].z_row.dense(name)
+        assert int((after != 0).sum()) == dense.numel() // 2
+        assert dense[after == 0].abs().max() <= dense[after != 0].abs().min()
+
+
+@pytest.mark.parametrize("name", POSTERIORS)
+def test_kl_of_a_pruned_posterior_is_finite_and_its_parts_add_up(name):
+    _, bnn = network(name)
+    bayesify.prune(bnn, 0.5)
+    assert torch.isfinite(bnn.kl())
+    if name != "inducing":  # only what is kept has a prior and a posterior
+        bnn.set_to_prior()
+        assert abs(bnn.kl().item()) < 1e-3
+
+
+@pytest.mark.parametrize("name", POSTERIORS)
+def test_masks_survive_training_saving_and_loading(name, tmp_path):
+    net, bnn = network(name)
+    bayesify.prune(bnn, 0.5)
+    pattern = {key: value != 0 for key, value in bnn.posterior.mean().items()}
+    x, y = torch.randn(16, 2, 8), torch.randint(0, 3, (16,))
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=8)
+    before = copy.deepcopy(bnn.state_dict())
+    bayesify.fit(bnn, loader, epochs=2, seed=0, progress=False)
+    after = bnn.state_dict()
+    assert any(not torch.equal(before[key], after[key]) for key in before if not key.endswith(":mask"))
+    assert all(torch.equal(before[key], after[key]) for key in before if key.endswith(":mask"))
+    if name != "inducing":
+        assert all(torch.equal(value != 0, pattern[key]) for key, value in bnn.posterior.mean().items())
+    bayesify.save(bnn, tmp_path / "pruned.safetensors")
+    again = bayesify.load(tmp_path / "pruned.safetensors", net)
+    for key, value in bnn.state_dict().items():
+        assert torch.equal(again.state_dict()[key], value)
+    assert bayesify.count_parameters(again) == bayesify.count_parameters(bnn)
+    bayesify.fit(again, loader, epochs=1, seed=0, progress=False)
+
+
+def test_a_pruned_file_is_smaller(tmp_path):
+    net = nn.Linear(200, 200)
+    whole = bayesify.bayesianize(net, "mean_field")
+    bayesify.save(whole, tmp_path / "whole")
+    bayesify.save(bayesify.prune(copy.deepcopy(whole), 0.25), tmp_path / "quarter")
+    numbers = 2 * 200 * 201
+    expected = numbers * 4 * 0.25 + numbers / 8  # a quarter of the floats, and a bit for the place of each
+    sizes = {name: (tmp_path / name).stat().st_size for name in ("whole", "quarter")}
+    assert sizes["whole"] - sizes["quarter"] == pytest.approx(numbers * 4 - expected, rel=0.02)
+
+
+def test_pruning_again_keeps_a_subset():
+    _, bnn = network("mean_field")
+    bayesify.prune(bnn, 0.6)
+    first = {key: value != 0 for key, value in bnn.posterior.mean().items()}
+    bayesify.prune(bnn, 0.2)
+    total = sum(mask.numel() for mask in first.values())
+    kept = {key: value != 0 for key, value in bnn.posterior.mean().items()}
+    assert sum(int(mask.sum()) for mask in kept.values()) == round(0.2 * total)
+    assert all((first[key] | ~mask).all() for key, mask in kept.items())
+    with pytest.raises(ValueError, match=r"only 0\.2"):
+        bayesify.prune(bnn, 0.5)
+
+
+@pytest.mark.parametrize("keep", [0, -0.1, 1.5])
+def test_impossible_fractions_are_refused(keep):
+    _, bnn = network("mean_field")
+    with pytest.raises(ValueError, match="above 0 and at most 1"):
+        bayesify.prune(bnn, keep)
+
+
+def test_other_posteriors_say_which_can_be_pruned_and_nothing_changes():
+    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    bnn = bayesify.bayesianize(net, {"0": "mean_field", "1": "ensemble"})
+    count = bayesify.count_parameters(bnn)
+    with pytest.raises(ValueError, match="Ensemble cannot be pruned"):
+        bayesify.prune(bnn, 0.5)
+    assert bayesify.count_parameters(bnn) == count
+
+
+def test_a_pruned_state_does_not_go_into_an_unpruned_network_nor_the_other_way():
+    _, pruned = network("inducing")
+    _, whole = network("inducing")
+    state = whole.state_dict()
+    bayesify.prune(pruned, 0.5)
+    with pytest.raises(RuntimeError, match="pruned, but this network is not"):
+        whole.load_state_dict(pruned.state_dict())
+    with pytest.raises(RuntimeError, match="not pruned, but this network is"):
+        pruned.load_state_dict(state)
