@@ -291,3 +291,11 @@ def test_bad_options_are_refused_when_given(options, message):
 def test_a_full_covariance_that_is_too_large_is_refused():
     with pytest.raises(ValueError, match="at most 2048"):
         bayesify.bayesianize(nn.Linear(100, 100), posteriors.InducingWeights(64, 64, q="full"))
+
+
+def test_the_file_of_the_bayesian_resnet50_is_a_quarter_of_the_deterministic_one(tmp_path):
+    net = models.resnet50()
+    bayesify.save(net, tmp_path / "network")
+    bayesify.save(bayesify.bayesianize(net, posteriors.InducingWeights(64, 64)), tmp_path / "bayesian")
+    sizes = {name: (tmp_path / name).stat().st_size for name in ("network", "bayesian")}
+    assert sizes["bayesian"] <= 0.246 * sizes["network"]
