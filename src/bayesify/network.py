@@ -373,21 +373,21 @@ class BayesianNetwork(nn.Module):
     def summary(self) -> Summary:
         """Each weight, its posterior or why it was left alone, and parameters before and after."""
         drawn: dict[str, tuple[str, int | None]] = {}
-        counted = 0
+        remarks = dict(self._left)
         for posterior in self._parts():
+            remarks |= posterior.remarks()
             for name, count in posterior.count_by_weight().items():
                 drawn[name] = (type(posterior).__name__, count)
-                counted += count or 0
         rows = []
         for name, weight in self._catalog.weights.items():
             tied = f"tied to {', '.join(weight.aliases)}" if weight.aliases else ""
+            remark = "; ".join(filter(None, (remarks.get(name), tied)))
             if name in drawn:
-                rows.append(Row(name, tuple(weight.shape), *_treatment(drawn[name], weight), remark=tied))
+                treatment, after = drawn[name]
             else:
                 point = self.network.get_parameter(name)
-                after = weight.numel if point.requires_grad else 0
-                remark = "; ".join(filter(None, (self._left[name], tied)))
-                rows.append(Row(name, tuple(weight.shape), "point estimate", weight.numel, after, remark))
+                treatment, after = "point estimate", weight.numel if point.requires_grad else 0
+            rows.append(Row(name, tuple(weight.shape), treatment, weight.numel, after, remark))
         total = sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad)
         return Summary(tuple(rows), shared=total - sum(row.after or 0 for row in rows))
 
@@ -406,10 +406,6 @@ class BayesianNetwork(nn.Module):
 def _selects(net: nn.Module, choice: Mapping[Any, Any], key: str) -> bool:
     """Whether a key of the configuration is a selector here: the network has a module of that name and nothing else is said."""
     return key in dict(net.named_children()) and not {"prior", "likelihood", "output"} & set(choice)
-
-
-def _treatment(drawn: tuple[str, int | None], weight: Weight) -> tuple[str, int, int | None]:
-    return drawn[0], weight.numel, drawn[1]
 
 
 def _is_channels_last(value: Tensor) -> bool:

@@ -299,3 +299,16 @@ def test_the_file_of_the_bayesian_resnet50_is_a_quarter_of_the_deterministic_one
     bayesify.save(bayesify.bayesianize(net, posteriors.InducingWeights(64, 64)), tmp_path / "bayesian")
     sizes = {name: (tmp_path / name).stat().st_size for name in ("network", "bayesian")}
     assert sizes["bayesian"] <= 0.246 * sizes["network"]
+
+
+@pytest.mark.parametrize("q", ["diagonal", "ensemble"])
+def test_the_summary_says_what_fitting_u_to_small_layers_would_save(q):
+    net = nn.Sequential(nn.Linear(3, 40), nn.ReLU(), nn.Linear(40, 2))
+    whole, fitted = (
+        bayesify.bayesianize(net, posteriors.InducingWeights(8, 8, q=q, fit_to_layer=fit)) for fit in (False, True)
+    )
+    remarks = [row.remark for row in whole.summary().rows if "fit_to_layer" in row.remark]
+    saved = sum(int(remark.split("save ")[1].replace(",", "")) for remark in remarks)
+    assert len(remarks) == 2
+    assert saved == bayesify.count_parameters(whole) - bayesify.count_parameters(fitted)
+    assert not any(row.remark for row in fitted.summary().rows)

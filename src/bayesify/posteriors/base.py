@@ -216,6 +216,10 @@ class Posterior(nn.Module):
                 counts[weight.name] = own if own or index == 0 else None
         return counts
 
+    def remarks(self) -> dict[str, str]:
+        """What a user should know of single weights, by name, for the summary."""
+        return {}
+
     def sizes(self) -> dict[str, int]:
         """Scalars in each weight, by name."""
         return {weight.name: weight.numel for weight in self.weights}

@@ -378,3 +378,17 @@ class InducingWeights(Posterior):
                     counts |= {weight.name: None for weight in layer.weights}
                     counts[layer.weights[0].name] = each + (rows.numel() + cols.numel()) // len(group)
         return counts
+
+    def remarks(self) -> dict[str, str]:
+        """The layers that are smaller than U in a direction, with what `fit_to_layer=True` would save there."""
+        result: dict[str, str] = {}
+        for layer in self.layers:
+            rows, cols = min(self.rows, layer.rows), min(self.cols, layer.cols)
+            if self.fit_to_layer or self.shared is not None or (rows, cols) == (self.rows, self.cols):
+                continue
+            numbers = self.members if self.q == "ensemble" else 2
+            saved = (self.rows - rows) * (layer.rows + 1) + (self.cols - cols) * (layer.cols + 1)
+            saved += numbers * (self.rows * self.cols - rows * cols) if self.q in ("diagonal", "ensemble") else 0
+            more = "" if self.q in ("diagonal", "ensemble") else " and more in q(U)"
+            result[layer.weights[0].name] = f"smaller than U: fit_to_layer=True would save {saved:,}{more}"
+        return result
