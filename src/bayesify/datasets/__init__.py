@@ -1,5 +1,5 @@
-"""Data: small problems made from a seed."""
+"""Data: small problems made from a seed, image sets read from a folder, and corruptions of images."""
 
-from bayesify.datasets import toy
+from bayesify.datasets import corruptions, images, toy
 
-__all__ = ["toy"]
+__all__ = ["corruptions", "images", "toy"]

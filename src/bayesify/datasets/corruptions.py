@@ -1,0 +1,97 @@
+"""Corruptions of images at the five severities of CIFAR-10-C (Hendrycks & Dietterich 2019), computed by numpy alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from bayesify.datasets.images import to_bytes
+
+SEVERITIES: dict[str, tuple[float, ...]] = {
+    "gaussian_noise": (0.04, 0.06, 0.08, 0.09, 0.10),
+    "shot_noise": (500, 250, 100, 75, 50),
+    "impulse_noise": (0.01, 0.02, 0.03, 0.05, 0.07),
+    "gaussian_blur": (0.4, 0.6, 0.7, 0.8, 1.0),
+    "contrast": (0.75, 0.5, 0.4, 0.3, 0.15),
+    "brightness": (0.05, 0.1, 0.15, 0.2, 0.3),
+}
+"""The constant of each corruption at severities 1 to 5: a standard deviation, photons at full brightness, a share of
+entries, a width in pixels, a factor, an addend. Six of the published nineteen kinds."""
+
+
+def corrupt(images: np.ndarray, kind: str, severity: int, *, seed: int = 0) -> np.ndarray:
+    """Corrupted copies of images.
+
+    Args:
+        images: uint8, [N, C, H, W], with one channel or three (red, green, blue).
+        kind: One of `SEVERITIES`.
+        severity: 1 to 5.
+        seed: Of the noise.
+
+    Returns:
+        uint8, of the same shape.
+
+    Raises:
+        ValueError: If the kind or the severity is unknown, or the images are not uint8 [N, C, H, W].
+    """
+    if kind not in SEVERITIES:
+        raise ValueError(f"corrupt: kind={kind!r}; give one of {', '.join(SEVERITIES)}")
+    if severity not in range(1, 6):
+        raise ValueError(f"corrupt: severity={severity}; give an integer from 1 to 5")
+    if images.ndim != 4 or images.dtype != np.uint8:
+        raise ValueError(f"corrupt: images are {images.dtype}{list(images.shape)}; give uint8 [N, C, H, W]")
+    amount = SEVERITIES[kind][severity - 1]
+    return to_bytes(_FUNCTIONS[kind](images / 255.0, amount, np.random.default_rng(seed)))
+
+
+def _gaussian_noise(x: np.ndarray, std: float, generator: np.random.Generator) -> np.ndarray:
+    return x + std * generator.standard_normal(x.shape)
+
+
+def _shot_noise(x: np.ndarray, photons: float, generator: np.random.Generator) -> np.ndarray:
+    return generator.poisson(x * photons) / photons
+
+
+def _impulse_noise(x: np.ndarray, share: float, generator: np.random.Generator) -> np.ndarray:
+    """Salt and pepper in equal parts, each entry on its own."""
+    hit, salt = generator.random(x.shape) < share, generator.random(x.shape) < 0.5
+    return np.where(hit, salt.astype(x.dtype), x)
+
+
+def _gaussian_blur(x: np.ndarray, width: float, generator: np.random.Generator) -> np.ndarray:
+    """Rows, then columns; the kernel ends at four widths and the image goes on beyond its border as it is there."""
+    reach = int(4 * width + 0.5)
+    kernel = np.array([math.exp(-0.5 * (offset / width) ** 2) for offset in range(-reach, reach + 1)])
+    kernel /= kernel.sum()
+    for axis in (2, 3):
+        padding = [(reach, reach) if index == axis else (0, 0) for index in range(4)]
+        padded, size = np.pad(x, padding, mode="edge"), x.shape[axis]
+        x = sum(
+            weight * padded[(slice(None),) * axis + (slice(start, start + size),)]
+            for start, weight in enumerate(kernel)
+        )
+    return x
+
+
+def _contrast(x: np.ndarray, factor: float, generator: np.random.Generator) -> np.ndarray:
+    mean = x.mean((2, 3), keepdims=True)
+    return (x - mean) * factor + mean
+
+
+def _brightness(x: np.ndarray, addend: float, generator: np.random.Generator) -> np.ndarray:
+    """More value at the same hue and saturation: a pixel's channels are scaled alike; black becomes gray."""
+    value = x.max(1, keepdims=True)
+    brighter = np.clip(value + addend, 0.0, 1.0)
+    return np.where(value > 0, x * (brighter / np.where(value > 0, value, 1.0)), brighter)
+
+
+_FUNCTIONS: dict[str, Callable[[np.ndarray, float, np.random.Generator], np.ndarray]] = {
+    "gaussian_noise": _gaussian_noise,
+    "shot_noise": _shot_noise,
+    "impulse_noise": _impulse_noise,
+    "gaussian_blur": _gaussian_blur,
+    "contrast": _contrast,
+    "brightness": _brightness,
+}

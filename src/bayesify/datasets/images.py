@@ -1,0 +1,137 @@
+"""Image classification sets, read from a folder."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+VARIABLE = "BAYESIFY_DATA"
+"""The environment variable that names the folder."""
+
+FILES = {
+    "mnist": "mnist.npz",
+    "fashion_mnist": "fashion_mnist.npz",
+    "notmnist": "notmnist_test10k.npz",
+    "cifar10": "cifar10.npz",
+}
+"""File of each set; its arrays are `train_images`, `train_labels`, `test_images` and `test_labels`, uint8."""
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images and their labels, all uint8; the training part of a set that has none is empty.
+
+    Args:
+        name: Of the set.
+        train_images: [N, C, H, W].
+        train_labels: [N].
+        test_images: [T, C, H, W].
+        test_labels: [T].
+    """
+
+    name: str
+    train_images: np.ndarray
+    train_labels: np.ndarray
+    test_images: np.ndarray
+    test_labels: np.ndarray
+
+    def __post_init__(self) -> None:
+        for part in ("train", "test"):
+            images, labels = getattr(self, f"{part}_images"), getattr(self, f"{part}_labels")
+            if images.ndim != 4 or images.dtype != np.uint8 or labels.shape != images.shape[:1]:
+                raise ValueError(
+                    f"{self.name}: {part}_images {images.dtype}{list(images.shape)} with labels {list(labels.shape)}; "
+                    "give uint8 [N, C, H, W] with one label per image"
+                )
+
+    def first(self, num_train: int | None = None, num_test: int | None = None) -> Images:
+        """The same set with only the first images of each part; all of them where a number is left out."""
+        return replace(
+            self,
+            train_images=self.train_images[:num_train],
+            train_labels=self.train_labels[:num_train],
+            test_images=self.test_images[:num_test],
+            test_labels=self.test_labels[:num_test],
+        )
+
+
+def load(name: str, folder: str | Path | None = None) -> Images:
+    """Read a set of images.
+
+    Args:
+        name: `"mnist"`, `"fashion_mnist"`, `"notmnist"` (test images only) or `"cifar10"`.
+        folder: Where the files of `FILES` are; the folder that `BAYESIFY_DATA` names if left out.
+
+    Raises:
+        ValueError: If the name is unknown, no folder is given, or the file does not hold what it should.
+        FileNotFoundError: If the folder does not hold the file.
+    """
+    if name not in FILES:
+        raise ValueError(f"images: name={name!r}; give one of {', '.join(FILES)}")
+    chosen = folder if folder is not None else os.environ.get(VARIABLE)
+    if not chosen:
+        raise ValueError(f"images: no folder for {name}; set {VARIABLE} to the folder that holds {FILES[name]}")
+    path = Path(chosen) / FILES[name]
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"images: {path} does not exist; put {FILES[name]} there or set {VARIABLE} to its folder"
+        )
+    with np.load(path, allow_pickle=False) as stored:
+        for key in ("test_images", "test_labels"):
+            if key not in stored:
+                raise ValueError(f"images: {path} holds {', '.join(stored)} and no {key}; it is not the file of {name}")
+        test_images, test_labels = _with_channels(stored["test_images"]), stored["test_labels"]
+        train_images, train_labels = test_images[:0], test_labels[:0]
+        if "train_images" in stored:
+            train_images, train_labels = _with_channels(stored["train_images"]), stored["train_labels"]
+    return Images(name, train_images, train_labels, test_images, test_labels)
+
+
+def _with_channels(images: np.ndarray) -> np.ndarray:
+    return images[:, None] if images.ndim == 3 else images
+
+
+def synthetic(
+    num_train: int = 400,
+    num_test: int = 200,
+    *,
+    side: int = 12,
+    num_classes: int = 10,
+    noise_std: float = 0.25,
+    seed: int = 0,
+) -> Images:
+    """Images made from a seed: one smooth pattern per class under Gaussian noise.
+
+    Args:
+        num_train: N.
+        num_test: T.
+        side: H and W.
+        num_classes: Labels go around them.
+        noise_std: Of the noise, in units of the full range.
+        seed: Of the noise; the patterns are always the same.
+
+    Raises:
+        ValueError: If a count is below 1.
+    """
+    for key, value in {"num_train": num_train, "num_test": num_test, "side": side, "num_classes": num_classes}.items():
+        if value < 1:
+            raise ValueError(f"synthetic: {key}={value}; give at least 1")
+    waves = np.random.default_rng(0).uniform(0.3, 1.5, (num_classes, 4))
+    up, across = np.meshgrid(np.arange(side), np.arange(side), indexing="ij")
+    patterns = np.stack([0.5 + 0.5 * np.sin(a * up + b * across + 4 * c) * np.cos(d * up) for a, b, c, d in waves])
+    generator = np.random.default_rng(seed)
+
+    def make(count: int) -> tuple[np.ndarray, np.ndarray]:
+        labels = (np.arange(count) % num_classes).astype(np.uint8)
+        noisy = patterns[labels] + noise_std * generator.standard_normal((count, side, side))
+        return to_bytes(noisy)[:, None], labels
+
+    return Images("synthetic", *make(num_train), *make(num_test))
+
+
+def to_bytes(images: np.ndarray) -> np.ndarray:
+    """Images in [0, 1] as uint8, what lies outside cut off."""
+    return np.round(255 * np.clip(images, 0.0, 1.0)).astype(np.uint8)

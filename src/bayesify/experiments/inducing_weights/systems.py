@@ -1,0 +1,192 @@
+"""The systems that the paper compares on images, and the recipe that trains them all alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.history import History
+from bayesify.likelihoods import Categorical
+from bayesify.models.resnet import BasicBlock, ResNet
+from bayesify.network import BayesianNetwork, bayesianize
+from bayesify.posteriors import InducingWeights, MeanField, Point
+from bayesify.posteriors.base import Posterior
+from bayesify.priors import Neal, Prior, Standard
+from bayesify.schedules import KLSchedule
+from bayesify.training import fit
+
+SPREADS = ("raw_lambda", "raw_std")
+"""Parameters that say how wide a posterior is. They start some e-folds below where they end and take steps in log space,
+so that a short training needs a higher learning rate for them."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How every system is trained (appendix J.2, shortened): Adam, a learning rate that falls to a tenth after two thirds,
+    a KL weight of 0 for a third of the epochs, then growing over a sixth, then 1.
+
+    Args:
+        epochs: Passes over the data, the same for every system.
+        batch: Images in a step.
+        learning_rate: Of Adam.
+        spread_learning_rate: Of the parameters in `SPREADS`.
+        depth: Residual blocks in each of the four stages.
+        width: Channels of the first stage.
+        inducing: M, rows and columns of U in every layer.
+        max_lambda: Cap on lambda in FFG-U.
+        max_std: Cap on the standard deviations of q(U) in FFG-U.
+        ensemble_max_lambda: Cap on lambda in Ensemble-U.
+        mean_field_max_std: Cap on the standard deviations of FFG-W.
+        members: Of both ensembles.
+        prediction_draws: For testing.
+        precision: Of the network in training.
+    """
+
+    epochs: int = 20
+    batch: int = 500
+    learning_rate: float = 1e-3
+    spread_learning_rate: float = 2e-2
+    depth: int = 1
+    width: int = 32
+    inducing: int = 32
+    max_lambda: float = 0.03
+    max_std: float = 0.1
+    ensemble_max_lambda: float = 0.1
+    mean_field_max_std: float = 0.1
+    members: int = 5
+    prediction_draws: int = 20
+    precision: Literal["float32", "bf16"] = "float32"
+
+    def network(self, channels: int, num_classes: int) -> nn.Module:
+        """The network that all systems share: a small ResNet with the stem for small images."""
+        depths = (self.depth,) * 4
+        return ResNet(BasicBlock, depths, num_classes, "cifar", channels, self.width)
+
+
+@dataclass(frozen=True)
+class System:
+    """One line of the tables.
+
+    Args:
+        title: The paper's name.
+        posterior: What the weights are under.
+        prior: Of the weights.
+        networks: Number of networks that are trained apart and predict together.
+        training_draws: Draws in a step.
+        prediction_draws: Draws of each network for testing.
+        kl: Whether the KL counts; a deterministic network is trained by maximum likelihood.
+    """
+
+    title: str
+    posterior: Callable[[Recipe], Posterior]
+    prior: type[Prior] = Neal
+    networks: Callable[[Recipe], int] = lambda recipe: 1
+    training_draws: Callable[[Recipe], int] = lambda recipe: 1
+    prediction_draws: Callable[[Recipe], int] = lambda recipe: recipe.prediction_draws
+    kl: bool = True
+
+
+def _inducing(recipe: Recipe) -> Posterior:
+    size = recipe.inducing
+    return InducingWeights(size, size, max_lambda=recipe.max_lambda, max_std=recipe.max_std)
+
+
+def _inducing_ensemble(recipe: Recipe) -> Posterior:
+    size, cap = recipe.inducing, recipe.ensemble_max_lambda
+    return InducingWeights(size, size, q="ensemble", members=recipe.members, max_lambda=cap)
+
+
+SYSTEMS: dict[str, System] = {
+    "deterministic": System("Deterministic", lambda recipe: Point(), prediction_draws=lambda recipe: 1, kl=False),
+    "ffg_u": System("FFG-U", _inducing),
+    "ensemble_u": System("Ensemble-U", _inducing_ensemble, training_draws=lambda recipe: recipe.members),
+    "ffg_w": System("FFG-W", lambda recipe: MeanField(max_std=recipe.mean_field_max_std), prior=Standard),
+    "ensemble_w": System(
+        "Ensemble-W",
+        lambda recipe: Point(),
+        networks=lambda recipe: recipe.members,
+        prediction_draws=lambda recipe: 1,
+        kl=False,
+    ),
+}
+"""In the order in which they are trained. The first network of Ensemble-W is the deterministic one."""
+
+
+class MemoryBatches:
+    """Shuffled batches of tensors that lie on the device already.
+
+    Each epoch has its own order, made from torch's global random numbers, which `fit` seeds. A last batch that is not
+    full is left out.
+
+    Args:
+        x: Inputs, [N, ...].
+        y: Targets, [N].
+        batch: Examples in a batch.
+
+    Raises:
+        ValueError: If there is not one full batch.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, batch: int) -> None:
+        if not 1 <= batch <= len(x):
+            raise ValueError(f"MemoryBatches: batch={batch} of {len(x)} examples; give 1 to {len(x)}")
+        self.x, self.y, self.batch = x, y, batch
+
+    def __len__(self) -> int:
+        return len(self.x) // self.batch
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        order = torch.randperm(len(self.x))[: len(self) * self.batch].to(self.x.device)
+        for index in order.split(self.batch):
+            yield self.x[index], self.y[index]
+
+
+def train(
+    system: System, recipe: Recipe, x: Tensor, y: Tensor, *, num_classes: int, seed: int
+) -> tuple[BayesianNetwork, History]:
+    """One network of a system, trained on its device.
+
+    Args:
+        system: From `SYSTEMS`.
+        recipe: How.
+        x: Images, normalized, [N, C, H, W].
+        y: Labels, [N].
+        num_classes: Outputs of the network.
+        seed: Of the start and of everything random in training.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = recipe.network(x.shape[1], num_classes)
+        if x.is_cuda:
+            net = net.to(memory_format=torch.channels_last)
+        bnn = bayesianize(net, system.posterior(recipe), likelihood=Categorical(), prior=system.prior())
+    bnn.to(x.device)
+    history = fit(
+        bnn,
+        MemoryBatches(x, y, recipe.batch),
+        num_data=len(x),
+        epochs=recipe.epochs,
+        optimizer=_adam(bnn, recipe),
+        scheduler=lambda adam: torch.optim.lr_scheduler.MultiStepLR(adam, [-(-2 * recipe.epochs // 3)], 0.1),
+        kl_schedule=KLSchedule(recipe.epochs / 3, recipe.epochs / 6),
+        kl_weight=1.0 if system.kl else 0.0,
+        num_draws=system.training_draws(recipe),
+        precision=recipe.precision,
+        seed=seed,
+        progress=False,
+    )
+    return bnn.eval(), history
+
+
+def _adam(bnn: BayesianNetwork, recipe: Recipe) -> torch.optim.Optimizer:
+    spreads, others = [], []
+    for name, parameter in bnn.named_parameters():
+        (spreads if any(part in SPREADS for part in name.split(".")) else others).append(parameter)
+    groups = [{"params": others, "lr": recipe.learning_rate}]
+    if spreads:
+        groups.append({"params": spreads, "lr": recipe.spread_learning_rate})
+    return torch.optim.Adam(groups, fused=others[0].device.type in ("cpu", "cuda"))
