@@ -37,6 +37,17 @@ OUTSIDE = {
 CORRUPTED_IMAGES = 2000
 """Test images that are corrupted: the first so many."""
 
+WHOLE = ("epochs", "batch", "depth", "width", "inducing", "members")
+FRACTIONS = (
+    "learning_rate",
+    "spread_learning_rate",
+    "max_lambda",
+    "max_std",
+    "ensemble_max_lambda",
+    "mean_field_max_std",
+)
+"""Settings of `Recipe` that the command line takes."""
+
 SMOKE = Recipe(epochs=3, batch=50, width=4, inducing=4, members=2, prediction_draws=3)
 """Settings under which everything runs in seconds."""
 
@@ -49,10 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return evaluate(chosen.evaluate)
     recipe, data, outside = SMOKE, images.synthetic(), {"noise": _noise(images.synthetic())}
     if not chosen.smoke:
-        precision = "float32" if chosen.device == "cpu" else chosen.precision
-        names = ("epochs", "batch", "learning_rate", "spread_learning_rate", "depth", "width", "inducing", "members")
-        names += ("max_lambda", "max_std", "ensemble_max_lambda", "mean_field_max_std")
-        recipe = Recipe(precision=precision, **{name: getattr(chosen, name) for name in names})
+        options: dict[str, Any] = {name: getattr(chosen, name) for name in (*WHOLE, *FRACTIONS)}
+        recipe = Recipe(precision="float32" if chosen.device == "cpu" else chosen.precision, **options)
         data = images.load(chosen.dataset, chosen.data).first(chosen.num_train)
         outside = {name: images.load(name, chosen.data).test_images for name in OUTSIDE[chosen.dataset]}
     chosen.out.mkdir(parents=True, exist_ok=True)
@@ -65,6 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seed=chosen.seed,
         device=torch.device("cpu" if chosen.smoke else chosen.device),
         corrupted_images=60 if chosen.smoke else chosen.corrupted_images,
+        severities=(5,) if chosen.smoke else (1, 2, 3, 4, 5),
         facts=records.facts("bayesify.experiments.inducing_weights.classification", given),
     )
     if find_spec("torchmetrics") is None:
@@ -83,13 +93,14 @@ def run(
     seed: int = 0,
     device: torch.device | str = "cpu",
     corrupted_images: int = CORRUPTED_IMAGES,
+    severities: Sequence[int] = (1, 2, 3, 4, 5),
     facts: dict[str, Any] | None = None,
 ) -> None:
     """Train systems one after the other and write what they predict.
 
     Args:
-        folder: Gets `labels.npz`, one `.npz` per system and `run.json`. A system that a former run with the same settings
-            left there is trained anew; others stay.
+        folder: Gets `labels.npz`, one `.npz` per system and `run.json`. What a former run of other systems
+            left there stays.
         data: Training and test images.
         outside: Images from elsewhere by name, uint8.
         recipe: How to train.
@@ -97,6 +108,7 @@ def run(
         seed: Of everything random; network k of an ensemble has `seed + k`.
         device: Where to train.
         corrupted_images: How many test images are corrupted.
+        severities: How strongly.
         facts: Goes into `run.json`.
     """
     device = torch.device(device)
@@ -135,7 +147,7 @@ def run(
         for other, pictures in outside.items():
             made[f"ood/{other}"] = predict(_like(pictures, data.test_images))
         for kind in corruptions.SEVERITIES:
-            for severity in range(1, 6):
+            for severity in severities:
                 pictures = corruptions.corrupt(data.test_images[:corrupted_images], kind, severity, seed=seed)
                 made[f"corrupted/{kind}-{severity}"] = predict(pictures)
         predictions.write(folder / f"{name}.npz", made)
@@ -207,16 +219,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--corrupted-images", type=int, default=CORRUPTED_IMAGES)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", choices=("float32", "bf16"), default="bf16", help="on a GPU")
-    for name in ("epochs", "batch", "depth", "width", "inducing", "members"):
+    for name in WHOLE:
         parser.add_argument(f"--{name}", type=int, default=getattr(defaults, name))
-    for name in (
-        "learning_rate",
-        "spread_learning_rate",
-        "max_lambda",
-        "max_std",
-        "ensemble_max_lambda",
-        "mean_field_max_std",
-    ):
+    for name in FRACTIONS:
         parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=getattr(defaults, name))
     return parser
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -162,7 +162,7 @@ def train(
         torch.manual_seed(seed)
         net = recipe.network(x.shape[1], num_classes)
         if x.is_cuda:
-            net = net.to(memory_format=torch.channels_last)
+            net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         bnn = bayesianize(net, system.posterior(recipe), likelihood=Categorical(), prior=system.prior())
     bnn.to(x.device)
     history = fit(
@@ -183,10 +183,11 @@ def train(
 
 
 def _adam(bnn: BayesianNetwork, recipe: Recipe) -> torch.optim.Optimizer:
-    spreads, others = [], []
+    spreads: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
     for name, parameter in bnn.named_parameters():
         (spreads if any(part in SPREADS for part in name.split(".")) else others).append(parameter)
-    groups = [{"params": others, "lr": recipe.learning_rate}]
+    groups: list[dict[str, Any]] = [{"params": others, "lr": recipe.learning_rate}]
     if spreads:
         groups.append({"params": spreads, "lr": recipe.spread_learning_rate})
     return torch.optim.Adam(groups, fused=others[0].device.type in ("cpu", "cuda"))

@@ -1,0 +1,116 @@
+"""The reference posterior: the No-U-Turn sampler (Hoffman & Gelman 2014) over the weights of a small network, by Pyro."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesify.draws import Draws
+from bayesify.execution import Runner, select_output
+from bayesify.network import BayesianNetwork, as_inputs
+from bayesify.objectives import expected_log_likelihood
+
+
+def nuts(
+    bnn: BayesianNetwork,
+    x: Any,
+    y: Tensor,
+    *,
+    num_draws: int = 500,
+    num_warmup: int = 500,
+    thin: int = 1,
+    max_tree_depth: int = 8,
+    seed: int = 0,
+) -> Draws:
+    r"""Draws from the exact posterior $p(w | y) \propto p(w) \prod_n p(y_n | f_w(x_n))$ by one chain.
+
+    Prior, likelihood and network are those of `bnn`; its variational posterior only says where the chain starts, at its
+    mean. What a likelihood could learn, such as its noise, stays at its present value, and so do weights that are not
+    under a posterior. A step of the chain costs up to `2 ** max_tree_depth` gradients over all data: for networks of some
+    hundred weights. The sampler works in float64 whatever the network's type.
+
+    Args:
+        bnn: A network with a likelihood and a fixed prior.
+        x: Inputs of all N examples, as `bnn.predict` takes them.
+        y: Their targets.
+        num_draws: S, the draws that are kept.
+        num_warmup: Steps before, in which step size and mass matrix adapt.
+        thin: Keep every so manieth step.
+        max_tree_depth: Doublings of a trajectory at most.
+        seed: Of the chain.
+
+    Returns:
+        The draws. Their `kl` is not known and NaN.
+
+    Raises:
+        ImportError: If pyro-ppl is missing.
+        ValueError: If a count is below 1, or the prior is hierarchical.
+    """
+    counts = {"num_draws": num_draws, "num_warmup": num_warmup, "thin": thin, "max_tree_depth": max_tree_depth}
+    for key, value in counts.items():
+        if value < 1:
+            raise ValueError(f"nuts: {key}={value}; give at least 1")
+    try:
+        from pyro.infer import MCMC
+        from pyro.infer import NUTS as Kernel
+    except ImportError as error:
+        raise ImportError("nuts: pyro-ppl is not installed; pip install 'bayesify[reference]'") from error
+    start = _start(bnn)
+    potential = _Potential(bnn, x, y, start)
+    flat = torch.cat([value.reshape(-1) for value in start.values()]).double()
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what Pyro's own dependencies deprecate is not the caller's
+        torch.manual_seed(seed)
+        chain = MCMC(
+            Kernel(potential_fn=potential, max_tree_depth=max_tree_depth),
+            num_samples=num_draws * thin,
+            warmup_steps=num_warmup,
+            initial_params={"weights": flat},
+            disable_progbar=True,
+        )
+        chain.run()
+    drawn = chain.get_samples()["weights"][::thin]
+    reference = next(iter(start.values()))
+    weights = {name: value.to(reference) for name, value in potential.split(drawn).items()}
+    return Draws(potential.runner.snapshot(), weights, reference.new_full((num_draws,), float("nan")))
+
+
+def _start(bnn: BayesianNetwork) -> dict[str, Tensor]:
+    means: dict[str, Tensor] = {}
+    for posterior in bnn._parts():
+        means |= {name: mean.detach() for name, mean in posterior.mean().items()}
+    return means
+
+
+class _Potential:
+    """-log p(w, y) of all weights as one vector, in float64."""
+
+    def __init__(self, bnn: BayesianNetwork, x: Any, y: Tensor, start: dict[str, Tensor]) -> None:
+        self.likelihood = bnn._needs_likelihood("nuts")
+        self.prior = bnn.prior.draw(1)
+        if any(isinstance(std, Tensor) for std in self.prior.std.values()):
+            raise ValueError("nuts: the prior draws its scale; use a fixed one, such as Neal()")
+        self.runner = Runner(bnn.network, bnn.weights)
+        self.shapes = {name: tuple(value.shape) for name, value in start.items()}
+        self.sizes = {name: value.numel() for name, value in start.items()}
+        self.dtype, self.output = next(iter(start.values())).dtype, bnn._output
+        (self.args, self.kwargs), self.y = as_inputs(x), y
+
+    def split(self, flat: Tensor) -> dict[str, Tensor]:
+        """[..., P] -> each weight by name, [..., *shape]."""
+        parts = flat.split(list(self.sizes.values()), dim=-1)
+        return {
+            name: part.unflatten(-1, shape) if shape else part.squeeze(-1)
+            for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
+        }
+
+    def __call__(self, parameters: dict[str, Tensor]) -> Tensor:
+        weights = self.split(parameters["weights"])
+        cast = {name: value.to(self.dtype) for name, value in weights.items()}
+        outputs = select_output(self.runner.call(cast, self.args, self.kwargs), self.output).unsqueeze(0)
+        data = expected_log_likelihood(outputs, self.y, self.likelihood, len(self.y))[0]
+        penalty = self.prior.cross_entropy({name: value.square().sum() for name, value in weights.items()}, self.sizes)
+        return penalty - data
