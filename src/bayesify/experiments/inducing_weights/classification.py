@@ -112,7 +112,7 @@ def run(
         facts: Goes into `run.json`.
     """
     device = torch.device(device)
-    scale = _Scale(data.train_images)
+    scale = Normalization(data.train_images)
     x = scale(data.train_images, device)
     y = torch.from_numpy(data.train_labels.astype(np.int64)).to(device)
     num_classes = int(data.train_labels.max()) + 1
@@ -125,7 +125,7 @@ def run(
     for name in systems:
         system, start = SYSTEMS[name], time.perf_counter()
         networks: list[BayesianNetwork] = []
-        for index in range(system.networks(recipe)):
+        for index in range(system.count_networks(recipe)):
             if name == "ensemble_w" and index == 0 and plain is not None:
                 networks.append(plain)
                 continue
@@ -136,7 +136,7 @@ def run(
             ]
         plain = networks[0] if name == "deterministic" else plain
         trained = time.perf_counter()
-        draws = system.prediction_draws(recipe)
+        draws = system.count_draws(recipe)
 
         def predict(
             pictures: np.ndarray, networks: list[BayesianNetwork] = networks, draws: int = draws
@@ -175,8 +175,12 @@ def evaluate(folder: Path) -> int:
     return 0
 
 
-class _Scale:
-    """Images as float32 with the training set's mean 0 and variance 1 in every channel."""
+class Normalization:
+    """Images as float32, shifted and scaled so that a set of them has mean 0 and variance 1 in every channel.
+
+    Args:
+        reference: That set, uint8, [N, C, H, W]; of a large one, some ten thousand images.
+    """
 
     def __init__(self, reference: np.ndarray) -> None:
         values = reference.astype(np.float64) if reference.size < 1e7 else reference[:: len(reference) // 10_000]
@@ -185,6 +189,7 @@ class _Scale:
         self.std = torch.tensor(values.std(axes), dtype=torch.float32).clamp_min(1.0).reshape(1, -1, 1, 1)
 
     def __call__(self, pictures: np.ndarray, device: torch.device) -> Tensor:
+        """uint8 [B, C, H, W] -> float32 of the same shape, on a device."""
         moved = torch.from_numpy(np.ascontiguousarray(pictures)).to(device).float()
         return (moved - self.mean.to(device)) / self.std.to(device)
 

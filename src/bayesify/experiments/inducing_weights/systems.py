@@ -75,19 +75,25 @@ class System:
         title: The paper's name.
         posterior: What the weights are under.
         prior: Of the weights.
-        networks: Number of networks that are trained apart and predict together.
-        training_draws: Draws in a step.
-        prediction_draws: Draws of each network for testing.
-        kl: Whether the KL counts; a deterministic network is trained by maximum likelihood.
+        point: Whether the weights are point estimates, trained by maximum likelihood: no KL, one draw.
+        apart: Whether it is several networks, as many as members, trained apart, that predict together.
+        all_members: Whether a training step draws every member of the posterior once.
     """
 
     title: str
     posterior: Callable[[Recipe], Posterior]
     prior: type[Prior] = Neal
-    networks: Callable[[Recipe], int] = lambda recipe: 1
-    training_draws: Callable[[Recipe], int] = lambda recipe: 1
-    prediction_draws: Callable[[Recipe], int] = lambda recipe: recipe.prediction_draws
-    kl: bool = True
+    point: bool = False
+    apart: bool = False
+    all_members: bool = False
+
+    def count_networks(self, recipe: Recipe) -> int:
+        """Networks that are trained apart."""
+        return recipe.members if self.apart else 1
+
+    def count_draws(self, recipe: Recipe) -> int:
+        """Draws of each network for testing."""
+        return 1 if self.point else recipe.prediction_draws
 
 
 def _inducing(recipe: Recipe) -> Posterior:
@@ -101,17 +107,11 @@ def _inducing_ensemble(recipe: Recipe) -> Posterior:
 
 
 SYSTEMS: dict[str, System] = {
-    "deterministic": System("Deterministic", lambda recipe: Point(), prediction_draws=lambda recipe: 1, kl=False),
+    "deterministic": System("Deterministic", lambda recipe: Point(), point=True),
     "ffg_u": System("FFG-U", _inducing),
-    "ensemble_u": System("Ensemble-U", _inducing_ensemble, training_draws=lambda recipe: recipe.members),
+    "ensemble_u": System("Ensemble-U", _inducing_ensemble, all_members=True),
     "ffg_w": System("FFG-W", lambda recipe: MeanField(max_std=recipe.mean_field_max_std), prior=Standard),
-    "ensemble_w": System(
-        "Ensemble-W",
-        lambda recipe: Point(),
-        networks=lambda recipe: recipe.members,
-        prediction_draws=lambda recipe: 1,
-        kl=False,
-    ),
+    "ensemble_w": System("Ensemble-W", lambda recipe: Point(), point=True, apart=True),
 }
 """In the order in which they are trained. The first network of Ensemble-W is the deterministic one."""
 
@@ -173,8 +173,8 @@ def train(
         optimizer=_adam(bnn, recipe),
         scheduler=lambda adam: torch.optim.lr_scheduler.MultiStepLR(adam, [-(-2 * recipe.epochs // 3)], 0.1),
         kl_schedule=KLSchedule(recipe.epochs / 3, recipe.epochs / 6),
-        kl_weight=1.0 if system.kl else 0.0,
-        num_draws=system.training_draws(recipe),
+        kl_weight=0.0 if system.point else 1.0,
+        num_draws=recipe.members if system.all_members else 1,
         precision=recipe.precision,
         seed=seed,
         progress=False,

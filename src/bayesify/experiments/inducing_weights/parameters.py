@@ -1,0 +1,63 @@
+"""Parameters of a ResNet-50 for CIFAR-10 under each posterior (the paper's tables 9 and 10), counted, not computed.
+
+python -m bayesify.experiments.inducing_weights.parameters [--sizes 16 32 64 128 256]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from bayesify.experiments.inducing_weights import published
+from bayesify.experiments.inducing_weights.tables import table
+from bayesify.models import resnet50
+from bayesify.network import bayesianize, count_parameters
+from bayesify.posteriors import InducingWeights, MeanField
+from bayesify.posteriors.base import Posterior
+
+
+def count(posterior: Posterior | None) -> int:
+    """Trainable scalars of the network under a posterior, or of the network itself."""
+    net = resnet50()
+    return count_parameters(net if posterior is None else bayesianize(net, posterior))
+
+
+def rows(sizes: Sequence[int]) -> list[tuple[str, int, int]]:
+    """System, our count, published count.
+
+    Args:
+        sizes: M of the inducing weights, among those that the paper has.
+
+    Raises:
+        ValueError: If the paper has no number for a size.
+    """
+    for size in sizes:
+        if size not in published.RESNET50_PARAMETERS["ffg_u"]:
+            known = ", ".join(str(known) for known in published.RESNET50_PARAMETERS["ffg_u"])
+            raise ValueError(f"parameters: M={size} is not published; give some of {known}")
+    found = [
+        ("Deterministic", count(None), published.RESNET50_DETERMINISTIC),
+        ("FFG-W", count(MeanField()), published.RESNET50_FFG_W),
+    ]
+    for size in sizes:
+        paper = published.RESNET50_PARAMETERS
+        found.append((f"FFG-U, M={size}", count(InducingWeights(size, size)), paper["ffg_u"][size]))
+        ensemble = InducingWeights(size, size, q="ensemble", members=5)
+        found.append((f"Ensemble-U, M={size}", count(ensemble), paper["ensemble_u"][size]))
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table; the exit code is 1 if a count differs."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--sizes", type=int, nargs="+", default=list(published.RESNET50_PARAMETERS["ffg_u"]))
+    found = rows(parser.parse_args(arguments).sizes)
+    whole = published.RESNET50_DETERMINISTIC
+    cells = [[name, f"{ours:,}", f"{theirs:,}", f"{100 * ours / whole:.2f}"] for name, ours, theirs in found]
+    print(table(["system", "ours", "paper", "% of deterministic"], cells, "Parameters of a ResNet-50 for CIFAR-10."))
+    return 0 if all(ours == theirs for _, ours, theirs in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
