@@ -13,7 +13,7 @@ import torch
 from bayesify import metrics
 from bayesify.datasets import images
 from bayesify.experiments.inducing_weights import ablation, classification, predictions, scores
-from bayesify.experiments.inducing_weights.systems import SYSTEMS, MemoryBatches, Recipe, _adam, train
+from bayesify.experiments.inducing_weights.systems import SYSTEMS, MemoryBatches, Recipe, make_adam, train
 from bayesify.likelihoods import Categorical
 from bayesify.network import bayesianize
 from bayesify.predictive import ClassificationPredictive, Outputs
@@ -38,17 +38,19 @@ def test_batches_hold_every_example_once_and_repeat_by_seed():
 
 
 def test_spreads_have_their_own_learning_rate():
-    recipe = replace(classification.SMOKE, learning_rate=0.1, spread_learning_rate=0.7)
+    recipe = replace(classification.SMOKE, learning_rate=0.1, inducing_learning_rate=0.3, spread_learning_rate=0.7)
     for name, expected in (
         ("ffg_u", {"raw_lambda", "raw_std"}),
         ("ffg_w", {"raw_std"}),
         ("ensemble_u", {"raw_lambda"}),
     ):
         bnn = bayesianize(recipe.network(1, 3), SYSTEMS[name].posterior(recipe), likelihood=Categorical())
-        quick = {id(p) for group in _adam(bnn, recipe).param_groups if group["lr"] == 0.7 for p in group["params"]}
+        quick = {id(p) for group in make_adam(bnn, recipe).param_groups if group["lr"] == 0.7 for p in group["params"]}
         names = {key for key, parameter in bnn.named_parameters() if id(parameter) in quick}
         assert {part for key in names for part in key.split(".") if part.startswith("raw_")} == expected
-        total = sum(len(group["params"]) for group in _adam(bnn, recipe).param_groups)
+        rates = {group["lr"] for group in make_adam(bnn, recipe).param_groups}
+        assert rates == ({0.1, 0.7} if name == "ffg_w" else {0.1, 0.3, 0.7})
+        total = sum(len(group["params"]) for group in make_adam(bnn, recipe).param_groups)
         assert total == len(list(bnn.parameters()))
 
 
@@ -167,4 +169,4 @@ def test_trains_without_luck(name):
     assert all(abs(nll - median) < 0.05 for nll in nlls)
 
 
-LUCK = Recipe(epochs=30, batch=50, learning_rate=5e-3, width=8, inducing=16, members=2)
+LUCK = Recipe(epochs=30, batch=50, inducing_learning_rate=5e-3, width=8, inducing=16, members=2)

@@ -105,7 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     chosen = parser.parse_args(given)
-    device, sizes, recipe = torch.device("cpu"), (2, 4), replace(SMOKE, epochs=1)
+    device, recipe = torch.device("cpu"), replace(SMOKE, epochs=1)
+    sizes: Sequence[int] = (2, 4)
     data = images.synthetic(100, 100)
     if not chosen.smoke:
         device, sizes = torch.device(chosen.device), SIZES

@@ -40,6 +40,7 @@ CORRUPTED_IMAGES = 2000
 WHOLE = ("epochs", "batch", "depth", "width", "inducing", "members")
 FRACTIONS = (
     "learning_rate",
+    "inducing_learning_rate",
     "spread_learning_rate",
     "max_lambda",
     "max_std",
