@@ -15,12 +15,21 @@ from bayesify.models import resnet50
 from bayesify.network import bayesianize, count_parameters
 from bayesify.posteriors import InducingWeights, MeanField
 from bayesify.posteriors.base import Posterior
+from bayesify.pruning import prune
 
 
-def count(posterior: Posterior | None) -> int:
-    """Trainable scalars of the network under a posterior, or of the network itself."""
+def count(posterior: Posterior | None, keep: float = 1.0) -> int:
+    """Trainable scalars of the network under a posterior, or of the network itself.
+
+    Args:
+        posterior: Over all weights but those of normalization layers; `None` for the plain network.
+        keep: Share of what can be pruned that is kept.
+    """
     net = resnet50()
-    return count_parameters(net if posterior is None else bayesianize(net, posterior))
+    if posterior is None:
+        return count_parameters(net)
+    bnn = bayesianize(net, posterior)
+    return count_parameters(prune(bnn, keep) if keep < 1 else bnn)
 
 
 def rows(sizes: Sequence[int]) -> list[tuple[str, int, int]]:
@@ -45,6 +54,9 @@ def rows(sizes: Sequence[int]) -> list[tuple[str, int, int]]:
         found.append((f"FFG-U, M={size}", count(InducingWeights(size, size)), paper["ffg_u"][size]))
         ensemble = InducingWeights(size, size, q="ensemble", members=5)
         found.append((f"Ensemble-U, M={size}", count(ensemble), paper["ensemble_u"][size]))
+    for keep, paper_count in published.RESNET50_PRUNED.items():
+        if 64 in sizes:
+            found.append((f"FFG-U, M=64, {keep:.0%} of Z", count(InducingWeights(64, 64), keep), paper_count))
     return found
 
 

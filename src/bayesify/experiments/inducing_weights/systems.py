@@ -33,7 +33,7 @@ class Recipe:
         epochs: Passes over the data, the same for every system.
         batch: Images in a step.
         learning_rate: Of Adam.
-        inducing_learning_rate: Of Adam for the inducing weights, about three times the others' as in the paper.
+        inducing_learning_rate: Of Adam for the inducing weights; the paper, too, takes a higher one for them.
         spread_learning_rate: Of the parameters in `SPREADS`.
         depth: Residual blocks in each of the four stages.
         width: Channels of the first stage.
@@ -50,7 +50,7 @@ class Recipe:
     epochs: int = 20
     batch: int = 500
     learning_rate: float = 1e-3
-    inducing_learning_rate: float = 3e-3
+    inducing_learning_rate: float = 5e-3
     spread_learning_rate: float = 2e-2
     depth: int = 1
     width: int = 32
