@@ -37,7 +37,7 @@ OUTSIDE = {
 CORRUPTED_IMAGES = 2000
 """Test images that are corrupted: the first so many."""
 
-WHOLE = ("epochs", "batch", "depth", "width", "inducing", "members")
+WHOLE = ("epochs", "batch", "depth", "width", "inducing", "members", "ensemble_draws")
 FRACTIONS = (
     "learning_rate",
     "inducing_learning_rate",
@@ -49,7 +49,7 @@ FRACTIONS = (
 )
 """Settings of `Recipe` that the command line takes."""
 
-SMOKE = Recipe(epochs=3, batch=50, width=4, inducing=4, members=2, prediction_draws=3)
+SMOKE = Recipe(epochs=3, batch=50, width=4, inducing=4, members=2, ensemble_draws=2, prediction_draws=3)
 """Settings under which everything runs in seconds."""
 
 
@@ -226,7 +226,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", choices=("float32", "bf16"), default="bf16", help="on a GPU")
     for name in WHOLE:
-        parser.add_argument(f"--{name}", type=int, default=getattr(defaults, name))
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(defaults, name))
     for name in FRACTIONS:
         parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=getattr(defaults, name))
     return parser
