@@ -165,6 +165,14 @@ def count_examples(loader: Iterable[Any], reader: BatchReader | None = None) -> 
     return count
 
 
+def batch_size(loader: Any) -> int | None:
+    """Examples in a loader's whole batches, `None` if it does not say."""
+    size = getattr(loader, "batch_size", None)
+    if size is None:
+        size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    return size if isinstance(size, int) else None
+
+
 def count_batches(loader: Any) -> int | None:
     """Batches that a loader yields, `None` if it does not say."""
     try:

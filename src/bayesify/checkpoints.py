@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from bayesify import tensor_files
 from bayesify.version import __version__
 
+NOT_ALWAYS_TOLD = {"batch_size", "learning_rate", "betas", "momentum", "weight_decay"}  # see `training_state.describe`
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -58,8 +60,16 @@ class Checkpoint:
         header, tensors = tensor_files.read(path, "checkpoint")
         return Checkpoint(**tensor_files.unpack(header["run"], tensors))
 
-    def check_fits(self, path: Path, settings: dict[str, Any], model: dict[str, Any]) -> None:
-        """Raise `ValueError` if another network or other settings wrote this checkpoint."""
+    def check_fits(self, path: Path, settings: dict[str, Any], model: dict[str, Any], epochs: int) -> None:
+        """Raise `ValueError` if another network or other settings wrote this checkpoint, or it is beyond the last epoch.
+
+        Args:
+            path: Where it was read.
+            settings: Those of the run that would continue it; entries that only one of the two has are left aside where they
+                are not always told.
+            model: See `model_state`.
+            epochs: All epochs of that run, those of the MAP phase included.
+        """
         ours, theirs = _shapes(model), _shapes(self.model)
         if ours != theirs:
             place = next(name for name in (*ours, *theirs) if ours.get(name) != theirs.get(name))
@@ -67,12 +77,21 @@ class Checkpoint:
                 f"{path}: belongs to another network: {place} is {theirs.get(place, 'missing')} there and "
                 f"{ours.get(place, 'missing')} here; give another checkpoint path, or resume=False to overwrite it"
             )
-        for key, value in settings.items():
-            if self.settings.get(key) != value:
+        for key in dict.fromkeys((*self.settings, *settings)):
+            if (key in settings) != (key in self.settings) and key.split(" ")[0] in NOT_ALWAYS_TOLD:
+                continue
+            before, now = self.settings.get(key), settings.get(key)
+            if before != now:
                 raise ValueError(
-                    f"{path}: was written with {key}={self.settings.get(key)!r}, this run has {value!r}; "
+                    f"{path}: was written with {key}={before!r}, this run has {now!r}; "
                     "use the same, or resume=False to start anew"
                 )
+        done = self.position["epoch"]
+        if done + (self.position["batches"] > 0) > epochs:
+            raise ValueError(
+                f"{path}: holds {done} epochs{' and part of the next' if self.position['batches'] else ''}, this run has "
+                f"{epochs} (epochs and map_epochs together); give at least as many, or resume=False to start anew"
+            )
 
 
 def _shapes(model: dict[str, Any]) -> dict[str, str]:

@@ -180,7 +180,7 @@ def fit(
         if path is not None and processes.rank == 0:
             tensor_files.remove_leftovers(path)
         if stored is not None and path is not None:
-            stored.check_fits(path, loop.describe(), model_state(bnn))
+            stored.check_fits(path, loop.description, model_state(bnn), epochs + map_epochs)
         return loop.run(stored)
 
     if devices == 1:

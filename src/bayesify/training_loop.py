@@ -27,7 +27,7 @@ from bayesify.random_streams import (
     seeded_globals,
     set_network_state,
 )
-from bayesify.training_state import Position, Settings
+from bayesify.training_state import Position, Settings, describe
 from bayesify.validation import validate
 
 Callback = Callable[[BayesianNetwork, History], Any]
@@ -44,7 +44,7 @@ class Objective(nn.Module):
     def forward(self, phase: str, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Data term and KL, in nats, each a scalar."""
         if phase == "map":
-            data, kl = self.bnn.map_objective(batch.x, batch.y, num_data=self.num_data, example_weights=batch.weights)
+            data, kl = self.bnn.map_terms(batch.x, batch.y, num_data=self.num_data, example_weights=batch.weights)
         else:
             data, kl = self.bnn.elbo_terms(
                 batch.x,
@@ -112,6 +112,11 @@ class TrainingLoop:
         self.shuffles = loader_generators(loader)
         self.shuffle_states = [generator.get_state() for generator in self.shuffles]
         self.objective = self.processes.wrap(Objective(bnn, settings.num_data, settings.num_draws))
+        self.description = describe(bnn, loader, optimizer, scheduler, settings) | {
+            "seed": seed,
+            "processes": self.processes.count,
+            "generators of the loader": len(self.shuffles),
+        }
 
     # -- the run ---------------------------------------------------------------------------------------------------
 
@@ -323,7 +328,7 @@ class TrainingLoop:
         network = self.processes.gather(network_state(self.device))
         if self.processes.rank == 0:
             Checkpoint(
-                settings=self.describe(),
+                settings=self.description,
                 position=asdict(self.position) | {"sums": sums, "steps": self.steps},
                 history=list(self.history),
                 model=model_state(self.bnn),
@@ -339,6 +344,7 @@ class TrainingLoop:
         self.processes.barrier()
 
     def _restore(self, stored: Checkpoint) -> None:
+        self.description = stored.settings
         position = dict(stored.position)
         self.steps = position.pop("steps")
         self.position = Position(**position)
@@ -356,23 +362,6 @@ class TrainingLoop:
         self.shuffle_states = stored.shuffles
         for generator, state in zip(self.shuffles, stored.shuffles, strict=True):
             generator.set_state(state)
-
-    def describe(self) -> dict[str, Any]:
-        """What a checkpoint must have in common with the run that continues it, as plain data."""
-        settings = {key: getattr(self.settings, key) for key in Settings.__dataclass_fields__ if key != "epochs"}
-        settings["kl_schedule"] = describe_schedule(self.settings.kl_schedule)
-        return settings | {
-            "seed": self.seed,
-            "optimizer": type(self.optimizer).__name__,
-            "scheduler": type(self.scheduler).__name__,
-            "processes": self.processes.count,
-            "generators of the loader": len(self.shuffles),
-        }
-
-
-def describe_schedule(schedule: Callable[[float], float]) -> str:
-    """A schedule in words that are the same in every process: its repr, or its name if it is a function."""
-    return getattr(schedule, "__qualname__", None) or repr(schedule)
 
 
 @contextmanager

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesify.batches import batch_size
+from bayesify.network import BayesianNetwork
 
 
 @dataclass(frozen=True)
@@ -55,3 +62,55 @@ class Position:
         self.epoch += 1
         self.batches = self.examples = 0
         self.sums, self.seconds = [0.0] * 4, 0.0
+
+
+def describe(
+    bnn: BayesianNetwork, loader: Any, optimizer: torch.optim.Optimizer, scheduler: Any, settings: Settings
+) -> dict[str, Any]:
+    """What a checkpoint must have in common with the run that continues it, as plain data, taken before the first step.
+
+    Entries that cannot be told are left out: the batch size of a loader that has none, and what a scheduler that has stepped
+    already made of the optimizer's learning rates.
+    """
+    plain = {key: getattr(settings, key) for key in Settings.__dataclass_fields__ if key != "epochs"}
+    plain["kl_schedule"] = describe_schedule(settings.kl_schedule)
+    plain |= dict(_flatten(bnn.config()))
+    plain |= {"optimizer": type(optimizer).__name__, "scheduler": type(scheduler).__name__}
+    plain["parameters of the optimizer"] = [len(group["params"]) for group in optimizer.param_groups]
+    if not getattr(scheduler, "last_epoch", 0) > 0:
+        plain |= _rates(optimizer)
+    size = batch_size(loader)
+    return plain | ({"batch_size": size} if size is not None else {})
+
+
+def describe_schedule(schedule: Callable[[float], float]) -> str:
+    """A schedule in words that are the same in every process: its repr, or its name if it is a function."""
+    return getattr(schedule, "__qualname__", None) or repr(schedule)
+
+
+def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Entries of nested plain data under dotted names; what is not plain is its type's name."""
+    if isinstance(value, Mapping):
+        for key, entry in value.items():
+            yield from _flatten(entry, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else type(value).__name__
+
+
+def _rates(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Learning rate, momentum and decay of each group of parameters, as they were given."""
+    rates: dict[str, Any] = {}
+    for index, group in enumerate(optimizer.param_groups):
+        where = f" of group {index + 1}" if index else ""
+        given = {"learning_rate": group.get("initial_lr", group.get("lr"))}
+        given |= {key: group[key] for key in ("betas", "momentum", "weight_decay") if key in group}
+        rates |= {f"{key}{where}": _plain(value) for key, value in given.items()}
+    return rates

@@ -15,9 +15,11 @@ import time
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 from training.runs import arguments, loader, network, numbers, same
 
 import bayesify
+from bayesify import likelihoods, posteriors, priors
 from bayesify.checkpoints import Checkpoint
 
 
@@ -36,6 +38,11 @@ def stop_at(step):
         return min(1.0, t)
 
     return schedule
+
+
+def sgd(**changes):
+    """The optimizer of `arguments`, with other options."""
+    return lambda parameters: torch.optim.SGD(parameters, **{"lr": 0.05, "momentum": 0.9, "nesterov": True} | changes)
 
 
 def free_schedule(t):
@@ -276,6 +283,10 @@ def test_fit_works_outside_the_main_thread():
         ({"map_epochs": 0}, "map_epochs=1"),
         ({"kl_schedule": None}, "zero_epochs=1"),
         ({"optimizer": None}, "optimizer='SGD'"),
+        ({"optimizer": sgd(lr=0.1)}, "learning_rate=0.05, this run has 0.1"),
+        ({"optimizer": sgd(momentum=0.8)}, "momentum=0.9, this run has 0.8"),
+        ({"optimizer": sgd(weight_decay=0.1)}, "weight_decay=0, this run has 0.1"),
+        ({"optimizer": lambda parameters: sgd()(list(parameters)[:-1])}, "parameters of the optimizer="),
     ],
 )
 def test_other_settings_are_refused_and_change_nothing(tmp_path, change, message):
@@ -286,6 +297,103 @@ def test_other_settings_are_refused_and_change_nothing(tmp_path, change, message
         bayesify.fit(bnn, loader(), **arguments(checkpoint=path) | change)
     assert same(bnn, network())
     assert path.read_bytes() == stored
+
+
+def test_another_rate_of_the_default_optimizer_is_refused(tmp_path):
+    options = {"optimizer": None, "scheduler": None, "checkpoint": tmp_path / "run.safetensors"}
+    bayesify.fit(network(), loader(), **arguments(epochs=1, learning_rate=0.1, **options))
+    with pytest.raises(ValueError, match=r"learning_rate=0\.1, this run has 0\.001"):
+        bayesify.fit(network(), loader(), **arguments(**options))
+    adam = lambda parameters: torch.optim.Adam(parameters, lr=0.1, betas=(0.8, 0.999))  # noqa: E731
+    with pytest.raises(ValueError, match=r"betas=\[0\.9, 0\.999\], this run has \[0\.8, 0\.999\]"):
+        bayesify.fit(network(), loader(), **arguments(**options | {"optimizer": adam}))
+
+
+@pytest.mark.parametrize("plateau", [False, True])
+def test_an_optimizer_that_was_used_continues(tmp_path, plateau):
+    """Interrupted and called again with the same objects: the learning rate that the scheduler made is not another one."""
+    if plateau:
+        make = lambda optimizer: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=9)  # noqa: E731
+    else:
+        make = lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)  # noqa: E731
+    whole, bnn = network(), network()
+    expected = bayesify.fit(whole, loader(), **arguments(optimizer=sgd(), scheduler=make))
+    optimizer = sgd()(bnn.parameters())
+    scheduler = make(optimizer)
+    options = arguments(optimizer=optimizer, scheduler=scheduler, checkpoint=tmp_path / "run.safetensors")
+
+    def interrupt(bnn, history):
+        if len(history) == 3:
+            raise Stop
+
+    with pytest.raises(Stop):
+        bayesify.fit(bnn, loader(), **options | {"callbacks": [interrupt]})
+    assert optimizer.param_groups[0]["lr"] < 0.05
+    history = bayesify.fit(bnn, loader(), **options)
+    assert numbers(history) == numbers(expected)
+    assert same(bnn, whole)
+    with pytest.raises(ValueError, match="learning_rate"):  # what was given first is still what is compared
+        bayesify.fit(network(), loader(), **options | {"optimizer": sgd(lr=0.1), "scheduler": make})
+
+
+def test_another_choice_of_prior_likelihood_or_posterior_is_refused(tmp_path):
+    """Networks of the same tensors that are not the same model."""
+    path = tmp_path / "run.safetensors"
+    net = torch.nn.Linear(3, 2)
+
+    def fit(posterior=None, likelihood=None, prior=None):
+        bnn = bayesify.bayesianize(
+            net,
+            posterior or posteriors.MeanField(),
+            likelihood=likelihood or likelihoods.Gaussian(0.1),
+            prior=prior or priors.Neal(),
+        )
+        data = [(torch.zeros(4, 3), torch.zeros(4, 2))]
+        return bayesify.fit(bnn, data, epochs=1, seed=0, progress=False, checkpoint=path)
+
+    first = fit()
+    assert fit() == first
+    for other, message in (
+        ({"prior": priors.Standard()}, "prior.name='neal', this run has 'standard'"),
+        ({"prior": priors.Neal(scale=2.0)}, "prior.scale=1.0, this run has 2.0"),
+        ({"likelihood": likelihoods.Gaussian(0.2)}, "likelihood.noise=0.1, this run has 0.2"),
+        ({"posterior": posteriors.MeanField(max_std=0.5)}, "posterior.max_std=None, this run has 0.5"),
+        ({"posterior": {"*": posteriors.MeanField()}}, "posterior"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fit(**other)
+
+
+def test_another_batch_size_is_refused(tmp_path):
+    path = tmp_path / "run.safetensors"
+    data = loader().dataset
+    bayesify.fit(network(), loader(), **arguments(epochs=1, checkpoint=path))
+    with pytest.raises(ValueError, match="batch_size=8, this run has 11"):
+        bayesify.fit(network(), DataLoader(data, batch_size=11, shuffle=True), **arguments(checkpoint=path))
+    sampled = DataLoader(data, batch_sampler=BatchSampler(RandomSampler(data), 11, drop_last=False))
+    with pytest.raises(ValueError, match="batch_size=8, this run has 11"):
+        bayesify.fit(network(), sampled, **arguments(checkpoint=path))
+
+
+def test_fewer_epochs_than_are_stored_are_refused(tmp_path):
+    path = tmp_path / "run.safetensors"
+    bayesify.fit(network(), loader(), **arguments(epochs=2, checkpoint=path))
+    bnn = network()
+    with pytest.raises(ValueError, match=r"holds 3 epochs, this run has 2 \(epochs and map_epochs together\)"):
+        bayesify.fit(bnn, loader(), **arguments(epochs=1, checkpoint=path))
+    assert same(bnn, network())
+
+    def schedule(t):
+        if t > 1:
+            raise Stop
+        return 1.0
+
+    options = arguments(kl_schedule=schedule, checkpoint=path, checkpoint_every=1, resume=False)
+    with pytest.raises(Stop):
+        bayesify.fit(bnn, loader(), **options | {"map_epochs": 0})
+    assert Checkpoint.read(path).position["batches"] == 2  # of the second epoch
+    with pytest.raises(ValueError, match="holds 1 epochs and part of the next, this run has 1"):
+        bayesify.fit(bnn, loader(), **options | {"map_epochs": 0, "epochs": 1, "resume": True})
 
 
 def test_damaged_and_foreign_checkpoints_are_refused(tmp_path):
