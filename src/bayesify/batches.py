@@ -149,11 +149,11 @@ def count_examples(loader: Iterable[Any], reader: BatchReader | None = None) -> 
     """
     dataset = getattr(loader, "dataset", None)
     sampler = getattr(loader, "sampler", None)
-    if isinstance(sampler, SubsetRandomSampler):
+    if isinstance(sampler, SubsetRandomSampler) and not _yields_batches(loader):
         count = len(sampler)
-    elif dataset is not None and hasattr(dataset, "__len__"):
+    elif dataset is not None and hasattr(dataset, "__len__") and not _yields_batches(loader):
         count = len(dataset)
-    elif isinstance(loader, DataLoader):
+    elif isinstance(loader, DataLoader) and not hasattr(dataset, "__len__"):
         raise ValueError(
             f"fit: {type(dataset).__name__} has no length; give num_data, the number of examples in the whole dataset"
         )
@@ -163,6 +163,35 @@ def count_examples(loader: Iterable[Any], reader: BatchReader | None = None) -> 
     if count == 0:
         raise ValueError("fit: the loader has no examples; give a loader over at least one")
     return count
+
+
+def least_examples(loader: Any, seen: int | None = None) -> int | None:
+    """Examples that a loader's dataset has at least, `None` if that is not known.
+
+    Args:
+        loader: The loader; the lengths of its dataset and its sampler count, where it cuts the batches itself.
+        seen: Examples of one epoch, once there was one: for loaders that do not say, or whose batches are chosen elsewhere.
+    """
+    dataset, sampler = getattr(loader, "dataset", None), getattr(loader, "sampler", None)
+    if not hasattr(dataset, "__len__") or _yields_batches(loader):
+        return seen
+    if getattr(loader, "batch_size", None) is None and getattr(loader, "batch_sampler", None) is not None:
+        return min(seen, len(dataset)) if seen is not None else None
+    return min(len(dataset), len(sampler)) if hasattr(sampler, "__len__") else len(dataset)
+
+
+def _yields_batches(loader: Any) -> bool:
+    """Whether the items of a loader's dataset are batches already."""
+    return isinstance(loader, DataLoader) and loader.batch_sampler is None
+
+
+def check_num_data(num_data: int, found: int | None) -> None:
+    """Raise `ValueError` if there are more examples than the dataset is said to have."""
+    if found is not None and num_data < found:
+        raise ValueError(
+            f"fit: num_data={num_data}, but the loader has {found} examples; give at least {found}, or leave it out "
+            "to count them: a number too small makes the prior too strong"
+        )
 
 
 def batch_size(loader: Any) -> int | None:

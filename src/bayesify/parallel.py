@@ -30,6 +30,10 @@ class Processes:
         assert asked is not None
         if asked.type == "cuda" and not torch.cuda.is_available():
             raise ValueError(f"fit: device={str(asked)!r}, but torch sees no CUDA device here; use device='cpu'")
+        if asked.type == "cuda" and (asked.index or 0) >= torch.cuda.device_count():
+            raise ValueError(
+                f"fit: device={str(asked)!r}, but this machine has {torch.cuda.device_count()} CUDA devices"
+            )
         return asked
 
     def wrap(self, module: nn.Module) -> nn.Module:
@@ -185,7 +189,7 @@ def make_fabric(device: torch.device | None, devices: int, launch: str, *, unuse
     Args:
         device: Gives the kind; CUDA if there is any and it is left out.
         devices: How many.
-        launch: `"script"`, `"spawn"` or `"fork"`.
+        launch: `"script"` or `"fork"`.
         unused: Whether steps may leave trainable parameters without a gradient, as those of the MAP phase do.
 
     Raises:
@@ -202,8 +206,8 @@ def make_fabric(device: torch.device | None, devices: int, launch: str, *, unuse
     kind = device.type if device is not None else ("cuda" if torch.cuda.is_available() else "cpu")
     if kind == "cuda" and torch.cuda.device_count() < devices:
         raise ValueError(f"fit: devices={devices}, but this machine has {torch.cuda.device_count()} CUDA devices")
-    starts: dict[str, Any] = {"script": "popen", "spawn": "spawn", "fork": "fork"}
+    starts: dict[str, Any] = {"script": "popen", "fork": "fork"}
     if launch not in starts:
-        raise ValueError(f"fit: launch={launch!r}; give 'script', 'spawn' or 'fork'")
+        raise ValueError(f"fit: launch={launch!r}; give 'script' or 'fork'")
     ddp = DDPStrategy(start_method=starts[launch], find_unused_parameters=unused)
     return Fabric(accelerator=kind, devices=devices, strategy=ddp)

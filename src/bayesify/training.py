@@ -11,7 +11,14 @@ import torch
 from torch import nn
 
 from bayesify import tensor_files
-from bayesify.batches import BatchReader, check_repeatable, count_batches, count_examples
+from bayesify.batches import (
+    BatchReader,
+    check_num_data,
+    check_repeatable,
+    count_batches,
+    count_examples,
+    least_examples,
+)
 from bayesify.checkpoints import Checkpoint, model_state, set_model_state
 from bayesify.history import History
 from bayesify.network import BayesianNetwork
@@ -45,7 +52,7 @@ def fit(
     precision: Literal["float32", "bf16"] = "float32",
     device: str | torch.device | None = None,
     devices: int = 1,
-    launch: Literal["script", "spawn", "fork"] = "script",
+    launch: Literal["script", "fork"] = "script",
     batch: BatchReader | None = None,
     checkpoint: str | Path | None = None,
     checkpoint_every: int | None = None,
@@ -70,14 +77,15 @@ def fit(
     random transforms in persistent workers, which cannot be set back within a run.
 
     Ctrl-C lets the present step finish and writes the checkpoint before `KeyboardInterrupt` is raised; pressed twice it
-    interrupts at once.
+    interrupts at once. An error in a later batch leaves the network as the steps before it made it, and says how many they were.
 
     Args:
         bnn: The network, with a likelihood. It comes back in the mode (train or eval) in which it was given.
         train_loader: Iterable of batches that starts anew each epoch: pairs (inputs, targets), triples with example weights,
             dicts or dataclasses; see `bayesify.batches.read_batch`.
         epochs: Passes over the data in the variational phase; 0 where only a MAP phase is wanted.
-        num_data: N, the number of examples; the length of the loader's dataset if left out, or a count in one pass.
+        num_data: N, the number of examples; the length of the loader's dataset if left out, or a count in one pass. More than
+            that is allowed, for data that are augmented.
         optimizer: An instance, or a function from parameters to one; Adam if left out.
         learning_rate: Of the default optimizer.
         scheduler: Of the learning rate: an instance on the same optimizer, or a function from optimizer to one.
@@ -98,7 +106,8 @@ def fit(
         devices: Processes that train together, each on its own device and on its part of every batch, by Lightning Fabric. With the
             same seed they give the result of one process up to rounding.
         launch: How they start: `"script"` runs the calling script once more per process (as torchrun does, whose processes are
-            recognized), `"spawn"` and `"fork"` start them for this call only and bring the result back.
+            recognized), `"fork"` starts them for this call only and brings the result back (not on Windows, and not once
+            CUDA was used).
         batch: A function from what the loader yields to inputs and targets, for loaders of another kind.
         checkpoint: File in which the run is stored.
         checkpoint_every: Steps between checkpoints, for long epochs; after each epoch if left out.
@@ -113,7 +122,7 @@ def fit(
     Raises:
         ValueError: If an argument is out of range, the loader is empty, inputs or targets are not valid (with epoch and batch), or
             the checkpoint is damaged or of another run.
-        TypeError: If a batch is of a kind that means nothing here.
+        TypeError: If a batch or the optimizer is of a kind that means nothing here.
         ImportError: If `devices` needs Lightning Fabric and it is not installed.
         KeyboardInterrupt: After Ctrl-C.
     """
@@ -135,8 +144,15 @@ def fit(
     if not (kl_weight >= 0 and math.isfinite(kl_weight)):
         raise ValueError(f"fit: kl_weight={kl_weight}; give a number of at least 0")
     _check_choices(precision, step_scheduler, patience, validation)
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer) and not callable(optimizer):
+        raise TypeError(
+            f"fit: optimizer={optimizer!r}; give an optimizer, or a function to one such as "
+            "lambda parameters: torch.optim.Adam(parameters, lr=1e-3); left out, it is Adam at learning_rate"
+        )
     check_repeatable(train_loader)
-    place = torch.device(device) if device is not None else None
+    place = _parse_device(device)
+    if num_data is not None:
+        check_num_data(num_data, least_examples(train_loader))
     settings = Settings(
         num_data=num_data if num_data is not None else count_examples(train_loader, batch),
         epochs=epochs,
@@ -152,6 +168,8 @@ def fit(
         step_scheduler=step_scheduler,
     )
     path = Path(checkpoint) if checkpoint is not None else None
+    if path is not None and path.is_dir():
+        raise ValueError(f"fit: checkpoint={str(path)!r} is a folder; give the path of a file, such as run.safetensors")
     if path is not None and not path.parent.is_dir():
         raise ValueError(f"fit: checkpoint={str(path)!r}: the folder {path.parent} does not exist; make it first")
     stored = Checkpoint.read(path) if path is not None and resume and path.exists() else None
@@ -176,6 +194,7 @@ def fit(
             checkpoint_every=checkpoint_every,
             callbacks=callbacks,
             progress=progress,
+            num_data_given=num_data is not None,
         )
         if path is not None and processes.rank == 0:
             tensor_files.remove_leftovers(path)
@@ -233,6 +252,17 @@ def _check_choices(precision: str, step_scheduler: str, patience: int | None, va
         check_repeatable(validation)
         if count_batches(validation) == 0:
             raise ValueError("fit: the validation loader yields no examples; give one with data, or leave it out")
+
+
+def _parse_device(device: str | torch.device | None) -> torch.device | None:
+    if device is None:
+        return None
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(
+            f"fit: device={device!r} is no device of torch; give 'cpu', 'cuda' for a GPU, or 'cuda:1' for the second one"
+        ) from None
 
 
 def _make_optimizer(choice: Any, bnn: BayesianNetwork, learning_rate: float) -> torch.optim.Optimizer:

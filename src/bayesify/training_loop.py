@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesify.batches import Batch, BatchReader, count_batches
+from bayesify.batches import Batch, BatchReader, check_num_data, count_batches, least_examples
 from bayesify.checkpoints import Checkpoint, model_state, set_model_state
 from bayesify.history import History
 from bayesify.interrupts import DelayedInterrupt
@@ -74,6 +74,7 @@ class TrainingLoop:
         checkpoint_every: Steps between checkpoints; one per epoch if `None`.
         callbacks: Called after each epoch.
         progress: Whether to show a progress bar.
+        num_data_given: Whether the number of examples is the caller's, to be compared with those of the first epoch.
     """
 
     def __init__(
@@ -92,13 +93,14 @@ class TrainingLoop:
         checkpoint_every: int | None = None,
         callbacks: Sequence[Callback] = (),
         progress: bool = False,
+        num_data_given: bool = False,
     ) -> None:
         self.bnn, self.loader, self.optimizer, self.scheduler = bnn, loader, optimizer, scheduler
         self.settings, self.seed = settings, seed
         self.validation, self.reader = validation, reader
         self.processes = processes or Processes()
         self.checkpoint, self.checkpoint_every = checkpoint, checkpoint_every
-        self.callbacks, self.show_progress = callbacks, progress
+        self.callbacks, self.show_progress, self.num_data_given = callbacks, progress, num_data_given
         self.device = next(bnn.parameters()).device
         self.history = History()
         self.position = Position()
@@ -175,6 +177,8 @@ class TrainingLoop:
                     f"fit: the loader yields no batches in epoch {epoch + 1}; give one with data that starts anew each "
                     "epoch (drop_last drops a batch that is not full)"
                 )
+            if epoch == 0 and self.num_data_given:
+                check_num_data(self.settings.num_data, least_examples(self.loader, position.examples))
             row = self._row(phase)
             if self.validation is not None:
                 row |= self._validate()
@@ -191,7 +195,7 @@ class TrainingLoop:
                     if len(window) == self.settings.accumulate:
                         break
             except (ValueError, TypeError) as error:
-                raise type(error)(f"{self._where(len(window))}: {error}") from error
+                raise type(error)(f"{self._where(len(window))}: {error}{self._kept()}") from error
             if not window:
                 return
             yield window
@@ -228,7 +232,7 @@ class TrainingLoop:
                     reason = (
                         "the network does not use all of its parameters; freeze the rest with requires_grad_(False)"
                     )
-                raise kind(f"{self._where(index)}: {reason}") from error
+                raise kind(f"{self._where(index)}: {reason}{self._kept()}") from error
             nll -= float(data.detach()) / settings.num_data * own
             kl_sum += float(kl.detach()) * whole / size
         if settings.clip_norm is not None:
@@ -250,6 +254,9 @@ class TrainingLoop:
 
     def _where(self, index: int) -> str:
         return f"fit: epoch {self.position.epoch + 1}, batch {self.position.batches + index + 1}"
+
+    def _kept(self) -> str:
+        return f"; steps taken before it: {self.steps}, and the network keeps them" if self.steps else ""
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.settings.precision == "float32":
@@ -280,10 +287,13 @@ class TrainingLoop:
                 self._pause()
                 yield batch
 
-        with self._autocast():
-            scores = validate(
-                self.bnn, interruptible(), self.settings.validation_draws, self.device, generator, self.reader
-            )
+        try:
+            with self._autocast():
+                scores = validate(
+                    self.bnn, interruptible(), self.settings.validation_draws, self.device, generator, self.reader
+                )
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"{error}{self._kept()}") from error
         return {f"validation_{key}": value for key, value in scores.items()}
 
     def _close_epoch(self, phase: str, row: dict[str, Any]) -> None:

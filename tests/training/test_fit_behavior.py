@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
 from training.runs import same
 
 import bayesify
@@ -216,7 +216,7 @@ def test_device_moves_the_network():
         ({"accumulate": 0}, "accumulate=0"),
         ({"num_draws": 0}, "num_draws=0"),
         ({"num_data": 0}, "num_data=0"),
-        ({"num_data": 3}, "num_data=3 is below the batch size 8"),
+        ({"num_data": 3}, "num_data=3, but the loader has 24 examples"),
         ({"devices": 0}, "devices=0"),
         ({"patience": 0, "validation": [(X, Y)]}, "patience=0"),
         ({"patience": 2}, "needs a validation loader"),
@@ -230,6 +230,8 @@ def test_device_moves_the_network():
         ({"optimizer": lambda p: torch.optim.LBFGS(p)}, "LBFGS"),
         ({"optimizer": torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1)}, "no parameter of this network"),
         ({"validation": []}, "validation loader yields no examples"),
+        ({"device": "gpu"}, "device='gpu' is no device of torch; give 'cpu', 'cuda' for a GPU"),
+        ({"checkpoint": "."}, "checkpoint='.' is a folder; give the path of a file"),
     ],
 )
 def test_bad_arguments(options, message):
@@ -269,10 +271,63 @@ def test_bad_data_changes_nothing(loader, message):
 
 
 def test_bad_data_later_names_epoch_and_batch():
-    with pytest.raises(ValueError, match="epoch 1, batch 2: inputs hold nan"):
-        fit(classifier(), DataLoader(TensorDataset(NAN, Y), batch_size=8))
-    with pytest.raises(ValueError, match="validation batch 1: inputs hold nan"):
+    bnn, stepped = classifier(), classifier()
+    with pytest.raises(
+        ValueError, match=r"epoch 1, batch 2: inputs hold nan.*; steps taken before it: 1, and the network"
+    ):
+        fit(bnn, DataLoader(TensorDataset(NAN, Y), batch_size=8))
+    fit(stepped, [(X[:8], Y[:8])], num_data=24)
+    assert same(bnn, stepped)
+    with pytest.raises(ValueError, match="validation batch 1: inputs hold nan.*; steps taken before it: 3"):
         fit(classifier(), validation=[(NAN, Y)])
+    entries = [(X, Y), (X, Y, X, Y)]
+    with pytest.raises(ValueError, match="epoch 1, batch 2: a batch has 4 entries.*; steps taken before it: 1"):
+        fit(classifier(), entries, num_data=48)
+
+
+@pytest.mark.parametrize("value", [-0.5, float("nan"), float("inf")])
+def test_example_weights_that_mean_nothing(value):
+    weights = torch.ones(24)
+    weights[5] = value
+    bnn = classifier()
+    before = copy.deepcopy(bnn)
+    with pytest.raises(ValueError, match="epoch 1, batch 1: .*example_weights hold a negative or non-finite number"):
+        fit(bnn, DataLoader(TensorDataset(X, Y, weights), batch_size=8))
+    assert same(bnn, before)
+
+
+class Unsized:
+    """Batches without a length."""
+
+    def __iter__(self):
+        yield from batches()
+
+
+def test_num_data_below_the_number_of_examples():
+    """Too few is an error that names both numbers; more is allowed, for augmented data."""
+    data = TensorDataset(X, Y)
+    sampled = DataLoader(data, batch_sampler=BatchSampler(range(24), 8, drop_last=False))
+    for loader, epoch in ((batches(), 0), (Unsized(), 1), (sampled, 1), ([(X, Y)], 0)):
+        bnn = classifier()
+        before = copy.deepcopy(bnn)
+        with pytest.raises(ValueError, match="num_data=23.* 24"):
+            fit(bnn, loader, num_data=23)
+        assert same(bnn, before) == (epoch == 0)
+        fit(bnn, loader, num_data=100)
+    fit(classifier(), DataLoader(data, batch_size=8, sampler=SubsetRandomSampler(range(10))), num_data=10)
+    fit(classifier(), DataLoader(data, batch_size=8, sampler=WeightedRandomSampler(torch.ones(24), 60)), num_data=24)
+    oversampled = BatchSampler(WeightedRandomSampler(torch.ones(24), 60), 8, drop_last=False)
+    fit(classifier(), DataLoader(data, batch_sampler=oversampled), num_data=24)
+
+
+def test_a_dataset_of_batches_is_counted_by_example():
+    whole = [(X[:16], Y[:16]), (X[16:], Y[16:])]
+    by_count, by_hand = classifier(), classifier()
+    fit(by_count, DataLoader(whole, batch_size=None))
+    fit(by_hand, DataLoader(whole, batch_size=None), num_data=24)
+    assert same(by_count, by_hand)
+    with pytest.raises(ValueError, match="num_data=20, but the loader has 24 examples"):
+        fit(classifier(), DataLoader(whole, batch_size=None), num_data=20)
 
 
 def test_what_is_not_a_network_or_a_loader():
@@ -281,6 +336,8 @@ def test_what_is_not_a_network_or_a_loader():
     without = bayesify.bayesianize(nn.Linear(3, 2), "mean_field")
     with pytest.raises(ValueError, match="no likelihood"):
         fit(without)
+    with pytest.raises(TypeError, match=r"optimizer='adam'; give an optimizer, or a function to one"):
+        fit(classifier(), optimizer="adam")
     with pytest.raises(TypeError, match="the loader is int"):
         fit(classifier(), 3)
     with pytest.raises(TypeError, match="runs once"):

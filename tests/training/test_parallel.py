@@ -171,5 +171,6 @@ def test_without_fabric_the_error_says_how_to_install_it(monkeypatch):
         bayesify.fit(network(), loader(), **options(devices=2))
     assert len(bayesify.fit(network(), loader(), **options())) == 3  # one process does not need it
     monkeypatch.undo()
-    with pytest.raises(ValueError, match="launch='thread'"):
-        bayesify.fit(network(), loader(), **options(devices=2, launch="thread"))
+    for launch in ("thread", "spawn"):
+        with pytest.raises(ValueError, match=f"launch='{launch}'; give 'script' or 'fork'"):
+            bayesify.fit(network(), loader(), **options(devices=2, launch=launch))
