@@ -23,7 +23,7 @@ ROOMS = [
     ["weights", "structured", "predictive", "summary"],
     ["priors", "likelihoods", "execution", "datasets", "models"],
     ["draws", "posteriors", "graphs"],
-    ["objectives", "selection", "graphs"],
+    ["objectives", "selection", "graphs", "inputs"],
     ["network"],
     ["laplace", "subnetwork", "function_space", "deep_gp", "random_features", "baselines"],
 ]

@@ -5,16 +5,17 @@ bayesify.fit(bnn, train_loader, epochs=10)
 bnn.predict(x).probs
 """
 
-from bayesify import datasets, likelihoods, metrics, posteriors, priors
+from bayesify import datasets, likelihoods, metrics, models, posteriors, priors
 from bayesify.draws import Draw, Draws
 from bayesify.history import History
-from bayesify.network import BayesianNetwork, bayesianize, count_parameters
+from bayesify.network import BayesianNetwork, bayesianize
 from bayesify.predictive import ClassificationPredictive, Predictive, RegressionPredictive
 from bayesify.pruning import prune
 from bayesify.schedules import KLSchedule
 from bayesify.storage import load, save
 from bayesify.training import fit
 from bayesify.version import __version__
+from bayesify.weights import count_parameters
 
 __all__ = [
     "BayesianNetwork",
@@ -33,6 +34,7 @@ __all__ = [
     "likelihoods",
     "load",
     "metrics",
+    "models",
     "posteriors",
     "priors",
     "prune",

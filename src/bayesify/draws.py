@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, overload
 
 import torch
@@ -30,16 +30,20 @@ class Draw:
         runner: The network that the weights belong to.
         weights: Weights under the posterior by `named_parameters()` name.
         kl: KL in nats of the draw, a scalar.
+        own: Buffers that this draw has for itself, by name.
     """
 
-    def __init__(self, runner: Runner, weights: Mapping[str, Tensor], kl: Tensor) -> None:
+    def __init__(
+        self, runner: Runner, weights: Mapping[str, Tensor], kl: Tensor, own: Mapping[str, Tensor] | None = None
+    ) -> None:
         self._runner = runner
+        self._own = own or {}
         self.weights = dict(weights)
         self.kl = kl
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The network's output with these weights."""
-        return self._runner.call(self.weights, args, kwargs)
+        return self._runner.call({**self.weights, **self._own}, args, kwargs)
 
 
 class Draws:
@@ -49,10 +53,18 @@ class Draws:
         runner: The network that the weights belong to.
         weights: Weights under the posterior by `named_parameters()` name, each [S, *shape], a tensor or a structured weight.
         kl: KL in nats of each draw, [S].
+        own: Buffers that each draw has for itself (an ensemble's batch statistics), one dict per draw.
     """
 
-    def __init__(self, runner: Runner, weights: Mapping[str, Tensor], kl: Tensor) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        weights: Mapping[str, Tensor],
+        kl: Tensor,
+        own: Sequence[Mapping[str, Tensor]] | None = None,
+    ) -> None:
         self._runner = runner
+        self._own = own
         self.weights = dict(weights)
         self.kl = kl
 
@@ -65,7 +77,7 @@ class Draws:
         Returns:
             [S, B, ...]; a dict, tuple or dataclass of outputs keeps its type and gets the axis of draws in every tensor.
         """
-        return self._runner.run(self.weights, args, kwargs)
+        return self._runner.run(self.weights, args, kwargs, own=self._own)
 
     @torch.no_grad()
     def outputs(
@@ -97,14 +109,15 @@ class Draws:
             rows, few = rows_within(runner, self.weights, args, kwargs, budget)
         row = select_output(few, output)
         size = len(self) * total * row.element_size() * row.numel() // row.shape[0]
-        frozen, weights = runner, self.weights
+        frozen, weights, own = runner, self.weights, self._own
         if not (keep or (keep is None and size <= budget)):
-            frozen, weights = runner.snapshot(), {name: _own(weight) for name, weight in weights.items()}
+            frozen, weights = runner.snapshot(), {name: _copy(weight) for name, weight in weights.items()}
+            own = own and [{name: value.clone() for name, value in part.items()} for part in own]
 
         def chunks() -> Iterator[Tensor]:
             for part_args, part_kwargs in split_rows(args, kwargs, rows):
                 with torch.no_grad(), evaluating(frozen.network):
-                    yield select_output(frozen.run(weights, part_args, part_kwargs), output)
+                    yield select_output(frozen.run(weights, part_args, part_kwargs, own=own), output)
 
         if frozen is not runner:
             return Outputs(chunks=chunks)
@@ -124,10 +137,11 @@ class Draws:
             chosen = range(len(self))[index]
             if len(chosen) == 0:
                 raise IndexError(f"Draws: {index} selects none of {len(self)} draws")
-            return Draws(self._runner, at(self.weights, index), self.kl[index])
+            return Draws(self._runner, at(self.weights, index), self.kl[index], self._own and self._own[index])
         if not -len(self) <= index < len(self):
             raise IndexError(f"Draws: index {index} is out of range for {len(self)} draws")
-        return Draw(self._runner, at(self.weights, index), self.kl[index])
+        own = self._own[index] if self._own else None
+        return Draw(self._runner, at(self.weights, index), self.kl[index], own)
 
     def __iter__(self) -> Iterator[Draw]:
         return (self[index] for index in range(len(self)))
@@ -145,11 +159,11 @@ class Draws:
 
     def detach(self) -> Draws:
         """The same draws, cut off from the parameters of the posterior and from later training of the point estimates."""
-        weights = {name: _own(weight).detach() for name, weight in self.formed().weights.items()}
+        weights = {name: _copy(weight).detach() for name, weight in self.formed().weights.items()}
         return Draws(self._runner.snapshot(), weights, self.kl.detach())
 
 
-def _own(weight: Tensor) -> Tensor:
+def _copy(weight: Tensor) -> Tensor:
     """The same draws, copied where they are a view of a parameter, which training changes in place."""
     base = weight._base
     if base is None or not base.is_leaf or not base.requires_grad:

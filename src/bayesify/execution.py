@@ -6,7 +6,7 @@ import dataclasses
 import math
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -59,8 +59,9 @@ class Runner:
         named = dict(self.point_values)
         for name, value in values.items():
             named[name] = value
-            for alias in self.weights[name].aliases:
-                named[alias] = value
+            if name in self.weights:
+                for alias in self.weights[name].aliases:
+                    named[alias] = value
         if not self._recurrent:
             return torch.func.functional_call(self.network, named, args, dict(kwargs), tie_weights=False)
         named = {name: value.form() if isinstance(value, StructuredWeight) else value for name, value in named.items()}
@@ -107,6 +108,7 @@ class Runner:
         *,
         mode: Mode | None = None,
         chunk_size: int | None = None,
+        own: Sequence[WeightDict] | None = None,
     ) -> Any:
         """Run all draws over the same inputs.
 
@@ -116,6 +118,7 @@ class Runner:
             kwargs: Keyword inputs of the network.
             mode: Forces the way to run; chosen automatically if left out.
             chunk_size: Draws that `vmap` holds at once.
+            own: Buffers that each draw has for itself, one dict per draw; a loop lets the network update them in place.
 
         Returns:
             The network's output with a leading axis of S in every tensor.
@@ -128,21 +131,24 @@ class Runner:
             try:
                 with warnings.catch_warnings():
                     warnings.filterwarnings("error", message=_SLOW_VMAP)
-                    return self._vmap(values, args, kwargs, chunk_size)
+                    together = {name: torch.stack([part[name] for part in own]) for name in own[0]} if own else {}
+                    return self._vmap({**values, **together}, args, kwargs, chunk_size)
             except UserWarning as slow:
                 if not str(slow).startswith(_SLOW_VMAP):
                     raise
                 _REFUSED.add(self.network)  # right, but slower than the loop, and torch says so each time
-                return self._loop(values, args, kwargs)
+                return self._loop(values, args, kwargs, own)
             except (RuntimeError, ValueError) as refusal:
-                outputs = self._loop(values, args, kwargs)  # a mistake of the caller's fails here too, in plain words
+                outputs = self._loop(
+                    values, args, kwargs, own
+                )  # a mistake of the caller's fails here too, in plain words
                 _REFUSED.add(self.network)
                 reason = str(refusal).strip().splitlines()[0]
                 warnings.warn(
                     f"{type(self.network).__name__}: vmap refused ({reason}); draws run in a loop instead", stacklevel=3
                 )
                 return outputs
-        return self._loop(values, args, kwargs)
+        return self._loop(values, args, kwargs, own)
 
     def _vmap(
         self, values: WeightDict, args: tuple[Any, ...], kwargs: Mapping[str, Any], chunk_size: int | None
@@ -157,10 +163,16 @@ class Runner:
         outputs = torch.func.vmap(one, chunk_size=chunk_size, randomness="different")(dict(values))
         return rebuild[0](outputs)
 
-    def _loop(self, values: WeightDict, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _loop(
+        self,
+        values: WeightDict,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        own: Sequence[WeightDict] | None,
+    ) -> Any:
         trees = []
-        for draw in each(values):
-            tree, build = as_tree(self.call(draw, args, kwargs))
+        for index, draw in enumerate(each(values)):
+            tree, build = as_tree(self.call({**draw, **own[index]} if own else draw, args, kwargs))
             trees.append(tree)
         if len(trees) == 1:
             return build(pytree.tree_map_only(Tensor, lambda tensor: tensor.unsqueeze(0), trees[0]))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,27 @@ from torch import Tensor, nn
 
 from bayesify import graphs, objectives
 from bayesify.draws import Draws
-from bayesify.execution import Runner, at, select_output
-from bayesify.likelihoods import Likelihood, check_finite, should_check
+from bayesify.execution import Runner, select_output
+from bayesify.inputs import as_inputs, check_inputs, naming_inputs
+from bayesify.likelihoods import Likelihood, should_check
 from bayesify.posteriors.base import DrawRequest, Posterior
+from bayesify.posteriors.ensemble import Ensemble
 from bayesify.predictive import Predictive
 from bayesify.priors import Prior
-from bayesify.selection import Choice, make_likelihood, make_prior, parse_posterior, read_json, select
+from bayesify.selection import Choice, check_keys, make_likelihood, make_prior, parse_posterior, read_json, select
+from bayesify.structured import StructuredWeight
 from bayesify.summary import Row, Summary
-from bayesify.weights import Weight, catalog, group_layers, owner_of, put_in, take_out
+from bayesify.weights import (
+    Weight,
+    catalog,
+    group_layers,
+    is_channels_last,
+    owner_of,
+    padding_rows,
+    put_in,
+    running_statistics,
+    take_out,
+)
 
 
 def bayesianize(
@@ -51,12 +64,15 @@ def bayesianize(
     Raises:
         ValueError: If a selector matches nothing, a name is unknown, or the network has no weights or float16 ones.
     """
+    if isinstance(net, BayesianNetwork):
+        raise TypeError("bayesianize: net is a BayesianNetwork already; give the plain network, or its mean_network()")
     if not isinstance(net, nn.Module):
         raise TypeError(f"bayesianize: net is {type(net).__name__}; give a torch.nn.Module")
     if isinstance(posterior, (str, Path)) and str(posterior).endswith(".json"):
         posterior = read_json(posterior)
     if isinstance(posterior, Mapping) and "posterior" in posterior and not _selects(net, posterior, "posterior"):
         whole = dict(posterior)
+        check_keys(whole)
         posterior = whole["posterior"]
         likelihood = whole.get("likelihood") if likelihood is None else likelihood
         prior = whole.get("prior") if prior is None else prior
@@ -108,8 +124,9 @@ class BayesianNetwork(nn.Module):
         self._output = output
         modules = {weight.name: owner_of(net, weight.name)[0] for weight in taken}
         values = take_out(self.network, taken)
+        self._padding = padding_rows(net, taken)
         self._low_precision = {name: value.dtype for name, value in values.items() if value.dtype == torch.bfloat16}
-        self._channels_last = {name for name, value in values.items() if _is_channels_last(value)}
+        self._channels_last = {name for name, value in values.items() if is_channels_last(value)}
         values = {name: value.float() if name in self._low_precision else value for name, value in values.items()}
         reference = values[taken[0].name]
         self._weights = {weight.name: weight for weight in taken}
@@ -119,8 +136,18 @@ class BayesianNetwork(nn.Module):
             posterior.bind(group_layers(weights), values, modules, scales)
             for (_, posterior), (_, weights) in zip(posteriors, selection.taken, strict=True)
         )
+        for part in self._parts():
+            if isinstance(part, Ensemble):
+                part.keep_statistics(running_statistics(self.network))
         self.likelihood = copy.deepcopy(likelihood).to(reference) if likelihood is not None else None
         self.train(net.training)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        if fn(torch.zeros(1)).dtype == torch.float16:
+            raise ValueError(
+                "BayesianNetwork: float16 cannot hold small standard deviations; use bfloat16, or autocast"
+            )
+        return super()._apply(fn, recurse)
 
     # -- drawing ---------------------------------------------------------------------------------------------------
 
@@ -167,24 +194,35 @@ class BayesianNetwork(nn.Module):
         local: bool = False,
         num_data: int | None = None,
     ) -> Draws:
-        if not isinstance(num_draws, int) or num_draws < 1:
+        if not isinstance(num_draws, int) or isinstance(num_draws, bool) or num_draws < 1:
             raise ValueError(f"num_draws={num_draws}; give an integer of at least 1")
         runner = Runner(self.network, self._weights)
         prior = self.prior.draw(num_draws, generator)
         weights: dict[str, Tensor] = {}
+        members: dict[int, Tensor] = {}
         kl: Any = prior.kl
         for posterior in sorted(self._parts(), key=lambda posterior: posterior.runs_network):
-            request = DrawRequest(num_draws, prior, generator, antithetic, local, runner, weights, num_data)
+            request = DrawRequest(num_draws, prior, generator, antithetic, local, runner, weights, num_data, members)
             with self._full_precision():
                 part, part_kl = graphs.draw(posterior, request)
             weights.update(part)
             kl = kl + part_kl
+        self._keep_padding(weights, axis=1)
         for name, dtype in self._low_precision.items():
             weights[name] = weights[name].to(dtype)
         for name in self._channels_last:
             if weights[name].stride(2) != 1:
                 weights[name] = weights[name].movedim(2, -1).contiguous().movedim(-1, 2)
-        return Draws(runner, weights, kl.expand(num_draws))
+        ensemble = next((part for part in self._parts() if isinstance(part, Ensemble)), None)
+        return Draws(runner, weights, kl.expand(num_draws), ensemble.statistics_of(request) if ensemble else None)
+
+    def _keep_padding(self, weights: dict[str, Tensor], axis: int) -> None:
+        """Put the rows of embeddings that stand for padding back, in place: torch does not train them either."""
+        for name, (row, value) in self._padding.items():
+            weight = weights[name]
+            weight = weight.form() if isinstance(weight, StructuredWeight) else weight
+            rows = value.to(weight).expand(*weight.shape[:axis], 1, weight.shape[-1])
+            weights[name] = weight.index_copy(axis, torch.tensor([row], device=weight.device), rows)
 
     def _full_precision(self) -> AbstractContextManager[Any]:
         """Autocast is for the network: a KL that is summed or a factor that is inverted in bfloat16 is off by percents."""
@@ -193,8 +231,7 @@ class BayesianNetwork(nn.Module):
 
     def forward(self, *args: Any, generator: torch.Generator | None = None, **kwargs: Any) -> Any:
         """The network's output with one fresh draw of the weights."""
-        draws = self._draw(1, generator)
-        return draws._runner.call(at(draws.weights, 0), args, kwargs)
+        return self._draw(1, generator)[0](*args, **kwargs)
 
     # -- training --------------------------------------------------------------------------------------------------
 
@@ -256,15 +293,19 @@ class BayesianNetwork(nn.Module):
         draws = self._draw(num_draws, generator, antithetic, local=True, num_data=num_data)
         return self._terms(draws, x, y, num_data, example_weights)
 
-    def map_objective(
+    def map_objective(self, x: Any, y: Tensor, *, num_data: int, example_weights: Tensor | None = None) -> Tensor:
+        r"""$\log p(\mathcal{D} | m) + \log p(m)$ at the posterior mean m, in nats, a scalar; maximise it."""
+        log_likelihood, penalty = self.map_terms(x, y, num_data=num_data, example_weights=example_weights)
+        return objectives.elbo(log_likelihood, penalty)
+
+    def map_terms(
         self, x: Any, y: Tensor, *, num_data: int, example_weights: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        r"""Data term at the posterior mean and $-\log p$ of that mean, each [1]: their difference is the MAP objective."""
-        with self._full_precision():
-            means = {name: mean.unsqueeze(0) for posterior in self._parts() for name, mean in posterior.mean().items()}
-            prior = self.prior.draw(1)
-            sizes = {name: weight.numel for name, weight in self._weights.items()}
-            penalty = prior.cross_entropy({name: mean.square().sum() for name, mean in means.items()}, sizes)
+        r"""The two terms of `map_objective` apart: the data term and $-\log p$ of the mean, each [1]."""
+        means = {name: mean.unsqueeze(0) for posterior in self._parts() for name, mean in posterior.mean().items()}
+        prior = self.prior.draw(1)
+        sizes = {name: weight.numel for name, weight in self._weights.items()}
+        penalty = prior.cross_entropy({name: mean.square().sum() for name, mean in means.items()}, sizes)
         draws = Draws(Runner(self.network, self._weights), means, (penalty + prior.kl).expand(1))
         return self._terms(draws, x, y, num_data, example_weights)
 
@@ -273,8 +314,8 @@ class BayesianNetwork(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         likelihood = self._needs_likelihood("elbo")
         args, kwargs = as_inputs(x)
-        _check_inputs(args, kwargs)
-        with _naming_inputs(args, kwargs):
+        check_inputs(args, kwargs)
+        with naming_inputs(args, kwargs):
             outputs = select_output(draws(*args, **kwargs), self._output)
         log_likelihood = objectives.expected_log_likelihood(outputs, y, likelihood, num_data, example_weights)
         if should_check(log_likelihood):
@@ -311,7 +352,7 @@ class BayesianNetwork(nn.Module):
     def predict(
         self,
         x: Any,
-        num_draws: int = 32,
+        num_draws: int | None = None,
         *,
         generator: torch.Generator | None = None,
         antithetic: bool = False,
@@ -326,7 +367,7 @@ class BayesianNetwork(nn.Module):
 
         Args:
             x: Inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
-            num_draws: S.
+            num_draws: S; if left out 32, or each member of an ensemble once.
             generator: Source of randomness.
             antithetic: See `draw`.
             keep_outputs: Keep all outputs whatever their size (true) or never (false).
@@ -337,11 +378,17 @@ class BayesianNetwork(nn.Module):
         """
         likelihood = self._needs_likelihood("predict")
         args, kwargs = as_inputs(x)
-        _check_inputs(args, kwargs)
-        draws = self._draw(num_draws, generator, antithetic)
-        with _naming_inputs(args, kwargs):
+        check_inputs(args, kwargs)
+        draws = self._draw(self._default_draws() if num_draws is None else num_draws, generator, antithetic)
+        with naming_inputs(args, kwargs):
             outputs = draws.outputs(args, kwargs, output=self._output, keep=keep_outputs, memory=memory)
         return likelihood.predictive(outputs)
+
+    def _default_draws(self) -> int:
+        supports = {part.support for part in self._parts()} - {1}
+        if not supports:
+            return 1
+        return (supports.pop() if len(supports) == 1 else None) or 32
 
     @torch.no_grad()
     def mean_network(self) -> nn.Module:
@@ -350,6 +397,7 @@ class BayesianNetwork(nn.Module):
         means: dict[str, Tensor] = {}
         for posterior in self._parts():
             means.update(posterior.mean())
+        self._keep_padding(means, axis=0)
         for name, dtype in self._low_precision.items():
             means[name] = means[name].to(dtype)
         put_in(plain, list(self._weights.values()), means)
@@ -406,44 +454,3 @@ class BayesianNetwork(nn.Module):
 def _selects(net: nn.Module, choice: Mapping[Any, Any], key: str) -> bool:
     """Whether a key of the configuration is a selector here: the network has a module of that name and nothing else is said."""
     return key in dict(net.named_children()) and not {"prior", "likelihood", "output"} & set(choice)
-
-
-def _is_channels_last(value: Tensor) -> bool:
-    return value.ndim >= 4 and not value.is_contiguous() and value.stride(1) == 1
-
-
-def as_inputs(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword inputs of a network: a tensor, a tuple or list of inputs, or a mapping of keyword inputs."""
-    if isinstance(x, Mapping):
-        return (), dict(x)
-    if isinstance(x, (tuple, list)):
-        return tuple(x), {}
-    return (x,), {}
-
-
-def _check_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    for key, value in [*enumerate(args), *kwargs.items()]:
-        if isinstance(value, Tensor) and value.is_floating_point() and should_check(value):
-            check_finite(value, "inputs" if key == 0 else f"inputs {key!r}")
-
-
-@contextmanager
-def _naming_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """Say in an error of torch's about shapes and types that it is the network's inputs that do not fit."""
-    try:
-        yield
-    except (RuntimeError, IndexError) as error:
-        words = ("shape", "size", "dim", "type", "channel", "index out of range")
-        if isinstance(error, torch.OutOfMemoryError) or not any(word in str(error) for word in words):
-            raise
-        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-        given = ", ".join(f"shape {tuple(x.shape)} and type {str(x.dtype).removeprefix('torch.')}" for x in tensors)
-        reason = str(error).strip().splitlines()[0].rstrip(".")
-        raise ValueError(
-            f"inputs of {given} do not fit the network: {reason}; give inputs of the shape and type it was made for"
-        ) from error
-
-
-def count_parameters(module: nn.Module) -> int:
-    """Trainable scalars of a module; a tensor under several names counts once."""
-    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bayesify.likelihoods import Likelihood
+from bayesify.likelihoods import Likelihood, should_check
 
 
 def expected_log_likelihood(
@@ -39,6 +39,12 @@ def expected_log_likelihood(
             raise ValueError(
                 f"elbo: example_weights of shape {tuple(example_weights.shape)}; give one per example, [{batch}]"
             )
+        if should_check(example_weights) and not bool(
+            (example_weights >= 0).all() & torch.isfinite(example_weights).all()
+        ):
+            raise ValueError(
+                "elbo: example_weights hold a negative or non-finite number; give finite weights of at least 0"
+            )
         log_prob = log_prob * example_weights
     return num_data / batch * log_prob.sum(-1)
 
@@ -50,7 +56,12 @@ def elbo(log_likelihood: Tensor, kl: Tensor, kl_weight: float = 1.0) -> Tensor:
         log_likelihood: The data term of each draw, [S].
         kl: KL of each draw, [S] or a scalar.
         kl_weight: $\beta$; 1 is the bound, less is a tempered posterior.
+
+    Raises:
+        ValueError: If `kl_weight` is negative.
     """
+    if not kl_weight >= 0:
+        raise ValueError(f"elbo: kl_weight={kl_weight}; give a number of at least 0, 1 for the bound itself")
     return log_likelihood.mean() - kl_weight * kl.mean()
 
 

@@ -360,12 +360,11 @@ def mixture_quantile(mean: Tensor, variance: Tensor, q: float, steps: int = 60) 
     """Quantile of a Gaussian mixture with equal weights over the first axis: [S, ...] -> [...]."""
     std = variance.expand_as(mean).sqrt()
     z = math.sqrt(2) * float(torch.erfinv(torch.tensor(2 * q - 1, dtype=torch.float64)))
-    lower, upper = (
-        (mean + z * std).amin(0),
-        (mean + z * std).amax(0),
-    )  # each component's quantile brackets the mixture's
+    each = mean + z * std
+    lower, upper = each.amin(0), each.amax(0)  # the components' quantiles bracket the mixture's
     value = (mean.mean(0) + z * (mean.var(0, unbiased=False) + std.square().mean(0)).sqrt()).clamp(lower, upper)
     tolerance, scale = 4 * torch.finfo(mean.dtype).eps, std.amin(0)
+    done = torch.zeros_like(value, dtype=torch.bool)
     for _ in range(steps):
         scaled = (value - mean) / std
         excess = torch.special.ndtr(scaled).mean(0) - q
@@ -374,9 +373,13 @@ def mixture_quantile(mean: Tensor, variance: Tensor, q: float, steps: int = 60) 
         newton = value - excess / density
         inside = (newton > lower) & (newton < upper)
         step = torch.where(inside, newton, 0.5 * (lower + upper))
-        converged = (step - value).abs() <= tolerance * (step.abs() + scale)  # each entry on its own scale
-        value = step
-        if bool(converged.all()):
+        # What is met to rounding cannot be met better; and what has converged stays, so that an entry does not depend on
+        # those beside it.
+        done = done | (excess.abs() <= tolerance)
+        close = (step - value).abs() <= tolerance * (step.abs() + scale)
+        value = torch.where(done, value, step)
+        done = done | close
+        if bool(done.all()):
             break
     return value
 

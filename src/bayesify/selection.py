@@ -57,6 +57,14 @@ def parse_posterior(choice: Choice) -> list[tuple[str | nn.Module | None, Poster
     return [(None, make_posterior(choice))]
 
 
+def check_keys(configuration: Mapping[str, Any]) -> None:
+    """Raise `ValueError` for a key of a whole configuration that means nothing."""
+    known = ("posterior", "prior", "likelihood", "output")
+    for key in configuration:
+        if key not in known:
+            raise ValueError(f"bayesianize: unknown key {key!r} in the configuration; {suggest(str(key), known)}")
+
+
 def make_posterior(entry: Any) -> Posterior:
     """A posterior from an instance, a class, a name, or a dict with its name and arguments."""
     if isinstance(entry, Posterior):

@@ -130,10 +130,11 @@ def load(path: str | Path, net: nn.Module, *, map_location: str | torch.device |
 
 
 def fingerprint(module: nn.Module) -> dict[str, str]:
-    """Shape and type of each parameter and buffer of a network by name; tied ones under each of their names."""
+    """Shape and type of each parameter and buffer of a network by name, and the class of each of its modules."""
     named: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
     named.update(module.named_buffers(remove_duplicate=False))
-    return {name: _describe(tensor.shape, tensor.dtype) for name, tensor in named.items()}
+    kinds = {f"module {path or '(root)'}": type(part).__name__ for path, part in module.named_modules()}
+    return {name: _describe(tensor.shape, tensor.dtype) for name, tensor in named.items()} | kinds
 
 
 def _describe(shape: torch.Size, dtype: torch.dtype) -> str:

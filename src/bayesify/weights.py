@@ -292,3 +292,34 @@ def refresh_recurrent(network: nn.Module) -> None:
     for module in network.modules():
         if isinstance(module, nn.RNNBase):
             module._init_flat_weights()
+
+
+def running_statistics(network: nn.Module) -> dict[str, Tensor]:
+    """The buffers in which normalization layers keep statistics of the batches they have seen, by name."""
+    found = {}
+    for path, module in network.named_modules():
+        if isinstance(module, _NormBase):
+            prefix = f"{path}." if path else ""
+            found.update({prefix + name: buffer for name, buffer in module.named_buffers(recurse=False)})
+    return found
+
+
+def padding_rows(net: nn.Module, weights: list[Weight]) -> dict[str, tuple[int, Tensor]]:
+    """Index and value of the padding row of each embedding that has one, by weight name."""
+    found = {}
+    for weight in weights:
+        owner = owner_of(net, weight.name)[0]
+        if weight.kind == "lookup" and getattr(owner, "padding_idx", None) is not None:
+            row = int(owner.padding_idx)  # type: ignore[arg-type]
+            found[weight.name] = (row, net.get_parameter(weight.name)[row].detach().clone())
+    return found
+
+
+def is_channels_last(value: Tensor) -> bool:
+    """Whether a convolution's kernel is laid out in memory with its input channels last."""
+    return value.ndim >= 4 and not value.is_contiguous() and value.stride(1) == 1
+
+
+def count_parameters(module: nn.Module) -> int:
+    """Trainable scalars of a module; a tensor under several names counts once."""
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)

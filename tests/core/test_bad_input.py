@@ -264,3 +264,41 @@ def test_registering_a_taken_name() -> None:
     with pytest.raises(ValueError, match=r"register: 'map' is taken; give the method another name"):
         register(Method("map", "MAP", "", "P"))
     assert before == METHODS
+
+
+def test_a_bayesian_network_is_not_made_bayesian_again():
+    bnn = bayesify.bayesianize(nn.Linear(2, 1), "mean_field")
+    with pytest.raises(TypeError, match="BayesianNetwork already"):
+        bayesify.bayesianize(bnn, "mean_field")
+
+
+def test_an_unknown_key_of_a_configuration_is_refused_with_the_nearest():
+    with pytest.raises(ValueError, match=r"unknown key 'priors'.*'prior'"):
+        bayesify.bayesianize(nn.Linear(2, 1), {"posterior": "mean_field", "priors": "standard"})
+
+
+def test_float16_by_a_later_conversion_is_refused():
+    bnn = bayesify.bayesianize(nn.Linear(2, 1), "mean_field")
+    for lower in (bnn.half, lambda: bnn.to(torch.float16)):
+        with pytest.raises(ValueError, match="float16"):
+            lower()
+    assert next(bnn.parameters()).dtype == torch.float32
+
+
+@pytest.mark.parametrize("weights", [[1.0, -1.0], [1.0, float("nan")]])
+def test_example_weights_must_be_finite_and_not_negative(weights):
+    bnn = bayesify.bayesianize(nn.Linear(2, 1), "mean_field", likelihood="gaussian")
+    with pytest.raises(ValueError, match="example_weights"):
+        bnn.elbo(torch.zeros(2, 2), torch.zeros(2, 1), num_data=2, example_weights=torch.tensor(weights))
+
+
+def test_a_negative_kl_weight_is_refused():
+    bnn = bayesify.bayesianize(nn.Linear(2, 1), "mean_field", likelihood="gaussian")
+    with pytest.raises(ValueError, match="kl_weight=-1"):
+        bnn.elbo(torch.zeros(2, 2), torch.zeros(2, 1), num_data=2, kl_weight=-1.0)
+
+
+def test_arrays_of_another_library_are_refused_with_the_way_out():
+    bnn = bayesify.bayesianize(nn.Linear(2, 1), "mean_field", likelihood="gaussian")
+    with pytest.raises(TypeError, match="from_numpy"):
+        bnn.predict(torch.zeros(2, 2).numpy())

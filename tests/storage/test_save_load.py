@@ -199,7 +199,7 @@ def test_files_of_others_and_of_other_networks(tmp_path):
     for other, message in (
         (nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), r"0.weight is \[6, 4\] float32 in the file"),
         (nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3, bias=False)), "2.bias .* missing in the network"),
-        (nn.Sequential(nn.Linear(4, 6), nn.PReLU(), nn.Linear(6, 3)), "1.weight is missing in the file"),
+        (nn.Sequential(nn.Linear(4, 6), nn.PReLU(), nn.Linear(6, 3)), "module 1 is Tanh in the file and PReLU"),
     ):
         with pytest.raises(ValueError, match=message):
             bayesify.load(path, other)

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from bayesify import metrics
 from bayesify.datasets import toy
 from bayesify.likelihoods import Categorical, Gaussian, Likelihood
-from bayesify.network import bayesianize, count_parameters
+from bayesify.network import bayesianize
 from bayesify.predictive import ClassificationPredictive, Predictive, RegressionPredictive
 from bayesify.priors import Neal
 from bayesify.registry import METHODS, Method
 from bayesify.training import fit
+from bayesify.weights import count_parameters
 
 HIDDEN = 20
 """Hidden units of the demonstration's networks, one layer with tanh."""

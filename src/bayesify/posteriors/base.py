@@ -7,7 +7,7 @@ import inspect
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, TypeVar
 
 import torch
@@ -35,6 +35,7 @@ class DrawRequest:
         runner: The network, for posteriors that run it in order to draw.
         weights: The draws of other posteriors of the same network, for those that run it.
         num_data: Examples in the dataset, where the draw is for a bound over it.
+        members: Which member of an ensemble each draw takes, [S], by the size of the ensemble; whoever draws first chooses.
     """
 
     num_draws: int
@@ -45,6 +46,7 @@ class DrawRequest:
     runner: Any = None
     weights: Mapping[str, Tensor] | None = None
     num_data: int | None = None
+    members: dict[int, Tensor] = field(default_factory=dict)
 
     def normals(self, sizes: Sequence[int], like: Tensor) -> list[Tensor]:
         """Standard normal numbers for several weights in one call.
@@ -126,6 +128,11 @@ class Posterior(nn.Module):
     @abstractmethod
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
         """Make the parameters; see `bind` for the arguments."""
+
+    @property
+    def support(self) -> int | None:
+        """How many different draws there are, where they can be counted: a prediction then takes each once."""
+        return None
 
     # -- what the network asks -------------------------------------------------------------------------------------
 

@@ -18,7 +18,8 @@ class Ensemble(Posterior):
     r"""Several point estimates trained together: $q(w) = \frac1K \sum_k \delta(w - m_k)$ (Lakshminarayanan et al. 2017).
 
     It has no density, so `kl` is the mean over members of $-\log p(m_k)$: with it the ELBO is the mean of the members' MAP
-    objectives. Draws visit the members equally often. Stored: `value`, with a leading axis of members.
+    objectives. Draws visit the members equally often. Each member has its own running statistics of BatchNorm layers.
+    Stored: `value`, with a leading axis of members.
 
     Args:
         members: K.
@@ -44,9 +45,8 @@ class Ensemble(Posterior):
         """Start the members apart."""
         stacked = {weight.name: [values[weight.name].clone()] for weight in self.weights}
         for _ in range(self.members - 1):
-            fresh: dict[
-                nn.Module, nn.Module | None
-            ] = {}  # one new start per module, so that its weights belong together
+            # One new start per module, so that its weights belong together.
+            fresh: dict[nn.Module, nn.Module | None] = {}
             for weight in self.weights:
                 value, module = values[weight.name], modules[weight.name]
                 if self.init == "network":
@@ -63,10 +63,39 @@ class Ensemble(Posterior):
         self.value = NamedParameters({name: torch.stack(members) for name, members in stacked.items()})
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
-        """Members in random order, each equally often."""
-        device = self.value.values()[0].device
-        chosen = choose_members(self.members, request.num_draws, request.generator, device)
+        """Members in random order, each equally often; several ensembles of one network take the same ones."""
+        if self.members not in request.members:
+            device = self.value.values()[0].device
+            drawn = choose_members(self.members, request.num_draws, request.generator, device)
+            request.members[self.members] = drawn
+        chosen = request.members[self.members]
         return {name: value[chosen] for name, value in self.value.items()}, self.kl(request.prior)
+
+    @property
+    def support(self) -> int:
+        """The members."""
+        return self.members
+
+    def keep_statistics(self, buffers: Mapping[str, Tensor]) -> None:
+        """Give each member batch statistics of its own: those of unrelated networks have no meaningful average.
+
+        Args:
+            buffers: Running statistics of the network's normalization layers, by name.
+        """
+        for name, value in buffers.items():
+            self.register_buffer(f"statistics:{name.replace('.', '/')}", torch.stack([value] * self.members))
+
+    def statistics_of(self, request: DrawRequest) -> list[dict[str, Tensor]]:
+        """Views of the statistics that each draw of a request uses and updates."""
+        stacked = {
+            key.removeprefix("statistics:").replace("/", "."): value
+            for key, value in self._buffers.items()
+            if value is not None and key.startswith("statistics:")
+        }
+        return [
+            {name: value[member] for name, value in stacked.items()}
+            for member in request.members[self.members].tolist()
+        ]
 
     def mean(self) -> dict[str, Tensor]:
         """Mean over members."""

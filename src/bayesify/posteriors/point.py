@@ -35,3 +35,8 @@ class Point(Posterior):
     def variance(self) -> dict[str, Tensor]:
         """Zero."""
         return {name: torch.zeros_like(value) for name, value in self.value.items()}
+
+    @property
+    def support(self) -> int:
+        """One."""
+        return 1

@@ -169,4 +169,4 @@ def test_trains_without_luck(name):
     assert all(abs(nll - median) < 0.05 for nll in nlls)
 
 
-LUCK = Recipe(epochs=30, batch=50, inducing_learning_rate=1e-2, width=4, inducing=8, members=2)
+LUCK = Recipe(epochs=30, batch=50, inducing_learning_rate=1e-2, width=4, inducing=8, members=2, ensemble_draws=2)

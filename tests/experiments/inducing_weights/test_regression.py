@@ -9,7 +9,7 @@ import pytest
 
 from bayesify.datasets import toy
 from bayesify.experiments.inducing_weights import regression
-from bayesify.network import count_parameters
+from bayesify.weights import count_parameters
 
 pytest.importorskip("torchmetrics")
 

@@ -25,7 +25,8 @@ from torch import Tensor
 from bayesify.datasets import corruptions, images
 from bayesify.experiments.inducing_weights import predictions, records, scores
 from bayesify.experiments.inducing_weights.systems import SYSTEMS, Recipe, train
-from bayesify.network import BayesianNetwork, count_parameters
+from bayesify.network import BayesianNetwork
+from bayesify.weights import count_parameters
 
 OUTSIDE = {
     "fashion_mnist": ("mnist", "notmnist"),

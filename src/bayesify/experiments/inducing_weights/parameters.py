@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from bayesify.experiments.inducing_weights import published
 from bayesify.experiments.inducing_weights.tables import table
 from bayesify.models import resnet50
-from bayesify.network import bayesianize, count_parameters
+from bayesify.network import bayesianize
 from bayesify.posteriors import InducingWeights, MeanField
 from bayesify.posteriors.base import Posterior
 from bayesify.pruning import prune
+from bayesify.weights import count_parameters
 
 
 def count(posterior: Posterior | None, keep: float = 1.0) -> int:

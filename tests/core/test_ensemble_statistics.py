@@ -1,0 +1,100 @@
+"""An ensemble on a network with BatchNorm: each member normalizes by its own statistics; predictions visit each member once."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import bayesify
+from bayesify import likelihoods, posteriors
+
+
+def problem(members: int = 3):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3))
+    bnn = bayesify.bayesianize(net, posteriors.Ensemble(members), likelihood=likelihoods.Categorical())
+    x = torch.randn(32, 1, 8, 8) + 3
+    return net, bnn, x, torch.randint(0, 3, (32,))
+
+
+def member_network(net: nn.Module, bnn: bayesify.BayesianNetwork, member: int) -> nn.Module:
+    """A plain network with one member's weights."""
+    plain = copy.deepcopy(net)
+    state = plain.state_dict()
+    for name, value in bnn.posterior.value.items():
+        state[name] = value[member].detach()
+    plain.load_state_dict(state)
+    return plain
+
+
+def test_each_member_keeps_the_statistics_it_would_have_alone():
+    net, bnn, x, _ = problem()
+    bnn.train()
+    for batch in x.split(8):
+        with torch.no_grad():
+            bnn.draw(3)(batch)  # every member sees every batch once
+    bnn.eval()
+    expected = []
+    for member in range(3):
+        alone = member_network(net, bnn, member).train()
+        for batch in x.split(8):
+            with torch.no_grad():
+                alone(batch)
+        expected.append(alone.eval()(x).softmax(-1))
+    prediction = bnn.predict(x)
+    torch.testing.assert_close(prediction.probs, torch.stack(expected).mean(0), rtol=1e-4, atol=1e-5)
+
+
+def test_a_prediction_takes_each_member_once_and_is_deterministic():
+    _, bnn, x, _ = problem(5)
+    prediction = bnn.predict(x)
+    assert prediction.outputs.shape[0] == 5
+    torch.testing.assert_close(bnn.predict(x).probs, prediction.probs)
+    assert bnn.predict(x, num_draws=7).outputs.shape[0] == 7
+    point = bayesify.bayesianize(nn.Linear(2, 3), "point", likelihood=likelihoods.Categorical())
+    assert point.predict(torch.zeros(4, 2)).outputs.shape[0] == 1
+
+
+def test_streamed_predictions_and_single_draws_use_the_members_statistics():
+    _, bnn, x, y = problem()
+    bnn.train()
+    bnn.elbo(x, y, num_data=32, num_draws=3)
+    kept = bnn.predict(x)
+    streamed = bnn.predict(x, keep_outputs=False, memory=20_000)
+    torch.testing.assert_close(streamed.probs, kept.probs, rtol=1e-4, atol=1e-5)
+    bnn.eval()
+    draws = bnn.draw(3)
+    torch.testing.assert_close(torch.stack([draw(x) for draw in draws]), draws(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(draws[1:](x), draws(x)[1:], rtol=1e-4, atol=1e-5)
+
+
+def test_statistics_are_saved_and_loaded(tmp_path):
+    net, bnn, x, y = problem()
+    bnn.train()
+    bnn.elbo(x, y, num_data=32, num_draws=3)
+    bayesify.save(bnn, tmp_path / "ensemble")
+    torch.testing.assert_close(bayesify.load(tmp_path / "ensemble", net).predict(x).probs, bnn.predict(x).probs)
+
+
+def test_two_ensembles_of_one_network_take_the_same_members():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+    bnn = bayesify.bayesianize(net, {"0": posteriors.Ensemble(3), "1": posteriors.Ensemble(3)})
+    weights = bnn.draw(30).weights
+    pairs = {(a.sum().item(), b.sum().item()) for a, b in zip(weights["0.weight"], weights["1.weight"], strict=True)}
+    assert len(pairs) == 3
+
+
+@pytest.mark.parametrize("name", ["mean_field", "ensemble", "matrix_normal", "dropout"])
+def test_the_padding_row_of_an_embedding_stays_as_it_is(name):
+    net = nn.Sequential(nn.Embedding(5, 3, padding_idx=0), nn.Linear(3, 2))
+    bnn = bayesify.bayesianize(net, name)
+    assert (bnn.draw(4).weights["0.weight"][:, 0] == 0).all()
+    assert (bnn.mean_network()[0].weight[0] == 0).all()
+    local = bayesify.bayesianize(
+        net, posteriors.MeanField(init_std=0.5, local_reparameterization=True), likelihood=likelihoods.Categorical()
+    )
+    local.elbo(torch.tensor([0, 1]), torch.tensor([0, 1]), num_data=2).backward()
