@@ -172,7 +172,8 @@ def least_examples(loader: Any, seen: int | None = None) -> int | None:
         loader: The loader; the lengths of its dataset and its sampler count, where it cuts the batches itself.
         seen: Examples of one epoch, once there was one: for loaders that do not say, or whose batches are chosen elsewhere.
     """
-    dataset, sampler = getattr(loader, "dataset", None), getattr(loader, "sampler", None)
+    dataset: Any = getattr(loader, "dataset", None)
+    sampler: Any = getattr(loader, "sampler", None)
     if not hasattr(dataset, "__len__") or _yields_batches(loader):
         return seen
     if getattr(loader, "batch_size", None) is None and getattr(loader, "batch_sampler", None) is not None:

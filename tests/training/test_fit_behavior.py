@@ -278,10 +278,10 @@ def test_bad_data_later_names_epoch_and_batch():
         fit(bnn, DataLoader(TensorDataset(NAN, Y), batch_size=8))
     fit(stepped, [(X[:8], Y[:8])], num_data=24)
     assert same(bnn, stepped)
-    with pytest.raises(ValueError, match="validation batch 1: inputs hold nan.*; steps taken before it: 3"):
+    with pytest.raises(ValueError, match=r"validation batch 1: inputs hold nan.*; steps taken before it: 3"):
         fit(classifier(), validation=[(NAN, Y)])
     entries = [(X, Y), (X, Y, X, Y)]
-    with pytest.raises(ValueError, match="epoch 1, batch 2: a batch has 4 entries.*; steps taken before it: 1"):
+    with pytest.raises(ValueError, match=r"epoch 1, batch 2: a batch has 4 entries.*; steps taken before it: 1"):
         fit(classifier(), entries, num_data=48)
 
 
@@ -291,7 +291,7 @@ def test_example_weights_that_mean_nothing(value):
     weights[5] = value
     bnn = classifier()
     before = copy.deepcopy(bnn)
-    with pytest.raises(ValueError, match="epoch 1, batch 1: .*example_weights hold a negative or non-finite number"):
+    with pytest.raises(ValueError, match=r"epoch 1, batch 1: .*example_weights hold a negative or non-finite number"):
         fit(bnn, DataLoader(TensorDataset(X, Y, weights), batch_size=8))
     assert same(bnn, before)
 
@@ -310,7 +310,7 @@ def test_num_data_below_the_number_of_examples():
     for loader, epoch in ((batches(), 0), (Unsized(), 1), (sampled, 1), ([(X, Y)], 0)):
         bnn = classifier()
         before = copy.deepcopy(bnn)
-        with pytest.raises(ValueError, match="num_data=23.* 24"):
+        with pytest.raises(ValueError, match=r"num_data=23.* 24"):
             fit(bnn, loader, num_data=23)
         assert same(bnn, before) == (epoch == 0)
         fit(bnn, loader, num_data=100)
