@@ -11,7 +11,7 @@ TORCH  ?= torch
 
 help:
 	@echo "make install   environment in $(VENV)         make lint    ruff and mypy"
-	@echo "make demo      all methods on toy problems   make bench   ratios against plain passes"
+	@echo "make demo      all methods on toy problems   make bench   ratios against plain passes; overwrites benchmarks/results"
 	@echo "make test      the tests                     make docs    the site, in site/"
 
 install: $(VENV)/.installed
@@ -45,8 +45,10 @@ format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Overwrites the committed benchmarks/results and the README's tables with this machine's figures.
 bench: install
 	$(BIN)/python -m benchmarks.run
+	$(BIN)/python -m benchmarks.speed_table
 
 docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -68,6 +68,22 @@ def test_sizes_in_the_readmes_table():
         assert bayesify.count_parameters(bnn) == int(size.replace(",", "")), name
 
 
+def test_speed_in_the_readme_is_what_was_measured(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks.speed_table import END, START, tables
+
+    shown = README.split(START)[1].split(END)[0]
+    assert shown.strip() == tables(), "run python -m benchmarks.speed_table"
+    assert shown.count("| ResNet") == 4
+    assert "overwrites the committed files" in README
+    assert "Overwrites the committed benchmarks/results" in MAKEFILE
+
+
+def test_what_is_not_released_has_no_date_of_release():
+    unreleased = f"## {bayesify.__version__} (not released)" in (ROOT / "CHANGELOG.md").read_text()
+    assert ("date-released" in (ROOT / "CITATION.cff").read_text()) != unreleased
+
+
 def test_required_dependencies_are_as_many_as_the_readme_says():
     count = len(PROJECT["project"]["dependencies"])
     assert f"{count} required dependencies" in README
