@@ -68,30 +68,44 @@ def _kl(prior_stds: list[float], means: list[Tensor], log_stds: list[Tensor], st
 
 
 class _Moments(torch.autograd.Function):
-    """Mean and variance of a diagonal Gaussian, its summed second moment, and its summed log standard deviation."""
-
-    generate_vmap_rule = True
+    """Means and variances of many diagonal Gaussians, and their summed KL to zero-mean priors."""
 
     @staticmethod
-    def forward(mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        variance = (2 * log_std).exp_()
-        return mean.view_as(mean), variance, _dot(mean) + variance.sum(), log_std.sum()
+    def forward(ctx: Any, prior_stds: list[float], *parameters: Tensor) -> Any:
+        count = len(prior_stds)
+        means, log_stds = list(parameters[:count]), list(parameters[count:])
+        variances = list(torch._foreach_mul(log_stds, 2.0))
+        torch._foreach_exp_(variances)
+        ctx.prior_stds = prior_stds
+        ctx.save_for_backward(*means, *variances)
+        norms = torch._foreach_mul(torch._foreach_norm(means), [math.sqrt(0.5) / std for std in prior_stds])
+        sums = [value.sum() for value in (*variances, *log_stds)]
+        scaled = torch._foreach_mul(sums, [0.5 / std**2 for std in prior_stds] + [-1.0] * count)
+        constant = sum(mean.numel() * (math.log(std) - 0.5) for mean, std in zip(means, prior_stds, strict=True))
+        kl = torch.stack(norms).square().sum() + torch.stack(scaled).sum() + constant
+        return *(mean.view_as(mean) for mean in means), *variances, kl
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.save_for_backward(inputs[0], output[1])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        grad_mean, grad_variance, grad_square, grad_log = grads
-        mean, variance = ctx.saved_tensors
-        through_log = (grad_variance + grad_square).mul_(variance).mul_(2).add_(grad_log)
-        return torch.addcmul(grad_mean, mean, 2 * grad_square), through_log
-
-
-def _dot(values: Tensor) -> Tensor:
-    flat = values.reshape(-1)
-    return torch.dot(flat, flat)
+    def backward(ctx: Any, *grads: Any) -> Any:
+        count = len(ctx.prior_stds)
+        means, variances, grad_kl = ctx.saved_tensors[:count], list(ctx.saved_tensors[count:]), grads[-1]
+        given = [
+            torch.zeros_like(like) if g is None else g for g, like in zip(grads, (*means, *variances), strict=False)
+        ]
+        slopes = list(torch._foreach_mul(given[count:], variances))
+        torch._foreach_mul_(slopes, 2.0)
+        if grad_kl is None:
+            return None, *given[:count], *slopes
+        precisions = [std**-2 for std in ctx.prior_stds]
+        pulls = torch._foreach_mul(list(means), precisions)
+        torch._foreach_mul_(pulls, grad_kl)
+        torch._foreach_add_(pulls, given[:count])
+        # d KL / d log s = s^2 / sigma^2 - 1.
+        shrink = torch._foreach_mul(variances, precisions)
+        torch._foreach_mul_(shrink, grad_kl)
+        torch._foreach_add_(slopes, shrink)
+        torch._foreach_add_(slopes, grad_kl, alpha=-1)
+        return None, *pulls, *slopes
 
 
 def draw_diagonals(
@@ -112,7 +126,18 @@ def draw_diagonals(
     return draws, kl
 
 
-def diagonal_moments(mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    r"""Mean and variance $s^2$ for use elsewhere, with $\mathbb{E} \lVert w \rVert^2$ and $\sum \log s$."""
-    mean_out, variance, square, log_det = _Moments.apply(mean, log_std)
-    return mean_out, variance, square, log_det
+def diagonal_moments(
+    means: list[Tensor], log_stds: list[Tensor], prior_stds: list[float]
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    r"""Means and variances of many $\mathcal{N}(m, \operatorname{diag}(s^2))$ for use elsewhere, and their KL to zero-mean priors.
+
+    Args:
+        means: m of each, any shape.
+        log_stds: log s of each, the same shapes.
+        prior_stds: $\sigma$ of each.
+
+    Returns:
+        m and $s^2$ of each, and a scalar in nats.
+    """
+    *moments, kl = _Moments.apply(prior_stds, *means, *log_stds)
+    return moments[: len(means)], moments[len(means) :], kl

@@ -68,24 +68,9 @@ class MeanField(Posterior):
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
         """`m + s * noise`, or local Gaussians inside the training objective if asked for."""
-        weights: dict[str, Tensor] = {}
-        squares: dict[str, Tensor] = {}
-        log_dets = []
         log_std = self.log_std()
         if request.local and self.local_reparameterization:
-            tied = {weight.name for weight in self.weights if weight.aliases}
-            for name, mean in self.mean_value.items():
-                location, variance, squares[name], log_det = diagonal_moments(mean, log_std[name])
-                log_dets.append(log_det)
-                if name in tied:  # all uses of a tied weight must see one value
-                    (eps,) = request.normals([mean.numel()], mean)
-                    one = torch.addcmul(location, variance.sqrt(), like_layout(eps, mean))
-                    weights[name] = self.mean_value.scatter(name, one)
-                    continue
-                moments = [self.mean_value.scatter(name, moment) for moment in (location, variance)]
-                shared = [repeat_draws(moment, request.num_draws) for moment in moments]
-                weights[name] = LocalGaussian(shared[0], shared[1], request.generator)
-            return weights, prior_kl(request.prior, squares, self.sizes(), log_dets)
+            return self._draw_locally(request, log_std)
         names, means = list(self.mean_value), self.mean_value.values()
         flat = request.normals([mean.numel() for mean in means], means[0])
         noise = [like_layout(part, mean) for part, mean in zip(flat, means, strict=True)]
@@ -104,6 +89,28 @@ class MeanField(Posterior):
             ]
             kl = self.kl(request.prior)
         return {name: self.mean_value.scatter(name, draw) for name, draw in zip(names, drawn, strict=True)}, kl
+
+    def _draw_locally(self, request: DrawRequest, log_std: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+        names, means = list(self.mean_value), self.mean_value.values()
+        prior_stds = [request.prior.std[name] for name in names]
+        if all(isinstance(std, float) for std in prior_stds):
+            fixed = [float(std) for std in prior_stds]
+            locations, variances, kl = diagonal_moments(means, list(log_std.values()), fixed)
+        else:
+            locations, variances = means, [(2 * value).exp() for value in log_std.values()]
+            kl = self.kl(request.prior)
+        tied = {weight.name for weight in self.weights if weight.aliases}
+        weights: dict[str, Tensor] = {}
+        for name, location, variance in zip(names, locations, variances, strict=True):
+            if name in tied:  # all uses of a tied weight must see one value
+                (eps,) = request.normals([location.numel()], location)
+                one = torch.addcmul(location, variance.sqrt(), like_layout(eps, location))
+                weights[name] = self.mean_value.scatter(name, one)
+                continue
+            moments = [self.mean_value.scatter(name, moment) for moment in (location, variance)]
+            mean, spread = (repeat_draws(moment, request.num_draws) for moment in moments)
+            weights[name] = LocalGaussian(mean, spread, request.generator)
+        return weights, kl
 
     def mean(self) -> dict[str, Tensor]:
         """m, 0 where pruned."""
@@ -154,14 +161,6 @@ class MeanField(Posterior):
         for name in self.sizes():
             self.mean_value[name].zero_()
             self.raw_std[name].fill_(self._raw(float(prior.std[name])))
-
-
-def prior_kl(
-    prior: PriorDraw, squares: Mapping[str, Tensor], sizes: Mapping[str, int], log_dets: list[Tensor]
-) -> Tensor:
-    """KL of a diagonal Gaussian from its summed second moments and summed log standard deviations."""
-    constant = sum(sizes.values()) * 0.5 * math.log(2 * math.pi * math.e)
-    return prior.cross_entropy(squares, sizes) - torch.stack(log_dets).sum() - constant
 
 
 def like_layout(flat: Tensor, like: Tensor) -> Tensor:
