@@ -39,7 +39,7 @@ def test_every_public_name_has_an_entry(site):
     pages = "".join(page.read_text() for page in (site / "api").rglob("*.html"))
     modules = {"posteriors": posteriors, "priors": priors, "likelihoods": likelihoods}
     wanted = [f"bayesify.{name}" for name in bayesify.__all__ if isinstance(getattr(bayesify, name), type)]
-    wanted += ["bayesify.bayesianize", "bayesify.fit", "bayesify.save", "bayesify.load"]
+    wanted += ["bayesify.bayesianize", "bayesify.fit", "bayesify.save", "bayesify.load", "bayesify.prune"]
     wanted += [f"bayesify.posteriors.{name}" for name in posteriors.__all__]
     for module in ("priors", "likelihoods"):
         wanted += [f"bayesify.{module}.{kind.__name__}" for kind in modules[module].REGISTRY.values()]
