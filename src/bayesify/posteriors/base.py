@@ -68,7 +68,10 @@ class DrawRequest:
         for start, count, size in zip(starts, counts, sizes, strict=False):
             part = flat[start : start + count].view(halves, size)
             if self.antithetic:
-                part = torch.stack((part, -part), dim=1).flatten(0, 1)[: self.num_draws]
+                pairs = part.new_empty(self.num_draws, size)
+                pairs[::2] = part
+                torch.neg(part[: self.num_draws // 2], out=pairs[1::2])
+                part = pairs
             parts.append(part)
         return parts
 
