@@ -10,7 +10,6 @@ paper caps it on images, which keeps the test NLL of different seeds together.
 from __future__ import annotations
 
 import argparse
-import math
 import statistics
 import sys
 import time
@@ -121,15 +120,12 @@ def make(system: str, seed: int) -> BayesianNetwork:
 def train(system: str, data: toy.Regression, training: Training, seed: int) -> BayesianNetwork:
     """A trained network of a system, on the CPU."""
     bnn = make(system, seed)
-    repeats = math.gcd(training.steps, 50)  # steps in an epoch, each on all data
     fit(
         bnn,
-        [(data.x, data.y)] * repeats,
-        num_data=len(data.x),
-        epochs=training.steps // repeats,
+        [(data.x, data.y)],
+        epochs=training.steps,
         learning_rate=training.learning_rate,
         scheduler=lambda adam: torch.optim.lr_scheduler.CosineAnnealingLR(adam, training.steps),
-        step_scheduler="step",
         num_draws=training.num_draws,
         seed=seed,
         progress=False,
