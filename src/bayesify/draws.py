@@ -155,12 +155,13 @@ class Draws:
             name: _form(weight) if isinstance(weight, StructuredWeight) else weight
             for name, weight in self.weights.items()
         }
-        return Draws(self._runner, weights, self.kl)
+        return Draws(self._runner, weights, self.kl, self._own)
 
     def detach(self) -> Draws:
         """The same draws, cut off from the parameters of the posterior and from later training of the point estimates."""
         weights = {name: _copy(weight).detach() for name, weight in self.formed().weights.items()}
-        return Draws(self._runner.snapshot(), weights, self.kl.detach())
+        own = self._own and [{name: value.clone() for name, value in part.items()} for part in self._own]
+        return Draws(self._runner.snapshot(), weights, self.kl.detach(), own)
 
 
 def _copy(weight: Tensor) -> Tensor:

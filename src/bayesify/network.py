@@ -207,22 +207,22 @@ class BayesianNetwork(nn.Module):
                 part, part_kl = graphs.draw(posterior, request)
             weights.update(part)
             kl = kl + part_kl
-        self._keep_padding(weights, axis=1)
+        self._suit_network(weights)
+        ensemble = next((part for part in self._parts() if isinstance(part, Ensemble)), None)
+        return Draws(runner, weights, kl.expand(num_draws), ensemble.statistics_of(request) if ensemble else None)
+
+    def _suit_network(self, weights: dict[str, Tensor]) -> None:
+        """Give drawn weights [S, *shape] the padding rows, types and memory layouts of the network's own, in place."""
+        for name, (row, value) in self._padding.items():  # torch does not train the rows that stand for padding either
+            weight = weights[name]
+            weight = weight.form() if isinstance(weight, StructuredWeight) else weight
+            rows = value.to(weight).expand(weight.shape[0], 1, -1)
+            weights[name] = weight.index_copy(1, torch.tensor([row], device=weight.device), rows)
         for name, dtype in self._low_precision.items():
             weights[name] = weights[name].to(dtype)
         for name in self._channels_last:
             if weights[name].stride(2) != 1:
                 weights[name] = weights[name].movedim(2, -1).contiguous().movedim(-1, 2)
-        ensemble = next((part for part in self._parts() if isinstance(part, Ensemble)), None)
-        return Draws(runner, weights, kl.expand(num_draws), ensemble.statistics_of(request) if ensemble else None)
-
-    def _keep_padding(self, weights: dict[str, Tensor], axis: int) -> None:
-        """Put the rows of embeddings that stand for padding back, in place: torch does not train them either."""
-        for name, (row, value) in self._padding.items():
-            weight = weights[name]
-            weight = weight.form() if isinstance(weight, StructuredWeight) else weight
-            rows = value.to(weight).expand(*weight.shape[:axis], 1, weight.shape[-1])
-            weights[name] = weight.index_copy(axis, torch.tensor([row], device=weight.device), rows)
 
     def _full_precision(self) -> AbstractContextManager[Any]:
         """Autocast is for the network: a KL that is summed or a factor that is inverted in bfloat16 is off by percents."""
@@ -302,10 +302,12 @@ class BayesianNetwork(nn.Module):
         self, x: Any, y: Tensor, *, num_data: int, example_weights: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         r"""The two terms of `map_objective` apart: the data term and $-\log p$ of the mean, each [1]."""
-        means = {name: mean.unsqueeze(0) for posterior in self._parts() for name, mean in posterior.mean().items()}
-        prior = self.prior.draw(1)
-        sizes = {name: weight.numel for name, weight in self._weights.items()}
-        penalty = prior.cross_entropy({name: mean.square().sum() for name, mean in means.items()}, sizes)
+        with self._full_precision():
+            means = {name: mean.unsqueeze(0) for posterior in self._parts() for name, mean in posterior.mean().items()}
+            prior = self.prior.draw(1)
+            sizes = {name: weight.numel for name, weight in self._weights.items()}
+            penalty = prior.cross_entropy({name: mean.square().sum() for name, mean in means.items()}, sizes)
+        self._suit_network(means)
         draws = Draws(Runner(self.network, self._weights), means, (penalty + prior.kl).expand(1))
         return self._terms(draws, x, y, num_data, example_weights)
 
@@ -394,13 +396,12 @@ class BayesianNetwork(nn.Module):
     def mean_network(self) -> nn.Module:
         """A plain network at the posterior mean: a copy of the original with E_q[w] in its slots."""
         plain = copy.deepcopy(self.network)
-        means: dict[str, Tensor] = {}
-        for posterior in self._parts():
-            means.update(posterior.mean())
-        self._keep_padding(means, axis=0)
-        for name, dtype in self._low_precision.items():
-            means[name] = means[name].to(dtype)
-        put_in(plain, list(self._weights.values()), means)
+        means = {name: mean.unsqueeze(0) for part in self._parts() for name, mean in part.mean().items()}
+        self._suit_network(means)
+        put_in(plain, list(self._weights.values()), {name: mean[0] for name, mean in means.items()})
+        for part in self._parts():
+            if isinstance(part, Ensemble):
+                part.average_statistics(plain)
         return plain
 
     # -- description -----------------------------------------------------------------------------------------------

@@ -71,6 +71,19 @@ def test_streamed_predictions_and_single_draws_use_the_members_statistics():
     torch.testing.assert_close(draws[1:](x), draws(x)[1:], rtol=1e-4, atol=1e-5)
 
 
+def test_detached_draws_and_the_mean_network_have_the_statistics_too():
+    _, bnn, x, y = problem()
+    bnn.train()
+    bnn.elbo(x, y, num_data=32, num_draws=3)
+    bnn.eval()
+    draws = bnn.draw(3)
+    torch.testing.assert_close(draws.detach()(x), draws(x))
+    stacked = bnn.posterior._statistics()
+    plain = dict(bnn.mean_network().named_buffers())
+    assert not torch.equal(plain["1.running_mean"], torch.zeros(4))
+    torch.testing.assert_close(plain["1.running_mean"], stacked["1.running_mean"].mean(0))
+
+
 def test_statistics_are_saved_and_loaded(tmp_path):
     net, bnn, x, y = problem()
     bnn.train()

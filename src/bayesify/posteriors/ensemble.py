@@ -87,15 +87,22 @@ class Ensemble(Posterior):
 
     def statistics_of(self, request: DrawRequest) -> list[dict[str, Tensor]]:
         """Views of the statistics that each draw of a request uses and updates."""
-        stacked = {
+        chosen = request.members[self.members].tolist()
+        return [{name: value[member] for name, value in self._statistics().items()} for member in chosen]
+
+    def average_statistics(self, network: nn.Module) -> None:
+        """Put the members' mean statistics into a plain network, in place."""
+        buffers = dict(network.named_buffers(remove_duplicate=False))
+        for name, value in self._statistics().items():
+            buffers[name].copy_(value.mean(0) if value.is_floating_point() else value[0])
+
+    def _statistics(self) -> dict[str, Tensor]:
+        """Each running statistic of the network by name, with a leading axis of members."""
+        return {
             key.removeprefix("statistics:").replace("/", "."): value
             for key, value in self._buffers.items()
             if value is not None and key.startswith("statistics:")
         }
-        return [
-            {name: value[member] for name, value in stacked.items()}
-            for member in request.members[self.members].tolist()
-        ]
 
     def mean(self) -> dict[str, Tensor]:
         """Mean over members."""
