@@ -73,13 +73,15 @@ def main() -> None:
     parser.add_argument("--step-batch", type=int, default=128)
     parser.add_argument("--draws", type=int, default=5)
     parser.add_argument("--networks", nargs="+", default=["resnet18", "resnet50"])
+    parser.add_argument("--posteriors", nargs="+", default=list(POSTERIORS), choices=list(POSTERIORS))
     parser.add_argument("--name", default="resnets_gpu")
     options = parser.parse_args()
     torch.manual_seed(0)
     torch.backends.cudnn.benchmark = True
     figures: dict[str, float] = {}
     for network in options.networks:
-        for kind, make in POSTERIORS.items():
+        for kind in options.posteriors:
+            make = POSTERIORS[kind]
             net = getattr(models, network)().to(options.device)
             x = torch.randn(options.batch, 3, 32, 32, device=options.device)
             for key, value in per_draw(net, make(), x, options.draws, options.seconds).items():

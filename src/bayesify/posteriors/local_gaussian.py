@@ -73,8 +73,8 @@ class _LocalLinear(torch.autograd.Function):
         x: Tensor, mean: Tensor, variance: Tensor, bias_mean: Tensor | None, bias_variance: Tensor | None, noise: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         squares = x.square()
-        output = _product(x, mean, bias_mean)
-        std = _away_from_zero(_product(squares, variance, bias_variance)).sqrt_()
+        output = F.linear(x, mean, bias_mean)
+        std = _away_from_zero(F.linear(squares, variance, bias_variance)).sqrt_()
         return output.addcmul_(std, noise), noise.div(std).mul_(0.5), squares
 
     @staticmethod
@@ -101,14 +101,6 @@ class _LocalLinear(torch.autograd.Function):
             rows_variance.sum(0) if ctx.biases[1] else None,
             None,
         )
-
-
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`F.linear`; on a CPU with the weight transposed first, which costs less than a product with a transposed factor."""
-    if x.device.type != "cpu":
-        return F.linear(x, weight, bias)
-    product = x @ weight.T.contiguous()
-    return product if bias is None else product.add_(bias)
 
 
 def _away_from_zero(variance: Tensor) -> Tensor:
