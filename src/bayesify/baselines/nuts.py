@@ -10,7 +10,8 @@ from torch import Tensor
 
 from bayesify.draws import Draws
 from bayesify.execution import Runner, select_output
-from bayesify.network import BayesianNetwork, as_inputs
+from bayesify.inputs import as_inputs
+from bayesify.network import BayesianNetwork
 from bayesify.objectives import expected_log_likelihood
 
 
