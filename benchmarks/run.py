@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-ON_CPU = ["benchmarks.foundation"]
+ON_CPU = ["benchmarks.foundation", "benchmarks.inducing_cpu"]
 ON_GPU = ["benchmarks.resnets"]
 
 
