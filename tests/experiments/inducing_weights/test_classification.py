@@ -146,8 +146,8 @@ def test_ablation_changes_one_thing_at_a_time():
 def test_ablation_smoke(tmp_path, capsys):
     assert ablation.main(["--smoke", "--out", str(tmp_path)]) == 0
     rows = json.loads((tmp_path / "ablation.json").read_text())["rows"]
-    assert {row["max_lambda"] for row in rows if row["system"] == "ffg_u"} == set(ablation.LAMBDAS)
-    assert {row["max_std"] for row in rows if row["system"] == "ffg_u"} == set(ablation.STDS)
+    assert {row["max_lambda"] for row in rows if row["system"] == "ffg_u"} >= set(ablation.LAMBDAS)
+    assert {row["max_std"] for row in rows if row["system"] == "ffg_u"} >= set(ablation.STDS)
     assert "figure without numbers" in capsys.readouterr().out
 
 
