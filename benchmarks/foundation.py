@@ -11,7 +11,7 @@ from torch import nn
 import bayesify
 from bayesify import likelihoods, models, posteriors
 
-from .timing import ratios, record
+from .timing import adam_step, ratios, record
 
 
 def mlp_figures(seconds: float) -> dict[str, float]:
@@ -33,9 +33,9 @@ def mlp_figures(seconds: float) -> dict[str, float]:
             seconds=seconds,
         )
     weight_step, local_step = ratios(
-        step(net, lambda: F.cross_entropy(net(x), y)),
+        adam_step(net, lambda: F.cross_entropy(net(x), y)),
         *(
-            step(other, lambda other=other: -other.elbo(x, y, num_data=60_000) / 60_000)
+            adam_step(other, lambda other=other: -other.elbo(x, y, num_data=60_000) / 60_000)
             for other in (
                 bnn,
                 bayesify.bayesianize(
@@ -52,17 +52,6 @@ def mlp_figures(seconds: float) -> dict[str, float]:
         "mlp_mean_field_step": weight_step,
         "mlp_mean_field_step_local": local_step,
     }
-
-
-def step(module: nn.Module, loss):
-    optimizer = torch.optim.Adam(module.parameters(), lr=1e-4)
-
-    def run() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        loss().backward()
-        optimizer.step()
-
-    return run
 
 
 def conv_figures(seconds: float) -> dict[str, float]:

@@ -9,12 +9,11 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
 
 import bayesify
 from bayesify import likelihoods, models, posteriors
 
-from .timing import clock, record
+from .timing import adam_step, clock, record
 
 
 def alternate(baseline: Callable[[], None], candidate: Callable[[], None], rounds: int) -> float:
@@ -27,17 +26,6 @@ def alternate(baseline: Callable[[], None], candidate: Callable[[], None], round
 def _ratio(baseline: Callable[[], None], candidate: Callable[[], None]) -> float:
     base = clock(baseline)
     return clock(candidate) / base
-
-
-def step(module: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], None]:
-    optimizer = torch.optim.Adam(module.parameters(), lr=1e-4)
-
-    def run() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        loss().backward()
-        optimizer.step()
-
-    return run
 
 
 def main() -> None:
@@ -60,8 +48,8 @@ def main() -> None:
     plain = copy.deepcopy(net).train()
     bnn.train()
     training = alternate(
-        step(plain, lambda: F.cross_entropy(plain(x), y)),
-        step(bnn, lambda: -bnn.elbo(x, y, num_data=50_000) / 50_000),
+        adam_step(plain, lambda: F.cross_entropy(plain(x), y)),
+        adam_step(bnn, lambda: -bnn.elbo(x, y, num_data=50_000) / 50_000),
         rounds,
     )
     record(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import bayesify
 from bayesify import likelihoods, models, posteriors
 
-from .timing import ratios, record
+from .timing import adam_step, ratios, record
 
 POSTERIORS: dict[str, Callable[[], Any]] = {
     "inducing": lambda: posteriors.InducingWeights(rows=64, cols=64),
@@ -46,21 +46,9 @@ def per_draw(net: nn.Module, posterior: Any, x: Tensor, num_draws: int, seconds:
 def training_step(net: nn.Module, posterior: Any, x: Tensor, y: Tensor, seconds: float) -> float:
     bnn = bayesify.bayesianize(net, posterior, likelihood=likelihoods.Categorical()).train()
     plain = copy.deepcopy(net).train()
-    optimizers = {id(module): torch.optim.Adam(module.parameters(), lr=1e-4) for module in (bnn, plain)}
-
-    def step(module: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], None]:
-        optimizer = optimizers[id(module)]
-
-        def run() -> None:
-            optimizer.zero_grad(set_to_none=True)
-            loss().backward()
-            optimizer.step()
-
-        return run
-
     return ratios(
-        step(plain, lambda: F.cross_entropy(plain(x), y)),
-        step(bnn, lambda: -bnn.elbo(x, y, num_data=50_000) / 50_000),
+        adam_step(plain, lambda: F.cross_entropy(plain(x), y)),
+        adam_step(bnn, lambda: -bnn.elbo(x, y, num_data=50_000) / 50_000),
         seconds=seconds,
     )[0]
 

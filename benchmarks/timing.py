@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 import bayesify
 
@@ -49,6 +50,18 @@ def clock(function: Callable[[], Any]) -> float:
 def synchronize() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+def adam_step(module: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], None]:
+    """A function that does one training step of a module by Adam."""
+    optimizer = torch.optim.Adam(module.parameters(), lr=1e-4)
+
+    def run() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        loss().backward()
+        optimizer.step()
+
+    return run
 
 
 def record(name: str, figures: dict[str, Any], **facts: Any) -> Path:
