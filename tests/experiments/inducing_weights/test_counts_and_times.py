@@ -7,7 +7,7 @@ import json
 import pytest
 
 from bayesify.experiments.inducing_weights import parameters, run_time
-from bayesify.experiments.inducing_weights.tables import table
+from bayesify.experiments.tables import table
 
 
 def test_counts_are_the_published_ones(capsys):

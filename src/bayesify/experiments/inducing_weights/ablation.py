@@ -20,10 +20,11 @@ import torch
 
 from bayesify import metrics
 from bayesify.datasets import images
-from bayesify.experiments.inducing_weights import predictions, records
+from bayesify.experiments import records
+from bayesify.experiments.inducing_weights import predictions
 from bayesify.experiments.inducing_weights.classification import SMOKE, Normalization
 from bayesify.experiments.inducing_weights.systems import SYSTEMS, Recipe, train
-from bayesify.experiments.inducing_weights.tables import number, table
+from bayesify.experiments.tables import number, table
 
 SIZES, LAMBDAS, STDS = (16, 32, 64, 128), (0.0, 0.03, 0.1, 0.3), (0.0, 0.1, 0.3)
 """Values of the paper (appendix J.2)."""

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from bayesify.datasets import corruptions, images
-from bayesify.experiments.inducing_weights import predictions, records, scores
+from bayesify.experiments import records
+from bayesify.experiments.inducing_weights import predictions, scores
 from bayesify.experiments.inducing_weights.systems import SYSTEMS, Recipe, train
 from bayesify.network import BayesianNetwork
 from bayesify.weights import count_parameters

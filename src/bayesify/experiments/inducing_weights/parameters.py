@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from bayesify.experiments.inducing_weights import published
-from bayesify.experiments.inducing_weights.tables import table
+from bayesify.experiments.tables import table
 from bayesify.models import resnet50
 from bayesify.network import bayesianize
 from bayesify.posteriors import InducingWeights, MeanField

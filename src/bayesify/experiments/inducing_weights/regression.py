@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from bayesify import metrics
 from bayesify.baselines.nuts import nuts
 from bayesify.datasets import toy
-from bayesify.experiments.inducing_weights import records
-from bayesify.experiments.inducing_weights.tables import number, table
+from bayesify.experiments import records
+from bayesify.experiments.tables import number, table
 from bayesify.likelihoods import Gaussian
 from bayesify.network import BayesianNetwork, bayesianize
 from bayesify.posteriors import FullCovariance, InducingWeights, MeanField

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bayesify.experiments.inducing_weights.tables import number, table
+from bayesify.experiments.tables import number, table
 
 COLUMNS = {
     "5_draws": "5 draws",

@@ -13,7 +13,7 @@ from torch import Tensor
 from bayesify import metrics
 from bayesify.experiments.inducing_weights import predictions, published
 from bayesify.experiments.inducing_weights.systems import SYSTEMS
-from bayesify.experiments.inducing_weights.tables import number, table
+from bayesify.experiments.tables import number, table
 
 MEASURES = ("max_probability", "entropy", "mutual_information")
 
