@@ -19,7 +19,7 @@ import bayesify
 ROOT = Path(bayesify.__file__).parent
 
 ROOMS = [
-    ["version", "maths", "transforms", "registry"],
+    ["version", "maths", "transforms", "registry", "batches", "storables", "random_streams", "tensor_files"],
     ["weights", "structured", "predictive", "summary"],
     ["priors", "likelihoods", "execution", "datasets", "models"],
     ["draws", "posteriors", "graphs"],

@@ -3,12 +3,47 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Protocol
 
-Recipe = Callable[..., Any]
+
+class Recipe(Protocol):
+    """How a method that is not a posterior of a network is trained: a function with these arguments.
+
+    Everything after the loader is given by name. The recipe copies the network instead of changing it, starts from its weights,
+    and trains them itself where the method begins with a trained network, so that all methods get the same problem.
+    """
+
+    def __call__(
+        self,
+        net: Any,
+        likelihood: Any,
+        loader: Any,
+        *,
+        prior: Any,
+        num_data: int,
+        epochs: int,
+        seed: int,
+        **options: Any,
+    ) -> Any:
+        """Train on a problem.
+
+        Args:
+            net: A network, untrained.
+            likelihood: p(y | outputs).
+            loader: Batches (inputs, targets) that start anew each epoch.
+            prior: p(weights), not bound to a network yet.
+            num_data: N, the examples in the dataset.
+            epochs: Passes over the data that a posterior would get; a method with several phases divides them.
+            seed: Of everything random.
+            options: The method's own, from `Method.options`.
+
+        Returns:
+            Something with `predict(x) -> Predictive`. Where `predict` takes `num_draws` and `generator`, the caller gives
+            them.
+        """
 
 
 @dataclass(frozen=True)
@@ -21,9 +56,9 @@ class Method:
         paper: Author and year of the source.
         cost: Parameters it stores, relative to P weights, in words.
         posterior: The class that `bayesianize` takes for this name; `None` for methods that are not posteriors of a network.
-        fit: How to train it on a problem: `fit(net, likelihood, loader, num_data, epochs, seed)` returns something with
-            `.predict`. `None` for posteriors, which all train by the same recipe.
-        options: Arguments of the posterior that suit small problems, for demo and comparison.
+        fit: How to train it on a problem: a `Recipe`, `fit(net, likelihood, loader, *, prior, num_data, epochs, seed,
+            **options)`, which returns something with `.predict`. `None` for posteriors, which all train by the same recipe.
+        options: Arguments of the posterior, or of the recipe, that suit small problems, for demo and comparison.
         aliases: Other names by which it is known in papers.
         slow: Whether it exceeds the demo's time budget for one method.
         extra: The module that an optional dependency provides, if the method needs one.

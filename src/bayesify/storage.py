@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,43 +16,8 @@ from bayesify.execution import evaluating
 from bayesify.network import BayesianNetwork, bayesianize
 from bayesify.posteriors.base import MASK, NamedParameters
 from bayesify.registry import suggest
+from bayesify.storables import STORABLE, Storable, describe, fingerprint, register_storable, rule_for
 from bayesify.version import __version__
-
-
-@dataclass(frozen=True)
-class Storable:
-    """How one type goes to disk and comes back.
-
-    Args:
-        kind: The class; subclasses are stored by the same rule unless they have their own.
-        name: Its name in files.
-        config: From an object to plain data.
-        state: From an object to its tensors by dotted name.
-        fingerprint: From an object to the `fingerprint` of the user's network that it was made from.
-        restore: From (network, config, state) to an object; it works on a copy of the network.
-    """
-
-    kind: type
-    name: str
-    config: Callable[[Any], Any]
-    state: Callable[[Any], Mapping[str, Tensor]]
-    fingerprint: Callable[[Any], dict[str, str]]
-    restore: Callable[[nn.Module, Any, dict[str, Tensor]], Any]
-
-
-STORABLE: dict[str, Storable] = {}
-"""Every type that `save` takes, by its name in files."""
-
-
-def register_storable(storable: Storable) -> None:
-    """Teach `save` and `load` a type.
-
-    Raises:
-        ValueError: If the name is taken.
-    """
-    if storable.name in STORABLE:
-        raise ValueError(f"register_storable: {storable.name!r} is taken; give the type another name")
-    STORABLE[storable.name] = storable
 
 
 def save(model: Any, path: str | Path) -> None:
@@ -72,7 +36,7 @@ def save(model: Any, path: str | Path) -> None:
         TypeError: If this type cannot be stored, or its configuration is not plain data.
         ValueError: If the path cannot be written.
     """
-    storable = _rule_for(model)
+    storable = rule_for(model)
     state, tied = _once(storable.state(model))
     config, tensors = tensor_files.pack(storable.config(model), "config")
     header = {
@@ -129,18 +93,6 @@ def load(path: str | Path, net: nn.Module, *, map_location: str | torch.device |
         ) from error
 
 
-def fingerprint(module: nn.Module) -> dict[str, str]:
-    """Shape and type of each parameter and buffer of a network by name, and the class of each of its modules."""
-    named: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
-    named.update(module.named_buffers(remove_duplicate=False))
-    kinds = {f"module {path or '(root)'}": type(part).__name__ for path, part in module.named_modules()}
-    return {name: _describe(tensor.shape, tensor.dtype) for name, tensor in named.items()} | kinds
-
-
-def _describe(shape: torch.Size, dtype: torch.dtype) -> str:
-    return f"{list(shape)} {str(dtype).removeprefix('torch.')}"
-
-
 def _check_fingerprint(path: str | Path, stored: Mapping[str, str], given: Mapping[str, str]) -> None:
     for name in (*stored, *given):
         if stored.get(name) != given.get(name):
@@ -148,15 +100,6 @@ def _check_fingerprint(path: str | Path, stored: Mapping[str, str], given: Mappi
                 f"{path}: was made from another network: {name} is {stored.get(name, 'missing')} in the file and "
                 f"{given.get(name, 'missing')} in the network given; give the same architecture"
             )
-
-
-def _rule_for(model: Any) -> Storable:
-    kinds = {storable.kind: storable for storable in STORABLE.values()}
-    for base in type(model).__mro__:
-        if base in kinds:
-            return kinds[base]
-    known = ", ".join(kind.__name__ for kind in kinds)
-    raise TypeError(f"save: {type(model).__name__} cannot be stored; known: {known} (see register_storable)")
 
 
 def _once(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -233,7 +176,7 @@ def _bayesian_fingerprint(bnn: BayesianNetwork) -> dict[str, str]:
     result = fingerprint(bnn.network)
     for name, weight in bnn.weights.items():
         for alias in (name, *weight.aliases):
-            result[alias] = _describe(weight.shape, drawn[name].dtype)
+            result[alias] = describe(weight.shape, drawn[name].dtype)
     return result
 
 

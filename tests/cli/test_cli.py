@@ -97,8 +97,8 @@ def test_demo_writes_a_report_and_ends_with_its_path(brief, tmp_path):
 def test_demo_runs_any_registered_method_by_its_entry(brief, tmp_path, add_method):
     seen = {}
 
-    def recipe(net, likelihood, loader, num_data, epochs, seed):
-        seen[likelihood.name] = (num_data, epochs, seed, [tuple(x.shape) for x, _ in loader])
+    def recipe(net, likelihood, loader, *, prior, num_data, epochs, seed, color):
+        seen[likelihood.name] = (num_data, epochs, seed, [tuple(x.shape) for x, _ in loader], prior.name, color)
 
         class Constant:
             def predict(self, x):
@@ -109,10 +109,13 @@ def test_demo_runs_any_registered_method_by_its_entry(brief, tmp_path, add_metho
 
         return Constant()
 
-    add_method(Method("own_recipe", "Own recipe", "Nobody 2099", "P", fit=recipe))
+    add_method(Method("own_recipe", "Own recipe", "Nobody 2099", "P", fit=recipe, options={"color": "red"}))
     result = runner.invoke(app, ["demo", "--quick", "--methods", "own_recipe", "--seed", "3", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
-    assert seen == {"gaussian": (60, 4, 3, [(60, 1)]), "categorical": (200, 2, 3, [(200, 2)])}
+    assert seen == {
+        "gaussian": (60, 4, 3, [(60, 1)], "neal", "red"),
+        "categorical": (200, 2, 3, [(200, 2)], "neal", "red"),
+    }
     assert Path(last_line(result)).read_text().count("<figure>") == 2
 
 

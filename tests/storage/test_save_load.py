@@ -255,7 +255,9 @@ def test_other_types_register_themselves(tmp_path, monkeypatch):
         def predict(self, x):
             return self.net(x) + self.shift
 
-    monkeypatch.setattr("bayesify.storage.STORABLE", dict(STORABLE))
+    known = dict(STORABLE)
+    monkeypatch.setattr("bayesify.storage.STORABLE", known)
+    monkeypatch.setattr("bayesify.storables.STORABLE", known)
     from bayesify import storage
 
     rule = Storable(

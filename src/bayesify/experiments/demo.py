@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -156,7 +157,7 @@ def run(
             else:
                 model, note = _posterior_recipe(method, problem, seed, epochs, budget, report)
             seconds = time.process_time() - start
-            scores, figure = _score(model, problem, seed, isinstance(model, nn.Module) and method.fit is None)
+            scores, figure = _score(model, problem, seed)
         counted = count_parameters(model) if isinstance(model, nn.Module) else None
         return Outcome(method, problem.name, scores, seconds, counted, figure, note)
     except Exception as error:
@@ -197,8 +198,16 @@ def run_all(
 
 def _own_recipe(method: Method, problem: Problem, seed: int, epochs: int) -> Any:
     assert method.fit is not None
-    data = problem.data
-    return method.fit(problem.network(seed), problem.likelihood, problem.loader, len(data.x), epochs, seed)
+    return method.fit(
+        problem.network(seed),
+        problem.likelihood,
+        problem.loader,
+        prior=Neal(PRIOR_SCALE),
+        num_data=len(problem.data.x),
+        epochs=epochs,
+        seed=seed,
+        **method.options,
+    )
 
 
 def _posterior_recipe(
@@ -239,7 +248,9 @@ def _posterior_recipe(
     return bnn, f"stopped at its {budget:g} s after {stopped} of {total} steps" if stopped else ""
 
 
-def _score(model: Any, problem: Problem, seed: int, by_draws: bool) -> tuple[dict[str, float], dict[str, Tensor]]:
+def _score(model: Any, problem: Problem, seed: int) -> tuple[dict[str, float], dict[str, Tensor]]:
+    by_draws = {"num_draws", "generator"} <= inspect.signature(model.predict).parameters.keys()
+
     def predict(x: Tensor) -> Predictive:
         if not by_draws:
             prediction: Predictive = model.predict(x)
