@@ -1,5 +1,6 @@
-"""Data: small problems made from a seed, image sets read from a folder, and corruptions of images."""
+"""Data: small problems made from a seed, UCI tables and image sets from a folder or downloaded, and what is done to images."""
 
-from bayesify.datasets import corruptions, images, toy
+from bayesify.datasets import corruptions, images, rotations, toy, uci
+from bayesify.datasets.scaling import Standardization
 
-__all__ = ["corruptions", "images", "toy"]
+__all__ = ["Standardization", "corruptions", "images", "rotations", "toy", "uci"]

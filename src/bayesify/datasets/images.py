@@ -1,21 +1,23 @@
-"""Image classification sets, read from a folder."""
+"""Image classification sets, read from a folder or downloaded."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-VARIABLE = "BAYESIFY_DATA"
-"""The environment variable that names the folder."""
+from bayesify.datasets import image_sources
+from bayesify.datasets.download import obtain
 
 FILES = {
     "mnist": "mnist.npz",
     "fashion_mnist": "fashion_mnist.npz",
     "notmnist": "notmnist_test10k.npz",
     "cifar10": "cifar10.npz",
+    "cifar100": "cifar100.npz",
+    "svhn": "svhn.npz",
 }
 """File of each set; its arrays are `train_images`, `train_labels`, `test_images` and `test_labels`, uint8."""
 
@@ -58,27 +60,26 @@ class Images:
         )
 
 
-def load(name: str, folder: str | Path | None = None) -> Images:
+def load(name: str, folder: str | Path | None = None, *, download: bool = True) -> Images:
     """Read a set of images.
 
+    A folder comes first: the one that is given, or the one that `BAYESIFY_DATA` names, or the cache (`BAYESIFY_CACHE`, else the
+    user's cache folder). What is in none of them is downloaded from its public home, verified and kept in the cache.
+
     Args:
-        name: `"mnist"`, `"fashion_mnist"`, `"notmnist"` (test images only) or `"cifar10"`.
-        folder: Where the files of `FILES` are; the folder that `BAYESIFY_DATA` names if left out.
+        name: `"mnist"`, `"fashion_mnist"`, `"notmnist"` (10,000 test images only), `"cifar10"`, `"cifar100"` (the 100 fine
+            labels) or `"svhn"` (cropped digits, without the extra part).
+        folder: Where the files of `FILES` are; a file that is missing there is not downloaded.
+        download: Whether to download.
 
     Raises:
-        ValueError: If the name is unknown, no folder is given, or the file does not hold what it should.
-        FileNotFoundError: If the folder does not hold the file.
+        ValueError: If the name is unknown, or the file does not hold what it should.
+        FileNotFoundError: If the set is in no folder and cannot be downloaded.
+        ImportError: If SVHN is to be downloaded and scipy, which reads its files, is missing.
     """
     if name not in FILES:
         raise ValueError(f"images: name={name!r}; give one of {', '.join(FILES)}")
-    chosen = folder if folder is not None else os.environ.get(VARIABLE)
-    if not chosen:
-        raise ValueError(f"images: no folder for {name}; set {VARIABLE} to the folder that holds {FILES[name]}")
-    path = Path(chosen) / FILES[name]
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"images: {path} does not exist; put {FILES[name]} there or set {VARIABLE} to its folder"
-        )
+    path = obtain("images", FILES[name], folder, partial(image_sources.download, name) if download else None)
     with np.load(path, allow_pickle=False) as stored:
         for key in ("test_images", "test_labels"):
             if key not in stored:

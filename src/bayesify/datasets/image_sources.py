@@ -1,0 +1,201 @@
+"""The public homes of the image sets, and how their formats become ours.
+
+MNIST, Fashion-MNIST, notMNIST and CIFAR-10 are verified by the sha256 of each array; CIFAR-100 and SVHN by the sha256 of
+the files that are downloaded, and all by their numbers of images and labels. CIFAR comes in its binary form, which needs
+no unpickling.
+"""
+
+from __future__ import annotations
+
+import gzip
+import tarfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from bayesify.datasets.download import digest, fetch
+
+IDX_FILES = {
+    "train_images": "train-images-idx3-ubyte.gz",
+    "train_labels": "train-labels-idx1-ubyte.gz",
+    "test_images": "t10k-images-idx3-ubyte.gz",
+    "test_labels": "t10k-labels-idx1-ubyte.gz",
+}
+
+HOMES: dict[str, tuple[str, ...]] = {
+    "mnist": (
+        "https://ossci-datasets.s3.amazonaws.com/mnist",
+        "https://storage.googleapis.com/cvdf-datasets/mnist",
+    ),
+    "fashion_mnist": (
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+    ),
+    "notmnist": ("https://raw.githubusercontent.com/davidflanagan/notMNIST-to-MNIST/master",),
+    "cifar10": ("https://www.cs.toronto.edu/~kriz",),
+    "cifar100": ("https://www.cs.toronto.edu/~kriz",),
+    "svhn": ("http://ufldl.stanford.edu/housenumbers",),
+}
+"""Folders on the network that hold the same files, tried in order."""
+
+FILE_SHA256 = {
+    "cifar-10-binary.tar.gz": "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+    "cifar-100-binary.tar.gz": "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+    "train_32x32.mat": "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
+    "test_32x32.mat": "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
+}
+"""Of files as they are downloaded. MNIST's may be packed anew by a mirror: there the arrays count."""
+
+ARRAY_SHA256: dict[str, dict[str, str]] = {
+    "mnist": {
+        "train_images": "741c988805d008ac6e4c904b69001ba184c24b2c540a4ef403f4c71b676cf757",
+        "train_labels": "1feba77c54802fa5339a11837ea4b2866434b83314ec45192930f1df69120c13",
+        "test_images": "6d87418db22cc8025d05968bec9bd5c3932904b23485740db143a061a2c9d161",
+        "test_labels": "ddeff807876a9661a1110d45c266c86239a3a1b7d37da0c3716a7a683c852ff5",
+    },
+    "fashion_mnist": {
+        "train_images": "2e487a6c89124f78f2d7521542223cafe96f7123c3ca13d447772ac6ecbb3012",
+        "train_labels": "657fbd221bfc9f4198cc14b5619cc33ec57c58dd0e47af4d99d6650759e869a7",
+        "test_images": "c867c93ff95360594e8ec3287995350b824dd110b11595c0e13d5423f621867a",
+        "test_labels": "3d0e6c6ea990b53b6f8f500a41cac93881d981b315f84578b7d915342ade01e9",
+    },
+    "notmnist": {
+        "test_images": "6bda48464effe4169d9cd068967cd81a717ae2f925ddb55fd71025e23022ee9a",
+        "test_labels": "cbf49d96931f5bf9ec86d14ed2f729c2870d4f9b406729e43c68d3748a345369",
+    },
+    "cifar10": {
+        "train_images": "9d5c2eddadb0deff02c14c350c0385aab7b1d5ff1edfeb4997c8dc8644960111",
+        "train_labels": "2b7cd2f24487317614016b72ffd53071c3062f592f0eb300c18a770d41ae1253",
+        "test_images": "177777c33ba79825320efa646ad04a94bdc3c80e4ebe3bd21724f8cdfd4b9d56",
+        "test_labels": "cec8a24a1e92aa2ecaa0bbd3dbfa86bf6cd8759fbd209a832824c8cf0afca9d5",
+    },
+}
+"""Of the entries of each array in our layout, in C order."""
+
+COUNTS: dict[str, tuple[int, int, int]] = {
+    "mnist": (60_000, 10_000, 10),
+    "fashion_mnist": (60_000, 10_000, 10),
+    "notmnist": (0, 10_000, 10),
+    "cifar10": (50_000, 10_000, 10),
+    "cifar100": (50_000, 10_000, 100),
+    "svhn": (73_257, 26_032, 10),
+}
+"""Training images, test images, classes."""
+
+
+def download(name: str, folder: Path) -> dict[str, np.ndarray]:
+    """Download a set and give its arrays, verified.
+
+    Args:
+        name: Of the set.
+        folder: For the files as they come; finished ones are kept there, so that an interrupted download goes on with the next.
+
+    Raises:
+        OSError: If it cannot be reached.
+        ValueError: If it is not what it should be.
+        ImportError: If SVHN is asked for and scipy, which reads its files, is missing.
+    """
+    if name in ("cifar10", "cifar100"):
+        arrays = _cifar(name, folder)
+    elif name == "svhn":
+        arrays = _svhn(folder)
+    else:
+        wanted = [key for key in IDX_FILES if COUNTS[name][0] or key.startswith("test")]
+        arrays = {key: read_idx(_get(name, IDX_FILES[key], folder)) for key in wanted}
+    verify(name, arrays)
+    return arrays
+
+
+def verify(name: str, arrays: Mapping[str, np.ndarray]) -> None:
+    """Compare arrays with what is known of a set: checksums where there are any, numbers of images and classes.
+
+    Raises:
+        ValueError: If something differs, by the name of the array.
+    """
+    num_train, num_test, num_classes = COUNTS[name]
+    for part, count in (("train", num_train), ("test", num_test)):
+        if not count:
+            continue
+        images, labels = arrays[f"{part}_images"], arrays[f"{part}_labels"]
+        if len(images) != count or labels.shape != (count,) or len(np.unique(labels)) != num_classes:
+            raise ValueError(
+                f"images: {name}'s {part} part came as {list(images.shape)} with {len(np.unique(labels))} classes; it should "
+                f"have {count} images of {num_classes} classes"
+            )
+        if name in ("cifar10", "cifar100") and (np.bincount(labels) != count // num_classes).any():
+            raise ValueError(
+                f"images: {name}'s {part}_labels came unbalanced; each class should have {count // num_classes}"
+            )
+    for key, expected in ARRAY_SHA256.get(name, {}).items():
+        if digest(arrays[key]) != expected:
+            raise ValueError(f"images: {name}'s {key} came with another checksum; the source has changed or is damaged")
+
+
+def _get(name: str, file: str, folder: Path) -> Path:
+    return fetch([f"{home}/{file}" for home in HOMES[name]], folder / file, sha256=FILE_SHA256.get(file))
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """The uint8 array of a gzipped IDX file (LeCun et al. 1998).
+
+    Raises:
+        ValueError: If it is not one.
+    """
+    try:
+        raw = gzip.decompress(path.read_bytes())
+    except (OSError, EOFError) as error:
+        raise ValueError(f"images: {path.name} is not a whole gzip file: {error}") from error
+    if len(raw) < 4 or raw[:3] != b"\x00\x00\x08":
+        raise ValueError(f"images: {path.name} is not an IDX file of bytes")
+    axes = raw[3]
+    shape = np.frombuffer(raw, ">u4", axes, offset=4).astype(int).tolist()
+    start = 4 + 4 * axes
+    if len(raw) - start != int(np.prod(shape)):
+        raise ValueError(f"images: {path.name} ends after {len(raw)} bytes; its header says {shape}")
+    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape).copy()
+
+
+def _cifar(name: str, folder: Path) -> dict[str, np.ndarray]:
+    fine = name == "cifar100"
+    archive = _get(name, "cifar-100-binary.tar.gz" if fine else "cifar-10-binary.tar.gz", folder)
+    parts: dict[str, Sequence[str]] = {
+        "train": ["train.bin"] if fine else [f"data_batch_{index}.bin" for index in range(1, 6)],
+        "test": ["test.bin"] if fine else ["test_batch.bin"],
+    }
+    arrays: dict[str, np.ndarray] = {}
+    with tarfile.open(archive) as opened:
+        members = {Path(member.name).name: member for member in opened.getmembers() if member.isfile()}
+        for part, files in parts.items():
+            rows = []
+            for file in files:
+                stream = opened.extractfile(members[file]) if file in members else None
+                if stream is None:
+                    raise ValueError(f"images: {archive.name} holds no {file}")
+                rows.append(_cifar_rows(stream.read(), labels=2 if fine else 1))
+            arrays[f"{part}_images"] = np.concatenate([images for images, _ in rows])
+            arrays[f"{part}_labels"] = np.concatenate([labels for _, labels in rows])
+    return arrays
+
+
+def _cifar_rows(raw: bytes, labels: int) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels of CIFAR's binary form: one or two labels (the fine one last), then 3 x 32 x 32 bytes."""
+    width = labels + 3 * 32 * 32
+    if not raw or len(raw) % width:
+        raise ValueError(f"images: a file of {len(raw)} bytes does not hold rows of {width}")
+    table = np.frombuffer(raw, np.uint8).reshape(-1, width)
+    return table[:, labels:].reshape(-1, 3, 32, 32), table[:, labels - 1].copy()
+
+
+def _svhn(folder: Path) -> dict[str, np.ndarray]:
+    try:
+        from scipy.io import loadmat
+    except ImportError as missing:
+        raise ImportError("images: SVHN's files are read by scipy; pip install scipy") from missing
+    arrays: dict[str, np.ndarray] = {}
+    for part in ("train", "test"):
+        stored = loadmat(_get("svhn", f"{part}_32x32.mat", folder))
+        arrays[f"{part}_images"] = np.ascontiguousarray(stored["X"].transpose(3, 2, 0, 1))
+        labels = stored["y"].reshape(-1).astype(np.uint8)
+        arrays[f"{part}_labels"] = np.where(labels == 10, 0, labels).astype(np.uint8)
+    return arrays

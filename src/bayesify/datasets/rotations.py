@@ -1,0 +1,58 @@
+"""Rotated images."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from bayesify.datasets.images import to_bytes
+
+CHUNK = 1000
+"""Images that are rotated at a time."""
+
+
+def rotate(images: np.ndarray, degrees: float) -> np.ndarray:
+    """Images turned counterclockwise about their center, bilinear, black beyond the border; exact at multiples of 90 degrees.
+
+    Args:
+        images: uint8, [N, C, H, H].
+        degrees: Any number.
+
+    Returns:
+        uint8, of the same shape.
+
+    Raises:
+        ValueError: If the images are not uint8 [N, C, H, H], or the angle is not finite.
+    """
+    if images.ndim != 4 or images.dtype != np.uint8 or images.shape[2] != images.shape[3]:
+        raise ValueError(f"rotate: images are {images.dtype}{list(images.shape)}; give uint8 [N, C, H, H]")
+    if not math.isfinite(degrees):
+        raise ValueError(f"rotate: degrees={degrees}; give a finite number")
+    if degrees % 90 == 0:
+        return np.ascontiguousarray(np.rot90(images, int(degrees // 90) % 4, axes=(2, 3)))
+    corners = _corners(images.shape[2], math.radians(degrees % 360))
+    turned = np.empty_like(images)
+    for start in range(0, len(images), CHUNK):
+        pieces = images[start : start + CHUNK].reshape(-1, images.shape[1], images.shape[2] ** 2)
+        mixed = sum(weight * pieces[..., place] for place, weight in corners)
+        turned[start : start + CHUNK] = to_bytes(mixed / 255.0).reshape(-1, *images.shape[1:])
+    return turned
+
+
+def _corners(side: int, angle: float) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For each of the four pixels around the point that an output pixel comes from: its index and its weight, [H * H]."""
+    middle = (side - 1) / 2
+    down, across = np.meshgrid(np.arange(side) - middle, np.arange(side) - middle, indexing="ij")
+    row = math.cos(angle) * down + math.sin(angle) * across + middle
+    column = -math.sin(angle) * down + math.cos(angle) * across + middle
+    top, left = np.floor(row).astype(int), np.floor(column).astype(int)
+    corners = []
+    for below in (0, 1):
+        for right in (0, 1):
+            r, c = top + below, left + right
+            weight = (1 - np.abs(row - r)) * (1 - np.abs(column - c))
+            inside = (r >= 0) & (r < side) & (c >= 0) & (c < side)
+            place = np.where(inside, r * side + c, 0)
+            corners.append((place.reshape(-1), np.where(inside, weight, 0.0).astype(np.float32).reshape(-1)))
+    return corners

