@@ -19,11 +19,22 @@ import bayesify
 ROOT = Path(bayesify.__file__).parent
 
 ROOMS = [
-    ["version", "maths", "transforms", "registry", "batches", "storables", "random_streams", "tensor_files"],
+    [
+        "version",
+        "maths",
+        "transforms",
+        "registry",
+        "batches",
+        "storables",
+        "random_streams",
+        "tensor_files",
+        "history",
+        "progress",
+    ],
     ["weights", "structured", "predictive", "summary"],
     ["priors", "likelihoods", "execution", "datasets", "models"],
     ["draws", "posteriors", "graphs"],
-    ["objectives", "selection", "graphs", "inputs"],
+    ["objectives", "selection", "graphs", "inputs", "jacobians"],
     ["network"],
     ["laplace", "subnetwork", "function_space", "deep_gp", "random_features", "baselines"],
 ]

@@ -27,7 +27,7 @@ MEMORY_BUDGET = 256 * 2**20
 
 _REFUSED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _NO_BATCHING_RULE = (nn.RNNCellBase, nn.EmbeddingBag, nn.MultiheadAttention)
-_SLOW_VMAP = "There is a performance drop because we have not yet implemented the batching rule"
+SLOW_VMAP = "There is a performance drop because we have not yet implemented the batching rule"
 
 
 class Runner:
@@ -130,11 +130,11 @@ class Runner:
         if mode == "vmap":
             try:
                 with warnings.catch_warnings():
-                    warnings.filterwarnings("error", message=_SLOW_VMAP)
+                    warnings.filterwarnings("error", message=SLOW_VMAP)
                     together = {name: torch.stack([part[name] for part in own]) for name in own[0]} if own else {}
                     return self._vmap({**values, **together}, args, kwargs, chunk_size)
             except UserWarning as slow:
-                if not str(slow).startswith(_SLOW_VMAP):
+                if not str(slow).startswith(SLOW_VMAP):
                     raise
                 _REFUSED.add(self.network)  # right, but slower than the loop, and torch says so each time
                 return self._loop(values, args, kwargs, own)

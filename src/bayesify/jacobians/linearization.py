@@ -1,0 +1,273 @@
+"""A network as a linear function of chosen weights around their values, one batch at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from bayesify.execution import Runner, select_output, split_rows
+from bayesify.inputs import naming_inputs
+from bayesify.jacobians.general import example_gradients
+from bayesify.jacobians.rules import Rule, rule_for
+from bayesify.jacobians.trace import Pulled, Trace, Use, trace
+from bayesify.weights import owner_of
+
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-2}
+"""How far a layer's rule may be from automatic differentiation, relative to the largest entry: rounding, not error."""
+
+
+class Jacobians:
+    r"""Derivatives $J_b = \partial f(x_b) / \partial w$ of a network by chosen weights, without those by the others.
+
+    A linear map, convolution, embedding or normalization layer is watched during one pass, and its derivatives follow from
+    its inputs and the gradients of its outputs. On the first batch each of these rules is compared with automatic
+    differentiation; a weight whose rule does not agree (a layer that is called in another way, a weight that is used
+    elsewhere too, examples that are not on the first axis) and every other kind of layer is differentiated example by example
+    instead.
+
+    Args:
+        runner: The network.
+        names: The weights, by `named_parameters()` name.
+        output: Which of several outputs; see `bayesianize`.
+
+    Raises:
+        ValueError: If the network has dropout or batch normalization in training mode, whose outputs are random or mix
+            examples.
+    """
+
+    def __init__(self, runner: Runner, names: Sequence[str], *, output: str | int | None = None) -> None:
+        check_deterministic(runner.network)
+        self.runner = runner
+        self.names = tuple(names)
+        self._output = output
+        self._uses: dict[str, list[Use]] = {}
+        self._general: tuple[str, ...] = ()
+        self._certified = False
+        rules: dict[nn.Module, Rule | None] = {}
+        for name in names:
+            uses = []
+            for alias in (name, *runner.weights[name].aliases):
+                module, leaf = owner_of(runner.network, alias)
+                rule = rules.setdefault(module, rule_for(module))
+                uses.append(Use(rule, leaf) if rule is not None else None)
+            if None not in uses:
+                self._uses[name] = uses  # type: ignore[assignment]
+        self._general = tuple(name for name in names if name not in self._uses)
+
+    @property
+    def general(self) -> tuple[str, ...]:
+        """Weights that are differentiated example by example, for want of a rule."""
+        return self._general
+
+    def uses(self, name: str) -> Sequence[Use]:
+        """The rules that give a weight's derivatives, one per name of it; none if it has to be done in general."""
+        return self._uses.get(name, ())
+
+    def at(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        values: Mapping[str, Tensor] | None = None,
+        *,
+        differentiable: bool = False,
+    ) -> Linearization:
+        """Run the network over a batch.
+
+        Args:
+            args: Positional inputs of B examples.
+            kwargs: Keyword inputs.
+            values: Weights by name where the network's own are not to be used.
+            differentiable: Whether results can be differentiated by `values`.
+
+        Raises:
+            ValueError: If the network mixes the examples of a batch.
+        """
+        given = dict(values or {})
+        if not self._certified:
+            self._certify(args, kwargs, given)
+        watched = {use.rule.module: use.rule for uses in self._uses.values() for use in uses}
+        passed = trace(self._call(given, args, kwargs), watched, differentiable=differentiable)
+        return Linearization(self, passed, given, args, kwargs)
+
+    def _call(
+        self, values: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Callable[[], Tensor]:
+        def call() -> Tensor:
+            # The fused attention kernels have no second derivative.
+            with naming_inputs(args, kwargs), sdpa_kernel(SDPBackend.MATH):
+                return select_output(self.runner.call(values, args, kwargs), self._output)
+
+        return call
+
+    def value(self, name: str, values: Mapping[str, Tensor]) -> Tensor:
+        """A weight's value: the one given, else the network's own."""
+        return values[name] if name in values else self.runner.network.get_parameter(name)
+
+    def _certify(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], values: Mapping[str, Tensor]) -> None:
+        """Compare every rule with automatic differentiation on two examples, of which only the first one counts."""
+        args, kwargs = next(split_rows(args, kwargs, 2))
+        fixed = {name: value.detach() for name, value in values.items()}
+        weights = {name: self.value(name, fixed).detach().clone().requires_grad_() for name in self.names}
+        with torch.enable_grad():
+            outputs = self._call({**fixed, **weights}, args, kwargs)()
+        generator = torch.Generator().manual_seed(0)
+        vector = torch.randn(outputs.shape, generator=generator).to(outputs)
+        vector[1:] = 0
+        exact = torch.autograd.grad(outputs, list(weights.values()), vector, allow_unused=True, materialize_grads=True)
+        truth = dict(zip(weights, exact, strict=True))
+        del outputs
+        tolerance = TOLERANCE.get(next(iter(weights.values())).dtype, 0.1)
+
+        def agrees(name: str, found: Tensor | None) -> bool:
+            other = torch.zeros_like(truth[name]) if found is None else found.to(truth[name])
+            return bool((other - truth[name]).abs().amax() <= tolerance * truth[name].abs().amax() + 1e-12)
+
+        watched = {use.rule.module: use.rule for uses in self._uses.values() for use in uses}
+        pulled = trace(self._call(fixed, args, kwargs), watched, lenient=True).pull(vector.unsqueeze(0))
+        wrong = set()
+        for name, uses in self._uses.items():
+            try:
+                found = pulled.dense(uses)
+                found = None if found is None else found[0, 0]
+                right = (found is None or found.shape == truth[name].shape) and agrees(name, found)
+            except RuntimeError as refusal:
+                if isinstance(refusal, torch.OutOfMemoryError):
+                    raise
+                right = False
+            if not right:
+                wrong.add(name)
+        self._uses = {name: uses for name, uses in self._uses.items() if name not in wrong}
+        self._general = tuple(name for name in self.names if name not in self._uses)
+        if self._general:
+            first_args, first_kwargs = next(split_rows(args, kwargs, 1))
+            some = {name: weights[name].detach() for name in self._general}
+            row = vector[:1].unsqueeze(0)
+            found_general = example_gradients(
+                self.runner, {**fixed, **some}, first_args, first_kwargs, row, self._output
+            )
+            for name in self._general:
+                if not agrees(name, found_general[name][0, 0]):
+                    raise ValueError(
+                        f"{name}: its derivative for one example depends on the other examples of the batch; use a network "
+                        "whose examples do not mix, with the batch on the first axis of every input"
+                    )
+        self._certified = True
+
+
+class Linearization:
+    """A network's outputs on a batch, and the way to its derivatives there.
+
+    Args:
+        jacobians: What it belongs to.
+        passed: The pass over the batch.
+        values: Weights that were given.
+        args: Positional inputs.
+        kwargs: Keyword inputs.
+    """
+
+    def __init__(
+        self,
+        jacobians: Jacobians,
+        passed: Trace,
+        values: Mapping[str, Tensor],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        self._jacobians = jacobians
+        self._passed = passed
+        self._values = values
+        self._args, self._kwargs = args, kwargs
+        self.outputs = passed.outputs
+
+    def pull(self, vectors: Tensor) -> Gradients:
+        r"""$v_{kb}^\top J_b$ for vectors [K, B, ...] in the shape of the outputs."""
+        return Gradients(self._jacobians, self._passed.pull(vectors), self, vectors)
+
+    def identity(self) -> Tensor:
+        """The vectors that give the Jacobian itself, one per output: [O, B, ...], O the outputs of an example."""
+        shape = self.outputs.shape
+        size = self.outputs[:1].numel()
+        eye = torch.eye(size, dtype=self.outputs.dtype, device=self.outputs.device)
+        return eye.reshape(size, 1, *shape[1:]).expand(size, *shape)
+
+    def by_example(self, names: Sequence[str], vectors: Tensor) -> dict[str, Tensor]:
+        """Gradients by weights without a rule: [K, B, *shape] by name."""
+        jacobians = self._jacobians
+        weights = {name: jacobians.value(name, self._values) for name in names}
+        return example_gradients(
+            jacobians.runner, {**self._values, **weights}, self._args, self._kwargs, vectors, jacobians._output
+        )
+
+
+class Gradients:
+    r"""$v_{kb}^\top J_b$ for K vectors and B examples, by weight or by chosen entries of a weight.
+
+    Args:
+        jacobians: What it belongs to.
+        pulled: The gradients at the layers.
+        linearization: The pass.
+        vectors: [K, B, ...].
+    """
+
+    def __init__(self, jacobians: Jacobians, pulled: Pulled, linearization: Linearization, vectors: Tensor) -> None:
+        self._jacobians = jacobians
+        self._pulled = pulled
+        self._linearization = linearization
+        self._vectors = vectors
+        self._by_example: dict[str, Tensor] = {}
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """K and B."""
+        return self._vectors.shape[0], self._vectors.shape[1]
+
+    def dense(self, name: str) -> Tensor:
+        """By every entry of a weight: [K, B, *shape], in float32 at least."""
+        uses = self._jacobians.uses(name)
+        if not uses:
+            return self._general(name)
+        return self._or_zero(self._pulled.dense(uses), self._jacobians.runner.weights[name].shape)
+
+    def columns(self, name: str, index: Tensor) -> Tensor:
+        """By the entries of a weight with flat indices `index` [n]: [K, B, n]."""
+        uses = self._jacobians.uses(name)
+        if not uses:
+            return self._general(name).reshape(*self.shape, -1)[..., index]
+        return self._or_zero(self._pulled.columns(uses, index), index.shape)
+
+    def calls(self, name: str) -> list[tuple[Rule, Tensor, Tensor]]:
+        """The rule, what it kept and the gradients [K, B, ...] of each call of the layers that use a weight."""
+        return [(use.rule, *call) for use in self._jacobians.uses(name) for call in self._pulled.calls(use.rule)]
+
+    def _general(self, name: str) -> Tensor:
+        if name not in self._by_example:
+            self._by_example = self._linearization.by_example(self._jacobians.general, self._vectors)
+        found = self._by_example[name]
+        return found.float() if found.dtype in (torch.float16, torch.bfloat16) else found
+
+    def _or_zero(self, found: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+        if found is not None:
+            return found
+        vectors = self._vectors
+        dtype = torch.float32 if vectors.dtype in (torch.float16, torch.bfloat16) else vectors.dtype
+        return torch.zeros(*self.shape, *shape, dtype=dtype, device=vectors.device)
+
+
+def check_deterministic(network: nn.Module) -> None:
+    """Raise `ValueError` for layers whose outputs are random or mix the examples of a batch."""
+    for name, module in network.named_modules():
+        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
+            raise ValueError(
+                f"{name}: batch normalization uses the statistics of the batch, so that examples mix; "
+                "call net.eval() first (and keep running statistics)"
+            )
+        random = isinstance(module, _DropoutNd) and module.p > 0
+        random |= isinstance(module, (nn.RNNBase, nn.MultiheadAttention)) and module.dropout > 0
+        if random and module.training:
+            raise ValueError(f"{name}: dropout is active, so that outputs are random; call net.eval() first")

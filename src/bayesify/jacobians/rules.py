@@ -1,0 +1,317 @@
+"""Derivatives of one layer's weights from what went in and the gradient that comes back, example by example."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+ENTRIES_AT_ONCE = 2**24
+"""Products that gathering chosen entries holds at a time."""
+
+DENSE_GAIN = 16
+"""How much cheaper one product inside a matrix multiplication is than one that is gathered, roughly."""
+
+
+class Rule(ABC):
+    """How the outputs of one kind of layer depend on its weights.
+
+    One application of the layer to a batch of B examples has inputs `kept` and K gradients `g` of the layer's outputs,
+    [K, B, ...]. A rule turns them into gradients by the weight, for each of the K vectors and each example apart.
+
+    Args:
+        module: The layer.
+    """
+
+    kinds: ClassVar[tuple[type[nn.Module], ...]]
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    def keep(self, inputs: Tensor) -> Tensor:
+        """What the derivative needs of the layer's inputs, [B, ...]."""
+        return inputs
+
+    @abstractmethod
+    def dense(self, leaf: str, kept: Tensor, g: Tensor) -> Tensor:
+        """Gradient by every entry of the weight or bias called `leaf`: [K, B, *shape]."""
+
+    def columns(self, leaf: str, kept: Tensor, g: Tensor, index: Tensor) -> Tensor:
+        """Gradient by the entries with flat indices `index` [n]: [K, B, n]."""
+        return self.dense(leaf, kept, g).flatten(2)[..., index]
+
+    def factors(self, kept: Tensor, g: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Inputs [B, T, d_in] and gradients [K, B, T, d_out] of a linear map applied at T positions, if it is one."""
+        return None
+
+
+class LinearRule(Rule):
+    r"""$\partial / \partial W_{ij} = \sum_t g_{ti} a_{tj}$ over the positions t at which the layer is applied."""
+
+    kinds = (nn.Linear,)
+
+    def keep(self, inputs: Tensor) -> Tensor:
+        """Inputs with positions on one axis: [B, T, d_in]."""
+        return widen(inputs).reshape(inputs.shape[0], -1, inputs.shape[-1])
+
+    def dense(self, leaf: str, kept: Tensor, g: Tensor) -> Tensor:
+        """Products of gradients and inputs, summed over positions."""
+        g = self._at_positions(g)
+        if leaf == "bias":
+            return g.sum(2)
+        if kept.shape[1] == 1:
+            return g.squeeze(2).unsqueeze(-1) * kept.squeeze(1).unsqueeze(-2)
+        return fold_product(g.movedim(2, -1), kept)
+
+    def columns(self, leaf: str, kept: Tensor, g: Tensor, index: Tensor) -> Tensor:
+        """Only the chosen products."""
+        g = self._at_positions(g)
+        if leaf == "bias":
+            return g.sum(2)[..., index]
+        rows, cols = index // kept.shape[-1], index % kept.shape[-1]
+        if kept.shape[1] == 1:
+            return g[:, :, 0, rows] * kept[:, 0, cols]
+        return gather_products(g.movedim(2, -1), kept.transpose(1, 2), rows, cols)
+
+    def factors(self, kept: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and gradients, position by position."""
+        return kept, self._at_positions(g)
+
+    @staticmethod
+    def _at_positions(g: Tensor) -> Tensor:
+        return widen(g).reshape(*g.shape[:2], -1, g.shape[-1])
+
+
+class ConvRule(Rule):
+    r"""$\partial / \partial W_{o c k} = \sum_p g_o(p)\, x_c(s p + d k)$ over output positions p, x padded."""
+
+    kinds: ClassVar[tuple[type[nn.Module], ...]] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+    def keep(self, inputs: Tensor) -> Tensor:
+        """Padded inputs: [B, C, ...]."""
+        if inputs.ndim != self._dims + 2:
+            raise ValueError("a convolution of one example without a batch")
+        mode = "constant" if self.module.padding_mode == "zeros" else self.module.padding_mode
+        padding = self.module._reversed_padding_repeated_twice
+        return F.pad(widen(inputs), padding, mode=mode) if any(padding) else widen(inputs)
+
+    @property
+    def _dims(self) -> int:
+        return len(self.module.kernel_size)
+
+    def patches(self, padded: Tensor, sizes: tuple[int, ...]) -> Tensor:
+        """A view of padded maps [B, C, ...] in which each output position sees its window: [B, C, *k, *sizes]."""
+        module = self.module
+        strides = padded.stride()
+        windows = [stride * dilation for stride, dilation in zip(strides[2:], module.dilation, strict=True)]
+        steps = [stride * step for stride, step in zip(strides[2:], module.stride, strict=True)]
+        shape = (*padded.shape[:2], *module.kernel_size, *sizes)
+        return padded.as_strided(shape, (*strides[:2], *windows, *steps), padded.storage_offset())
+
+    def dense(self, leaf: str, kept: Tensor, g: Tensor) -> Tensor:
+        """One product of gradients and patches per group."""
+        g = widen(g)
+        if leaf == "bias":
+            return g.flatten(3).sum(-1)
+        groups, (kernels, batch) = self.module.groups, g.shape[:2]
+        sizes = tuple(g.shape[3:])
+        columns = self.patches(kept, sizes).reshape(batch, groups, -1, math.prod(sizes))  # [B, G, c k, P]
+        rows = g.reshape(kernels, batch, groups, -1, math.prod(sizes)).movedim(0, 2)  # [B, G, K, o, P]
+        product = rows.flatten(2, 3) @ columns.transpose(-1, -2)  # [B, G, K o, c k]
+        return product.unflatten(2, (kernels, -1)).movedim(2, 0).reshape(kernels, batch, *self._shape)
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        module = self.module
+        return (module.out_channels, module.in_channels // module.groups, *module.kernel_size)
+
+    def columns(self, leaf: str, kept: Tensor, g: Tensor, index: Tensor) -> Tensor:
+        """Only the chosen sums over positions."""
+        g = widen(g)
+        if leaf == "bias":
+            return g.flatten(3).sum(-1)[..., index]
+        out, inside, *kernel = self._shape
+        rows, offset = index // (inside * math.prod(kernel)), index % (inside * math.prod(kernel))
+        channel, place = offset // math.prod(kernel), offset % math.prod(kernel)
+        channel = channel + (rows // (out // self.module.groups)) * inside
+        return self._gather(g.flatten(3), kept, tuple(g.shape[3:]), rows, channel, place)
+
+    def _gather(
+        self, g: Tensor, padded: Tensor, sizes: tuple[int, ...], rows: Tensor, channel: Tensor, place: Tensor
+    ) -> Tensor:
+        kernel = self.module.kernel_size
+        columns, place_of = (channel * math.prod(kernel) + place).unique(return_inverse=True)
+        window = torch.unravel_index(columns % math.prod(kernel), kernel)
+        seen = self.patches(padded, sizes)[(slice(None), columns // math.prod(kernel), *window)].flatten(2)  # [B, c, P]
+        return gather_products(g, seen, rows, place_of)
+
+    def factors(self, kept: Tensor, g: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Patches and gradients, position by position; for convolutions without groups."""
+        if self.module.groups > 1:
+            return None
+        patches = self.patches(kept, tuple(g.shape[3:])).reshape(kept.shape[0], -1, math.prod(g.shape[3:]))
+        return patches.transpose(1, 2), widen(g).flatten(3).transpose(2, 3)
+
+
+class TransposedConvRule(ConvRule):
+    """A transposed convolution: the gradient is what the windows move over, and the input what weights them."""
+
+    kinds = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+    def keep(self, inputs: Tensor) -> Tensor:
+        """Inputs as they are: [B, C, ...]."""
+        if inputs.ndim != self._dims + 2:
+            raise ValueError("a convolution of one example without a batch")
+        return widen(inputs)
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        module = self.module
+        return (module.in_channels, module.out_channels // module.groups, *module.kernel_size)
+
+    def _pad(self, g: Tensor) -> Tensor:
+        return F.pad(g, [side for size in reversed(self.module.padding) for side in (size, size)])
+
+    def dense(self, leaf: str, kept: Tensor, g: Tensor) -> Tensor:
+        """One product of inputs and the gradient's windows per group and vector."""
+        g = widen(g)
+        if leaf == "bias":
+            return g.flatten(3).sum(-1)
+        groups, batch, sizes = self.module.groups, kept.shape[0], tuple(kept.shape[2:])
+        rows = kept.reshape(batch, groups, -1, math.prod(sizes))  # [B, G, c_in, P]
+        found = []
+        for vector in self._pad(g.flatten(0, 1)).unflatten(0, g.shape[:2]):
+            windows = self.patches(vector, sizes).reshape(batch, groups, -1, math.prod(sizes))
+            found.append((rows @ windows.transpose(-1, -2)).reshape(batch, *self._shape))
+        return torch.stack(found)
+
+    def columns(self, leaf: str, kept: Tensor, g: Tensor, index: Tensor) -> Tensor:
+        """Only the chosen sums over positions."""
+        g = widen(g)
+        if leaf == "bias":
+            return g.flatten(3).sum(-1)[..., index]
+        into, inside, *kernel = self._shape
+        rows, offset = index // (inside * math.prod(kernel)), index % (inside * math.prod(kernel))
+        channel, place = offset // math.prod(kernel), offset % math.prod(kernel)
+        channel = channel + (rows // (into // self.module.groups)) * inside
+        found = [
+            self._gather(kept.flatten(2).unsqueeze(0), vector, tuple(kept.shape[2:]), rows, channel, place)[0]
+            for vector in self._pad(g.flatten(0, 1)).unflatten(0, g.shape[:2])
+        ]
+        return torch.stack(found)
+
+    def factors(self, kept: Tensor, g: Tensor) -> None:
+        """A transposed convolution has no such form here."""
+        return
+
+
+class LookupRule(Rule):
+    """The row of an embedding table that was looked up gets the gradient; the padding row gets none."""
+
+    kinds = (nn.Embedding,)
+
+    def keep(self, inputs: Tensor) -> Tensor:
+        """Looked-up rows with positions on one axis: [B, T]."""
+        if self.module.max_norm is not None or self.module.scale_grad_by_freq:
+            raise ValueError("an embedding that rescales its rows or gradients")
+        return inputs.reshape(inputs.shape[0], -1)
+
+    def dense(self, leaf: str, kept: Tensor, g: Tensor) -> Tensor:
+        """Gradients added up by row."""
+        g = self._without_padding(kept, g)  # [K, B, T, D]
+        table = g.new_zeros(g.shape[0], g.shape[1], self.module.num_embeddings, g.shape[-1])
+        index = kept.unsqueeze(-1).expand(g.shape)
+        return table.scatter_add(2, index, g)
+
+    def columns(self, leaf: str, kept: Tensor, g: Tensor, index: Tensor) -> Tensor:
+        """Only the chosen entries."""
+        g = self._without_padding(kept, g)
+        rows, cols = index // g.shape[-1], index % g.shape[-1]
+        parts = []
+        for part in chunk_entries(len(index), g[..., :1].numel()):
+            hit = (kept.unsqueeze(-1) == rows[part]).to(g.dtype)  # [B, T, n]
+            parts.append((g[..., cols[part]] * hit).sum(2))
+        return torch.cat(parts, dim=-1)
+
+    def _without_padding(self, kept: Tensor, g: Tensor) -> Tensor:
+        g = widen(g).reshape(*g.shape[:2], -1, g.shape[-1])
+        if self.module.padding_idx is None:
+            return g
+        return g * (kept != self.module.padding_idx).unsqueeze(-1).to(g.dtype)
+
+
+class NormRule(Rule):
+    r"""Scale and shift of a normalization layer: $\sum_t g_t \hat x_t$ and $\sum_t g_t$."""
+
+    kinds = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+
+    def keep(self, inputs: Tensor) -> Tensor:
+        """Normalized inputs: [B, ...]."""
+        x, module = widen(inputs), self.module
+        if isinstance(module, _BatchNorm):
+            if module.running_mean is None or module.running_var is None:
+                raise ValueError("batch normalization without running statistics")
+            mean, variance = module.running_mean.to(x), module.running_var.to(x)
+            return F.batch_norm(x, mean, variance, None, None, False, 0.0, module.eps)
+        if isinstance(module, nn.GroupNorm):
+            return F.group_norm(x, module.num_groups, None, None, module.eps)
+        if isinstance(module, nn.LayerNorm):
+            return F.layer_norm(x, module.normalized_shape, None, None, module.eps)
+        return F.rms_norm(x, module.normalized_shape, None, module.eps)
+
+    def dense(self, leaf: str, kept: Tensor, g: Tensor) -> Tensor:
+        """Summed over the positions that share a scale."""
+        g = widen(g)
+        product = g if leaf == "bias" else g * kept
+        if isinstance(self.module, (_BatchNorm, nn.GroupNorm)):
+            return product.flatten(3).sum(-1) if product.ndim > 3 else product
+        shape = self.module.normalized_shape
+        return product.reshape(*g.shape[:2], -1, *shape).sum(2)
+
+
+RULES: tuple[type[Rule], ...] = (LinearRule, ConvRule, TransposedConvRule, LookupRule, NormRule)
+
+
+def rule_for(module: nn.Module) -> Rule | None:
+    """The rule of a layer, `None` where there is none."""
+    for rule in RULES:
+        if isinstance(module, rule.kinds):
+            return rule(module)
+    return None
+
+
+def widen(tensor: Tensor) -> Tensor:
+    """Half precision as float32, in which products are added up."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def fold_product(g: Tensor, a: Tensor) -> Tensor:
+    """`sum_t g[k, b, i, t] a[b, t, j]` as one product per example, without a copy of a per vector: [K, B, i, j]."""
+    vectors = g.shape[0]
+    product = g.movedim(0, 1).flatten(1, 2) @ a  # [B, K i, j]
+    return product.unflatten(1, (vectors, -1)).movedim(1, 0)
+
+
+def gather_products(g: Tensor, a: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
+    """`sum_t g[k, b, rows[n], t] a[b, cols[n], t]`: [K, B, n], by gathering or by one dense product, whichever is less."""
+    some_rows, row_place = rows.unique(return_inverse=True)
+    some_cols, col_place = cols.unique(return_inverse=True)
+    if len(some_rows) * len(some_cols) <= DENSE_GAIN * len(rows):
+        block = fold_product(g[:, :, some_rows], a[:, some_cols].transpose(1, 2))
+        return block[:, :, row_place, col_place]
+    parts = [
+        torch.einsum("kbnt,bnt->kbn", g[:, :, rows[part]], a[:, cols[part]])
+        for part in chunk_entries(len(rows), g[:, :, :1].numel())
+    ]
+    return torch.cat(parts, dim=-1)
+
+
+def chunk_entries(total: int, size: int) -> list[slice]:
+    """Slices of `total` entries that hold at most `ENTRIES_AT_ONCE` products, `size` for each entry."""
+    step = max(1, ENTRIES_AT_ONCE // max(1, size))
+    return [slice(start, start + step) for start in range(0, total, step)]

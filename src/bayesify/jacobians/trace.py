@@ -1,0 +1,163 @@
+"""One pass of a network that remembers what its layers saw, and the gradients that come back to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.jacobians.rules import Rule
+
+
+@dataclass(frozen=True)
+class Use:
+    """A weight as one module uses it.
+
+    Args:
+        rule: How that module's outputs depend on it.
+        leaf: Its own name in the module.
+    """
+
+    rule: Rule
+    leaf: str
+
+
+@dataclass
+class Application:
+    """One call of one layer.
+
+    Args:
+        rule: The layer's.
+        kept: What the rule keeps of the inputs.
+        output: The layer's output, in the graph.
+    """
+
+    rule: Rule
+    kept: Tensor
+    output: Tensor
+
+
+class Trace:
+    """What the layers of a network saw in one pass over a batch.
+
+    Args:
+        outputs: The network's outputs, [B, ...].
+        applications: Calls of the traced layers, in order.
+        differentiable: Whether gradients can be differentiated again.
+    """
+
+    def __init__(self, outputs: Tensor, applications: list[Application], differentiable: bool) -> None:
+        self.outputs = outputs
+        self._applications = applications
+        self._differentiable = differentiable
+
+    def pull(self, vectors: Tensor) -> Pulled:
+        """Gradients of `sum(vectors[k, b] * outputs[b])` at the layers' outputs, for each k and b.
+
+        Args:
+            vectors: [K, B, ...], the outputs' shape after the first axis.
+        """
+        taps = [application.output for application in self._applications]
+        if not taps or not self.outputs.requires_grad:
+            return Pulled([])
+        grads = self._backward(taps, vectors.to(self.outputs.dtype))
+        found = [
+            (application, grad) for application, grad in zip(self._applications, grads, strict=True) if grad is not None
+        ]
+        return Pulled(found)
+
+    def _backward(self, taps: list[Tensor], vectors: Tensor) -> Sequence[Tensor | None]:
+        def once(vector: Tensor, batched: bool = False) -> tuple[Tensor | None, ...]:
+            return torch.autograd.grad(
+                self.outputs,
+                taps,
+                vector,
+                retain_graph=True,
+                create_graph=self._differentiable,
+                allow_unused=True,
+                is_grads_batched=batched,
+            )
+
+        if len(vectors) == 1:
+            return [None if grad is None else grad.unsqueeze(0) for grad in once(vectors[0])]
+        small = all(tap.ndim <= 3 for tap in taps) and not self._differentiable
+        if small:
+            try:
+                return once(vectors, batched=True)
+            except RuntimeError:  # an operation without a batching rule
+                pass
+        pieces = [once(vector) for vector in vectors]
+        return [None if parts[0] is None else torch.stack(parts) for parts in zip(*pieces, strict=True)]
+
+
+class Pulled:
+    """K gradients at every traced layer, from which the gradients by weights follow.
+
+    Args:
+        found: Calls of layers with their gradients [K, B, ...].
+    """
+
+    def __init__(self, found: list[tuple[Application, Tensor]]) -> None:
+        self._found = found
+
+    def dense(self, uses: Sequence[Use]) -> Tensor | None:
+        """Gradient by a weight, summed over its uses: [K, B, *shape]; `None` if the outputs do not depend on it."""
+        return self._sum(uses, lambda use, kept, g: use.rule.dense(use.leaf, kept, g))
+
+    def columns(self, uses: Sequence[Use], index: Tensor) -> Tensor | None:
+        """Gradient by some entries of a weight, given by flat index: [K, B, n]."""
+        return self._sum(uses, lambda use, kept, g: use.rule.columns(use.leaf, kept, g, index))
+
+    def calls(self, rule: Rule) -> list[tuple[Tensor, Tensor]]:
+        """What a layer kept and its gradients [K, B, ...], call by call."""
+        return [(application.kept, g) for application, g in self._found if application.rule is rule]
+
+    def _sum(self, uses: Sequence[Use], part: Callable[[Use, Tensor, Tensor], Tensor]) -> Tensor | None:
+        total = None
+        for use in uses:
+            for kept, g in self.calls(use.rule):
+                term = part(use, kept, g)
+                total = term if total is None else total + term
+        return total
+
+
+def trace(
+    call: Callable[[], Tensor],
+    modules: Mapping[nn.Module, Rule],
+    *,
+    differentiable: bool = False,
+    lenient: bool = False,
+) -> Trace:
+    """Run a network once and remember what some of its layers saw.
+
+    Args:
+        call: Runs it and returns the outputs.
+        modules: The layers to watch, with their rules.
+        differentiable: Whether results are to be differentiated by the weights.
+        lenient: Whether to pass over a call that a rule cannot handle, instead of raising.
+    """
+    applications: list[Application] = []
+
+    def watch(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        if not isinstance(output, Tensor) or not args:
+            return output
+        rule = modules[module]
+        try:
+            kept = rule.keep(args[0] if differentiable else args[0].detach())
+        except (ValueError, RuntimeError):
+            if lenient:
+                return output
+            raise
+        tap = output if output.requires_grad else output.detach().requires_grad_()
+        applications.append(Application(rule, kept, tap))
+        return tap.clone()  # an operation in place on the layer's output must not reach what is remembered
+
+    with ExitStack() as stack, torch.enable_grad():
+        for module in modules:
+            stack.callback(module.register_forward_hook(watch).remove)
+        outputs = call()
+    return Trace(outputs, applications, differentiable)
