@@ -1,0 +1,186 @@
+"""The Walsh-Hadamard transform in O(D log D), for every device and every transformation of functions."""
+
+from __future__ import annotations
+
+import math
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.utils._python_dispatch import _disable_current_modes
+
+DENSE = 128
+"""Size up to which one dense product is the fastest transform, whatever the batch."""
+INNER = 32
+"""Size of the factor that a product applies before butterflies do the rest: the butterflies' rows are then long enough."""
+FEW = 2**13
+"""Numbers in a batch up to which the calls cost more than the arithmetic, so that fewer calls win."""
+
+_MATRICES: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
+
+
+def next_power_of_two(size: int) -> int:
+    """The smallest power of two that is at least `size`, which is at least 1."""
+    return 1 << (size - 1).bit_length()
+
+
+def hadamard_matrix(size: int, like: Tensor) -> Tensor:
+    r"""Sylvester's matrix of signs, $(-1)^{\text{popcount}(i \wedge j)}$ at row i and column j: symmetric, $H H = D I$.
+
+    Computed on the device, so that it can be made inside a compiled or recorded function.
+
+    Args:
+        size: D, a power of two.
+        like: Gives type and device.
+
+    Returns:
+        [D, D], entries 1 and -1.
+    """
+    index = torch.arange(size, device=like.device)
+    both = index.unsqueeze(-1) & index
+    for shift in (16, 8, 4, 2, 1):
+        if size > 1 << shift:
+            both = both ^ (both >> shift)
+    return (1 - 2 * (both & 1)).to(like.dtype)
+
+
+def hadamard(x: Tensor, normalize: bool = True) -> Tensor:
+    r"""Orthonormal Walsh-Hadamard transform of the last dimension, in Sylvester's order.
+
+    $$ y = H x, \qquad H_{ij} = D^{-1/2} (-1)^{\text{popcount}(i \wedge j)}, \qquad H = H^\top = H^{-1} $$
+
+    It is its own transpose and its own inverse, so its gradient is the transform of the gradient. Since
+    $H_{ab} = H_a \otimes H_b$, small matrix products do most of the work: one up to 128 entries; beyond that, on the
+    CPU, a product by $H_{32}$ and in-place butterflies over rows of 32 and more; on CUDA one fused Triton kernel up
+    to 16384 entries, which reads and writes each number once. Works under `vmap`, `grad`, `jvp` and `torch.compile`,
+    in any floating-point type; 16-bit types are summed in float32.
+
+    Args:
+        x: [..., D], D a power of two.
+        normalize: Whether H is orthonormal; otherwise its entries are 1 and -1.
+
+    Returns:
+        [..., D], of the same type.
+
+    Raises:
+        TypeError: If x is not a tensor of real floating-point numbers.
+        ValueError: If x has no dimension, or the last one is not a power of two.
+    """
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"hadamard: x is {kind}; give a tensor of real floating-point numbers, such as x.float()")
+    if x.ndim == 0:
+        raise ValueError("hadamard: x is a scalar; give at least one dimension")
+    size = x.shape[-1]
+    if size < 1 or size & (size - 1):
+        raise ValueError(
+            f"hadamard: the last dimension is {size}, not a power of two; pad x with zeros to "
+            f"{next_power_of_two(max(size, 1))} (the posterior WalshHadamard pads by itself)"
+        )
+    if size == 1 or x.numel() == 0:
+        return x.clone()
+    scale = 1 / math.sqrt(size) if normalize else 1.0
+    if torch.compiler.is_compiling():  # products that the compiler differentiates by itself
+        return plain_transform(x, scale)
+    result: Tensor = _Hadamard.apply(x, scale)
+    return result
+
+
+class _Hadamard(torch.autograd.Function):
+    """The transform times a number: linear and symmetric, so all its derivatives are itself."""
+
+    @staticmethod
+    def forward(x: Tensor, scale: float) -> Tensor:
+        return transform(x, scale)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
+        ctx.scale = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return _Hadamard.apply(grads[0], ctx.scale), None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return _Hadamard.apply(tangents[0], ctx.scale)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, scale: float) -> tuple[Tensor, int]:
+        assert in_dims[0] is not None
+        return _Hadamard.apply(x.movedim(in_dims[0], 0), scale), 0
+
+
+def transform(x: Tensor, scale: float) -> Tensor:
+    """`scale` times the transform with entries 1 and -1, by the way that suits device, size and batch; no gradient."""
+    if x.is_cuda and _has_kernel(x):
+        from bayesify.transforms.triton_kernel import fused_transform
+
+        return fused_transform(x, scale)
+    return plain_transform(x, scale)
+
+
+def _has_kernel(x: Tensor) -> bool:
+    """Whether the fused kernel takes x: what it does not, float64 and small sizes among it, goes the plain way."""
+    return x.dtype != torch.float64 and x.shape[-1] > DENSE and find_spec("triton") is not None
+
+
+def plain_transform(x: Tensor, scale: float) -> Tensor:
+    """The same in plain torch: the fallback and the reference of the fused kernel."""
+    wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
+    size, rows = x.shape[-1], x.numel() // x.shape[-1]
+    if size <= DENSE or (size <= 2 * DENSE and rows * size**2 <= 2**21):
+        flat = wide.reshape(rows, size) @ _matrix(size, wide).mul(scale)
+    elif x.is_cuda or torch.compiler.is_compiling() or rows * size <= FEW:
+        flat = _by_factors(wide, scale)
+    else:
+        flat = _by_butterflies(wide, scale)
+    return flat.reshape(x.shape).to(x.dtype)
+
+
+def _by_factors(x: Tensor, scale: float) -> Tensor:
+    """Products by two Kronecker factors, or three above 2048, each on its own axis."""
+    size = x.shape[-1]
+    bits = size.bit_length() - 1
+    count = 2 if size <= 2048 else -(-bits // 7) if bits > 21 else 3
+    sizes = [1 << (bits // count + (index < bits % count)) for index in range(count)]
+    y = x.reshape(-1, sizes[-1]) @ _matrix(sizes[-1], x).mul(scale)
+    inner = sizes[-1]
+    for factor in reversed(sizes[:-1]):
+        y = _matrix(factor, x) @ y.view(-1, factor, inner)
+        inner *= factor
+    return y
+
+
+def _by_butterflies(x: Tensor, scale: float) -> Tensor:
+    """One product by the innermost factor, then a + b and a - b in place over ever longer rows."""
+    size, width = x.shape[-1], INNER
+    y = x.reshape(-1, width) @ _matrix(width, x).mul(scale)
+    while width < size:
+        first, second = y.view(-1, 2, width).unbind(1)
+        first.add_(second)
+        torch.sub(first, second, alpha=2, out=second)
+        width *= 2
+    return y
+
+
+def _matrix(size: int, like: Tensor) -> Tensor:
+    """Sylvester's matrix, kept per size, type and device.
+
+    What is made under a compiler or while a CUDA graph is recorded is not kept: it belongs to them. What is kept is
+    an ordinary tensor whatever transformation or mode is active.
+    """
+    if torch.compiler.is_compiling():
+        return hadamard_matrix(size, like)
+    key = (size, like.dtype, like.device)
+    known = _MATRICES.get(key)
+    if known is not None:
+        return known
+    if like.is_cuda and torch.cuda.is_current_stream_capturing():
+        return hadamard_matrix(size, like)
+    with torch.inference_mode(False), torch.no_grad(), _disable_current_modes(), temporarily_clear_interpreter_stack():
+        made = hadamard_matrix(size, torch.empty(0, dtype=like.dtype, device=like.device))
+    _MATRICES[key] = made
+    return made
