@@ -1,8 +1,8 @@
 """The Walsh-Hadamard transform as one Triton kernel, which reads and writes each number once."""
 
-from __future__ import annotations
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disable-error-code="no-untyped-def"
 
-from typing import Any
+from __future__ import annotations
 
 import torch
 import triton
@@ -16,7 +16,7 @@ ROWS = 128
 
 
 @triton.jit
-def _parity_signs(left: Any, right: Any) -> Any:
+def _parity_signs(left, right):
     """1 or -1 by the parity of the bits that two indices below 256 share."""
     both = left & right
     both = both ^ (both >> 4)
@@ -26,7 +26,7 @@ def _parity_signs(left: Any, right: Any) -> Any:
 
 
 @triton.jit
-def _times_signs(x: Any, signs: Any, TERMS: tl.constexpr) -> Any:
+def _times_signs(x, signs, TERMS: tl.constexpr):
     """x @ signs with x as a sum of bfloat16 terms: signs are exact in bfloat16, so two terms carry 16 bits, three 24."""
     head = x.to(tl.bfloat16)
     total = tl.dot(head, signs)
@@ -38,7 +38,7 @@ def _times_signs(x: Any, signs: Any, TERMS: tl.constexpr) -> Any:
 
 
 @triton.jit
-def _signs_times(signs: Any, x: Any, TERMS: tl.constexpr) -> Any:
+def _signs_times(signs, x, TERMS: tl.constexpr):
     """signs @ x in the same way."""
     head = x.to(tl.bfloat16)
     total = tl.dot(signs, head)
@@ -51,16 +51,16 @@ def _signs_times(signs: Any, x: Any, TERMS: tl.constexpr) -> Any:
 
 @triton.jit
 def _kernel(
-    source: Any,
-    target: Any,
-    count: Any,
-    scale: Any,
+    source,
+    target,
+    count,
+    scale,
     OUTER: tl.constexpr,
     INNER: tl.constexpr,
     TILE: tl.constexpr,
     FIRST: tl.constexpr,
     SECOND: tl.constexpr,
-) -> None:
+):
     """Transform a tile of TILE rows of INNER numbers, OUTER rows to a vector: (I x H_OUTER) X H_INNER."""
     row = tl.arange(0, TILE)
     col = tl.arange(0, INNER)
