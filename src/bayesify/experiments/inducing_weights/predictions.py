@@ -49,13 +49,35 @@ def predict(networks: Sequence[BayesianNetwork], x: Tensor, num_draws: int, seed
     return StoredPrediction(probs.float().cpu(), entropy.float().cpu())
 
 
+def combine(parts: Sequence[dict[str, StoredPrediction]]) -> dict[str, StoredPrediction]:
+    """What several networks of equal weight predict together, set by set.
+
+    Args:
+        parts: What each predicts, by set; the same sets in each.
+
+    Raises:
+        ValueError: If the sets differ.
+    """
+    if any(part.keys() != parts[0].keys() for part in parts):
+        raise ValueError("combine: predictions of different sets; give those of one run")
+    return {
+        name: StoredPrediction(
+            torch.stack([part[name].class_probs for part in parts]).mean(0),
+            torch.stack([part[name].aleatoric_entropy for part in parts]).mean(0),
+        )
+        for name in parts[0]
+    }
+
+
 def write(path: Path, predictions: dict[str, StoredPrediction]) -> None:
-    """Store predictions by the name of their set in one `.npz`."""
+    """Store predictions by the name of their set in one `.npz`, which replaces a former one at once."""
     arrays: dict[str, np.ndarray] = {}
     for name, prediction in predictions.items():
         arrays[f"{name}/probs"] = prediction.class_probs.numpy()
         arrays[f"{name}/aleatoric_entropy"] = prediction.aleatoric_entropy.numpy()
-    np.savez_compressed(path, **arrays)  # type: ignore[arg-type]
+    partial = path.with_name(path.stem + ".partial.npz")
+    np.savez_compressed(partial, **arrays)  # type: ignore[arg-type]
+    partial.replace(path)
 
 
 def read(path: Path) -> dict[str, StoredPrediction]:

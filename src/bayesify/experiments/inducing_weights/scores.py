@@ -118,7 +118,7 @@ def _outside(scores: dict[str, dict[str, Any]], dataset: str) -> str:
 
 
 def _corrupted(scores: dict[str, dict[str, Any]], dataset: str) -> str:
-    by_severity = {name: _means_by_severity(system["corrupted"]) for name, system in scores.items()}
+    by_severity = {name: means_by_severity(system["corrupted"]) for name, system in scores.items()}
     severities = sorted({severity for means in by_severity.values() for severity in means})
     kinds = sorted({name.rpartition("-")[0] for system in scores.values() for name in system["corrupted"]})
     header = [
@@ -143,7 +143,8 @@ def _corrupted(scores: dict[str, dict[str, Any]], dataset: str) -> str:
     return table(header, rows, f"{note}; the paper's rows are its tables 11 and 12, means over 19 corruptions.")
 
 
-def _means_by_severity(corrupted: dict[str, dict[str, float]]) -> dict[int, dict[str, float]]:
+def means_by_severity(corrupted: dict[str, dict[str, float]]) -> dict[int, dict[str, float]]:
+    """Accuracy and ECE at each severity, means over the kinds of corruption."""
     grouped: dict[int, list[dict[str, float]]] = {}
     for name, entry in corrupted.items():
         grouped.setdefault(int(name.rpartition("-")[2]), []).append(entry)

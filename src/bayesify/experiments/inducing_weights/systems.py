@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from bayesify.history import History
+from bayesify.experiments.inducing_weights.recorded import as_recordable, fit_recorded
 from bayesify.likelihoods import Categorical
 from bayesify.models.resnet import BasicBlock, ResNet
 from bayesify.network import BayesianNetwork, bayesianize
@@ -17,7 +17,6 @@ from bayesify.posteriors import InducingWeights, MeanField, Point
 from bayesify.posteriors.base import Posterior
 from bayesify.priors import Neal, Prior, Standard
 from bayesify.schedules import KLSchedule
-from bayesify.training import fit
 
 SPREADS = ("raw_lambda", "raw_std")
 """Parameters that say how wide a posterior is. They start some e-folds below where they end and take steps in log space,
@@ -49,6 +48,7 @@ class Recipe:
         ensemble_draws: Draws of Ensemble-U in a training step; as many as members uses each once.
         prediction_draws: For testing.
         precision: Of the network in training.
+        augment: Whether training images are mirrored and shifted at random, as is usual for photographs.
     """
 
     epochs: int = 24
@@ -67,6 +67,7 @@ class Recipe:
     ensemble_draws: int = 5
     prediction_draws: int = 20
     precision: Literal["float32", "bf16"] = "float32"
+    augment: bool = False
 
     def network(self, channels: int, num_classes: int) -> nn.Module:
         """The network that all systems share: a small ResNet with the stem for small images."""
@@ -126,22 +127,23 @@ SYSTEMS: dict[str, System] = {
 class MemoryBatches:
     """Shuffled batches of tensors that lie on the device already.
 
-    Each epoch has its own order, made from torch's global random numbers, which `fit` seeds. A last batch that is not
+    Each epoch has its own order, made from torch's global random numbers. A last batch that is not
     full is left out.
 
     Args:
         x: Inputs, [N, ...].
         y: Targets, [N].
         batch: Examples in a batch.
+        augment: Whether images are mirrored with probability 1/2 and shifted by up to an eighth of their side.
 
     Raises:
         ValueError: If there is not one full batch.
     """
 
-    def __init__(self, x: Tensor, y: Tensor, batch: int) -> None:
+    def __init__(self, x: Tensor, y: Tensor, batch: int, augment: bool = False) -> None:
         if not 1 <= batch <= len(x):
             raise ValueError(f"MemoryBatches: batch={batch} of {len(x)} examples; give 1 to {len(x)}")
-        self.x, self.y, self.batch = x, y, batch
+        self.x, self.y, self.batch, self.augment = x, y, batch, augment
 
     def __len__(self) -> int:
         return len(self.x) // self.batch
@@ -149,12 +151,31 @@ class MemoryBatches:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         order = torch.randperm(len(self.x))[: len(self) * self.batch].to(self.x.device)
         for index in order.split(self.batch):
-            yield self.x[index], self.y[index]
+            x = self.x[index]
+            yield (mirror_and_shift(x) if self.augment else x), self.y[index]
+
+
+def mirror_and_shift(x: Tensor) -> Tensor:
+    """Each image mirrored or not, and shifted by its own number of pixels under a border of zeros (torch's random numbers).
+
+    Args:
+        x: Images, [B, C, H, W].
+    """
+    count, _, height, width = x.shape
+    reach = max(1, width // 8)
+    rows, columns = torch.randint(-reach, reach + 1, (2, count, 1)).to(x.device)
+    mirrored = (torch.rand(count, 1) < 0.5).to(x.device)
+    up = torch.arange(height, device=x.device) + rows + reach  # [B, H]
+    across = torch.arange(width, device=x.device)
+    across = torch.where(mirrored, across.flip(0), across) + columns + reach  # [B, W]
+    padded = nn.functional.pad(x, (reach,) * 4)
+    example = torch.arange(count, device=x.device)[:, None, None]
+    return padded.movedim(1, -1)[example, up[:, :, None], across[:, None]].movedim(-1, 1)  # [B, C, H, W]
 
 
 def train(
     system: System, recipe: Recipe, x: Tensor, y: Tensor, *, num_classes: int, seed: int
-) -> tuple[BayesianNetwork, History]:
+) -> tuple[BayesianNetwork, list[dict[str, Any]]]:
     """One network of a system, trained on its device.
 
     Args:
@@ -172,19 +193,18 @@ def train(
             net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         bnn = bayesianize(net, system.posterior(recipe), likelihood=Categorical(), prior=system.prior())
     bnn.to(x.device)
-    history = fit(
+    history = fit_recorded(
         bnn,
-        MemoryBatches(x, y, recipe.batch),
+        MemoryBatches(x, y, recipe.batch, recipe.augment),
+        as_recordable(make_adam(bnn, recipe), x.device),
         num_data=len(x),
         epochs=recipe.epochs,
-        optimizer=make_adam(bnn, recipe),
-        scheduler=lambda adam: torch.optim.lr_scheduler.MultiStepLR(adam, [-(-2 * recipe.epochs // 3)], 0.1),
         kl_schedule=KLSchedule(recipe.epochs / 3, recipe.epochs / 6),
         kl_weight=0.0 if system.point else 1.0,
         num_draws=recipe.ensemble_draws if system.members else 1,
         precision=recipe.precision,
+        decay_epoch=-(-2 * recipe.epochs // 3),
         seed=seed,
-        progress=False,
     )
     return bnn.eval(), history
 
