@@ -24,7 +24,7 @@ from bayesify.history import History
 from bayesify.network import BayesianNetwork
 from bayesify.parallel import FabricProcesses, Processes, make_fabric
 from bayesify.schedules import KLSchedule
-from bayesify.training_loop import Callback, TrainingLoop
+from bayesify.training_loop import Callback, TrainingLoop, TrainingObjective
 from bayesify.training_state import Settings
 
 Parameters = Iterable[nn.Parameter]
@@ -54,6 +54,7 @@ def fit(
     devices: int = 1,
     launch: Literal["script", "fork"] = "script",
     batch: BatchReader | None = None,
+    objective: TrainingObjective | None = None,
     checkpoint: str | Path | None = None,
     checkpoint_every: int | None = None,
     resume: bool = True,
@@ -109,6 +110,7 @@ def fit(
             recognized), `"fork"` starts them for this call only and brings the result back (not on Windows, and not once
             CUDA was used).
         batch: A function from what the loader yields to inputs and targets, for loaders of another kind.
+        objective: What to maximize in the variational phase in place of the evidence lower bound; see `FunctionSpaceVI`.
         checkpoint: File in which the run is stored.
         checkpoint_every: Steps between checkpoints, for long epochs; after each epoch if left out.
         resume: Whether to continue the run that the checkpoint file holds, if there is one, or to start anew and overwrite it.
@@ -195,6 +197,7 @@ def fit(
             callbacks=callbacks,
             progress=progress,
             num_data_given=num_data is not None,
+            objective=objective,
         )
         if path is not None and processes.rank == 0:
             tensor_files.remove_leftovers(path)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -33,12 +33,36 @@ from bayesify.validation import validate
 Callback = Callable[[BayesianNetwork, History], Any]
 
 
+class TrainingObjective(Protocol):
+    """What `fit` can maximize in place of the evidence lower bound of the weights."""
+
+    keeps_mode: bool
+    """Whether the network trains in the mode (train or eval) in which it was given, instead of in training mode."""
+
+    def terms(
+        self,
+        x: Any,
+        y: Tensor,
+        *,
+        num_data: int,
+        num_draws: int = 1,
+        example_weights: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Data term and penalty in nats over the whole dataset, as `BayesianNetwork.elbo_terms` gives them."""
+
+    def config(self) -> dict[str, Any]:
+        """Its choices as plain data, which a run that is continued must have in common with the interrupted one."""
+
+
 class Objective(nn.Module):
     """The two terms of the objective as a forward pass, so that DistributedDataParallel sees it."""
 
-    def __init__(self, bnn: BayesianNetwork, num_data: int, num_draws: int) -> None:
+    def __init__(
+        self, bnn: BayesianNetwork, num_data: int, num_draws: int, chosen: TrainingObjective | None = None
+    ) -> None:
         super().__init__()
-        self.bnn = bnn
+        self.bnn, self.chosen = bnn, chosen
         self.num_data, self.num_draws = num_data, num_draws
 
     def forward(self, phase: str, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -46,7 +70,8 @@ class Objective(nn.Module):
         if phase == "map":
             data, kl = self.bnn.map_terms(batch.x, batch.y, num_data=self.num_data, example_weights=batch.weights)
         else:
-            data, kl = self.bnn.elbo_terms(
+            terms = self.bnn.elbo_terms if self.chosen is None else self.chosen.terms
+            data, kl = terms(
                 batch.x,
                 batch.y,
                 num_data=self.num_data,
@@ -75,6 +100,7 @@ class TrainingLoop:
         callbacks: Called after each epoch.
         progress: Whether to show a progress bar.
         num_data_given: Whether the number of examples is the caller's, to be compared with those of the first epoch.
+        objective: What to maximize in place of the evidence lower bound, or `None`.
     """
 
     def __init__(
@@ -94,6 +120,7 @@ class TrainingLoop:
         callbacks: Sequence[Callback] = (),
         progress: bool = False,
         num_data_given: bool = False,
+        objective: TrainingObjective | None = None,
     ) -> None:
         self.bnn, self.loader, self.optimizer, self.scheduler = bnn, loader, optimizer, scheduler
         self.settings, self.seed = settings, seed
@@ -113,8 +140,9 @@ class TrainingLoop:
         self.generator = torch.Generator(self.device).manual_seed(derive_seed(seed, "draws", apart))
         self.shuffles = loader_generators(loader)
         self.shuffle_states = [generator.get_state() for generator in self.shuffles]
-        self.objective = self.processes.wrap(Objective(bnn, settings.num_data, settings.num_draws))
-        self.description = describe(bnn, loader, optimizer, scheduler, settings) | {
+        self.objective = self.processes.wrap(Objective(bnn, settings.num_data, settings.num_draws, objective))
+        self.keeps_mode = objective is not None and objective.keeps_mode
+        self.description = describe(bnn, loader, optimizer, scheduler, settings, objective) | {
             "seed": seed,
             "processes": self.processes.count,
             "generators of the loader": len(self.shuffles),
@@ -132,7 +160,8 @@ class TrainingLoop:
         with ExitStack() as stack:
             devices = [self.device] if self.device.type == "cuda" else []
             stack.enter_context(torch.random.fork_rng(devices=devices))
-            stack.enter_context(_training_mode(self.bnn))
+            if not self.keeps_mode:
+                stack.enter_context(_training_mode(self.bnn))
             torch.manual_seed(derive_seed(self.seed, "network", self.processes.rank))
             if resumed is not None:
                 self._restore(resumed)

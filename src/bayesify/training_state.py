@@ -65,7 +65,12 @@ class Position:
 
 
 def describe(
-    bnn: BayesianNetwork, loader: Any, optimizer: torch.optim.Optimizer, scheduler: Any, settings: Settings
+    bnn: BayesianNetwork,
+    loader: Any,
+    optimizer: torch.optim.Optimizer,
+    scheduler: Any,
+    settings: Settings,
+    objective: Any = None,
 ) -> dict[str, Any]:
     """What a checkpoint must have in common with the run that continues it, as plain data, taken before the first step.
 
@@ -75,6 +80,7 @@ def describe(
     plain = {key: getattr(settings, key) for key in Settings.__dataclass_fields__ if key != "epochs"}
     plain["kl_schedule"] = describe_schedule(settings.kl_schedule)
     plain |= dict(_flatten(bnn.config()))
+    plain |= dict(_flatten(objective.config(), "objective")) if objective is not None else {}
     plain |= {"optimizer": type(optimizer).__name__, "scheduler": type(scheduler).__name__}
     plain["parameters of the optimizer"] = [len(group["params"]) for group in optimizer.param_groups]
     if not getattr(scheduler, "last_epoch", 0) > 0:
