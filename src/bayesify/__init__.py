@@ -5,7 +5,7 @@ bayesify.fit(bnn, train_loader, epochs=10)
 bnn.predict(x).probs
 """
 
-from bayesify import datasets, likelihoods, metrics, models, posteriors, priors
+from bayesify import baselines, datasets, likelihoods, metrics, models, posteriors, priors
 from bayesify.draws import Draw, Draws
 from bayesify.history import History
 from bayesify.network import BayesianNetwork, bayesianize
@@ -27,6 +27,7 @@ __all__ = [
     "Predictive",
     "RegressionPredictive",
     "__version__",
+    "baselines",
     "bayesianize",
     "count_parameters",
     "datasets",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, Protocol
@@ -69,7 +69,7 @@ class Method:
     paper: str
     cost: str
     posterior: type | None = None
-    fit: Recipe | None = None
+    fit: Callable[..., Any] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     aliases: tuple[str, ...] = ()
     slow: bool = False

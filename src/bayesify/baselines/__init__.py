@@ -1,1 +1,38 @@
 """Methods that the papers compare with."""
+
+from bayesify.baselines.fixed_draws import FixedDraws
+from bayesify.baselines.noisy_kfac import NoisyKFAC
+from bayesify.baselines.nuts import nuts
+from bayesify.baselines.recipes import fit_hmc, fit_nng, fit_swag, fit_vogn
+from bayesify.baselines.swag import SWAG
+from bayesify.baselines.temperature_scaling import TemperatureScaling
+from bayesify.baselines.vogn import VOGN
+from bayesify.registry import Method, register
+
+__all__ = ["SWAG", "VOGN", "FixedDraws", "NoisyKFAC", "TemperatureScaling", "nuts"]
+
+register(Method("swag", "SWAG", "Maddox et al. 2019", "(K + 2) P", fit=fit_swag, options={"learning_rate": 1e-3}))
+register(Method("vogn", "VOGN", "Khan et al. 2018", "2 P", fit=fit_vogn, options={"learning_rate": 1.0}))
+register(
+    Method(
+        "nng",
+        "Noisy natural gradient",
+        "Zhang et al. 2018",
+        "P + (d_out^2 + d_in^2) / 2 a layer",
+        fit=fit_nng,
+        options={"learning_rate": 0.3},
+        aliases=("noisy_kfac", "noisy_natural_gradient"),
+    )
+)
+register(
+    Method(
+        "hmc",
+        "Hamiltonian Monte Carlo",
+        "Hoffman & Gelman 2014",
+        "K P",
+        fit=fit_hmc,
+        aliases=("nuts",),
+        slow=True,
+        extra="pyro",
+    )
+)

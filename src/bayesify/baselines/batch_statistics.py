@@ -1,0 +1,87 @@
+"""Running statistics of BatchNorm layers for weights that were never trained as they are, such as draws."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from bayesify.batches import BatchReader, check_repeatable, read_batch
+from bayesify.execution import Runner, count_draws, each, evaluating
+from bayesify.inputs import as_inputs
+
+
+def batch_norms(network: nn.Module) -> dict[str, _BatchNorm]:
+    """The layers of a network that keep statistics of the batches they have seen, by name."""
+    return {
+        path: module
+        for path, module in network.named_modules()
+        if isinstance(module, _BatchNorm) and module.running_mean is not None
+    }
+
+
+@torch.no_grad()
+def refresh_statistics(
+    runner: Runner, weights: Mapping[str, Tensor], loader: Iterable[Any], batch: BatchReader | None = None
+) -> list[dict[str, Tensor]]:
+    """Mean and variance of every BatchNorm layer's inputs over a dataset, for each draw.
+
+    One pass over the loader per draw, BatchNorm layers in training mode and everything else in evaluation mode. Batches
+    count by their size, so that the means are those of the dataset and the variances the batches' mean ones.
+
+    Args:
+        runner: The network.
+        weights: By name, each [S, *shape].
+        loader: Batches of training data.
+        batch: A function from what the loader yields to inputs and targets.
+
+    Returns:
+        Buffers by name, one dict per draw.
+
+    Raises:
+        ValueError: If the loader yields nothing.
+    """
+    check_repeatable(loader)
+    layers = batch_norms(runner.network)
+    found = []
+    with _as_averages(runner.network, layers):
+        for draw in each(weights):
+            own = _fresh(layers)
+            seen = 0
+            for item in loader:
+                data = read_batch(item, batch).to(next(iter(draw.values())).device)
+                for layer in layers.values():
+                    layer.momentum = len(data) / (seen + len(data))
+                args, kwargs = as_inputs(data.x)
+                runner.call({**draw, **own}, args, kwargs)
+                seen += len(data)
+            if not seen:
+                raise ValueError("the loader for batch statistics yields no batch; give one over the training data")
+            found.append(own)
+    assert len(found) == count_draws(weights)
+    return found
+
+
+def _fresh(layers: Mapping[str, _BatchNorm]) -> dict[str, Tensor]:
+    own: dict[str, Tensor] = {}
+    for path, layer in layers.items():
+        prefix = f"{path}." if path else ""
+        own.update({prefix + name: buffer.clone() for name, buffer in layer.named_buffers(recurse=False)})
+    return own
+
+
+@contextmanager
+def _as_averages(network: nn.Module, layers: Mapping[str, _BatchNorm]) -> Iterator[None]:
+    momenta = {path: layer.momentum for path, layer in layers.items()}
+    with evaluating(network):
+        for layer in layers.values():
+            layer.training = True
+        try:
+            yield
+        finally:
+            for path, layer in layers.items():
+                layer.momentum = momenta[path]

@@ -1,0 +1,157 @@
+"""One pass of a network with drawn weights, and the gradients that come back: at layers, by weights, example by example."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from bayesify.execution import Runner, select_output
+from bayesify.jacobians.general import example_gradients
+from bayesify.jacobians.rules import Rule, rule_for, widen
+from bayesify.weights import Weight, owner_of
+
+EXAMPLES_BYTES = 64 * 2**20
+"""Bytes of gradients of single examples that are held at a time."""
+
+
+class LayerPass:
+    """A forward pass with one draw, the inputs of its layers remembered.
+
+    Args:
+        runner: The network.
+        weights: One draw by name, without an axis of draws; they are detached.
+        rules: The layers to remember, with their rules, by module name.
+        args: Positional inputs of B examples.
+        kwargs: Keyword inputs.
+        output: Which of several outputs.
+
+    Attributes:
+        outputs: The network's outputs, [B, ...], in the graph.
+        weights: The draw, as leaves of the graph.
+        used: Names of the weights that the loss depends on, once its gradient was taken.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        weights: Mapping[str, Tensor],
+        rules: Mapping[str, Rule],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        output: str | int | None,
+    ) -> None:
+        self.weights = {name: value.detach().requires_grad_() for name, value in weights.items()}
+        self.used: set[str] = set()
+        self._rules = rules
+        self._calls: dict[str, list[tuple[Tensor, Tensor]]] = {path: [] for path in rules}
+        names = {runner.network.get_submodule(path): path for path in rules}
+
+        def watch(module: nn.Module, inputs: tuple[Any, ...], result: Tensor) -> Tensor:
+            try:
+                kept = self._rules[names[module]].keep(inputs[0].detach())
+            except ValueError:  # a layer of a kind that has a rule, in a form that has none
+                return result
+            self._calls[names[module]].append((kept, result))
+            return result.clone()  # an operation in place on the layer's output must not reach what is remembered
+
+        with ExitStack() as stack, torch.enable_grad():
+            for module in names:
+                stack.callback(module.register_forward_hook(watch).remove)
+            self.outputs = select_output(runner.call(self.weights, args, kwargs), output)
+
+    def taps(self) -> list[Tensor]:
+        """Outputs of the remembered layers, call by call."""
+        return [result for calls in self._calls.values() for _, result in calls]
+
+    def by_layer(self, grads: Sequence[Tensor | None]) -> dict[str, list[tuple[Tensor, Tensor]]]:
+        """What each layer kept, [B, ...], with the gradient at its output, [B, ...], call by call.
+
+        Args:
+            grads: Gradients at `taps()`, in that order.
+        """
+        given = iter(grads)
+        return {
+            path: [(kept, grad) for kept, _ in calls if (grad := next(given)) is not None]
+            for path, calls in self._calls.items()
+        }
+
+
+def layer_rules(network: nn.Module, weights: Mapping[str, Weight]) -> dict[str, Rule]:
+    """Rules for the gradients of single examples, by module name, of the layers that own some of the weights.
+
+    A tied weight has none, since its gradient is a sum over layers, and neither has scale and shift of BatchNorm, whose
+    normalized inputs depend on the batch.
+    """
+    found: dict[str, Rule] = {}
+    for name, weight in weights.items():
+        path, module = name.rpartition(".")[0], owner_of(network, name)[0]
+        if not weight.aliases and not isinstance(module, _BatchNorm) and path not in found:
+            rule = rule_for(module)
+            if rule is not None:
+                found[path] = rule
+    return found
+
+
+def squared_gradients(rule: Rule, leaf: str, calls: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Sum over examples of the squared gradient of one weight: its shape.
+
+    A linear layer that sees each example once needs one product of squares; anything else forms the gradients of as many
+    examples at a time as fit into `EXAMPLES_BYTES`.
+
+    Args:
+        rule: Of the layer.
+        leaf: The weight's own name there.
+        calls: What the layer kept and the gradients at its output, call by call.
+    """
+    if len(calls) == 1 and isinstance(rule.module, nn.Linear) and calls[0][1].ndim == 2:
+        kept, grad = calls[0][0].squeeze(1), widen(calls[0][1]).square()
+        return grad.sum(0) if leaf == "bias" else grad.T @ kept.square()
+    examples = calls[0][1].shape[0]
+    parameter_size = max(1, rule.dense(leaf, calls[0][0][:1], calls[0][1][None, :1]).numel())
+    rows = max(1, EXAMPLES_BYTES // (4 * parameter_size))
+    total: Any = 0.0
+    for start in range(0, examples, rows):
+        part = slice(start, start + rows)
+        each = sum(rule.dense(leaf, kept[part], grad[None, part])[0] for kept, grad in calls)
+        total = total + torch.as_tensor(each).square().sum(0)
+    return torch.as_tensor(total)
+
+
+def general_squares(
+    runner: Runner,
+    weights: Mapping[str, Tensor],
+    names: Sequence[str],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    vectors: Tensor,
+    output: str | int | None,
+) -> dict[str, Tensor]:
+    """The same for weights of layers without a rule, by running one example at a time.
+
+    Args:
+        runner: The network.
+        weights: One draw by name.
+        names: The weights in question.
+        args: Positional inputs.
+        kwargs: Keyword inputs.
+        vectors: Gradients of the loss of each example at the network's outputs, [B, ...].
+        output: Which of several outputs.
+    """
+    fixed = {name: value.detach() for name, value in weights.items() if name not in names}
+    wanted = {name: weights[name].detach() for name in names}
+    inner = Runner(runner.network, runner.weights, {**runner.point_values, **_with_aliases(runner, fixed)})
+    found = example_gradients(inner, wanted, args, kwargs, vectors.unsqueeze(0), output)
+    return {name: widen(value[0]).square().sum(0) for name, value in found.items()}
+
+
+def _with_aliases(runner: Runner, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        alias: value
+        for name, value in values.items()
+        for alias in (name, *(runner.weights[name].aliases if name in runner.weights else ()))
+    }

@@ -1,0 +1,310 @@
+"""Noisy K-FAC: a matrix normal posterior by natural gradients with Kronecker-factored curvature."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.baselines.layer_passes import LayerPass, layer_rules
+from bayesify.baselines.natural_gradient import NaturalGradient, check_damping, raw_softplus
+from bayesify.jacobians.rules import Rule
+from bayesify.likelihoods import Categorical, Likelihood, as_float
+from bayesify.maths.noise import standard_normal
+from bayesify.network import BayesianNetwork
+from bayesify.posteriors.base import check_count
+from bayesify.posteriors.matrix_normal import MatrixNormal
+from bayesify.weights import Layer, owner_of
+
+Fisher = Literal["sampled", "exact", "empirical"]
+
+
+class NoisyKFAC(NaturalGradient):
+    r"""Noisy natural gradient with a matrix normal posterior (NNG; Zhang et al. 2018, algorithm 2).
+
+    For the matrix `[W b]` of a layer with inputs $a$ (a 1 appended for the bias) and gradients $g$ of $-\log p(y | f)$ at
+    its outputs, the Fisher information is taken to be $A \otimes S$ with moving averages of
+
+    $$ A = \tfrac1B \sum_i \sum_t a_{it} a_{it}^\top, \qquad S = \tfrac{1}{B T} \sum_i \sum_t g_{it} g_{it}^\top $$
+
+    over the T positions at which the layer is applied (Martens & Grosse 2015; Grosse & Martens 2016 for convolutions). With
+    prior precision $\delta$, N examples and $\gamma = \delta / N$, a step is
+
+    $$ M \leftarrow M - \alpha\, S_{\gamma + \eta}^{-1} \Big(\tfrac1B \sum_i \nabla_i + \gamma M\Big) A_{\gamma + \eta}^{-1}, \qquad
+       q = \mathcal{MN}\big(M,\ \tfrac1N S_\gamma^{-1},\ A_\gamma^{-1}\big), $$
+    $$ A_\gamma = A + \pi \sqrt\gamma\, I, \qquad S_\gamma = S + \tfrac{1}{\pi} \sqrt\gamma\, I, \qquad
+       \pi^2 = \frac{\operatorname{tr} A / d_a}{\operatorname{tr} S / d_s}, $$
+
+    with momentum on the gradient, at a draw from q, and extra damping $\eta$ in the step alone. The prior's part of the
+    gradient is taken at the mean, where the paper takes it at the draw: the same in expectation, with less noise. At a fixed
+    point of linear regression with one layer and noise variance v, M is the exact posterior mean,
+    $A = \frac1N \sum_i a_i a_i^\top$ and $S = I / v$: q's covariance differs from the exact
+    $(\sum_i a_i a_i^\top / v + \delta I)^{-1}$ of each output only in that the prior is spread over both factors, and agrees
+    as $\delta \to 0$.
+
+    Like `VOGN` a trainer around a Bayesian network, one with `MatrixNormal` posteriors:
+
+        bnn = bayesify.bayesianize(net, posteriors.MatrixNormal(), likelihood=likelihoods.Gaussian(noise=0.1))
+        baselines.NoisyKFAC(bnn, learning_rate=0.1).fit(loader, epochs=10)
+        bnn.predict(x)
+
+    Args:
+        bnn: A network with `MatrixNormal` posteriors over linear and convolution layers, a likelihood and a fixed prior; it is
+            changed.
+        num_data: N; counted by `fit` if left out.
+        learning_rate: $\alpha$; 1 would be a full Newton step.
+        momentum: Decay of the gradient's moving average.
+        decay: Decay of the factors' moving averages.
+        damping: $\eta$.
+        fisher: Where the g of S come from: `"sampled"` draws one vector per example whose covariance is the likelihood's Fisher
+            information, `"exact"` takes a root of it, one backward pass per output, and `"empirical"` the gradients of
+            the targets, at no extra cost.
+        factor_every: Steps between observations of A and S.
+        inverse_every: Steps between factorizations; the posterior's covariance changes then.
+        num_draws: Draws of the weights per step.
+        antithetic: Whether draws come in pairs of opposite noise.
+        kl_weight: Factor on the KL, which divides N.
+        point_learning_rate: Of Adam for everything that is not under the posterior.
+
+    Raises:
+        TypeError: If `bnn` is not a `BayesianNetwork` with `MatrixNormal` posteriors.
+        ValueError: If an argument is out of range, a weight under the posterior is not that of a linear or convolution layer, or
+            the prior is hierarchical.
+    """
+
+    family = MatrixNormal
+
+    def __init__(
+        self,
+        bnn: BayesianNetwork,
+        *,
+        num_data: int | None = None,
+        learning_rate: float = 0.1,
+        momentum: float = 0.9,
+        decay: float = 0.95,
+        damping: float = 0.0,
+        fisher: Fisher = "sampled",
+        factor_every: int = 1,
+        inverse_every: int = 1,
+        num_draws: int = 1,
+        antithetic: bool = False,
+        kl_weight: float = 1.0,
+        point_learning_rate: float = 1e-3,
+    ) -> None:
+        check_damping("NoisyKFAC", damping)
+        check_count("NoisyKFAC", factor_every=factor_every, inverse_every=inverse_every)
+        if fisher not in ("sampled", "exact", "empirical"):
+            raise ValueError(f"NoisyKFAC: fisher={fisher!r}; give 'sampled', 'exact' or 'empirical'")
+        super().__init__(
+            bnn,
+            num_data=num_data,
+            learning_rate=learning_rate,
+            momentum=momentum,
+            decay=decay,
+            num_draws=num_draws,
+            antithetic=antithetic,
+            kl_weight=kl_weight,
+            point_learning_rate=point_learning_rate,
+        )
+        self.damping, self.fisher = damping, fisher
+        self.factor_every, self.inverse_every = factor_every, inverse_every
+        self._rules = layer_rules(bnn.network, bnn.weights)
+        for _, layer in self._layers():
+            self._check_layer(layer)
+        self._inverses: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def _layers(self) -> Iterator[tuple[MatrixNormal, Layer]]:
+        for part in self.bnn._parts():
+            assert isinstance(part, MatrixNormal)
+            for layer in part.layers:
+                yield part, layer
+
+    def _check_layer(self, layer: Layer) -> None:
+        module = owner_of(self.bnn.network, layer.weights[0].name)[0]
+        plain = isinstance(module, nn.Linear) or (
+            isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) and module.groups == 1
+        )
+        if not plain or any(weight.aliases for weight in layer.weights):
+            raise ValueError(
+                f"NoisyKFAC: {layer.weights[0].name} is not the weight of a linear or convolution layer of its own, without "
+                "groups; leave it a point estimate with selectors, such as {'Linear': MatrixNormal()}"
+            )
+        if len({self.prior_precision[weight.name] for weight in layer.weights}) > 1:
+            raise ValueError(
+                f"NoisyKFAC: the prior of {layer.name} differs between weight and bias, which one damping cannot say; use "
+                "Gaussian() or Neal()"
+            )
+
+    def rules(self) -> Mapping[str, Rule]:
+        """Rules of all layers under the posterior, in the steps that observe them."""
+        return self._rules if self._observes() else {}
+
+    def _observes(self) -> bool:
+        return self.steps % self.factor_every == 0
+
+    @property
+    def _observed(self) -> int:
+        return -(-self.steps // self.factor_every)
+
+    # -- factors ---------------------------------------------------------------------------------------------------
+
+    def curvature(
+        self,
+        seen: LayerPass,
+        at_taps: tuple[Tensor | None, ...],
+        at_outputs: Tensor,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        generator: torch.Generator | None,
+    ) -> dict[str, dict[str, Tensor]]:
+        """A and S of one draw, by layer name."""
+        if not self._observes():
+            return {}
+        inputs: dict[str, Tensor] = {}
+        gradients: dict[str, Tensor] = {}
+        passes = [at_taps] if self.fisher == "empirical" else self._fisher_passes(seen, generator)
+        for index, grads in enumerate(passes):
+            calls = seen.by_layer(grads)
+            for _, layer in self._layers():
+                path = layer.weights[0].name.rpartition(".")[0]
+                if not calls[path]:
+                    raise ValueError(
+                        f"NoisyKFAC: the loss does not depend on {path}, or it is not called; leave it out"
+                    )
+                if index == 0:
+                    inputs[layer.name] = self._input_factor(layer, path, calls[path])
+                found = self._gradient_factor(path, calls[path])
+                gradients[layer.name] = gradients[layer.name] + found if index else found
+        return {"inputs": inputs, "gradients": gradients}
+
+    def _fisher_passes(self, seen: LayerPass, generator: torch.Generator | None) -> Iterator[tuple[Tensor | None, ...]]:
+        root = fisher_root(self.likelihood, seen.outputs.detach())  # [B, ..., O, R]
+        if self.fisher == "sampled":
+            noise = standard_normal(root.shape[:-2].numel() * root.shape[-1], root, generator)
+            vectors = (root @ noise.view(*root.shape[:-2], root.shape[-1], 1)).squeeze(-1).unsqueeze(0)
+        else:
+            if root.ndim > 3:
+                raise ValueError("NoisyKFAC: fisher='exact' is for one prediction per example; use 'sampled'")
+            vectors = root.movedim(-1, 0)
+        for vector in vectors:
+            yield torch.autograd.grad(
+                seen.outputs, seen.taps(), vector.to(seen.outputs), retain_graph=True, allow_unused=True
+            )
+
+    def _input_factor(self, layer: Layer, path: str, calls: list[tuple[Tensor, Tensor]]) -> Tensor:
+        total: Any = 0.0
+        for kept, grad in calls:
+            factors = self._rules[path].factors(kept, grad.unsqueeze(0))
+            assert factors is not None
+            a = factors[0]
+            ones = a.new_ones(*a.shape[:-1], 1)
+            a = torch.cat([ones if weight.is_bias else a for weight in layer.weights], dim=-1).flatten(0, 1)
+            total = total + a.T @ a / kept.shape[0]
+        return torch.as_tensor(total)
+
+    def _gradient_factor(self, path: str, calls: list[tuple[Tensor, Tensor]]) -> Tensor:
+        total: Any = 0.0
+        positions = 0
+        for kept, grad in calls:
+            factors = self._rules[path].factors(kept, grad.unsqueeze(0))
+            assert factors is not None
+            g = factors[1][0]  # [B, T, d_out]
+            positions += g.shape[1]
+            flat = g.flatten(0, 1)
+            total = total + flat.T @ flat / g.shape[0]
+        return torch.as_tensor(total) / positions
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+
+    def update(
+        self, gradient: Mapping[str, Tensor], curvature: Mapping[str, Mapping[str, Tensor]], learning_rate: float
+    ) -> None:
+        """The step of the class's formula."""
+        total = self.effective_data
+        factorize = (self.steps - 1) % self.inverse_every == 0 or not self._inverses
+        for part, layer in self._layers():
+            name = layer.name
+            if curvature:
+                for kind in ("inputs", "gradients"):
+                    self.average(kind, name, curvature[kind][name], self.decay, self._observed)
+            if factorize:
+                self._factorize(part, layer)
+            mean = part.mean_value[name]
+            prior = self.prior_precision[layer.weights[0].name] / total
+            slope = self.average("slope", name, layer.to_matrix(gradient) + prior * mean, self.momentum)
+            rows, cols = self._inverses[name]  # lower triangular roots of the inverses
+            mean.sub_(learning_rate * (rows @ (rows.T @ slope @ cols) @ cols.T))
+
+    def _factorize(self, part: MatrixNormal, layer: Layer) -> None:
+        name, total = layer.name, self.effective_data
+        correction = 1 - self.decay**self._observed
+        inputs, gradients = (self.moments[kind][name] / correction for kind in ("inputs", "gradients"))
+        prior = self.prior_precision[layer.weights[0].name] / total
+        rows, cols = damped_roots(inputs, gradients, prior)
+        set_tril(part.row_lower[name], part.row_raw_diagonal[name], rows / math.sqrt(total))
+        set_tril(part.col_lower[name], part.col_raw_diagonal[name], cols)
+        self._inverses[name] = damped_roots(inputs, gradients, prior + self.damping) if self.damping else (rows, cols)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a step changes, as nested data with tensors."""
+        return {**super().state_dict(), "inverses": {name: list(pair) for name, pair in self._inverses.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state_dict`."""
+        super().load_state_dict(state)
+        device = next(self.bnn.posteriors.parameters()).device
+        self._inverses = {name: (rows.to(device), cols.to(device)) for name, (rows, cols) in state["inverses"].items()}
+
+
+def damped_roots(inputs: Tensor, gradients: Tensor, damping: float) -> tuple[Tensor, Tensor]:
+    r"""Lower triangular roots of $S_\gamma^{-1}$ and $A_\gamma^{-1}$; see `NoisyKFAC`.
+
+    Args:
+        inputs: A, [cols, cols].
+        gradients: S, [rows, rows].
+        damping: $\gamma$.
+    """
+    ratio = (inputs.diagonal().mean() / gradients.diagonal().mean().clamp_min(torch.finfo(gradients.dtype).tiny)).sqrt()
+    ratio = ratio.clamp(1e-6, 1e6)
+    by_cols, by_rows = ratio * math.sqrt(damping), math.sqrt(damping) / ratio
+    return inverse_root(gradients, by_rows), inverse_root(inputs, by_cols)
+
+
+def inverse_root(matrix: Tensor, damping: Tensor) -> Tensor:
+    """L, lower triangular, with `L L^T = (matrix + damping I)^-1`, by one Cholesky factorization of the flipped matrix."""
+    damped = matrix + torch.diag(damping.expand(len(matrix)))
+    upper = torch.linalg.cholesky(damped.flip(0, 1)).flip(0, 1)  # damped = U U^T
+    identity = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+    return torch.linalg.solve_triangular(upper, identity, upper=True).T
+
+
+def set_tril(lower: Tensor, raw_diagonal: Tensor, value: Tensor) -> None:
+    """Store a lower triangular matrix as `MatrixNormal` does, in place."""
+    rows, cols = torch.tril_indices(len(value), len(value), -1, device=value.device)
+    lower.copy_(value[rows, cols])
+    raw_diagonal.copy_(raw_softplus(value.diagonal()))
+
+
+def fisher_root(likelihood: Likelihood, outputs: Tensor) -> Tensor:
+    r"""R with $R R^\top$ the likelihood's Fisher information at outputs [..., O]: [..., O, O].
+
+    For classes it is $\operatorname{diag}(\sqrt p) - p \sqrt p^\top$, else the root of a diagonal, or of eigenvalues.
+
+    Raises:
+        ValueError: If the classes are not on the last axis.
+    """
+    outputs = as_float(outputs)
+    if isinstance(likelihood, Categorical):
+        if likelihood._class_axis not in (-1, outputs.ndim - 1):
+            raise ValueError("NoisyKFAC: classes are not on the last axis of the outputs; use fisher='empirical'")
+        probs = outputs.softmax(-1)
+        return torch.diag_embed(probs.sqrt()) - probs.unsqueeze(-1) * probs.sqrt().unsqueeze(-2)
+    fisher = likelihood.fisher(outputs).detach()
+    diagonal = fisher.diagonal(dim1=-2, dim2=-1)
+    if not torch.equal(fisher, torch.diag_embed(diagonal)):
+        values, vectors = torch.linalg.eigh(fisher)
+        return vectors * values.clamp_min(0.0).sqrt().unsqueeze(-2)
+    return torch.diag_embed(diagonal.sqrt())

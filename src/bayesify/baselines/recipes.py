@@ -1,0 +1,136 @@
+"""How the registry's methods that are not posteriors train on a problem, for the demonstration and comparisons."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from bayesify.baselines.epochs import run_epochs
+from bayesify.baselines.fixed_draws import FixedDraws
+from bayesify.baselines.noisy_kfac import NoisyKFAC
+from bayesify.baselines.nuts import nuts
+from bayesify.baselines.swag import SWAG
+from bayesify.baselines.vogn import VOGN
+from bayesify.batches import Batch, read_batch
+from bayesify.likelihoods import Likelihood
+from bayesify.network import BayesianNetwork, bayesianize
+from bayesify.posteriors.matrix_normal import MatrixNormal
+from bayesify.posteriors.mean_field import MeanField
+from bayesify.posteriors.point import Point
+from bayesify.priors import Prior
+
+
+def cosine(share: float) -> float:
+    """A learning rate's factor that falls from 1 to 0 as half a cosine, with the share of the run that is done."""
+    return 0.5 * (1 + math.cos(math.pi * share))
+
+
+def train_point(
+    net: nn.Module, likelihood: Likelihood, loader: Any, *, prior: Prior, num_data: int, epochs: int, seed: int
+) -> BayesianNetwork:
+    """A network trained to the maximum a posteriori by Adam, as a Bayesian network with one draw."""
+    bnn = bayesianize(net, Point(), likelihood=likelihood, prior=prior)
+    trainable = [parameter for parameter in bnn.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.Adam(trainable, lr=0.05)
+
+    def step(data: Batch, generator: torch.Generator, share: float) -> dict[str, float]:
+        for group in optimizer.param_groups:
+            group["lr"] = 0.05 * cosine(share)
+        optimizer.zero_grad()
+        loss = -bnn.elbo(data.x, data.y, num_data=num_data, example_weights=data.weights) / num_data
+        loss.backward()
+        optimizer.step()
+        return {"nll": float(loss.detach())}
+
+    run_epochs(
+        "Point",
+        step,
+        loader,
+        epochs=epochs,
+        device=trainable[0].device,
+        get_state=lambda: None,
+        set_state=lambda state: None,
+        seed=seed,
+        progress=False,
+    )
+    return bnn
+
+
+def fit_swag(
+    net: nn.Module,
+    likelihood: Likelihood,
+    loader: Any,
+    *,
+    prior: Prior,
+    num_data: int,
+    epochs: int,
+    seed: int,
+    learning_rate: float = 0.01,
+    rank: int = 20,
+) -> SWAG:
+    """Half of the epochs to the maximum a posteriori, the rest to collect; see `bayesify.registry.Recipe`."""
+    shares: dict[str, Any] = {"prior": prior, "num_data": num_data, "seed": seed}
+    trained = train_point(net, likelihood, loader, epochs=max(1, epochs // 2), **shares)
+    swag = SWAG(trained.mean_network(), trained.likelihood or likelihood, rank=rank)
+    return swag.fit(loader, max(2, epochs // 2), learning_rate, progress=False, **shares)
+
+
+def fit_vogn(
+    net: nn.Module,
+    likelihood: Likelihood,
+    loader: Any,
+    *,
+    prior: Prior,
+    num_data: int,
+    epochs: int,
+    seed: int,
+    learning_rate: float = 0.1,
+    num_draws: int = 4,
+) -> BayesianNetwork:
+    """A mean-field network trained by `VOGN`; see `bayesify.registry.Recipe`."""
+    bnn = bayesianize(net, MeanField(init_std=0.02), likelihood=likelihood, prior=prior)
+    trainer = VOGN(bnn, num_data=num_data, learning_rate=learning_rate, num_draws=num_draws, antithetic=True)
+    return trainer.fit(loader, epochs, schedule=cosine, seed=seed, progress=False).bnn
+
+
+def fit_nng(
+    net: nn.Module,
+    likelihood: Likelihood,
+    loader: Any,
+    *,
+    prior: Prior,
+    num_data: int,
+    epochs: int,
+    seed: int,
+    learning_rate: float = 0.1,
+    num_draws: int = 4,
+) -> BayesianNetwork:
+    """A network with matrix normal posteriors trained by `NoisyKFAC`; see `bayesify.registry.Recipe`."""
+    bnn = bayesianize(net, MatrixNormal(init_std=0.02), likelihood=likelihood, prior=prior)
+    trainer = NoisyKFAC(bnn, num_data=num_data, learning_rate=learning_rate, num_draws=num_draws, antithetic=True)
+    return trainer.fit(loader, epochs, schedule=cosine, seed=seed, progress=False).bnn
+
+
+def fit_hmc(
+    net: nn.Module,
+    likelihood: Likelihood,
+    loader: Any,
+    *,
+    prior: Prior,
+    num_data: int,
+    epochs: int,
+    seed: int,
+    num_draws: int = 100,
+) -> FixedDraws:
+    """As many steps of a chain of `nuts` as there are epochs, after as many of warm-up; see `bayesify.registry.Recipe`."""
+    bnn = bayesianize(net, Point(), likelihood=likelihood, prior=prior)
+    batches = [read_batch(item) for item in loader]
+    x = torch.cat([batch.x for batch in batches])
+    y = torch.cat([batch.y for batch in batches])
+    kept = max(1, min(num_draws, epochs))
+    draws = nuts(bnn, x, y, num_draws=kept, num_warmup=max(1, epochs), thin=max(1, epochs // kept), seed=seed)
+    assert bnn.likelihood is not None
+    return FixedDraws(draws, bnn.likelihood)

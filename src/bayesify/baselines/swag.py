@@ -1,0 +1,443 @@
+"""SWAG: a Gaussian fitted to the iterates of stochastic gradient descent."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.baselines.batch_statistics import batch_norms, refresh_statistics
+from bayesify.baselines.epochs import run_epochs
+from bayesify.baselines.fixed_draws import FixedDraws, restore_likelihood, under
+from bayesify.batches import Batch, BatchReader, count_examples
+from bayesify.draws import Draws
+from bayesify.execution import Runner, select_output
+from bayesify.history import History
+from bayesify.inputs import as_inputs, check_inputs, naming_inputs
+from bayesify.likelihoods import Likelihood
+from bayesify.maths.noise import standard_normal
+from bayesify.predictive import Predictive
+from bayesify.priors import Prior
+from bayesify.selection import make_likelihood, make_prior
+from bayesify.storables import Storable, fingerprint, register_storable
+from bayesify.weights import Weight, catalog
+
+
+class SWAG:
+    r"""A Gaussian with a diagonal and a low-rank part over the iterates of SGD (Maddox et al. 2019).
+
+    $$ q(w) = \mathcal{N}\Big(\bar w,\ \tfrac{c}{2} \operatorname{diag}(v) + \tfrac{c}{2 (K - 1)} D D^\top\Big) $$
+
+    $\bar w$ and $v$ are mean and variance of the collected iterates, and the K columns of D the last iterates' deviations from
+    the running mean at their time (section 3.2). With `rank=0` it is SWAG-Diagonal,
+    $\mathcal{N}(\bar w, c \operatorname{diag}(v))$. It spans every trainable parameter, those of normalization layers too. The
+    moments are kept in float32 at least, and the variance as a sum of squared deviations rather than as a difference of two
+    moments, which float32 would not hold.
+
+    Batch statistics belong to the weights they were collected with: a network with BatchNorm needs a loader over training data to
+    draw (`draw`, `predict`), and each draw gets statistics of its own. Without BatchNorm none is needed.
+
+    Either train on from a trained network with `fit`, which works on a copy, or call `collect(net)` in a loop of your own.
+
+    Args:
+        net: The network, trained; it is copied, not changed.
+        likelihood: p(y | outputs): an instance, a name or plain data.
+        rank: Columns of D at most; 0 for a diagonal alone.
+        scale: c, a factor on the covariance; below 1 it tempers.
+        output: Which of several outputs the likelihood is about; see `bayesianize`.
+
+    Attributes:
+        count: Iterates that were collected.
+        mean, squares: $\bar w$, and the sum over iterates of squared deviations from it, by name.
+        deviations: $D^\top$ by name, each [K, *shape].
+
+    Raises:
+        TypeError: If `net` is not a module.
+        ValueError: If `rank` or `scale` is out of range, or the network has no trainable weight.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        likelihood: Likelihood | str | Mapping[str, Any],
+        rank: int = 20,
+        *,
+        scale: float = 1.0,
+        output: str | int | None = None,
+    ) -> None:
+        if not isinstance(net, nn.Module):
+            raise TypeError(f"SWAG: net is {type(net).__name__}; give a torch.nn.Module")
+        if not isinstance(rank, int) or isinstance(rank, bool) or rank < 0 or rank == 1:
+            raise ValueError(f"SWAG: rank={rank}; give an integer of at least 2, or 0 for a diagonal alone")
+        if not (scale > 0 and math.isfinite(scale)):
+            raise ValueError(f"SWAG: scale={scale}; give a positive number")
+        known = catalog(net)
+        self.rank, self.scale, self.output = rank, float(scale), output
+        self.network = copy.deepcopy(net)
+        self.weights: dict[str, Weight] = {
+            name: weight for name, weight in known.weights.items() if name not in known.refused
+        }
+        if not self.weights:
+            raise ValueError("SWAG: no parameter of the network is trainable; set requires_grad on some")
+        made = make_likelihood(likelihood)
+        if made is None:
+            raise ValueError("SWAG: likelihood=None; give one, such as likelihoods.Categorical()")
+        self.likelihood = copy.deepcopy(made).to(self._reference)
+        self.history = History()
+        self.count = 0
+        self.mean: dict[str, Tensor] = {}
+        self.squares: dict[str, Tensor] = {}
+        self.deviations: dict[str, Tensor] = {}
+
+    @property
+    def _reference(self) -> Tensor:
+        return self.network.get_parameter(next(iter(self.weights)))
+
+    # -- collecting ------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def collect(self, net: nn.Module | None = None) -> Self:
+        """Take the present weights of a network as one more iterate.
+
+        Args:
+            net: The network in training, of the same architecture; the copy that `fit` trains if left out.
+
+        Raises:
+            ValueError: If a weight is missing, of another shape, or not finite; nothing is changed then.
+        """
+        values = {name: _iterate(self.network if net is None else net, weight) for name, weight in self.weights.items()}
+        self.count += 1
+        for name, value in values.items():
+            if self.count == 1:
+                self.mean[name], self.squares[name] = value.clone(), torch.zeros_like(value)
+                self.deviations[name] = value.new_zeros(0, *value.shape)
+            before = value - self.mean[name]
+            self.mean[name] += before / self.count
+            after = value - self.mean[name]
+            self.squares[name] += before * after
+            if self.rank:
+                self.deviations[name] = torch.cat((self.deviations[name], after.unsqueeze(0)))[-self.rank :]
+        return self
+
+    def variance(self) -> dict[str, Tensor]:
+        """v: variance of the iterates by name, of all of them and without a correction for their number."""
+        return {name: squares / max(1, self.count) for name, squares in self.squares.items()}
+
+    def fit(
+        self,
+        loader: Iterable[Any],
+        epochs: int,
+        learning_rate: float = 1e-2,
+        *,
+        momentum: float = 0.9,
+        prior: Prior | str | Mapping[str, Any] | None = None,
+        weight_decay: float = 0.0,
+        num_data: int | None = None,
+        collect_every: int | None = None,
+        skip_epochs: int = 0,
+        optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
+        batch: BatchReader | None = None,
+        checkpoint: str | Path | None = None,
+        seed: int | None = None,
+        progress: bool = True,
+    ) -> Self:
+        """Train the copy of the network on with a constant learning rate, and collect its iterates.
+
+        The loss is the mean negative log-likelihood of a batch, plus what the prior or the weight decay adds. What a likelihood can
+        learn is trained along.
+
+        Args:
+            loader: Iterable of batches that starts anew each epoch.
+            epochs: Passes over the data, at the end of each of which an iterate is collected.
+            learning_rate: Of SGD; large enough that the iterates move about.
+            momentum: Of SGD.
+            prior: A Gaussian p(weights): the weight decay is then `1 / (N std^2)` for each weight.
+            weight_decay: Of SGD, the same for all weights; in place of a prior.
+            num_data: N, for the prior; counted if left out.
+            collect_every: Steps between iterates, in place of once an epoch.
+            skip_epochs: Epochs before the first iterate is collected.
+            optimizer: A function from parameters (with the weight decay in their groups) to another optimizer than SGD.
+            batch: A function from what the loader yields to inputs and targets.
+            checkpoint: File in which the run is stored after each epoch; a run whose file exists continues.
+            seed: Of everything random; taken from torch's global generator if left out.
+            progress: Whether to show a progress bar on the terminal.
+
+        Returns:
+            Itself. The numbers of each epoch are in `history`.
+
+        Raises:
+            ValueError: If an argument is out of range, both a prior and a weight decay are given, or a loss is not finite.
+        """
+        for key, value, least in (("momentum", momentum, 0.0), ("weight_decay", weight_decay, 0.0)):
+            if not (value >= least and math.isfinite(value)):
+                raise ValueError(f"SWAG: {key}={value}; give a number of at least 0")
+        if not (learning_rate > 0 and math.isfinite(learning_rate)):
+            raise ValueError(f"SWAG: learning_rate={learning_rate}; give a positive number")
+        for key, count, least in (("collect_every", collect_every, 1), ("skip_epochs", skip_epochs, 0)):
+            if count is not None and (not isinstance(count, int) or count < least):
+                raise ValueError(f"SWAG: {key}={count}; give an integer of at least {least}")
+        if prior is not None and weight_decay:
+            raise ValueError("SWAG: a prior and a weight decay say the same thing; give one of them")
+        groups = self._groups(loader, prior, weight_decay, num_data, batch)
+        made = optimizer(groups) if optimizer else torch.optim.SGD(groups, lr=learning_rate, momentum=momentum)
+        done = {"steps": 0, "epochs": 0}
+
+        def step(data: Batch, generator: torch.Generator, share: float) -> dict[str, float]:
+            made.zero_grad()
+            loss = self._loss(data)
+            loss.backward()
+            made.step()
+            done["steps"] += 1
+            if collect_every and done["epochs"] >= skip_epochs and done["steps"] % collect_every == 0:
+                self.collect()
+            return {"nll": float(loss.detach())}
+
+        def after_epoch() -> dict[str, float]:
+            done["epochs"] += 1
+            if not collect_every and done["epochs"] > skip_epochs:
+                self.collect()
+            return {"collected": self.count}
+
+        def set_state(state: Any) -> None:
+            self.network.load_state_dict(state["network"])
+            self.likelihood.load_state_dict(state["likelihood"])
+            made.load_state_dict(state["optimizer"])
+            done.update(state["done"])
+            self._set_moments(state["count"], state["moments"])
+
+        was_training = self.network.training
+        self.network.train()
+        try:
+            self.history = run_epochs(
+                "SWAG",
+                step,
+                loader,
+                epochs=epochs,
+                device=self._reference.device,
+                get_state=lambda: {
+                    "network": dict(self.network.state_dict()),
+                    "likelihood": dict(self.likelihood.state_dict()),
+                    "optimizer": made.state_dict(),
+                    "done": done,
+                    "count": self.count,
+                    "moments": self._moments(),
+                },
+                set_state=set_state,
+                after_epoch=after_epoch,
+                seed=seed,
+                batch=batch,
+                checkpoint=checkpoint,
+                progress=progress,
+            )
+        finally:
+            self.network.train(was_training)
+        return self
+
+    def _groups(
+        self, loader: Iterable[Any], prior: Any, weight_decay: float, num_data: int | None, reader: BatchReader | None
+    ) -> list[dict[str, Any]]:
+        decay = dict.fromkeys(self.weights, weight_decay)
+        if prior is not None:
+            total = count_examples(loader, reader) if num_data is None else num_data
+            std = make_prior(prior).bind(self.weights).draw(1).std
+            decay = {name: 1 / (total * float(std[name]) ** 2) for name in self.weights}
+        groups: list[dict[str, Any]] = [
+            {"params": [self.network.get_parameter(name)], "weight_decay": decay[name]} for name in self.weights
+        ]
+        learned = [parameter for parameter in self.likelihood.parameters() if parameter.requires_grad]
+        return [*groups, {"params": learned, "weight_decay": 0.0}] if learned else groups
+
+    def _loss(self, data: Batch) -> Tensor:
+        args, kwargs = as_inputs(data.x)
+        check_inputs(args, kwargs)
+        with naming_inputs(args, kwargs):
+            outputs = select_output(self.network(*args, **kwargs), self.output)
+        log_prob = self.likelihood.log_prob(outputs, data.y, has_draws=False)
+        loss = -(log_prob if data.weights is None else log_prob * data.weights).mean()
+        if not bool(torch.isfinite(loss)):
+            raise ValueError(f"SWAG: the loss is {loss.item()}; lower the learning rate")
+        return loss
+
+    # -- drawing ---------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def draw(
+        self,
+        num_draws: int = 1,
+        *,
+        generator: torch.Generator | None = None,
+        loader: Iterable[Any] | None = None,
+        batch: BatchReader | None = None,
+    ) -> Draws:
+        r"""Draw functions: $\bar w + \sqrt{c/2}\,(\sqrt v \odot z_1 + D z_2 / \sqrt{K - 1})$.
+
+        Args:
+            num_draws: S.
+            generator: Source of randomness, on any device; the global one if left out.
+            loader: Training data, for the batch statistics of each draw; one pass over it per draw.
+            batch: A function from what the loader yields to inputs and targets.
+
+        Returns:
+            The draws. Their `kl` is not known and NaN.
+
+        Raises:
+            ValueError: If fewer than 2 iterates were collected, or the network has BatchNorm and there is no loader.
+        """
+        if not isinstance(num_draws, int) or isinstance(num_draws, bool) or num_draws < 1:
+            raise ValueError(f"num_draws={num_draws}; give an integer of at least 1")
+        self._check_collected()
+        if batch_norms(self.network) and loader is None:
+            raise ValueError(
+                "SWAG: the network has BatchNorm, whose statistics each draw needs anew; "
+                "give loader=, a loader over training data"
+            )
+        like = next(iter(self.mean.values()))
+        columns = len(next(iter(self.deviations.values())))
+        second = standard_normal(num_draws * columns, like, generator).view(num_draws, columns)
+        first = standard_normal(num_draws * sum(weight.numel for weight in self.weights.values()), like, generator)
+        weights, start = {}, 0
+        for name, variance in self.variance().items():
+            size = num_draws * variance.numel()
+            noise = first[start : start + size].view(num_draws, *variance.shape).to(variance.device)
+            start += size
+            spread = variance.sqrt() * noise
+            if self.rank:
+                low_rank = torch.tensordot(second.to(variance), self.deviations[name], dims=1)
+                spread = (spread + low_rank / math.sqrt(columns - 1)) * math.sqrt(0.5)
+            drawn = self.mean[name] + math.sqrt(self.scale) * spread
+            weights[name] = drawn.to(self.network.get_parameter(name).dtype)
+        runner = Runner(self.network, self.weights).snapshot()
+        own = (
+            refresh_statistics(runner, weights, loader, batch)
+            if loader is not None and batch_norms(self.network)
+            else None
+        )
+        return Draws(runner, weights, like.new_full((num_draws,), float("nan")), own)
+
+    def predict(
+        self,
+        x: Any,
+        num_draws: int = 32,
+        *,
+        generator: torch.Generator | None = None,
+        loader: Iterable[Any] | None = None,
+        draws: Draws | None = None,
+        keep_outputs: bool | None = None,
+        memory: int | None = None,
+    ) -> Predictive:
+        """The predictive distribution of a batch, in evaluation mode, without gradients.
+
+        Args:
+            x: Inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
+            num_draws: S.
+            generator: Source of randomness.
+            loader: Training data for batch statistics; see `draw`.
+            draws: Draws that exist already, in place of new ones: their batch statistics are computed once.
+            keep_outputs: Keep all outputs whatever their size (true) or never (false).
+            memory: The budget in bytes; 256 MiB if left out.
+        """
+        made = self.draw(num_draws, generator=generator, loader=loader) if draws is None else draws
+        return FixedDraws(made, self.likelihood, self.output).predict(x, keep_outputs=keep_outputs, memory=memory)
+
+    @torch.no_grad()
+    def mean_network(self, loader: Iterable[Any] | None = None) -> nn.Module:
+        """A plain network at the mean of the iterates (SWA, Izmailov et al. 2018), with the loader's batch statistics.
+
+        Raises:
+            ValueError: If nothing was collected, or the network has BatchNorm and there is no loader.
+        """
+        self._check_collected(1)
+        plain = copy.deepcopy(self.network)
+        for name, mean in self.mean.items():
+            plain.get_parameter(name).copy_(mean)
+        if batch_norms(plain):
+            if loader is None:
+                raise ValueError("SWAG: the network has BatchNorm; give mean_network a loader over training data")
+            means = {name: plain.get_parameter(name).detach().unsqueeze(0) for name in self.mean}
+            (own,) = refresh_statistics(Runner(plain, self.weights), means, loader)
+            buffers = dict(plain.named_buffers())
+            for name, value in own.items():
+                buffers[name].copy_(value)
+        return plain
+
+    def covariance_matrix(self) -> Tensor:
+        """The covariance as one dense matrix, [P, P], weights in the order of `mean`, row-major; for small networks."""
+        self._check_collected()
+        variance = torch.cat([value.flatten() for value in self.variance().values()])
+        if not self.rank:
+            return self.scale * torch.diag(variance)
+        columns = torch.cat([value.flatten(1) for value in self.deviations.values()], dim=1)
+        return 0.5 * self.scale * (torch.diag(variance) + columns.T @ columns / (len(columns) - 1))
+
+    def _check_collected(self, least: int = 2) -> None:
+        if self.count < least:
+            raise ValueError(
+                f"SWAG: {self.count} iterates were collected; call fit, or collect(net) at least {least} times, first"
+            )
+
+    def _moments(self) -> dict[str, dict[str, Tensor]]:
+        return {"mean": self.mean, "squares": self.squares, "deviations": self.deviations}
+
+    def _set_moments(self, count: int, moments: Mapping[str, Mapping[str, Tensor]]) -> None:
+        self.count = count
+        for kind, values in moments.items():
+            where = self._reference.device
+            setattr(self, kind, {name: value.to(where) for name, value in values.items()})
+
+    def __repr__(self) -> str:
+        return f"SWAG({type(self.network).__name__}, {self.count} iterates, rank {self.rank}, scale {self.scale:g})"
+
+
+def _iterate(net: nn.Module, weight: Weight) -> Tensor:
+    try:
+        value = net.get_parameter(weight.name).detach()
+    except AttributeError:
+        raise ValueError(f"SWAG: the network has no weight {weight.name}; collect the one it was made from") from None
+    if value.shape != weight.shape:
+        raise ValueError(
+            f"SWAG: {weight.name} is {tuple(value.shape)}, not {tuple(weight.shape)}; collect the network it was made from"
+        )
+    if not bool(torch.isfinite(value).all()):
+        raise ValueError(f"SWAG: {weight.name} is not finite; lower the learning rate")
+    return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
+
+
+def _state(swag: SWAG) -> dict[str, Tensor]:
+    state = {f"network.{name}": value for name, value in swag.network.state_dict(keep_vars=True).items()}
+    state |= {f"likelihood.{name}": value for name, value in swag.likelihood.state_dict().items()}
+    for kind, values in swag._moments().items():
+        state |= {f"{kind}.{name}": value for name, value in values.items()}
+    return state
+
+
+def _restore(net: nn.Module, config: Any, state: dict[str, Tensor]) -> SWAG:
+    swag = SWAG(net, config["likelihood"], config["rank"], scale=config["scale"], output=config["output"])
+    swag.weights = {name: weight for name, weight in catalog(net).weights.items() if name in config["weights"]}
+    swag.network.load_state_dict(under("network", state))
+    swag.likelihood = restore_likelihood(config["likelihood"], state, swag._reference)
+    swag._set_moments(config["count"], {kind: under(kind, state) for kind in swag._moments()})
+    return swag
+
+
+register_storable(
+    Storable(
+        kind=SWAG,
+        name="SWAG",
+        config=lambda swag: {
+            "likelihood": swag.likelihood.config(),
+            "rank": swag.rank,
+            "scale": swag.scale,
+            "output": swag.output,
+            "count": swag.count,
+            "weights": list(swag.weights),
+        },
+        state=_state,
+        fingerprint=lambda swag: fingerprint(swag.network),
+        restore=_restore,
+    )
+)

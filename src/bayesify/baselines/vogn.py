@@ -1,0 +1,160 @@
+"""VOGN: mean-field variational inference by natural gradients, with per-example squared gradients as curvature."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from bayesify.baselines.layer_passes import LayerPass, general_squares, layer_rules, squared_gradients
+from bayesify.baselines.natural_gradient import NaturalGradient, check_damping
+from bayesify.jacobians.rules import Rule, widen
+from bayesify.network import BayesianNetwork
+from bayesify.posteriors.mean_field import MeanField
+
+
+class VOGN(NaturalGradient):
+    r"""Variational online Gauss-Newton (Khan et al. 2018, algorithm 2; Osawa et al. 2019, algorithm 1).
+
+    With $g_i = -\nabla_w \log p(y_i | f_w(x_i))$ at a draw $w \sim q$, prior precision $\delta$ and N examples, a step is
+
+    $$ s \leftarrow \beta_2 s + (1 - \beta_2) \tfrac1B \sum_i g_i^2, \qquad
+       u \leftarrow \beta_1 u + (1 - \beta_1) \big(\tfrac1B \sum_i g_i + \tfrac{\delta}{N} m\big), $$
+    $$ m \leftarrow m - \alpha\, \frac{u}{s + \delta/N + \gamma}, \qquad
+       q(w) = \mathcal{N}\Big(m, \operatorname{diag}\frac{1}{N (s + \delta/N + \gamma)}\Big), $$
+
+    both averages freed of their start at 0 as in Adam. At a fixed point the mean is stationary for the bound, and each
+    weight's precision is $\delta + \sum_i \mathbb{E}_q g_i^2$ (with $\gamma = 0$): the squared gradients stand in for the
+    Gauss-Newton diagonal, to which they are equal in expectation where the noise is as the likelihood says. For linear
+    regression with noise variance v and residuals $r_i$ of the mean,
+    $\mathbb{E}_q g_{ij}^2 = x_{ij}^2 (r_i^2 + x_i^\top \Sigma x_i) / v^2$, and the mean is the exact posterior's.
+
+    It is a trainer around a network with a `MeanField` posterior, used like an optimizer, so that what it trains is an
+    ordinary Bayesian network:
+
+        bnn = bayesify.bayesianize(net, posteriors.MeanField(), likelihood=likelihoods.Categorical())
+        baselines.VOGN(bnn, learning_rate=0.1).fit(loader, epochs=10)
+        bnn.predict(x)
+
+    Squared gradients of single examples come from products of inputs and output gradients for linear, convolution and
+    embedding layers, and from one pass per example for others (attention, recurrent and tied weights, custom parameters),
+    which must not come with BatchNorm in training mode. Where BatchNorm couples the examples of a batch, an example's
+    gradient is that which flows through its own activations.
+
+    Args:
+        bnn: A network with a `MeanField` posterior, a likelihood and a fixed prior; it is changed.
+        num_data: N; counted by `fit` if left out.
+        learning_rate: $\alpha$; 1 would be a full Newton step.
+        momentum: $\beta_1$.
+        decay: $\beta_2$.
+        damping: $\gamma$, which makes steps shorter and the posterior narrower.
+        num_draws: Draws of the weights per step.
+        antithetic: Whether draws come in pairs of opposite noise.
+        kl_weight: Factor on the KL, which divides N.
+        point_learning_rate: Of Adam for everything that is not under the posterior.
+
+    Raises:
+        TypeError: If `bnn` is not a `BayesianNetwork` with a `MeanField` posterior.
+        ValueError: If an argument is out of range, the posterior is pruned or has a `max_std`, or the prior is hierarchical.
+    """
+
+    family = MeanField
+
+    def __init__(
+        self,
+        bnn: BayesianNetwork,
+        *,
+        num_data: int | None = None,
+        learning_rate: float = 0.1,
+        momentum: float = 0.9,
+        decay: float = 0.99,
+        damping: float = 0.0,
+        num_draws: int = 1,
+        antithetic: bool = False,
+        kl_weight: float = 1.0,
+        point_learning_rate: float = 1e-3,
+    ) -> None:
+        check_damping("VOGN", damping)
+        super().__init__(
+            bnn,
+            num_data=num_data,
+            learning_rate=learning_rate,
+            momentum=momentum,
+            decay=decay,
+            num_draws=num_draws,
+            antithetic=antithetic,
+            kl_weight=kl_weight,
+            point_learning_rate=point_learning_rate,
+        )
+        self.damping = damping
+        for part in self._mean_fields():
+            if part.max_std is not None:
+                raise ValueError(
+                    f"VOGN: max_std={part.max_std}; leave it out, the prior bounds the standard deviations"
+                )
+            if any(part.mean_value.mask(name) is not None for name in part.mean_value):
+                raise ValueError("VOGN: the posterior is pruned; train first, then prune")
+        self._rules = layer_rules(bnn.network, bnn.weights)
+
+    def _has_rule(self, name: str) -> bool:
+        return name.rpartition(".")[0] in self._rules and not self.bnn.weights[name].aliases
+
+    def _mean_fields(self) -> list[MeanField]:
+        return [part for part in self.bnn._parts() if isinstance(part, MeanField)]
+
+    def rules(self) -> Mapping[str, Rule]:
+        """Rules of all layers that have one."""
+        return self._rules
+
+    def curvature(
+        self,
+        seen: LayerPass,
+        at_taps: tuple[Tensor | None, ...],
+        at_outputs: Tensor,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        generator: torch.Generator | None,
+    ) -> dict[str, dict[str, Tensor]]:
+        """Mean over examples of squared gradients, by weight name."""
+        batch = at_outputs.shape[0]
+        calls = seen.by_layer(at_taps)
+        squares: dict[str, Tensor] = {}
+        general = []
+        for name, value in seen.weights.items():
+            path, _, leaf = name.rpartition(".")
+            if name not in seen.used:
+                squares[name] = torch.zeros_like(widen(value.detach()))
+            elif self._has_rule(name) and calls[path]:
+                squares[name] = squared_gradients(self._rules[path], leaf, calls[path]).view(value.shape) / batch
+            else:  # no rule, or a layer whose weights are used without calling it
+                general.append(name)
+        if general:
+            self._check_uncoupled(general[0])
+            found = general_squares(self._runner, seen.weights, general, args, kwargs, at_outputs, self.bnn._output)
+            squares |= {name: value / batch for name, value in found.items()}
+        return {"squares": squares}
+
+    def _check_uncoupled(self, name: str) -> None:
+        for module in self.bnn.network.modules():
+            if isinstance(module, _BatchNorm) and module.training:
+                raise ValueError(
+                    f"VOGN: {name} needs the gradients of single examples, which BatchNorm in training mode does "
+                    "not have; leave it out of the posterior (a selector such as 'Linear'), or put BatchNorm into eval mode"
+                )
+
+    def update(
+        self, gradient: Mapping[str, Tensor], curvature: Mapping[str, Mapping[str, Tensor]], learning_rate: float
+    ) -> None:
+        """The step of the class's formula."""
+        total = self.effective_data
+        for part in self._mean_fields():
+            for name, mean in part.mean_value.items():
+                prior = self.prior_precision[name] / total
+                slope = self.average("gradient", name, gradient[name] + prior * mean, self.momentum)
+                squares = self.average("squares", name, curvature["squares"][name], self.decay)
+                precision = squares + (prior + self.damping)
+                mean.sub_(learning_rate * slope / precision)
+                part.raw_std[name].copy_(-0.5 * (total * precision).log())
