@@ -37,10 +37,11 @@ class PriorDraw:
             sizes: $P_w$, the number of scalars, by name.
         """
         constant = 0.5 * math.log(2 * math.pi) * sum(sizes[name] for name in squares)
-        if not any(isinstance(self.std[name], Tensor) for name in squares):  # one product for all weights
-            stacked = torch.stack(list(squares.values()), dim=-1)
-            scales = stacked.new_tensor([0.5 / float(self.std[name]) ** 2 for name in squares])
-            return stacked @ scales + sum(sizes[name] * math.log(self.std[name]) for name in squares) + constant
+        if not any(isinstance(self.std[name], Tensor) for name in squares):
+            scales = [0.5 / float(self.std[name]) ** 2 for name in squares]
+            scaled = torch._foreach_mul(list(squares.values()), scales)  # one launch, and no copy to the device
+            logs = sum(sizes[name] * math.log(self.std[name]) for name in squares)
+            return torch.stack(scaled, dim=-1).sum(-1) + logs + constant
         total: Any = constant
         for name, square in squares.items():
             std = torch.as_tensor(self.std[name], dtype=square.dtype, device=square.device)

@@ -35,8 +35,8 @@ from bayesify.experiments.tables import number, table
 GRID: dict[str, tuple[dict[str, float], ...]] = {
     "deterministic": ({},),
     "ensemble_u": tuple({"ensemble_max_lambda": cap} for cap in (0.03, 0.05, 0.07)),
-    "ffg_u": tuple({"max_lambda": cap, "max_std": 0.1} for cap in (0.01, 0.015, 0.02)),
-    "ffg_w": tuple({"mean_field_max_std": cap} for cap in (0.03, 0.05)),
+    "ffg_u": tuple({"max_lambda": cap, "max_std": 0.1} for cap in (0.01, 0.015, 0.02, 0.03)),
+    "ffg_w": tuple({"mean_field_max_std": cap} for cap in (0.03, 0.05, 0.02)),
 }
 """Settings that are tried, by system."""
 
