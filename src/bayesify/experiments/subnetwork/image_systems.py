@@ -1,0 +1,333 @@
+"""The systems that the paper compares on images: from a trained network to a function that predicts probabilities."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from bayesify import subnetwork
+from bayesify.baselines.swag import SWAG
+from bayesify.baselines.vogn import VOGN
+from bayesify.experiments.subnetwork import image_training, published
+from bayesify.experiments.subnetwork.image_training import Batches, Recipe
+from bayesify.laplace import Laplace
+from bayesify.likelihoods import Categorical
+from bayesify.network import BayesianNetwork, bayesianize
+from bayesify.posteriors import Dropout, MeanField
+from bayesify.predictive import ClassificationPredictive
+from bayesify.priors import Gaussian as GaussianPrior
+from bayesify.training import fit
+
+Predict = Callable[[Tensor], Tensor]
+"""From normalized images on the device, [B, C, H, W], to probabilities, [B, classes]."""
+
+MEMORY = 4 * 2**30
+"""Budget in bytes for activations on a GPU."""
+
+GRID = tuple(10.0**power for power in range(-4, 5))
+"""Prior precisions of the first search; a second one lies between the two best (appendix C.3)."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the systems are made with.
+
+    Args:
+        size: Weights of a subnetwork.
+        num_fit: Training images for the curvature; they stand for all of them.
+        num_select: Of these, how many choose the subnetwork.
+        num_validation: Training images that are set aside, for prior precisions.
+        num_tune: Of these, how many are used.
+        tune: Which prior precisions are tried beside the paper's: `"tuned"` is the best on validation images, `"shifted"` the best
+            on shifted ones.
+        fine: Whether a second, finer search follows the first.
+        draws: Of dropout, SWAG, VOGN and the diagonal posterior; 16 in the paper.
+        members: Of the ensemble.
+        apart_batch: Images in a step of what is trained apart (256 in the paper) but the ensemble.
+        swag_epochs: After training.
+        swag_learning_rate: Constant.
+        vogn_epochs: In place of the recipe's, since a step costs several.
+        vogn_learning_rate: Of VOGN.
+        vogn_prior_std: Of VOGN's prior.
+        vogn_damping: Of VOGN.
+        chunk: Images that a Laplace posterior predicts at a time.
+        memory: Budget of a Laplace posterior.
+    """
+
+    size: int = published.SUBNETWORK_SIZE
+    num_fit: int = 10_000
+    num_select: int = 10_000
+    num_validation: int = 5_000
+    num_tune: int = 1_000
+    tune: tuple[str, ...] = ("tuned", "shifted")
+    fine: bool = True
+    draws: int = 16
+    members: int = 5
+    apart_batch: int = 256
+    swag_epochs: int = 20
+    swag_learning_rate: float = 0.05
+    vogn_epochs: int = 90
+    vogn_learning_rate: float = 1e-3
+    vogn_prior_std: float = 0.1
+    vogn_damping: float = 1e-3
+    chunk: int = 250
+    memory: str = "24GiB"
+
+
+@dataclass
+class Workshop:
+    """A data set on a device with what systems share: the MAP estimate is trained once.
+
+    Args:
+        folder: Keeps trained networks.
+        x: Training images, normalized, [N, C, H, W].
+        y: Labels, [N].
+        validation: Images and labels that were set aside.
+        shifted: The same, shifted as the test images will be.
+        num_classes: Outputs.
+        recipe: Of training.
+        settings: Of systems.
+        seed: Of everything random.
+    """
+
+    folder: Path
+    x: Tensor
+    y: Tensor
+    validation: tuple[Tensor, Tensor]
+    shifted: tuple[Tensor, Tensor]
+    num_classes: int
+    recipe: Recipe
+    settings: Settings
+    seed: int = 0
+
+    def network(self, member: int = 0) -> tuple[nn.Module, float]:
+        """A trained network of the ensemble, and the seconds of its training; the first one is the MAP estimate."""
+        made = image_training.trained(
+            self.folder / f"network-{self.seed + member}.pt",
+            self.recipe,
+            self.x,
+            self.y,
+            num_classes=self.num_classes,
+            seed=self.seed + member,
+            settings={"recipe": asdict(self.recipe), "num_train": len(self.x)},
+        )
+        return made
+
+    @cached_property
+    def map_estimate(self) -> nn.Module:
+        """The network that the Laplace posteriors are around."""
+        return self.network()[0]
+
+    def fit_batches(self, batch: int = 100) -> list[tuple[Tensor, ...]]:
+        """The training images that curvature is computed from, with weights that make them stand for all."""
+        count = self.settings.num_fit
+        weights = torch.full((count,), len(self.x) / count, device=self.x.device)
+        return _cut(batch, self.x[:count], self.y[:count], weights)
+
+
+def _cut(batch: int, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
+    return list(zip(*(tensor.split(batch) for tensor in tensors), strict=True))
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A system that is ready to predict.
+
+    Args:
+        name: Under which its predictions are stored.
+        predict: From images to probabilities.
+        facts: What the run should say about it.
+    """
+
+    name: str
+    predict: Predict
+    facts: dict[str, Any]
+
+
+def _point(net: nn.Module, chunk: int = 2000) -> Predict:
+    def predict(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return torch.cat([net(part).double().softmax(-1) for part in x.split(chunk)])
+
+    return predict
+
+
+def _map(shop: Workshop) -> Iterator[Variant]:
+    net, seconds = shop.network()
+    yield Variant("map", _point(net), {"train_seconds": round(seconds, 1)})
+
+
+def _ensemble(shop: Workshop) -> Iterator[Variant]:
+    members = [shop.network(index) for index in range(shop.settings.members)]
+    predictors = [_point(net) for net, _ in members]
+    facts = {"train_seconds": round(sum(seconds for _, seconds in members), 1)}
+    yield Variant("ensemble", lambda x: torch.stack([predict(x) for predict in predictors]).mean(0), facts)
+
+
+def _laplace(
+    shop: Workshop, name: str, subset: Any, covariance: Literal["full", "diagonal"] = "full"
+) -> Iterator[Variant]:
+    """The posterior at the paper's prior precision, then at the best one on validation images, then on shifted ones."""
+    settings, start = shop.settings, time.perf_counter()
+    diagonal = covariance == "diagonal"
+    laplace = Laplace(
+        shop.map_estimate,
+        Categorical(),
+        subset=subset,
+        covariance=covariance,
+        prior_precision=published.PRIOR_PRECISION.get(name, 1.0),
+        memory=settings.memory,
+    )
+    laplace.fit(shop.fit_batches())
+    facts = {"fit_seconds": round(time.perf_counter() - start, 1)}
+
+    def predict(x: Tensor) -> Tensor:
+        if diagonal:
+            generator = torch.Generator(x.device).manual_seed(shop.seed)
+            made = laplace.predict(x, method="network_mc", num_draws=settings.draws, generator=generator)
+            assert isinstance(made, ClassificationPredictive)
+            return made.probs
+        parts = [laplace.predict(part) for part in x.split(settings.chunk)]
+        return torch.cat([part.probs for part in parts if isinstance(part, ClassificationPredictive)])
+
+    if name in published.PRIOR_PRECISION:
+        yield Variant(name, predict, {**facts, "prior_precision": published.PRIOR_PRECISION[name]})
+    for ending, (x, y) in {"tuned": shop.validation, "shifted": shop.shifted}.items():
+        if ending not in settings.tune:
+            continue
+        start = time.perf_counter()
+        method = "network_mc" if diagonal else "closed_form"
+        loader = _cut(settings.chunk, x[: settings.num_tune], y[: settings.num_tune])
+        generator = torch.Generator(x.device).manual_seed(shop.seed)
+        precision = laplace.tune_prior_precision(
+            loader, grid=GRID, fine=settings.fine, prediction=method, num_draws=settings.draws, generator=generator
+        )
+        seconds = round(time.perf_counter() - start, 1)
+        yield Variant(f"{name}_{ending}", predict, {**facts, "prior_precision": precision, "tune_seconds": seconds})
+
+
+def _subnetwork(shop: Workshop) -> Iterator[Variant]:
+    chosen = subnetwork.largest_variance(shop.settings.size, num_examples=shop.settings.num_select)
+    yield from _laplace(shop, "subnetwork", chosen)
+
+
+def _random(shop: Workshop) -> Iterator[Variant]:
+    yield from _laplace(shop, "random", subnetwork.random(shop.settings.size, seed=shop.seed))
+
+
+def _largest_magnitude(shop: Workshop) -> Iterator[Variant]:
+    yield from _laplace(shop, "largest_magnitude", subnetwork.largest_magnitude(shop.settings.size))
+
+
+def _last_layer(shop: Workshop) -> Iterator[Variant]:
+    yield from _laplace(shop, "last_layer", "last_layer")
+
+
+def _diagonal(shop: Workshop) -> Iterator[Variant]:
+    yield from _laplace(shop, "diagonal", "all", covariance="diagonal")
+
+
+def _bayesian(bnn: BayesianNetwork, shop: Workshop) -> Predict:
+    def predict(x: Tensor) -> Tensor:
+        generator = torch.Generator(x.device).manual_seed(shop.seed)
+        made = bnn.predict(x, shop.settings.draws, generator=generator, memory=MEMORY if x.is_cuda else None)
+        assert isinstance(made, ClassificationPredictive)
+        return made.probs
+
+    return predict
+
+
+def _dropout(shop: Workshop) -> Iterator[Variant]:
+    """Masks between the two convolutions of each block, rate 0.1 (appendix C.3), trained from the start."""
+    recipe, start = replace(shop.recipe, batch=min(shop.settings.apart_batch, len(shop.x))), time.perf_counter()
+    net = image_training.make(recipe, shop.x.shape[1], shop.num_classes, shop.seed)
+    if shop.x.is_cuda:
+        net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    bnn = bayesianize(net, {"layer*.conv2": Dropout(rate=0.1)}, likelihood=Categorical()).to(shop.x.device)
+    fit(
+        bnn,
+        Batches(shop.x, shop.y, recipe.batch, seed=shop.seed, crops=recipe.crops),
+        num_data=len(shop.x),
+        epochs=recipe.epochs,
+        optimizer=lambda parameters: torch.optim.SGD(
+            parameters, lr=recipe.learning_rate, momentum=recipe.momentum, weight_decay=recipe.weight_decay
+        ),
+        scheduler=lambda sgd: torch.optim.lr_scheduler.LambdaLR(sgd, lambda epoch: image_training.rate(recipe, epoch)),
+        kl_weight=0.0,
+        num_draws=1,
+        precision=recipe.precision if shop.x.is_cuda else "float32",
+        seed=shop.seed,
+        progress=False,
+    )
+    bnn.eval()
+    yield Variant("dropout", _bayesian(bnn, shop), {"train_seconds": round(time.perf_counter() - start, 1)})
+
+
+def _swag(shop: Workshop) -> Iterator[Variant]:
+    """SGD at a constant learning rate from the MAP estimate on; each draw has batch statistics of its own."""
+    settings, start = shop.settings, time.perf_counter()
+    batches = Batches(shop.x, shop.y, settings.apart_batch, seed=shop.seed, crops=shop.recipe.crops)
+    swag = SWAG(shop.map_estimate, Categorical(), rank=min(20, settings.swag_epochs))
+    swag.fit(
+        batches,
+        settings.swag_epochs,
+        settings.swag_learning_rate,
+        momentum=shop.recipe.momentum,
+        weight_decay=shop.recipe.weight_decay,
+        seed=shop.seed,
+        progress=False,
+    )
+    generator = torch.Generator().manual_seed(shop.seed)
+    draws = swag.draw(settings.draws, generator=generator, loader=shop.fit_batches(batch=500))
+    facts = {"train_seconds": round(time.perf_counter() - start, 1)}
+
+    def predict(x: Tensor) -> Tensor:
+        made = swag.predict(x, draws=draws, memory=MEMORY if x.is_cuda else None)
+        assert isinstance(made, ClassificationPredictive)
+        return made.probs
+
+    yield Variant("swag", predict, facts)
+
+
+def _vogn(shop: Workshop) -> Iterator[Variant]:
+    """Mean-field Gaussians over convolutions and the last layer, trained from the start (Osawa et al. 2019)."""
+    settings, start = shop.settings, time.perf_counter()
+    net = image_training.make(shop.recipe, shop.x.shape[1], shop.num_classes, shop.seed)
+    prior = GaussianPrior(std=settings.vogn_prior_std)
+    bnn = bayesianize(net, MeanField(), likelihood=Categorical(), prior=prior).to(shop.x.device)
+    trainer = VOGN(bnn, num_data=len(shop.x), learning_rate=settings.vogn_learning_rate, damping=settings.vogn_damping)
+    batches = Batches(shop.x, shop.y, settings.apart_batch, seed=shop.seed, crops=shop.recipe.crops)
+    recipe = replace(shop.recipe, epochs=settings.vogn_epochs)
+    trainer.fit(
+        batches,
+        settings.vogn_epochs,
+        schedule=lambda share: image_training.rate(recipe, share * settings.vogn_epochs),
+        seed=shop.seed,
+        progress=False,
+    )
+    bnn.eval()
+    yield Variant("vogn", _bayesian(bnn, shop), {"train_seconds": round(time.perf_counter() - start, 1)})
+
+
+SYSTEMS: dict[str, Callable[[Workshop], Iterator[Variant]]] = {
+    "map": _map,
+    "subnetwork": _subnetwork,
+    "random": _random,
+    "largest_magnitude": _largest_magnitude,
+    "last_layer": _last_layer,
+    "diagonal": _diagonal,
+    "dropout": _dropout,
+    "swag": _swag,
+    "vogn": _vogn,
+    "ensemble": _ensemble,
+}
+"""In the order in which they run. The paper has no largest magnitude and no last layer on images."""
+
+DEFAULT = tuple(name for name in SYSTEMS if name != "largest_magnitude")
