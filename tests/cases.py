@@ -291,7 +291,8 @@ CASES: dict[str, Case] = {
 POSTERIORS: dict[str, Method] = {name: method for name, method in METHODS.items() if method.posterior is not None}
 
 EVERY_LEAF = {
-    "point", "mean_field", "full_covariance", "matrix_normal", "k_tied", "rank_one", "ensemble", "dropout",
+    "point", "mean_field", "full_covariance", "matrix_normal", "k_tied", "rank_one", "walsh_hadamard", "ensemble",
+    "dropout",
 }  # fmt: skip
 """Posteriors that take every kind of leaf; the others may refuse one, and then say why."""
 

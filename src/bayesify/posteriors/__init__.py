@@ -10,6 +10,7 @@ from bayesify.posteriors.matrix_normal import MatrixNormal
 from bayesify.posteriors.mean_field import MeanField
 from bayesify.posteriors.point import Point
 from bayesify.posteriors.rank_one import RankOne
+from bayesify.posteriors.walsh_hadamard import WalshHadamard
 from bayesify.registry import Method, register
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Point",
     "Posterior",
     "RankOne",
+    "WalshHadamard",
 ]
 
 SMALL = {"init_std": 0.02}
@@ -55,6 +57,10 @@ register(Method("rank_one", "Rank-one", "Dusenberry et al. 2020", "P + 2 K (d_ou
 register(
     Method("inducing", "Inducing weights", "Ritter et al. 2021", "M (d_out + d_in) + 2 M^2 a layer", InducingWeights,
            options={"rows": 8, "cols": 8}, aliases=("inducing_weights", "ffg-u"))
+)  # fmt: skip
+register(
+    Method("walsh_hadamard", "Walsh-Hadamard", "Rossi et al. 2020", "4 max(d_out, d_in) a layer", WalshHadamard, options=SMALL,
+           aliases=("whvi",))
 )  # fmt: skip
 register(Method("ensemble", "Ensemble", "Lakshminarayanan et al. 2017", "K P", Ensemble, aliases=("ensemble-w",)))
 register(Method("dropout", "MC dropout", "Gal & Ghahramani 2016", "P", Dropout, aliases=("mcd",)))

@@ -1,0 +1,181 @@
+r"""Matrices $W = S_1 H \operatorname{diag}(g) H S_2$: products, entries, moments, geometry (Rossi et al. 2020)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesify.transforms import hadamard, hadamard_matrix
+
+
+def multiply(x: Tensor, left: Tensor, g: Tensor, right: Tensor) -> Tensor:
+    r"""$W x = s_1 \circ H (g \circ H (s_2 \circ x))$ without forming W, in O(D log D).
+
+    Args:
+        x: [..., D].
+        left: $s_1$, [..., D].
+        g: [..., D].
+        right: $s_2$, [..., D].
+    """
+    return hadamard(hadamard(x * right) * g) * left
+
+
+def dyadic_values(g: Tensor) -> Tensor:
+    r"""The D numbers c that $H \operatorname{diag}(g) H$ consists of: $c = D^{-1/2} H g$, at row i and column j $c_{i \oplus j}$.
+
+    The rows of H multiply as their indices combine by exclusive or, $H_{ik} H_{jk} = D^{-1/2} H_{i \oplus j, k}$.
+
+    Args:
+        g: [..., D].
+    """
+    return hadamard(g) / math.sqrt(g.shape[-1])
+
+
+def dyadic(c: Tensor) -> Tensor:
+    r"""The matrix with $c_{i \oplus j}$ at row i and column j: [..., D] -> [..., D, D]."""
+    result: Tensor = _Dyadic.apply(c)
+    return result
+
+
+def form(left: Tensor, g: Tensor, right: Tensor) -> Tensor:
+    """W itself, from its D different numbers: [..., D] each -> [..., D, D] in O(D^2)."""
+    return dyadic(dyadic_values(g)) * left.unsqueeze(-1) * right.unsqueeze(-2)
+
+
+class _Dyadic(torch.autograd.Function):
+    """Entries by exclusive or of the indices; the gradient of c_k sums those with i ^ j = k, by gathers, not scatters."""
+
+    @staticmethod
+    def forward(c: Tensor) -> Tensor:
+        size = c.shape[-1]
+        return c.index_select(-1, exclusive_or(size, c.device).flatten()).unflatten(-1, (size, size))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        result: Tensor = _DyadicSums.apply(grads[0])
+        return result
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int], c: Tensor) -> tuple[Tensor, int]:
+        return _Dyadic.apply(c.movedim(in_dims[0], 0)), 0
+
+
+class _DyadicSums(torch.autograd.Function):
+    """Sums of the entries of a matrix with equal i ^ j: [..., D, D] -> [..., D]; the transpose of `_Dyadic`."""
+
+    @staticmethod
+    def forward(matrix: Tensor) -> Tensor:
+        index = exclusive_or(matrix.shape[-1], matrix.device)
+        return matrix.gather(-1, index.expand(matrix.shape)).sum(-2)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        result: Tensor = _Dyadic.apply(grads[0])
+        return result
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int], matrix: Tensor) -> tuple[Tensor, int]:
+        return _DyadicSums.apply(matrix.movedim(in_dims[0], 0)), 0
+
+
+def exclusive_or(size: int, device: torch.device) -> Tensor:
+    """i ^ j at row i and column j, [D, D]."""
+    index = torch.arange(size, device=device)
+    return index.unsqueeze(-1) ^ index
+
+
+def moments(left: Tensor, right: Tensor, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Mean and the two sides' covariances of W for $g \sim \mathcal{N}(\mu, \Sigma)$ (appendix A).
+
+    $$ M = S_1 H \operatorname{diag}(\mu) H S_2, \quad
+       U = \mathbb{E}[(W - M)(W - M)^\top] = S_1 H (\Sigma \circ H S_2^2 H) H S_1 $$
+
+    $$ V = \mathbb{E}[(W - M)^\top (W - M)] / \operatorname{tr} U = S_2 H (\Sigma \circ H S_1^2 H) H S_2 / \operatorname{tr} U $$
+
+    They are exact, but W is not matrix normal: its covariance has rank D and is not $V \otimes U$.
+
+    Args:
+        left: $s_1$, [D].
+        right: $s_2$, [D].
+        mean: $\mu$, [D].
+        covariance: $\Sigma$, [D, D].
+
+    Returns:
+        M, U and V, [D, D] each.
+    """
+
+    def side(own: Tensor, other: Tensor) -> Tensor:
+        inner = covariance * dyadic(dyadic_values(other.square()))
+        return hadamard(hadamard(inner).mT) * own.unsqueeze(-1) * own
+
+    row = side(left, right)
+    return form(left, mean, right), row, side(right, left) / row.trace()
+
+
+def geometry(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    r"""The map from g to W as a rotation and a stretching, $\operatorname{vec} W = L Q g$ (appendix B, eq. 6).
+
+    vec stacks columns. $Q = [H \operatorname{diag}(h_i)]_i$ has orthonormal columns: it turns the D dimensions of g into
+    the $D^2$ of W. L is diagonal, with $s^{(2)}_i s^{(1)}$ for column i.
+
+    Args:
+        left: $s_1$, [D].
+        right: $s_2$, [D].
+
+    Returns:
+        The diagonal of L, [D^2], and Q, [D^2, D].
+    """
+    signs = hadamard_matrix(left.shape[-1], left) / math.sqrt(left.shape[-1])
+    rotation = signs * signs.unsqueeze(-2)  # [column of W, row of W, g]
+    return (right.unsqueeze(-1) * left).flatten(), rotation.flatten(0, 1)
+
+
+@torch.no_grad()
+def nearest(matrix: Tensor, steps: int = 50, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    r"""$s_1, g, s_2$ whose W is near a matrix in the Frobenius norm (eq. 7): a local optimum by alternating least squares.
+
+    Given two of $s_1$, $c$ and $s_2$, the best third one is closed form, so the distance never grows. Starts from
+    random signs, since the problem has many optima.
+
+    Args:
+        matrix: [..., D, D].
+        steps: Rounds over the three.
+        generator: Source of the random signs; the global one if left out.
+
+    Returns:
+        $s_1$, g and $s_2$, [..., D] each.
+    """
+    size = matrix.shape[-1]
+    index = exclusive_or(size, matrix.device)
+    shape, where = matrix.shape[:-1], generator.device if generator is not None else matrix.device
+    left, right = (
+        torch.randint(2, shape, generator=generator, device=where).to(matrix).mul_(2).sub_(1) for _ in range(2)
+    )
+    tiny = torch.finfo(matrix.dtype).tiny
+
+    def sums(entries: Tensor) -> Tensor:
+        return entries.gather(-1, index.expand(entries.shape)).sum(-2)
+
+    c = torch.zeros_like(left)
+    for _ in range(steps):
+        outer = left.unsqueeze(-1) * right.unsqueeze(-2)
+        c = sums(matrix * outer) / sums(outer.square()).clamp_min(tiny)
+        spread = dyadic(c) * right.unsqueeze(-2)
+        left = (matrix * spread).sum(-1) / spread.square().sum(-1).clamp_min(tiny)
+        spread = dyadic(c) * left.unsqueeze(-1)
+        right = (matrix * spread).sum(-2) / spread.square().sum(-2).clamp_min(tiny)
+        # Only the product of the three scales matters: share it, so that none runs away.
+        scale = [factor.square().mean(-1, keepdim=True).sqrt().clamp_min(tiny) for factor in (left, right)]
+        left, right, c = left / scale[0], right / scale[1], c * scale[0] * scale[1]
+    return left, hadamard(c) * math.sqrt(size), right

@@ -1,0 +1,213 @@
+"""Families of q(g) over the diagonals of Walsh-Hadamard blocks of one size, all blocks together."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.maths.planar_flow import STILL, invertible, planar
+from bayesify.transforms import hadamard
+
+LARGEST_FULL = 4096
+"""Size of a block above which a full covariance is refused: its factor alone has 8 million numbers there."""
+FLOW_DRAWS = 1024
+"""Fixed draws from which a flow's moments and KL are computed where no draw is given."""
+
+
+class Diagonal(nn.Module):
+    r"""$q(g) = \mathcal{N}(\mu, \operatorname{diag}(s^2))$ for each of K blocks of size D.
+
+    Stored: `mean_value` freely, `log_std`.
+
+    Shapes:
+        mean_value, log_std: [K, D].
+
+    Args:
+        mean: Where the means start.
+        std: Where the standard deviations start, a number.
+    """
+
+    name: ClassVar[str] = "diagonal"
+
+    def __init__(self, mean: Tensor, std: float) -> None:
+        super().__init__()
+        self.mean_value = nn.Parameter(mean)
+        self.log_std = nn.Parameter(torch.full_like(mean, math.log(std)))
+
+    def draw(self, noise: Tensor, prior_std: Tensor) -> tuple[Tensor, Tensor]:
+        """Draws of g from standard normal noise, and the KL summed over blocks.
+
+        Args:
+            noise: [S, K, D].
+            prior_std: Of g, [K, 1] or [S, K, 1].
+
+        Returns:
+            [S, K, D], and a scalar or [S].
+        """
+        return torch.addcmul(self.mean_value, self.log_std.exp(), self.mix(noise)), self.kl(prior_std)
+
+    def mix(self, noise: Tensor) -> Tensor:
+        """Noise with the correlations of g, before mean and standard deviation."""
+        return noise
+
+    def lower(self) -> Tensor:
+        r"""N in $g = \mu + s \circ (\epsilon + N \epsilon)$, [K, D, D] or [K, 0, 0] for none."""
+        return self.mean_value.new_empty(self.mean_value.shape[0], 0, 0)
+
+    def variance(self) -> Tensor:
+        """Variance of each entry of g, [K, D]."""
+        return (2 * self.log_std).exp()
+
+    def kl(self, prior_std: Tensor) -> Tensor:
+        r"""$\mathrm{KL}(q(g) \| \mathcal{N}(0, \text{prior\_std}^2))$ in nats, summed over blocks: a scalar, or [S]."""
+        ratio = (self.mean_value.square() + self.variance()) / prior_std.square()
+        return (0.5 * (ratio - 1) + prior_std.log() - self.log_std).sum((-1, -2))
+
+    def mean(self) -> Tensor:
+        """E[g], [K, D]."""
+        return self.mean_value
+
+    def reached_variance(self) -> Tensor:
+        """Variance of the entries of H g, [K, D]."""
+        return self.variance().mean(-1, keepdim=True).expand_as(self.mean_value)
+
+    @torch.no_grad()
+    def set_to_prior(self, prior_std: Tensor) -> None:
+        """q(g) = p(g), with standard deviation [K, 1]."""
+        self.mean_value.zero_()
+        self.log_std.copy_(prior_std.log().expand_as(self.log_std))
+
+
+class Full(Diagonal):
+    r"""$q(g) = \mathcal{N}(\mu, L L^\top)$ with $L = \operatorname{diag}(s) (I + N)$, N strictly lower.
+
+    Stored besides: N packed row by row, `lower_value`, [K, D (D - 1) / 2], so that a step changes a row by a share of its size.
+    """
+
+    name = "full"
+
+    def __init__(self, mean: Tensor, std: float) -> None:
+        super().__init__(mean, std)
+        count, size = mean.shape
+        if size > LARGEST_FULL:
+            raise ValueError(
+                f"WalshHadamard: covariance='full' of a block of {size} has {size * (size - 1) // 2:,} numbers; "
+                "use 'diagonal' or 'flow' there"
+            )
+        self.lower_value = nn.Parameter(mean.new_zeros(count, size * (size - 1) // 2))
+
+    def lower(self) -> Tensor:
+        """N, [K, D, D]."""
+        count, size = self.mean_value.shape
+        rows, cols = torch.tril_indices(size, size, -1, device=self.mean_value.device)
+        flat = self.lower_value.new_zeros(count, size * size)
+        return flat.index_copy(-1, rows * size + cols, self.lower_value).unflatten(-1, (size, size))
+
+    def mix(self, noise: Tensor) -> Tensor:
+        """(I + N) noise, [S, K, D]."""
+        return noise + (noise.movedim(0, 1) @ self.lower().mT).movedim(1, 0)
+
+    def factor(self) -> Tensor:
+        """L, [K, D, D]."""
+        return self.log_std.exp().unsqueeze(-1) * (torch.eye(self.log_std.shape[-1]).to(self.log_std) + self.lower())
+
+    def variance(self) -> Tensor:
+        """Diagonal of L L^T."""
+        return (2 * self.log_std).exp() * (1 + self.lower().square().sum(-1))
+
+    def reached_variance(self) -> Tensor:
+        """Diagonal of H L L^T H."""
+        return hadamard(self.factor().mT).square().sum(-2)
+
+    @torch.no_grad()
+    def set_to_prior(self, prior_std: Tensor) -> None:
+        """q(g) = p(g)."""
+        super().set_to_prior(prior_std)
+        self.lower_value.zero_()
+
+
+class Flow(Diagonal):
+    r"""A diagonal Gaussian sent through planar layers (eq. 13), a chain for each block.
+
+    $$ g = f_F \circ \dots \circ f_1 (z), \quad z \sim \mathcal{N}(\mu, \operatorname{diag}(s^2)), \qquad
+       \log q(g) = \log q(z) - \sum_f \log |\det f'| $$
+
+    The KL of a draw is $\log q(g) - \log p(g)$, an estimate. Where no draw is given, KL and moments come from 1024 fixed
+    draws; the part that the base's Gaussian has in the moments is exact. The chain starts as almost the identity.
+
+    Stored besides: `u`, `w` [K, F, D], `b` [K, F].
+
+    Args:
+        mean: Where the means of z start.
+        std: Where the standard deviations of z start.
+        length: F.
+    """
+
+    name = "flow"
+
+    def __init__(self, mean: Tensor, std: float, length: int = 1) -> None:
+        super().__init__(mean, std)
+        count, size = mean.shape
+        w = torch.randn(count, length, size, dtype=mean.dtype, device=mean.device) / math.sqrt(size)
+        self.w = nn.Parameter(w)
+        self.u = nn.Parameter(STILL * w / w.square().sum(-1, keepdim=True) + 1e-3 * torch.randn_like(w))
+        self.b = nn.Parameter(mean.new_zeros(count, length))
+
+    def push(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Send z [S, K, D] through the layers: g and the summed log-determinants [S, K]."""
+        total = z.new_zeros(z.shape[:-1])
+        for u, w, b in zip(self.u.unbind(1), self.w.unbind(1), self.b.unbind(1), strict=True):
+            z, log_det = planar(z, u, w, b)
+            total = total + log_det
+        return z, total
+
+    def draw(self, noise: Tensor, prior_std: Tensor) -> tuple[Tensor, Tensor]:
+        """Draws of g, and `log q - log p` of each, [S]."""
+        g, log_det = self.push(torch.addcmul(self.mean_value, self.log_std.exp(), noise))
+        ratio = (g / prior_std).square() - noise.square()
+        terms = 0.5 * ratio + prior_std.log() - self.log_std  # log q(z) - log p(g) of each entry
+        return g, terms.sum((-1, -2)) - log_det.sum(-1)
+
+    def kl(self, prior_std: Tensor) -> Tensor:
+        """An estimate from fixed draws: a scalar, or [S] where the prior's scale has S values."""
+        if prior_std.ndim == 2:
+            return self.draw(self._noise(), prior_std)[1].mean()
+        return torch.stack([self.kl(std) for std in prior_std])
+
+    def mean(self) -> Tensor:
+        """E[g] from fixed draws, the base's mean exact."""
+        return self.mean_value + self._moved()[1].mean(0)
+
+    def reached_variance(self) -> Tensor:
+        """Variance of the entries of H g from fixed draws, the base's part exact."""
+        start, moved = (hadamard(part) for part in self._moved())
+        mean = moved.mean(0)
+        return super().reached_variance() + (2 * start * (moved - mean) + (moved - mean).square()).mean(0)
+
+    def _moved(self) -> tuple[Tensor, Tensor]:
+        """z - E[z] of the fixed draws and how far the flow moves each, [n, K, D]."""
+        centered = self.log_std.exp() * self._noise()
+        z = self.mean_value + centered
+        return centered, self.push(z)[0] - z
+
+    def _noise(self) -> Tensor:
+        """Antithetic pairs that are the same in every call."""
+        like = self.mean_value
+        half = torch.randn(
+            FLOW_DRAWS // 2, *like.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+        )
+        return torch.cat([half, -half]).to(like)
+
+    @torch.no_grad()
+    def set_to_prior(self, prior_std: Tensor) -> None:
+        """The base to p(g), every layer to the identity."""
+        super().set_to_prior(prior_std)
+        self.u.copy_(STILL * self.w / self.w.square().sum(-1, keepdim=True))
+        self.u.sub_(invertible(self.u, self.w))  # what rounding leaves
+
+
+FAMILIES: dict[str, type[Diagonal]] = {family.name: family for family in (Diagonal, Full, Flow)}
+"""Families of q(g) by name."""
