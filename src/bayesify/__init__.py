@@ -5,9 +5,10 @@ bayesify.fit(bnn, train_loader, epochs=10)
 bnn.predict(x).probs
 """
 
-from bayesify import baselines, datasets, likelihoods, metrics, models, posteriors, priors
+from bayesify import baselines, datasets, likelihoods, metrics, models, posteriors, priors, subnetwork, transforms
 from bayesify.draws import Draw, Draws
 from bayesify.history import History
+from bayesify.laplace import Laplace
 from bayesify.network import BayesianNetwork, bayesianize
 from bayesify.predictive import ClassificationPredictive, Predictive, RegressionPredictive
 from bayesify.pruning import prune
@@ -24,6 +25,7 @@ __all__ = [
     "Draws",
     "History",
     "KLSchedule",
+    "Laplace",
     "Predictive",
     "RegressionPredictive",
     "__version__",
@@ -40,4 +42,6 @@ __all__ = [
     "priors",
     "prune",
     "save",
+    "subnetwork",
+    "transforms",
 ]

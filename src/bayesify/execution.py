@@ -292,13 +292,21 @@ def rows_within(
     Measured by one pass of one draw over a few examples that adds up the bytes of every tensor it makes, which
     is more than what is alive at one time.
     """
-    total = batch_size(args, kwargs)
     num_draws = count_draws(values) if runner.mode(count_draws(values)) == "vmap" else 1
-    probe = min(total, 4)
+    per_row, output = count_activation_bytes(runner, args, kwargs, at(values, 0))
+    return max(1, math.floor(budget / max(1, per_row * num_draws))), output
+
+
+@torch.no_grad()
+def count_activation_bytes(
+    runner: Runner, args: tuple[Any, ...], kwargs: Mapping[str, Any], values: WeightDict | None = None
+) -> tuple[float, Any]:
+    """Bytes that one pass makes per example, and the output of a few examples."""
+    probe = min(batch_size(args, kwargs), 4)
     few_args, few_kwargs = next(split_rows(args, kwargs, probe))
-    with torch.no_grad(), _CountBytes() as counter:
-        output = runner.call(at(values, 0), few_args, few_kwargs)
-    return max(1, math.floor(budget * probe / max(1, counter.bytes * num_draws))), output
+    with _CountBytes() as counter:
+        output = runner.call(values or {}, few_args, few_kwargs)
+    return counter.bytes / probe, output
 
 
 @contextmanager

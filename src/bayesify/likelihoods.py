@@ -111,6 +111,23 @@ class Likelihood(nn.Module):
             [..., O, O].
         """
 
+    def fisher_factor(self, outputs: Tensor) -> Tensor:
+        r"""Vectors $r_k$ with $\sum_k r_k r_k^\top$ the Fisher matrix of an example's outputs.
+
+        Args:
+            outputs: [B, ...], of one draw.
+
+        Returns:
+            [K, B, ...]: K vectors in the shape of the outputs, one for each entry of an example's outputs.
+        """
+        return spread_factor(
+            self._factor(as_float(outputs) if outputs.ndim > 1 else as_float(outputs).unsqueeze(-1))
+        ).reshape(-1, *outputs.shape)
+
+    def _factor(self, outputs: Tensor) -> Tensor:
+        """Rows whose products add up to `fisher`, [..., K, O]; here for a diagonal one."""
+        return self.fisher(outputs).sqrt()
+
 
 class Gaussian(Likelihood):
     r"""Homoscedastic noise: $p(y | f) = \mathcal{N}(y; f, \text{noise})$, independent over outputs.
@@ -147,6 +164,19 @@ class Gaussian(Likelihood):
             self.raw_noise = nn.Parameter(raw)
         else:
             self.register_buffer("raw_noise", raw)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Convert; a variance that nobody has changed since it was given has all digits in double precision."""
+        given = self._noise if isinstance(self._noise, list) else [self._noise]
+        exact = torch.tensor([raw_positive(value) for value in given], dtype=torch.float64).reshape(
+            self.raw_noise.shape
+        )
+        untouched = self.raw_noise.dtype == torch.float32 and torch.equal(self.raw_noise.detach().cpu(), exact.float())
+        super()._apply(fn, recurse)
+        if untouched and self.raw_noise.dtype == torch.float64:
+            with torch.no_grad():
+                self.raw_noise.copy_(exact)
+        return self
 
     @property
     def noise(self) -> Tensor:
@@ -298,6 +328,17 @@ class Categorical(Likelihood):
         probs = as_float(outputs).softmax(-1)
         return torch.diag_embed(probs) - probs.unsqueeze(-1) * probs.unsqueeze(-2)
 
+    def fisher_factor(self, outputs: Tensor) -> Tensor:
+        r"""Vectors $\sqrt{p_k}\,(e_k - p)$, whose products add up to $\operatorname{diag}(p) - p p^\top$: [K, B, ...]."""
+        last = self._classes_last(as_float(outputs).unsqueeze(0))[0]
+        found = spread_factor(self._factor(last))  # [K, B, ..., C]
+        return found.movedim(-1, self._class_axis if self._class_axis < 0 else self._class_axis + 1)
+
+    def _factor(self, outputs: Tensor) -> Tensor:
+        probs = outputs.softmax(-1)
+        eye = torch.eye(probs.shape[-1], dtype=probs.dtype, device=probs.device)
+        return probs.sqrt().unsqueeze(-1) * (eye - probs.unsqueeze(-2))
+
 
 class Bernoulli(Likelihood):
     r"""Yes or no for each output: $p(y = 1 | f) = \operatorname{sigmoid}(f)$; with several outputs, several labels at once.
@@ -332,6 +373,19 @@ class Bernoulli(Likelihood):
         """`diag(p (1 - p))`."""
         probs = as_float(outputs).sigmoid()
         return torch.diag_embed(probs * (1 - probs))
+
+
+def spread_factor(factor: Tensor) -> Tensor:
+    """Vectors over all outputs of an example from vectors at each of its positions: [B, *T, K, O] -> [prod(T) K, B, *T, O]."""
+    batch, places, (count, size) = factor.shape[0], factor.shape[1:-2], factor.shape[-2:]
+    flat = factor.reshape(batch, -1, count, size)
+    positions = flat.shape[1]
+    if positions == 1:
+        return flat[:, 0].movedim(1, 0).reshape(count, batch, *places, size)
+    spread = flat.new_zeros(positions, count, batch, positions, size)
+    index = torch.arange(positions, device=flat.device)
+    spread[index, :, :, index] = flat.permute(1, 2, 0, 3)
+    return spread.reshape(positions * count, batch, *places, size)
 
 
 def as_float(outputs: Tensor) -> Tensor:

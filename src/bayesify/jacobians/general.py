@@ -104,10 +104,10 @@ def _one_by_one(
     for row in range(batch):
         one_args, one_kwargs = pytree.tree_map(_take(row, batch), (args, dict(kwargs)))
         with torch.enable_grad():
-            outputs = select_output(runner.call(weights, one_args, one_kwargs), output)
+            outputs = select_output(runner.call(weights, one_args, one_kwargs), output)[0]
         grads = [
             torch.autograd.grad(
-                outputs[0],
+                outputs,
                 list(weights.values()),
                 vector.to(outputs.dtype),
                 retain_graph=True,

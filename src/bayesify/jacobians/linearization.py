@@ -45,7 +45,7 @@ class Jacobians:
         check_deterministic(runner.network)
         self.runner = runner
         self.names = tuple(names)
-        self._output = output
+        self.output = output
         self._uses: dict[str, list[Use]] = {}
         self._general: tuple[str, ...] = ()
         self._certified = False
@@ -101,7 +101,7 @@ class Jacobians:
         def call() -> Tensor:
             # The fused attention kernels have no second derivative.
             with naming_inputs(args, kwargs), sdpa_kernel(SDPBackend.MATH):
-                return select_output(self.runner.call(values, args, kwargs), self._output)
+                return select_output(self.runner.call(values, args, kwargs), self.output)
 
         return call
 
@@ -149,7 +149,7 @@ class Jacobians:
             some = {name: weights[name].detach() for name in self._general}
             row = vector[:1].unsqueeze(0)
             found_general = example_gradients(
-                self.runner, {**fixed, **some}, first_args, first_kwargs, row, self._output
+                self.runner, {**fixed, **some}, first_args, first_kwargs, row, self.output
             )
             for name in self._general:
                 if not agrees(name, found_general[name][0, 0]):
@@ -201,7 +201,7 @@ class Linearization:
         jacobians = self._jacobians
         weights = {name: jacobians.value(name, self._values) for name in names}
         return example_gradients(
-            jacobians.runner, {**self._values, **weights}, self._args, self._kwargs, vectors, jacobians._output
+            jacobians.runner, {**self._values, **weights}, self._args, self._kwargs, vectors, jacobians.output
         )
 
 
@@ -227,6 +227,11 @@ class Gradients:
         """K and B."""
         return self._vectors.shape[0], self._vectors.shape[1]
 
+    @property
+    def device(self) -> torch.device:
+        """Where the gradients are."""
+        return self._vectors.device
+
     def dense(self, name: str) -> Tensor:
         """By every entry of a weight: [K, B, *shape], in float32 at least."""
         uses = self._jacobians.uses(name)
@@ -241,9 +246,31 @@ class Gradients:
             return self._general(name).reshape(*self.shape, -1)[..., index]
         return self._or_zero(self._pulled.columns(uses, index), index.shape)
 
+    def sum_of_squares(self, name: str, index: Tensor | None = None, rows: int | None = None) -> Tensor:
+        """Squares by the entries of a weight, summed over vectors and examples, so many examples at a time: [numel] or [n]."""
+        uses, total = self._jacobians.uses(name), None
+        if not uses:
+            found = self._general(name).reshape(*self.shape, -1)
+            return (found if index is None else found[..., index.to(found.device)]).square().sum((0, 1))
+        rows = rows or self.shape[1]
+        for start in range(0, self.shape[1], rows):
+            part = self._pulled.rows(slice(start, start + rows))
+            found_part = part.dense(uses) if index is None else part.columns(uses, index.to(self.device))
+            if found_part is not None:
+                squares = found_part.reshape(*found_part.shape[:2], -1).square().sum((0, 1))
+                total = squares if total is None else total + squares
+        if total is None:
+            size = self._jacobians.runner.weights[name].numel if index is None else len(index)
+            return self._or_zero(None, (size,))[0, 0]
+        return total
+
     def calls(self, name: str) -> list[tuple[Rule, Tensor, Tensor]]:
         """The rule, what it kept and the gradients [K, B, ...] of each call of the layers that use a weight."""
-        return [(use.rule, *call) for use in self._jacobians.uses(name) for call in self._pulled.calls(use.rule)]
+        return [(use.rule, *call) for use in self._jacobians.uses(name) for call in self.calls_of(use.rule)]
+
+    def calls_of(self, rule: Rule) -> list[tuple[Tensor, Tensor]]:
+        """What one layer kept and its gradients [K, B, ...], call by call."""
+        return self._pulled.calls(rule)
 
     def _general(self, name: str) -> Tensor:
         if name not in self._by_example:

@@ -45,6 +45,11 @@ class Rule(ABC):
         """Gradient by the entries with flat indices `index` [n]: [K, B, n]."""
         return self.dense(leaf, kept, g).flatten(2)[..., index]
 
+    @property
+    def has_factors(self) -> bool:
+        """Whether the layer is one linear map, possibly applied at several positions."""
+        return False
+
     def factors(self, kept: Tensor, g: Tensor) -> tuple[Tensor, Tensor] | None:
         """Inputs [B, T, d_in] and gradients [K, B, T, d_out] of a linear map applied at T positions, if it is one."""
         return None
@@ -77,6 +82,11 @@ class LinearRule(Rule):
         if kept.shape[1] == 1:
             return g[:, :, 0, rows] * kept[:, 0, cols]
         return gather_products(g.movedim(2, -1), kept.transpose(1, 2), rows, cols)
+
+    @property
+    def has_factors(self) -> bool:
+        """It is one."""
+        return True
 
     def factors(self, kept: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and gradients, position by position."""
@@ -150,9 +160,14 @@ class ConvRule(Rule):
         seen = self.patches(padded, sizes)[(slice(None), columns // math.prod(kernel), *window)].flatten(2)  # [B, c, P]
         return gather_products(g, seen, rows, place_of)
 
+    @property
+    def has_factors(self) -> bool:
+        """Without groups, it is one on patches."""
+        return bool(self.module.groups == 1)
+
     def factors(self, kept: Tensor, g: Tensor) -> tuple[Tensor, Tensor] | None:
         """Patches and gradients, position by position; for convolutions without groups."""
-        if self.module.groups > 1:
+        if not self.has_factors:
             return None
         patches = self.patches(kept, tuple(g.shape[3:])).reshape(kept.shape[0], -1, math.prod(g.shape[3:]))
         return patches.transpose(1, 2), widen(g).flatten(3).transpose(2, 3)
@@ -205,8 +220,13 @@ class TransposedConvRule(ConvRule):
         ]
         return torch.stack(found)
 
+    @property
+    def has_factors(self) -> bool:
+        """Not in this form."""
+        return False
+
     def factors(self, kept: Tensor, g: Tensor) -> None:
-        """A transposed convolution has no such form here."""
+        """None here."""
         return
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -10,7 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesify.execution import SLOW_VMAP
 from bayesify.jacobians.rules import Rule
+
+_REFUSED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+"""First layers of networks whose gradients cannot be computed for several vectors at once."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +90,17 @@ class Trace:
 
         if len(vectors) == 1:
             return [None if grad is None else grad.unsqueeze(0) for grad in once(vectors[0])]
-        small = all(tap.ndim <= 3 for tap in taps) and not self._differentiable
-        if small:
+        owner = self._applications[0].rule.module
+        small = all(tap.ndim <= 3 for tap in taps) or self._differentiable
+        if small and owner not in _REFUSED:
             try:
-                return once(vectors, batched=True)
-            except RuntimeError:  # an operation without a batching rule
-                pass
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("error", message=SLOW_VMAP)
+                    return once(vectors, batched=True)
+            except (RuntimeError, UserWarning) as refusal:  # an operation without a batching rule
+                if isinstance(refusal, torch.OutOfMemoryError):
+                    raise
+                _REFUSED.add(owner)
         pieces = [once(vector) for vector in vectors]
         return [None if parts[0] is None else torch.stack(parts) for parts in zip(*pieces, strict=True)]
 
@@ -103,6 +114,15 @@ class Pulled:
 
     def __init__(self, found: list[tuple[Application, Tensor]]) -> None:
         self._found = found
+
+    def rows(self, index: slice) -> Pulled:
+        """The same for some of the examples."""
+        return Pulled(
+            [
+                (Application(application.rule, application.kept[index], application.output), g[:, index])
+                for application, g in self._found
+            ]
+        )
 
     def dense(self, uses: Sequence[Use]) -> Tensor | None:
         """Gradient by a weight, summed over its uses: [K, B, *shape]; `None` if the outputs do not depend on it."""

@@ -1,0 +1,460 @@
+"""Gaussians over chosen weights: a curvature, a prior precision, and what prediction asks of them."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from bayesify.jacobians import Gradients
+from bayesify.jacobians.rules import fold_product
+from bayesify.laplace.curvature import KroneckerBlock, layer_factors
+from bayesify.laplace.subset import Subset
+from bayesify.maths.cholesky import stable_cholesky
+
+EIGEN_LIMIT = 8192
+"""Largest subset whose full curvature is diagonalized to serve all prior precisions; above it, each one is factorized."""
+
+
+class WeightCovariance(ABC):
+    r"""$(H + c \operatorname{diag}\delta)^{-1}$ over a subset of S weights, for a factor c on the prior precisions $\delta$.
+
+    Args:
+        subset: The weights.
+        prior: $\delta$, [S].
+        factor: c.
+    """
+
+    def __init__(self, subset: Subset, prior: Tensor, factor: float = 1.0) -> None:
+        self.subset = subset
+        self.prior = prior
+        self.factor = factor
+
+    @abstractmethod
+    def rescaled(self, factor: float) -> WeightCovariance:
+        """The same curvature under another factor on the prior precisions; nothing is computed again that need not be."""
+
+    @abstractmethod
+    def outputs(self, gradients: Gradients, factors: list[float] | None = None) -> Tensor:
+        r"""$J_b \Sigma J_b^\top$ for each example.
+
+        Args:
+            gradients: K vectors' gradients over B examples.
+            factors: Values of c; the own one if left out.
+
+        Returns:
+            [B, K, K], or [C, B, K, K] for C factors.
+        """
+
+    @abstractmethod
+    def joint(self, gradients: Gradients) -> Tensor:
+        r"""$J \Sigma J^\top$ over all examples and vectors, examples slowest: [B K, B K]."""
+
+    @abstractmethod
+    def draw(self, num_draws: int, generator: torch.Generator | None = None) -> Tensor:
+        """Deviations from the mean: [n, S]."""
+
+    @abstractmethod
+    def dense(self) -> Tensor:
+        """The covariance: [S, S]."""
+
+    @abstractmethod
+    def variances(self) -> Tensor:
+        """Its diagonal: [S]."""
+
+    @abstractmethod
+    def log_det_ratio(self) -> Tensor:
+        r"""$\log\det(H + c\delta) - \log\det(c\delta)$, a scalar."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """What has to be stored."""
+
+    def noise(self, *shape: int, generator: torch.Generator | None = None) -> Tensor:
+        """Standard normal numbers on the covariance's device."""
+        place = generator.device if generator is not None else self.prior.device
+        return torch.randn(shape, generator=generator, dtype=self.prior.dtype, device=place).to(self.prior.device)
+
+
+class FullCovariance(WeightCovariance):
+    """A dense covariance; see `WeightCovariance`.
+
+    Args:
+        subset: The weights.
+        curvature: H, [S, S].
+        prior: [S].
+        factor: c.
+    """
+
+    def __init__(self, subset: Subset, curvature: Tensor, prior: Tensor, factor: float = 1.0) -> None:
+        super().__init__(subset, prior, factor)
+        self.curvature = curvature
+
+    def rescaled(self, factor: float) -> FullCovariance:
+        """Keeps the eigenvectors, if they were computed."""
+        other = FullCovariance(self.subset, self.curvature, self.prior, factor)
+        if "_eigen" in self.__dict__:
+            other.__dict__["_eigen"] = self._eigen
+        return other
+
+    @cached_property
+    def _factor(self) -> Tensor:
+        """Lower Cholesky factor of the precision."""
+        precision = self.curvature.clone()
+        precision.diagonal().add_(self.factor * self.prior)
+        return stable_cholesky(precision, f"Laplace: the posterior precision of {len(self.prior)} weights")
+
+    @cached_property
+    def _eigen(self) -> tuple[Tensor, Tensor]:
+        r"""Eigenvalues and $\delta^{-1/2} Q$ of $\delta^{-1/2} H \delta^{-1/2} = Q \Lambda Q^\top$."""
+        root = self.prior.rsqrt()
+        values, vectors = torch.linalg.eigh(root[:, None] * self.curvature * root)
+        return values.clamp_min(0), root[:, None] * vectors
+
+    def spectrum(self) -> Tensor:
+        r"""Eigenvalues of $\delta^{-1/2} H \delta^{-1/2}$, [S]; with its eigenvectors they are kept for every factor."""
+        return self._eigen[0]
+
+    def outputs(self, gradients: Gradients, factors: list[float] | None = None) -> Tensor:
+        """Triangular solves, or products with the eigenvectors for several factors."""
+        return self.of_rows(self.subset.rows(gradients).detach(), factors)
+
+    def of_rows(self, rows: Tensor, factors: list[float] | None = None) -> Tensor:
+        """The same from Jacobian rows [K, B, S]."""
+        if factors is None:
+            white = self._whiten(rows).movedim(1, 0)  # [B, K, S]
+            return white @ white.transpose(-1, -2)
+        if len(self.prior) > EIGEN_LIMIT:
+            return torch.stack([self.rescaled(factor).of_rows(rows) for factor in factors])
+        values, basis = self._eigen
+        turned = (rows @ basis).movedim(1, 0)
+        return torch.stack([(turned / (values + factor)) @ turned.transpose(-1, -2) for factor in factors])
+
+    def _whiten(self, rows: Tensor) -> Tensor:
+        """Rows times the inverse transposed factor: [..., S]."""
+        flat = rows.reshape(-1, rows.shape[-1])
+        return torch.linalg.solve_triangular(self._factor, flat.T, upper=False).T.reshape(rows.shape)
+
+    def joint(self, gradients: Gradients) -> Tensor:
+        """One product of whitened rows."""
+        white = self._whiten(self.subset.rows(gradients).detach()).movedim(1, 0).flatten(0, 1)
+        return white @ white.T
+
+    def draw(self, num_draws: int, generator: torch.Generator | None = None) -> Tensor:
+        """Solves with the transposed factor."""
+        noise = self.noise(num_draws, len(self.prior), generator=generator)
+        return torch.linalg.solve_triangular(self._factor.T, noise.T, upper=True).T
+
+    def dense(self) -> Tensor:
+        """The inverse by the factor."""
+        return torch.cholesky_inverse(self._factor)
+
+    def variances(self) -> Tensor:
+        """The inverse's diagonal."""
+        return self.dense().diagonal()
+
+    def log_det_ratio(self) -> Tensor:
+        """From the eigenvalues where they are known, else from the factor."""
+        if "_eigen" in self.__dict__ or len(self.prior) <= 512:
+            return (self._eigen[0] / self.factor).log1p().sum()
+        return 2 * self._factor.diagonal().log().sum() - (self.factor * self.prior).log().sum()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """H; its two halves are equal, both are stored."""
+        return {"curvature": self.curvature}
+
+
+class MarginalCovariance(WeightCovariance):
+    r"""$[(H + c\delta)^{-1}]_{SS}$: the part over a subset of the covariance over all weights (Daxberger et al. 2021, eq. 11).
+
+    Args:
+        subset: The S weights.
+        whole: The covariance over all P weights.
+    """
+
+    def __init__(self, subset: Subset, whole: FullCovariance) -> None:
+        super().__init__(subset, whole.prior, whole.factor)
+        self.whole = whole
+        self._index = subset.flat().to(whole.prior.device)
+
+    def rescaled(self, factor: float) -> MarginalCovariance:
+        """Of the whole covariance, rescaled."""
+        return MarginalCovariance(self.subset, self.whole.rescaled(factor))
+
+    def _padded(self, gradients: Gradients) -> Tensor:
+        rows = self.subset.rows(gradients).detach()
+        padded = rows.new_zeros(*rows.shape[:2], len(self.prior))
+        padded[..., self._index] = rows
+        return padded
+
+    def outputs(self, gradients: Gradients, factors: list[float] | None = None) -> Tensor:
+        """With zeros for the weights that stay at their point estimates."""
+        return self.whole.of_rows(self._padded(gradients), factors)
+
+    def joint(self, gradients: Gradients) -> Tensor:
+        """One product of whitened rows."""
+        white = self.whole._whiten(self._padded(gradients)).movedim(1, 0).flatten(0, 1)
+        return white @ white.T
+
+    def draw(self, num_draws: int, generator: torch.Generator | None = None) -> Tensor:
+        """Draws of all weights, of which the subset's are kept."""
+        return self.whole.draw(num_draws, generator)[:, self._index]
+
+    def dense(self) -> Tensor:
+        """Rows and columns of the whole covariance."""
+        return self.whole.dense()[self._index][:, self._index]
+
+    def variances(self) -> Tensor:
+        """Its diagonal."""
+        return self.whole.variances()[self._index]
+
+    def log_det_ratio(self) -> Tensor:
+        """That of all weights: the evidence is the whole model's."""
+        return self.whole.log_det_ratio()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The whole curvature."""
+        return self.whole.tensors()
+
+
+class DiagonalCovariance(WeightCovariance):
+    """Independent weights; see `WeightCovariance`.
+
+    Args:
+        subset: The weights.
+        curvature: The diagonal of H, [S].
+        prior: [S].
+        factor: c.
+    """
+
+    def __init__(self, subset: Subset, curvature: Tensor, prior: Tensor, factor: float = 1.0) -> None:
+        super().__init__(subset, prior, factor)
+        self.curvature = curvature
+
+    def rescaled(self, factor: float) -> DiagonalCovariance:
+        """Nothing to keep."""
+        return DiagonalCovariance(self.subset, self.curvature, self.prior, factor)
+
+    def variances(self) -> Tensor:
+        """`1 / (h + c delta)`."""
+        return 1 / (self.curvature + self.factor * self.prior)
+
+    def outputs(self, gradients: Gradients, factors: list[float] | None = None) -> Tensor:
+        """Weight by weight, so that no Jacobian over all weights is held."""
+        scales = [self.rescaled(factor).variances() for factor in factors or [self.factor]]
+        split = [self.subset.split(scale) for scale in scales]
+        vectors, batch = gradients.shape
+        total = self.prior.new_zeros(len(scales), batch, vectors, vectors)
+        for name in self.subset.names:
+            rows = self.subset.gradients(gradients, name).detach().movedim(1, 0)  # [B, K, n]
+            for place, scale in enumerate(split):
+                total[place] += (rows * scale[name]) @ rows.transpose(-1, -2)
+        return total[0] if factors is None else total
+
+    def joint(self, gradients: Gradients) -> Tensor:
+        """Weight by weight."""
+        vectors, batch = gradients.shape
+        total = self.prior.new_zeros(batch * vectors, batch * vectors)
+        for name, scale in self.subset.split(self.variances()).items():
+            rows = self.subset.gradients(gradients, name).detach().movedim(1, 0).flatten(0, 1)
+            total += (rows * scale) @ rows.T
+        return total
+
+    def draw(self, num_draws: int, generator: torch.Generator | None = None) -> Tensor:
+        """Scaled normal numbers."""
+        return self.noise(num_draws, len(self.prior), generator=generator) * self.variances().sqrt()
+
+    def dense(self) -> Tensor:
+        """A diagonal matrix."""
+        return torch.diag(self.variances())
+
+    def log_det_ratio(self) -> Tensor:
+        """A sum of logarithms."""
+        return (self.curvature / (self.factor * self.prior)).log1p().sum()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """h."""
+        return {"curvature": self.curvature}
+
+
+class KroneckerCovariance(WeightCovariance):
+    r"""$(A \otimes G + c\,\delta_l I)^{-1}$ for each linear map, independent weights for everything else.
+
+    Args:
+        subset: The weights; whole ones.
+        blocks: A and G of each linear map.
+        diagonal: Diagonals of the curvature of the other weights by name.
+        prior: [S], one value per linear map.
+        factor: c.
+
+    Raises:
+        ValueError: If the prior's precision differs within a linear map.
+    """
+
+    def __init__(
+        self,
+        subset: Subset,
+        blocks: list[KroneckerBlock],
+        diagonal: dict[str, Tensor],
+        prior: Tensor,
+        factor: float = 1.0,
+    ) -> None:
+        super().__init__(subset, prior, factor)
+        self.blocks = blocks
+        self.diagonal = diagonal
+        by_name = subset.split(prior)
+        self._precision: dict[str, Tensor] = {}
+        for block in blocks:
+            values = torch.cat([by_name[weight.name] for weight in block.layer.weights])
+            if not bool((values == values[0]).all()):
+                raise ValueError(
+                    f"Laplace: the prior precision differs within {block.layer.name}; a Kronecker-factored layer needs one value"
+                )
+            self._precision[block.layer.name] = values[0]
+        self._prior_of = by_name
+
+    def rescaled(self, factor: float) -> KroneckerCovariance:
+        """Keeps the eigenvectors."""
+        other = KroneckerCovariance(self.subset, self.blocks, self.diagonal, self.prior, factor)
+        if "_eigen" in self.__dict__:
+            other.__dict__["_eigen"] = self._eigen
+        return other
+
+    @cached_property
+    def _eigen(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """For each block the products of eigenvalues [d_out, d_in], and the eigenvectors of G and of A."""
+        found = []
+        for block in self.blocks:
+            in_values, in_vectors = torch.linalg.eigh(block.inputs)
+            out_values, out_vectors = torch.linalg.eigh(block.slopes)
+            found.append((out_values.clamp_min(0)[:, None] * in_values.clamp_min(0), out_vectors, in_vectors))
+        return found
+
+    def _spread(self, place: int, factor: float) -> Tensor:
+        """Variances in the block's eigenbasis: [d_out, d_in]."""
+        return 1 / (self._eigen[place][0] + factor * self._precision[self.blocks[place].layer.name])
+
+    def outputs(self, gradients: Gradients, factors: list[float] | None = None) -> Tensor:
+        """Layer by layer, in each layer's eigenbasis."""
+        chosen = factors or [self.factor]
+        vectors, batch = gradients.shape
+        total = self.prior.new_zeros(len(chosen), batch, vectors, vectors)
+        for name, curvature in self.diagonal.items():
+            rows = self.subset.gradients(gradients, name).detach().movedim(1, 0)
+            for place, factor in enumerate(chosen):
+                total[place] += (rows / (curvature + factor * self._prior_of[name])) @ rows.transpose(-1, -2)
+        for index, block in enumerate(self.blocks):
+            _, out_vectors, in_vectors = self._eigen[index]
+            calls = gradients.calls(block.layer.weights[0].name)
+            factors_of = [layer_factors(*call, block.layer) for call in calls]
+            if len(factors_of) == 1 and factors_of[0][0].shape[1] == 1:
+                a, g = factors_of[0][0][:, 0] @ in_vectors, factors_of[0][1][:, :, 0] @ out_vectors
+                for place, factor in enumerate(chosen):
+                    inner = a.square() @ self._spread(index, factor).T  # [B, d_out]
+                    total[place] += torch.einsum("kbo,lbo,bo->bkl", g, g, inner)
+                continue
+            turned = self._turned(index, factors_of)
+            if turned is None:
+                continue
+            rows = turned.movedim(1, 0).flatten(2)  # [B, K, d_out d_in]
+            for place, factor in enumerate(chosen):
+                total[place] += (rows * self._spread(index, factor).reshape(-1)) @ rows.transpose(-1, -2)
+        return total[0] if factors is None else total
+
+    def _turned(self, index: int, factors_of: list[tuple[Tensor, Tensor]]) -> Tensor | None:
+        """Gradients by a block's matrix in its eigenbasis: [K, B, d_out, d_in]."""
+        _, out_vectors, in_vectors = self._eigen[index]
+        total = None
+        for a, g in factors_of:
+            term = fold_product((g @ out_vectors).movedim(2, -1), a @ in_vectors)
+            total = term if total is None else total + term
+        return total
+
+    def joint(self, gradients: Gradients) -> Tensor:
+        """Layer by layer."""
+        vectors, batch = gradients.shape
+        total = self.prior.new_zeros(batch * vectors, batch * vectors)
+        for name, curvature in self.diagonal.items():
+            rows = self.subset.gradients(gradients, name).detach().movedim(1, 0).flatten(0, 1)
+            total += (rows / (curvature + self.factor * self._prior_of[name])) @ rows.T
+        for index, block in enumerate(self.blocks):
+            calls = gradients.calls(block.layer.weights[0].name)
+            turned = self._turned(index, [layer_factors(*call, block.layer) for call in calls])
+            if turned is not None:
+                rows = turned.movedim(1, 0).flatten(0, 1).flatten(1)
+                total += (rows * self._spread(index, self.factor).reshape(-1)) @ rows.T
+        return total
+
+    def draw(self, num_draws: int, generator: torch.Generator | None = None) -> Tensor:
+        """Noise in each eigenbasis, turned back."""
+        noise = self.subset.split(self.noise(num_draws, len(self.prior), generator=generator))
+        found: dict[str, Tensor] = {}
+        for name, curvature in self.diagonal.items():
+            found[name] = noise[name] * (curvature + self.factor * self._prior_of[name]).rsqrt()
+        for index, block in enumerate(self.blocks):
+            _, out_vectors, in_vectors = self._eigen[index]
+            layer = block.layer
+            start = torch.cat([noise[weight.name] for weight in layer.weights], dim=-1).reshape(
+                num_draws, layer.rows, layer.cols
+            )
+            matrix = out_vectors @ (start * self._spread(index, self.factor).sqrt()) @ in_vectors.T
+            found |= {name: value.reshape(num_draws, -1) for name, value in layer.from_matrix(matrix).items()}
+        return torch.cat([found[name] for name in self.subset.names], dim=-1)
+
+    def dense(self) -> Tensor:
+        """All blocks in one matrix, in the subset's order."""
+        total = self.prior.new_zeros(len(self.prior), len(self.prior))
+        places = self.subset.split(torch.arange(len(self.prior), device=self.prior.device))
+        for name, curvature in self.diagonal.items():
+            total[places[name], places[name]] = 1 / (curvature + self.factor * self._prior_of[name])
+        for index, block in enumerate(self.blocks):
+            _, out_vectors, in_vectors = self._eigen[index]
+            layer = block.layer
+            basis = torch.kron(out_vectors, in_vectors)  # rows of [W b], row-major
+            block_dense = (basis * self._spread(index, self.factor).reshape(-1)) @ basis.T
+            order = torch.cat([places[weight.name].reshape(layer.rows, -1) for weight in layer.weights], dim=1).reshape(
+                -1
+            )
+            total[order[:, None], order] = block_dense
+        return total
+
+    def variances(self) -> Tensor:
+        """Squares of the eigenvectors times the spreads."""
+        found = {
+            name: 1 / (curvature + self.factor * self._prior_of[name]) for name, curvature in self.diagonal.items()
+        }
+        for index, block in enumerate(self.blocks):
+            _, out_vectors, in_vectors = self._eigen[index]
+            matrix = out_vectors.square() @ self._spread(index, self.factor) @ in_vectors.square().T
+            found |= {name: value.reshape(-1) for name, value in block.layer.from_matrix(matrix).items()}
+        return torch.cat([found[name] for name in self.subset.names])
+
+    def log_det_ratio(self) -> Tensor:
+        """Sums of logarithms of products of eigenvalues."""
+        total = self.prior.new_zeros(())
+        for name, curvature in self.diagonal.items():
+            total = total + (curvature / (self.factor * self._prior_of[name])).log1p().sum()
+        for index, block in enumerate(self.blocks):
+            total = total + (self._eigen[index][0] / (self.factor * self._precision[block.layer.name])).log1p().sum()
+        return total
+
+    def tensors(self) -> dict[str, Tensor]:
+        """A and G by layer, diagonals by weight."""
+        found = {f"diagonal/{name}": value for name, value in self.diagonal.items()}
+        for block in self.blocks:
+            found[f"inputs/{block.layer.name}"] = block.inputs
+            found[f"slopes/{block.layer.name}"] = block.slopes
+        return found
+
+
+def full_bytes(size: int, dtype: torch.dtype) -> int:
+    """Memory that a full covariance over `size` weights takes: the curvature, its factor and one copy."""
+    return 3 * size * size * torch.finfo(dtype).bits // 8
+
+
+def largest_size(memory: int, dtype: torch.dtype) -> int:
+    """The largest subset whose full covariance fits into a budget of bytes."""
+    return math.isqrt(memory * 8 // (3 * torch.finfo(dtype).bits))

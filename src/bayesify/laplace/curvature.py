@@ -1,0 +1,276 @@
+"""Curvature of a network's loss: sums over the data of products of Jacobians, in pieces that fit into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from bayesify.batches import Batch, BatchReader, check_repeatable, read_batch
+from bayesify.execution import count_activation_bytes, select_output
+from bayesify.inputs import as_inputs, check_inputs
+from bayesify.jacobians import Gradients, Jacobians, Linearization
+from bayesify.jacobians.rules import Rule
+from bayesify.laplace.subset import Subset
+from bayesify.likelihoods import Likelihood
+from bayesify.weights import Layer, group_layers
+
+Curvature = Literal["ggn", "empirical"]
+
+
+@dataclass
+class Pieces:
+    """A loader's examples in pieces whose Jacobians fit into a memory budget.
+
+    Args:
+        loader: Yields batches; see `bayesify.fit`.
+        jacobians: Of the network.
+        memory: Budget in bytes.
+        per_row: Entries of the Jacobian that are held per example and vector.
+        reader: Converts what the loader yields, where that is needed.
+        num_examples: Stop after so many.
+        progress: Called with the number of examples after each piece.
+    """
+
+    loader: Iterable[Any]
+    jacobians: Jacobians
+    memory: int
+    per_row: int
+    reader: BatchReader | None = None
+    num_examples: int | None = None
+    progress: Callable[[int], None] | None = None
+
+    def __iter__(self) -> Iterator[tuple[Linearization, Batch]]:
+        check_repeatable(self.loader)
+        network = self.jacobians.runner.network
+        device = next(network.parameters()).device
+        seen, rows = 0, None
+        for item in self.loader:
+            batch = read_batch(item, self.reader).to(device)
+            if self.num_examples is not None:
+                batch = batch.rows(slice(0, self.num_examples - seen))
+            args, kwargs = as_inputs(batch.x)
+            check_inputs(args, kwargs)
+            if rows is None:
+                rows = rows_at_once(self.jacobians, args, kwargs, self.memory, self.per_row)
+            for start in range(0, len(batch), rows):
+                piece = batch.rows(slice(start, start + rows))
+                args, kwargs = as_inputs(piece.x)
+                yield self.jacobians.at(args, kwargs), piece
+                seen += len(piece)
+                if self.progress is not None:
+                    self.progress(len(piece))
+            if self.num_examples is not None and seen >= self.num_examples:
+                return
+        if seen == 0:
+            raise ValueError("Laplace: the loader has no examples; give a loader over at least one")
+
+
+def rows_at_once(
+    jacobians: Jacobians, args: tuple[Any, ...], kwargs: Mapping[str, Any], memory: int, per_row: int
+) -> int:
+    """Examples whose activations, gradients at the layers and Jacobian entries fit into a budget of bytes."""
+    activations, output = count_activation_bytes(jacobians.runner, args, kwargs)
+    vectors = select_output(output, jacobians.output)[:1].numel()
+    return max(1, int(memory // (activations * (2 + vectors) + 8 * vectors * per_row)))
+
+
+def output_vectors(likelihood: Likelihood, outputs: Tensor, batch: Batch, curvature: Curvature) -> Tensor:
+    r"""Vectors $r_{kn}$ whose products $\sum_k r_{kn} r_{kn}^\top$ are the curvature $H_n$ of the loss by the outputs: [K, B, ...].
+
+    `"ggn"`: the Fisher matrix, which is the Hessian for Gaussian, categorical and Bernoulli likelihoods. `"empirical"`: the
+    gradient at the observed target, K = 1.
+    """
+    outputs = outputs.detach()
+    if curvature == "ggn":
+        vectors = likelihood.fisher_factor(outputs)
+    else:
+        with torch.enable_grad():
+            leaf = outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs.clone()
+            leaf.requires_grad_()
+            log_prob = likelihood.log_prob(leaf, batch.y, has_draws=False).sum()
+            vectors = torch.autograd.grad(log_prob, leaf)[0].unsqueeze(0)
+    if batch.weights is not None:
+        vectors = vectors * batch.weights.sqrt().reshape(1, -1, *[1] * (vectors.ndim - 2)).to(vectors)
+    return vectors.detach()
+
+
+@dataclass
+class DataTerm:
+    """What a pass over the data finds beside the curvature.
+
+    Args:
+        log_likelihood: Summed over examples.
+        num_data: Examples.
+        squared_error: Sum of squared residuals, for Gaussian noise.
+    """
+
+    log_likelihood: float = 0.0
+    num_data: int = 0
+    squared_error: float = 0.0
+
+    def add(self, likelihood: Likelihood, outputs: Tensor, batch: Batch) -> None:
+        """Count one piece."""
+        log_prob = likelihood.log_prob(outputs.detach(), batch.y, has_draws=False).double()
+        weights = batch.weights.to(log_prob) if batch.weights is not None else torch.ones_like(log_prob)
+        self.log_likelihood += float((weights * log_prob).sum())
+        self.num_data += len(batch)
+        if likelihood.name == "gaussian":
+            residual = (
+                outputs.detach().float().reshape(len(batch), -1) - batch.y.float().reshape(len(batch), -1)
+            ).double()
+            self.squared_error += float((weights * residual.square().sum(-1)).sum())
+
+    def sum_over_processes(self) -> None:
+        """Add up what the processes found."""
+        found = torch.tensor([self.log_likelihood, self.num_data, self.squared_error], dtype=torch.float64)
+        total = sum_over_processes(found)
+        self.log_likelihood, self.num_data, self.squared_error = float(total[0]), int(total[1]), float(total[2])
+
+
+def sum_over_processes(tensor: Tensor) -> Tensor:
+    """The sum of a tensor over the processes of `torch.distributed`, itself where there is only one."""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1):
+        return tensor
+    moved = tensor.cuda() if distributed.get_backend() == "nccl" and not tensor.is_cuda else tensor
+    distributed.all_reduce(moved)
+    return moved.to(tensor.device)
+
+
+def full_curvature(
+    pieces: Pieces, subset: Subset, likelihood: Likelihood, curvature: Curvature
+) -> tuple[Tensor, DataTerm]:
+    r"""$\sum_n J_n^\top H_n J_n$ over the chosen weights: [S, S] (Daxberger et al. 2021, equation 6)."""
+    total: Tensor | None = None
+    term = DataTerm()
+    for point, batch in pieces:
+        term.add(likelihood, point.outputs, batch)
+        gradients = point.pull(output_vectors(likelihood, point.outputs, batch, curvature))
+        rows = subset.rows(gradients).detach().flatten(0, 1)  # [K B, S]
+        if total is None:
+            total = rows.new_zeros(subset.size, subset.size)
+        total.addmm_(rows.T, rows)
+    assert total is not None
+    term.sum_over_processes()
+    return sum_over_processes(total), term
+
+
+def diagonal_curvature(
+    pieces: Pieces, subset: Subset, likelihood: Likelihood, curvature: Curvature
+) -> tuple[dict[str, Tensor], DataTerm]:
+    """The diagonal of `full_curvature` by weight: [n] each."""
+    totals: dict[str, Tensor] = {}
+    term = DataTerm()
+    for point, batch in pieces:
+        term.add(likelihood, point.outputs, batch)
+        for vector in output_vectors(likelihood, point.outputs, batch, curvature):
+            gradients = point.pull(vector.unsqueeze(0))
+            for name in subset.names:
+                squares = _sum_of_squares(gradients, subset, name, pieces.memory)
+                totals[name] = totals[name] + squares if name in totals else squares
+    term.sum_over_processes()
+    return {name: sum_over_processes(total) for name, total in totals.items()}, term
+
+
+def _sum_of_squares(gradients: Gradients, subset: Subset, name: str, memory: int) -> Tensor:
+    """Squares of a weight's gradients summed over vectors and examples: [n]."""
+    calls = gradients.calls(name)
+    weight = subset.weights[name]
+    if subset.entries[name] is None and len(calls) == 1 and not weight.is_bias:
+        rule, kept, g = calls[0]
+        factors = rule.factors(kept, g)
+        if factors is not None and factors[0].shape[1] == 1:  # (g_i a_j)^2 summed: one product of squares
+            a, slopes = factors[0][:, 0].square(), factors[1][:, :, 0].square().sum(0)
+            return (slopes.T @ a).reshape(-1).detach()
+    rows = max(1, int(memory // (16 * weight.numel * gradients.shape[0])))
+    return gradients.sum_of_squares(name, None if subset.entries[name] is None else subset.entries[name], rows).detach()
+
+
+@dataclass
+class KroneckerBlock:
+    r"""Curvature of one layer as $A \otimes G$ over $[W\ b]$.
+
+    Args:
+        layer: The layer.
+        inputs: A, [d_in, d_in], the bias column included.
+        slopes: G, [d_out, d_out].
+    """
+
+    layer: Layer
+    inputs: Tensor
+    slopes: Tensor
+
+
+def kronecker_curvature(
+    pieces: Pieces, subset: Subset, likelihood: Likelihood, curvature: Curvature
+) -> tuple[list[KroneckerBlock], dict[str, Tensor], DataTerm]:
+    r"""Kronecker-factored curvature of linear maps and convolutions, and the diagonal of everything else.
+
+    $A = \frac{1}{N T} \sum_{n,t} a_{nt} a_{nt}^\top$ and $G = \sum_{n,t,k} g_{ntk} g_{ntk}^\top$ over
+    examples n, the positions t at which a layer is applied, and the vectors k of $H_n$ (Martens & Grosse 2015; Grosse
+    & Martens 2016). Exact for one example and one position.
+
+    Returns:
+        A block per linear map or convolution without groups, the diagonals of the other weights, and the data term.
+    """
+    jacobians = pieces.jacobians
+    layers = [
+        layer for layer in group_layers(subset.weights[name] for name in subset.names) if _has_factors(layer, jacobians)
+    ]
+    blocks: dict[str, KroneckerBlock] = {}
+    counts: dict[str, int] = {}
+    covered = {weight.name for layer in layers for weight in layer.weights}
+    others = [name for name in subset.names if name not in covered]
+    diagonals: dict[str, Tensor] = {}
+    term = DataTerm()
+    for point, batch in pieces:
+        term.add(likelihood, point.outputs, batch)
+        gradients = point.pull(output_vectors(likelihood, point.outputs, batch, curvature))
+        for name in others:
+            squares = _sum_of_squares(gradients, subset, name, pieces.memory)
+            diagonals[name] = diagonals[name] + squares if name in diagonals else squares
+        for layer in layers:
+            for rule, kept, g in gradients.calls(layer.weights[0].name):
+                a, slopes = layer_factors(rule, kept, g, layer)
+                if layer.name not in blocks:
+                    blocks[layer.name] = KroneckerBlock(
+                        layer, a.new_zeros(layer.cols, layer.cols), a.new_zeros(layer.rows, layer.rows)
+                    )
+                    counts[layer.name] = 0
+                block, flat, grads = blocks[layer.name], a.flatten(0, 1), slopes.flatten(0, 2)
+                block.inputs.addmm_(flat.T, flat)
+                block.slopes.addmm_(grads.T, grads)
+                counts[layer.name] += len(flat)
+    term.sum_over_processes()
+    for name, block in blocks.items():
+        count = sum_over_processes(torch.tensor(float(counts[name])))
+        block.inputs = sum_over_processes(block.inputs) / float(count)
+        block.slopes = sum_over_processes(block.slopes)
+    diagonals = {name: sum_over_processes(total) for name, total in diagonals.items()}
+    return list(blocks.values()), diagonals, term
+
+
+def layer_factors(rule: Rule, kept: Tensor, g: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+    """Inputs [B, T, d_in], a column of ones for a bias included, and gradients [K, B, T, d_out] of one call of a layer."""
+    factors = rule.factors(kept.detach(), g.detach())
+    assert factors is not None
+    a, slopes = factors
+    columns = [a] if any(not weight.is_bias for weight in layer.weights) else []
+    if any(weight.is_bias for weight in layer.weights):
+        columns.append(a.new_ones(*a.shape[:2], 1))
+    return torch.cat(columns, dim=-1), slopes
+
+
+def _has_factors(layer: Layer, jacobians: Jacobians) -> bool:
+    """Whether a layer is one linear map, used once, whose inputs and gradients can be watched."""
+    for weight in layer.weights:
+        uses = jacobians.uses(weight.name)
+        if weight.kind != "matrix" or weight.groups > 1 or weight.transposed or weight.aliases or len(uses) != 1:
+            return False
+        if not uses[0].rule.has_factors:
+            return False
+    return True

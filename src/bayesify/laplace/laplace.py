@@ -1,0 +1,454 @@
+"""The linearized Laplace approximation of a trained network, over all weights or a subnetwork."""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.batches import BatchReader, check_repeatable, read_batch
+from bayesify.draws import Draws
+from bayesify.execution import Runner, batch_size, evaluating, split_rows
+from bayesify.inputs import as_inputs, check_inputs
+from bayesify.jacobians import Jacobians, Linearization, check_deterministic
+from bayesify.laplace import curvature as curvatures
+from bayesify.laplace.covariances import (
+    DiagonalCovariance,
+    FullCovariance,
+    KroneckerCovariance,
+    MarginalCovariance,
+    WeightCovariance,
+    full_bytes,
+    largest_size,
+)
+from bayesify.laplace.memory import parse_bytes
+from bayesify.laplace.predictive import OutputGaussian, closed_form
+from bayesify.laplace.progress import showing
+from bayesify.laplace.subset import Subset
+from bayesify.likelihoods import Gaussian, Likelihood
+from bayesify.maths.constraints import raw_positive
+from bayesify.predictive import Outputs, Predictive
+from bayesify.selection import make_likelihood
+from bayesify.subnetwork import Candidates, as_selector
+from bayesify.weights import catalog
+
+Structure = Literal["full", "diagonal", "kronecker"]
+Method = Literal["closed_form", "linearized_mc", "network_mc"]
+
+
+class Laplace:
+    r"""A Gaussian posterior around the weights of a trained network, $q(w_S) = \mathcal{N}(w^*_S, (H_{SS} + \lambda I)^{-1})$.
+
+    $H = \sum_n J_n^\top H_n J_n$ is the generalized Gauss-Newton matrix of the data (Daxberger et al. 2021, equations 5
+    and 6); the weights that are not chosen stay at $w^*$. The network is not trained again and not changed: a copy is kept.
+
+    Args:
+        net: The trained network, in evaluation mode if it has dropout or batch normalization.
+        likelihood: p(y | outputs), or its name.
+        subset: `"all"`, `"last_layer"`, a list of parameter names, a mask by name, or a selector from `bayesify.subnetwork`.
+        covariance: `"full"`, `"diagonal"`, or `"kronecker"` (linear maps and convolutions; other weights get a diagonal).
+        prior_precision: $\lambda$: a number, or a dict from name or pattern of weights to a number, tried in order.
+        curvature: `"ggn"`, or `"empirical"` for the empirical Fisher matrix.
+        marginal: Whether the subset's covariance is the part $[(H + \lambda I)^{-1}]_{SS}$ of the covariance over all weights
+            (equation 11) instead of the inverse of the part; needs a network small enough for the whole matrix.
+        memory: Budget for curvature, factors and Jacobians, such as `"1GiB"`, or bytes.
+        output: Which of several outputs the likelihood is about; see `bayesianize`.
+
+    Attributes:
+        network: The copy.
+        likelihood: A copy of the given one.
+        subset: The chosen weights, after `fit`.
+        posterior: The Gaussian over them, after `fit`.
+
+    Raises:
+        ValueError: If an argument is not one of these, a weight is frozen or missing, or dropout or batch normalization is
+            in training mode.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        likelihood: Likelihood | str | Mapping[str, Any],
+        subset: Any = "all",
+        covariance: Structure = "full",
+        prior_precision: float | Mapping[str, float] = 1.0,
+        *,
+        curvature: curvatures.Curvature = "ggn",
+        marginal: bool = False,
+        memory: int | str = "1GiB",
+        output: str | int | None = None,
+    ) -> None:
+        if not isinstance(net, nn.Module):
+            raise TypeError(f"Laplace: net is {type(net).__name__}; give a torch.nn.Module")
+        if covariance not in ("full", "diagonal", "kronecker"):
+            raise ValueError(f"Laplace: covariance={covariance!r}; give 'full', 'diagonal' or 'kronecker'")
+        if curvature not in ("ggn", "empirical"):
+            raise ValueError(f"Laplace: curvature={curvature!r}; give 'ggn' or 'empirical'")
+        if marginal and covariance != "full":
+            raise ValueError(f"Laplace: marginal=True with covariance={covariance!r}; a marginal covariance is full")
+        made = make_likelihood(likelihood)
+        if made is None:
+            raise ValueError("Laplace: no likelihood; give one, such as likelihoods.Categorical()")
+        check_deterministic(net)
+        known = catalog(net)
+        self.weights = {name: weight for name, weight in known.weights.items() if name not in known.refused}
+        if not self.weights:
+            raise ValueError("Laplace: every parameter of the network is frozen; unfreeze some")
+        self._frozen = tuple(known.refused)
+        self.network = copy.deepcopy(net).requires_grad_(False)
+        reference = self.network.get_parameter(next(iter(self.weights)))
+        self.likelihood = copy.deepcopy(made).to(reference.device)
+        self._dtype = torch.float64 if reference.dtype == torch.float64 else torch.float32
+        self.likelihood.to(self._dtype)
+        self.selector = as_selector(subset)
+        self.covariance, self.curvature, self.marginal = covariance, curvature, marginal
+        self.memory = parse_bytes(memory)
+        self.output = output
+        self.prior_precision = _check_precision(prior_precision)
+        self._runner = Runner(self.network, known.weights)
+        self._values = {name: self.network.get_parameter(name).detach() for name in self.weights}
+        self.subset: Subset | None = None
+        self.posterior: WeightCovariance | None = None
+        self.data = curvatures.DataTerm()
+
+    # -- fitting ---------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def fit(self, loader: Iterable[Any], *, batch: BatchReader | None = None, progress: bool = False) -> Laplace:
+        """Choose the weights and add up the curvature, in one pass over the data (two if the choice needs one).
+
+        Args:
+            loader: Yields batches as for `bayesify.fit`. Under `torch.distributed` each process gives its own part of the data.
+            batch: A function from what the loader yields to inputs and targets.
+            progress: Whether to show a progress bar.
+
+        Returns:
+            Itself.
+
+        Raises:
+            ValueError: If the subset is empty or larger than the network, or the covariance exceeds the memory budget.
+        """
+        first = read_batch(_first(loader), batch).to(self._device)
+        args, kwargs = as_inputs(first.x)
+        check_inputs(args, kwargs)
+        candidates = Candidates(
+            self.weights,
+            self._values,
+            self._frozen,
+            lambda count: self._diagonal_variances(loader, batch, count, progress),
+            lambda: self._last_layer(args, kwargs),
+        )
+        self._check_budget(self.selector.count(candidates))
+        # The likelihood says what does not fit before any long computation.
+        point = Jacobians(self._runner, list(self.weights)[-1:], output=self.output).at(
+            *next(split_rows(args, kwargs, 2))
+        )
+        self.likelihood.log_prob(point.outputs.detach(), first.rows(slice(0, 2)).y, has_draws=False)
+        self._outputs_per_example = point.outputs[0].numel()
+        self.subset = Subset.of_flat(self.weights, self.selector.select(candidates).cpu())
+        self.posterior = self._fit_covariance(self.subset, loader, batch, progress)
+        return self
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self._values.values())).device
+
+    def _check_budget(self, size: int) -> None:
+        total = sum(weight.numel for weight in self.weights.values())
+        needed = total if self.marginal else size
+        if self.covariance == "full" and full_bytes(needed, self._dtype) > self.memory:
+            largest = largest_size(self.memory, self._dtype)
+            raise ValueError(
+                f"Laplace: a full covariance over {needed:,} weights takes "
+                f"{_in_words(full_bytes(needed, self._dtype))} (the matrix, its factor and a copy), more than "
+                f"memory={_in_words(self.memory)}; choose at most {largest:,} weights, such as "
+                f"subset=bayesify.subnetwork.largest_variance({largest}), give more memory=, or covariance='diagonal'"
+            )
+
+    def _last_layer(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
+        """Weights of the module that runs last and has weights of its own."""
+        called: list[nn.Module] = []
+        own = {id(module): module for module in self.network.modules() if len(list(module.parameters(recurse=False)))}
+        handles = [module.register_forward_hook(lambda module, _, __: called.append(module)) for module in own.values()]
+        try:
+            self._runner.call({}, *next(split_rows(args, kwargs, 1)))
+        finally:
+            for handle in handles:
+                handle.remove()
+        for module in reversed(called):
+            mine = {id(parameter) for parameter in module.parameters(recurse=True)}
+            names = [name for name in self.weights if id(self.network.get_parameter(name)) in mine]
+            if names:
+                return names
+        raise ValueError("Laplace: no layer with trainable weights was called; name the weights, subset=[...]")
+
+    def _pieces(
+        self, loader: Iterable[Any], names: Iterable[str], per_row: int, batch: BatchReader | None, **more: Any
+    ) -> curvatures.Pieces:
+        jacobians = Jacobians(self._runner, list(names), output=self.output)
+        return curvatures.Pieces(loader, jacobians, self.memory, per_row, batch, **more)
+
+    def _diagonal_variances(
+        self, loader: Iterable[Any], batch: BatchReader | None, num_examples: int | None, progress: bool
+    ) -> dict[str, Tensor]:
+        everything = Subset(self.weights, dict.fromkeys(self.weights))
+        pieces = self._pieces(loader, self.weights, 0, batch, num_examples=num_examples)
+        with showing(pieces, loader, "diagonal", progress):
+            diagonal, _ = curvatures.diagonal_curvature(pieces, everything, self.likelihood, self.curvature)
+        prior = everything.split(self._prior(everything))
+        return {name: 1 / (diagonal[name] + prior[name]).reshape(weight.shape) for name, weight in self.weights.items()}
+
+    def _fit_covariance(
+        self, subset: Subset, loader: Iterable[Any], batch: BatchReader | None, progress: bool
+    ) -> WeightCovariance:
+        likelihood, kind = self.likelihood, self.curvature
+        if self.covariance == "full":
+            over = Subset(self.weights, dict.fromkeys(self.weights)) if self.marginal else subset
+            pieces = self._pieces(loader, over.names, over.size, batch)
+            with showing(pieces, loader, "curvature", progress):
+                total, self.data = curvatures.full_curvature(pieces, over, likelihood, kind)
+            whole = FullCovariance(over, total, self._prior(over))
+            return MarginalCovariance(subset, whole) if self.marginal else whole
+        if self.covariance == "diagonal":
+            pieces = self._pieces(loader, subset.names, 0, batch)
+            with showing(pieces, loader, "curvature", progress):
+                diagonal, self.data = curvatures.diagonal_curvature(pieces, subset, likelihood, kind)
+            return DiagonalCovariance(subset, torch.cat([diagonal[name] for name in subset.names]), self._prior(subset))
+        partial = [name for name in subset.names if not subset.is_whole(name)]
+        if partial:
+            raise ValueError(
+                f"Laplace: covariance='kronecker' needs whole weights, but only {subset.count(partial[0])} of "
+                f"{subset.weights[partial[0]].numel} entries of {partial[0]} are chosen; use 'full', or a subset by names"
+            )
+        pieces = self._pieces(loader, subset.names, 0, batch)
+        with showing(pieces, loader, "curvature", progress):
+            blocks, rest, self.data = curvatures.kronecker_curvature(pieces, subset, likelihood, kind)
+        return KroneckerCovariance(subset, blocks, rest, self._prior(subset))
+
+    def _prior(self, subset: Subset) -> Tensor:
+        """Prior precision of each chosen weight: [S]."""
+        parts = []
+        for name in subset.names:
+            value = self.prior_precision
+            if isinstance(value, Mapping):
+                matching = [
+                    number
+                    for key, number in value.items()
+                    if fnmatch.fnmatchcase(name, key) or name.startswith(f"{key}.")
+                ]
+                if not matching:
+                    raise ValueError(f"Laplace: prior_precision says nothing about {name}; add it, or '*' for the rest")
+                value = matching[0]
+            parts.append(torch.full((subset.count(name),), float(value), dtype=self._dtype, device=self._device))
+        return torch.cat(parts)
+
+    def _fitted(self) -> tuple[Subset, WeightCovariance]:
+        if self.subset is None or self.posterior is None:
+            raise RuntimeError("Laplace: not fitted yet; call fit(loader) first")
+        return self.subset, self.posterior
+
+    # -- the posterior ---------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def draw(self, num_draws: int = 1, *, generator: torch.Generator | None = None) -> Draws:
+        """Functions from the posterior, through the network itself; chosen weights vary, all others are the point estimate.
+
+        Args:
+            num_draws: S.
+            generator: Source of randomness.
+
+        Returns:
+            The draws. Their KL is that of the Gaussian to its prior, the same for each.
+        """
+        if not isinstance(num_draws, int) or isinstance(num_draws, bool) or num_draws < 1:
+            raise ValueError(f"num_draws={num_draws}; give an integer of at least 1")
+        subset, posterior = self._fitted()
+        weights = subset.fill(posterior.draw(num_draws, generator), self._values)
+        return Draws(self._runner, weights, self.kl().expand(num_draws))
+
+    def kl(self) -> Tensor:
+        r"""KL of the posterior over the chosen weights to their prior $\mathcal{N}(0, \lambda^{-1})$ in nats, a scalar."""
+        subset, posterior = self._fitted()
+        mean = subset.take(self._values).to(self._dtype)
+        prior = posterior.factor * self._prior(subset)
+        trace = (prior * posterior.variances()).sum()
+        log_det = posterior.log_det_ratio()
+        if isinstance(posterior, MarginalCovariance):
+            log_det = -torch.logdet(posterior.dense()) - prior.log().sum()
+        return 0.5 * (trace + (prior * mean.square()).sum() - len(mean) + log_det)
+
+    @torch.no_grad()
+    def covariance_matrix(self) -> Tensor:
+        """The covariance over the chosen weights, ordered as `named_parameters()`, row-major within a weight: [S, S]."""
+        return self._fitted()[1].dense()
+
+    @torch.no_grad()
+    def log_evidence(self) -> Tensor:
+        r"""The Laplace approximation of the log marginal likelihood in nats.
+
+        $$ \log p(\mathcal{D} | w^*) + \log p(w_S^*) + \tfrac{S}{2}\log 2\pi - \tfrac12 \log\det(H_{SS} + \lambda I) $$
+
+        The weights that are not chosen count as fixed. Exact for a linear model with Gaussian noise at its posterior mean, all
+        weights chosen.
+        """
+        subset, posterior = self._fitted()
+        if isinstance(posterior, MarginalCovariance):
+            subset = posterior.whole.subset
+        return self._evidence(posterior, subset)
+
+    def _evidence(self, posterior: WeightCovariance, subset: Subset) -> Tensor:
+        mean = subset.take(self._values).to(self._dtype)
+        penalty = 0.5 * (posterior.factor * posterior.prior * mean.square()).sum()
+        return self.data.log_likelihood - penalty - 0.5 * posterior.log_det_ratio()
+
+    def set_prior_factor(self, factor: float) -> None:
+        """Use another common factor on the prior precisions, relative to those given; the curvature stays."""
+        if not (factor > 0 and math.isfinite(factor)):
+            raise ValueError(f"Laplace: a factor of {factor} on the prior precision; give a positive number")
+        _, posterior = self._fitted()
+        self.posterior = posterior.rescaled(factor)
+
+    @property
+    def num_outputs(self) -> int:
+        """Scalars that the data term is a sum over: examples times outputs."""
+        return self.data.num_data * self._outputs_per_example
+
+    @torch.no_grad()
+    def set_noise(self, variance: float) -> None:
+        """Use another variance of a shared Gaussian noise; curvature and data term follow without a pass over the data."""
+        likelihood = self.likelihood
+        if not isinstance(likelihood, Gaussian) or likelihood.noise.ndim:
+            raise ValueError("Laplace: set_noise needs a Gaussian likelihood with one shared variance")
+        _, posterior = self._fitted()
+        if not isinstance(posterior, (FullCovariance, DiagonalCovariance)):
+            raise ValueError("Laplace: set_noise needs covariance='full' or 'diagonal' without marginal=True")
+        ratio = float(likelihood.noise.detach()) / variance
+        likelihood.raw_noise.copy_(torch.as_tensor(raw_positive(variance)))
+        self.posterior = type(posterior)(
+            posterior.subset, posterior.curvature * ratio, posterior.prior, posterior.factor
+        )
+        count = self.num_outputs
+        self.data.log_likelihood = -0.5 * (
+            count * math.log(2 * math.pi * variance) + self.data.squared_error / variance
+        )
+
+    def tune_prior_precision(self, loader: Iterable[Any] | None = None, **options: Any) -> float:
+        """Choose a common factor on the prior precisions; see `bayesify.laplace.tuning.tune_prior_precision`."""
+        from bayesify.laplace.tuning import tune_prior_precision
+
+        return tune_prior_precision(self, loader, **options)
+
+    # -- prediction ------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def predict(
+        self,
+        x: Any,
+        method: Method = "closed_form",
+        num_draws: int = 32,
+        *,
+        generator: torch.Generator | None = None,
+        memory: int | str | None = None,
+    ) -> Predictive:
+        r"""The predictive distribution of a batch of any size.
+
+        `"closed_form"`: the linearized network $f(x, w^*) + J(x)(w - w^*)$ has Gaussian outputs
+        $\mathcal{N}(f, J \Sigma J^\top)$; exact for Gaussian noise, the extended probit approximation for classes.
+        `"linearized_mc"`: draws of the linearized network. `"network_mc"`: draws of the network itself.
+
+        Args:
+            x: Inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
+            method: How.
+            num_draws: Draws for the two Monte Carlo methods.
+            generator: Source of randomness.
+            memory: Budget for Jacobians and for what is kept of the outputs; that of the object if left out.
+        """
+        if method not in ("closed_form", "linearized_mc", "network_mc"):
+            raise ValueError(f"Laplace.predict: method={method!r}; give 'closed_form', 'linearized_mc' or 'network_mc'")
+        budget = self.memory if memory is None else parse_bytes(memory)
+        args, kwargs = as_inputs(x)
+        check_inputs(args, kwargs)
+        if method == "network_mc":
+            outputs = self.draw(num_draws, generator=generator).outputs(args, kwargs, output=self.output, memory=budget)
+            return self.likelihood.predictive(outputs)
+        subset, posterior = self._fitted()
+        means, spreads = [], []
+        offsets = posterior.draw(num_draws, generator) if method == "linearized_mc" else None
+        for point in self._linearizations(args, kwargs, budget):
+            gradients = point.pull(point.identity())
+            mean = point.outputs.detach().to(self._dtype)
+            if offsets is not None:
+                moved = torch.zeros(num_draws, *gradients.shape, dtype=self._dtype, device=mean.device)
+                for name, part in subset.split(offsets).items():
+                    moved += torch.einsum("kbn,sn->skb", subset.gradients(gradients, name).detach(), part)
+                spreads.append(mean + moved.movedim(1, -1).reshape(num_draws, *mean.shape))
+                continue
+            covariance = posterior.outputs(gradients)
+            keeps = covariance[0].numel() * batch_size(args, kwargs) * covariance.element_size() <= budget
+            means.append(mean)
+            spreads.append(covariance if keeps else covariance.diagonal(dim1=-2, dim2=-1))
+        if offsets is not None:
+            return self.likelihood.predictive(Outputs(kept=torch.cat(spreads, dim=1)))
+        seed = int(torch.randint(2**31, (), generator=generator, device=generator.device if generator else None))
+        return closed_form(OutputGaussian(torch.cat(means), torch.cat(spreads), seed), self.likelihood)
+
+    @torch.no_grad()
+    def output_covariance(self, x: Any, *, joint: bool = False) -> Tensor:
+        r"""Covariance $J \Sigma J^\top$ of the linearized network's outputs.
+
+        Args:
+            x: Inputs of B examples.
+            joint: Whether across examples too.
+
+        Returns:
+            [B, O, O], or with `joint` [B O, B O], examples slowest.
+        """
+        _, posterior = self._fitted()
+        args, kwargs = as_inputs(x)
+        check_inputs(args, kwargs)
+        budget = 2**62 if joint else self.memory
+        found = []
+        for point in self._linearizations(args, kwargs, budget):
+            gradients = point.pull(point.identity())
+            found.append(posterior.joint(gradients) if joint else posterior.outputs(gradients))
+        return found[0] if joint else torch.cat(found)
+
+    def _linearizations(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], budget: int) -> Iterable[Linearization]:
+        subset, posterior = self._fitted()
+        jacobians = Jacobians(self._runner, subset.names, output=self.output)
+        if batch_size(args, kwargs) == 0:
+            raise ValueError("predict: the batch is empty; give at least one example")
+        held = max(subset.count(name) for name in subset.names)
+        per_row = 3 * (subset.size if isinstance(posterior, (FullCovariance, MarginalCovariance)) else held)
+        rows = curvatures.rows_at_once(jacobians, args, kwargs, budget, per_row)
+        with evaluating(self.network):
+            for part_args, part_kwargs in split_rows(args, kwargs, rows):
+                yield jacobians.at(part_args, part_kwargs)
+
+    def __repr__(self) -> str:
+        total = sum(weight.numel for weight in self.weights.values())
+        chosen = f"{self.subset.size:,} of {total:,} weights" if self.subset else "not fitted"
+        return f"Laplace({type(self.network).__name__}, {self.likelihood.name}, {self.covariance}, {chosen})"
+
+
+def _first(loader: Iterable[Any]) -> Any:
+    check_repeatable(loader)
+    for item in loader:
+        return item
+    raise ValueError("Laplace: the loader has no examples; give a loader over at least one")
+
+
+def _check_precision(value: float | Mapping[str, float]) -> float | dict[str, float]:
+    for number in value.values() if isinstance(value, Mapping) else [value]:
+        if not (isinstance(number, (int, float)) and number > 0 and math.isfinite(number)):
+            raise ValueError(f"Laplace: prior_precision={number}; give a positive number")
+    return dict(value) if isinstance(value, Mapping) else float(value)
+
+
+def _in_words(size: int) -> str:
+    return f"{size / 2**30:.3g} GiB" if size >= 2**30 else f"{size / 2**20:.3g} MiB"

@@ -1,0 +1,160 @@
+"""Predictions from a Gaussian over the network's outputs, in closed form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from bayesify.likelihoods import HeteroscedasticGaussian, Likelihood
+from bayesify.predictive import ClassificationPredictive, Outputs, Predictive, RegressionPredictive, match_targets
+
+NUM_DRAWS = 32
+"""Draws from the Gaussian over outputs that `outputs` and `mutual_information` are made of."""
+
+
+class OutputGaussian:
+    r"""$\mathcal{N}(f(x_b), C_b)$ over the outputs of each example.
+
+    Args:
+        mean: The network's outputs at the point estimate, [B, ...].
+        covariance: $C_b$ over an example's O outputs, [B, O, O], or only its diagonal [B, O] where the whole is too large.
+        seed: Of the draws.
+    """
+
+    def __init__(self, mean: Tensor, covariance: Tensor, seed: int) -> None:
+        self.mean = mean
+        self.covariance = covariance
+        self._seed = seed
+
+    @property
+    def variance(self) -> Tensor:
+        """Variance of each output: [B, ...]."""
+        diagonal = self.covariance.diagonal(dim1=-2, dim2=-1) if self.covariance.ndim == 3 else self.covariance
+        return diagonal.clamp_min(0).reshape(self.mean.shape)
+
+    @cached_property
+    def draws(self) -> Tensor:
+        """Draws of the outputs, the same whenever asked for: [S, B, ...]."""
+        if self.covariance.ndim != 3:
+            raise RuntimeError(
+                "Predictive: the covariances of the outputs exceed the memory budget and were not kept; give fewer rows at a "
+                "time, more memory=, or method='linearized_mc'"
+            )
+        generator = torch.Generator(device="cpu").manual_seed(self._seed)
+        values, vectors = torch.linalg.eigh(self.covariance)
+        root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
+        noise = torch.randn(NUM_DRAWS, *root.shape[:2], 1, generator=generator, dtype=root.dtype).to(root.device)
+        return self.mean + (root @ noise).squeeze(-1).reshape(NUM_DRAWS, *self.mean.shape)
+
+
+class GaussianRegressionPredictive(RegressionPredictive):
+    r"""$\mathcal{N}(y; f, C + \text{noise})$: the exact predictive of the linearized model with Gaussian noise.
+
+    With noise that the network predicts, its expectation under the Gaussian over log-variances is used, $\exp(f_v + C_{vv} / 2)$,
+    and the predictive is taken as Gaussian.
+
+    Args:
+        outputs: The Gaussian over outputs.
+        likelihood: Gaussian or heteroscedastic.
+    """
+
+    def __init__(self, outputs: OutputGaussian, likelihood: Likelihood) -> None:
+        self._gaussian = outputs
+        mean, variance = outputs.mean, outputs.variance
+        if isinstance(likelihood, HeteroscedasticGaussian):
+            (mean, log_noise), (variance, spread) = mean.chunk(2, dim=-1), variance.chunk(2, dim=-1)
+            noise = (log_noise.clamp(-20, 20) + 0.5 * spread).exp()
+            self._correlated = False
+        else:
+            noise = likelihood.noise.detach().to(mean).expand(mean.shape).clone()  # type: ignore[operator]
+            self._correlated = mean[0].numel() > 1 and outputs.covariance.ndim == 3
+        self._parts = (mean, variance, noise)
+        super().__init__(Outputs(kept=mean.unsqueeze(0)), lambda f: (f, variance.unsqueeze(0) + noise))
+
+    @property
+    def outputs(self) -> Tensor:
+        """Draws of the network's outputs from the Gaussian: [S, B, ...]."""
+        return self._gaussian.draws
+
+    @cached_property
+    def _moments(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self._parts
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log-density of targets, jointly over correlated outputs: [B]."""
+        if not self._correlated:
+            return super().log_prob(y)
+        mean, _, noise = self._parts
+        residual = (match_targets(y, mean) - mean).reshape(len(mean), -1, 1)
+        covariance = self._gaussian.covariance + torch.diag_embed(noise.reshape(len(mean), -1))
+        factor = torch.linalg.cholesky(covariance)
+        white = torch.linalg.solve_triangular(factor, residual, upper=False).squeeze(-1)
+        log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return -0.5 * white.square().sum(-1) - log_det - 0.5 * white.shape[-1] * math.log(2 * math.pi)
+
+    def _rowwise(self, function: Callable[..., Tensor], y: Tensor) -> Tensor:
+        mean = self._parts[0].unsqueeze(0)
+        return function(mean, match_targets(y, self.mean))
+
+    def quantile(self, q: float | list[float]) -> Tensor:  # type: ignore[override]
+        """The value that y stays below with probability q: [B, O], or [Q, B, O]."""
+        levels = [q] if isinstance(q, (int, float)) else list(q)
+        for level in levels:
+            if not 0 < level < 1:
+                raise ValueError(f"quantile: q={level}; give a probability strictly between 0 and 1")
+        scores = torch.special.ndtri(torch.tensor(levels, dtype=torch.float64)).tolist()
+        result = torch.stack([self.mean + z * self.std for z in scores])
+        return result[0] if isinstance(q, (int, float)) else result
+
+
+class ProbitPredictive(ClassificationPredictive):
+    r"""Class probabilities $\operatorname{softmax}(f / \sqrt{1 + \tfrac{\pi}{8} v})$, v the variances of the outputs.
+
+    The extended probit approximation (Gibbs 1998) of the softmax's expectation under the Gaussian over outputs; a sigmoid for
+    yes-or-no outputs. Probabilities, confidence and entropy are in closed form; `outputs`, `aleatoric_entropy` and
+    `mutual_information` come from draws.
+
+    Args:
+        outputs: The Gaussian over outputs.
+        likelihood: Categorical or Bernoulli.
+    """
+
+    def __init__(self, outputs: OutputGaussian, likelihood: Likelihood) -> None:
+        self._gaussian = outputs
+        self._likelihood = likelihood
+        scaled = outputs.mean * (1 + math.pi / 8 * outputs.variance).rsqrt()
+        made = likelihood.predictive(Outputs(kept=scaled.unsqueeze(0)))
+        assert isinstance(made, ClassificationPredictive)
+        super().__init__(made._source, made._log_probs, binary=made._binary, ignore_index=made._ignore_index)
+
+    @property
+    def outputs(self) -> Tensor:
+        """Draws of the network's outputs from the Gaussian: [S, B, ...]."""
+        return self._gaussian.draws
+
+    @cached_property
+    def _sampled(self) -> ClassificationPredictive:
+        made = self._likelihood.predictive(Outputs(kept=self._gaussian.draws))
+        assert isinstance(made, ClassificationPredictive)
+        return made
+
+    @property
+    def aleatoric_entropy(self) -> Tensor:
+        """Mean entropy of the draws: [B], or [B, O]."""
+        return self._sampled.aleatoric_entropy
+
+    @property
+    def mutual_information(self) -> Tensor:
+        """What the draws disagree about, in nats: [B], or [B, O]; never negative."""
+        return self._sampled.mutual_information
+
+
+def closed_form(outputs: OutputGaussian, likelihood: Likelihood) -> Predictive:
+    """The predictive of a Gaussian over outputs: exact for Gaussian noise, the extended probit for classes."""
+    if likelihood.task == "regression":
+        return GaussianRegressionPredictive(outputs, likelihood)
+    return ProbitPredictive(outputs, likelihood)

@@ -1,0 +1,114 @@
+"""Some entries of a network's weights, in one fixed order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bayesify.jacobians import Gradients
+from bayesify.weights import Weight
+
+
+@dataclass(frozen=True)
+class Subset:
+    """S entries of weights, ordered as `named_parameters()`, row-major within a weight.
+
+    Args:
+        weights: All weights that could be chosen, by name, in order.
+        entries: Flat indices [n] into each chosen weight, ascending; `None` stands for the whole weight.
+    """
+
+    weights: Mapping[str, Weight]
+    entries: Mapping[str, Tensor | None]
+
+    @classmethod
+    def of_flat(cls, weights: Mapping[str, Weight], index: Tensor) -> Subset:
+        """From indices into all weights laid end to end, in any order, without repeats."""
+        index = index.sort().values
+        entries: dict[str, Tensor | None] = {}
+        start = 0
+        for name, weight in weights.items():
+            inside = index[(index >= start) & (index < start + weight.numel)] - start
+            if len(inside):
+                entries[name] = None if len(inside) == weight.numel else inside
+            start += weight.numel
+        return cls(weights, entries)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Weights with at least one chosen entry."""
+        return tuple(self.entries)
+
+    def count(self, name: str) -> int:
+        """Chosen entries of one weight."""
+        index = self.entries[name]
+        return self.weights[name].numel if index is None else len(index)
+
+    @property
+    def size(self) -> int:
+        """S."""
+        return sum(self.count(name) for name in self.entries)
+
+    @property
+    def total(self) -> int:
+        """Entries that could be chosen."""
+        return sum(weight.numel for weight in self.weights.values())
+
+    def flat(self) -> Tensor:
+        """Indices of the chosen entries into all weights laid end to end: [S]."""
+        parts, start = [], 0
+        for name, weight in self.weights.items():
+            if name in self.entries:
+                index = self.entries[name]
+                parts.append((torch.arange(weight.numel) if index is None else index.cpu()) + start)
+            start += weight.numel
+        return torch.cat(parts)
+
+    def is_whole(self, name: str) -> bool:
+        """Whether all entries of a weight are chosen."""
+        return name in self.entries and self.entries[name] is None
+
+    def take(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Chosen entries of weights by name, laid end to end: [S]."""
+        return torch.cat([self.pick(name, values[name].reshape(-1)) for name in self.entries])
+
+    def pick(self, name: str, flat: Tensor) -> Tensor:
+        """Chosen entries of one weight from [..., numel]: [..., n]."""
+        index = self.entries[name]
+        return flat if index is None else flat[..., index.to(flat.device)]
+
+    def split(self, flat: Tensor) -> dict[str, Tensor]:
+        """A vector over the subset [..., S] by weight: [..., n] each."""
+        return dict(zip(self.entries, flat.split([self.count(name) for name in self.entries], dim=-1), strict=True))
+
+    def gradients(self, gradients: Gradients, name: str) -> Tensor:
+        """Gradients by the chosen entries of one weight: [K, B, n]."""
+        index = self.entries[name]
+        if index is None:
+            return gradients.dense(name).reshape(*gradients.shape, -1)
+        return gradients.columns(name, index.to(gradients.device))
+
+    def rows(self, gradients: Gradients) -> Tensor:
+        """Gradients by all chosen entries: [K, B, S]."""
+        return torch.cat([self.gradients(gradients, name) for name in self.entries], dim=-1)
+
+    def fill(self, offsets: Tensor, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Whole weights with offsets added at the chosen entries.
+
+        Args:
+            offsets: [n, S].
+            values: Point estimates by name.
+
+        Returns:
+            [n, *shape] by name.
+        """
+        filled = {}
+        for name, part in self.split(offsets).items():
+            value, index = values[name], self.entries[name]
+            flat = value.reshape(1, -1).expand(len(offsets), -1).to(offsets.dtype)
+            flat = flat + part if index is None else flat.index_add(1, index.to(flat.device), part)
+            filled[name] = flat.reshape(len(offsets), *value.shape).to(value.dtype)
+        return filled

@@ -1,0 +1,192 @@
+"""Choosing the prior precision of a fitted Laplace posterior, and the noise with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from bayesify.batches import BatchReader, read_batch
+from bayesify.inputs import as_inputs, check_inputs
+from bayesify.laplace.covariances import EIGEN_LIMIT, FullCovariance, MarginalCovariance
+from bayesify.laplace.predictive import OutputGaussian, closed_form
+from bayesify.likelihoods import Gaussian
+
+if TYPE_CHECKING:
+    from bayesify.laplace.laplace import Laplace
+
+Prediction = Literal["closed_form", "linearized_mc", "network_mc"]
+
+COARSE = tuple(10.0**power for power in range(-4, 5))
+"""The paper's grid for images: a prior precision between 1e-4 and 1e4."""
+
+FINE_STEPS = 9
+"""Values of the second grid, between the neighbors of the best value of the first."""
+
+
+@torch.no_grad()
+def tune_prior_precision(
+    laplace: Laplace,
+    loader: Iterable[Any] | None = None,
+    method: Literal["validation", "evidence"] | None = None,
+    *,
+    grid: Sequence[float] = COARSE,
+    fine: bool = True,
+    noise: bool = False,
+    prediction: Prediction = "closed_form",
+    num_draws: int = 32,
+    batch: BatchReader | None = None,
+    generator: torch.Generator | None = None,
+) -> float:
+    r"""Choose the factor on the prior precisions that predicts validation data best, or has the largest evidence.
+
+    First a logarithmic grid, then a finer one between the neighbors of its best value (Daxberger et al. 2021, appendix C.3). The
+    curvature is diagonalized once and serves every value; only a full covariance over more than `EIGEN_LIMIT`
+    weights is factorized again for each. The posterior is left at the best value.
+
+    Args:
+        laplace: A fitted posterior.
+        loader: Validation data, for `method="validation"`.
+        method: `"validation"`: mean log predictive density of the loader's data; `"evidence"`: `log_evidence()`. If left out, the
+            first where there is a loader, else the second.
+        grid: Prior precisions to try; with a precision per layer, factors on those.
+        fine: Whether to search again around the best.
+        noise: Whether to choose the variance of a Gaussian likelihood too, by the evidence (MacKay's fixed point).
+        prediction: The predictive to judge by: `"closed_form"`, `"linearized_mc"` or `"network_mc"`.
+        num_draws: Draws for the Monte Carlo ones.
+        batch: A function from what the loader yields to inputs and targets.
+        generator: Source of randomness; the same numbers for every value.
+
+    Returns:
+        The chosen prior precision (or the factor, with one per layer).
+
+    Raises:
+        ValueError: If an argument is not one of these, or the loader is missing.
+    """
+    if method is None:
+        method = "evidence" if loader is None else "validation"
+    if method not in ("validation", "evidence"):
+        raise ValueError(f"tune_prior_precision: method={method!r}; give 'validation' or 'evidence'")
+    if any(not (value > 0 and math.isfinite(value)) for value in grid) or not grid:
+        raise ValueError(f"tune_prior_precision: grid={list(grid)}; give positive numbers")
+    laplace._fitted()
+    base = 1.0 if isinstance(laplace.prior_precision, dict) else laplace.prior_precision
+    if method == "evidence":
+        if noise:
+            _fit_noise(laplace)
+        score = _evidence(laplace, base)
+    else:
+        if noise:
+            raise ValueError(
+                "tune_prior_precision: noise=True is for method='evidence'; validation data choose the prior only"
+            )
+        if loader is None:
+            raise ValueError("tune_prior_precision: method='validation' needs a loader of validation data")
+        score = _validation(laplace, loader, base, prediction, num_draws, batch, generator)
+    candidates = sorted(set(grid))
+    scores = score(candidates)
+    best = max(range(len(scores)), key=scores.__getitem__)
+    chosen, value = candidates[best], scores[best]
+    if fine and len(candidates) > 1:
+        low, high = candidates[max(0, best - 1)], candidates[min(len(candidates) - 1, best + 1)]
+        ratio = math.log(high / low)
+        steps = FINE_STEPS if method == "validation" else 20 * FINE_STEPS  # the evidence of another value costs nothing
+        finer = [low * math.exp(ratio * (step + 1) / (steps + 1)) for step in range(steps)]
+        finer_scores = score(finer)
+        place = max(range(steps), key=finer_scores.__getitem__)
+        if finer_scores[place] > value:
+            chosen = finer[place]
+    laplace.set_prior_factor(chosen / base)
+    return chosen
+
+
+def _evidence(laplace: Laplace, base: float) -> Callable[[list[float]], list[float]]:
+    subset, posterior = laplace._fitted()
+    over = posterior.whole.subset if isinstance(posterior, MarginalCovariance) else subset
+    if isinstance(posterior, FullCovariance) and len(posterior.prior) <= EIGEN_LIMIT:
+        posterior.spectrum()
+    return lambda values: [float(laplace._evidence(posterior.rescaled(value / base), over)) for value in values]
+
+
+def _validation(
+    laplace: Laplace,
+    loader: Iterable[Any],
+    base: float,
+    prediction: Prediction,
+    num_draws: int,
+    batch: BatchReader | None,
+    generator: torch.Generator | None,
+) -> Callable[[list[float]], list[float]]:
+    posterior = laplace._fitted()[1]
+    seed = int(torch.randint(2**31, (), generator=generator, device=generator.device if generator else None))
+    batches = [read_batch(item, batch).to(laplace._device) for item in loader]
+    if not batches:
+        raise ValueError("tune_prior_precision: the loader has no examples; give validation data")
+
+    def score(values: list[float]) -> list[float]:
+        factors = [value / base for value in values]
+        if prediction != "closed_form":
+            return [one_by_one(factor) for factor in factors]
+        if isinstance(posterior, FullCovariance) and len(posterior.prior) > EIGEN_LIMIT:
+            return [by_outputs([factor], posterior.rescaled(factor))[0] for factor in factors]
+        return by_outputs(factors, None)
+
+    def by_outputs(factors: list[float], own: Any) -> list[float]:
+        totals, count = torch.zeros(len(factors), dtype=torch.float64), 0
+        for part in batches:
+            args, kwargs = as_inputs(part.x)
+            check_inputs(args, kwargs)
+            start = 0
+            for point in laplace._linearizations(args, kwargs, laplace.memory):
+                gradients = point.pull(point.identity())
+                mean = point.outputs.detach().to(laplace._dtype)
+                y = part.y[start : start + len(mean)]
+                start += len(mean)
+                found = (
+                    own.outputs(gradients).unsqueeze(0) if own is not None else posterior.outputs(gradients, factors)
+                )
+                for place, covariance in enumerate(found):
+                    made = closed_form(OutputGaussian(mean, covariance, seed), laplace.likelihood)
+                    totals[place] += made.log_prob(y).double().sum().cpu()
+                count += len(mean)
+        return (totals / count).tolist()
+
+    def one_by_one(factor: float) -> float:
+        before = laplace.posterior
+        laplace.posterior = posterior.rescaled(factor)
+        try:
+            total, count = 0.0, 0
+            for part in batches:
+                made = laplace.predict(
+                    part.x, prediction, num_draws, generator=torch.Generator(laplace._device).manual_seed(seed)
+                )
+                total += float(made.log_prob(part.y).double().sum())
+                count += len(part)
+            return total / count
+        finally:
+            laplace.posterior = before
+
+    return score
+
+
+def _fit_noise(laplace: Laplace, steps: int = 50) -> None:
+    r"""MacKay's fixed point for the noise: $\sigma^2 = \mathrm{SSE} / (N O - \gamma)$, $\gamma$ the effective parameters."""
+    likelihood = laplace.likelihood
+    if not isinstance(likelihood, Gaussian) or likelihood.noise.ndim:
+        raise ValueError("tune_prior_precision: noise=True needs a Gaussian likelihood with one shared variance")
+    subset, posterior = laplace._fitted()
+    if not isinstance(posterior, FullCovariance):
+        raise ValueError("tune_prior_precision: noise=True needs covariance='full' without marginal=True")
+    start = float(likelihood.noise.detach())
+    spectrum: Tensor = posterior.spectrum().double() * start  # of the curvature for unit noise, whitened by the prior
+    mean = subset.take(laplace._values).double()
+    norm = float((posterior.prior.double() * mean.square()).sum())
+    count, variance, factor = laplace.num_outputs, start, posterior.factor
+    for _ in range(steps):
+        effective = float((spectrum / (spectrum + factor * variance)).sum())
+        factor = effective / max(norm, 1e-12)
+        variance = laplace.data.squared_error / max(count - effective, 1e-6)
+    laplace.set_noise(variance)

@@ -1,0 +1,39 @@
+"""Cholesky factors that survive rounding."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+
+JITTERS = (1e-7, 1e-6, 1e-5, 1e-4)
+"""Multiples of the mean diagonal that are added, one after the other, when a factorization fails."""
+
+
+def stable_cholesky(matrix: Tensor, what: str) -> Tensor:
+    r"""Lower factor L of a positive definite matrix, $L L^\top = A$, with jitter on the diagonal only where rounding asks for it.
+
+    Args:
+        matrix: A, [..., n, n].
+        what: What it is, for warnings and errors.
+
+    Raises:
+        ValueError: If it is not positive definite, or not finite.
+    """
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    if not bool(failed.any()):
+        return factor
+    if not bool(torch.isfinite(matrix).all()):
+        raise ValueError(f"{what} is not finite; look for NaN or infinity in the data and in the network's outputs")
+    mean = matrix.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)
+    for jitter in JITTERS:
+        factor, failed = torch.linalg.cholesky_ex(matrix + torch.diag_embed((jitter * mean).expand(matrix.shape[:-1])))
+        if not bool(failed.any()):
+            warnings.warn(f"{what}: added {jitter:g} of its mean diagonal to factorize it", stacklevel=3)
+            return factor
+    size = matrix.shape[-1]
+    raise ValueError(
+        f"{what} ({size} x {size}) is not positive definite, even with {JITTERS[-1]:g} of its mean diagonal added; "
+        "use float64 (net.double()), or a larger prior precision"
+    )

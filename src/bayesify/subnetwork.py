@@ -1,0 +1,336 @@
+"""Which weights of a trained network get a posterior: the subnetworks of `Laplace`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesify.weights import Weight
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What a selector may look at.
+
+    Args:
+        weights: The trainable weights by name, in the order of `named_parameters()`.
+        values: Their point estimates.
+        frozen: Names of weights that are not trained.
+        variances: Computes the diagonal Laplace posterior's variances by name, in a pass over the data.
+        last: Computes the names of the weights of the layer that runs last.
+    """
+
+    weights: Mapping[str, Weight]
+    values: Mapping[str, Tensor]
+    frozen: Sequence[str]
+    variances: Callable[[int | None], Mapping[str, Tensor]]
+    last: Callable[[], Sequence[str]]
+
+    @property
+    def total(self) -> int:
+        """Number of trainable scalars."""
+        return sum(weight.numel for weight in self.weights.values())
+
+    def flat(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Tensors by name laid end to end."""
+        return torch.cat([values[name].reshape(-1) for name in self.weights])
+
+
+class Selector(ABC):
+    """A rule that chooses entries of a network's trainable weights."""
+
+    @abstractmethod
+    def count(self, candidates: Candidates) -> int:
+        """How many entries it will choose, found without a pass over the data.
+
+        Raises:
+            ValueError: If it asks for what the network does not have.
+        """
+
+    @abstractmethod
+    def select(self, candidates: Candidates) -> Tensor:
+        """Indices of the chosen entries into all trainable weights laid end to end in the order of `named_parameters()`."""
+
+
+class _OfSize(Selector):
+    def __init__(self, size: int | float) -> None:
+        name = type(self).__name__.removeprefix("_").lower()
+        if isinstance(size, bool) or not isinstance(size, (int, float)) or size <= 0:
+            raise ValueError(f"subnetwork.{name}: size={size}; give a number of weights, or a share between 0 and 1")
+        if isinstance(size, float) and size > 1:
+            raise ValueError(f"subnetwork.{name}: size={size}; a share is at most 1.0, a number of weights is an int")
+        self.size = size
+
+    def count(self, candidates: Candidates) -> int:
+        """`size`, or that share of the weights, at least one."""
+        total = candidates.total
+        if isinstance(self.size, float):
+            return max(1, round(self.size * total))
+        if self.size > total:
+            raise ValueError(
+                f"subnetwork: size={self.size}, but the network has {total} trainable weights; give at most {total}"
+            )
+        return self.size
+
+
+class _LargestVariance(_OfSize):
+    def __init__(self, size: int | float, num_examples: int | None) -> None:
+        super().__init__(size)
+        if num_examples is not None and num_examples < 1:
+            raise ValueError(f"subnetwork.largest_variance: num_examples={num_examples}; give at least 1")
+        self.num_examples = num_examples
+
+    def select(self, candidates: Candidates) -> Tensor:
+        variances = candidates.flat(candidates.variances(self.num_examples))
+        return variances.topk(self.count(candidates)).indices
+
+
+class _LargestMagnitude(_OfSize):
+    def select(self, candidates: Candidates) -> Tensor:
+        return candidates.flat(candidates.values).abs().topk(self.count(candidates)).indices
+
+
+class _Random(_OfSize):
+    def __init__(self, size: int | float, seed: int) -> None:
+        super().__init__(size)
+        self.seed = seed
+
+    def select(self, candidates: Candidates) -> Tensor:
+        generator = torch.Generator().manual_seed(self.seed)
+        return torch.randperm(candidates.total, generator=generator)[: self.count(candidates)]
+
+
+class _Names(Selector):
+    def __init__(self, names: Sequence[str]) -> None:
+        if isinstance(names, str) or not names:
+            raise ValueError(f"subnetwork.from_names: names={names!r}; give a list with at least one parameter's name")
+        self.names = list(names)
+
+    def _checked(self, candidates: Candidates) -> Sequence[str]:
+        for name in self.names:
+            if name in candidates.frozen:
+                raise ValueError(f"subnetwork: {name} is frozen (requires_grad=False); leave it out, or unfreeze it")
+            if name not in candidates.weights:
+                raise ValueError(
+                    f"subnetwork: the network has no parameter {name!r}; it has {', '.join(candidates.weights)}"
+                )
+        return self.names
+
+    def count(self, candidates: Candidates) -> int:
+        return sum(candidates.weights[name].numel for name in self._checked(candidates))
+
+    def select(self, candidates: Candidates) -> Tensor:
+        return _positions(candidates, self._checked(candidates))
+
+
+class _LastLayer(_Names):
+    def __init__(self) -> None:
+        self.names = []
+
+    def _checked(self, candidates: Candidates) -> Sequence[str]:
+        return candidates.last()
+
+
+class _Everything(_Names):
+    def __init__(self) -> None:
+        self.names = []
+
+    def _checked(self, candidates: Candidates) -> Sequence[str]:
+        return list(candidates.weights)
+
+
+class _Indices(Selector):
+    def __init__(self, indices: Tensor | Sequence[int]) -> None:
+        found = torch.as_tensor(indices)
+        if found.ndim != 1 or found.is_floating_point() or found.dtype == torch.bool:
+            raise ValueError("subnetwork.from_indices: give a list of integers; from_mask takes a mask")
+        if len(found) == 0:
+            raise ValueError("subnetwork.from_indices: no indices; give at least one")
+        if len(found.unique()) != len(found):
+            raise ValueError("subnetwork.from_indices: an index appears twice; give each once")
+        self.indices = found.long().cpu()
+
+    def count(self, candidates: Candidates) -> int:
+        low, high = int(self.indices.min()), int(self.indices.max())
+        if low < 0 or high >= candidates.total:
+            wrong = low if low < 0 else high
+            raise ValueError(
+                f"subnetwork.from_indices: index {wrong} is out of range; the network has {candidates.total} trainable weights"
+            )
+        return len(self.indices)
+
+    def select(self, candidates: Candidates) -> Tensor:
+        self.count(candidates)
+        return self.indices
+
+
+class _Mask(Selector):
+    def __init__(self, mask: Mapping[str, Tensor] | Tensor) -> None:
+        self.mask = mask
+
+    def _flat(self, candidates: Candidates) -> Tensor:
+        if isinstance(self.mask, Tensor):
+            flat = self.mask.reshape(-1).bool().cpu()
+            if flat.numel() != candidates.total:
+                raise ValueError(
+                    f"subnetwork.from_mask: {flat.numel()} entries, but the network has {candidates.total} trainable weights"
+                )
+        else:
+            unknown = set(self.mask) - set(candidates.weights)
+            if unknown:
+                why = "is frozen" if min(unknown) in candidates.frozen else "is no parameter of the network"
+                raise ValueError(f"subnetwork.from_mask: {min(unknown)!r} {why}; leave it out")
+            parts = []
+            for name, weight in candidates.weights.items():
+                part = self.mask.get(name, torch.zeros(weight.shape, dtype=torch.bool))
+                if part.shape != weight.shape:
+                    raise ValueError(
+                        f"subnetwork.from_mask: {name} has shape {tuple(weight.shape)}, its mask {tuple(part.shape)}"
+                    )
+                parts.append(part.reshape(-1).bool().cpu())
+            flat = torch.cat(parts)
+        if not bool(flat.any()):
+            raise ValueError("subnetwork.from_mask: the mask is empty; choose at least one weight")
+        return flat
+
+    def count(self, candidates: Candidates) -> int:
+        return int(self._flat(candidates).sum())
+
+    def select(self, candidates: Candidates) -> Tensor:
+        return self._flat(candidates).nonzero().squeeze(-1)
+
+
+def _positions(candidates: Candidates, names: Sequence[str]) -> Tensor:
+    parts, start = [], 0
+    for name, weight in candidates.weights.items():
+        if name in names:
+            parts.append(torch.arange(start, start + weight.numel))
+        start += weight.numel
+    return torch.cat(parts)
+
+
+def largest_variance(size: int | float, num_examples: int | None = None) -> Selector:
+    r"""The weights with the largest variance $1 / (H_{dd} + \lambda)$ under the diagonal Laplace posterior.
+
+    The strategy of Daxberger et al. 2021, section 4: with the full posterior's variances it minimizes the squared
+    2-Wasserstein distance between the subnetwork's posterior and the whole network's; the diagonal stands for them.
+
+    Args:
+        size: Number of weights S, or a share of all trainable weights as a float between 0 and 1.
+        num_examples: Use only the first so many examples for the variances; all if left out.
+
+    Raises:
+        ValueError: If the size is not positive, or a share is above 1.
+    """
+    return _LargestVariance(size, num_examples)
+
+
+def random(size: int | float, seed: int = 0) -> Selector:
+    """Weights chosen uniformly at random: the baseline of Daxberger et al. 2021.
+
+    Args:
+        size: Number of weights, or a share as a float.
+        seed: Of the choice.
+    """
+    return _Random(size, seed)
+
+
+def largest_magnitude(size: int | float) -> Selector:
+    """The weights with the largest absolute value.
+
+    Args:
+        size: Number of weights, or a share as a float.
+    """
+    return _LargestMagnitude(size)
+
+
+def last_layer() -> Selector:
+    """All weights of the layer that runs last: the neural-linear model."""
+    return _LastLayer()
+
+
+def everything() -> Selector:
+    """All trainable weights."""
+    return _Everything()
+
+
+def from_indices(indices: Tensor | Sequence[int]) -> Selector:
+    """Weights by index into all trainable weights laid end to end: ordered as `named_parameters()`, row-major.
+
+    Args:
+        indices: Integers, each once, in any order.
+    """
+    return _Indices(indices)
+
+
+def from_names(names: Sequence[str]) -> Selector:
+    """Whole parameters by their `named_parameters()` names.
+
+    Args:
+        names: At least one.
+    """
+    return _Names(names)
+
+
+def from_mask(mask: Mapping[str, Tensor] | Tensor) -> Selector:
+    """Weights where a mask is true.
+
+    Args:
+        mask: Boolean tensors in the parameters' shapes by name (a missing one chooses nothing there), or one vector over all
+            trainable weights.
+    """
+    return _Mask(mask)
+
+
+def as_selector(subset: Any) -> Selector:
+    """A selector from what users give: `"all"`, `"last_layer"`, a list of names, a mask by name, or a selector."""
+    if isinstance(subset, Selector):
+        return subset
+    if subset == "all":
+        return everything()
+    if subset == "last_layer":
+        return last_layer()
+    if isinstance(subset, str):
+        raise ValueError(
+            f"Laplace: subset={subset!r}; give 'all', 'last_layer', a list of parameter names, or a selector such as "
+            "bayesify.subnetwork.largest_variance(size=1000)"
+        )
+    if isinstance(subset, (Mapping, Tensor)):
+        return from_mask(subset)
+    return from_names(list(subset))
+
+
+def posterior_gap(covariance: Tensor, mask: Tensor) -> Tensor:
+    r"""Squared 2-Wasserstein distance between $\mathcal{N}(m, \Sigma)$ and $\mathcal{N}(m, M \odot \Sigma)$, the posterior gap.
+
+    $$ \operatorname{tr}\Sigma + \operatorname{tr}(M \odot \Sigma) - 2 \operatorname{tr}\,(\Sigma\,(M \odot \Sigma))^{1/2} $$
+
+    (Daxberger et al. 2021, equation 12), with $M = m m^\top$ for a mask m. The trace of the root is the sum of the roots of the
+    product's eigenvalues, which are those of the symmetric $R^\top \Sigma R$ with $R R^\top = M \odot \Sigma$.
+
+    Args:
+        covariance: $\Sigma$, [P, P].
+        mask: m, [P], true for weights that keep their posterior.
+
+    Returns:
+        A scalar, 0 for a mask that is true everywhere.
+
+    Raises:
+        ValueError: If the shapes do not fit.
+    """
+    if covariance.ndim != 2 or covariance.shape != (mask.numel(), mask.numel()):
+        raise ValueError(
+            f"posterior_gap: covariance {tuple(covariance.shape)} with a mask of {mask.numel()}; give [P, P] and [P]"
+        )
+    chosen = mask.reshape(-1).bool()
+    inside = covariance[chosen][:, chosen]
+    values, vectors = torch.linalg.eigh(inside)
+    root = vectors * values.clamp_min(0).sqrt()  # inside = root root^T
+    middle = root.T @ inside @ root
+    roots = torch.linalg.eigvalsh(0.5 * (middle + middle.T)).clamp_min(0).sqrt()
+    return covariance.diagonal().sum() + inside.diagonal().sum() - 2 * roots.sum()

@@ -1,0 +1,493 @@
+"""Laplace posteriors against dense algebra: linear regression, Hessians by automatic differentiation, enumeration."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from cases import CASES, Case, call
+from torch import Tensor, nn
+
+import bayesify
+from bayesify import Laplace, likelihoods, subnetwork
+from bayesify.execution import select_output
+from bayesify.likelihoods import Likelihood
+
+LIKELIHOODS: dict[str, Likelihood] = {
+    "gaussian": likelihoods.Gaussian(noise=[0.3, 0.7]),
+    "heteroscedastic": likelihoods.HeteroscedasticGaussian(),
+    "categorical": likelihoods.Categorical(),
+    "bernoulli": likelihoods.Bernoulli(),
+}
+
+
+def targets_for(name: str, outputs: Tensor) -> Tensor:
+    torch.manual_seed(5)
+    if name == "categorical":
+        return torch.randint(outputs.shape[-1], outputs.shape[:-1])
+    if name == "bernoulli":
+        return torch.randint(2, outputs.shape).to(outputs.dtype)
+    size = outputs.shape[-1] // 2 if name == "heteroscedastic" else outputs.shape[-1]
+    return torch.randn(*outputs.shape[:-1], size, dtype=outputs.dtype)
+
+
+def dense_jacobian(net: nn.Module, inputs: Any) -> Tensor:
+    """[B, O, P] over all trainable parameters, one backward pass per output."""
+    outputs = select_output(call(net, inputs), None)
+    parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    rows = []
+    for entry in outputs.flatten():
+        grads = torch.autograd.grad(entry, parameters, retain_graph=True, allow_unused=True, materialize_grads=True)
+        rows.append(torch.cat([grad.flatten() for grad in grads]))
+    return torch.stack(rows).reshape(outputs.shape[0], -1, len(rows[0]))
+
+
+def hessian_of_linearized(net: nn.Module, x: Any, y: Tensor, likelihood: Likelihood, name: str) -> Tensor:
+    """Hessian by automatic differentiation of the linearized model's loss; over expected targets where it depends on them."""
+    jacobian = dense_jacobian(net, x)
+    with torch.no_grad():
+        outputs = select_output(call(net, x), None)
+
+    def loss(offset: Tensor, y: Tensor) -> Tensor:
+        moved = outputs + (jacobian @ offset).reshape(outputs.shape)
+        return -likelihood.log_prob(moved, y, has_draws=False).sum()
+
+    zero = torch.zeros(jacobian.shape[-1], dtype=jacobian.dtype)
+    if name != "heteroscedastic":
+        return torch.autograd.functional.hessian(lambda offset: loss(offset, y), zero)
+    # y at one standard deviation on either side has the expected residual and squared residual.
+    mean, variance = likelihoods.HeteroscedasticGaussian.components(outputs)
+    ends = [mean + sign * variance.sqrt() for sign in (1, -1)]
+    return sum(0.5 * torch.autograd.functional.hessian(lambda offset, end=end: loss(offset, end), zero) for end in ends)
+
+
+def fitted(net: nn.Module, likelihood: Likelihood, data: list[Any], *args: Any, **kwargs: Any) -> Laplace:
+    return Laplace(net, likelihood, *args, **kwargs).fit(data)
+
+
+# -- exact models ------------------------------------------------------------------------------------------------------
+
+
+def linear_regression() -> tuple[nn.Module, Tensor, Tensor, float, float, Tensor, Tensor]:
+    """A linear network at its posterior mean, with the exact posterior precision and evidence ingredients."""
+    torch.manual_seed(0)
+    x, precision = torch.randn(30, 3, dtype=torch.float64), 1.7
+    noise = 0.2
+    design = torch.cat((x, torch.ones(30, 1, dtype=torch.float64)), dim=1)
+    y = design @ torch.randn(4, 1, dtype=torch.float64) + noise**0.5 * torch.randn(30, 1, dtype=torch.float64)
+    exact = design.T @ design / noise + precision * torch.eye(4, dtype=torch.float64)
+    mean = torch.linalg.solve(exact, design.T @ y / noise)
+    net = nn.Linear(3, 1).double()
+    with torch.no_grad():
+        net.weight.copy_(mean[:3].T)
+        net.bias.copy_(mean[3])
+    return net, x, y, noise, precision, exact, design
+
+
+def test_linear_regression_is_exact() -> None:
+    net, x, y, noise, precision, exact, design = linear_regression()
+    laplace = fitted(
+        net, likelihoods.Gaussian(noise=noise), [(x[:13], y[:13]), (x[13:], y[13:])], prior_precision=precision
+    )
+    torch.testing.assert_close(laplace.covariance_matrix(), torch.linalg.inv(exact), rtol=1e-8, atol=1e-10)
+    kernel = design @ design.T / precision + noise * torch.eye(30, dtype=torch.float64)
+    evidence = torch.distributions.MultivariateNormal(torch.zeros(30, dtype=torch.float64), kernel).log_prob(y[:, 0])
+    torch.testing.assert_close(laplace.log_evidence(), evidence, rtol=1e-8, atol=1e-8)
+    new = torch.randn(5, 3, dtype=torch.float64)
+    row = torch.cat((new, torch.ones(5, 1, dtype=torch.float64)), dim=1)
+    prediction = laplace.predict(new)
+    variance = (row @ torch.linalg.inv(exact) * row).sum(-1, keepdim=True)
+    torch.testing.assert_close(prediction.epistemic, variance, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(prediction.variance, variance + noise, rtol=1e-8, atol=1e-10)
+    exact_density = torch.distributions.Normal(net(new), (variance + noise).sqrt()).log_prob(y[:5]).sum(-1)
+    torch.testing.assert_close(prediction.log_prob(y[:5]), exact_density, rtol=1e-8, atol=1e-10)
+    joint = laplace.output_covariance(new, joint=True)
+    torch.testing.assert_close(joint, row @ torch.linalg.inv(exact) @ row.T, rtol=1e-8, atol=1e-10)
+
+
+def test_evidence_has_its_maximum_at_the_tuned_precision() -> None:
+    net, x, y, noise, precision, *_ = linear_regression()
+    laplace = fitted(net, likelihoods.Gaussian(noise=noise), [(x, y)], prior_precision=precision)
+    chosen = laplace.tune_prior_precision(method="evidence")
+    best = float(laplace.log_evidence())
+    for factor in (0.5, 0.9, 1.1, 2.0):
+        laplace.set_prior_factor(chosen / precision * factor)
+        assert float(laplace.log_evidence()) <= best + 1e-3
+    before = fitted(net, likelihoods.Gaussian(noise=noise), [(x, y)], prior_precision=chosen)
+    laplace.set_prior_factor(chosen / precision)
+    torch.testing.assert_close(laplace.covariance_matrix(), before.covariance_matrix(), rtol=1e-9, atol=1e-12)
+
+
+def test_noise_by_evidence_is_a_fixed_point() -> None:
+    net, x, y, *_ = linear_regression()
+    laplace = fitted(net, likelihoods.Gaussian(noise=1.0), [(x, y)], prior_precision=1.0)
+    laplace.tune_prior_precision(method="evidence", noise=True)
+    noise = float(laplace.likelihood.noise.detach())
+    again = fitted(net, likelihoods.Gaussian(noise=noise), [(x, y)], prior_precision=1.0)
+    again.set_prior_factor(laplace.posterior.factor)
+    torch.testing.assert_close(laplace.covariance_matrix(), again.covariance_matrix(), rtol=1e-5, atol=1e-9)
+    torch.testing.assert_close(laplace.log_evidence(), again.log_evidence(), rtol=1e-5, atol=1e-6)
+    assert 0.1 < noise < 0.4  # the data's is 0.2
+
+
+# -- curvature ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", LIKELIHOODS)
+def test_ggn_is_the_hessian_of_the_linearized_model(name: str) -> None:
+    case = CASES["linear"]
+    net, x = case.network(torch.float64), case.batch(dtype=torch.float64)
+    y = targets_for(name, net(*x))
+    likelihood = LIKELIHOODS[name]
+    exact = hessian_of_linearized(net, x, y, likelihood.double(), name)
+    laplace = fitted(net, likelihood, [(x[0], y)], prior_precision=0.5)
+    eye = torch.eye(len(exact), dtype=torch.float64)
+    torch.testing.assert_close(laplace.posterior.curvature, exact, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(laplace.covariance_matrix(), torch.linalg.inv(exact + 0.5 * eye), rtol=1e-8, atol=1e-9)
+    diagonal = fitted(net, likelihood, [(x[0], y)], covariance="diagonal", prior_precision=0.5)
+    torch.testing.assert_close(diagonal.posterior.curvature, exact.diagonal(), rtol=1e-8, atol=1e-10)
+
+
+LEAVES = [case for case in CASES.values() if not case.training]
+
+
+@pytest.mark.parametrize("case", LEAVES, ids=lambda case: case.name)
+def test_ggn_for_each_kind_of_layer(case: Case) -> None:
+    net = case.network(torch.float64)
+    x = case.batch(dtype=torch.float64)
+    outputs = select_output(call(net, x), None)
+    y = torch.linspace(-1, 1, outputs.numel(), dtype=torch.float64).reshape(outputs.shape)
+    jacobian = dense_jacobian(net, x).flatten(0, 1)
+    exact = jacobian.T @ jacobian / 0.5
+    batch = {**x, "y": y} if isinstance(x, dict) else (x, y)
+    laplace = fitted(net, likelihoods.Gaussian(noise=0.5), [batch])
+    torch.testing.assert_close(laplace.posterior.curvature, exact, rtol=1e-8, atol=1e-10)
+    diagonal = fitted(net, likelihoods.Gaussian(noise=0.5), [batch], covariance="diagonal")
+    torch.testing.assert_close(diagonal.posterior.curvature, exact.diagonal(), rtol=1e-8, atol=1e-10)
+    size = max(1, len(exact) // 2)
+    some = fitted(net, likelihoods.Gaussian(noise=0.5), [batch], subnetwork.random(size, seed=1))
+    index = some.subset.flat()
+    torch.testing.assert_close(some.posterior.curvature, exact[index][:, index], rtol=1e-8, atol=1e-10)
+    closed = some.output_covariance(x)
+    rows = dense_jacobian(net, x)[..., index]
+    torch.testing.assert_close(closed, rows @ some.covariance_matrix() @ rows.mT, rtol=1e-7, atol=1e-9)
+    within = diagonal.output_covariance(x)
+    rows = dense_jacobian(net, x)
+    torch.testing.assert_close(within, (rows * diagonal.posterior.variances()) @ rows.mT, rtol=1e-7, atol=1e-9)
+
+
+def test_empirical_fisher() -> None:
+    case = CASES["linear"]
+    net, (x,) = case.network(torch.float64), case.batch(dtype=torch.float64)
+    y = torch.tensor([0, 1, 1])
+    laplace = fitted(net, likelihoods.Categorical(), [(x, y)], curvature="empirical")
+    total = torch.zeros(())
+    for row, label in zip(x, y, strict=True):
+        loss = nn.functional.cross_entropy(net(row[None]), label[None])
+        grad = torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(net.parameters()))])
+        total = total + torch.outer(grad, grad)
+    torch.testing.assert_close(laplace.posterior.curvature, total, rtol=1e-8, atol=1e-10)
+
+
+def test_positions_and_class_axis() -> None:
+    torch.manual_seed(0)
+    net = nn.Conv1d(2, 3, 1).double()
+    x, y = torch.randn(4, 2, 5, dtype=torch.float64), torch.randint(3, (4, 5))
+    likelihood = likelihoods.Categorical(class_axis=1)
+    laplace = fitted(net, likelihood, [(x, y)])
+    exact = hessian_of_linearized(net, (x,), y, likelihood, "categorical")
+    torch.testing.assert_close(laplace.posterior.curvature, exact, rtol=1e-8, atol=1e-10)
+
+
+def test_example_weights_count() -> None:
+    case = CASES["linear"]
+    net, (x,) = case.network(torch.float64), case.batch(dtype=torch.float64)
+    y = torch.tensor([0, 1, 1])
+    twice = fitted(net, likelihoods.Categorical(), [(torch.cat((x, x[:1])), torch.cat((y, y[:1])))])
+    weighted = fitted(net, likelihoods.Categorical(), [(x, y, torch.tensor([2.0, 1.0, 1.0]))])
+    torch.testing.assert_close(weighted.posterior.curvature, twice.posterior.curvature)
+    torch.testing.assert_close(weighted.log_evidence(), twice.log_evidence())
+
+
+@pytest.mark.parametrize("memory", ["1GiB", "2kB"])
+def test_memory_changes_nothing(memory: str) -> None:
+    case = CASES["conv2d"]
+    net, (x,) = case.network(torch.float64), case.batch(dtype=torch.float64)
+    y = net(x).detach() + 0.1
+    reference = fitted(net, likelihoods.Gaussian(noise=0.5), [(x, y)], covariance="diagonal")
+    other = fitted(net, likelihoods.Gaussian(noise=0.5), [(x, y)], covariance="diagonal", memory=memory)
+    torch.testing.assert_close(other.posterior.curvature, reference.posterior.curvature)
+    torch.testing.assert_close(other.predict(x).variance, reference.predict(x).variance)
+
+
+# -- Kronecker ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", LIKELIHOODS)
+def test_kronecker_is_exact_for_one_example(name: str) -> None:
+    case = CASES["linear"]
+    net, (x,) = case.network(torch.float64), case.batch(1, dtype=torch.float64)
+    y = targets_for(name, net(x))
+    likelihood = LIKELIHOODS[name]
+    whole = fitted(net, likelihood, [(x, y)])
+    kron = fitted(net, likelihood, [(x, y)], covariance="kronecker", prior_precision=0.3)
+    eye = torch.eye(whole.subset.size, dtype=torch.float64)
+    blocks = torch.block_diag(*[torch.ones(n, n) for n in (20, 12)]).double()
+    exact = torch.linalg.inv(whole.posterior.curvature * blocks + 0.3 * eye)
+    torch.testing.assert_close(kron.covariance_matrix(), exact, rtol=1e-8, atol=1e-8)
+    _check_kronecker(kron, net, x)
+
+
+def _check_kronecker(kron: Laplace, net: nn.Module, x: Tensor) -> None:
+    """Every way to use the covariance agrees with the dense matrix."""
+    dense = kron.covariance_matrix()
+    torch.testing.assert_close(kron.posterior.variances(), dense.diagonal(), rtol=1e-8, atol=1e-9)
+    rows = dense_jacobian(net, (x,))
+    torch.testing.assert_close(kron.output_covariance(x), rows @ dense @ rows.mT, rtol=1e-7, atol=1e-8)
+    flat = rows.flatten(0, 1)
+    torch.testing.assert_close(kron.output_covariance(x, joint=True), flat @ dense @ flat.T, rtol=1e-7, atol=1e-8)
+    prior = torch.logdet(kron.posterior.factor * torch.diag(kron.posterior.prior))
+    torch.testing.assert_close(kron.posterior.log_det_ratio(), -torch.logdet(dense) - prior, rtol=1e-7, atol=1e-8)
+    scaled = kron.posterior.rescaled(2.5)
+    draws = scaled.draw(40_000, torch.Generator().manual_seed(0))
+    exact = scaled.dense()
+    # the standard error of a covariance entry is at most sqrt(2 C_ii C_jj / n); n = 40000, k = 5
+    error = (2 * torch.outer(exact.diagonal(), exact.diagonal()) / 40_000).sqrt()
+    assert bool(((draws.T @ draws / 40_000 - exact).abs() < 5 * error).all())
+
+
+def test_kronecker_is_exact_for_many_where_all_above_is_linear() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).double()
+    x = torch.randn(7, 3, dtype=torch.float64)
+    y = torch.randn(7, 2, dtype=torch.float64)
+    names = ["0.weight", "0.bias"]
+    whole = fitted(net, likelihoods.Gaussian(noise=0.5), [(x, y)], names)
+    kron = fitted(net, likelihoods.Gaussian(noise=0.5), [(x[:3], y[:3]), (x[3:], y[3:])], names, "kronecker")
+    torch.testing.assert_close(kron.covariance_matrix(), whole.covariance_matrix(), rtol=1e-8, atol=1e-9)
+
+
+def test_kronecker_of_a_convolution() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten()).double()
+    x = torch.randn(1, 2, 3, 3, dtype=torch.float64)  # one output position
+    y = torch.randn(1, 3, dtype=torch.float64)
+    whole = fitted(net, likelihoods.Gaussian(noise=0.5), [(x, y)])
+    kron = fitted(net, likelihoods.Gaussian(noise=0.5), [(x, y)], covariance="kronecker")
+    torch.testing.assert_close(kron.covariance_matrix(), whole.covariance_matrix(), rtol=1e-8, atol=1e-9)
+    wide = torch.randn(
+        2, 2, 4, 4, dtype=torch.float64
+    )  # several positions: the dense matrix is the reference for all uses
+    other = fitted(net, likelihoods.Gaussian(noise=0.5), [(wide, net(wide).detach())], covariance="kronecker")
+    _check_kronecker(other, net, wide)
+
+
+def test_kronecker_with_norms_and_embeddings_is_diagonal_there() -> None:
+    case = CASES["keywords_to_dict"]
+    net, x = case.network(torch.float64), case.batch(dtype=torch.float64)
+    batch = {**x, "y": torch.tensor([0, 1, 2])}
+    kron = fitted(net, likelihoods.Categorical(), [batch], covariance="kronecker")
+    diagonal = fitted(net, likelihoods.Categorical(), [batch], covariance="diagonal")
+    places = kron.subset.split(torch.arange(kron.subset.size))
+    for name in ("embeddings.weight", "norm.weight", "norm.bias"):
+        inside = kron.covariance_matrix()[places[name]][:, places[name]]
+        torch.testing.assert_close(inside, torch.diag(diagonal.posterior.variances()[places[name]]))
+
+
+# -- subnetworks -------------------------------------------------------------------------------------------------------
+
+
+def problem() -> tuple[nn.Module, list[Any], Tensor]:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    x = torch.randn(20, 2, dtype=torch.float64)
+    return net, [(x, torch.randint(3, (20,)))], x
+
+
+def test_all_weights_is_the_full_posterior() -> None:
+    net, data, x = problem()
+    whole = fitted(net, likelihoods.Categorical(), data)
+    every = fitted(net, likelihoods.Categorical(), data, subnetwork.from_indices(torch.randperm(27)))
+    torch.testing.assert_close(every.covariance_matrix(), whole.covariance_matrix(), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(every.predict(x).probs, whole.predict(x).probs)
+    marginal = fitted(net, likelihoods.Categorical(), data, marginal=True)
+    torch.testing.assert_close(marginal.covariance_matrix(), whole.covariance_matrix(), rtol=1e-9, atol=1e-12)
+
+
+def test_conditional_and_marginal() -> None:
+    net, data, x = problem()
+    whole = fitted(net, likelihoods.Categorical(), data, prior_precision=0.7)
+    index = torch.tensor([0, 3, 5, 13, 20, 26])
+    marginal = fitted(
+        net, likelihoods.Categorical(), data, subnetwork.from_indices(index), prior_precision=0.7, marginal=True
+    )
+    exact = whole.covariance_matrix()[index][:, index]
+    torch.testing.assert_close(marginal.covariance_matrix(), exact, rtol=1e-9, atol=1e-12)
+    conditional = fitted(net, likelihoods.Categorical(), data, subnetwork.from_indices(index), prior_precision=0.7)
+    precision = torch.linalg.inv(whole.covariance_matrix())[index][:, index]
+    torch.testing.assert_close(conditional.covariance_matrix(), torch.linalg.inv(precision), rtol=1e-8, atol=1e-10)
+    rows = dense_jacobian(net, (x,))[..., index]
+    torch.testing.assert_close(marginal.output_covariance(x), rows @ exact @ rows.mT, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(
+        marginal.output_covariance(x, joint=True),
+        rows.flatten(0, 1) @ exact @ rows.flatten(0, 1).T,
+        rtol=1e-8,
+        atol=1e-10,
+    )
+    assert marginal.log_evidence() == pytest.approx(float(whole.log_evidence()), rel=1e-10)
+    for laplace in (marginal, conditional, whole):  # KL to the prior, by brute force
+        dense, index_of = laplace.covariance_matrix(), laplace.subset.flat()
+        mean = torch.cat([p.detach().flatten() for p in net.parameters()])[index_of]
+        q = torch.distributions.MultivariateNormal(mean, dense)
+        p = torch.distributions.MultivariateNormal(torch.zeros_like(mean), torch.eye(len(mean)).double() / 0.7)
+        torch.testing.assert_close(laplace.kl(), torch.distributions.kl_divergence(q, p), rtol=1e-8, atol=1e-8)
+
+
+def test_selectors() -> None:
+    net, data, _ = problem()
+    flat = torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
+    diagonal = fitted(net, likelihoods.Categorical(), data, covariance="diagonal")
+    chosen = {
+        "variance": (subnetwork.largest_variance(5), diagonal.posterior.variances().topk(5).indices.sort().values),
+        "magnitude": (subnetwork.largest_magnitude(5), flat.abs().topk(5).indices.sort().values),
+        "last": (subnetwork.last_layer(), torch.arange(12, 27)),
+        "names": (subnetwork.from_names(["0.bias"]), torch.arange(8, 12)),
+        "share": (subnetwork.largest_magnitude(0.2), flat.abs().topk(5).indices.sort().values),
+        "mask": (subnetwork.from_mask({"2.bias": torch.tensor([True, False, True])}), torch.tensor([24, 26])),
+    }
+    for selector, expected in chosen.values():
+        laplace = fitted(net, likelihoods.Categorical(), data, selector)
+        torch.testing.assert_close(laplace.subset.flat(), expected)
+    first, second = (fitted(net, likelihoods.Categorical(), data, subnetwork.random(6, seed=s)) for s in (1, 1))
+    torch.testing.assert_close(first.subset.flat(), second.subset.flat())
+
+
+def test_posterior_gap_is_the_squared_wasserstein_distance() -> None:
+    torch.manual_seed(0)
+    root = torch.randn(6, 6, dtype=torch.float64)
+    covariance = root @ root.T + 0.1 * torch.eye(6, dtype=torch.float64)
+    for mask in itertools.product([False, True], repeat=6):
+        chosen = torch.tensor(mask)
+        if not chosen.any():
+            continue
+        masked = covariance * torch.outer(chosen, chosen)
+        values, vectors = torch.linalg.eigh(covariance)
+        half = vectors @ torch.diag(values.sqrt()) @ vectors.T
+        inner = torch.linalg.eigvalsh(half @ masked @ half).clamp_min(0).sqrt().sum()
+        exact = covariance.trace() + masked.trace() - 2 * inner
+        gap = subnetwork.posterior_gap(covariance, chosen)
+        torch.testing.assert_close(gap, exact, rtol=1e-7, atol=1e-7)
+        torch.testing.assert_close(gap, covariance.diagonal()[~chosen].sum(), rtol=1e-7, atol=1e-7)
+
+
+def test_largest_variance_is_the_optimum_by_enumeration() -> None:
+    torch.manual_seed(1)
+    root = torch.randn(7, 7, dtype=torch.float64)
+    covariance = root @ root.T
+    gaps = {}
+    for chosen in itertools.combinations(range(7), 3):
+        mask = torch.zeros(7, dtype=torch.bool)
+        mask[list(chosen)] = True
+        gaps[chosen] = float(subnetwork.posterior_gap(covariance, mask))
+    best = tuple(sorted(covariance.diagonal().topk(3).indices.tolist()))
+    assert min(gaps, key=gaps.__getitem__) == best
+
+
+# -- prediction --------------------------------------------------------------------------------------------------------
+
+
+def test_probit_and_draws() -> None:
+    net, data, x = problem()
+    laplace = fitted(net, likelihoods.Categorical(), data, prior_precision=0.5)
+    prediction = laplace.predict(x)
+    covariance = laplace.output_covariance(x)
+    variance = covariance.diagonal(dim1=-2, dim2=-1)
+    exact = torch.softmax(net(x).detach() / (1 + math.pi / 8 * variance).sqrt(), dim=-1)
+    torch.testing.assert_close(prediction.probs, exact)
+    assert prediction.outputs.shape == (32, 20, 3)
+    assert bool((prediction.mutual_information >= 0).all())
+    torch.testing.assert_close(prediction.entropy, torch.special.entr(exact).sum(-1))
+
+
+@pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker"])
+def test_draws_of_the_linearized_model_have_its_moments(structure: Any) -> None:
+    net, data, x = problem()
+    laplace = fitted(net, likelihoods.Categorical(), data, covariance=structure)
+    outputs = laplace.predict(x, "linearized_mc", 20_000, generator=torch.Generator().manual_seed(0)).outputs
+    exact = laplace.output_covariance(x)
+    centered = outputs - net(x).detach()
+    found = torch.einsum("sbk,sbl->bkl", centered, centered) / 20_000
+    scale = exact.diagonal(dim1=-2, dim2=-1)
+    # the standard error of a covariance entry is at most sqrt(2 C_kk C_ll / n); n = 20000, k = 5
+    error = (2 * scale.unsqueeze(-1) * scale.unsqueeze(-2) / 20_000).sqrt()
+    assert bool(((found - exact).abs() < 5 * error).all())
+
+
+def test_network_draws_vary_the_subset_only() -> None:
+    net, data, x = problem()
+    laplace = fitted(net, likelihoods.Categorical(), data, subnetwork.from_indices([1, 2, 25]))
+    draws = laplace.draw(4, generator=torch.Generator().manual_seed(0))
+    assert set(draws.weights) == {"0.weight", "2.bias"}
+    changed = (draws.weights["0.weight"] != net[0].weight).reshape(4, -1)
+    assert changed[:, [1, 2]].all()
+    assert changed.sum() == 8
+    assert laplace.predict(x, "network_mc", 8).outputs.shape == (8, 20, 3)
+    again = laplace.draw(4, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(again.weights["2.bias"], draws.weights["2.bias"])
+
+
+def test_correlated_outputs_have_their_joint_density() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    x, y = torch.randn(9, 2, dtype=torch.float64), torch.randn(9, 2, dtype=torch.float64)
+    laplace = fitted(net, likelihoods.Gaussian(noise=0.2), [(x, y)])
+    covariance = laplace.output_covariance(x) + 0.2 * torch.eye(2).double()
+    exact = torch.distributions.MultivariateNormal(net(x).detach(), covariance).log_prob(y)
+    torch.testing.assert_close(laplace.predict(x).log_prob(y), exact)
+    lower, upper = laplace.predict(x).interval(0.9)
+    torch.testing.assert_close(laplace.predict(x).cdf(upper), torch.full_like(upper, 0.95), rtol=1e-6, atol=1e-8)
+    assert bool((lower < upper).all())
+
+
+def test_validation_picks_the_best_of_the_grid() -> None:
+    net, data, x = problem()
+    held = [(x[:10] + 0.3, data[0][1][:10])]
+    laplace = fitted(net, likelihoods.Categorical(), data, subnetwork.random(10))
+
+    def score(value: float) -> float:
+        other = fitted(net, likelihoods.Categorical(), data, subnetwork.random(10), prior_precision=value)
+        return float(other.predict(held[0][0]).log_prob(held[0][1]).mean())
+
+    grid = [1e-2, 1.0, 1e2]
+    chosen = laplace.tune_prior_precision(held, grid=grid, fine=False)
+    assert chosen == max(grid, key=score)
+    finer = laplace.tune_prior_precision(held, grid=grid)
+    assert score(finer) >= score(chosen) - 1e-12
+    direct = fitted(net, likelihoods.Categorical(), data, subnetwork.random(10), prior_precision=finer)
+    torch.testing.assert_close(laplace.covariance_matrix(), direct.covariance_matrix(), rtol=1e-8, atol=1e-10)
+
+
+def test_precision_per_layer() -> None:
+    net, data, _ = problem()
+    laplace = fitted(net, likelihoods.Categorical(), data, prior_precision={"0": 2.0, "*": 5.0})
+    whole = fitted(net, likelihoods.Categorical(), data)
+    prior = torch.cat((torch.full((12,), 2.0), torch.full((15,), 5.0))).double()
+    exact = torch.linalg.inv(whole.posterior.curvature + torch.diag(prior))
+    torch.testing.assert_close(laplace.covariance_matrix(), exact, rtol=1e-9, atol=1e-12)
+
+
+def test_the_network_is_not_changed() -> None:
+    net, data, x = problem()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    laplace = fitted(net, likelihoods.Categorical(), data)
+    laplace.predict(x)
+    assert all(parameter.requires_grad and parameter.grad is None for parameter in net.parameters())
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert not net[0]._forward_hooks
+    with torch.no_grad():
+        net[0].weight.zero_()
+    torch.testing.assert_close(laplace.network[0].weight, before["0.weight"])
+    assert bayesify.Laplace is Laplace
