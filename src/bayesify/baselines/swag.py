@@ -387,7 +387,7 @@ class SWAG:
         self.count = count
         for kind, values in moments.items():
             where = self._reference.device
-            setattr(self, kind, {name: value.to(where) for name, value in values.items()})
+            setattr(self, kind, {name: values[name].to(where) for name in self.weights if name in values})
 
     def __repr__(self) -> str:
         return f"SWAG({type(self.network).__name__}, {self.count} iterates, rank {self.rank}, scale {self.scale:g})"

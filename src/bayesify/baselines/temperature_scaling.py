@@ -267,10 +267,11 @@ def _minimize(loss: Any, what: str, points: int = 49, steps: int = 60) -> float:
         return math.exp(float(grid[best]))
     low, high = float(grid[best - 1]), float(grid[best + 1])
     for _ in range(steps):
-        middle = torch.tensor(0.5 * (low + high), dtype=torch.float64, requires_grad=True)
+        middle = 0.5 * (low + high)
+        point = torch.tensor(middle, dtype=torch.float64, requires_grad=True)
         with torch.enable_grad():
-            (slope,) = torch.autograd.grad(loss(middle), middle)
-        low, high = (float(middle), high) if slope < 0 else (low, float(middle))
+            (slope,) = torch.autograd.grad(loss(point), point)
+        low, high = (middle, high) if slope < 0 else (low, middle)
     return math.exp(0.5 * (low + high))
 
 
