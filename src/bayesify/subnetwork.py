@@ -147,10 +147,10 @@ class _Everything(_Names):
 class _Indices(Selector):
     def __init__(self, indices: Tensor | Sequence[int]) -> None:
         found = torch.as_tensor(indices)
+        if found.numel() == 0:
+            raise ValueError("subnetwork.from_indices: no indices; give at least one")
         if found.ndim != 1 or found.is_floating_point() or found.dtype == torch.bool:
             raise ValueError("subnetwork.from_indices: give a list of integers; from_mask takes a mask")
-        if len(found) == 0:
-            raise ValueError("subnetwork.from_indices: no indices; give at least one")
         if len(found.unique()) != len(found):
             raise ValueError("subnetwork.from_indices: an index appears twice; give each once")
         self.indices = found.long().cpu()

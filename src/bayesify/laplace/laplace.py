@@ -64,6 +64,8 @@ class Laplace:
         likelihood: A copy of the given one.
         subset: The chosen weights, after `fit`.
         posterior: The Gaussian over them, after `fit`.
+        data: Log-likelihood and count of the examples, after `fit`.
+        outputs_per_example: O, after `fit`.
 
     Raises:
         ValueError: If an argument is not one of these, a weight is frozen or missing, or dropout or batch normalization is
@@ -115,6 +117,7 @@ class Laplace:
         self.subset: Subset | None = None
         self.posterior: WeightCovariance | None = None
         self.data = curvatures.DataTerm()
+        self.outputs_per_example = 1
 
     # -- fitting ---------------------------------------------------------------------------------------------------
 
@@ -149,7 +152,7 @@ class Laplace:
             *next(split_rows(args, kwargs, 2))
         )
         self.likelihood.log_prob(point.outputs.detach(), first.rows(slice(0, 2)).y, has_draws=False)
-        self._outputs_per_example = point.outputs[0].numel()
+        self.outputs_per_example = point.outputs[0].numel()
         self.subset = Subset.of_flat(self.weights, self.selector.select(candidates).cpu())
         self.posterior = self._fit_covariance(self.subset, loader, batch, progress)
         return self
@@ -200,7 +203,7 @@ class Laplace:
         pieces = self._pieces(loader, self.weights, 0, batch, num_examples=num_examples)
         with showing(pieces, loader, "diagonal", progress):
             diagonal, _ = curvatures.diagonal_curvature(pieces, everything, self.likelihood, self.curvature)
-        prior = everything.split(self._prior(everything))
+        prior = everything.split(self.prior(everything))
         return {name: 1 / (diagonal[name] + prior[name]).reshape(weight.shape) for name, weight in self.weights.items()}
 
     def _fit_covariance(
@@ -212,13 +215,13 @@ class Laplace:
             pieces = self._pieces(loader, over.names, over.size, batch)
             with showing(pieces, loader, "curvature", progress):
                 total, self.data = curvatures.full_curvature(pieces, over, likelihood, kind)
-            whole = FullCovariance(over, total, self._prior(over))
+            whole = FullCovariance(over, total, self.prior(over))
             return MarginalCovariance(subset, whole) if self.marginal else whole
         if self.covariance == "diagonal":
             pieces = self._pieces(loader, subset.names, 0, batch)
             with showing(pieces, loader, "curvature", progress):
                 diagonal, self.data = curvatures.diagonal_curvature(pieces, subset, likelihood, kind)
-            return DiagonalCovariance(subset, torch.cat([diagonal[name] for name in subset.names]), self._prior(subset))
+            return DiagonalCovariance(subset, torch.cat([diagonal[name] for name in subset.names]), self.prior(subset))
         partial = [name for name in subset.names if not subset.is_whole(name)]
         if partial:
             raise ValueError(
@@ -228,9 +231,9 @@ class Laplace:
         pieces = self._pieces(loader, subset.names, 0, batch)
         with showing(pieces, loader, "curvature", progress):
             blocks, rest, self.data = curvatures.kronecker_curvature(pieces, subset, likelihood, kind)
-        return KroneckerCovariance(subset, blocks, rest, self._prior(subset))
+        return KroneckerCovariance(subset, blocks, rest, self.prior(subset))
 
-    def _prior(self, subset: Subset) -> Tensor:
+    def prior(self, subset: Subset) -> Tensor:
         """Prior precision of each chosen weight: [S]."""
         parts = []
         for name in subset.names:
@@ -247,7 +250,12 @@ class Laplace:
             parts.append(torch.full((subset.count(name),), float(value), dtype=self._dtype, device=self._device))
         return torch.cat(parts)
 
-    def _fitted(self) -> tuple[Subset, WeightCovariance]:
+    def fitted(self) -> tuple[Subset, WeightCovariance]:
+        """The chosen weights and the Gaussian over them.
+
+        Raises:
+            RuntimeError: Before `fit`.
+        """
         if self.subset is None or self.posterior is None:
             raise RuntimeError("Laplace: not fitted yet; call fit(loader) first")
         return self.subset, self.posterior
@@ -267,15 +275,15 @@ class Laplace:
         """
         if not isinstance(num_draws, int) or isinstance(num_draws, bool) or num_draws < 1:
             raise ValueError(f"num_draws={num_draws}; give an integer of at least 1")
-        subset, posterior = self._fitted()
+        subset, posterior = self.fitted()
         weights = subset.fill(posterior.draw(num_draws, generator), self._values)
         return Draws(self._runner, weights, self.kl().expand(num_draws))
 
     def kl(self) -> Tensor:
         r"""KL of the posterior over the chosen weights to their prior $\mathcal{N}(0, \lambda^{-1})$ in nats, a scalar."""
-        subset, posterior = self._fitted()
+        subset, posterior = self.fitted()
         mean = subset.take(self._values).to(self._dtype)
-        prior = posterior.factor * self._prior(subset)
+        prior = posterior.factor * self.prior(subset)
         trace = (prior * posterior.variances()).sum()
         log_det = posterior.log_det_ratio()
         if isinstance(posterior, MarginalCovariance):
@@ -285,7 +293,7 @@ class Laplace:
     @torch.no_grad()
     def covariance_matrix(self) -> Tensor:
         """The covariance over the chosen weights, ordered as `named_parameters()`, row-major within a weight: [S, S]."""
-        return self._fitted()[1].dense()
+        return self.fitted()[1].dense()
 
     @torch.no_grad()
     def log_evidence(self) -> Tensor:
@@ -296,7 +304,7 @@ class Laplace:
         The weights that are not chosen count as fixed. Exact for a linear model with Gaussian noise at its posterior mean, all
         weights chosen.
         """
-        subset, posterior = self._fitted()
+        subset, posterior = self.fitted()
         if isinstance(posterior, MarginalCovariance):
             subset = posterior.whole.subset
         return self._evidence(posterior, subset)
@@ -310,13 +318,13 @@ class Laplace:
         """Use another common factor on the prior precisions, relative to those given; the curvature stays."""
         if not (factor > 0 and math.isfinite(factor)):
             raise ValueError(f"Laplace: a factor of {factor} on the prior precision; give a positive number")
-        _, posterior = self._fitted()
+        _, posterior = self.fitted()
         self.posterior = posterior.rescaled(factor)
 
     @property
     def num_outputs(self) -> int:
         """Scalars that the data term is a sum over: examples times outputs."""
-        return self.data.num_data * self._outputs_per_example
+        return self.data.num_data * self.outputs_per_example
 
     @torch.no_grad()
     def set_noise(self, variance: float) -> None:
@@ -324,7 +332,7 @@ class Laplace:
         likelihood = self.likelihood
         if not isinstance(likelihood, Gaussian) or likelihood.noise.ndim:
             raise ValueError("Laplace: set_noise needs a Gaussian likelihood with one shared variance")
-        _, posterior = self._fitted()
+        _, posterior = self.fitted()
         if not isinstance(posterior, (FullCovariance, DiagonalCovariance)):
             raise ValueError("Laplace: set_noise needs covariance='full' or 'diagonal' without marginal=True")
         ratio = float(likelihood.noise.detach()) / variance
@@ -376,7 +384,7 @@ class Laplace:
         if method == "network_mc":
             outputs = self.draw(num_draws, generator=generator).outputs(args, kwargs, output=self.output, memory=budget)
             return self.likelihood.predictive(outputs)
-        subset, posterior = self._fitted()
+        subset, posterior = self.fitted()
         means, spreads = [], []
         offsets = posterior.draw(num_draws, generator) if method == "linearized_mc" else None
         for point in self._linearizations(args, kwargs, budget):
@@ -408,7 +416,7 @@ class Laplace:
         Returns:
             [B, O, O], or with `joint` [B O, B O], examples slowest.
         """
-        _, posterior = self._fitted()
+        _, posterior = self.fitted()
         args, kwargs = as_inputs(x)
         check_inputs(args, kwargs)
         budget = 2**62 if joint else self.memory
@@ -419,7 +427,7 @@ class Laplace:
         return found[0] if joint else torch.cat(found)
 
     def _linearizations(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], budget: int) -> Iterable[Linearization]:
-        subset, posterior = self._fitted()
+        subset, posterior = self.fitted()
         jacobians = Jacobians(self._runner, subset.names, output=self.output)
         if batch_size(args, kwargs) == 0:
             raise ValueError("predict: the batch is empty; give at least one example")

@@ -72,7 +72,7 @@ def tune_prior_precision(
         raise ValueError(f"tune_prior_precision: method={method!r}; give 'validation' or 'evidence'")
     if any(not (value > 0 and math.isfinite(value)) for value in grid) or not grid:
         raise ValueError(f"tune_prior_precision: grid={list(grid)}; give positive numbers")
-    laplace._fitted()
+    laplace.fitted()
     base = 1.0 if isinstance(laplace.prior_precision, dict) else laplace.prior_precision
     if method == "evidence":
         if noise:
@@ -104,7 +104,7 @@ def tune_prior_precision(
 
 
 def _evidence(laplace: Laplace, base: float) -> Callable[[list[float]], list[float]]:
-    subset, posterior = laplace._fitted()
+    subset, posterior = laplace.fitted()
     over = posterior.whole.subset if isinstance(posterior, MarginalCovariance) else subset
     if isinstance(posterior, FullCovariance) and len(posterior.prior) <= EIGEN_LIMIT:
         posterior.spectrum()
@@ -120,7 +120,7 @@ def _validation(
     batch: BatchReader | None,
     generator: torch.Generator | None,
 ) -> Callable[[list[float]], list[float]]:
-    posterior = laplace._fitted()[1]
+    posterior = laplace.fitted()[1]
     seed = int(torch.randint(2**31, (), generator=generator, device=generator.device if generator else None))
     batches = [read_batch(item, batch).to(laplace._device) for item in loader]
     if not batches:
@@ -177,7 +177,7 @@ def _fit_noise(laplace: Laplace, steps: int = 50) -> None:
     likelihood = laplace.likelihood
     if not isinstance(likelihood, Gaussian) or likelihood.noise.ndim:
         raise ValueError("tune_prior_precision: noise=True needs a Gaussian likelihood with one shared variance")
-    subset, posterior = laplace._fitted()
+    subset, posterior = laplace.fitted()
     if not isinstance(posterior, FullCovariance):
         raise ValueError("tune_prior_precision: noise=True needs covariance='full' without marginal=True")
     start = float(likelihood.noise.detach())

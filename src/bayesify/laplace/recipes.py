@@ -1,0 +1,66 @@
+"""How `laplace` and `subnetwork` train on a problem: to the maximum a posteriori, and then a posterior around it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from bayesify import subnetwork
+from bayesify.baselines.recipes import train_point
+from bayesify.laplace.covariances import full_bytes
+from bayesify.laplace.laplace import Laplace
+from bayesify.laplace.memory import parse_bytes
+from bayesify.likelihoods import Likelihood
+from bayesify.priors import Prior
+from bayesify.weights import catalog
+
+
+def fit_laplace(
+    net: nn.Module,
+    likelihood: Likelihood,
+    loader: Any,
+    *,
+    prior: Prior,
+    num_data: int,
+    epochs: int,
+    seed: int,
+    subset: Any = "all",
+    memory: int | str = "1GiB",
+) -> Laplace:
+    """A full covariance over all weights, Kronecker-factored where that is too large; see `bayesify.registry.Recipe`."""
+    trained = train_point(net, likelihood, loader, prior=prior, num_data=num_data, epochs=epochs, seed=seed)
+    point = trained.mean_network().eval()
+    known = catalog(point)
+    weights = {name: weight for name, weight in known.weights.items() if name not in known.refused}
+    total = sum(weight.numel for weight in weights.values())
+    dtype = next(point.parameters()).dtype
+    fits = subset != "all" or full_bytes(total, dtype) <= parse_bytes(memory)
+    stds = prior.bind(weights).draw(1).std
+    precisions = {name: float(std) ** -2 for name, std in stds.items()}
+    chosen = trained.likelihood or likelihood
+    laplace = Laplace(point, chosen, subset, "full" if fits else "kronecker", precisions, memory=memory)
+    return laplace.fit(loader)
+
+
+def fit_subnetwork(
+    net: nn.Module,
+    likelihood: Likelihood,
+    loader: Any,
+    *,
+    prior: Prior,
+    num_data: int,
+    epochs: int,
+    seed: int,
+    size: int | float = 0.3,
+    memory: int | str = "1GiB",
+) -> Laplace:
+    """A full covariance over the weights with the largest variances; see `bayesify.registry.Recipe`.
+
+    The default takes 30 % of the weights, at most 2,000.
+    """
+    total = sum(parameter.numel() for parameter in net.parameters() if parameter.requires_grad)
+    number = round(size * total) if isinstance(size, float) else size
+    selector = subnetwork.largest_variance(max(1, min(number, total, 2000)))
+    options: dict[str, Any] = {"prior": prior, "num_data": num_data, "epochs": epochs, "seed": seed, "memory": memory}
+    return fit_laplace(net, likelihood, loader, subset=selector, **options)

@@ -1,0 +1,198 @@
+"""Laplace as a user meets it: errors before long computations, storage, precision, processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bayesify
+from bayesify import Laplace, likelihoods, models, subnetwork
+from bayesify.laplace.memory import parse_bytes
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+def data(count: int = 20) -> list[tuple[Tensor, Tensor]]:
+    torch.manual_seed(1)
+    return [(torch.randn(count, 2), torch.randint(3, (count,)))]
+
+
+CATEGORICAL = likelihoods.Categorical()
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "not_a_module": (lambda: Laplace(3, CATEGORICAL), "give a torch.nn.Module"),  # type: ignore[arg-type]
+    "structure": (lambda: Laplace(network(), CATEGORICAL, covariance="dense"), "'full', 'diagonal' or 'kronecker'"),  # type: ignore[arg-type]
+    "curvature": (lambda: Laplace(network(), CATEGORICAL, curvature="hessian"), "'ggn' or 'empirical'"),  # type: ignore[arg-type]
+    "precision": (lambda: Laplace(network(), CATEGORICAL, prior_precision=0.0), "prior_precision=0.0; give a positive"),
+    "memory": (lambda: Laplace(network(), CATEGORICAL, memory="lots"), "such as '1GiB'"),
+    "no_likelihood": (lambda: Laplace(network(), None), "no likelihood"),  # type: ignore[arg-type]
+    "subset_name": (lambda: Laplace(network(), CATEGORICAL, "half"), "'all', 'last_layer'"),
+    "marginal": (
+        lambda: Laplace(network(), CATEGORICAL, covariance="diagonal", marginal=True),
+        "marginal covariance is full",
+    ),
+    "dropout": (lambda: Laplace(nn.Sequential(nn.Linear(2, 3), nn.Dropout()).train(), CATEGORICAL), r"net\.eval\(\)"),
+    "batch_norm": (
+        lambda: Laplace(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).train(), CATEGORICAL),
+        r"net\.eval\(\)",
+    ),
+    "empty": (lambda: subnetwork.from_indices([]), "give at least one"),
+    "size_zero": (lambda: subnetwork.largest_variance(0), "size=0"),
+    "share": (lambda: subnetwork.random(1.5), "a share is at most 1.0"),
+    "repeated": (lambda: subnetwork.from_indices([1, 1]), "appears twice"),
+    "too_large": (lambda: Laplace(network(), CATEGORICAL, subnetwork.random(40)).fit(data()), "39 trainable weights"),
+    "index": (
+        lambda: Laplace(network(), CATEGORICAL, subnetwork.from_indices([39])).fit(data()),
+        "index 39 is out of range",
+    ),
+    "unknown_name": (lambda: Laplace(network(), CATEGORICAL, ["1.weight"]).fit(data()), "no parameter '1.weight'"),
+    "empty_mask": (
+        lambda: Laplace(network(), CATEGORICAL, {"0.bias": torch.zeros(6, dtype=torch.bool)}).fit(data()),
+        "the mask is empty",
+    ),
+    "budget": (lambda: Laplace(network(), CATEGORICAL, memory=1000).fit(data()), "choose at most 9 weights"),
+    "not_fitted": (lambda: Laplace(network(), CATEGORICAL).predict(torch.randn(2, 2)), r"call fit\(loader\) first"),
+    "no_data": (lambda: Laplace(network(), CATEGORICAL).fit([]), "no examples"),
+    "no_target": (lambda: Laplace(network(), CATEGORICAL).fit([{"x": torch.randn(3, 2)}]), "no target"),
+    "labels": (lambda: Laplace(network(), CATEGORICAL).fit([(torch.randn(3, 2), torch.tensor([0, 1, 3]))]), "label 3"),
+    "nan": (
+        lambda: Laplace(network(), CATEGORICAL).fit([(torch.full((3, 2), torch.nan), torch.zeros(3).long())]),
+        "nan",
+    ),
+    "kronecker_part": (
+        lambda: Laplace(network(), CATEGORICAL, subnetwork.random(5), "kronecker").fit(data()),
+        "needs whole weights",
+    ),
+    "method": (lambda: Laplace(network(), CATEGORICAL).fit(data()).predict(torch.randn(2, 2), "mc"), "'network_mc'"),  # type: ignore[arg-type]
+    "no_validation": (
+        lambda: Laplace(network(), CATEGORICAL).fit(data()).tune_prior_precision(method="validation"),
+        "needs a loader",
+    ),
+    "unnamed_layer": (
+        lambda: Laplace(network(), CATEGORICAL, prior_precision={"0": 1.0}).fit(data()),
+        "nothing about 2.weight",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_errors_say_what_to_do(name: str) -> None:
+    action, words = WRONG[name]
+    with pytest.raises((ValueError, TypeError, RuntimeError), match=words):
+        action()
+
+
+def test_frozen_weights() -> None:
+    net = network()
+    net[0].weight.requires_grad_(False)
+    assert Laplace(net, CATEGORICAL).fit(data()).subset.names == ("0.bias", "2.weight", "2.bias")
+    with pytest.raises(ValueError, match="frozen"):
+        Laplace(net, CATEGORICAL, ["0.weight"]).fit(data())
+    with pytest.raises(ValueError, match="frozen"):
+        Laplace(net, CATEGORICAL, {"0.weight": torch.ones(6, 2, dtype=torch.bool)}).fit(data())
+
+
+def test_indefinite_precision_is_named() -> None:
+    laplace = Laplace(network(), CATEGORICAL).fit(data())
+    laplace.posterior.curvature.sub_(100 * torch.eye(39))
+    with pytest.raises(ValueError, match="not positive definite"):
+        laplace.covariance_matrix()
+
+
+def test_training_mode_is_fine_without_dropout_and_batch_norm() -> None:
+    net = network().train()
+    laplace = Laplace(net, CATEGORICAL).fit(data())
+    assert net.training
+    assert laplace.predict(torch.randn(2, 2)).probs.shape == (2, 3)
+
+
+def test_dicts_are_read_like_fit_reads_them() -> None:
+    x, y = data()[0]
+    plain = Laplace(network(), CATEGORICAL).fit([(x, y)])
+    named = Laplace(network(), CATEGORICAL).fit([{"x": x, "labels": y}])
+    torch.testing.assert_close(plain.covariance_matrix(), named.covariance_matrix())
+
+
+@pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker", "marginal"])
+def test_saving(structure: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"covariance": structure} if structure != "marginal" else {"marginal": True}
+    subset = "all" if structure == "kronecker" else subnetwork.random(9)
+    net, x = network(), torch.randn(5, 2)
+    laplace = Laplace(net, CATEGORICAL, subset, **options).fit(data())
+    laplace.tune_prior_precision(method="evidence")
+    bayesify.save(laplace, tmp_path / "model.safetensors")
+    loaded = bayesify.load(tmp_path / "model.safetensors", nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 3)))
+    assert isinstance(loaded, Laplace)
+    torch.testing.assert_close(loaded.predict(x).probs, laplace.predict(x).probs)
+    torch.testing.assert_close(loaded.covariance_matrix(), laplace.covariance_matrix())
+    torch.testing.assert_close(loaded.log_evidence(), laplace.log_evidence())
+    assert loaded.subset.names == laplace.subset.names
+
+
+def test_bfloat16_network() -> None:
+    net = network()
+    x, y = data()[0]
+    half = Laplace(net.bfloat16(), CATEGORICAL).fit([(x.bfloat16(), y)])
+    plain = Laplace(network(), CATEGORICAL).fit([(x, y)])
+    assert half.posterior.curvature.dtype == torch.float32
+    scale = plain.posterior.curvature.abs().max()
+    # bfloat16 has 8 bits: products of rounded activations and gradients are off by a few percent of the largest entry
+    assert (half.posterior.curvature - plain.posterior.curvature).abs().max() < 0.05 * scale
+
+
+def test_a_resnet_with_batch_norm() -> None:
+    torch.manual_seed(0)
+    net = models.resnet18(variant="cifar", num_classes=3).eval()
+    x, y = torch.randn(4, 3, 16, 16), torch.tensor([0, 1, 2, 0])
+    laplace = Laplace(net, CATEGORICAL, subnetwork.largest_variance(50, num_examples=2), memory="200MiB").fit([(x, y)])
+    assert laplace.subset.size == 50
+    assert laplace.predict(x).probs.shape == (4, 3)
+    last = Laplace(net, CATEGORICAL, "last_layer").fit([(x, y)])
+    assert last.subset.names == ("fc.weight", "fc.bias")
+
+
+def test_a_long_batch_is_reduced_under_the_budget() -> None:
+    laplace = Laplace(network(), CATEGORICAL).fit(data())
+    x = torch.randn(500, 2)
+    small = laplace.predict(x, memory="10kB")
+    torch.testing.assert_close(small.probs, laplace.predict(x).probs)
+    with pytest.raises(RuntimeError, match="exceed the memory budget"):
+        _ = small.mutual_information
+
+
+def test_bytes() -> None:
+    assert parse_bytes("1GiB") == 2**30
+    assert parse_bytes("1.5 MB") == 1_500_000
+    assert parse_bytes(7) == 7
+
+
+def _part(rank: int, port: int, folder: str) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    x, y = data()[0]
+    parts = [(x[rank::2], y[rank::2])]
+    for structure in ("full", "diagonal", "kronecker"):
+        laplace = Laplace(network(), CATEGORICAL, covariance=structure).fit(parts)
+        if rank == 0:
+            torch.save((laplace.covariance_matrix(), laplace.log_evidence()), Path(folder) / f"{structure}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_two_processes_add_up(tmp_path: Path) -> None:
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(_part, args=(port, str(tmp_path)), nprocs=2)
+    for structure in ("full", "diagonal", "kronecker"):
+        alone = Laplace(network(), CATEGORICAL, covariance=structure).fit(data())
+        covariance, evidence = torch.load(tmp_path / f"{structure}.pt")
+        torch.testing.assert_close(covariance, alone.covariance_matrix(), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(evidence, alone.log_evidence(), rtol=1e-4, atol=1e-4)
