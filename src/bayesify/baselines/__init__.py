@@ -1,5 +1,6 @@
 """Methods that the papers compare with."""
 
+from bayesify.baselines.ensemble_members import fit_members
 from bayesify.baselines.fixed_draws import FixedDraws
 from bayesify.baselines.noisy_kfac import NoisyKFAC
 from bayesify.baselines.nuts import nuts
@@ -9,7 +10,7 @@ from bayesify.baselines.temperature_scaling import TemperatureScaling
 from bayesify.baselines.vogn import VOGN
 from bayesify.registry import Method, register
 
-__all__ = ["SWAG", "VOGN", "FixedDraws", "NoisyKFAC", "TemperatureScaling", "nuts"]
+__all__ = ["SWAG", "VOGN", "FixedDraws", "NoisyKFAC", "TemperatureScaling", "fit_members", "nuts"]
 
 register(Method("swag", "SWAG", "Maddox et al. 2019", "(K + 2) P", fit=fit_swag, options={"learning_rate": 1e-3}))
 register(Method("vogn", "VOGN", "Khan et al. 2018", "2 P", fit=fit_vogn, options={"learning_rate": 1.0}))
