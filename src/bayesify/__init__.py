@@ -5,8 +5,20 @@ bayesify.fit(bnn, train_loader, epochs=10)
 bnn.predict(x).probs
 """
 
-from bayesify import baselines, datasets, likelihoods, metrics, models, posteriors, priors, subnetwork, transforms
+from bayesify import (
+    baselines,
+    datasets,
+    function_space,
+    likelihoods,
+    metrics,
+    models,
+    posteriors,
+    priors,
+    subnetwork,
+    transforms,
+)
 from bayesify.draws import Draw, Draws
+from bayesify.function_space import Box, FunctionSpaceVI
 from bayesify.history import History
 from bayesify.laplace import Laplace
 from bayesify.network import BayesianNetwork, bayesianize
@@ -20,9 +32,11 @@ from bayesify.weights import count_parameters
 
 __all__ = [
     "BayesianNetwork",
+    "Box",
     "ClassificationPredictive",
     "Draw",
     "Draws",
+    "FunctionSpaceVI",
     "History",
     "KLSchedule",
     "Laplace",
@@ -34,6 +48,7 @@ __all__ = [
     "count_parameters",
     "datasets",
     "fit",
+    "function_space",
     "likelihoods",
     "load",
     "metrics",

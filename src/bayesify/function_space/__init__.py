@@ -1,0 +1,33 @@
+"""Variational inference with a prior over functions."""
+
+from bayesify.function_space.contexts import Box, Context, Jittered, Loader, Mixture
+from bayesify.function_space.priors import Constant, FunctionPrior, GaussianProcess, NeuralTangent
+from bayesify.function_space.recipe import fit_function_space
+from bayesify.function_space.storing import UnknownPrior
+from bayesify.function_space.variational import FunctionSpaceVI
+from bayesify.registry import Method, register
+
+__all__ = [
+    "Box",
+    "Constant",
+    "Context",
+    "FunctionPrior",
+    "FunctionSpaceVI",
+    "GaussianProcess",
+    "Jittered",
+    "Loader",
+    "Mixture",
+    "NeuralTangent",
+    "UnknownPrior",
+]
+
+register(
+    Method(
+        "function_space",
+        "Function-space VI",
+        "Rudner et al. 2021",
+        "2 P",
+        fit=fit_function_space,
+        aliases=("fsvi",),
+    )
+)

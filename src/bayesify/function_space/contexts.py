@@ -1,0 +1,319 @@
+"""Context inputs: where the variational process is held against the prior over functions, drawn anew at each step."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from bayesify.batches import read_batch
+from bayesify.inputs import as_inputs
+from bayesify.maths.noise import standard_normal
+from bayesify.posteriors.base import check_count
+
+IMAGE_RANGE = (0.0, 1.0)
+"""Pixel values that a box spans if no others are given."""
+
+
+class Context(ABC):
+    """A distribution over inputs of a network.
+
+    A subclass writes `draw`; `n` says how many inputs it gives.
+    """
+
+    name: ClassVar[str]
+    n: int
+
+    @abstractmethod
+    def draw(self, x: Any, generator: torch.Generator | None = None) -> Any:
+        """Inputs for the network.
+
+        Args:
+            x: A batch of training inputs, for shape, type and device.
+            generator: Source of randomness.
+
+        Returns:
+            n inputs in the form of `x`.
+        """
+
+    def config(self) -> dict[str, Any]:
+        """What it is as plain data; inputs that it holds are left out."""
+        return {"name": self.name, "n": self.n}
+
+
+class Box(Context):
+    """Inputs uniform in a box (the paper's choice, appendix 3).
+
+    Args:
+        low: Lower end: a number for all features, or a tensor in the shape of one input. Left out, the box is that of image
+            pixels, 0 to 1, and inputs must be images.
+        high: Upper end.
+        n: How many inputs.
+
+    Raises:
+        ValueError: If `low` is not below `high`, only one of them is given, or `n` is below 1.
+    """
+
+    name = "box"
+
+    def __init__(self, low: float | Sequence[float] | Tensor | None = None, high: Any = None, n: int = 10) -> None:
+        check_count("Box", n=n)
+        if (low is None) != (high is None):
+            raise ValueError("Box: only one end is given; give low and high, or neither for images")
+        self.for_images = low is None
+        ends = IMAGE_RANGE if low is None else (low, high)
+        self.low, self.high = (torch.as_tensor(end, dtype=torch.float64).detach().cpu() for end in ends)
+        if not bool(torch.isfinite(self.low).all() & torch.isfinite(self.high).all()):
+            raise ValueError(f"Box: low={low}, high={high}; give finite numbers")
+        try:
+            below = bool((self.low < self.high).all())
+        except RuntimeError:
+            raise ValueError(
+                f"Box: low has shape {tuple(self.low.shape)} and high {tuple(self.high.shape)}; give both in one shape"
+            ) from None
+        if not below:
+            raise ValueError(f"Box: low={low} is not below high={high}; exchange them")
+        self.n = n
+
+    @classmethod
+    def around(cls, x: Tensor, widths: float = 2.0, n: int = 10) -> Box:
+        """A box that goes beyond training inputs [N, ...] on every side by so many times their range."""
+        flat = x.detach().double()
+        low, high = flat.amin(0), flat.amax(0)
+        margin = widths * (high - low).clamp_min(torch.finfo(torch.float32).eps)
+        return cls(low - margin, high + margin, n)
+
+    def draw(self, x: Any, generator: torch.Generator | None = None) -> Any:
+        """Uniform numbers in the shape of one input."""
+        (like,), kwargs = _single(x, "Box")
+        shape = like.shape[1:]
+        if self.for_images and len(shape) != 3:
+            raise ValueError(
+                f"Box: inputs are {list(like.shape)}, not images [B, C, H, W], so that 0 to 1 need not be their range; "
+                "give low and high, or Box.around(x)"
+            )
+        try:
+            low, width = (end.to(like).expand(shape) for end in (self.low, self.high - self.low))
+        except RuntimeError:
+            size = list(torch.broadcast_shapes(self.low.shape, self.high.shape))
+            raise ValueError(
+                f"Box: its ends have shape {size}, inputs {list(shape)}; give numbers or that shape"
+            ) from None
+        place = generator.device if generator is not None else like.device
+        dtype = like.dtype if like.is_floating_point() else torch.float32
+        uniform = torch.rand((self.n, *shape), generator=generator, device=place, dtype=dtype).to(like.device)
+        return _like(x, kwargs, torch.addcmul(low, width, uniform))
+
+    def config(self) -> dict[str, Any]:
+        """Its ends and its size."""
+        ends = {} if self.for_images else {"low": _plain(self.low), "high": _plain(self.high)}
+        return {"name": self.name, **ends, "n": self.n}
+
+
+class Stored(Context):
+    """Inputs that are held in memory and drawn from at random; the base of `Loader` and `Jittered`.
+
+    Args:
+        source: A tensor of inputs [N, ...], or a loader.
+        n: How many inputs a draw gives.
+        keep: How many inputs of a loader are held: the first so many.
+
+    Raises:
+        ValueError: If a count is below 1.
+    """
+
+    def __init__(self, source: Any, n: int = 10, keep: int = 10_000) -> None:
+        check_count(type(self).__name__, n=n, keep=keep)
+        self.source, self.n, self.keep = source, n, keep
+        self._held: Tensor | None = None
+
+    @property
+    def held(self) -> Tensor:
+        """The inputs, [N, ...]; a loader is read when they are first asked for.
+
+        Raises:
+            ValueError: If there are none.
+        """
+        if self._held is None:
+            held = self.source.detach() if isinstance(self.source, Tensor) else self._read(self.source)
+            if held.ndim == 0 or held.shape[0] == 0:
+                raise ValueError(f"{type(self).__name__}: the source holds no inputs; give at least one")
+            self._held = held
+        return self._held
+
+    def _read(self, loader: Iterable[Any]) -> Tensor:
+        with torch.random.fork_rng(devices=[]):  # a loader that shuffles does not move the caller's generator
+            parts = list(_until(map(self._inputs, loader), self.keep))
+        if not parts:
+            raise ValueError(f"{type(self).__name__}: the loader yields no batches; give one with data")
+        return torch.cat(parts)[: self.keep]
+
+    def _inputs(self, batch: Any) -> Tensor:
+        x = batch if isinstance(batch, Tensor) else read_batch(batch).x if len(batch) > 1 else batch[0]
+        (inputs,), _ = _single(x, type(self).__name__)
+        return inputs.detach()
+
+    def draw(self, x: Any, generator: torch.Generator | None = None) -> Any:
+        """Rows at random, each at most once while there are enough."""
+        (like,), kwargs = _single(x, type(self).__name__)
+        held = self.held
+        if held.shape[1:] != like.shape[1:]:
+            raise ValueError(
+                f"{type(self).__name__}: context inputs are {list(held.shape[1:])} and training inputs "
+                f"{list(like.shape[1:])}; give inputs of the same shape"
+            )
+        place = generator.device if generator is not None else "cpu"
+        if self.n <= held.shape[0]:
+            index = torch.randperm(held.shape[0], generator=generator, device=place)[: self.n]
+        else:
+            index = torch.randint(held.shape[0], (self.n,), generator=generator, device=place)
+        if held.device != like.device:
+            held = self._held = held.to(like.device)
+        found = held[index.to(held.device)].to(like.dtype)
+        return _like(x, kwargs, self.change(found, generator))
+
+    def change(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
+        """What becomes of the rows; nothing here."""
+        return inputs
+
+
+class Loader(Stored):
+    """Inputs of another dataset, such as images of another kind.
+
+    Args:
+        source: A loader, whose first `keep` inputs are held in memory and read when first needed, or a tensor of inputs.
+        n: How many inputs a draw gives.
+        keep: How many are held.
+
+    Raises:
+        ValueError: If a count is below 1.
+    """
+
+    name = "loader"
+
+
+class Jittered(Stored):
+    """Training inputs under Gaussian noise.
+
+    Args:
+        source: Training inputs, a tensor [N, ...] or a loader.
+        std: Standard deviation of the noise.
+        n: How many inputs a draw gives.
+        keep: How many inputs of a loader are held.
+
+    Raises:
+        ValueError: If a count is below 1 or `std` is not positive.
+    """
+
+    name = "jittered"
+
+    def __init__(self, source: Any, std: float, n: int = 10, keep: int = 10_000) -> None:
+        super().__init__(source, n, keep)
+        if not (std > 0 and math.isfinite(std)):
+            raise ValueError(f"Jittered: std={std}; give a positive number")
+        self.std = std
+
+    def change(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Adds the noise."""
+        noise = standard_normal(inputs.numel(), inputs, generator).view(inputs.shape)
+        return torch.add(inputs, noise, alpha=self.std)
+
+    def config(self) -> dict[str, Any]:
+        """With its noise."""
+        return {**super().config(), "std": self.std}
+
+
+class Mixture(Context):
+    """Inputs of several contexts side by side at each step.
+
+    Args:
+        contexts: Two or more.
+
+    Raises:
+        ValueError: If there are fewer.
+    """
+
+    name = "mixture"
+
+    def __init__(self, *contexts: Context) -> None:
+        if len(contexts) < 2:
+            raise ValueError(f"Mixture: {len(contexts)} contexts; give at least two")
+        self.contexts = contexts
+        self.n = sum(context.n for context in contexts)
+
+    def draw(self, x: Any, generator: torch.Generator | None = None) -> Any:
+        """The draws of all of them, one after the other."""
+        _, kwargs = _single(x, "Mixture")
+        parts = [as_inputs(context.draw(x, generator)) for context in self.contexts]
+        found = torch.cat([next(iter((*args, *named.values()))) for args, named in parts])
+        return _like(x, kwargs, found)
+
+    def config(self) -> dict[str, Any]:
+        """All of them."""
+        return {"name": self.name, "contexts": [context.config() for context in self.contexts]}
+
+
+class Unknown(Context):
+    """The place of a context that was not stored with its model; drawing from it says so.
+
+    Args:
+        was: What it was, as plain data.
+    """
+
+    name = "unknown"
+
+    def __init__(self, was: Any) -> None:
+        self.was, self.n = was, int(was.get("n", 1)) if isinstance(was, dict) else 1
+
+    def draw(self, x: Any, generator: torch.Generator | None = None) -> Any:
+        """Raises `ValueError`."""
+        raise ValueError(
+            f"FunctionSpaceVI: the context ({self.was}) holds inputs that are not in the file; set model.context to train on"
+        )
+
+    def config(self) -> dict[str, Any]:
+        """What it was."""
+        return dict(self.was)
+
+
+def restore_context(config: dict[str, Any]) -> Context:
+    """A context from its plain data; one that holds inputs comes back as `Unknown`."""
+    if config["name"] == "box":
+        return Box(config.get("low"), config.get("high"), config["n"])
+    if config["name"] == "mixture":
+        parts = [restore_context(part) for part in config["contexts"]]
+        return Mixture(*parts) if not any(isinstance(part, Unknown) for part in parts) else Unknown(config)
+    return Unknown(config)
+
+
+def _single(x: Any, owner: str) -> tuple[tuple[Tensor], str | None]:
+    """The one input tensor of a batch, and its name if it is given by name."""
+    args, kwargs = as_inputs(x)
+    if len(args) + len(kwargs) != 1 or not all(isinstance(value, Tensor) for value in (*args, *kwargs.values())):
+        raise ValueError(
+            f"{owner}: the network takes several inputs, this context gives one tensor; write a Context of your own"
+        )
+    return ((args[0],), None) if args else ((next(iter(kwargs.values())),), next(iter(kwargs)))
+
+
+def _like(x: Any, key: str | None, found: Tensor) -> Any:
+    if key is not None:
+        return {key: found}
+    return found if isinstance(x, Tensor) else type(x)([found])
+
+
+def _until(parts: Iterator[Tensor], count: int) -> Iterator[Tensor]:
+    held = 0
+    for part in parts:
+        yield part
+        held += part.shape[0]
+        if held >= count:
+            return
+
+
+def _plain(end: Tensor) -> Any:
+    return float(end) if end.ndim == 0 else end

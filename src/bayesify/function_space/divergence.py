@@ -1,0 +1,86 @@
+"""KL divergences between Gaussians over function values, and what to do where a covariance has no inverse."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+
+JITTER = {torch.float64: 1e-10, torch.float32: 1e-5}
+"""Share of the mean variance that is added where a covariance is not of full rank, by arithmetic."""
+
+
+def diagonal_kl(mean: Tensor, variance: Tensor, prior_mean: Tensor, prior_variance: Tensor) -> Tensor:
+    r"""KL between products of Gaussians, summed over all entries, in nats.
+
+    $$ \sum \tfrac12 \log\frac{S_0}{T} + \frac{T + (f - \mu_0)^2}{2 S_0} - \tfrac12 $$
+
+    This is what line 5 of the paper's algorithm 1 stands for; as printed there it is not a divergence.
+    """
+    spread = variance / prior_variance
+    return 0.5 * (spread - spread.log() + (mean - prior_mean).square() / prior_variance - 1).sum()
+
+
+def dense_kl(
+    mean: Tensor, covariance: Tensor, prior_mean: Tensor, prior_covariance: Tensor, jitter: float | None = None
+) -> Tensor:
+    r"""KL between Gaussians with dense covariances, summed over leading axes, in nats.
+
+    It is finite only where q's covariance has full rank. Where it has not, in the arithmetic at hand, the same share of their
+    mean variances is added to the diagonals of both covariances, and a warning says so once.
+
+    Args:
+        mean: [..., n].
+        covariance: [..., n, n].
+        prior_mean: [..., n].
+        prior_covariance: [..., n, n].
+        jitter: A share that is always added; `JITTER` where needed if left out.
+
+    Raises:
+        ValueError: If a covariance has no Cholesky factor even so.
+    """
+    if jitter is not None:
+        factor = _factorize(covariance, jitter, "the linearized network's")
+        prior_factor = _factorize(prior_covariance, jitter, "the prior's")
+    elif bool(_has_full_rank(covariance) & _has_full_rank(prior_covariance)):
+        factor, prior_factor = torch.linalg.cholesky(covariance), torch.linalg.cholesky(prior_covariance)
+    else:
+        share = JITTER.get(covariance.dtype, 1e-5)
+        warnings.warn(
+            f"function_kl: a covariance of {mean.shape[-1]} function values is not of full rank; {share:g} of the mean "
+            "variance is added to both (give jitter=, other context inputs, or covariance='diagonal')",
+            stacklevel=4,
+        )
+        factor = _factorize(covariance, share, "the linearized network's")
+        prior_factor = _factorize(prior_covariance, share, "the prior's")
+    scaled = torch.linalg.solve_triangular(prior_factor, factor, upper=False)
+    shift = torch.linalg.solve_triangular(prior_factor, (mean - prior_mean).unsqueeze(-1), upper=False)
+    log_det = _log_diagonal(prior_factor) - _log_diagonal(factor)
+    return 0.5 * (scaled.square().sum() + shift.square().sum() - mean.numel()) + log_det.sum()
+
+
+def _log_diagonal(factor: Tensor) -> Tensor:
+    return factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
+@torch.no_grad()
+def _has_full_rank(covariance: Tensor) -> Tensor:
+    """Whether all Cholesky pivots stand above rounding."""
+    factor, failed = torch.linalg.cholesky_ex(covariance)
+    pivots = factor.diagonal(dim1=-2, dim2=-1).square()
+    size = covariance.diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True)
+    floor = 10 * covariance.shape[-1] * torch.finfo(covariance.dtype).eps * size
+    return (failed == 0).all() & (pivots > floor).all()
+
+
+def _factorize(covariance: Tensor, jitter: float, whose: str) -> Tensor:
+    diagonal = covariance.diagonal(dim1=-2, dim2=-1)
+    added = jitter * diagonal.mean(-1, keepdim=True).expand(diagonal.shape)
+    factor, failed = torch.linalg.cholesky_ex(covariance + torch.diag_embed(added))
+    if bool((failed != 0).any()):
+        raise ValueError(
+            f"function_kl: {whose} covariance at the context inputs has no Cholesky factor with jitter={jitter:g}; repeated "
+            "context inputs or too many of them? give fewer, a larger jitter, or covariance='diagonal'"
+        )
+    return factor

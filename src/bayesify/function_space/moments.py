@@ -1,0 +1,222 @@
+"""Covariances of a linearized network's outputs under independent Gaussian weights, without a Jacobian over all weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from bayesify.jacobians import Gradients, Jacobians
+from bayesify.jacobians.rules import LookupRule, widen
+from bayesify.jacobians.trace import Use
+
+Covariance = Literal["diagonal", "full", "joint", "example"]
+
+
+def output_covariance(
+    jacobians: Jacobians, gradients: Gradients, variances: Mapping[str, Tensor], kind: Covariance, memory: int
+) -> Tensor:
+    r"""Entries of $J \operatorname{diag}(\sigma^2) J^\top$ for K vectors and B examples, added up layer by layer.
+
+    For a linear layer that is applied once per example the diagonal is $(g^2)^\top \sigma^2 a^2$; where it is applied at
+    several positions, and for convolutions, $\sum_{ij} \sigma^2_{ij} (\sum_t g_{ti} a_{tj})^2$, some outputs of the layer at a
+    time. The other forms take products of such sums. Differentiable by everything that comes in; what is cut into pieces is
+    computed again on the way back instead of being kept.
+
+    Args:
+        jacobians: What the gradients belong to.
+        gradients: $v_{kb}^\top J_b$.
+        variances: $\sigma^2$ by name, each in the weight's shape.
+        kind: Which entries; see below.
+        memory: Bytes that products of gradients and inputs may take at a time.
+
+    Returns:
+        `"diagonal"`: [K, B]. `"full"`: between examples, [K, B, B]. `"example"`: between vectors, [B, K, K]. `"joint"`: between
+        all of them, examples slowest, [B K, B K].
+    """
+    terms = [
+        term
+        for name in jacobians.names
+        for term in _of_weight(jacobians, gradients, name, variances[name], kind, memory)
+    ]
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
+
+
+def _of_weight(
+    jacobians: Jacobians, gradients: Gradients, name: str, variance: Tensor, kind: Covariance, memory: int
+) -> Iterator[Tensor]:
+    variance = widen(variance)
+    uses = jacobians.uses(name)
+    calls = gradients.calls(name)
+    if len(calls) == 1 and uses[0].leaf == "weight":
+        rule, kept, g = calls[0]
+        if rule.has_factors:
+            factors = rule.factors(kept, g)
+            assert factors is not None
+            yield from _of_linear_map(*factors, variance.reshape(variance.shape[0], -1), kind, memory)
+            return
+        if isinstance(rule, LookupRule):
+            yield from _of_table(rule, kept, g, variance, kind, memory)
+            return
+    if uses and not calls:  # the outputs do not depend on it
+        yield contribution(gradients.dense(name).flatten(2), variance.flatten(), kind)
+        return
+    yield from _of_dense(gradients, uses, name, variance, kind, memory)
+
+
+def _of_dense(
+    gradients: Gradients, uses: Sequence[Use], name: str, variance: Tensor, kind: Covariance, memory: int
+) -> Iterator[Tensor]:
+    """From gradients by every entry of a weight: for small ones, several uses of one weight, and layers without a rule."""
+    flat = variance.flatten()
+    calls = [(use, kept, g) for use in uses for kept, g in gradients.calls_of(use.rule)]
+    if not calls:
+        yield contribution(gradients.dense(name).flatten(2), flat, kind)
+        return
+    rows, size = gradients.shape[0] * gradients.shape[1], flat.numel()
+    pieces = _pieces(size, rows * flat.element_size(), memory)
+
+    def dense() -> Tensor:
+        found: Any = sum(use.rule.dense(use.leaf, kept, g) for use, kept, g in calls)
+        return found.flatten(2)
+
+    if len(pieces) == 1:
+        yield contribution(dense(), flat, kind)
+        return
+    for piece in pieces:
+        index = torch.arange(piece.start, piece.stop, device=flat.device)
+
+        def part(*tensors: Tensor, index: Tensor = index) -> Tensor:
+            found: Any = sum(
+                use.rule.columns(use.leaf, tensors[2 * place], tensors[2 * place + 1], index)
+                for place, (use, _, _) in enumerate(calls)
+            )
+            return contribution(found, tensors[-1], kind)
+
+        given = [tensor for _, kept, g in calls for tensor in (kept, g)]
+        yield _again(part, *given, flat[piece])
+
+
+def _of_linear_map(a: Tensor, g: Tensor, variance: Tensor, kind: Covariance, memory: int) -> Iterator[Tensor]:
+    """From inputs [B, T, d_in] and gradients [K, B, T, d_out] of a map with weights of variance [d_out, d_in]."""
+    once = a.shape[1] == 1
+    if kind == "diagonal" and once:
+        yield (g[:, :, 0].square() * (a[:, 0].square() @ variance.T)).sum(-1)
+        return
+    rows, inputs = g.shape[0] * g.shape[1], a.shape[-1]
+    pieces = _pieces(variance.shape[0], rows * inputs * a.element_size(), memory)
+    if kind == "diagonal":
+        yield _SquaredSums.apply(g, a, variance, pieces)
+        return
+    for piece in pieces:
+
+        def part(g: Tensor, a: Tensor, variance: Tensor) -> Tensor:
+            return contribution(_products(g, a).flatten(2), variance.flatten(), kind)
+
+        given = (g[..., piece], a, variance[piece])
+        yield part(*given) if len(pieces) == 1 else _again(part, *given)
+
+
+def _of_table(
+    rule: LookupRule, kept: Tensor, g: Tensor, variance: Tensor, kind: Covariance, memory: int
+) -> Iterator[Tensor]:
+    """From the rows of an embedding table that were looked up; the others have no part."""
+    words, place = kept.unique(return_inverse=True)
+    g = rule._without_padding(kept, g)  # [K, B, T, D]
+    rows, size = g.shape[0] * g.shape[1], g.shape[-1]
+    pieces = _pieces(size, rows * len(words) * g.element_size(), memory)
+
+    def part(g: Tensor, variance: Tensor) -> Tensor:
+        table = g.new_zeros(*g.shape[:2], len(words), g.shape[-1])
+        table = table.scatter_add(2, place.unsqueeze(-1).expand(g.shape), g)
+        return contribution(table.flatten(2), variance.flatten(), kind)
+
+    for piece in pieces:
+        given = (g[..., piece], variance[words][:, piece])
+        yield part(*given) if len(pieces) == 1 else _again(part, *given)
+
+
+def contribution(rows: Tensor, variance: Tensor, kind: Covariance) -> Tensor:
+    """Products of gradients [K, B, p], weighted by variances [p]; see `output_covariance` for the result."""
+    if kind == "diagonal":
+        return rows.square() @ variance
+    if kind == "joint":
+        rows = rows.movedim(1, 0).flatten(0, 1)
+    elif kind == "example":
+        rows = rows.movedim(1, 0)
+    return (rows * variance) @ rows.transpose(-1, -2)
+
+
+def _products(g: Tensor, a: Tensor) -> Tensor:
+    """`sum_t g[k, b, t, i] a[b, t, j]`: [K, B, i, j]."""
+    if a.shape[1] == 1:
+        return g[:, :, 0].unsqueeze(-1) * a[:, 0].unsqueeze(-2)
+    vectors = g.shape[0]
+    product = g.permute(1, 0, 3, 2).flatten(1, 2) @ a  # [B, K i, j]
+    return product.unflatten(1, (vectors, -1)).movedim(1, 0)
+
+
+def _pieces(size: int, bytes_each: int, memory: int) -> list[slice]:
+    """Slices of `size` entries, each of which makes so many bytes; half of the budget is for what comes of them."""
+    step = max(1, memory // max(1, 2 * bytes_each))
+    return [slice(start, min(start + step, size)) for start in range(0, size, step)]
+
+
+def _again(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """A result whose intermediate ones are computed again on the way back."""
+    if not torch.is_grad_enabled():
+        return function(*tensors)
+    found: Tensor = checkpoint(function, *tensors, use_reentrant=False, preserve_rng_state=False)
+    return found
+
+
+class _SquaredSums(torch.autograd.Function):
+    r"""$\sum_{ij} \sigma^2_{ij} (\sum_t g_{ti} a_{tj})^2$ for each vector and example, some outputs i at a time.
+
+    The sums are kept for the way back if they are all there at once, and computed again otherwise.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, g: Tensor, a: Tensor, variance: Tensor, pieces: list[slice]) -> Tensor:
+        total = g.new_zeros(g.shape[1], g.shape[0])  # [B, K]
+        sums = None
+        for piece in pieces:
+            sums = _sums(g[..., piece], a)  # [B, K, i, j]
+            total += torch.mv(sums.square().flatten(2).flatten(0, 1), variance[piece].flatten()).view_as(total)
+        ctx.save_for_backward(g, a, variance, sums if len(pieces) == 1 else None)
+        ctx.pieces = pieces
+        return total.T
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        g, a, variance, kept = ctx.saved_tensors
+        weight = grad.T.contiguous()  # [B, K]
+        by_g = torch.empty_like(g) if ctx.needs_input_grad[0] else None
+        by_a = torch.zeros_like(a) if ctx.needs_input_grad[1] else None
+        by_variance = torch.empty_like(variance) if ctx.needs_input_grad[2] else None
+        for piece in ctx.pieces:
+            sums = kept if kept is not None else _sums(g[..., piece], a)
+            if by_variance is not None:
+                squares = sums.square().flatten(2).flatten(0, 1)  # [B K, i j]
+                by_variance[piece] = torch.mv(squares.T, weight.flatten()).view_as(variance[piece])
+            if by_g is None and by_a is None:
+                continue
+            slope = (sums * variance[piece]).mul_((2 * weight)[..., None, None]).flatten(1, 2)  # [B, K i, j]
+            if by_g is not None:
+                product = (slope @ a.transpose(1, 2)).unflatten(1, (weight.shape[1], -1))  # [B, K, i, T]
+                by_g[..., piece] = product.permute(1, 0, 3, 2)
+            if by_a is not None:
+                by_a += g[..., piece].permute(1, 2, 0, 3).flatten(2) @ slope
+        return by_g, by_a, by_variance, None
+
+
+def _sums(g: Tensor, a: Tensor) -> Tensor:
+    """`sum_t g[k, b, t, i] a[b, t, j]`: [B, K, i, j]."""
+    return (g.permute(1, 0, 3, 2).flatten(1, 2) @ a).unflatten(1, (g.shape[0], -1))

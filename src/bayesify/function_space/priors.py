@@ -1,0 +1,225 @@
+"""Priors over functions: Gaussians over the function values at any inputs."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from bayesify.execution import Runner
+from bayesify.function_space.moments import Covariance, output_covariance
+from bayesify.jacobians import Jacobians
+
+
+class FunctionPrior(ABC):
+    """A Gaussian process over a network's outputs; a subclass writes `moments`."""
+
+    name: ClassVar[str]
+
+    def bind(self, jacobians: Jacobians, means: Mapping[str, Tensor], stds: Mapping[str, Any], memory: int) -> None:
+        """Take from a network what the prior needs, before it is trained.
+
+        Args:
+            jacobians: The network's.
+            means: The weights' posterior means by name, detached.
+            stds: The weights' prior standard deviations by name.
+            memory: Budget in bytes.
+        """
+        return
+
+    @abstractmethod
+    def moments(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: Tensor, kind: Covariance
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and covariance at inputs.
+
+        Args:
+            args: Positional inputs of B examples.
+            kwargs: Keyword inputs.
+            outputs: The network's outputs there, [B, O], for shape, type and device.
+            kind: See `FunctionSpaceVI`.
+
+        Returns:
+            Mean [B, O], and variance [B, O], covariance [O, B, B] or covariance [B O, B O].
+        """
+
+    def config(self) -> dict[str, Any] | None:
+        """What it is as plain data, tensors included; `None` if it holds code that cannot be stored."""
+        return None
+
+
+class Constant(FunctionPrior):
+    """The same mean and variance at every input, independent between inputs and outputs (the paper's choice).
+
+    Args:
+        mean: A number, or one per output.
+        variance: A number, or one per output.
+
+    Raises:
+        ValueError: If a variance is not positive, or something is not finite.
+    """
+
+    name = "constant"
+
+    def __init__(self, mean: float | Sequence[float] = 0.0, variance: float | Sequence[float] = 1.0) -> None:
+        self.mean, self.variance = (
+            torch.as_tensor(value, dtype=torch.float64).detach().cpu() for value in (mean, variance)
+        )
+        if not bool(torch.isfinite(self.mean).all()):
+            raise ValueError(f"FunctionSpaceVI: prior_mean={mean}; give finite numbers")
+        if not bool((self.variance > 0).all() & torch.isfinite(self.variance).all()):
+            raise ValueError(f"FunctionSpaceVI: prior_variance={variance}; give a positive number, or one per output")
+
+    def moments(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: Tensor, kind: Covariance
+    ) -> tuple[Tensor, Tensor]:
+        """Nothing depends on the inputs."""
+        try:
+            mean, variance = (value.to(outputs).expand(outputs.shape) for value in (self.mean, self.variance))
+        except RuntimeError:
+            sizes = [list(value.shape) for value in (self.mean, self.variance)]
+            raise ValueError(
+                f"FunctionSpaceVI: prior_mean and prior_variance have shapes {sizes} for {outputs.shape[1]} outputs; give "
+                "numbers, or one per output"
+            ) from None
+        if kind == "diagonal":
+            return mean, variance
+        return mean, torch.diag_embed(variance.T if kind == "full" else variance.flatten())
+
+    def config(self) -> dict[str, Any]:
+        """Mean and variance."""
+        return {"name": self.name, "mean": self.mean.tolist(), "variance": self.variance.tolist()}
+
+
+class GaussianProcess(FunctionPrior):
+    """A Gaussian process with any kernel, independent between outputs.
+
+    Args:
+        kernel: From inputs [B, ...] and inputs [C, ...] to covariances [B, C], or [O, B, C] if outputs differ.
+        mean: A number, or a function from inputs [B, ...] to means [B] or [B, O].
+
+    Raises:
+        TypeError: If `kernel` cannot be called.
+    """
+
+    name = "gaussian_process"
+
+    def __init__(
+        self, kernel: Callable[[Tensor, Tensor], Tensor], mean: float | Callable[[Tensor], Tensor] = 0.0
+    ) -> None:
+        if not callable(kernel):
+            raise TypeError(f"GaussianProcess: kernel={kernel!r}; give a function of two batches of inputs")
+        self.kernel, self.mean = kernel, mean
+
+    def moments(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: Tensor, kind: Covariance
+    ) -> tuple[Tensor, Tensor]:
+        """The kernel's matrix, or its diagonal."""
+        x = next(iter((*args, *kwargs.values())))
+        size, num_outputs = outputs.shape
+        mean = torch.as_tensor(self.mean(x) if callable(self.mean) else self.mean).to(outputs)
+        mean = (mean.unsqueeze(-1) if mean.ndim == 1 else mean).expand(outputs.shape)
+        covariance = self.kernel(x, x).to(outputs)
+        if covariance.shape[-2:] != (size, size) or covariance.ndim > 3:
+            raise ValueError(
+                f"GaussianProcess: the kernel gives {list(covariance.shape)} for {size} inputs; it must give "
+                f"[{size}, {size}], or [{num_outputs}, {size}, {size}]"
+            )
+        covariance = covariance.expand(num_outputs, size, size)
+        if kind == "diagonal":
+            return mean, covariance.diagonal(dim1=-2, dim2=-1).T
+        if kind == "full":
+            return mean, covariance
+        spread = covariance.new_zeros(size, num_outputs, size, num_outputs)
+        index = torch.arange(num_outputs, device=covariance.device)
+        spread[:, index, :, index] = covariance
+        return mean, spread.reshape(size * num_outputs, size * num_outputs)
+
+
+class NeuralTangent(FunctionPrior):
+    r"""What a Gaussian over weights makes of the network, linearized at the means before training.
+
+    $$ p(f) = \mathcal{GP}\bigl(f(x; m_0),\ J_{m_0}(x) \operatorname{diag}(\sigma_0^2) J_{m_0}(x')^\top\bigr) $$
+
+    the paper's prior process (equations 3 and 4) for $w \sim \mathcal{N}(m_0, \sigma_0^2)$. It costs a second
+    linearization at each step.
+
+    Args:
+        std: $\sigma_0$ of all weights; those of the network's own prior over weights if left out.
+        mean: A number to use in place of $f(x; m_0)$.
+
+    Raises:
+        ValueError: If `std` is not positive.
+    """
+
+    name = "neural_tangent"
+
+    def __init__(self, std: float | None = None, mean: float | None = None) -> None:
+        if std is not None and not (std > 0 and math.isfinite(std)):
+            raise ValueError(f"NeuralTangent: std={std}; give a positive number")
+        self.std, self.mean = std, mean
+        self._values: dict[str, Tensor] = {}
+        self._points: dict[str, Tensor] = {}
+        self._variances: dict[str, Tensor] = {}
+
+    def bind(self, jacobians: Jacobians, means: Mapping[str, Tensor], stds: Mapping[str, Any], memory: int) -> None:
+        """Keeps the means, the point estimates and the buffers, unless it has those of a stored model already."""
+        frozen = jacobians.runner.snapshot()
+        if not self._values:
+            self._values = {name: value.detach().clone() for name, value in means.items()}
+            self._points = dict(frozen.point_values)
+            self._variances = {
+                name: torch.full_like(means[name], self.std**2)
+                if self.std is not None
+                else torch.as_tensor(stds[name]).to(means[name]).square().expand(means[name].shape).clone()
+                for name in jacobians.names
+            }
+        runner = Runner(frozen.network, frozen.weights, self._points)
+        self._jacobians = Jacobians(runner, jacobians.names, output=jacobians.output)
+        self._memory = memory
+
+    def moments(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: Tensor, kind: Covariance
+    ) -> tuple[Tensor, Tensor]:
+        """By the same linearization, at the means that were kept."""
+        self._follow(outputs.device)
+        point = self._jacobians.at(args, kwargs, self._values)
+        with torch.no_grad():
+            found = output_covariance(
+                self._jacobians, point.pull(point.identity()), self._variances, kind, self._memory
+            ).to(outputs.dtype)
+        mean = point.outputs.detach().reshape(outputs.shape).to(outputs.dtype)
+        return (
+            mean if self.mean is None else torch.full_like(mean, self.mean)
+        ), found.T if kind == "diagonal" else found
+
+    def _follow(self, device: torch.device) -> None:
+        """Move what was kept to where the network is now."""
+        for kept in (self._values, self._points, self._variances):
+            for name, value in kept.items():
+                if value.device != device:
+                    kept[name] = value.to(device)
+
+    def config(self) -> dict[str, Any]:
+        """Its choices, and what it kept of the network."""
+        return {
+            "name": self.name,
+            "std": self.std,
+            "mean": self.mean,
+            "values": dict(self._values),
+            "points": dict(self._points),
+            "variances": dict(self._variances),
+        }
+
+
+def restore_prior(config: dict[str, Any]) -> FunctionPrior:
+    """A prior from its plain data."""
+    if config["name"] == "constant":
+        return Constant(config["mean"], config["variance"])
+    prior = NeuralTangent(config["std"], config["mean"])
+    prior._values, prior._points, prior._variances = (config[key] for key in ("values", "points", "variances"))
+    return prior

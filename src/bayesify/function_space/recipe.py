@@ -1,0 +1,54 @@
+"""How `function_space` trains on a problem, for the demonstration and comparisons."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.batches import read_batch
+from bayesify.function_space.contexts import Box
+from bayesify.function_space.variational import DEFAULT_VARIANCE, FunctionSpaceVI
+from bayesify.inputs import as_inputs
+from bayesify.likelihoods import Likelihood
+from bayesify.network import bayesianize
+from bayesify.posteriors.mean_field import MeanField
+from bayesify.priors import Prior
+
+
+def fit_function_space(
+    net: nn.Module,
+    likelihood: Likelihood,
+    loader: Any,
+    *,
+    prior: Prior,
+    num_data: int,
+    epochs: int,
+    seed: int,
+    prior_variance: float = DEFAULT_VARIANCE,
+    points: int = 20,
+    widths: float = 1.0,
+    learning_rate: float = 1e-2,
+    init_std: float = 0.02,
+) -> FunctionSpaceVI:
+    """Context inputs in a box around the training inputs, wider by `widths` on every side; see `bayesify.registry.Recipe`."""
+    bnn = bayesianize(net, MeanField(init_std=init_std), likelihood=likelihood, prior=prior)
+    model = FunctionSpaceVI(bnn, 0.0, prior_variance, box_around(loader, widths, points))
+    model.fit(loader, epochs=epochs, num_data=num_data, learning_rate=learning_rate, seed=seed, progress=False)
+    return model
+
+
+def box_around(loader: Any, widths: float, n: int) -> Box:
+    """The box around all inputs of a loader, wider by so many times their range on every side."""
+    low: Tensor | None = None
+    high: Tensor | None = None
+    with torch.random.fork_rng(devices=[]):  # a loader that shuffles does not move the caller's generator
+        for item in loader:
+            args, kwargs = as_inputs(read_batch(item).x)
+            x = next(iter((*args, *kwargs.values()))).detach()
+            low = x.amin(0) if low is None else torch.minimum(low, x.amin(0))
+            high = x.amax(0) if high is None else torch.maximum(high, x.amax(0))
+    if low is None or high is None:
+        raise ValueError("function_space: the loader yields no batches; give one with data")
+    return Box.around(torch.stack((low, high)), widths, n)

@@ -1,0 +1,436 @@
+"""Variational inference over functions: a network's weight posterior trained against a prior over functions."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from bayesify.execution import Runner, batch_size, count_activation_bytes, evaluating, select_output, split_rows
+from bayesify.function_space.contexts import Box, Context
+from bayesify.function_space.divergence import dense_kl, diagonal_kl
+from bayesify.function_space.moments import Covariance, output_covariance
+from bayesify.function_space.priors import Constant, FunctionPrior
+from bayesify.history import History
+from bayesify.inputs import as_inputs, check_inputs, naming_inputs
+from bayesify.jacobians import Jacobians, check_deterministic
+from bayesify.likelihoods import should_check
+from bayesify.network import BayesianNetwork
+from bayesify.posteriors import KTied, MeanField
+from bayesify.predictive import Predictive
+
+INDEPENDENT = (MeanField, KTied)
+"""Posteriors whose weights are independent Gaussians, as assumption 1 of the paper asks."""
+
+DEFAULT_VARIANCE = 10.0
+
+CPU_MEMORY, DEVICE_SHARE = 2**30, 8
+"""Default budget: so many bytes on a CPU, this fraction of a GPU's memory there."""
+
+
+class FunctionSpaceVI:
+    r"""A network's weight posterior, trained against a prior over functions (Rudner et al., proposition 2).
+
+    $$ \mathcal{F} = \frac{N}{B} \sum_b \mathbb{E}_{q(w)} \log p(y_b | f(x_b; w))
+       - \mathrm{KL}\bigl(\tilde q(f_X) \,\|\, p(f_X)\bigr), \qquad
+       \tilde q(f_X) = \mathcal{N}\bigl(f(X; m),\ J_m(X) \operatorname{diag}(s^2) J_m(X)^\top\bigr) $$
+
+    The likelihood is a Monte Carlo estimate on the network itself and scaled to the dataset; the KL is that of the network
+    linearized about the means m, at context inputs X drawn anew at each step, and not scaled. Uncertainty grows where
+    context inputs are and data are not. The KL is finite where the covariance has full rank; `"full"` and `"joint"` add
+    a relative jitter to both covariances where it has not (see `divergence.dense_kl`), and raise where there are more
+    function values than weights.
+
+    Args:
+        bnn: The network, under `MeanField` or `KTied`. It is trained in place, in the mode (train or eval) it is in.
+        prior_mean: Mean of the function values under the prior: a number, or one per output.
+        prior_variance: Their variance: a number, or one per output.
+        context: Where functions are compared; image pixels from 0 to 1 (`Box()`) if left out.
+        covariance: What the KL sees: `"diagonal"` only variances, as the paper does; `"full"` covariances between context inputs,
+            output by output; `"joint"` those between outputs too.
+        prior: Another prior over functions (`GaussianProcess`, `NeuralTangent`) in place of mean and variance.
+        layers: `"all"`, or `"last"` to linearize the last layer's weights only. Then the KL leaves the spread of the other layers
+            alone, and only the likelihood shrinks it: put a posterior on the last layer only, or take `"all"`.
+        jitter: A share of the mean variance that is always added in `"full"` and `"joint"`; only where needed if left out.
+        memory: Bytes that linearization may take; an eighth of the GPU's memory, or 1 GiB on a CPU, if left out.
+
+    Raises:
+        TypeError: If `bnn` is not a `BayesianNetwork`.
+        ValueError: If the posterior is of another kind, a variance is not positive, or the network has batch normalization
+            or dropout in training mode.
+    """
+
+    keeps_mode = True
+
+    def __init__(
+        self,
+        bnn: BayesianNetwork,
+        prior_mean: float | Sequence[float] = 0.0,
+        prior_variance: float | Sequence[float] = DEFAULT_VARIANCE,
+        context: Context | None = None,
+        covariance: Literal["diagonal", "full", "joint"] = "diagonal",
+        *,
+        prior: FunctionPrior | None = None,
+        layers: Literal["all", "last"] = "all",
+        jitter: float | None = None,
+        memory: int | None = None,
+    ) -> None:
+        if not isinstance(bnn, BayesianNetwork):
+            raise TypeError(
+                f"FunctionSpaceVI: bnn is {type(bnn).__name__}; make a BayesianNetwork with bayesianize(net, MeanField())"
+            )
+        for part in bnn._parts():
+            if not isinstance(part, INDEPENDENT):
+                raise ValueError(
+                    f"FunctionSpaceVI: {type(part).__name__} is not a posterior of independent Gaussian weights with means and "
+                    "variances; use MeanField or KTied"
+                )
+        for key, value, known in (
+            ("covariance", covariance, ("diagonal", "full", "joint")),
+            ("layers", layers, ("all", "last")),
+        ):
+            if value not in known:
+                raise ValueError(f"FunctionSpaceVI: {key}={value!r}; give one of {', '.join(map(repr, known))}")
+        if jitter is not None and not 0 <= jitter < 1:
+            raise ValueError(f"FunctionSpaceVI: jitter={jitter}; give a share of the variance, from 0 to 1")
+        if memory is not None and memory < 1:
+            raise ValueError(f"FunctionSpaceVI: memory={memory}; give a positive number of bytes")
+        if context is not None and not callable(getattr(context, "draw", None)):
+            raise TypeError(
+                f"FunctionSpaceVI: context is {type(context).__name__}; give a Context such as Box(low, high, n) or "
+                "Loader(loader, n)"
+            )
+        self.bnn = bnn
+        self.context = context if context is not None else Box()
+        self.covariance, self.layers, self.jitter, self._memory = covariance, layers, jitter, memory
+        names = list(bnn.weights)
+        if layers == "last":
+            names = [name for name in names if bnn.weights[name].layer == bnn.weights[names[-1]].layer]
+        self._jacobians = Jacobians(Runner(bnn.network, bnn.weights), names, output=bnn._output)
+        self.prior = copy.deepcopy(prior) if prior is not None else Constant(prior_mean, prior_variance)
+        stds = bnn.prior.draw(1).std
+        self.prior.bind(self._jacobians, {key: mean.detach() for key, mean in self._means().items()}, stds, self.memory)
+        self._bytes_per_row: dict[Any, float] = {}
+        self._output_shape: tuple[int, ...] = ()
+
+    # -- moments ---------------------------------------------------------------------------------------------------
+
+    @property
+    def memory(self) -> int:
+        """The budget in bytes."""
+        if self._memory is not None:
+            return self._memory
+        device = next(self.bnn.parameters()).device
+        if device.type == "cuda":
+            return int(torch.cuda.get_device_properties(device).total_memory) // DEVICE_SHARE
+        return CPU_MEMORY
+
+    def _means(self) -> dict[str, Tensor]:
+        """Means of all weights under the posterior, as the network takes them."""
+        means = {name: mean.unsqueeze(0) for part in self.bnn._parts() for name, mean in part.mean().items()}
+        self.bnn._suit_network(means)
+        found = {name: mean.squeeze(0) for name, mean in means.items()}
+        # Torch says of a view of a parameter that it requires gradients even where they are switched off.
+        return found if torch.is_grad_enabled() else {name: mean.detach() for name, mean in found.items()}
+
+    def _variances(self) -> dict[str, Tensor]:
+        """Variances of the weights that are linearized."""
+        found = {name: value for part in self.bnn._parts() for name, value in part.variance().items()}
+        return {name: found[name] for name in self._jacobians.names}
+
+    def function_moments(
+        self, x: Any, covariance: Literal["diagonal", "full", "joint", "example"] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        r"""Mean and covariance of the linearized network's outputs (proposition 1); differentiable.
+
+        Args:
+            x: Inputs of B examples: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
+            covariance: Which part of the covariance; the model's own choice if left out. `"example"` is that between the outputs of
+                each example.
+
+        Returns:
+            Mean [B, O], and variance [B, O] for `"diagonal"`, covariance [O, B, B] for `"full"`, [B O, B O] for `"joint"` (examples
+            slowest), [B, O, O] for `"example"`.
+
+        Raises:
+            ValueError: If inputs are not finite or do not fit the network.
+        """
+        args, kwargs = as_inputs(x)
+        check_inputs(args, kwargs)
+        kind = covariance or self.covariance
+        means, variances = self._means(), self._variances()
+        rows = self._rows(args, kwargs, means)
+        if torch.is_grad_enabled() or kind in ("full", "joint") or rows >= batch_size(args, kwargs):
+            return self._moments(args, kwargs, kind, means, variances)
+        parts = [self._moments(*part, kind, means, variances) for part in split_rows(args, kwargs, rows)]
+        mean, found = (torch.cat(list(kept)) for kept in zip(*parts, strict=True))
+        return mean, found
+
+    def _moments(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        kind: Covariance,
+        means: Mapping[str, Tensor],
+        variances: Mapping[str, Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        check_deterministic(self.bnn.network)
+        point = self._jacobians.at(args, kwargs, means, differentiable=torch.is_grad_enabled())
+        gradients = point.pull(point.identity())
+        found = output_covariance(self._jacobians, gradients, variances, kind, self.memory)
+        mean = point.outputs.reshape(point.outputs.shape[0], -1).to(found.dtype)  # [B, O]
+        mean = mean if torch.is_grad_enabled() else mean.detach()
+        return mean, found.T if kind == "diagonal" else found
+
+    def _rows(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], means: Mapping[str, Tensor]) -> int:
+        """Examples whose linearization fits in the budget."""
+        shapes = tuple(tuple(value.shape[1:]) for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+        if shapes not in self._bytes_per_row:
+            with naming_inputs(args, kwargs):
+                size, output = count_activation_bytes(self._jacobians.runner, args, kwargs, means)
+            shape = select_output(output, self._jacobians.output).shape
+            self._output_shape, outputs = tuple(shape[1:]), math.prod(shape[1:])
+            # Forward, backward for each output, and what differentiating that backward pass keeps.
+            self._bytes_per_row[shapes] = size * (1 + 3 * outputs)
+        return max(1, int(self.memory / max(1.0, self._bytes_per_row[shapes])))
+
+    # -- divergence ------------------------------------------------------------------------------------------------
+
+    def function_kl(self, context_inputs: Any) -> Tensor:
+        r"""KL of the linearized variational process to the prior at given inputs, in nats: a scalar, differentiable.
+
+        Of the products of marginals for `"diagonal"`, of each output's Gaussian and summed for `"full"`, of the Gaussian over all
+        points and outputs for `"joint"`.
+
+        Args:
+            context_inputs: Inputs of the network.
+
+        Raises:
+            ValueError: If inputs do not fit, there are more function values than weights (`"full"`, `"joint"` without
+                jitter), or the KL is not finite.
+        """
+        args, kwargs = as_inputs(context_inputs)
+        check_inputs(args, kwargs)
+        means, variances = self._means(), self._variances()
+        try:
+            rows = self._rows(args, kwargs, means)
+            if self.covariance == "diagonal" and rows < batch_size(args, kwargs):
+                kl = self._kl_in_pieces(args, kwargs, rows, means, variances)
+            else:
+                kl = self._kl(args, kwargs, means, variances)
+        except ValueError as error:
+            if str(error).startswith("inputs of"):
+                raise ValueError(f"context {error}") from error
+            raise
+        if should_check(kl) and not bool(torch.isfinite(kl)):
+            raise ValueError(
+                f"function_kl is {float(kl)}: a variance of the linearized network is 0, or not finite, at a context input (an "
+                "input of zeros without biases? standard deviations that collapsed?); change the context, or raise init_std"
+            )
+        return kl
+
+    def _kl(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        means: Mapping[str, Tensor],
+        variances: Mapping[str, Tensor],
+    ) -> Tensor:
+        kind = self.covariance
+        mean, found = self._moments(args, kwargs, kind, means, variances)
+        prior_mean, prior_found = self.prior.moments(args, kwargs, mean.detach(), kind)
+        if kind == "diagonal":
+            return diagonal_kl(mean, found, prior_mean, prior_found)
+        size, weights = found.shape[-1], sum(value.numel() for value in variances.values())
+        if size > weights and self.jitter is None:
+            raise ValueError(
+                f"FunctionSpaceVI: a covariance of {size} function values from {weights} weights has no inverse; give at most as "
+                "many context inputs, covariance='diagonal', or jitter="
+            )
+        if kind == "full":
+            return dense_kl(mean.T, found, prior_mean.T, prior_found, self.jitter)
+        return dense_kl(mean.flatten(), found, prior_mean.flatten(), prior_found, self.jitter)
+
+    def _kl_in_pieces(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        rows: int,
+        means: Mapping[str, Tensor],
+        variances: Mapping[str, Tensor],
+    ) -> Tensor:
+        """The same for so many inputs at a time: gradients are taken piece by piece, and only they are kept."""
+        points = {name: value for name, value in self.bnn.network.named_parameters() if value.requires_grad}
+
+        def part(piece: tuple[Any, Any], given: Sequence[Tensor]) -> Tensor:
+            first, second = len(means), len(means) + len(variances)
+            moved = dict(zip(points, given[second:], strict=True))
+            values = {**moved, **dict(zip(means, given[:first], strict=True))}
+            return self._kl(*piece, values, dict(zip(variances, given[first:second], strict=True)))
+
+        given = (*means.values(), *variances.values(), *points.values())
+        found: Tensor = _SumOfPieces.apply(part, list(split_rows(args, kwargs, rows)), *given)
+        return found
+
+    # -- the objective ---------------------------------------------------------------------------------------------
+
+    def objective(
+        self,
+        x: Any,
+        y: Tensor,
+        *,
+        num_data: int,
+        num_draws: int = 1,
+        kl_weight: float = 1.0,
+        example_weights: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """The function-space bound of the whole dataset from one batch, in nats, a scalar; maximize it.
+
+        Args:
+            x: Inputs of B examples: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
+            y: Targets.
+            num_data: N, the number of examples in the dataset.
+            num_draws: Draws of the weights for the likelihood.
+            kl_weight: Factor on the KL.
+            example_weights: [B].
+            generator: Source of randomness, for draws and for context inputs.
+
+        Raises:
+            ValueError: If inputs, context inputs or targets do not fit, or the result is not finite.
+        """
+        if not kl_weight >= 0:
+            raise ValueError(f"FunctionSpaceVI: kl_weight={kl_weight}; give a number of at least 0")
+        data, kl = self.terms(
+            x, y, num_data=num_data, num_draws=num_draws, example_weights=example_weights, generator=generator
+        )
+        return data.mean() - kl_weight * kl
+
+    def terms(
+        self,
+        x: Any,
+        y: Tensor,
+        *,
+        num_data: int,
+        num_draws: int = 1,
+        example_weights: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The two terms of `objective` apart: the data term of each draw [S], and the KL, a scalar."""
+        check_deterministic(self.bnn.network)
+        draws = self.bnn._draw(num_draws, generator, num_data=num_data)
+        data, _ = self.bnn._terms(draws, x, y, num_data, example_weights)
+        with self.bnn._full_precision():
+            return data, self.function_kl(self.context.draw(x, generator))
+
+    def fit(self, train_loader: Iterable[Any], *, epochs: int, **options: Any) -> History:
+        """Train the network by `objective`, in place; everything else is as in `bayesify.fit`.
+
+        Args:
+            train_loader: Batches of inputs and targets.
+            epochs: Passes over the data.
+            options: Further arguments of `bayesify.fit`: optimizer, learning rate, schedules, validation, checkpoint, seed.
+
+        Returns:
+            One entry per epoch, with the function-space KL as `kl` and the bound as `elbo`.
+        """
+        from bayesify.training import fit
+
+        check_deterministic(self.bnn.network)
+        return fit(self.bnn, train_loader, epochs=epochs, objective=self, **options)
+
+    # -- prediction ------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def predict(
+        self,
+        x: Any,
+        num_draws: int | None = None,
+        *,
+        method: Literal["draws", "linearized"] = "draws",
+        generator: torch.Generator | None = None,
+        **options: Any,
+    ) -> Predictive:
+        """The predictive distribution of a batch, in evaluation mode.
+
+        Args:
+            x: Inputs.
+            num_draws: Draws of the weights; 32 if left out.
+            method: `"draws"` runs the network with draws of its weights; `"linearized"` takes the Gaussian over outputs of the
+                linearized network, in closed form: exact for Gaussian noise, by the extended probit for classes.
+            generator: Source of randomness.
+            options: Further arguments of `BayesianNetwork.predict`.
+
+        Raises:
+            ValueError: If there is no likelihood, the method is unknown, or inputs are not valid.
+        """
+        if method == "draws":
+            return self.bnn.predict(x, num_draws, generator=generator, **options)
+        if method != "linearized":
+            raise ValueError(f"predict: method={method!r}; give 'draws' or 'linearized'")
+        from bayesify.laplace.predictive import OutputGaussian, closed_form
+
+        likelihood = self.bnn._needs_likelihood("predict")
+        with evaluating(self.bnn.network):
+            mean, found = self.function_moments(x, "example")
+        seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device if generator else "cpu"))
+        return closed_form(OutputGaussian(mean.reshape(-1, *self._output_shape), found, seed), likelihood)
+
+    def config(self) -> dict[str, Any]:
+        """All choices as plain data, those of the network left out."""
+        describe = getattr(self.context, "config", lambda: {"name": type(self.context).__name__})
+        return {
+            "context": describe(),
+            "covariance": self.covariance,
+            "prior": self.prior.config() or {"name": self.prior.name},
+            "layers": self.layers,
+            "jitter": self.jitter,
+        }
+
+    def to(self, *args: Any, **kwargs: Any) -> FunctionSpaceVI:
+        """Move the network to a device or type, in place."""
+        self.bnn.to(*args, **kwargs)
+        return self
+
+    def __repr__(self) -> str:
+        return (
+            f"FunctionSpaceVI({type(self.prior).__name__} prior, {type(self.context).__name__} of {self.context.n}, "
+            f"covariance={self.covariance!r}, layers={self.layers!r})"
+        )
+
+
+class _SumOfPieces(torch.autograd.Function):
+    """A sum of scalars whose gradients are computed along with them, so that only one piece is held at a time."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Callable[[Any, Sequence[Tensor]], Tensor], pieces: list[Any], *given: Tensor) -> Tensor:
+        wanted = [index for index, needed in enumerate(ctx.needs_input_grad[2:]) if needed]
+        total = given[0].new_zeros(())
+        slopes = [torch.zeros_like(given[index]) for index in wanted]
+        for piece in pieces:
+            with torch.set_grad_enabled(bool(wanted)):
+                leaves = [tensor.detach() for tensor in given]
+                for index in wanted:
+                    leaves[index].requires_grad_()
+                value = part(piece, leaves)
+                if wanted:
+                    found = torch.autograd.grad(value, [leaves[index] for index in wanted], allow_unused=True)
+                    for slope, grad in zip(slopes, found, strict=True):
+                        if grad is not None:
+                            slope += grad
+            total = total + value.detach()
+        ctx.wanted, ctx.count = wanted, len(given)
+        ctx.save_for_backward(*slopes)
+        return total
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        found: list[Tensor | None] = [None] * ctx.count
+        for index, slope in zip(ctx.wanted, ctx.saved_tensors, strict=True):
+            found[index] = grad * slope
+        return None, None, *found
