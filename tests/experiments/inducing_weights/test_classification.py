@@ -12,8 +12,15 @@ import torch
 
 from bayesify import metrics
 from bayesify.datasets import images
-from bayesify.experiments.inducing_weights import ablation, classification, predictions, scores
-from bayesify.experiments.inducing_weights.systems import SYSTEMS, MemoryBatches, Recipe, make_adam, train
+from bayesify.experiments.inducing_weights import classification, predictions, scores, sources
+from bayesify.experiments.inducing_weights.systems import (
+    SYSTEMS,
+    MemoryBatches,
+    Recipe,
+    make_adam,
+    mirror_and_shift,
+    train,
+)
 from bayesify.likelihoods import Categorical
 from bayesify.network import bayesianize
 from bayesify.predictive import ClassificationPredictive, Outputs
@@ -35,6 +42,22 @@ def test_batches_hold_every_example_once_and_repeat_by_seed():
     assert orders[0] == orders[1] != orders[2]
     with pytest.raises(ValueError, match="give 1 to 10"):
         MemoryBatches(x, torch.arange(10), 11)
+
+
+def test_images_are_mirrored_and_shifted_each_on_its_own():
+    x = torch.rand(200, 2, 8, 8) + 1
+    torch.manual_seed(0)
+    made = mirror_and_shift(x)
+    torch.manual_seed(0)
+    rows, columns = torch.randint(-1, 2, (2, 200, 1))
+    mirrored = torch.rand(200, 1) < 0.5
+    assert 60 < mirrored.sum() < 140
+    assert len({(int(row), int(column)) for row, column in zip(rows, columns, strict=True)}) == 9
+    for index in range(200):
+        padded = torch.nn.functional.pad(x[index], (1, 1, 1, 1))
+        top, left = 1 + int(rows[index]), 1 + int(columns[index])
+        cut = padded[:, top : top + 8, left : left + 8]
+        assert torch.equal(made[index], cut.flip(-1) if mirrored[index] else cut)
 
 
 def test_spreads_have_their_own_learning_rate():
@@ -78,11 +101,17 @@ def test_networks_predict_together():
     apart = [network.predict(x, 1) for network in networks]
     assert torch.allclose(together.probs, sum(part.probs for part in apart) / 2, atol=1e-6)
     assert torch.allclose(together.aleatoric_entropy, sum(part.entropy for part in apart) / 2, atol=1e-6)
+    stored = [{"test": predictions.predict([network], x, 1, 0)} for network in networks]
+    combined = predictions.combine(stored)["test"]
+    assert torch.allclose(combined.probs, together.probs, atol=1e-6)
+    assert torch.allclose(combined.mutual_information, together.mutual_information, atol=1e-6)
+    with pytest.raises(ValueError, match="different sets"):
+        predictions.combine([stored[0], {}])
 
 
 def test_other_sets_take_the_shape_of_the_training_set():
     small = np.arange(2 * 28 * 28, dtype=np.uint8).reshape(2, 1, 28, 28)
-    like = classification._like(small, np.zeros((1, 3, 32, 32), dtype=np.uint8))
+    like = sources.like(small, np.zeros((1, 3, 32, 32), dtype=np.uint8))
     assert like.shape == (2, 3, 32, 32)
     assert np.array_equal(like[:, 2, 2:30, 2:30], small[:, 0])
     assert like.sum(dtype=np.int64) == 3 * small.sum(dtype=np.int64)
@@ -90,7 +119,7 @@ def test_other_sets_take_the_shape_of_the_training_set():
 
 def test_normalization():
     pictures = np.random.default_rng(0).integers(0, 256, (20, 3, 6, 6), dtype=np.uint8)
-    scaled = classification.Normalization(pictures)(pictures, torch.device("cpu"))
+    scaled = sources.Normalization(pictures)(pictures, torch.device("cpu"))
     assert scaled.mean((0, 2, 3)).abs().max() < 1e-5
     assert (scaled.std((0, 2, 3), unbiased=False) - 1).abs().max() < 1e-5
 
@@ -108,6 +137,34 @@ def test_smoke_trains_writes_and_scores(tmp_path, capsys):
     assert classification.main(["--evaluate", str(tmp_path)]) == 0
     again = capsys.readouterr().out
     assert again.strip() in first
+
+
+def test_a_validation_run_never_sees_the_test_images(tmp_path, capsys, monkeypatch):
+    data = images.synthetic()
+    monkeypatch.setattr(
+        images, "synthetic", lambda: replace(data, test_images=data.test_images[:0], test_labels=data.test_labels[:0])
+    )
+    sources._images.cache_clear()
+    options = ["--smoke", "--validation", "100", "--out", str(tmp_path), "--systems", "deterministic"]
+    assert classification.main(options) == 0
+    sources._images.cache_clear()
+    assert "100 training images that were held out" in capsys.readouterr().out
+    written = json.loads((tmp_path / "results.json").read_text())
+    assert written["validation"] == 100
+    with np.load(tmp_path / "labels.npz") as stored:
+        assert np.array_equal(stored["test"], data.train_labels[-100:])
+
+
+def test_held_out_images_take_no_part_in_training():
+    data = sources.hold_out(images.synthetic(50, 20), 10)
+    whole = images.synthetic(50, 20)
+    assert np.array_equal(data.train_images, whole.train_images[:40])
+    assert np.array_equal(data.test_images, whole.train_images[40:])
+    assert np.array_equal(data.test_labels, whole.train_labels[40:])
+    with pytest.raises(ValueError, match="hold out fewer"):
+        sources.hold_out(whole, 50)
+    with pytest.raises(ValueError, match="validation=-1"):
+        sources.Source(validation=-1)
 
 
 def test_the_cifar_table_has_the_published_numbers():
@@ -134,30 +191,13 @@ def test_evaluating_an_empty_folder_says_so(tmp_path):
         classification.evaluate(tmp_path)
 
 
-def test_ablation_changes_one_thing_at_a_time():
-    recipe = Recipe()
-    for name, variant in ablation.variants(recipe):
-        fields = ("inducing", "max_lambda", "ensemble_max_lambda", "max_std")
-        changed = [field for field in fields if getattr(variant, field) != getattr(recipe, field)]
-        assert len(changed) <= 1, (name, changed)
-
-
-@pytest.mark.slow
-def test_ablation_smoke(tmp_path, capsys):
-    assert ablation.main(["--smoke", "--out", str(tmp_path)]) == 0
-    rows = json.loads((tmp_path / "ablation.json").read_text())["rows"]
-    assert {row["max_lambda"] for row in rows if row["system"] == "ffg_u"} >= set(ablation.LAMBDAS)
-    assert {row["max_std"] for row in rows if row["system"] == "ffg_u"} >= set(ablation.STDS)
-    assert "figure without numbers" in capsys.readouterr().out
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", ["ffg_u", "ensemble_u"])
 def test_trains_without_luck(name):
     """Five seeds on synthetic images: every test NLL within 0.05 nats of the median, far below that of chance, 2.30."""
     data, recipe = images.synthetic(600, 400, noise_std=0.45), LUCK
-    scale = classification.Normalization(data.train_images)
+    scale = sources.Normalization(data.train_images)
     x, x_test = (scale(part, torch.device("cpu")) for part in (data.train_images, data.test_images))
     y, y_test = (torch.from_numpy(part.astype(np.int64)) for part in (data.train_labels, data.test_labels))
     nlls = []

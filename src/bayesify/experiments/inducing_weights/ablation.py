@@ -1,9 +1,9 @@
-"""The ablation over M, the cap on lambda and the cap on U's spread (the paper's figure 4), on a reduced problem.
+"""The ablation over M, the cap on lambda and the cap on U's spread (the paper's figure 4), on a smaller problem.
 
-    python -m bayesify.experiments.inducing_weights.ablation [--num-train 5000] [--epochs 20] [--out DIR] [--smoke]
+    python -m bayesify.experiments.inducing_weights.ablation --out DIR [--workers 6] [--num-train 20000] [--smoke]
 
 The paper varies them on a ResNet-18 and CIFAR-10 and shows a figure without numbers. Here it is the small ResNet of
-`classification` on the first images of Fashion-MNIST, one change at a time from its settings.
+`fashion` on the first images of Fashion-MNIST, one change at a time from its settings.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from bayesify import metrics
-from bayesify.datasets import images
 from bayesify.experiments import records
-from bayesify.experiments.inducing_weights import predictions
-from bayesify.experiments.inducing_weights.classification import SMOKE, Normalization
-from bayesify.experiments.inducing_weights.systems import SYSTEMS, Recipe, train
+from bayesify.experiments.inducing_weights.classification import SMOKE, add_recipe, recipe_from
+from bayesify.experiments.inducing_weights.sources import SYNTHETIC, Source
+from bayesify.experiments.inducing_weights.systems import SYSTEMS, Recipe
+from bayesify.experiments.inducing_weights.trainings import Training, classify
+from bayesify.experiments.inducing_weights.workers import run_jobs
 from bayesify.experiments.tables import number, table
 
-SIZES, LAMBDAS, STDS = (16, 32, 64, 128), (0.0, 0.03, 0.1, 0.3), (0.0, 0.1, 0.3)
+SIZES: tuple[int, ...] = (16, 32, 64, 128)
+LAMBDAS, STDS = (0.0, 0.03, 0.1, 0.3), (0.0, 0.1, 0.3)
 """Values of the paper (appendix J.2)."""
+
+SMOKE_SIZES: tuple[int, ...] = (2, 4)
 
 
 def variants(recipe: Recipe, sizes: Sequence[int] = SIZES) -> Iterator[tuple[str, Recipe]]:
@@ -42,48 +44,43 @@ def variants(recipe: Recipe, sizes: Sequence[int] = SIZES) -> Iterator[tuple[str
         yield "ffg_u", replace(recipe, max_std=cap)
 
 
-def run(
-    data: images.Images, recipe: Recipe, sizes: Sequence[int], device: torch.device, seed: int
-) -> list[dict[str, Any]]:
-    """Accuracy, NLL, ECE and Brier score of every variant; equal variants are trained once.
+def jobs(recipe: Recipe, sizes: Sequence[int], source: Source, device: str, seed: int) -> dict[str, Training]:
+    """The trainings by name; equal ones are one.
 
     Args:
-        data: Training and test images.
         recipe: What is varied.
         sizes: M.
+        source: Images.
         device: Where to train.
         seed: Of everything random.
     """
-    scale = Normalization(data.train_images)
-    x, x_test = scale(data.train_images, device), scale(data.test_images, device)
-    y, y_test = (torch.from_numpy(part.astype(np.int64)) for part in (data.train_labels, data.test_labels))
-    known: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for name, variant in variants(recipe, sizes):
-        changed = variant.max_lambda if name == "ffg_u" else variant.ensemble_max_lambda
-        key = (name, variant.inducing, changed, variant.max_std if name == "ffg_u" else None)
-        if key in known:
-            continue
-        network, _ = train(SYSTEMS[name], variant, x, y.to(device), num_classes=int(y.max()) + 1, seed=seed)
-        made = predictions.predict([network], x_test, variant.prediction_draws, seed)
-        known[key] = {
-            "system": name,
-            "inducing": variant.inducing,
-            "max_lambda": changed,
-            "max_std": key[3],
-            **metrics.evaluate(made, y_test),
-        }
-        print(f"{SYSTEMS[name].title} M={variant.inducing} max_lambda={changed} max_std={key[3]}", flush=True)
-    return list(known.values())
+    found: dict[str, Training] = {}
+    for system, variant in variants(recipe, sizes):
+        part = setting(system, variant)
+        name = "-".join([system, *(str(value) for value in part.values() if value is not None)])
+        found[name] = Training(system, variant, source, seed, device)
+    return found
+
+
+def setting(system: str, recipe: Recipe) -> dict[str, Any]:
+    """What of a recipe the ablation varies for a system."""
+    plain = system == "ffg_u"
+    return {
+        "inducing": recipe.inducing,
+        "max_lambda": recipe.max_lambda if plain else recipe.ensemble_max_lambda,
+        "max_std": recipe.max_std if plain else None,
+    }
 
 
 def summarize(rows: Sequence[dict[str, Any]], dataset: str) -> str:
-    """The table of what `run` found."""
+    """The table of what was found, by system and setting."""
     cells = [
         [
             SYSTEMS[row["system"]].title,
             str(row["inducing"]),
             number(row["max_lambda"], 2),
             number(row["max_std"], 2),
+            f"{row['parameters']:,}",
             number(100 * row["accuracy"], 2),
             number(row["nll"]),
             number(100 * row["ece"], 2),
@@ -91,7 +88,7 @@ def summarize(rows: Sequence[dict[str, Any]], dataset: str) -> str:
         for row in rows
     ]
     title = f"Ablation on {dataset}; the paper shows its own on CIFAR-10 as a figure without numbers."
-    return table(["system", "M", "max_lambda", "max_std", "acc %", "nll", "ece %"], cells, title)
+    return table(["system", "M", "max_lambda", "max_std", "parameters", "acc %", "nll", "ece %"], cells, title)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -101,23 +98,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", help="folder of the data; BAYESIFY_DATA if left out")
     parser.add_argument("--out", type=Path, default=Path("bayesify-report") / "ablation")
     parser.add_argument("--smoke", action="store_true", help="tiny synthetic images, seconds on a CPU")
-    parser.add_argument("--num-train", type=int, default=5000)
-    parser.add_argument("--epochs", type=int, default=Recipe().epochs)
+    parser.add_argument("--workers", type=int, help="trainings at a time; 6 on a GPU and 1 on a CPU if left out")
+    parser.add_argument("--num-train", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add_recipe(parser)
+    parser.set_defaults(batch=250)
     chosen = parser.parse_args(given)
-    device, recipe = torch.device("cpu"), replace(SMOKE, epochs=1)
-    sizes: Sequence[int] = (2, 4)
-    data = images.synthetic(100, 100)
+    recipe, device, sizes = replace(SMOKE, epochs=1), "cpu", SMOKE_SIZES
+    source = Source(SYNTHETIC, num_train=100, outside=False)
     if not chosen.smoke:
-        device, sizes = torch.device(chosen.device), SIZES
-        data = images.load("fashion_mnist", chosen.data).first(chosen.num_train)
-        recipe = Recipe(epochs=chosen.epochs, batch=100)
-    rows = run(data, recipe, sizes, device, chosen.seed)
-    print(summarize(rows, data.name))
-    chosen.out.mkdir(parents=True, exist_ok=True)
+        recipe, device, sizes = recipe_from(chosen), chosen.device, SIZES
+        source = Source("fashion_mnist", chosen.data, chosen.num_train, outside=False)
+    planned = jobs(recipe, sizes, source, device, chosen.seed)
+    workers = chosen.workers or (6 if torch.device(device).type == "cuda" else 1)
     facts = records.facts("bayesify.experiments.inducing_weights.ablation", given)
-    records.write(chosen.out / "ablation.json", {**facts, "settings": asdict(recipe), "rows": rows})
+    results = run_jobs(classify, lambda done: planned, chosen.out, workers)
+    scores = ("accuracy", "nll", "ece", "brier")
+    rows = [
+        {"system": job.system, **setting(job.system, job.recipe), "parameters": results[name]["parameters"]}
+        | {key: round(results[name][key], 5) for key in scores}
+        for name, job in planned.items()
+    ]
+    rows.sort(key=lambda row: (row["system"] != "ffg_u", row["inducing"], row["max_lambda"], row["max_std"] or 0))
+    print(summarize(rows, source.dataset))
+    content = {"dataset": source.dataset, "num_train": chosen.num_train, "workers": workers, "settings": asdict(recipe)}
+    records.write(chosen.out / "ablation.json", {**facts, **content, "rows": rows})
     return 0
 
 

@@ -13,9 +13,10 @@ when the command is given again.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from bayesify.experiments.inducing_weights.trainings import Training, classify
 from bayesify.experiments.inducing_weights.workers import run_jobs
 from bayesify.experiments.tables import number, table
 
-GRID: dict[str, tuple[dict[str, float], ...]] = {
+GRID: dict[str, tuple[dict[str, Any], ...]] = {
     "deterministic": ({},),
     "ensemble_u": tuple({"ensemble_max_lambda": cap} for cap in (0.03, 0.05, 0.07)),
     "ffg_u": tuple({"max_lambda": cap, "max_std": 0.1} for cap in (0.01, 0.015, 0.02, 0.03)),
@@ -60,6 +61,7 @@ class Study:
         num_seeds: Final trainings of each system.
         num_ensembles: For how many of those seeds there is an Ensemble-W, which takes further networks.
         device: Where to train.
+        settings: What is tried, as in `GRID`.
     """
 
     recipe: Recipe
@@ -68,6 +70,7 @@ class Study:
     num_seeds: int = 3
     num_ensembles: int = 1
     device: str = "cpu"
+    settings: Mapping[str, Sequence[dict[str, Any]]] = field(default_factory=lambda: GRID)
 
     def plan(self, results: Mapping[str, dict[str, Any]]) -> dict[str, Training]:
         """The trainings that can be run given what is known, the grid first, then the longest."""
@@ -91,22 +94,21 @@ class Study:
         return {
             f"grid-{system}-{index}": Training(system, replace(self.recipe, **setting), source, GRID_SEED, self.device)
             for system in ("ensemble_u", "ffg_u", "ffg_w", "deterministic")
-            for index, setting in enumerate(GRID[system])
+            for index, setting in enumerate(self.settings[system])
         }
 
-    def final(self, system: str, seed: int, setting: Mapping[str, float]) -> Training:
+    def final(self, system: str, seed: int, setting: Mapping[str, Any]) -> Training:
         """One training on all training images."""
-        changed: dict[str, Any] = dict(setting)
-        file = f"seed-{seed}/{system}"
-        return Training(system, replace(self.recipe, **changed), self.source, seed, self.device, file)
+        recipe = replace(self.recipe, **setting)
+        return Training(system, recipe, self.source, seed, self.device, file=f"seed-{seed}/{system}")
 
-    def choose(self, results: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
+    def choose(self, results: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         """The setting of each system whose part of the grid is finished."""
         if "grid-deterministic-0" not in results:
             return {}
         least = results["grid-deterministic-0"]["accuracy"] - ACCURACY_LOSS
         chosen = {}
-        for system, settings in GRID.items():
+        for system, settings in self.settings.items():
             found = [results.get(f"grid-{system}-{index}") for index in range(len(settings))]
             tried = [entry for entry in found if entry is not None]
             if len(tried) < len(settings):
@@ -118,6 +120,12 @@ class Study:
 
 def run(study: Study, folder: Path, workers: int, facts: dict[str, Any]) -> None:
     """Run a study; its predictions go to a folder for each seed, laid out as `classification` does, and `study.json`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    first = folder / "facts.json"
+    if first.is_file():
+        facts = json.loads(first.read_text())  # those of the run that this one goes on with
+    else:
+        records.write(first, facts)
     results = run_jobs(classify, study.plan, folder, workers)
     chosen = study.choose(results)
     labels = study.source.images().test_labels
@@ -130,13 +138,13 @@ def run(study: Study, folder: Path, workers: int, facts: dict[str, Any]) -> None
             predictions.write(place / "ensemble_w.npz", predictions.combine([predictions.read(file) for file in files]))
     tried = [
         {"system": system, "setting": setting, **_scores(results[f"grid-{system}-{index}"])}
-        for system, settings in GRID.items()
+        for system, settings in study.settings.items()
         for index, setting in enumerate(settings)
     ]
     about: dict[str, Any] = {**facts, "dataset": study.source.dataset, "settings": asdict(study.recipe)}
     about |= {"validation": {"images": study.validation, "seed": GRID_SEED, "tried": tried}, "chosen": chosen}
     for key, part in (("parameters", "parameters"), ("seconds", "train_seconds")):
-        about[key] = {system: results[f"{system}-{FIRST_SEED}"][part] for system in GRID}
+        about[key] = {system: results[f"{system}-{FIRST_SEED}"][part] for system in study.settings}
         if study.num_ensembles:
             about[key]["ensemble_w"] = study.recipe.members * about[key]["deterministic"]
     about["trainings"] = len(results)
@@ -194,13 +202,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--corrupted-images", type=int, default=CORRUPTED_IMAGES)
     add_recipe(parser)
-    parser.set_defaults(ensemble_draws=2)
     chosen = parser.parse_args(given)
     if chosen.evaluate is not None:
         return evaluate(chosen.evaluate)
     if not 0 <= chosen.ensembles <= chosen.seeds or chosen.seeds < 1:
         parser.error(f"--seeds {chosen.seeds} --ensembles {chosen.ensembles}; give 1 seed or more, and at most as many")
-    study = Study(replace(SMOKE, epochs=1), SMOKE_SOURCE, 100, num_seeds=2)
+    few = {system: settings[:2] for system, settings in GRID.items()}
+    small = replace(SMOKE_SOURCE, num_train=150, corrupted_images=20)
+    study = Study(replace(SMOKE, epochs=1), small, validation=50, num_seeds=2, settings=few)
     if not chosen.smoke:
         source = Source("fashion_mnist", chosen.data, chosen.num_train, corrupted_images=chosen.corrupted_images)
         recipe, device = recipe_from(chosen), chosen.device
