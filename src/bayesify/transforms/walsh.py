@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch.utils._python_dispatch import _disable_current_modes
 
 DENSE = 128
 """Size up to which one dense product is the fastest transform, whatever the batch."""
@@ -124,7 +123,12 @@ def transform(x: Tensor, scale: float) -> Tensor:
 
 def _has_kernel(x: Tensor) -> bool:
     """Whether the fused kernel takes x: what it does not, float64 and small sizes among it, goes the plain way."""
-    return x.dtype != torch.float64 and x.shape[-1] > DENSE and find_spec("triton") is not None
+    return x.dtype != torch.float64 and x.shape[-1] > DENSE and _triton_is_there()
+
+
+@lru_cache(maxsize=1)
+def _triton_is_there() -> bool:
+    return find_spec("triton") is not None
 
 
 def plain_transform(x: Tensor, scale: float) -> Tensor:
@@ -132,7 +136,7 @@ def plain_transform(x: Tensor, scale: float) -> Tensor:
     wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
     size, rows = x.shape[-1], x.numel() // x.shape[-1]
     if size <= DENSE or (size <= 2 * DENSE and rows * size**2 <= 2**21):
-        flat = wide.reshape(rows, size) @ _matrix(size, wide).mul(scale)
+        flat = wide.reshape(rows, size) @ sign_matrix(size, wide).mul(scale)
     elif x.is_cuda or torch.compiler.is_compiling() or rows * size <= FEW:
         flat = _by_factors(wide, scale)
     else:
@@ -146,10 +150,10 @@ def _by_factors(x: Tensor, scale: float) -> Tensor:
     bits = size.bit_length() - 1
     count = 2 if size <= 2048 else -(-bits // 7) if bits > 21 else 3
     sizes = [1 << (bits // count + (index < bits % count)) for index in range(count)]
-    y = x.reshape(-1, sizes[-1]) @ _matrix(sizes[-1], x).mul(scale)
+    y = x.reshape(-1, sizes[-1]) @ sign_matrix(sizes[-1], x).mul(scale)
     inner = sizes[-1]
     for factor in reversed(sizes[:-1]):
-        y = _matrix(factor, x) @ y.view(-1, factor, inner)
+        y = sign_matrix(factor, x) @ y.view(-1, factor, inner)
         inner *= factor
     return y
 
@@ -157,7 +161,7 @@ def _by_factors(x: Tensor, scale: float) -> Tensor:
 def _by_butterflies(x: Tensor, scale: float) -> Tensor:
     """One product by the innermost factor, then a + b and a - b in place over ever longer rows."""
     size, width = x.shape[-1], INNER
-    y = x.reshape(-1, width) @ _matrix(width, x).mul(scale)
+    y = x.reshape(-1, width) @ sign_matrix(width, x).mul(scale)
     while width < size:
         first, second = y.view(-1, 2, width).unbind(1)
         first.add_(second)
@@ -166,13 +170,13 @@ def _by_butterflies(x: Tensor, scale: float) -> Tensor:
     return y
 
 
-def _matrix(size: int, like: Tensor) -> Tensor:
-    """Sylvester's matrix, kept per size, type and device.
+def sign_matrix(size: int, like: Tensor) -> Tensor:
+    """`hadamard_matrix`, kept per size, type and device.
 
-    What is made under a compiler or while a CUDA graph is recorded is not kept: it belongs to them. What is kept is
-    an ordinary tensor whatever transformation or mode is active.
+    What is made under a compiler, under a mode that watches or fakes operations, or while a CUDA graph is recorded is
+    not kept: it belongs to them.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
         return hadamard_matrix(size, like)
     key = (size, like.dtype, like.device)
     known = _MATRICES.get(key)
@@ -180,7 +184,7 @@ def _matrix(size: int, like: Tensor) -> Tensor:
         return known
     if like.is_cuda and torch.cuda.is_current_stream_capturing():
         return hadamard_matrix(size, like)
-    with torch.inference_mode(False), torch.no_grad(), _disable_current_modes(), temporarily_clear_interpreter_stack():
+    with torch.inference_mode(False), torch.no_grad():
         made = hadamard_matrix(size, torch.empty(0, dtype=like.dtype, device=like.device))
     _MATRICES[key] = made
     return made
