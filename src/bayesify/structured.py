@@ -31,10 +31,17 @@ class StructuredWeight(Tensor):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.rules = dict(cls.rules)
+
+        def rebuild(components: Any, static: Any) -> Any:
+            parts = list(components)
+            if not all(isinstance(part, Tensor) for part in parts):
+                return parts  # `vmap` puts axis numbers in the place of tensors to see how many there are
+            return cls.from_components(parts, static)
+
         pytree.register_pytree_node(
             cls,
             lambda weight: (list(weight.components()), weight.static()),
-            lambda components, static: cls.from_components(list(components), static),
+            rebuild,
             serialized_type_name=f"bayesify.{cls.__qualname__}",
         )
 
