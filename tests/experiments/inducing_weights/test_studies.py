@@ -162,7 +162,7 @@ def test_the_grid_holds_images_out_and_final_trainings_have_fresh_seeds():
     assert all(job.source.validation == 10_000 and not job.source.outside for job in tried.values())
     assert all(job.source == study.source for job in final.values())
     assert not {job.seed for job in tried.values()} & {job.seed for job in final.values()}
-    assert len({job.seed for name, job in final.items() if job.system == "deterministic"}) == 3 + 4
+    assert len({job.seed for name, job in final.items() if job.system == "deterministic"}) == Recipe().members
     assert final["ffg_u-2"].recipe.max_lambda == fashion.GRID["ffg_u"][-1]["max_lambda"]
     assert "ensemble_u-1" not in final
 
@@ -180,12 +180,14 @@ def test_smoke_chooses_trains_scores_and_goes_on(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert printed.count("taken") == len(fashion.GRID)
     written = json.loads((tmp_path / "results.json").read_text())
-    assert written["seeds"] == [1, 2]
-    assert {"date", "command", "hardware", "versions", "settings", "chosen", "validation"} <= set(written)
-    assert len(written["requirement"]) == 6
+    assert written["seeds"] == [1]
+    assert {"date", "command", "hardware", "versions", "settings", "chosen", "tried"} <= set(written)
+    assert written["settings"]["epochs"] == 1
+    assert "max_lambda" not in written["settings"]
+    assert len(written["requirement"]) == 4
     members = [
         predictions.read(tmp_path / "seed-1" / "deterministic.npz"),
-        predictions.read(tmp_path / "members/1-1.npz"),
+        predictions.read(tmp_path / "members" / "1.npz"),
     ]
     both = predictions.read(tmp_path / "seed-1" / "ensemble_w.npz")["test"].probs
     assert torch.allclose(both, sum(member["test"].probs for member in members) / 2, atol=1e-6)
@@ -195,9 +197,19 @@ def test_smoke_chooses_trains_scores_and_goes_on(tmp_path, capsys):
     assert again.split("Scored on")[1] == printed.split("Scored on")[1]
 
 
-def test_an_unfinished_study_says_so(tmp_path):
+def test_what_is_there_of_an_interrupted_study_is_scored(tmp_path, capsys):
     with pytest.raises(FileNotFoundError, match=r"study\.json"):
         fashion.evaluate(tmp_path)
+    study = fashion.Study(replace(SMOKE, epochs=1), replace(SMOKE_SOURCE, corrupted_images=0), validation=50)
+    fashion.prepare(study, tmp_path, {"date": "2026-01-01"})
+    with pytest.raises(FileNotFoundError, match="no predictions"):
+        fashion.evaluate(tmp_path)
+    run_jobs(trainings.classify, lambda done: {"ffg_w-2": study.final("ffg_w", 2, {})}, tmp_path, 1)
+    fashion.prepare(study, tmp_path, {"date": "2026-01-02"})
+    assert fashion.evaluate(tmp_path) == 0
+    assert "FFG-W" in capsys.readouterr().out
+    written = json.loads((tmp_path / "results.json").read_text())
+    assert (written["seeds"], written["date"]) == ([2], "2026-01-01")
 
 
 def test_means_and_standard_errors():

@@ -72,15 +72,18 @@ def setting(system: str, recipe: Recipe) -> dict[str, Any]:
     }
 
 
+def setting_cells(row: dict[str, Any]) -> list[str]:
+    """M, both caps and the number of parameters, as tables show them."""
+    caps = [number(row[key], 2) for key in ("max_lambda", "max_std")]
+    return [str(row["inducing"]), *caps, f"{row['parameters']:,}"]
+
+
 def summarize(rows: Sequence[dict[str, Any]], dataset: str) -> str:
     """The table of what was found, by system and setting."""
     cells = [
         [
             SYSTEMS[row["system"]].title,
-            str(row["inducing"]),
-            number(row["max_lambda"], 2),
-            number(row["max_std"], 2),
-            f"{row['parameters']:,}",
+            *setting_cells(row),
             number(100 * row["accuracy"], 2),
             number(row["nll"]),
             number(100 * row["ece"], 2),

@@ -6,14 +6,14 @@
 Every setting of `GRID` is trained on all but the last 10,000 training images and scored on those. Of each system the
 setting with the lowest ECE there is taken among those whose accuracy there is within half a point of the
 deterministic network's; the test images have no part in it. What is taken is trained anew on all training images under
-seeds that the grid did not use. Trainings run at the same time in worker processes, and a run that was interrupted goes on
-when the command is given again.
+seeds that the grid did not use; Ensemble-W is the deterministic networks of all seeds and as many more as it takes.
+Trainings run at the same time in worker processes, a run that was interrupted goes on when the command is given again,
+and the second command scores what is there.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -30,14 +30,14 @@ from bayesify.experiments.inducing_weights.classification import SMOKE, SMOKE_SO
 from bayesify.experiments.inducing_weights.sources import Source
 from bayesify.experiments.inducing_weights.systems import SYSTEMS, Recipe
 from bayesify.experiments.inducing_weights.trainings import Training, classify
-from bayesify.experiments.inducing_weights.workers import run_jobs
+from bayesify.experiments.inducing_weights.workers import read_results, run_jobs
 from bayesify.experiments.tables import number, table
 
 GRID: dict[str, tuple[dict[str, Any], ...]] = {
     "deterministic": ({},),
     "ensemble_u": tuple({"ensemble_max_lambda": cap} for cap in (0.03, 0.05, 0.07)),
     "ffg_u": tuple({"max_lambda": cap, "max_std": 0.1} for cap in (0.01, 0.015, 0.02, 0.03)),
-    "ffg_w": tuple({"mean_field_max_std": cap} for cap in (0.03, 0.05, 0.02)),
+    "ffg_w": tuple({"mean_field_max_std": cap} for cap in (0.02, 0.03, 0.05)),
 }
 """Settings that are tried, by system."""
 
@@ -45,7 +45,7 @@ ACCURACY_LOSS = 0.005
 """How far below the deterministic network's accuracy on the held-out images a setting may lie."""
 
 GRID_SEED, FIRST_SEED, APART = 0, 1, 1000
-"""Seed of the grid, first one of the final trainings, and the distance between those of an ensemble's networks."""
+"""Seed of the grid, first one of the final trainings, and the distance between those of Ensemble-W's further networks."""
 
 VALIDATION, CORRUPTED_IMAGES = 10_000, 1000
 
@@ -59,7 +59,6 @@ class Study:
         source: On what the final networks are trained and scored.
         validation: Training images that the grid holds out.
         num_seeds: Final trainings of each system.
-        num_ensembles: For how many of those seeds there is an Ensemble-W, which takes further networks.
         device: Where to train.
         settings: What is tried, as in `GRID`.
     """
@@ -68,7 +67,6 @@ class Study:
     source: Source
     validation: int = VALIDATION
     num_seeds: int = 3
-    num_ensembles: int = 1
     device: str = "cpu"
     settings: Mapping[str, Sequence[dict[str, Any]]] = field(default_factory=lambda: GRID)
 
@@ -81,11 +79,9 @@ class Study:
             if system in chosen:
                 for seed in finals:
                     jobs[f"{system}-{seed}"] = self.final(system, seed, chosen[system])
-        for seed in finals[: self.num_ensembles]:
-            for index in range(1, self.recipe.members):
-                jobs[f"member-{seed}-{index}"] = replace(
-                    self.final("deterministic", seed + APART * index, {}), file=f"members/{seed}-{index}"
-                )
+        for index in range(1, self.recipe.members - self.num_seeds + 1):
+            single = self.final("deterministic", FIRST_SEED + APART * index, {})
+            jobs[f"member-{index}"] = replace(single, file=f"members/{index}")
         return jobs
 
     def grid(self) -> dict[str, Training]:
@@ -104,70 +100,84 @@ class Study:
 
     def choose(self, results: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         """The setting of each system whose part of the grid is finished."""
-        if "grid-deterministic-0" not in results:
-            return {}
-        least = results["grid-deterministic-0"]["accuracy"] - ACCURACY_LOSS
-        chosen = {}
-        for system, settings in self.settings.items():
-            found = [results.get(f"grid-{system}-{index}") for index in range(len(settings))]
-            tried = [entry for entry in found if entry is not None]
-            if len(tried) < len(settings):
-                continue
-            ranks = [(max(0.0, least - entry["accuracy"]), entry["ece"]) for entry in tried]
+        return choose(self.settings, results)
+
+
+def choose(
+    tried: Mapping[str, Sequence[dict[str, Any]]], results: Mapping[str, dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """The setting with the lowest ECE among those that are accurate enough, of each system whose grid is finished.
+
+    Args:
+        tried: Settings by system, as in `GRID`.
+        results: Of the trainings, by name.
+    """
+    if "grid-deterministic-0" not in results:
+        return {}
+    least = results["grid-deterministic-0"]["accuracy"] - ACCURACY_LOSS
+    chosen = {}
+    for system, settings in tried.items():
+        names = [f"grid-{system}-{index}" for index in range(len(settings))]
+        if all(name in results for name in names):
+            ranks = [(max(0.0, least - results[name]["accuracy"]), results[name]["ece"]) for name in names]
             chosen[system] = settings[ranks.index(min(ranks))]
-        return chosen
+    return chosen
 
 
-def run(study: Study, folder: Path, workers: int, facts: dict[str, Any]) -> None:
-    """Run a study; its predictions go to a folder for each seed, laid out as `classification` does, and `study.json`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    first = folder / "facts.json"
-    if first.is_file():
-        facts = json.loads(first.read_text())  # those of the run that this one goes on with
-    else:
-        records.write(first, facts)
-    results = run_jobs(classify, study.plan, folder, workers)
-    chosen = study.choose(results)
-    labels = study.source.images().test_labels
+def prepare(study: Study, folder: Path, facts: dict[str, Any]) -> None:
+    """Write `study.json`, unless a run that this one goes on with did, and the labels of the scored images."""
     for seed in range(FIRST_SEED, FIRST_SEED + study.num_seeds):
         place = folder / f"seed-{seed}"
-        np.savez_compressed(place / "labels.npz", test=labels)
-        if seed < FIRST_SEED + study.num_ensembles:
-            files = [place / "deterministic.npz"]
-            files += [folder / "members" / f"{seed}-{index}.npz" for index in range(1, study.recipe.members)]
-            predictions.write(place / "ensemble_w.npz", predictions.combine([predictions.read(file) for file in files]))
-    tried = [
+        place.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(place / "labels.npz", test=study.source.images().test_labels)
+    if not (folder / "study.json").is_file():
+        varied = {key for settings in study.settings.values() for setting in settings for key in setting}
+        fixed = {key: value for key, value in asdict(study.recipe).items() if key not in varied}
+        about = {"dataset": study.source.dataset, "validation": study.validation, "settings": fixed}
+        records.write(folder / "study.json", {**facts, **about, "grid": dict(study.settings)})
+
+
+def evaluate(folder: Path) -> int:
+    """Score what a run wrote, print the tables and write `results.json`."""
+    about = seeds.read(folder)
+    tried = about.pop("grid")
+    results = read_results(folder)
+    chosen = choose(tried, results)
+    rows = [
         {"system": system, "setting": setting, **_scores(results[f"grid-{system}-{index}"])}
-        for system, settings in study.settings.items()
+        for system, settings in tried.items()
         for index, setting in enumerate(settings)
+        if f"grid-{system}-{index}" in results
     ]
-    about: dict[str, Any] = {**facts, "dataset": study.source.dataset, "settings": asdict(study.recipe)}
-    about |= {"validation": {"images": study.validation, "seed": GRID_SEED, "tried": tried}, "chosen": chosen}
+    print(_grid_table(rows, chosen, about["validation"]) + "\n")
+    members = about["settings"]["members"]
+    _combine(folder, members)
     for key, part in (("parameters", "parameters"), ("seconds", "train_seconds")):
-        about[key] = {system: results[f"{system}-{FIRST_SEED}"][part] for system in study.settings}
-        if study.num_ensembles:
-            about[key]["ensemble_w"] = study.recipe.members * about[key]["deterministic"]
-    about["trainings"] = len(results)
-    records.write(folder / "study.json", about)
+        final = [result for name, result in results.items() if not name.startswith("grid-")]
+        about[key] = {result["system"]: result[part] for result in reversed(final)}
+        about[key]["ensemble_w"] = round(members * about[key].get("deterministic", 0), 1)
+    found = seeds.score(folder)
+    print(seeds.tables(found, about))
+    lines = seeds.requirement(found)
+    print("\n" + "\n".join(lines))
+    about |= {"tried": rows, "chosen": chosen}
+    records.write(folder / "results.json", {**about, **seeds.summary(found), "requirement": lines})
+    return 0
+
+
+def _combine(folder: Path, members: int) -> None:
+    """Ensemble-W out of the deterministic networks, beside the first seed's predictions, once there are enough."""
+    files = [*sorted(folder.glob("seed-*/deterministic.npz")), *sorted((folder / "members").glob("*.npz"))][:members]
+    if len(files) == members:
+        together = predictions.combine([predictions.read(file) for file in files])
+        predictions.write(folder / f"seed-{FIRST_SEED}" / "ensemble_w.npz", together)
 
 
 def _scores(result: dict[str, Any]) -> dict[str, float]:
     return {key: round(result[key], 5) for key in ("accuracy", "nll", "ece", "brier")}
 
 
-def evaluate(folder: Path) -> int:
-    """Score what a run wrote, print the tables and write `results.json`."""
-    about = seeds.read(folder)
-    print(_grid_table(about) + "\n")
-    found = seeds.score(folder)
-    print(seeds.tables(found, about))
-    lines = seeds.requirement(found)
-    print("\n" + "\n".join(lines))
-    records.write(folder / "results.json", {**about, **seeds.summary(found), "requirement": lines})
-    return 0
-
-
-def _grid_table(about: dict[str, Any]) -> str:
+def _grid_table(tried: Sequence[dict[str, Any]], chosen: dict[str, dict[str, Any]], count: int) -> str:
     rows = [
         [
             SYSTEMS[entry["system"]].title,
@@ -175,11 +185,10 @@ def _grid_table(about: dict[str, Any]) -> str:
             number(100 * entry["accuracy"], 2),
             number(entry["nll"]),
             number(100 * entry["ece"], 2),
-            "taken" if about["chosen"][entry["system"]] == entry["setting"] else "",
+            "taken" if chosen.get(entry["system"]) == entry["setting"] else "",
         ]
-        for entry in about["validation"]["tried"]
+        for entry in tried
     ]
-    count = about["validation"]["images"]
     return table(
         ["system", "setting", "acc %", "nll", "ece %", ""], rows, f"Scored on {count:,} training images held out."
     )
@@ -195,7 +204,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--smoke", action="store_true", help="tiny synthetic images, seconds on a CPU")
     parser.add_argument("--workers", type=int, help="trainings at a time; 8 on a GPU and 1 on a CPU if left out")
     parser.add_argument("--seeds", type=int, default=3, help="final trainings of each system")
-    parser.add_argument("--ensembles", type=int, default=1, help="for how many seeds an Ensemble-W is trained")
     parser.add_argument("--num-train", type=int, help="only the first so many training images")
     parser.add_argument(
         "--validation", type=int, default=VALIDATION, metavar="N", help="images that the grid holds out"
@@ -205,18 +213,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(given)
     if chosen.evaluate is not None:
         return evaluate(chosen.evaluate)
-    if not 0 <= chosen.ensembles <= chosen.seeds or chosen.seeds < 1:
-        parser.error(f"--seeds {chosen.seeds} --ensembles {chosen.ensembles}; give 1 seed or more, and at most as many")
+    if chosen.seeds < 1:
+        parser.error(f"--seeds {chosen.seeds}; give at least 1")
     few = {system: settings[:2] for system, settings in GRID.items()}
     small = replace(SMOKE_SOURCE, num_train=150, corrupted_images=20)
-    study = Study(replace(SMOKE, epochs=1), small, validation=50, num_seeds=2, settings=few)
+    study = Study(replace(SMOKE, epochs=1), small, validation=50, num_seeds=1, settings=few)
     if not chosen.smoke:
         source = Source("fashion_mnist", chosen.data, chosen.num_train, corrupted_images=chosen.corrupted_images)
         recipe, device = recipe_from(chosen), chosen.device
-        study = Study(recipe, source, chosen.validation, chosen.seeds, chosen.ensembles, device)
+        study = Study(recipe, source, chosen.validation, chosen.seeds, device)
     workers = chosen.workers or (8 if torch.device(study.device).type == "cuda" else 1)
     facts = records.facts("bayesify.experiments.inducing_weights.fashion", given)
-    run(study, chosen.out, workers, {**facts, "workers": workers})
+    prepare(study, chosen.out, {**facts, "workers": workers})
+    run_jobs(classify, study.plan, chosen.out, workers)
     if find_spec("torchmetrics") is None:
         print(f"torchmetrics is not installed here; score with: --evaluate {chosen.out}")
         return 0

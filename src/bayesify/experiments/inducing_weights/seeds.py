@@ -25,7 +25,7 @@ def read(folder: Path) -> dict[str, Any]:
     """
     path = folder / "study.json"
     if not path.is_file():
-        raise FileNotFoundError(f"{folder} holds no study.json; give the folder that a finished run wrote")
+        raise FileNotFoundError(f"{folder} holds no study.json; give the folder that a run wrote")
     content: dict[str, Any] = json.loads(path.read_text())
     return content
 
@@ -36,9 +36,13 @@ def score(folder: Path) -> dict[int, Scores]:
     Raises:
         FileNotFoundError: If there is none.
     """
-    places = {int(place.name.partition("-")[2]): place for place in folder.glob("seed-*")}
+    places = {
+        int(place.name.partition("-")[2]): place
+        for place in folder.glob("seed-*")
+        if any((place / f"{system}.npz").is_file() for system in SYSTEMS)
+    }
     if not places:
-        raise FileNotFoundError(f"{folder} holds no predictions; give the folder that a finished run wrote")
+        raise FileNotFoundError(f"{folder} holds no predictions; give the folder that a run wrote")
     return {seed: scores.score(places[seed]) for seed in sorted(places)}
 
 
@@ -105,7 +109,9 @@ def tables(found: dict[int, Scores], about: dict[str, Any]) -> str:
         for system, entry in gathered.items()
     ]
     header = ["system", "seeds", "parameters", "train s", "acc %", "nll", "ece %", "brier"]
-    whole = table(header, rows, "Test images of " + about["dataset"] + ", mean and standard error over seeds.")
+    title = f"Test images of {about['dataset']}, mean and standard error over seeds"
+    shared = f"; {about['workers']} trainings shared the device" if about.get("workers", 1) > 1 else ""
+    whole = table(header, rows, f"{title}{shared}.")
     parts = [whole, _names(gathered, "ood/", "auroc_", "Images from elsewhere, AUROC.", 1)]
     parts += [
         _names(gathered, "corrupted/", key, f"Corrupted test images by severity, {title}.", 100)

@@ -28,8 +28,8 @@ class Recipe:
     """How every system is trained (appendix J.2, shortened): Adam, a learning rate that falls to a tenth after two thirds,
     a KL weight of 0 for a third of the epochs, then growing over a sixth, then 1.
 
-    The caps are those that `fashion` chose on held-out training images. For FFG-U they are the paper's; under its others (0.1
-    for Ensemble-U and FFG-W) both systems were underconfident, the network being a twentieth of the paper's.
+    The caps are those that `fashion` chose on held-out training images; for FFG-U they are the paper's, for Ensemble-U and FFG-W
+    below its 0.1.
 
     Args:
         epochs: Passes over the data, the same for every system.

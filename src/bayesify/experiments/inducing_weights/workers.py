@@ -86,6 +86,12 @@ def run_jobs(work: Callable[[Any, Path], Result], plan: Plan, folder: Path, work
     return done
 
 
+def read_results(folder: Path) -> dict[str, Result]:
+    """All results that `run_jobs` wrote to a folder, by name."""
+    files = sorted((folder / "jobs").glob("*.json"))
+    return {file.stem: json.loads(file.read_text())["result"] for file in files}
+
+
 def usable_cores() -> int:
     """Processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
