@@ -45,6 +45,15 @@ def test_large_and_small_numbers():
         assert error(hadamard(x), walsh.plain_transform(x.double().cpu(), 1 / 64)) < 3e-6
 
 
+def test_repeated_launches():
+    """The kernel is compiled once and then launched by its handle: other numbers of rows, and memory that is not aligned."""
+    buffer = torch.randn(70 * 1024 + 1, device="cuda")
+    for rows in (1, 2, 37, 64, 37, 1):
+        for start in (0, 1):
+            x = buffer[start : start + rows * 1024].view(rows, 1024)
+            assert error(hadamard(x), walsh.plain_transform(x.double().cpu(), 1 / 32)) < 3e-6
+
+
 def test_gradient_vmap_and_strides():
     x = torch.randn(6, 3, 512, device="cuda", requires_grad=True)
     hadamard(x).pow(3).sum().backward()

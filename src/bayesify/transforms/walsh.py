@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 DENSE = 128
 """Size up to which one dense product is the fastest transform, whatever the batch."""
@@ -83,8 +84,16 @@ def hadamard(x: Tensor, normalize: bool = True) -> Tensor:
     scale = 1 / math.sqrt(size) if normalize else 1.0
     if torch.compiler.is_compiling():  # products that the compiler differentiates by itself
         return plain_transform(x, scale)
+    if _nobody_differentiates(x):
+        return transform(x, scale)
     result: Tensor = _Hadamard.apply(x, scale)
     return result
+
+
+def _nobody_differentiates(x: Tensor) -> bool:
+    """Whether no gradient, tangent or transformation of functions can ask for more than the value: that is a shorter way."""
+    watched = x.requires_grad and torch.is_grad_enabled()
+    return not watched and not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
 
 
 class _Hadamard(torch.autograd.Function):
