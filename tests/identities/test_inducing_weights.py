@@ -288,6 +288,29 @@ def test_bad_options_are_refused_when_given(options, message):
         posteriors.InducingWeights(**options)
 
 
+@pytest.mark.parametrize("options", [{}, {"max_std": 0}, {"q": "matrix"}, {"q": "full"}, {"shared": (3, 2)}], ids=str)
+def test_the_covariance_of_u_is_that_of_its_draws(options):
+    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 4)).double()
+    bnn = bayesify.bayesianize(net, posteriors.InducingWeights(2, 3, **options))
+    with torch.no_grad():
+        for parameter in bnn.posterior.inducing.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    found = bnn.posterior.inducing_covariance()
+    assert list(found) == (["shared"] if "shared" in options else ["0", "1", "2"])
+    size = 6
+    family = bnn.posterior.inducing[0]
+    basis = torch.eye(size, dtype=torch.float64).reshape(size, *family.noise_shape())
+    columns = (family.draw(basis.expand(family.count, *basis.shape), None) - family.mean().unsqueeze(1)).flatten(2)
+    for value, column in zip(found.values(), columns, strict=True):
+        torch.testing.assert_close(value, column.mT @ column)
+
+
+def test_an_ensemble_has_no_covariance_of_u():
+    bnn = bayesify.bayesianize(nn.Linear(3, 4), posteriors.InducingWeights(2, 2, q="ensemble"))
+    with pytest.raises(ValueError, match="mixture of points"):
+        bnn.posterior.inducing_covariance()
+
+
 def test_a_full_covariance_that_is_too_large_is_refused():
     with pytest.raises(ValueError, match="at most 2048"):
         bayesify.bayesianize(nn.Linear(100, 100), posteriors.InducingWeights(64, 64, q="full"))

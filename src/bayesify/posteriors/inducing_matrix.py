@@ -75,6 +75,13 @@ class InducingMatrix(nn.Module):
     def reached_variance(self, row: Tensor, col: Tensor, index: int) -> Tensor:
         r"""Variance of each entry of $R^\top U_i C$ for R = `row` [M_r, d_out] and C = `col` [M_c, d_in]: [d_out, d_in]."""
 
+    def covariance(self) -> Tensor:
+        """Covariance of the entries of U as stored, row-major: [G, M_r M_c, M_r M_c]; raises `ValueError` for a mixture."""
+        raise ValueError(
+            f"InducingWeights: q={self.name!r} is a mixture of points, whose U has no covariance matrix; look at its members, "
+            "or use 'diagonal', 'matrix' or 'full'"
+        )
+
     def set_to_prior(self, factors: Factors) -> None:
         """Make q(U) the prior, in place; raises `ValueError` where that cannot be."""
         raise ValueError(
@@ -146,6 +153,11 @@ class DiagonalMatrix(InducingMatrix):
             return row.new_zeros(row.shape[-1], col.shape[-1])
         return row.square().mT @ std[index].square() @ col.square()
 
+    def covariance(self) -> Tensor:
+        """diag(s^2), zero for a point estimate."""
+        std = self.std()
+        return torch.diag_embed((self.location * 0 if std is None else std.square()).flatten(1))
+
     @torch.no_grad()
     def set_to_prior(self, factors: Factors) -> None:
         """Zero means, unit standard deviations; only where U is whitened and no cap forbids it."""
@@ -207,6 +219,11 @@ class MatrixNormalMatrix(InducingMatrix):
         """Outer product of the two sides' variances."""
         rows, cols = self.trils()
         return torch.outer((row.mT @ rows[index]).square().sum(-1), (col.mT @ cols[index]).square().sum(-1))
+
+    def covariance(self) -> Tensor:
+        """The Kronecker product of T_r T_r^T and T_c T_c^T."""
+        rows, cols = (factor @ factor.mT for factor in self.trils())
+        return torch.einsum("gab,gcd->gacbd", rows, cols).flatten(3).flatten(1, 2)
 
     @torch.no_grad()
     def set_to_prior(self, factors: Factors) -> None:
@@ -274,6 +291,11 @@ class FullMatrix(InducingMatrix):
         for part in columns.split(16):
             total = total + (row.mT @ part @ col).square().sum(0)
         return total
+
+    def covariance(self) -> Tensor:
+        """T T^T."""
+        factor = self.scale_tril()
+        return factor @ factor.mT
 
     @torch.no_grad()
     def set_to_prior(self, factors: Factors) -> None:

@@ -312,6 +312,23 @@ class InducingWeights(Posterior):
             self._unpack(block, spreads, columns, result, power=2)
         return result
 
+    def inducing_covariance(self) -> dict[str, Tensor]:
+        """Covariance of q(U) as it is stored, by layer, or of the one matrix under the name `shared`.
+
+        Returns:
+            [M_r M_c, M_r M_c] each, entries of U in row-major order.
+
+        Raises:
+            ValueError: If q is an ensemble, which is a mixture of points.
+        """
+        if self.shared is not None:
+            return {"shared": self._families()[0].covariance()[0]}
+        result: dict[str, Tensor] = {}
+        for block, family in zip(self.blocks, self._families(), strict=True):
+            names = [layer.name for group in block for layer in group]
+            result |= dict(zip(names, family.covariance().unbind(0), strict=True))
+        return result
+
     def _spread(
         self, block: int, factors: list[Factors], row: Tensor, col: Tensor, position: int, member: int
     ) -> Tensor:
