@@ -51,6 +51,21 @@ def exact_posterior(x, y, noise, prior):
     return torch.linalg.solve(precision, a.T @ y / noise).T, torch.linalg.inv(precision), a.T @ a / len(x)
 
 
+def test_a_layer_at_several_positions():
+    torch.manual_seed(0)
+    bnn = bayesify.bayesianize(
+        nn.Linear(3, 2).double(), "matrix_normal", likelihood=likelihoods.Gaussian(1.0, learn=False)
+    )
+    x, y = torch.randn(4, 5, 3, dtype=torch.float64), torch.randn(4, 5, 2, dtype=torch.float64)
+    with torch.no_grad():
+        g = (bnn.draw(1, generator=torch.Generator().manual_seed(3))[0](x) - y) / bnn.likelihood.noise
+    trainer = baselines.NoisyKFAC(bnn, num_data=4, fisher="empirical", decay=0.0)
+    trainer.step(x, y, generator=torch.Generator().manual_seed(3))
+    a = torch.cat((x, torch.ones(4, 5, 1, dtype=torch.float64)), dim=-1).flatten(0, 1)
+    torch.testing.assert_close(trainer.moments["inputs"][""], a.T @ a / 4)
+    torch.testing.assert_close(trainer.moments["gradients"][""], g.flatten(0, 1).T @ g.flatten(0, 1) / 20)
+
+
 def test_fixed_point_of_linear_regression():
     """M is the exact posterior mean, and the covariance that of A = sum a a^T / N and S = I / v with the prior in both."""
     x, y = regression()
@@ -114,8 +129,10 @@ def test_a_step_is_the_formula_with_extra_damping():
 
 
 @torch.no_grad()
-def test_factors_of_a_convolution():
-    """A sums over positions, S is their mean; patches in the order of the weight's matrix."""
+@pytest.mark.parametrize("budget", [1, 2**26])
+def test_factors_of_a_convolution(budget, monkeypatch):
+    """A sums over positions, S is their mean; patches in the order of the weight's matrix; whatever fits at a time."""
+    monkeypatch.setattr("bayesify.baselines.noisy_kfac.EXAMPLES_BYTES", budget)
     torch.manual_seed(0)
     conv = nn.Conv2d(2, 3, 2, stride=2, padding=1).double()
     bnn = bayesify.bayesianize(

@@ -149,5 +149,5 @@ def test_bad_input():
         baselines.TemperatureScaling(net, "categorical").fit([(x, y + 4)])
     with torch.no_grad():
         right = net(x).argmax(-1)
-    with pytest.warns(UserWarning, match="runs to its bound"):
+    with pytest.warns(UserWarning, match="runs to its bound 0.001: every validation example is predicted right"):
         baselines.TemperatureScaling(net, "categorical").fit([(x, right)])

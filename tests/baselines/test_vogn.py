@@ -73,18 +73,18 @@ def test_fixed_point_of_linear_regression():
     trainer = baselines.VOGN(bnn, num_data=30, learning_rate=0.5, decay=0.9, num_draws=2, antithetic=True)
     generator = torch.Generator().manual_seed(0)
     observed = []
-    for step in range(1500):
+    for step in range(900):
         trainer.step(x, y, generator=generator)
         if step >= 100:
             observed.append(1 / bnn.posterior.variance()["weight"])
     # Antithetic pairs cancel the noise of a gradient that is linear in the weights: the mean converges exactly.
     torch.testing.assert_close(bnn.posterior.mean()["weight"], exact, rtol=1e-8, atol=1e-8)
-    # Precisions fluctuate around the fixed point. n = 1400 of them with decay 0.9 are as good as n / 19 independent ones.
+    # Precisions fluctuate around the fixed point. n = 800 of them with decay 0.9 are as good as n / 19 independent ones.
     precisions = torch.stack(observed)
     error = precisions.std(0) / math.sqrt(len(observed) / 19)
     # Draws that follow the fluctuating precision shift it by a relative O(var), well under the error allowed.
     assert ((precisions.mean(0) - 1 / variance).abs() <= 5 * error).all()
-    assert (error * 5 < 0.05 / variance).all()
+    assert (error * 5 < 0.08 / variance).all()
 
 
 def naive_squares(bnn, weights, x, y):
@@ -125,6 +125,37 @@ def test_squares_of_single_examples_in_every_kind_of_layer(kind):
     for name, square in wanted.items():
         torch.testing.assert_close(trainer.moments["squares"][name], square, rtol=1e-8, atol=1e-10, msg=name)
     assert any(not torch.equal(before[name], value) for name, value in bnn.posterior.mean().items())
+
+
+def test_operations_in_place_on_a_layers_output():
+    torch.manual_seed(0)
+    layers = nn.Linear(3, 6), nn.ReLU(inplace=True), nn.Linear(6, 1)
+    x, y = regression(8)
+    found = []
+    for inplace in (True, False):
+        net = nn.Sequential(*layers).double()
+        net[1] = nn.ReLU(inplace=inplace)
+        bnn = bayesify.bayesianize(net, "mean_field", likelihood="gaussian")
+        trainer = baselines.VOGN(bnn, num_data=8)
+        trainer.step(x, y, generator=torch.Generator().manual_seed(1))
+        found.append(trainer.moments["squares"])
+    for name, value in found[0].items():
+        assert torch.equal(value, found[1][name]), name
+
+
+def test_epochs_shuffle_anew():
+    x, y = regression()
+    order = []
+
+    def reader(item):
+        order.append(item[0][:, 0].clone())
+        return item
+
+    loader = DataLoader(TensorDataset(x, y), batch_size=10, shuffle=True)
+    baselines.VOGN(linear(), num_data=30).fit(loader, 2, seed=0, batch=reader)
+    first, second = torch.cat(order[:3]), torch.cat(order[3:])
+    assert not torch.equal(first, second)
+    assert torch.equal(first.sort().values, second.sort().values)
 
 
 def small_conv():

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from bayesify.baselines.layer_passes import LayerPass, layer_rules
+from bayesify.baselines.layer_passes import EXAMPLES_BYTES, LayerPass, layer_rules
 from bayesify.baselines.natural_gradient import NaturalGradient, check_damping, raw_softplus
-from bayesify.jacobians.rules import Rule
+from bayesify.jacobians.rules import Rule, widen
 from bayesify.likelihoods import Categorical, Likelihood, as_float
 from bayesify.maths.noise import standard_normal
 from bayesify.network import BayesianNetwork
@@ -197,24 +197,26 @@ class NoisyKFAC(NaturalGradient):
     def _input_factor(self, layer: Layer, path: str, calls: list[tuple[Tensor, Tensor]]) -> Tensor:
         total: Any = 0.0
         for kept, grad in calls:
-            factors = self._rules[path].factors(kept, grad.unsqueeze(0))
-            assert factors is not None
-            a = factors[0]
-            ones = a.new_ones(*a.shape[:-1], 1)
-            a = torch.cat([ones if weight.is_bias else a for weight in layer.weights], dim=-1).flatten(0, 1)
-            total = total + a.T @ a / kept.shape[0]
+            examples = grad.shape[0]
+            rows = max(1, EXAMPLES_BYTES // (4 * layer.cols * max(1, grad[0].numel() // layer.rows)))
+            for start in range(0, examples, rows):
+                part = slice(start, start + rows)
+                factors = self._rules[path].factors(kept[part], grad[None, part])
+                assert factors is not None
+                a = factors[0]
+                ones = a.new_ones(*a.shape[:-1], 1)
+                a = torch.cat([ones if weight.is_bias else a for weight in layer.weights], dim=-1).flatten(0, 1)
+                total = total + a.T @ a / examples
         return torch.as_tensor(total)
 
     def _gradient_factor(self, path: str, calls: list[tuple[Tensor, Tensor]]) -> Tensor:
         total: Any = 0.0
         positions = 0
-        for kept, grad in calls:
-            factors = self._rules[path].factors(kept, grad.unsqueeze(0))
-            assert factors is not None
-            g = factors[1][0]  # [B, T, d_out]
-            positions += g.shape[1]
-            flat = g.flatten(0, 1)
-            total = total + flat.T @ flat / g.shape[0]
+        for _, grad in calls:
+            at_channels = grad if isinstance(self._rules[path].module, nn.Linear) else grad.movedim(1, -1)
+            flat = widen(at_channels).reshape(-1, at_channels.shape[-1])
+            positions += flat.shape[0] // grad.shape[0]
+            total = total + flat.T @ flat / grad.shape[0]
         return torch.as_tensor(total) / positions
 
     # -- steps -----------------------------------------------------------------------------------------------------

@@ -259,9 +259,10 @@ def _minimize(loss: Any, what: str, points: int = 49, steps: int = 60) -> float:
         raise ValueError("TemperatureScaling: the log-likelihood is not finite at any value; check outputs and targets")
     best = int(values.nan_to_num(nan=math.inf).argmin())
     if best in (0, points - 1):
+        why = "every validation example is predicted right" if best == 0 else "the outputs say nothing of the targets"
         warnings.warn(
-            f"TemperatureScaling: {what} runs to its bound {math.exp(float(grid[best])):g}: the validation data do not "
-            "contradict the model (or do so always); use more of them",
+            f"TemperatureScaling: {what} runs to its bound {math.exp(float(grid[best])):g}: {why}; use more validation data, "
+            "or look at the model",
             stacklevel=3,
         )
         return math.exp(float(grid[best]))
