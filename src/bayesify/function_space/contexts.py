@@ -78,6 +78,7 @@ class Box(Context):
         if not below:
             raise ValueError(f"Box: low={low} is not below high={high}; exchange them")
         self.n = n
+        self._kept: dict[Any, tuple[Tensor, Tensor]] = {}
 
     @classmethod
     def around(cls, x: Tensor, widths: float = 2.0, n: int = 10) -> Box:
@@ -97,7 +98,7 @@ class Box(Context):
                 "give low and high, or Box.around(x)"
             )
         try:
-            low, width = (end.to(like).expand(shape) for end in (self.low, self.high - self.low))
+            low, width = (end.expand(shape) for end in self._ends(like))
         except RuntimeError:
             size = list(torch.broadcast_shapes(self.low.shape, self.high.shape))
             raise ValueError(
@@ -107,6 +108,13 @@ class Box(Context):
         dtype = like.dtype if like.is_floating_point() else torch.float32
         uniform = torch.rand((self.n, *shape), generator=generator, device=place, dtype=dtype).to(like.device)
         return _like(x, kwargs, torch.addcmul(low, width, uniform))
+
+    def _ends(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Lower end and width, kept where the inputs are: a copy to a device cannot be recorded in a CUDA graph."""
+        key = (like.device, like.dtype)
+        if key not in self._kept:
+            self._kept[key] = (self.low.to(like), (self.high - self.low).to(like))
+        return self._kept[key]
 
     def config(self) -> dict[str, Any]:
         """Its ends and its size."""
@@ -166,11 +174,11 @@ class Stored(Context):
                 f"{type(self).__name__}: context inputs are {list(held.shape[1:])} and training inputs "
                 f"{list(like.shape[1:])}; give inputs of the same shape"
             )
-        place = generator.device if generator is not None else "cpu"
-        if self.n <= held.shape[0]:
-            index = torch.randperm(held.shape[0], generator=generator, device=place)[: self.n]
+        place, rows = generator.device if generator is not None else like.device, held.shape[0]
+        if self.n <= rows:  # unlike a permutation, this can be recorded in a CUDA graph
+            index = torch.rand(rows, generator=generator, device=place).topk(self.n).indices
         else:
-            index = torch.randint(held.shape[0], (self.n,), generator=generator, device=place)
+            index = torch.randint(rows, (self.n,), generator=generator, device=place)
         if held.device != like.device:
             held = self._held = held.to(like.device)
         found = held[index.to(held.device)].to(like.dtype)

@@ -64,9 +64,6 @@ def _of_weight(
         if isinstance(rule, LookupRule):
             yield from _of_table(rule, kept, g, variance, kind, memory)
             return
-    if uses and not calls:  # the outputs do not depend on it
-        yield contribution(gradients.dense(name).flatten(2), variance.flatten(), kind)
-        return
     yield from _of_dense(gradients, uses, name, variance, kind, memory)
 
 
@@ -77,7 +74,7 @@ def _of_dense(
     flat = variance.flatten()
     calls = [(use, kept, g) for use in uses for kept, g in gradients.calls_of(use.rule)]
     if not calls:
-        yield contribution(gradients.dense(name).flatten(2), flat, kind)
+        yield contribution(gradients.dense(name).reshape(*gradients.shape, -1), flat, kind)
         return
     rows, size = gradients.shape[0] * gradients.shape[1], flat.numel()
     pieces = _pieces(size, rows * flat.element_size(), memory)

@@ -69,6 +69,7 @@ class Constant(FunctionPrior):
         self.mean, self.variance = (
             torch.as_tensor(value, dtype=torch.float64).detach().cpu() for value in (mean, variance)
         )
+        self._kept: dict[Any, tuple[Tensor, Tensor]] = {}
         if not bool(torch.isfinite(self.mean).all()):
             raise ValueError(f"FunctionSpaceVI: prior_mean={mean}; give finite numbers")
         if not bool((self.variance > 0).all() & torch.isfinite(self.variance).all()):
@@ -79,7 +80,7 @@ class Constant(FunctionPrior):
     ) -> tuple[Tensor, Tensor]:
         """Nothing depends on the inputs."""
         try:
-            mean, variance = (value.to(outputs).expand(outputs.shape) for value in (self.mean, self.variance))
+            mean, variance = (value.expand(outputs.shape) for value in self._on_device(outputs))
         except RuntimeError:
             sizes = [list(value.shape) for value in (self.mean, self.variance)]
             raise ValueError(
@@ -89,6 +90,13 @@ class Constant(FunctionPrior):
         if kind == "diagonal":
             return mean, variance
         return mean, torch.diag_embed(variance.T if kind == "full" else variance.flatten())
+
+    def _on_device(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Kept where the outputs are: a copy to a device cannot be recorded in a CUDA graph."""
+        key = (outputs.device, outputs.dtype)
+        if key not in self._kept:
+            self._kept[key] = (self.mean.to(outputs), self.variance.to(outputs))
+        return self._kept[key]
 
     def config(self) -> dict[str, Any]:
         """Mean and variance."""

@@ -39,6 +39,8 @@ def fit_recorded(
     precision: Literal["float32", "bf16"] = "float32",
     decay_epoch: int | None = None,
     seed: int = 0,
+    terms: Callable[..., tuple[Tensor, Tensor]] | None = None,
+    keeps_mode: bool = False,
 ) -> list[dict[str, Any]]:
     """Minimize the negative bound per example, as `fit` does.
 
@@ -54,6 +56,8 @@ def fit_recorded(
         precision: `"bf16"` runs the network under autocast.
         decay_epoch: Epochs after which learning rates fall to a tenth; never if left out.
         seed: Of the order of the batches, if those take torch's global random numbers, and of the draws.
+        terms: Data term and penalty of another objective, called as `bnn.elbo_terms`, which it is if left out.
+        keeps_mode: Whether the network trains in the mode it is in.
 
     Returns:
         For each epoch `epoch`, `nll` per example, `kl` in nats and `kl_weight` at its end.
@@ -62,8 +66,10 @@ def fit_recorded(
         ValueError: If the bound is not finite.
     """
     device = next(bnn.parameters()).device
-    bnn.train()
-    step = _Step(bnn, optimizer, num_data, num_draws, precision, torch.Generator(device).manual_seed(seed))
+    if not keeps_mode:
+        bnn.train()
+    generator = torch.Generator(device).manual_seed(seed)
+    step = _Step(terms or bnn.elbo_terms, optimizer, num_data, num_draws, precision, generator)
     history, weight = [], 0.0
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -110,14 +116,14 @@ class _Step:
 
     def __init__(
         self,
-        bnn: BayesianNetwork,
+        terms: Callable[..., tuple[Tensor, Tensor]],
         optimizer: torch.optim.Optimizer,
         num_data: int,
         num_draws: int,
         precision: str,
         generator: torch.Generator,
     ) -> None:
-        self.bnn, self.optimizer, self.generator = bnn, optimizer, generator
+        self.terms, self.optimizer, self.generator = terms, optimizer, generator
         self.num_data, self.num_draws, self.precision = num_data, num_draws, precision
         self.device = generator.device
         self.sums = torch.zeros(2, dtype=torch.float64, device=self.device)
@@ -161,9 +167,7 @@ class _Step:
         if reset:
             self.optimizer.zero_grad(set_to_none=True)
         with self._autocast():
-            data, kl = self.bnn.elbo_terms(
-                x, y, num_data=self.num_data, num_draws=self.num_draws, generator=self.generator
-            )
+            data, kl = self.terms(x, y, num_data=self.num_data, num_draws=self.num_draws, generator=self.generator)
         data, kl = data.mean(), kl.mean()
         ((self.kl_weight * kl - data) / self.num_data).backward()
         self.optimizer.step()
