@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,10 +19,11 @@ from bayesify.baselines.vogn import VOGN
 from bayesify.experiments.subnetwork import image_training, published
 from bayesify.experiments.subnetwork.image_training import Batches, Recipe
 from bayesify.laplace import Laplace
+from bayesify.laplace.covariances import DiagonalCovariance, FullCovariance
 from bayesify.likelihoods import Categorical
 from bayesify.network import BayesianNetwork, bayesianize
 from bayesify.posteriors import Dropout, MeanField
-from bayesify.predictive import ClassificationPredictive
+from bayesify.predictive import ClassificationPredictive, Predictive
 from bayesify.priors import Gaussian as GaussianPrior
 from bayesify.training import fit
 
@@ -31,8 +33,9 @@ Predict = Callable[[Tensor], Tensor]
 MEMORY = 4 * 2**30
 """Budget in bytes for activations on a GPU."""
 
-GRID = tuple(10.0**power for power in range(-4, 5))
-"""Prior precisions of the first search; a second one lies between the two best (appendix C.3)."""
+GRID = tuple(10.0**power for power in range(-12, 6, 2))
+"""Prior precisions of the first search. The paper's goes from 1e-4 to 1e4 in steps of ten (appendix C.3); the weights of largest
+variance have so little curvature that ours must go lower."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +48,9 @@ class Settings:
         num_select: Of these, how many choose the subnetwork.
         num_validation: Training images that are set aside, for prior precisions.
         num_tune: Of these, how many are used.
+        grid: Prior precisions of the first search.
         tune: Which prior precisions are tried beside the paper's: `"tuned"` is the best on validation images, `"shifted"` the best
             on shifted ones.
-        fine: Whether a second, finer search follows the first.
         draws: Of dropout, SWAG, VOGN and the diagonal posterior; 16 in the paper.
         members: Of the ensemble.
         apart_batch: Images in a step of what is trained apart (256 in the paper) but the ensemble.
@@ -65,9 +68,9 @@ class Settings:
     num_fit: int = 10_000
     num_select: int = 10_000
     num_validation: int = 5_000
-    num_tune: int = 1_000
+    num_tune: int = 300
+    grid: tuple[float, ...] = GRID
     tune: tuple[str, ...] = ("tuned", "shifted")
-    fine: bool = True
     draws: int = 16
     members: int = 5
     apart_batch: int = 256
@@ -176,41 +179,85 @@ def _laplace(
 ) -> Iterator[Variant]:
     """The posterior at the paper's prior precision, then at the best one on validation images, then on shifted ones."""
     settings, start = shop.settings, time.perf_counter()
-    diagonal = covariance == "diagonal"
+    base = published.PRIOR_PRECISION.get(name, 1.0)
     laplace = Laplace(
         shop.map_estimate,
         Categorical(),
         subset=subset,
         covariance=covariance,
-        prior_precision=published.PRIOR_PRECISION.get(name, 1.0),
+        prior_precision=base,
         memory=settings.memory,
     )
     laplace.fit(shop.fit_batches())
-    facts = {"fit_seconds": round(time.perf_counter() - start, 1)}
+    facts: dict[str, Any] = {"fit_seconds": round(time.perf_counter() - start, 1)}
 
     def predict(x: Tensor) -> Tensor:
-        if diagonal:
+        if covariance == "diagonal":
             generator = torch.Generator(x.device).manual_seed(shop.seed)
-            made = laplace.predict(x, method="network_mc", num_draws=settings.draws, generator=generator)
-            assert isinstance(made, ClassificationPredictive)
-            return made.probs
-        parts = [laplace.predict(part) for part in x.split(settings.chunk)]
-        return torch.cat([part.probs for part in parts if isinstance(part, ClassificationPredictive)])
+            return _probs(laplace.predict(x, method="network_mc", num_draws=settings.draws, generator=generator))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".* to factorize it")
+            return torch.cat([_probs(laplace.predict(part)) for part in x.split(settings.chunk)])
 
     if name in published.PRIOR_PRECISION:
-        yield Variant(name, predict, {**facts, "prior_precision": published.PRIOR_PRECISION[name]})
-    for ending, (x, y) in {"tuned": shop.validation, "shifted": shop.shifted}.items():
-        if ending not in settings.tune:
-            continue
-        start = time.perf_counter()
-        method = "network_mc" if diagonal else "closed_form"
-        loader = _cut(settings.chunk, x[: settings.num_tune], y[: settings.num_tune])
-        generator = torch.Generator(x.device).manual_seed(shop.seed)
-        precision = laplace.tune_prior_precision(
-            loader, grid=GRID, fine=settings.fine, prediction=method, num_draws=settings.draws, generator=generator
-        )
-        seconds = round(time.perf_counter() - start, 1)
-        yield Variant(f"{name}_{ending}", predict, {**facts, "prior_precision": precision, "tune_seconds": seconds})
+        yield Variant(name, predict, {**facts, "prior_precision": base})
+    if not settings.tune:
+        return
+    start = time.perf_counter()
+    grid = [precision for precision in settings.grid if precision >= _least(laplace)] or [max(settings.grid)]
+    found = search(lambda precision: _scores(shop, laplace, precision / base, predict), grid, settings.tune)
+    facts["tune_seconds"] = round(time.perf_counter() - start, 1)
+    for ending, (precision, tried) in found.items():
+        laplace.set_prior_factor(precision / base)
+        yield Variant(f"{name}_{ending}", predict, {**facts, "prior_precision": precision, "tried": tried})
+
+
+def _scores(shop: Workshop, laplace: Laplace, factor: float, predict: Predict) -> dict[str, float]:
+    """Mean log-likelihoods of validation images, as they are and shifted, under a factor on the prior precision."""
+    laplace.set_prior_factor(factor)
+    scores = {}
+    for ending in shop.settings.tune:
+        x, y = (part[: shop.settings.num_tune] for part in (shop.validation if ending == "tuned" else shop.shifted))
+        scores[ending] = float(predict(x).double().gather(1, y[:, None]).clamp_min(1e-37).log().mean())
+    return scores
+
+
+def _least(laplace: Laplace) -> float:
+    """The prior precision below which rounding errors of the curvature would stand in for it."""
+    posterior = laplace.posterior
+    assert isinstance(posterior, (FullCovariance, DiagonalCovariance))
+    curvature = posterior.curvature
+    return 1e-4 * float((curvature.diagonal() if curvature.ndim == 2 else curvature).mean())
+
+
+def search(
+    score: Callable[[float], Mapping[str, float]], grid: Sequence[float], endings: Sequence[str]
+) -> dict[str, tuple[float, dict[str, float]]]:
+    """The best prior precision by each of several scores: those of a grid, then a tenth and ten times the best.
+
+    Args:
+        score: From a prior precision to all scores; called once for each value.
+        grid: Of the first search.
+        endings: Names of the scores.
+
+    Returns:
+        By name: the best value, and the score of every value that was tried.
+    """
+    known = {precision: score(precision) for precision in grid}
+    found = {}
+    for ending in endings:
+        best = max(known, key=lambda precision: known[precision][ending])
+        for precision in (best / 10, best * 10):
+            if precision not in known:
+                known[precision] = score(precision)
+        best = max(known, key=lambda precision: known[precision][ending])
+        found[ending] = (best, {f"{precision:g}": round(known[precision][ending], 4) for precision in sorted(known)})
+    return found
+
+
+def _probs(made: Predictive) -> Tensor:
+    assert isinstance(made, ClassificationPredictive)
+    return made.probs
 
 
 def _subnetwork(shop: Workshop) -> Iterator[Variant]:
@@ -237,9 +284,7 @@ def _diagonal(shop: Workshop) -> Iterator[Variant]:
 def _bayesian(bnn: BayesianNetwork, shop: Workshop) -> Predict:
     def predict(x: Tensor) -> Tensor:
         generator = torch.Generator(x.device).manual_seed(shop.seed)
-        made = bnn.predict(x, shop.settings.draws, generator=generator, memory=MEMORY if x.is_cuda else None)
-        assert isinstance(made, ClassificationPredictive)
-        return made.probs
+        return _probs(bnn.predict(x, shop.settings.draws, generator=generator, memory=MEMORY if x.is_cuda else None))
 
     return predict
 
@@ -289,9 +334,7 @@ def _swag(shop: Workshop) -> Iterator[Variant]:
     facts = {"train_seconds": round(time.perf_counter() - start, 1)}
 
     def predict(x: Tensor) -> Tensor:
-        made = swag.predict(x, draws=draws, memory=MEMORY if x.is_cuda else None)
-        assert isinstance(made, ClassificationPredictive)
-        return made.probs
+        return _probs(swag.predict(x, draws=draws, memory=MEMORY if x.is_cuda else None))
 
     yield Variant("swag", predict, facts)
 

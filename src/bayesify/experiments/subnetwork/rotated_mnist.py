@@ -34,11 +34,12 @@ from bayesify.experiments.subnetwork.image_training import Recipe
 SMOKE = (
     Recipe(epochs=2, batch=50, depth=1, width=4),
     Settings(
-        size=40,
-        num_fit=60,
-        num_select=30,
+        size=30,
+        num_fit=40,
+        num_select=20,
         num_validation=40,
         num_tune=20,
+        grid=(0.1, 10.0),
         draws=2,
         members=2,
         apart_batch=50,

@@ -88,7 +88,8 @@ def run(
             write_arrays(folder / f"{variant.name}.npz", arrays)
             seconds = round(time.perf_counter() - start, 1)
             made[variant.name] = {"system": name, **variant.facts, "predict_seconds": seconds}
-            shown = ", ".join(f"{key} {value:g}" for key, value in made[variant.name].items() if key != "system")
+            numbers = {key: value for key, value in made[variant.name].items() if isinstance(value, float)}
+            shown = ", ".join(f"{key} {value:g}" for key, value in numbers.items())
             print(f"{variant.name}: {shown}\n{_brief(arrays, task.labels)}", flush=True)
         content["systems"] |= made
         records.write(path, content)

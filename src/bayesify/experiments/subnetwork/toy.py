@@ -1,12 +1,11 @@
-"""The 1-D regression of section 5.1 (figure 2): eleven posteriors around one MAP estimate, a panel each.
+"""The 1-D regression of section 5.1 (figure 2): the posteriors around one MAP estimate, a panel each.
 
     python -m bayesify.experiments.subnetwork.toy [--dataset matern] [--seeds 3] [--out DIR] [--smoke]
 
 Network, prior precision and sizes are the paper's: two hidden layers of 50 ReLU units, 3 on each of the 2,600 weights, biases
 left out, 50, 3 and 1 % of the weights. The last layer has the marginal of the full posterior (appendix C.1). The paper's data are
 two clusters from a set of the depth uncertainty paper that it does not name: `matern` is that paper's set with two clusters and
-lies in the folder of the data; `cosine` is made from a seed. SGD has ten times the paper's learning rate, so that it converges in
-a minute.
+lies in the folder of the data; `cosine` is made from a seed.
 """
 
 from __future__ import annotations
@@ -33,13 +32,14 @@ from bayesify.experiments import records
 from bayesify.experiments.subnetwork import map_regression
 from bayesify.experiments.tables import number, table
 from bayesify.laplace import Laplace
+from bayesify.laplace.covariances import DiagonalCovariance
 from bayesify.likelihoods import Gaussian
 from bayesify.predictive import Outputs, RegressionPredictive
 
 HIDDEN_LAYERS, WIDTH, PRIOR_PRECISION = 2, 50, 3.0
 SHARES = (0.5, 0.03, 0.01)
-RECIPE = map_regression.Recipe(learning_rate=1e-2, epochs=8000, patience=None)
-SMOKE = map_regression.Recipe(learning_rate=1e-2, epochs=20, patience=None)
+RECIPE = map_regression.Recipe(epochs=20_000, patience=None)
+SMOKE = map_regression.Recipe(epochs=20, patience=None)
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,16 @@ class Outcome:
     outside: float
 
 
-def systems(num_weights: int, seed: int) -> dict[str, dict[str, Any]]:
-    """Arguments of `Laplace` for each posterior, by title; the number in brackets counts weights."""
+def systems(num_weights: int, seed: int, curvature: Tensor) -> dict[str, dict[str, Any]]:
+    """Arguments of `Laplace` for each posterior, by title; the number in brackets counts weights.
+
+    Args:
+        num_weights: All of them.
+        seed: Of the random subnetworks.
+        curvature: Diagonal of the curvature, [num_weights]. Where it is 0 the data do not reach a weight: its variance is the
+            prior's, the largest there is, and the paper's rule takes it first, although most such weights belong to units
+            that are never active. The rows of live weights leave them out.
+    """
     made: dict[str, dict[str, Any]] = {
         f"Diagonal ({num_weights})": {"covariance": "diagonal"},
         f"Last layer ({WIDTH})": {"subset": "last_layer", "marginal": True},
@@ -113,6 +121,11 @@ def systems(num_weights: int, seed: int) -> dict[str, dict[str, Any]]:
     for share in SHARES:
         size = math.ceil(share * num_weights)
         made[f"Largest variance {share:.0%} ({size})"] = {"subset": subnetwork.largest_variance(size)}
+    live = int((curvature > 0).sum())
+    order = curvature.masked_fill(curvature == 0, math.inf).argsort()
+    for share in SHARES:
+        size = min(live, math.ceil(share * num_weights))
+        made[f"Live weights {share:.0%} ({size})"] = {"subset": subnetwork.from_indices(order[:size])}
     for share in SHARES:
         size = math.ceil(share * num_weights)
         made[f"Random {share:.0%} ({size})"] = {"subset": subnetwork.random(size, seed=seed)}
@@ -125,10 +138,21 @@ def predictors(data: Data, recipe: map_regression.Recipe, seed: int) -> dict[str
     likelihood = map_regression.train(net, data.x, data.y, recipe, seed=seed)
     num_weights = map_regression.freeze_biases(net)
     made: dict[str, Predict] = {"MAP (0)": _point(net, likelihood)}
-    for title, options in systems(num_weights, seed).items():
+    diagonal = Laplace(net, likelihood, covariance="diagonal").fit([(data.x, data.y)]).posterior
+    assert isinstance(diagonal, DiagonalCovariance)
+    for title, options in systems(num_weights, seed, diagonal.curvature).items():
         laplace = Laplace(net, likelihood, prior_precision=PRIOR_PRECISION, **options).fit([(data.x, data.y)])
-        made[title] = laplace.predict
+        made[title] = _predictor(laplace)
     return made
+
+
+def _predictor(laplace: Laplace) -> Predict:
+    def predict(x: Tensor) -> RegressionPredictive:
+        made = laplace.predict(x)
+        assert isinstance(made, RegressionPredictive)
+        return made
+
+    return predict
 
 
 def _point(net: nn.Module, likelihood: Gaussian) -> Predict:
