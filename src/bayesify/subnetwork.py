@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 import torch
@@ -101,8 +102,7 @@ class _Random(_OfSize):
         self.seed = seed
 
     def select(self, candidates: Candidates) -> Tensor:
-        generator = torch.Generator().manual_seed(self.seed)
-        return torch.randperm(candidates.total, generator=generator)[: self.count(candidates)]
+        return torch.tensor(Random(self.seed).sample(range(candidates.total), self.count(candidates)))
 
 
 class _Names(Selector):

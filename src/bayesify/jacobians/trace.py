@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.execution import SLOW_VMAP
+from bayesify.jacobians.convolutions import QuickBackward
 from bayesify.jacobians.rules import Rule
 
 _REFUSED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -179,5 +180,7 @@ def trace(
     with ExitStack() as stack, torch.enable_grad():
         for module in modules:
             stack.callback(module.register_forward_hook(watch).remove)
+        if not differentiable:
+            stack.enter_context(QuickBackward())
         outputs = call()
     return Trace(outputs, applications, differentiable)

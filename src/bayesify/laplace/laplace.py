@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from bayesify.batches import BatchReader, check_repeatable, read_batch
 from bayesify.draws import Draws
-from bayesify.execution import Runner, batch_size, evaluating, split_rows
-from bayesify.inputs import as_inputs, check_inputs
+from bayesify.execution import Runner, batch_size, evaluating, select_output, split_rows
+from bayesify.inputs import as_inputs, check_inputs, naming_inputs
 from bayesify.jacobians import Jacobians, Linearization, check_deterministic
 from bayesify.laplace import curvature as curvatures
 from bayesify.laplace.covariances import (
@@ -26,7 +26,8 @@ from bayesify.laplace.covariances import (
     full_bytes,
     largest_size,
 )
-from bayesify.laplace.memory import parse_bytes
+from bayesify.laplace.last_layer import last_layer
+from bayesify.laplace.memory import in_words, parse_bytes
 from bayesify.laplace.predictive import OutputGaussian, closed_form
 from bayesify.laplace.progress import showing
 from bayesify.laplace.subset import Subset
@@ -116,6 +117,7 @@ class Laplace:
         self._values = {name: self.network.get_parameter(name).detach() for name in self.weights}
         self.subset: Subset | None = None
         self.posterior: WeightCovariance | None = None
+        self._derivatives: dict[tuple[str, ...], Jacobians] = {}
         self.data = curvatures.DataTerm()
         self.outputs_per_example = 1
 
@@ -144,15 +146,14 @@ class Laplace:
             self._values,
             self._frozen,
             lambda count: self._diagonal_variances(loader, batch, count, progress),
-            lambda: self._last_layer(args, kwargs),
+            lambda: last_layer(self._runner, self.weights, args, kwargs),
         )
         self._check_budget(self.selector.count(candidates))
         # The likelihood says what does not fit before any long computation.
-        point = Jacobians(self._runner, list(self.weights)[-1:], output=self.output).at(
-            *next(split_rows(args, kwargs, 2))
-        )
-        self.likelihood.log_prob(point.outputs.detach(), first.rows(slice(0, 2)).y, has_draws=False)
-        self.outputs_per_example = point.outputs[0].numel()
+        with naming_inputs(args, kwargs):
+            outputs = select_output(self._runner.call({}, *next(split_rows(args, kwargs, 2))), self.output)
+        self.likelihood.log_prob(outputs, first.rows(slice(0, 2)).y, has_draws=False)
+        self.outputs_per_example = outputs[0].numel()
         self.subset = Subset.of_flat(self.weights, self.selector.select(candidates).cpu())
         self.posterior = self._fit_covariance(self.subset, loader, batch, progress)
         return self
@@ -168,33 +169,22 @@ class Laplace:
             largest = largest_size(self.memory, self._dtype)
             raise ValueError(
                 f"Laplace: a full covariance over {needed:,} weights takes "
-                f"{_in_words(full_bytes(needed, self._dtype))} (the matrix, its factor and a copy), more than "
-                f"memory={_in_words(self.memory)}; choose at most {largest:,} weights, such as "
+                f"{in_words(full_bytes(needed, self._dtype))} (the matrix, its factor and a copy), more than "
+                f"memory={in_words(self.memory)}; choose at most {largest:,} weights, such as "
                 f"subset=bayesify.subnetwork.largest_variance({largest}), give more memory=, or covariance='diagonal'"
             )
 
-    def _last_layer(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
-        """Weights of the module that runs last and has weights of its own."""
-        called: list[nn.Module] = []
-        own = {id(module): module for module in self.network.modules() if len(list(module.parameters(recurse=False)))}
-        handles = [module.register_forward_hook(lambda module, _, __: called.append(module)) for module in own.values()]
-        try:
-            self._runner.call({}, *next(split_rows(args, kwargs, 1)))
-        finally:
-            for handle in handles:
-                handle.remove()
-        for module in reversed(called):
-            mine = {id(parameter) for parameter in module.parameters(recurse=True)}
-            names = [name for name in self.weights if id(self.network.get_parameter(name)) in mine]
-            if names:
-                return names
-        raise ValueError("Laplace: no layer with trainable weights was called; name the weights, subset=[...]")
+    def _jacobians(self, names: Iterable[str]) -> Jacobians:
+        """Derivatives by some weights; kept, since the first batch goes through a comparison."""
+        chosen = tuple(names)
+        if chosen not in self._derivatives:
+            self._derivatives = {chosen: Jacobians(self._runner, chosen, output=self.output)}
+        return self._derivatives[chosen]
 
     def _pieces(
         self, loader: Iterable[Any], names: Iterable[str], per_row: int, batch: BatchReader | None, **more: Any
     ) -> curvatures.Pieces:
-        jacobians = Jacobians(self._runner, list(names), output=self.output)
-        return curvatures.Pieces(loader, jacobians, self.memory, per_row, batch, **more)
+        return curvatures.Pieces(loader, self._jacobians(names), self.memory, per_row, batch, **more)
 
     def _diagonal_variances(
         self, loader: Iterable[Any], batch: BatchReader | None, num_examples: int | None, progress: bool
@@ -428,7 +418,7 @@ class Laplace:
 
     def _linearizations(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], budget: int) -> Iterable[Linearization]:
         subset, posterior = self.fitted()
-        jacobians = Jacobians(self._runner, subset.names, output=self.output)
+        jacobians = self._jacobians(subset.names)
         if batch_size(args, kwargs) == 0:
             raise ValueError("predict: the batch is empty; give at least one example")
         held = max(subset.count(name) for name in subset.names)
@@ -456,7 +446,3 @@ def _check_precision(value: float | Mapping[str, float]) -> float | dict[str, fl
         if not (isinstance(number, (int, float)) and number > 0 and math.isfinite(number)):
             raise ValueError(f"Laplace: prior_precision={number}; give a positive number")
     return dict(value) if isinstance(value, Mapping) else float(value)
-
-
-def _in_words(size: int) -> str:
-    return f"{size / 2**30:.3g} GiB" if size >= 2**30 else f"{size / 2**20:.3g} MiB"

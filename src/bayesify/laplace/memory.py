@@ -19,3 +19,8 @@ def parse_bytes(size: int | str) -> int:
     if isinstance(size, bool) or match is None or match[2].upper() not in UNITS or float(match[1]) <= 0:
         raise ValueError(f"memory={size!r}; give a positive number of bytes, or text such as '1GiB'")
     return int(float(match[1]) * UNITS[match[2].upper()])
+
+
+def in_words(size: int) -> str:
+    """A number of bytes for people."""
+    return f"{size / 2**30:.3g} GiB" if size >= 2**30 else f"{size / 2**20:.3g} MiB"
