@@ -1,0 +1,85 @@
+"""What a step of function-space inference costs next to a mean-field step: 10 context inputs, diagonal form, batch 128.
+
+On a CPU the MLP 784-256-256-10 and the three-layer convolutional network; on a GPU ResNet-18.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from torch import nn
+
+import bayesify
+from bayesify import likelihoods, models, posteriors
+from bayesify.experiments.function_space.networks import convolutional_network
+
+from .timing import adam_step, ratios, record
+
+BATCH, POINTS, NUM_DATA = 128, 10, 60_000
+
+
+def step_ratios(
+    net: nn.Module, shape: tuple[int, ...], seconds: float, device: str, layers: tuple[str, ...]
+) -> list[float]:
+    """Time of a step for each choice of layers, as a ratio to a mean-field step of the same network."""
+    x = torch.rand(BATCH, *shape, device=device)
+    y = torch.randint(0, 10, (BATCH,), device=device)
+
+    def make() -> bayesify.BayesianNetwork:
+        posterior = posteriors.MeanField(init_std=1e-2)
+        return bayesify.bayesianize(net, posterior, likelihood=likelihoods.Categorical()).to(device).eval()
+
+    plain = make()
+    steps = []
+    for choice in layers:
+        bnn = make()
+        space = bayesify.FunctionSpaceVI(bnn, context=bayesify.Box(0.0, 1.0, POINTS), layers=choice)  # type: ignore[arg-type]
+        steps.append(adam_step(bnn, lambda space=space: -space.objective(x, y, num_data=NUM_DATA) / NUM_DATA))
+    base = adam_step(plain, lambda: -plain.elbo(x, y, num_data=NUM_DATA) / NUM_DATA)
+    return ratios(base, *steps, seconds=seconds)
+
+
+def peak_memory(net: nn.Module, shape: tuple[int, ...], memory: int) -> float:
+    """Bytes in GiB that one KL and its gradient take on the GPU at most, above what was there, under a budget."""
+    bnn = bayesify.bayesianize(net, posteriors.MeanField(init_std=1e-2)).cuda().eval()
+    space = bayesify.FunctionSpaceVI(bnn, context=bayesify.Box(0.0, 1.0, POINTS), memory=memory)
+    x = torch.rand(POINTS, *shape, device="cuda")
+    space.function_kl(x).backward()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    space.function_kl(x).backward()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**30
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=10.0, help="time per comparison")
+    seconds = parser.parse_args().seconds
+    torch.manual_seed(0)
+    unit = "time of an Adam step as a ratio to that of a mean-field step of the same network in the same run"
+    both = ("all", "last")
+    if torch.cuda.is_available():
+        net = models.resnet18()
+        every, last = step_ratios(net, (3, 32, 32), seconds, "cuda", both)
+        figures = {"resnet18_step": every, "resnet18_step_last_layer": last}
+        figures["resnet18_kl_gib_of_2"] = peak_memory(net, (3, 32, 32), 2 * 2**30)
+        record(
+            "function_space_gpu", {k: round(v, 3) for k, v in figures.items()}, unit=unit, aims={"resnet18_step": 4.0}
+        )
+        return
+    mlp = step_ratios(models.mlp([784, 256, 256, 10]), (784,), seconds, "cpu", both)
+    conv = step_ratios(convolutional_network(1, 28), (1, 28, 28), 2 * seconds, "cpu", both)
+    figures = {"mlp_step": mlp[0], "mlp_step_last_layer": mlp[1], "conv_step": conv[0], "conv_step_last_layer": conv[1]}
+    record(
+        "function_space_cpu",
+        {k: round(v, 3) for k, v in figures.items()},
+        unit=unit,
+        aims={"mlp_step": 3.0, "conv_step": 3.0},
+    )
+
+
+if __name__ == "__main__":
+    main()

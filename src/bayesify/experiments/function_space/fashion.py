@@ -1,0 +1,143 @@
+"""Fashion-MNIST in, MNIST out: accuracy, calibration and images from elsewhere (the paper's table 1, figures 2, 5 to 8).
+
+    python -m bayesify.experiments.function_space.fashion --out DIR [--workers 12] [--seeds 3]
+    python -m bayesify.experiments.function_space.fashion --grid --out DIR
+    python -m bayesify.experiments.function_space.fashion --evaluate DIR
+
+Function-space inference with several contexts, mean-field inference, maximum a posteriori and ensembles of five, all trained
+for the same number of epochs on all training images, then the ablation over the number of context inputs. `--grid` trains
+some settings on all but the last 10,000 training images and scores them on those; the defaults were chosen by it. Trainings run
+at the same time in worker processes, predictions are stored as soon as they are there, and a run that was interrupted goes
+on when the command is given again. `--dataset cifar10` takes CIFAR-10 and SVHN and seven convolutions instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+
+from bayesify.experiments import records
+from bayesify.experiments.function_space import scores
+from bayesify.experiments.function_space.trainings import OUTSIDE, Training, classify
+from bayesify.experiments.inducing_weights.sources import SYNTHETIC
+from bayesify.experiments.inducing_weights.workers import run_jobs
+
+CONTEXTS = ("notmnist", "noise", "train")
+MAIN = "notmnist+train"
+"""The context of the row called FSVI."""
+
+POINTS, ABLATION = 10, (2, 5, 20, 50)
+PRIOR_VARIANCE = 10.0
+MEMBERS, APART = 5, 1000
+"""Networks of an ensemble, and the distance between their seeds."""
+
+VALIDATION = 10_000
+
+
+def plan(base: Training, num_seeds: int, main: str = MAIN, contexts: Sequence[str] = CONTEXTS) -> dict[str, Training]:
+    """All trainings by name, the longest first.
+
+    Args:
+        base: What they have in common.
+        num_seeds: Trainings of each row; ensembles, other contexts and numbers of points included.
+        main: Context of the row called FSVI.
+        contexts: Others that are tried.
+    """
+
+    def made(name: str, system: str, seed: int, **changes: object) -> tuple[str, Training]:
+        return name, replace(base, system=system, seed=seed, file=f"predictions/{name}", **changes)  # type: ignore[arg-type]
+
+    space = {"points": POINTS, "prior_variance": base.prior_variance or PRIOR_VARIANCE}
+    plain = {"points": 0, "prior_variance": 0.0}
+    seeds = range(1, num_seeds + 1)
+    jobs = [made(f"fsvi-{seed}", "fsvi", seed, context=main, **space) for seed in seeds]
+    jobs += [
+        made(f"fsvi.{context}-{seed}", "fsvi", seed, context=context, **space)
+        for context in contexts
+        if context != main
+        for seed in seeds
+    ]
+    jobs += [
+        made(f"fsvi.{points}-1", "fsvi", 1, context=main, **{**space, "points": points})
+        for points in ABLATION
+        if points >= len(main.split("+"))
+    ]
+    jobs += [made(f"mfvi-{seed}", "mfvi", seed, **plain) for seed in seeds]
+    for seed in seeds:
+        jobs += [made(f"map-{seed}-{k}", "map", seed + APART * k, **plain) for k in range(MEMBERS)]
+    return dict(jobs)
+
+
+def grid(base: Training) -> dict[str, Training]:
+    """Settings that are tried on held-out training images."""
+    jobs: dict[str, Training] = {}
+    for variance in (1.0, 10.0, 100.0):
+        for context in ("notmnist", "notmnist+train", "noise"):
+            jobs[f"fsvi-{context}-{variance:g}"] = replace(
+                base, system="fsvi", context=context, points=POINTS, prior_variance=variance
+            )
+    jobs["mfvi"] = replace(base, system="mfvi")
+    jobs["map"] = replace(base, system="map")
+    return jobs
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the experiment from the command line."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    defaults = Training("fsvi")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("bayesify-report") / "function_space")
+    parser.add_argument("--evaluate", type=Path, metavar="DIR", help="only score what a run wrote to DIR")
+    parser.add_argument("--grid", action="store_true", help="try settings on held-out training images")
+    parser.add_argument("--smoke", action="store_true", help="tiny synthetic images, seconds on a CPU")
+    parser.add_argument("--dataset", choices=[name for name in OUTSIDE if name != SYNTHETIC], default="fashion_mnist")
+    parser.add_argument("--data", help="folder of the data; BAYESIFY_DATA if left out")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--workers", type=int, help="trainings at a time; 12 on a GPU and 1 on a CPU if left out")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--context", default=MAIN)
+    for name in ("epochs", "batch", "draws"):
+        parser.add_argument(f"--{name}", type=int, default=getattr(defaults, name))
+    for name in ("learning_rate", "init_std"):
+        parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=getattr(defaults, name))
+    parser.add_argument("--prior-variance", type=float, default=PRIOR_VARIANCE)
+    chosen = parser.parse_args(given)
+    if chosen.evaluate is not None:
+        return scores.evaluate(chosen.evaluate)
+    base = replace(
+        defaults,
+        dataset=chosen.dataset,
+        folder=chosen.data,
+        device=chosen.device,
+        **{name: getattr(chosen, name) for name in ("epochs", "batch", "draws", "learning_rate", "init_std")},
+    )
+    context, contexts, seeds = chosen.context, CONTEXTS, chosen.seeds
+    if chosen.smoke:
+        base = replace(base, dataset=SYNTHETIC, epochs=2, batch=50, draws=3, device="cpu")
+        context, contexts, seeds = "noise", ("noise", "train"), 1
+    base = replace(base, prior_variance=chosen.prior_variance)
+    workers = chosen.workers or (12 if torch.device(base.device).type == "cuda" else 1)
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    if chosen.grid:
+        held = replace(base, validation=VALIDATION if not chosen.smoke else 100)
+        found = run_jobs(classify, lambda _: grid(held), chosen.out, workers)
+        print(scores.grid_table(found))
+        return 0
+    facts = records.facts("bayesify.experiments.function_space.fashion", given)
+    about = {
+        **facts,
+        "workers": workers,
+        "settings": {**asdict(base), "folder": None, "points": POINTS, "context": context},
+    }
+    records.write(chosen.out / "study.json", about)
+    run_jobs(classify, lambda _: plan(base, seeds, context, contexts), chosen.out, workers)
+    return scores.evaluate(chosen.out)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
