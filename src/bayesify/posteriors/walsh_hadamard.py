@@ -193,7 +193,9 @@ class WalshHadamard(Posterior):
                 family = self._family(size)
                 factors = (left, family.mean_value, family.log_std.exp(), family.lower(), right)
                 pieces = [repeat_draws(factor[chosen], request.num_draws) for factor in factors]
-                into[part.weight.name] = LocalWalshHadamardWeight(*pieces, part.blocks, request.generator)  # type: ignore[arg-type]
+                into[part.weight.name] = LocalWalshHadamardWeight.from_components(
+                    pieces, (part.blocks, request.generator)
+                )
             elif part.fast:
                 sides = [repeat_draws(side[chosen], request.num_draws) for side in (left, right)]
                 into[part.weight.name] = WalshHadamardWeight(sides[0], g[:, chosen], sides[1], part.blocks)

@@ -47,11 +47,13 @@ class Diagonal(nn.Module):
         Returns:
             [S, K, D], and a scalar or [S].
         """
-        return torch.addcmul(self.mean_value, self.log_std.exp(), self.mix(noise)), self.kl(prior_std)
+        std = self.log_std.exp()
+        mixed, growth = self.mix(noise)
+        return torch.addcmul(self.mean_value, std, mixed), self._kl(prior_std, std.square() * growth)
 
-    def mix(self, noise: Tensor) -> Tensor:
-        """Noise with the correlations of g, before mean and standard deviation."""
-        return noise
+    def mix(self, noise: Tensor) -> tuple[Tensor, Tensor | float]:
+        r"""$\epsilon + N \epsilon$, before mean and standard deviation, and the variance that it gives each entry."""
+        return noise, 1.0
 
     def lower(self) -> Tensor:
         r"""N in $g = \mu + s \circ (\epsilon + N \epsilon)$, [K, D, D] or [K, 0, 0] for none."""
@@ -63,7 +65,10 @@ class Diagonal(nn.Module):
 
     def kl(self, prior_std: Tensor) -> Tensor:
         r"""$\mathrm{KL}(q(g) \| \mathcal{N}(0, \text{prior\_std}^2))$ in nats, summed over blocks: a scalar, or [S]."""
-        ratio = (self.mean_value.square() + self.variance()) / prior_std.square()
+        return self._kl(prior_std, self.variance())
+
+    def _kl(self, prior_std: Tensor, variance: Tensor) -> Tensor:
+        ratio = (self.mean_value.square() + variance) / prior_std.square()
         return (0.5 * (ratio - 1) + prior_std.log() - self.log_std).sum((-1, -2))
 
     def mean(self) -> Tensor:
@@ -106,9 +111,10 @@ class Full(Diagonal):
         flat = self.lower_value.new_zeros(count, size * size)
         return flat.index_copy(-1, rows * size + cols, self.lower_value).unflatten(-1, (size, size))
 
-    def mix(self, noise: Tensor) -> Tensor:
-        """(I + N) noise, [S, K, D]."""
-        return noise + (noise.movedim(0, 1) @ self.lower().mT).movedim(1, 0)
+    def mix(self, noise: Tensor) -> tuple[Tensor, Tensor | float]:
+        """(I + N) noise, [S, K, D], and 1 + the squared rows of N, [K, D]."""
+        lower = self.lower()
+        return noise + (noise.movedim(0, 1) @ lower.mT).movedim(1, 0), 1 + lower.square().sum(-1)
 
     def factor(self) -> Tensor:
         """L, [K, D, D]."""

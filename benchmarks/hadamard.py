@@ -1,0 +1,153 @@
+"""The Walsh-Hadamard transform next to the dense product, and a layer that uses it next to a mean-field one."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import bayesify
+from bayesify import posteriors
+from bayesify.transforms import hadamard
+
+from .timing import ratios, record
+
+BATCH = 512
+
+
+def transform_on_cpu(seconds: float) -> dict[str, float]:
+    """Time of the transform over that of the dense product, by size."""
+    found = {}
+    for size in (512, 4096, 16384):
+        x, dense = torch.randn(BATCH, size), torch.randn(size, size)
+        (ratio,) = ratios(lambda x=x, dense=dense: x @ dense, lambda x=x: hadamard(x), seconds=seconds)
+        found[f"transform_{size}_over_dense"] = round(ratio, 4)
+    return found
+
+
+def layer_on_cpu(seconds: float, width: int = 4096, batch: int = 128) -> dict[str, float]:
+    """Time of one fresh draw, forward and backward pass of a mean-field layer over that of a Walsh-Hadamard one."""
+    net, x = nn.Linear(width, width), torch.randn(batch, width)
+
+    def step(posterior: posteriors.Posterior) -> Callable[[], Any]:
+        bnn = bayesify.bayesianize(net, posterior)
+
+        def run() -> None:
+            draw = bnn.draw()[0]
+            (draw(x).square().mean() + draw.kl).backward()
+
+        return run
+
+    (ratio,) = ratios(step(posteriors.WalshHadamard()), step(posteriors.MeanField()), seconds=seconds)
+    return {f"mean_field_layer_{width}_over_walsh_hadamard": round(ratio, 2)}
+
+
+def convolution_on_cpu(seconds: float, channels: int = 128, side: int = 16, batch: int = 32) -> dict[str, float]:
+    """Time of a convolution by transformed patches over that with its kernel formed, forward and backward."""
+    net, x = nn.Conv2d(channels, channels, 3, padding=1), torch.randn(batch, channels, side, side, requires_grad=True)
+    bnn = bayesify.bayesianize(net, posteriors.WalshHadamard())
+    part: Any = bnn.posterior
+    (size, (member,)) = next(iter(part.groups.items()))
+
+    def formed() -> None:
+        bnn(x).square().mean().backward()
+
+    def patches() -> None:
+        columns = F.unfold(x, 3, padding=1).mT  # [B, positions, inputs x kernel]
+        family = part.g[str(size)]
+        g = family.mean_value + family.log_std.exp() * torch.randn_like(family.mean_value)
+        y = member.blocks.multiply(columns, part.left[str(size)], g, part.right[str(size)])
+        y.square().mean().backward()
+
+    (ratio,) = ratios(formed, patches, seconds=seconds)
+    return {"convolution_by_patches_over_formed": round(ratio, 2)}
+
+
+def transform_on_gpu() -> dict[str, float]:
+    """The same on a GPU with tf32 products, calls in a row timed by events, and inside a recorded graph."""
+    torch.backends.cuda.matmul.allow_tf32 = True
+    found = {}
+    for size in (512, 4096, 16384):
+        x, dense = torch.randn(BATCH, size, device="cuda"), torch.randn(size, size, device="cuda")
+        copy = torch.empty_like(x)
+        functions = {
+            "dense": lambda x=x, dense=dense: x @ dense,
+            "copy": lambda x=x, copy=copy: copy.copy_(x),
+            "transform": lambda x=x: hadamard(x),
+        }
+        for kind, prepare in (("", _in_a_row), ("recorded_", _recorded)):
+            runs = {name: prepare(function) for name, function in functions.items()}
+            rounds = [{name: _milliseconds(run) for name, run in runs.items()} for _ in range(15)]
+            for name in ("copy", "transform"):
+                ratio = statistics.median(times[name] / times["dense"] for times in rounds)
+                found[f"{kind}{name}_{size}_over_dense"] = round(ratio, 4)
+    return found
+
+
+def _in_a_row(function: Callable[[], Any]) -> Callable[[], None]:
+    def run() -> None:
+        for _ in range(20):
+            function()
+
+    run()
+    return run
+
+
+def _recorded(function: Callable[[], Any]) -> Callable[[], None]:
+    function()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(20):
+            function()
+    return graph.replay
+
+
+def _milliseconds(run: Callable[[], None]) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    run()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=8.0, help="time for each comparison, at least 5 rounds")
+    seconds = parser.parse_args().seconds
+    torch.manual_seed(0)
+    if torch.cuda.is_available():
+        with torch.no_grad():
+            figures = transform_on_gpu()
+        record(
+            "hadamard_gpu",
+            figures,
+            unit=f"time as a ratio to the dense product with tf32, batch {BATCH}, float32",
+            aims={"transform_16384_over_dense": 0.06},
+        )
+        return
+    with torch.no_grad():
+        figures = transform_on_cpu(seconds)
+    figures |= layer_on_cpu(seconds) | convolution_on_cpu(seconds)
+    record(
+        "hadamard_cpu",
+        figures,
+        unit=f"ratios of times; transforms at batch {BATCH}, layers with one draw, forward and backward pass",
+        aims={
+            "transform_512_over_dense": 0.35,
+            "transform_4096_over_dense": 0.045,
+            "transform_16384_over_dense": 0.015,
+            "mean_field_layer_4096_over_walsh_hadamard": 3.0,
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()
