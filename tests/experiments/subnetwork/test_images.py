@@ -77,12 +77,21 @@ def test_search_tries_each_value_once():
 
     def score(precision):
         tried.append(precision)
-        return {"one": -abs(np.log10(precision) - 1), "two": -abs(np.log10(precision) + 2)}
+        return {"tuned": -abs(np.log10(precision) - 1), "shifted": -abs(np.log10(precision) + 2)}
 
-    found = image_systems.search(score, (1e-2, 1.0, 1e2), ("one", "two"))
-    assert found["one"][0] == 10.0
-    assert found["two"][0] == 1e-2
-    assert len(tried) == len(set(tried)) == len(found["two"][1])
+    found = image_systems.search(score, (1e-2, 1.0, 1e2), ("tuned", "shifted"), 0.0)
+    assert found["tuned"][0] == 10.0
+    assert found["shifted"][0] == 1e-2
+    assert len(tried) == len(set(tried)) == len(found["shifted"][1])
+
+
+@pytest.mark.parametrize(("least", "wanted"), [(0.2, 10**-0.5), (1e-9, 1e-4), (1e9, 100.0), (0.05, 10**-1)])
+def test_the_widest_posterior_stays_above_the_floor(least, wanted):
+    """The score falls below the floor under a precision of `least`; steps of the grid are bisected twice."""
+    found = image_systems.search(
+        lambda precision: {"tuned": 0.0 if precision >= least else -1.0}, (1e-4, 1e-2, 1.0, 1e2), ("widest",), -0.5
+    )
+    assert found["widest"][0] == pytest.approx(wanted)
 
 
 def test_random_turns_use_every_angle():
@@ -140,8 +149,10 @@ def test_rotated_mnist_smoke_and_resume(tmp_path, capsys):
         "map",
         "subnetwork",
         "subnetwork_tuned",
+        "subnetwork_widest",
         "subnetwork_shifted",
         "last_layer_tuned",
+        "last_layer_widest",
         "last_layer_shifted",
     }
     assert results["systems"]["subnetwork"]["prior_precision"] == 500.0

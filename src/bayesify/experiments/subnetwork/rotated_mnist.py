@@ -6,8 +6,9 @@
 The first command trains, writes each system's predictions to DIR as soon as they are there, and scores them where torchmetrics is
 installed; the second only scores. A run goes on where an earlier one ended. Data come from the folder that BAYESIFY_DATA names.
 
-Each Laplace posterior predicts three times: with the paper's prior precision, with the best one on validation images, and with
-the best one on validation images turned by random angles. Curvature is that of 10,000 training images, scaled to all of them.
+Each Laplace posterior predicts with several prior precisions: the paper's, the best one on validation images, the smallest one
+that costs no more on validation images than the paper's own posterior does, and the best one on validation images turned by random
+angles. Curvature is that of 10,000 training images, scaled to all of them.
 """
 
 from __future__ import annotations
