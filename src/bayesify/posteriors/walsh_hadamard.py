@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from bayesify.maths.gaussian import draw_diagonals
 from bayesify.maths.walsh_hadamard import dyadic, dyadic_values, nearest
 from bayesify.posteriors.base import (
     DrawRequest,
@@ -173,14 +174,30 @@ class WalshHadamard(Posterior):
         kl: Any = 0.0
         if self.vectors is not None:
             weights, kl = self.vectors.draw(request)
-        shapes = {size: self.left[str(size)].shape for size in self.groups}
-        noise = request.normals([shape.numel() for shape in shapes.values()], next(self.parameters()))
-        for size, eps in zip(self.groups, noise, strict=True):
-            family = self._family(size)
-            g, part_kl = family.draw(eps.view(request.num_draws, *shapes[size]), self._prior_std(size, request.prior))
-            kl = kl + part_kl
-            self._hand_out(size, g, request, weights)
+        if self.groups:
+            drawn, g_kl = self._draw_g(request)
+            kl = kl + g_kl
+            for size, g in zip(self.groups, drawn, strict=True):
+                self._hand_out(size, g, request, weights)
         return {weight.name: weights[weight.name] for weight in self.weights}, kl
+
+    def _draw_g(self, request: DrawRequest) -> tuple[list[Tensor], Tensor]:
+        """Draws of g of every group, [S, K, D] each, and the KL of all, a scalar or [S]."""
+        families = [self._family(size) for size in self.groups]
+        shapes = [family.mean_value.shape for family in families]
+        flat = request.normals([shape.numel() for shape in shapes], families[0].mean_value)
+        noise = [eps.view(request.num_draws, *shape) for eps, shape in zip(flat, shapes, strict=True)]
+        stds = [self._prior_std(size, request.prior) for size in self.groups]
+        if self.covariance == "diagonal" and all(std.ndim == 2 for std in stds):  # in units of p(g), one node for all
+            means = [family.mean_value / std for family, std in zip(families, stds, strict=True)]
+            logs = [family.log_std - std.log() for family, std in zip(families, stds, strict=True)]
+            units, kl = draw_diagonals(means, logs, noise, [1.0] * len(stds))
+            return [unit * std for unit, std in zip(units, stds, strict=True)], kl
+        parts = [family.draw(eps, std) for family, eps, std in zip(families, noise, stds, strict=True)]
+        total = parts[0][1]
+        for _, kl in parts[1:]:
+            total = total + kl
+        return [g for g, _ in parts], total
 
     def _hand_out(self, size: int, g: Tensor, request: DrawRequest, into: dict[str, Tensor]) -> None:
         """The weights of a group from draws of its g, [S, K, D]."""
