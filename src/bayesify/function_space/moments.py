@@ -15,6 +15,9 @@ from bayesify.jacobians.trace import Use
 
 Covariance = Literal["diagonal", "full", "joint", "example"]
 
+PAIRS_GAIN = 2
+"""Positions of a layer for each vector up to which pairs of positions are cheaper than products of the weight's size."""
+
 
 def output_covariance(
     jacobians: Jacobians, gradients: Gradients, variances: Mapping[str, Tensor], kind: Covariance, memory: int
@@ -106,6 +109,9 @@ def _of_linear_map(a: Tensor, g: Tensor, variance: Tensor, kind: Covariance, mem
     if kind == "diagonal" and once:
         yield (g[:, :, 0].square() * (a[:, 0].square() @ variance.T)).sum(-1)
         return
+    if kind == "diagonal" and a.shape[1] <= PAIRS_GAIN * g.shape[0]:
+        yield _by_pairs(g, a, variance)
+        return
     rows, inputs = g.shape[0] * g.shape[1], a.shape[-1]
     pieces = _pieces(variance.shape[0], rows * inputs * a.element_size(), memory)
     if kind == "diagonal":
@@ -118,6 +124,18 @@ def _of_linear_map(a: Tensor, g: Tensor, variance: Tensor, kind: Covariance, mem
 
         given = (g[..., piece], a, variance[piece])
         yield part(*given) if len(pieces) == 1 else _again(part, *given)
+
+
+def _by_pairs(g: Tensor, a: Tensor, variance: Tensor) -> Tensor:
+    r"""The diagonal where positions are few: $\sum_{tu} \sum_i g_{ti} g_{ui} \sum_j \sigma^2_{ij} a_{tj} a_{uj}$.
+
+    The inner sum is the same for all vectors, and no product has the size of the weight.
+    """
+    positions = a.shape[1]
+    pairs = a.unsqueeze(1) * a.unsqueeze(2)  # [B, T, T, d_in]
+    inner = (pairs.flatten(1, 2) @ variance.T).unflatten(1, (positions, positions))  # [B, T, T, d_out]
+    slopes = g.permute(1, 3, 0, 2)  # [B, d_out, K, T]
+    return ((slopes @ inner.permute(0, 3, 1, 2)) * slopes).sum((1, 3)).T
 
 
 def _of_table(
@@ -160,8 +178,8 @@ def _products(g: Tensor, a: Tensor) -> Tensor:
 
 
 def _pieces(size: int, bytes_each: int, memory: int) -> list[slice]:
-    """Slices of `size` entries, each of which makes so many bytes; half of the budget is for what comes of them."""
-    step = max(1, memory // max(1, 2 * bytes_each))
+    """Slices of `size` entries, each of which makes so many bytes, of which a few copies are held at a time."""
+    step = max(1, memory // max(1, 6 * bytes_each))
     return [slice(start, min(start + step, size)) for start in range(0, size, step)]
 
 

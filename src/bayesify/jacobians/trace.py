@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from bayesify.execution import SLOW_VMAP
 from bayesify.jacobians.convolutions import QuickBackward
 from bayesify.jacobians.rules import Rule
+from bayesify.jacobians.second_order import DifferentiableConvolutions, Pulling
 
 _REFUSED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """First layers of networks whose gradients cannot be computed for several vectors at once."""
@@ -55,12 +56,16 @@ class Trace:
         outputs: The network's outputs, [B, ...].
         applications: Calls of the traced layers, in order.
         differentiable: Whether gradients can be differentiated again.
+        pulling: Shared with the convolutions of the pass.
     """
 
-    def __init__(self, outputs: Tensor, applications: list[Application], differentiable: bool) -> None:
+    def __init__(
+        self, outputs: Tensor, applications: list[Application], differentiable: bool, pulling: Pulling
+    ) -> None:
         self.outputs = outputs
         self._applications = applications
         self._differentiable = differentiable
+        self._pulling = pulling
 
     def pull(self, vectors: Tensor) -> Pulled:
         """Gradients of `sum(vectors[k, b] * outputs[b])` at the layers' outputs, for each k and b.
@@ -71,7 +76,8 @@ class Trace:
         taps = [application.output for application in self._applications]
         if not taps or not self.outputs.requires_grad:
             return Pulled([])
-        grads = self._backward(taps, vectors.to(self.outputs.dtype))
+        with self._pulling.now():
+            grads = self._backward(taps, vectors.to(self.outputs.dtype))
         found = [
             (application, grad) for application, grad in zip(self._applications, grads, strict=True) if grad is not None
         ]
@@ -162,6 +168,7 @@ def trace(
         lenient: Whether to pass over a call that a rule cannot handle, instead of raising.
     """
     applications: list[Application] = []
+    pulling = Pulling()
 
     def watch(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         if not isinstance(output, Tensor) or not args:
@@ -180,7 +187,6 @@ def trace(
     with ExitStack() as stack, torch.enable_grad():
         for module in modules:
             stack.callback(module.register_forward_hook(watch).remove)
-        if not differentiable:
-            stack.enter_context(QuickBackward())
+        stack.enter_context(DifferentiableConvolutions(pulling) if differentiable else QuickBackward())
         outputs = call()
-    return Trace(outputs, applications, differentiable)
+    return Trace(outputs, applications, differentiable, pulling)

@@ -1,0 +1,136 @@
+"""Convolutions whose gradients can be differentiated at the price of a convolution.
+
+Torch writes the derivative of a convolution's gradient as a convolution with a kernel as large as the image, which is slow on
+a GPU. Here the gradient by the input is itself a transposed convolution, whose derivatives have fast kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+DIMS = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
+
+
+class Pulling:
+    """Whether gradients are being pulled back to layers, in which case those by weights are not needed."""
+
+    def __init__(self) -> None:
+        self.on = False
+
+    @contextmanager
+    def now(self) -> Iterator[None]:
+        """While gradients are pulled back."""
+        self.on = True
+        try:
+            yield
+        finally:
+            self.on = False
+
+
+class DifferentiableConvolutions(TorchFunctionMode):
+    """While it is on, convolutions are of the kind above.
+
+    Args:
+        pulling: Shared with whoever pulls gradients back.
+    """
+
+    def __init__(self, pulling: Pulling) -> None:
+        super().__init__()
+        self._pulling = pulling
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Replaces calls of `conv1d`, `conv2d` and `conv3d`."""
+        kwargs = kwargs or {}
+        dims = DIMS.get(func)  # type: ignore[call-overload]
+        if dims is None:
+            return func(*args, **kwargs)
+        return self._convolve(func, dims, *args, **kwargs)
+
+    def _convolve(
+        self,
+        func: Callable[..., Tensor],
+        dims: int,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> Tensor:
+        if isinstance(padding, str) or input.ndim != dims + 2 or type(weight) is not type(weight.data):
+            return func(input, weight, bias, stride, padding, dilation, groups)
+        sizes = [_each(value, dims) for value in (stride, padding, dilation)]
+        found: Tensor = _Convolution.apply(input, weight, bias, *sizes, groups, self._pulling)
+        return found
+
+
+def _each(value: int | Sequence[int], dims: int) -> list[int]:
+    given = [value] if isinstance(value, int) else list(value)
+    return given * dims if len(given) == 1 else given
+
+
+class _Convolution(torch.autograd.Function):
+    """A convolution; see the module."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        stride: list[int],
+        padding: list[int],
+        dilation: list[int],
+        groups: int,
+        pulling: Pulling,
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.options = (stride, padding, dilation, groups)
+        ctx.pulling = pulling
+        return torch.convolution(x, weight, bias, stride, padding, dilation, False, [0] * len(stride), groups)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        stride, padding, dilation, groups = ctx.options
+        by_x = by_weight = by_bias = None
+        if ctx.needs_input_grad[0]:
+            dims = range(len(stride))
+            shortest = [
+                (g.shape[2 + i] - 1) * stride[i] - 2 * padding[i] + dilation[i] * (weight.shape[2 + i] - 1) + 1
+                for i in dims
+            ]
+            missing = [x.shape[2 + i] - shortest[i] for i in dims]
+            reach = [dilation[i] * (weight.shape[2 + i] - 1) - padding[i] for i in dims]
+            if g.device.type == "cpu" and groups == 1 and all(size == 1 for size in stride) and min(reach) >= 0:
+                flipped = weight.flip(list(range(2, weight.ndim))).transpose(0, 1)  # faster than transposing, on a CPU
+                by_x = torch.convolution(g, flipped, None, stride, reach, dilation, False, [0] * len(stride), 1)
+            else:
+                by_x = torch.convolution(g, weight, None, stride, padding, dilation, True, missing, groups)
+        if not ctx.pulling.on:
+            if ctx.needs_input_grad[1]:
+                by_weight = torch.ops.aten.convolution_backward(
+                    g,
+                    x,
+                    weight,
+                    None,
+                    stride,
+                    padding,
+                    dilation,
+                    False,
+                    [0] * len(stride),
+                    groups,
+                    [False, True, False],
+                )[1]
+            if ctx.needs_input_grad[2]:
+                by_bias = g.flatten(2).sum((0, 2))
+        return by_x, by_weight, by_bias, None, None, None, None, None
