@@ -12,6 +12,7 @@ POSTERIORS = {
     "mean_field": lambda: posteriors.MeanField(),
     "inducing": lambda: posteriors.InducingWeights(8, 8),
     "inducing_matrix": lambda: posteriors.InducingWeights(8, 8, q="matrix"),
+    "walsh_hadamard": lambda: posteriors.WalshHadamard(),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -456,6 +457,33 @@ def test_local_noise_trains_every_leaf(leaf: str) -> None:
     assert first.item() == again.item()
     first.backward()
     assert all(bool(torch.isfinite(parameter.grad).all()) for parameter in bnn.parameters())  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("multiplying")
+@pytest.mark.parametrize("covariance", FAMILIES)
+def test_files(covariance: str, tmp_path: Path) -> None:
+    bnn, x = wide(covariance), numbers(4, 5)
+    bayesify.save(bnn, tmp_path / "wide.safetensors")
+    loaded = bayesify.load(tmp_path / "wide.safetensors", bnn.mean_network())
+    with torch.no_grad():
+        first, again = (each.draw(3, generator=generator()) for each in (bnn, loaded))
+        assert torch.equal(first(x), again(x))
+        assert torch.equal(first.kl, again.kl)
+
+
+def test_what_a_graph_can_record() -> None:
+    """Draws of plain tensors only."""
+    narrow, kernel = nn.Linear(8, 8), nn.Conv2d(4, 4, 3)
+    for net, options, expected in (
+        (narrow, {}, True),
+        (narrow, {"local_reparameterization": True}, False),
+        (kernel, {"local_reparameterization": True}, True),
+        (nn.Linear(256, 256), {}, False),
+    ):
+        bnn = bayesify.bayesianize(net, posteriors.WalshHadamard(**options))
+        assert bnn.posterior.recordable == expected
+        plain = all(type(value) is Tensor for value in bnn._draw(1, local=True).weights.values())
+        assert plain == expected
 
 
 # -- where it starts, and what it learns -----------------------------------------------------------------------------

@@ -133,7 +133,8 @@ class WalshHadamard(Posterior):
                 for size, start in starts.items()
             }
         )
-        self.recordable = not any(part.fast for parts in self.groups.values() for part in parts)
+        every = [part for parts in groups.values() for part in parts]
+        self.recordable = not any(part.linear if self.local_reparameterization else part.fast for part in every)
 
     def _start(self, size: int, parts: list[_Part], values: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """$s_1$, the mean of g and $s_2$ of a group, [K, D] each."""
