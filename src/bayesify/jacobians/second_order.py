@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 DIMS = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
@@ -66,7 +66,7 @@ class DifferentiableConvolutions(TorchFunctionMode):
         dilation: Any = 1,
         groups: int = 1,
     ) -> Tensor:
-        if isinstance(padding, str) or input.ndim != dims + 2 or type(weight) is not type(weight.data):
+        if isinstance(padding, str) or input.ndim != dims + 2 or type(weight) not in (Tensor, nn.Parameter):
             return func(input, weight, bias, stride, padding, dilation, groups)
         sizes = [_each(value, dims) for value in (stride, padding, dilation)]
         found: Tensor = _Convolution.apply(input, weight, bias, *sizes, groups, self._pulling)

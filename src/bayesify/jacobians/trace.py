@@ -84,7 +84,7 @@ class Trace:
         return Pulled(found)
 
     def _backward(self, taps: list[Tensor], vectors: Tensor) -> Sequence[Tensor | None]:
-        def once(vector: Tensor, batched: bool = False) -> tuple[Tensor | None, ...]:
+        def once(vector: Tensor, materialize: bool = False) -> tuple[Tensor | None, ...]:
             return torch.autograd.grad(
                 self.outputs,
                 taps,
@@ -92,7 +92,7 @@ class Trace:
                 retain_graph=True,
                 create_graph=self._differentiable,
                 allow_unused=True,
-                is_grads_batched=batched,
+                materialize_grads=materialize,
             )
 
         if len(vectors) == 1:
@@ -103,7 +103,9 @@ class Trace:
             try:
                 with warnings.catch_warnings():
                     warnings.filterwarnings("error", message=SLOW_VMAP)
-                    return once(vectors, batched=True)
+                    # Not `is_grads_batched`, which loops inside over most backward kernels.
+                    found: tuple[Tensor, ...] = torch.func.vmap(lambda vector: once(vector, True))(vectors)
+                    return found
             except (RuntimeError, UserWarning) as refusal:  # an operation without a batching rule
                 if isinstance(refusal, torch.OutOfMemoryError):
                     raise
