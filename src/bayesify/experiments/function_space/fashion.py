@@ -31,22 +31,38 @@ CONTEXTS = ("notmnist", "noise", "train")
 MAIN = "notmnist+train"
 """The context of the row called FSVI."""
 
-POINTS, ABLATION = 10, (2, 5, 20, 50)
+POINTS, ABLATION = 10, (2, 5, 20, 40)
 PRIOR_VARIANCE = 10.0
+TRIED = (
+    ("notmnist", 10.0),
+    ("notmnist+train", 10.0),
+    ("notmnist+train", 1.0),
+    ("train", 10.0),
+    ("noise", 10.0),
+)
+"""Contexts and prior variances of the grid."""
+
 MEMBERS, APART = 5, 1000
 """Networks of an ensemble, and the distance between their seeds."""
 
 VALIDATION = 10_000
 
 
-def plan(base: Training, num_seeds: int, main: str = MAIN, contexts: Sequence[str] = CONTEXTS) -> dict[str, Training]:
-    """All trainings by name, the longest first.
+def plan(
+    base: Training,
+    num_seeds: int,
+    main: str = MAIN,
+    contexts: Sequence[str] = CONTEXTS,
+    ablation: Sequence[int] = ABLATION,
+) -> dict[str, Training]:
+    """All trainings by name, those of the main table first.
 
     Args:
         base: What they have in common.
-        num_seeds: Trainings of each row; ensembles, other contexts and numbers of points included.
+        num_seeds: Trainings of each row; ensembles and other contexts included.
         main: Context of the row called FSVI.
         contexts: Others that are tried.
+        ablation: Numbers of context inputs that are tried, with one seed.
     """
 
     def made(name: str, system: str, seed: int, **changes: object) -> tuple[str, Training]:
@@ -56,6 +72,9 @@ def plan(base: Training, num_seeds: int, main: str = MAIN, contexts: Sequence[st
     plain = {"points": 0, "prior_variance": 0.0}
     seeds = range(1, num_seeds + 1)
     jobs = [made(f"fsvi-{seed}", "fsvi", seed, context=main, **space) for seed in seeds]
+    jobs += [made(f"mfvi-{seed}", "mfvi", seed, **plain) for seed in seeds]
+    for seed in seeds:
+        jobs += [made(f"map-{seed}-{k}", "map", seed + APART * k, **plain) for k in range(MEMBERS)]
     jobs += [
         made(f"fsvi.{context}-{seed}", "fsvi", seed, context=context, **space)
         for context in contexts
@@ -64,23 +83,19 @@ def plan(base: Training, num_seeds: int, main: str = MAIN, contexts: Sequence[st
     ]
     jobs += [
         made(f"fsvi.{points}-1", "fsvi", 1, context=main, **{**space, "points": points})
-        for points in ABLATION
+        for points in ablation
         if points >= len(main.split("+"))
     ]
-    jobs += [made(f"mfvi-{seed}", "mfvi", seed, **plain) for seed in seeds]
-    for seed in seeds:
-        jobs += [made(f"map-{seed}-{k}", "map", seed + APART * k, **plain) for k in range(MEMBERS)]
     return dict(jobs)
 
 
 def grid(base: Training) -> dict[str, Training]:
     """Settings that are tried on held-out training images."""
     jobs: dict[str, Training] = {}
-    for variance in (1.0, 10.0, 100.0):
-        for context in ("notmnist", "notmnist+train", "noise"):
-            jobs[f"fsvi-{context}-{variance:g}"] = replace(
-                base, system="fsvi", context=context, points=POINTS, prior_variance=variance
-            )
+    for context, variance in TRIED:
+        jobs[f"fsvi-{context}-{variance:g}"] = replace(
+            base, system="fsvi", context=context, points=POINTS, prior_variance=variance
+        )
     jobs["mfvi"] = replace(base, system="mfvi")
     jobs["map"] = replace(base, system="map")
     return jobs
@@ -116,10 +131,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         device=chosen.device,
         **{name: getattr(chosen, name) for name in ("epochs", "batch", "draws", "learning_rate", "init_std")},
     )
-    context, contexts, seeds = chosen.context, CONTEXTS, chosen.seeds
+    context, contexts, seeds, ablation = chosen.context, CONTEXTS, chosen.seeds, ABLATION
     if chosen.smoke:
         base = replace(base, dataset=SYNTHETIC, epochs=2, batch=50, draws=3, device="cpu")
-        context, contexts, seeds = "noise", ("noise", "train"), 1
+        context, contexts, seeds, ablation = "noise", ("noise", "train"), 1, ABLATION[:1]
     base = replace(base, prior_variance=chosen.prior_variance)
     workers = chosen.workers or (12 if torch.device(base.device).type == "cuda" else 1)
     chosen.out.mkdir(parents=True, exist_ok=True)
@@ -135,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "settings": {**asdict(base), "folder": None, "points": POINTS, "context": context},
     }
     records.write(chosen.out / "study.json", about)
-    run_jobs(classify, lambda _: plan(base, seeds, context, contexts), chosen.out, workers)
+    run_jobs(classify, lambda _: plan(base, seeds, context, contexts, ablation), chosen.out, workers)
     return scores.evaluate(chosen.out)
 
 
