@@ -132,7 +132,7 @@ class Workshop:
         """The network that the Laplace posteriors are around."""
         return self.network()[0]
 
-    def fit_batches(self, batch: int = 100) -> list[tuple[Tensor, ...]]:
+    def fit_batches(self, batch: int = 250) -> list[tuple[Tensor, ...]]:
         """The training images that curvature is computed from, with weights that make them stand for all."""
         count = self.settings.num_fit
         weights = torch.full((count,), len(self.x) / count, device=self.x.device)

@@ -212,6 +212,8 @@ def figure(panels: dict[str, Predict], data: Data, path: Path) -> None:
         place.spines[["top", "right"]].set_visible(False)
     for place in axes[len(panels) :]:
         place.set_axis_off()
+    for place in axes[max(0, len(panels) - columns) : len(panels)]:  # the lowest panel of each column
+        place.tick_params(labelbottom=True)
     for kind in ("png", "svg"):
         sheet.savefig(path.with_suffix(f".{kind}"), dpi=150)
 
