@@ -83,6 +83,21 @@ class Trace:
         ]
         return Pulled(found)
 
+    def pull_with(self, vector: Tensor, weights: Sequence[Tensor]) -> tuple[Pulled, Sequence[Tensor]]:
+        """One vector [B, ...] pulled back to the layers and, by automatic differentiation in the same pass, to whole weights."""
+        taps = [application.output for application in self._applications]
+        grads = torch.autograd.grad(self.outputs, [*taps, *weights], vector, allow_unused=True)
+        found = [
+            (application, grad.unsqueeze(0))
+            for application, grad in zip(self._applications, grads, strict=False)
+            if grad is not None
+        ]
+        sums = [
+            torch.zeros_like(weight) if grad is None else grad
+            for weight, grad in zip(weights, grads[len(taps) :], strict=True)
+        ]
+        return Pulled(found), sums
+
     def _backward(self, taps: list[Tensor], vectors: Tensor) -> Sequence[Tensor | None]:
         def once(vector: Tensor, materialize: bool = False) -> tuple[Tensor | None, ...]:
             return torch.autograd.grad(
@@ -98,8 +113,9 @@ class Trace:
         if len(vectors) == 1:
             return [None if grad is None else grad.unsqueeze(0) for grad in once(vectors[0])]
         owner = self._applications[0].rule.module
-        small = all(tap.ndim <= 3 for tap in taps) or self._differentiable
-        if small and owner not in _REFUSED:
+        # Kernels of a GPU are busy with one vector over a batch of images already; those of a CPU gain from all at once.
+        together = self._differentiable or taps[0].device.type == "cpu" or all(tap.ndim <= 3 for tap in taps)
+        if together and owner not in _REFUSED:
             try:
                 with warnings.catch_warnings():
                     warnings.filterwarnings("error", message=SLOW_VMAP)

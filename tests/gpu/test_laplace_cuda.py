@@ -1,0 +1,58 @@
+"""Laplace on a GPU equals Laplace on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bayesify import Laplace, likelihoods, subnetwork
+
+pytestmark = pytest.mark.gpu
+
+
+def problem() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(100, 3)
+    )
+    return net.eval().double(), torch.randn(7, 2, 5, 5, dtype=torch.float64), torch.randint(3, (7,))
+
+
+@pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker"])
+def test_equals_the_cpu(structure: Any) -> None:
+    net, x, y = problem()
+    here = Laplace(net, likelihoods.Categorical(), covariance=structure).fit([(x, y)])
+    there = Laplace(net.cuda(), likelihoods.Categorical(), covariance=structure).fit([(x, y)])
+    torch.testing.assert_close(there.covariance_matrix().cpu(), here.covariance_matrix(), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(there.predict(x.cuda()).probs.cpu(), here.predict(x).probs, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(there.log_evidence().cpu(), here.log_evidence())
+    draws = there.draw(3, generator=torch.Generator("cuda").manual_seed(0))
+    assert draws(x.cuda()).shape == (3, 7, 3)
+    assert there.predict(x.cuda(), "linearized_mc", 5).probs.device.type == "cuda"
+
+
+def test_subnetworks_and_tuning() -> None:
+    net, x, y = problem()
+    chosen = [
+        subnetwork.largest_variance(20),
+        subnetwork.random(20),
+        subnetwork.from_mask({"0.weight": torch.ones(4, 2, 3, 3)}),
+    ]
+    for selector in chosen:
+        here = Laplace(net.cpu(), likelihoods.Categorical(), selector).fit([(x, y)])
+        there = Laplace(net.cuda(), likelihoods.Categorical(), selector).fit([(x, y)])
+        assert torch.equal(here.subset.flat(), there.subset.flat())
+        assert here.tune_prior_precision([(x, y)]) == pytest.approx(there.tune_prior_precision([(x, y)]))
+
+
+def test_bfloat16_network() -> None:
+    net, x, y = problem()
+    whole = Laplace(net.float().cuda(), likelihoods.Categorical(), "last_layer").fit([(x.float(), y)])
+    half = Laplace(net.bfloat16().cuda(), likelihoods.Categorical(), "last_layer").fit([(x.bfloat16(), y)])
+    assert half.posterior.curvature.dtype == torch.float32
+    scale = whole.posterior.curvature.abs().max()
+    # bfloat16 has 8 bits: rounded activations and outputs are off by a few percent of the largest entry
+    assert (half.posterior.curvature - whole.posterior.curvature).abs().max() < 0.05 * scale
