@@ -121,7 +121,11 @@ def _milliseconds(run: Callable[[], None]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=8.0, help="time for each comparison, at least 5 rounds")
-    seconds = parser.parse_args().seconds
+    parser.add_argument("--threads", type=int, help="threads of torch; on a busy machine 1 gives steady ratios")
+    arguments = parser.parse_args()
+    seconds = arguments.seconds
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
     if torch.cuda.is_available():
         with torch.no_grad():
