@@ -1,7 +1,8 @@
-"""Convolutions whose gradients can be differentiated at the price of a convolution.
+"""Layers whose gradients can be differentiated again at the price of a pass through the layer.
 
 Torch writes the derivative of a convolution's gradient as a convolution with a kernel as large as the image, which is slow on
-a GPU. Here the gradient by the input is itself a transposed convolution, whose derivatives have fast kernels.
+a GPU. Here the gradient by the input is itself a transposed convolution, whose derivatives have fast kernels. Batch normalization
+by running statistics, whose gradient torch computes by many operations, is a product and a sum here.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class Pulling:
             self.on = False
 
 
-class DifferentiableConvolutions(TorchFunctionMode):
-    """While it is on, convolutions are of the kind above.
+class DifferentiableLayers(TorchFunctionMode):
+    """While it is on, convolutions and batch normalization are of the kind above.
 
     Args:
         pulling: Shared with whoever pulls gradients back.
@@ -47,8 +48,10 @@ class DifferentiableConvolutions(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Replaces calls of `conv1d`, `conv2d` and `conv3d`."""
+        """Replaces calls of `conv1d`, `conv2d`, `conv3d` and `batch_norm`."""
         kwargs = kwargs or {}
+        if func is torch.batch_norm and not kwargs and not args[5] and args[3] is not None:
+            return _normalize(*args[:5], args[7])
         dims = DIMS.get(func)  # type: ignore[call-overload]
         if dims is None:
             return func(*args, **kwargs)
@@ -71,6 +74,15 @@ class DifferentiableConvolutions(TorchFunctionMode):
         sizes = [_each(value, dims) for value in (stride, padding, dilation)]
         found: Tensor = _Convolution.apply(input, weight, bias, *sizes, groups, self._pulling)
         return found
+
+
+def _normalize(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, eps: float
+) -> Tensor:
+    scale = (variance + eps).rsqrt() if weight is None else weight * (variance + eps).rsqrt()
+    shift = -mean * scale if bias is None else bias - mean * scale
+    shape = (1, -1, *[1] * (x.ndim - 2))
+    return (x * scale.view(shape) + shift.view(shape)).to(x.dtype)
 
 
 def _each(value: int | Sequence[int], dims: int) -> list[int]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bayesify.execution import SLOW_VMAP
 from bayesify.jacobians.convolutions import QuickBackward
 from bayesify.jacobians.rules import Rule
-from bayesify.jacobians.second_order import DifferentiableConvolutions, Pulling
+from bayesify.jacobians.second_order import DifferentiableLayers, Pulling
 
 _REFUSED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """First layers of networks whose gradients cannot be computed for several vectors at once."""
@@ -205,6 +205,6 @@ def trace(
     with ExitStack() as stack, torch.enable_grad():
         for module in modules:
             stack.callback(module.register_forward_hook(watch).remove)
-        stack.enter_context(DifferentiableConvolutions(pulling) if differentiable else QuickBackward())
+        stack.enter_context(DifferentiableLayers(pulling) if differentiable else QuickBackward())
         outputs = call()
     return Trace(outputs, applications, differentiable, pulling)
