@@ -1,6 +1,8 @@
 """The networks that the papers use, written here so that nothing but torch is needed."""
 
+from bayesify.models.alexnet import AlexNet, alexnet
 from bayesify.models.mlp import mlp
 from bayesify.models.resnet import ResNet, resnet18, resnet34, resnet50
+from bayesify.models.vgg import VGG16, vgg16
 
-__all__ = ["ResNet", "mlp", "resnet18", "resnet34", "resnet50"]
+__all__ = ["VGG16", "AlexNet", "ResNet", "alexnet", "mlp", "resnet18", "resnet34", "resnet50", "vgg16"]

@@ -1,0 +1,77 @@
+"""AlexNet (Krizhevsky et al. 2012) as the Walsh-Hadamard paper fits it to 32-pixel images."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from torch import Tensor, nn
+
+IMAGE_SIDE = 32
+
+
+class AlexNet(nn.Module):
+    """Five 3x3 convolutions and three linear layers (Rossi et al. 2020, table 3); its last layer is `fc3`.
+
+    The first linear layer has 4096 inputs, 256 channels of 4 x 4 positions, so images have 32 pixels a side (the paper's table
+    1 says 28, which three poolings do not take to 4). ReLU after every layer but the last; every layer has a bias.
+    35,855,178 parameters for ten classes.
+
+    Args:
+        num_classes: Outputs.
+        in_channels: Channels of the images.
+        width: Channels of the first convolution, 64 in the paper; all others scale with it.
+
+    Raises:
+        ValueError: If `width` is not a positive multiple of 4.
+    """
+
+    def __init__(self, num_classes: int = 10, in_channels: int = 3, width: int = 64) -> None:
+        super().__init__()
+        if width < 1 or width % 4:
+            raise ValueError(f"AlexNet: width={width}; give a positive multiple of 4")
+        wide, wider, wide_out = 3 * width, 6 * width, 4 * width
+        self.features = nn.Sequential(
+            OrderedDict(
+                conv1=_convolution(in_channels, width),
+                relu1=nn.ReLU(),
+                pool1=nn.MaxPool2d(2),
+                conv2=_convolution(width, wide),
+                relu2=nn.ReLU(),
+                pool2=nn.MaxPool2d(2),
+                conv3=_convolution(wide, wider),
+                relu3=nn.ReLU(),
+                conv4=_convolution(wider, wide_out),
+                relu4=nn.ReLU(),
+                conv5=_convolution(wide_out, wide_out),
+                relu5=nn.ReLU(),
+                pool5=nn.MaxPool2d(2),
+            )
+        )
+        flat = wide_out * (IMAGE_SIDE // 8) ** 2  # 64 * width: 4096 in the paper
+        self.fc1 = nn.Linear(flat, flat)
+        self.fc2 = nn.Linear(flat, flat)
+        self.fc3 = nn.Linear(flat, num_classes)
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images [B, C, 32, 32] -> class scores [B, num_classes].
+
+        Raises:
+            ValueError: If images are of another size.
+        """
+        if x.shape[-2:] != (IMAGE_SIDE, IMAGE_SIDE):
+            raise ValueError(
+                f"AlexNet: images of {x.shape[-2]} x {x.shape[-1]} pixels; give {IMAGE_SIDE} x {IMAGE_SIDE}"
+            )
+        x = self.features(x).flatten(1)
+        scores: Tensor = self.fc3(self.relu(self.fc2(self.relu(self.fc1(x)))))
+        return scores
+
+
+def _convolution(channels_in: int, channels: int) -> nn.Conv2d:
+    return nn.Conv2d(channels_in, channels, 3, padding=1)
+
+
+def alexnet(num_classes: int = 10, in_channels: int = 3, width: int = 64) -> AlexNet:
+    """AlexNet for 32-pixel images. See `AlexNet` for the arguments."""
+    return AlexNet(num_classes, in_channels, width)

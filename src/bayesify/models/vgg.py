@@ -1,0 +1,53 @@
+"""VGG networks (Simonyan & Zisserman 2015) as the Walsh-Hadamard paper fits VGG16 to 32-pixel images."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+STAGES = ((1, 2), (2, 2), (4, 3), (8, 3), (8, 3))
+"""Channels as a multiple of the width, and convolutions, in each of the five stages."""
+
+
+class VGG16(nn.Module):
+    """Thirteen 3x3 convolutions in five stages, max-pooling after each, one linear layer `fc` (Rossi et al. 2020, table 4).
+
+    ReLU after every convolution; every layer has a bias. 3,682,730 parameters for ten classes.
+
+    Args:
+        num_classes: Outputs.
+        in_channels: Channels of the images.
+        width: Channels of the first stage, 32 in the paper, half of the original's.
+        batch_norm: Put batch normalization after every convolution. The paper's table has none; without a good start of the
+            weights thirteen layers are hard to train.
+
+    Raises:
+        ValueError: If `width` is below 1.
+    """
+
+    def __init__(self, num_classes: int = 10, in_channels: int = 3, width: int = 32, batch_norm: bool = False) -> None:
+        super().__init__()
+        if width < 1:
+            raise ValueError(f"VGG16: width={width}; give at least 1")
+        layers: list[nn.Module] = []
+        channels = in_channels
+        for multiple, depth in STAGES:
+            for _ in range(depth):
+                convolution = nn.Conv2d(channels, multiple * width, 3, padding=1)
+                nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
+                nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]
+                channels = multiple * width
+                layers += [convolution, *([nn.BatchNorm2d(channels)] if batch_norm else []), nn.ReLU()]
+            layers.append(nn.MaxPool2d(2))
+        self.features = nn.Sequential(*layers)
+        self.avgpool = nn.AdaptiveAvgPool2d(1)  # one position is left of 32 pixels: nothing to average there
+        self.fc = nn.Linear(channels, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images [B, C, H, W] with H and W of at least 32 -> class scores [B, num_classes]."""
+        scores: Tensor = self.fc(self.avgpool(self.features(x)).flatten(1))
+        return scores
+
+
+def vgg16(num_classes: int = 10, in_channels: int = 3, width: int = 32, batch_norm: bool = False) -> VGG16:
+    """VGG16 for 32-pixel images. See `VGG16` for the arguments."""
+    return VGG16(num_classes, in_channels, width, batch_norm)
