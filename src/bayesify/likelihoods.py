@@ -329,15 +329,23 @@ class Categorical(Likelihood):
         return torch.diag_embed(probs) - probs.unsqueeze(-1) * probs.unsqueeze(-2)
 
     def fisher_factor(self, outputs: Tensor) -> Tensor:
-        r"""Vectors $\sqrt{p_k}\,(e_k - p)$, whose products add up to $\operatorname{diag}(p) - p p^\top$: [K, B, ...]."""
+        r"""C - 1 vectors whose products add up to $\operatorname{diag}(p) - p p^\top$: [K, B, ...].
+
+        With $s = \sqrt p$, a unit vector, the Fisher matrix is $\operatorname{diag}(s)\,Q Q^\top \operatorname{diag}(s)$ for an
+        orthonormal basis Q of what is orthogonal to s: the columns but the first of the reflection that takes s to an axis.
+        """
         last = self._classes_last(as_float(outputs).unsqueeze(0))[0]
         found = spread_factor(self._factor(last))  # [K, B, ..., C]
         return found.movedim(-1, self._class_axis if self._class_axis < 0 else self._class_axis + 1)
 
     def _factor(self, outputs: Tensor) -> Tensor:
-        probs = outputs.softmax(-1)
-        eye = torch.eye(probs.shape[-1], dtype=probs.dtype, device=probs.device)
-        return probs.sqrt().unsqueeze(-1) * (eye - probs.unsqueeze(-2))
+        root = outputs.softmax(-1).sqrt()  # [..., C], a unit vector
+        normal = root.clone()
+        normal[..., 0] += 1.0  # all entries of the root are positive: the sum cannot cancel
+        scale = 2 / normal.square().sum(-1)
+        eye = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
+        basis = eye[1:] - (scale.unsqueeze(-1) * normal[..., 1:]).unsqueeze(-1) * normal.unsqueeze(-2)
+        return basis * root.unsqueeze(-2)
 
 
 class Bernoulli(Likelihood):

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
+from torch.utils import _pytree as pytree
 
-from bayesify.execution import Runner, select_output, split_rows
+from bayesify.execution import Runner, count_activation_bytes, select_output, split_rows
 from bayesify.inputs import naming_inputs
 from bayesify.jacobians.general import example_gradients
 from bayesify.jacobians.rules import Rule, rule_for
@@ -49,6 +50,7 @@ class Jacobians:
         self._uses: dict[str, list[Use]] = {}
         self._general: tuple[str, ...] = ()
         self._certified = False
+        self._costs: dict[Any, tuple[float, int]] = {}
         rules: dict[nn.Module, Rule | None] = {}
         for name in names:
             uses = []
@@ -94,6 +96,15 @@ class Jacobians:
         watched = {use.rule.module: use.rule for uses in self._uses.values() for use in uses}
         passed = trace(self._call(given, args, kwargs), watched, differentiable=differentiable)
         return Linearization(self, passed, given, args, kwargs)
+
+    def cost(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[float, int]:
+        """Bytes of activations per example, and outputs of an example; measured once for inputs of a shape."""
+        leaves = pytree.tree_leaves((args, dict(kwargs)))
+        key = tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves if isinstance(leaf, Tensor))
+        if key not in self._costs:
+            activations, output = count_activation_bytes(self.runner, args, kwargs)
+            self._costs[key] = activations, select_output(output, self.output)[:1].numel()
+        return self._costs[key]
 
     def _call(
         self, values: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]

@@ -120,7 +120,7 @@ class Trace:
                 with warnings.catch_warnings():
                     warnings.filterwarnings("error", message=SLOW_VMAP)
                     # Not `is_grads_batched`, which loops inside over most backward kernels.
-                    found: tuple[Tensor, ...] = torch.func.vmap(lambda vector: once(vector, True))(vectors)
+                    found: Sequence[Tensor | None] = torch.func.vmap(lambda vector: once(vector, True))(vectors)
                     return found
             except (RuntimeError, UserWarning) as refusal:  # an operation without a batching rule
                 if isinstance(refusal, torch.OutOfMemoryError):

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from bayesify.batches import Batch, BatchReader, check_repeatable, read_batch
-from bayesify.execution import count_activation_bytes, select_output
 from bayesify.inputs import as_inputs, check_inputs
 from bayesify.jacobians import Gradients, Jacobians, Linearization
 from bayesify.jacobians.rules import Rule
@@ -73,8 +72,7 @@ def rows_at_once(
     jacobians: Jacobians, args: tuple[Any, ...], kwargs: Mapping[str, Any], memory: int, per_row: int
 ) -> int:
     """Examples whose activations, gradients at the layers and Jacobian entries fit into a budget of bytes."""
-    activations, output = count_activation_bytes(jacobians.runner, args, kwargs)
-    vectors = select_output(output, jacobians.output)[:1].numel()
+    activations, vectors = jacobians.cost(args, kwargs)
     return max(1, int(memory // (activations * (2 + vectors) + 8 * vectors * per_row)))
 
 
