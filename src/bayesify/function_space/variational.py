@@ -228,8 +228,8 @@ class FunctionSpaceVI:
             raise
         if should_check(kl) and not bool(torch.isfinite(kl)):
             raise ValueError(
-                f"function_kl is {float(kl)}: a variance of the linearized network is 0, or not finite, at a context input (an "
-                "input of zeros without biases? standard deviations that collapsed?); change the context, or raise init_std"
+                f"function_kl is {float(kl.detach())}: a variance of the linearized network is 0, or not finite, at a context "
+                "input (zeros without biases? standard deviations that collapsed?); change the context, or raise init_std"
             )
         return kl
 

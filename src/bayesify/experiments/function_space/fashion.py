@@ -23,6 +23,7 @@ import torch
 
 from bayesify.experiments import records
 from bayesify.experiments.function_space import scores
+from bayesify.experiments.function_space.networks import CIFAR_WIDTHS
 from bayesify.experiments.function_space.trainings import OUTSIDE, Training, classify
 from bayesify.experiments.inducing_weights.sources import SYNTHETIC
 from bayesify.experiments.inducing_weights.workers import run_jobs
@@ -129,11 +130,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         dataset=chosen.dataset,
         folder=chosen.data,
         device=chosen.device,
+        widths=CIFAR_WIDTHS if chosen.dataset == "cifar10" else defaults.widths,
         **{name: getattr(chosen, name) for name in ("epochs", "batch", "draws", "learning_rate", "init_std")},
     )
     context, contexts, seeds, ablation = chosen.context, CONTEXTS, chosen.seeds, ABLATION
     if chosen.smoke:
-        base = replace(base, dataset=SYNTHETIC, epochs=2, batch=50, draws=3, device="cpu")
+        base = replace(base, dataset=SYNTHETIC, epochs=2, batch=100, draws=3, widths=(4, 4, 4), device="cpu")
         context, contexts, seeds, ablation = "noise", ("noise", "train"), 1, ABLATION[:1]
     base = replace(base, prior_variance=chosen.prior_variance)
     workers = chosen.workers or (12 if torch.device(base.device).type == "cuda" else 1)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bayesify import metrics
 from bayesify.datasets import images
-from bayesify.experiments.function_space.networks import CIFAR_WIDTHS, convolutional_network
+from bayesify.experiments.function_space.networks import convolutional_network
 from bayesify.experiments.inducing_weights import predictions
 from bayesify.experiments.inducing_weights.recorded import as_recordable, fit_recorded
 from bayesify.experiments.inducing_weights.sources import SYNTHETIC, hold_out, like
@@ -49,6 +49,7 @@ class Training:
         learning_rate: Of Adam, until it falls to a tenth after two thirds of the epochs.
         init_std: Where standard deviations of weights start.
         draws: Of a prediction.
+        widths: Channels of the convolutions.
         dataset: A name of `OUTSIDE`.
         folder: Where the files are; what `BAYESIFY_DATA` names if left out.
         validation: Training images that are held out and scored in place of the test images.
@@ -66,6 +67,7 @@ class Training:
     learning_rate: float = 2e-3
     init_std: float = 1e-2
     draws: int = 32
+    widths: tuple[int, ...] = (32, 64, 128)
     dataset: str = "fashion_mnist"
     folder: str | None = None
     validation: int = 0
@@ -121,10 +123,9 @@ def train(job: Training) -> tuple[BayesianNetwork, list[dict[str, Any]]]:
     x = pixels(data.train_images, job.device)
     y = torch.from_numpy(data.train_labels.astype(np.int64)).to(job.device)
     posterior: Posterior = Point() if job.system == "map" else MeanField(init_std=job.init_std)
-    widths = CIFAR_WIDTHS if job.dataset == "cifar10" else (32, 64, 128)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.seed)
-        net = convolutional_network(x.shape[1], x.shape[2], int(y.max()) + 1, widths)
+        net = convolutional_network(x.shape[1], x.shape[2], int(y.max()) + 1, job.widths)
         bnn = bayesianize(net, posterior, likelihood=Categorical(), prior=Standard()).to(job.device)
     terms = None
     schedule = KLSchedule() if job.system != "mfvi" else KLSchedule(job.epochs / 4)

@@ -1,0 +1,261 @@
+"""Function-space inference as a user meets it: contexts, bad input, training, prediction, storage."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import bayesify
+from bayesify import likelihoods, posteriors
+from bayesify.function_space import (
+    Box,
+    Context,
+    FunctionSpaceVI,
+    GaussianProcess,
+    Jittered,
+    Loader,
+    Mixture,
+    NeuralTangent,
+)
+
+
+def network(outputs: int = 2, **options: float) -> bayesify.BayesianNetwork:
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, outputs))
+    posterior = posteriors.MeanField(init_std=0.1)
+    likelihood = likelihoods.Gaussian(noise=0.1) if outputs == 1 else likelihoods.Categorical()
+    return bayesify.bayesianize(net, posterior, likelihood=likelihood)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+X, Y = torch.randn(20, 3, generator=generator()), torch.arange(20) % 2
+
+
+class TestContexts:
+    def test_box_fills_its_ends(self) -> None:
+        low, high = torch.tensor([-1.0, 0.0, 5.0]), torch.tensor([1.0, 0.5, 6.0])
+        found = Box(low, high, 500).draw(X, generator())
+        assert found.shape == (500, 3)
+        assert (found >= low).all()
+        assert (found <= high).all()
+        # the extremes of 500 uniform numbers miss an end by more than 5 % with probability 0.95^500 < 1e-11
+        assert (found.amin(0) < low + 0.05 * (high - low)).all()
+        assert (found.amax(0) > high - 0.05 * (high - low)).all()
+
+    def test_box_around_data(self) -> None:
+        box = Box.around(X, 2.0, 7)
+        width = X.amax(0) - X.amin(0)
+        torch.testing.assert_close(box.low.float(), X.amin(0) - 2 * width)
+        torch.testing.assert_close(box.high.float(), X.amax(0) + 2 * width)
+
+    def test_image_range_is_the_default_for_images_only(self) -> None:
+        found = Box().draw(torch.zeros(4, 1, 5, 5, dtype=torch.float64), generator())
+        assert found.shape == (10, 1, 5, 5)
+        assert found.dtype == torch.float64
+        assert found.min() >= 0
+        assert found.max() <= 1
+        with pytest.raises(ValueError, match=r"not images.*Box\.around"):
+            Box().draw(X)
+
+    @pytest.mark.parametrize("bare", [True, False])
+    def test_loader_draws_each_row_at_most_once(self, bare: bool) -> None:
+        rows = torch.arange(60.0).reshape(20, 3)
+        dataset = TensorDataset(rows) if bare else TensorDataset(rows, torch.zeros(20))
+        state = torch.get_rng_state()
+        found = Loader(DataLoader(dataset, batch_size=6, shuffle=True), 8).draw(X, generator())
+        assert torch.equal(state, torch.get_rng_state())
+        assert len(found.unique(dim=0)) == 8
+        assert all(any(torch.equal(row, other) for other in rows) for row in found)
+        assert Loader(rows, 50).draw(X, generator()).shape == (50, 3)
+        assert Loader(DataLoader(dataset, batch_size=6), 2, keep=7).draw(X, generator()).shape == (2, 3)
+
+    def test_jitter_has_its_std(self) -> None:
+        found = Jittered(torch.zeros(5, 3), 0.5, 3000).draw(X, generator())
+        # n = 9000 normal numbers: standard error of a variance 0.25 sqrt(2 / n), k = 5
+        assert abs(float(found.square().mean()) - 0.25) < 5 * 0.25 * (2 / 9000) ** 0.5
+
+    def test_mixture_and_keyword_inputs(self) -> None:
+        mixture = Mixture(Box(5.0, 6.0, 3), Loader(X, 2))
+        found = mixture.draw({"x": X}, generator())["x"]
+        assert mixture.n == len(found) == 5
+        assert (found[:3] >= 5).all()
+        assert (found[3:] < 5).all()
+        (single,) = mixture.draw((X,), generator())
+        assert torch.equal(single, found)
+
+    def test_bad_contexts(self) -> None:
+        with pytest.raises(ValueError, match="not below high"):
+            Box(1.0, 0.0, 5)
+        with pytest.raises(ValueError, match="only one end"):
+            Box(1.0)
+        with pytest.raises(ValueError, match="n=0"):
+            Box(0.0, 1.0, 0)
+        with pytest.raises(ValueError, match="finite"):
+            Box(0.0, float("inf"), 3)
+        with pytest.raises(ValueError, match="one shape"):
+            Box(torch.zeros(2), torch.ones(3), 5)
+        with pytest.raises(ValueError, match=r"ends have shape \[2\], inputs \[3\]"):
+            Box(torch.zeros(2), torch.ones(2), 5).draw(X)
+        with pytest.raises(ValueError, match="std=0"):
+            Jittered(X, 0.0)
+        with pytest.raises(ValueError, match="at least two"):
+            Mixture(Box(0.0, 1.0))
+        with pytest.raises(ValueError, match="same shape"):
+            Loader(torch.zeros(4, 5)).draw(X)
+        with pytest.raises(ValueError, match="no inputs"):
+            Loader(torch.zeros(0, 3)).draw(X)
+        with pytest.raises(ValueError, match="several inputs"):
+            Box(0.0, 1.0).draw((X, X))
+
+
+class TestBadInput:
+    def test_context_inputs_of_another_shape(self) -> None:
+        space = FunctionSpaceVI(network(), context=Box(0.0, 1.0, 4))
+        with pytest.raises(ValueError, match=r"context inputs of shape \(4, 5\).* do not fit the network"):
+            space.function_kl(torch.zeros(4, 5))
+
+    @pytest.mark.parametrize("variance", [0.0, -1.0, float("nan"), [1.0, 0.0]])
+    def test_prior_variance(self, variance: float) -> None:
+        with pytest.raises(ValueError, match=r"prior_variance.*positive"):
+            FunctionSpaceVI(network(), prior_variance=variance)
+
+    def test_prior_of_other_outputs(self) -> None:
+        with pytest.raises(ValueError, match="for 2 outputs"):
+            FunctionSpaceVI(network(), prior_variance=[1.0, 2.0, 3.0]).function_kl(X)
+
+    @pytest.mark.parametrize("posterior", [posteriors.Point(), posteriors.FullCovariance(), posteriors.Ensemble()])
+    def test_other_posteriors(self, posterior: posteriors.Posterior) -> None:
+        bnn = bayesify.bayesianize(nn.Linear(3, 2), posterior)
+        with pytest.raises(ValueError, match=f"{type(posterior).__name__}.*use MeanField or KTied"):
+            FunctionSpaceVI(bnn)
+
+    def test_batch_norm_in_training_mode(self) -> None:
+        net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+        bnn = bayesify.bayesianize(net, posteriors.MeanField(), likelihood=likelihoods.Categorical())
+        with pytest.raises(ValueError, match=r"batch normalization.*eval"):
+            FunctionSpaceVI(bnn)
+        space = FunctionSpaceVI(bnn.eval(), context=Box(-1.0, 1.0, 3))
+        space.fit([(X, Y)], epochs=1, progress=False)
+        assert not bnn.training
+        bnn.train()
+        with pytest.raises(ValueError, match="batch normalization"):
+            space.objective(X, Y, num_data=20)
+        with pytest.raises(ValueError, match="batch normalization"):
+            space.fit([(X, Y)], epochs=1, progress=False)
+
+    def test_variance_of_zero(self) -> None:
+        bnn = bayesify.bayesianize(nn.Linear(3, 2, bias=False), posteriors.MeanField())
+        with pytest.raises(ValueError, match="variance of the linearized network is 0"):
+            FunctionSpaceVI(bnn).function_kl(torch.zeros(2, 3))
+
+    def test_choices(self) -> None:
+        with pytest.raises(TypeError, match="BayesianNetwork"):
+            FunctionSpaceVI(nn.Linear(3, 2))  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="context"):
+            FunctionSpaceVI(network(), context=X)  # type: ignore[arg-type]
+        for key, value in {"covariance": "dense", "layers": "first", "jitter": 2.0, "memory": 0}.items():
+            with pytest.raises(ValueError, match=key):
+                FunctionSpaceVI(network(), **{key: value})  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="method="):
+            FunctionSpaceVI(network()).predict(X, method="laplace")  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="kernel"):
+            GaussianProcess(1.0)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=r"the kernel gives \[3\]"):
+            FunctionSpaceVI(network(), prior=GaussianProcess(lambda a, b: a[0])).function_kl(X)
+        with pytest.raises(ValueError, match="std=-1"):
+            NeuralTangent(std=-1.0)
+
+
+class TestTraining:
+    @pytest.mark.parametrize("kind", ["regression", "binary", "classes"])
+    def test_every_task(self, kind: str) -> None:
+        likelihood, outputs, y = {
+            "regression": (likelihoods.Gaussian(noise=0.1), 1, X[:, :1]),
+            "binary": (likelihoods.Bernoulli(), 1, Y.float()[:, None]),
+            "classes": (likelihoods.Categorical(), 3, Y),
+        }[kind]
+        bnn = bayesify.bayesianize(nn.Linear(3, outputs), posteriors.MeanField(init_std=0.1), likelihood=likelihood)
+        space = FunctionSpaceVI(bnn, context=Box(-2.0, 2.0, 3))
+        history = space.fit([(X, y)], epochs=30, learning_rate=0.05, seed=0, progress=False)
+        assert history[-1]["elbo"] > history[0]["elbo"]
+        for method in ("draws", "linearized"):
+            assert torch.isfinite(space.predict(X, method=method).log_prob(y)).all()  # type: ignore[arg-type]
+
+    def test_same_seed_same_result_and_resumed(self, tmp_path: Path) -> None:
+        def train(epochs: int, **options: object) -> Tensor:
+            space = FunctionSpaceVI(network(), context=Box(-2.0, 2.0, 3))
+            loader = DataLoader(TensorDataset(X, Y), batch_size=7, shuffle=True)
+            space.fit(loader, epochs=epochs, seed=3, progress=False, **options)
+            return space.bnn.posterior.mean()["0.weight"].detach()
+
+        whole = train(4)
+        assert torch.equal(whole, train(4))
+        path = tmp_path / "run.safetensors"
+        train(2, checkpoint=path)
+        assert torch.equal(whole, train(4, checkpoint=path))
+        other = FunctionSpaceVI(network(), prior_variance=3.0, context=Box(-2.0, 2.0, 3))
+        with pytest.raises(ValueError, match=r"objective\.prior\.variance"):
+            other.fit(
+                DataLoader(TensorDataset(X, Y), batch_size=7, shuffle=True),
+                epochs=6,
+                seed=3,
+                checkpoint=path,
+                progress=False,
+            )
+
+    def test_own_context(self) -> None:
+        class Corners(Context):
+            name, n = "corners", 2
+
+            def draw(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+                return torch.stack((x.amin(0), x.amax(0)))
+
+        space = FunctionSpaceVI(network(), context=Corners())
+        torch.testing.assert_close(
+            space.terms(X, Y, num_data=20)[1], space.function_kl(torch.stack((X.amin(0), X.amax(0))))
+        )
+
+
+class TestStorage:
+    @pytest.mark.parametrize("prior", ["constant", "tangent"])
+    def test_round_trip(self, prior: str, tmp_path: Path) -> None:
+        bnn = network()
+        options = (
+            {"prior": NeuralTangent()} if prior == "tangent" else {"prior_mean": 0.5, "prior_variance": [1.0, 2.0]}
+        )
+        space = FunctionSpaceVI(bnn, context=Box(torch.zeros(3), torch.ones(3), 4), covariance="full", **options)  # type: ignore[arg-type]
+        space.fit([(X, Y)], epochs=2, seed=0, progress=False)
+        bayesify.save(space, tmp_path / "model.safetensors")
+        loaded = bayesify.load(
+            tmp_path / "model.safetensors", nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
+        )
+        assert isinstance(loaded, FunctionSpaceVI)
+        assert repr(loaded) == repr(space)
+        torch.testing.assert_close(loaded.function_kl(X[:4]), space.function_kl(X[:4]))
+        torch.testing.assert_close(loaded.context.draw(X, generator()), space.context.draw(X, generator()))
+
+    def test_what_a_file_does_not_hold(self, tmp_path: Path) -> None:
+        net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
+        prior = GaussianProcess(lambda a, b: torch.exp(-torch.cdist(a, b)))
+        space = FunctionSpaceVI(network(), context=Loader(X, 4), prior=prior)
+        bayesify.save(space, tmp_path / "model.safetensors")
+        loaded = bayesify.load(tmp_path / "model.safetensors", net)
+        torch.testing.assert_close(loaded.function_moments(X), space.function_moments(X))
+        with pytest.raises(ValueError, match=r"set model\.context"):
+            loaded.objective(X, Y, num_data=20)
+        with pytest.raises(ValueError, match=r"set model\.prior"):
+            loaded.function_kl(X)
+
+    def test_deepcopy_is_apart(self) -> None:
+        space = FunctionSpaceVI(network(), context=Box(-2.0, 2.0, 3))
+        before = space.function_kl(X)
+        copy.deepcopy(space).fit([(X, Y)], epochs=2, progress=False)
+        torch.testing.assert_close(space.function_kl(X), before)
