@@ -2,12 +2,13 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+INSTALL := bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP    := $(VENV)/$(INSTALL)
 # torch is the build that constraints.txt and pip's own configuration lead to. With a GPU, say which one to take:
 #   make install TORCH="torch==2.13.0 --index-url <wheel index of your CUDA version>"
 TORCH  ?= torch
 
-.PHONY: install demo test test-slow test-gpu lint format bench docs wheel clean help
+.PHONY: install demo test test-slow test-gpu lint format bench bench-peers docs wheel clean help
 
 help:
 	@echo "make install   environment in $(VENV)         make lint    ruff and mypy"
@@ -50,6 +51,17 @@ bench: install
 	$(BIN)/python -m benchmarks.run
 	$(BIN)/python -m benchmarks.speed_table
 
+# laplace-torch beside ours, in an environment of its own: it asks for packages that the library does not want (torchvision).
+bench-peers: .venv-peers/.installed
+	PYTHONPATH=src .venv-peers/bin/python -m benchmarks.peers
+
+.venv-peers/.installed: constraints.txt
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/$(INSTALL) $(TORCH)
+	.venv-peers/$(INSTALL) safetensors rich typer curvlinops-for-pytorch torchmetrics opt-einsum scipy tqdm
+	.venv-peers/$(INSTALL) --no-deps laplace-torch==0.3 asdfghjkl==0.1a4 backpack-for-pytorch
+	@touch $@
+
 docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
@@ -57,4 +69,4 @@ wheel: install
 	$(BIN)/python -m build --wheel --no-isolation
 
 clean:
-	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .venv-peers build dist site .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,125 @@
+"""A subnetwork posterior here and in laplace-torch, side by side: the same covariance, time and memory of fit and predict.
+
+    make bench-peers
+
+runs it in an environment of its own, since laplace-torch asks for packages that the library does not want.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesify import Laplace, likelihoods, models, subnetwork
+
+from .timing import record
+
+SIZE = 500
+CASES = {"mlp": 100, "resnet18": 2}
+"""Examples that a posterior is fitted to and that are predicted."""
+
+
+def problem(case: str) -> tuple[nn.Module, Tensor, Tensor, Tensor]:
+    """A network, inputs, labels and the indices of its subnetwork."""
+    torch.manual_seed(0)
+    if case == "mlp":
+        net: nn.Module = models.mlp([784, 256, 256, 10])
+        x = torch.randn(CASES[case], 784)
+    else:
+        net = models.resnet18(variant="cifar", num_classes=10)
+        x = torch.randn(CASES[case], 3, 32, 32)
+    count = sum(parameter.numel() for parameter in net.parameters())
+    return net.eval(), x, torch.randint(10, (len(x),)), torch.randperm(count)[:SIZE].sort().values
+
+
+def run(case: str, who: str, repeats: int) -> dict[str, Any]:
+    """Time and peak memory of one library on one case, in this process."""
+    warnings.simplefilter("ignore")
+    net, x, y, index = problem(case)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=len(x))
+    with torch.no_grad():
+        net(x)
+    theirs: Any = None
+    if who == "laplace-torch":
+        from laplace.subnetlaplace import FullSubnetLaplace
+
+        theirs = FullSubnetLaplace
+
+    def fit() -> Any:
+        if theirs is None:
+            return Laplace(net, likelihoods.Categorical(), subnetwork.from_indices(index)).fit(loader)
+        made = theirs(net, "classification", index)
+        made.fit(loader)
+        return made
+
+    def predict(made: Any) -> Tensor:
+        if theirs is None:
+            return made.predict(x).probs
+        return made(x, pred_type="glm", link_approx="probit")
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    times: dict[str, list[float]] = {"fit": [], "predict": []}
+    for _ in range(repeats):
+        start = time.perf_counter()
+        made = fit()
+        times["fit"].append(time.perf_counter() - start)
+        start = time.perf_counter()
+        probs = predict(made)
+        times["predict"].append(time.perf_counter() - start)
+    covariance = made.covariance_matrix() if theirs is None else made.posterior_covariance
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**10
+    torch.save((covariance, probs), f"peers-{case}-{who}.pt")
+    return {"memory_mib": grown, **{name: statistics.median(values) for name, values in times.items()}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--one", nargs=2, metavar=("CASE", "LIBRARY"), help="measure one library in this process")
+    chosen = parser.parse_args()
+    if chosen.one:
+        print(json.dumps(run(*chosen.one, chosen.repeats)))
+        return
+    figures: dict[str, float] = {}
+    for case in CASES:
+        found = {}
+        for who in ("bayesify", "laplace-torch"):
+            command = [sys.executable, "-m", "benchmarks.peers", "--one", case, who, "--repeats", str(chosen.repeats)]
+            printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            found[who] = json.loads(printed.splitlines()[-1])
+        ours, theirs = found["bayesify"], found["laplace-torch"]
+        tensors = {who: torch.load(f"peers-{case}-{who}.pt") for who in found}
+        difference = max(
+            float((mine - other).abs().max() / other.abs().max())
+            for mine, other in zip(tensors["bayesify"], tensors["laplace-torch"], strict=True)
+        )
+        figures |= {
+            f"{case}_fit_speedup": round(theirs["fit"] / ours["fit"], 2),
+            f"{case}_predict_speedup": round(theirs["predict"] / ours["predict"], 2),
+            f"{case}_memory_share": round(ours["memory_mib"] / theirs["memory_mib"], 4),
+            f"{case}_largest_difference": difference,
+            f"{case}_fit_seconds": round(ours["fit"], 4),
+            f"{case}_fit_seconds_laplace_torch": round(theirs["fit"], 4),
+            f"{case}_memory_mib": round(ours["memory_mib"], 1),
+            f"{case}_memory_mib_laplace_torch": round(theirs["memory_mib"], 1),
+        }
+    record(
+        "peers_laplace",
+        figures,
+        unit=f"laplace-torch's time over ours for a subnetwork of {SIZE} weights, and our added peak memory over theirs",
+        aims={"resnet18_fit_speedup": 10, "resnet18_predict_speedup": 10, "mlp_fit_speedup": 1, "resnet18_memory_share": 0.1},
+    )
+
+
+if __name__ == "__main__":
+    main()
