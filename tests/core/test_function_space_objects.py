@@ -187,7 +187,7 @@ class TestTraining:
         history = space.fit([(X, y)], epochs=30, learning_rate=0.05, seed=0, progress=False)
         assert history[-1]["elbo"] > history[0]["elbo"]
         for method in ("draws", "linearized"):
-            assert torch.isfinite(space.predict(X, method=method).log_prob(y)).all()  # type: ignore[arg-type]
+            assert torch.isfinite(space.predict(X, method=method).log_prob(y)).all()
 
     def test_same_seed_same_result_and_resumed(self, tmp_path: Path) -> None:
         def train(epochs: int, **options: object) -> Tensor:
@@ -231,7 +231,7 @@ class TestStorage:
         options = (
             {"prior": NeuralTangent()} if prior == "tangent" else {"prior_mean": 0.5, "prior_variance": [1.0, 2.0]}
         )
-        space = FunctionSpaceVI(bnn, context=Box(torch.zeros(3), torch.ones(3), 4), covariance="full", **options)  # type: ignore[arg-type]
+        space = FunctionSpaceVI(bnn, context=Box(torch.zeros(3), torch.ones(3), 4), covariance="full", **options)
         space.fit([(X, Y)], epochs=2, seed=0, progress=False)
         bayesify.save(space, tmp_path / "model.safetensors")
         loaded = bayesify.load(

@@ -51,8 +51,9 @@ class DifferentiableLayers(TorchFunctionMode):
         """Replaces calls of `conv1d`, `conv2d`, `conv3d` and `batch_norm`."""
         kwargs = kwargs or {}
         if func is torch.batch_norm and not kwargs and not args[5] and args[3] is not None:
-            return _normalize(*args[:5], args[7])
-        dims = DIMS.get(func)  # type: ignore[call-overload]
+            x, weight, bias, mean, variance, _, _, eps, *_ = args
+            return _normalize(x, weight, bias, mean, variance, eps)
+        dims = DIMS.get(func)
         if dims is None:
             return func(*args, **kwargs)
         return self._convolve(func, dims, *args, **kwargs)

@@ -28,11 +28,12 @@ from bayesify.experiments.function_space.trainings import OUTSIDE, Training, cla
 from bayesify.experiments.inducing_weights.sources import SYNTHETIC
 from bayesify.experiments.inducing_weights.workers import run_jobs
 
-CONTEXTS = ("notmnist", "noise", "train")
+CONTEXTS: tuple[str, ...] = ("notmnist", "noise", "train")
 MAIN = "notmnist+train"
 """The context of the row called FSVI."""
 
-POINTS, ABLATION = 10, (2, 5, 20, 40)
+POINTS = 10
+ABLATION: tuple[int, ...] = (2, 5, 20, 40)
 PRIOR_VARIANCE = 10.0
 TRIED = (
     ("notmnist", 10.0),
