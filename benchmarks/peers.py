@@ -117,7 +117,12 @@ def main() -> None:
         "peers_laplace",
         figures,
         unit=f"laplace-torch's time over ours for a subnetwork of {SIZE} weights, and our added peak memory over theirs",
-        aims={"resnet18_fit_speedup": 10, "resnet18_predict_speedup": 10, "mlp_fit_speedup": 1, "resnet18_memory_share": 0.1},
+        aims={
+            "resnet18_fit_speedup": 10,
+            "resnet18_predict_speedup": 10,
+            "mlp_fit_speedup": 1,
+            "resnet18_memory_share": 0.1,
+        },
     )
 
 

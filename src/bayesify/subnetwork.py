@@ -22,14 +22,16 @@ class Candidates:
         weights: The trainable weights by name, in the order of `named_parameters()`.
         values: Their point estimates.
         frozen: Names of weights that are not trained.
-        variances: Computes the diagonal Laplace posterior's variances by name, in a pass over the data.
+        curvatures: Computes the diagonal of the curvature by name, in a pass over the data, or over its first examples.
+        precisions: Prior precisions by name.
         last: Computes the names of the weights of the layer that runs last.
     """
 
     weights: Mapping[str, Weight]
     values: Mapping[str, Tensor]
     frozen: Sequence[str]
-    variances: Callable[[int | None], Mapping[str, Tensor]]
+    curvatures: Callable[[int | None], Mapping[str, Tensor]]
+    precisions: Callable[[], Mapping[str, Tensor]]
     last: Callable[[], Sequence[str]]
 
     @property
@@ -80,14 +82,18 @@ class _OfSize(Selector):
 
 
 class _LargestVariance(_OfSize):
-    def __init__(self, size: int | float, num_examples: int | None) -> None:
+    def __init__(self, size: int | float, num_examples: int | None, skip_flat: bool) -> None:
         super().__init__(size)
         if num_examples is not None and num_examples < 1:
             raise ValueError(f"subnetwork.largest_variance: num_examples={num_examples}; give at least 1")
         self.num_examples = num_examples
+        self.skip_flat = skip_flat
 
     def select(self, candidates: Candidates) -> Tensor:
-        variances = candidates.flat(candidates.variances(self.num_examples))
+        curvature = candidates.flat(candidates.curvatures(self.num_examples))
+        variances = 1 / (curvature + candidates.flat(candidates.precisions()))
+        if self.skip_flat:
+            variances = torch.where(curvature > 0, variances, -variances)
         return variances.topk(self.count(candidates)).indices
 
 
@@ -214,7 +220,7 @@ def _positions(candidates: Candidates, names: Sequence[str]) -> Tensor:
     return torch.cat(parts)
 
 
-def largest_variance(size: int | float, num_examples: int | None = None) -> Selector:
+def largest_variance(size: int | float, num_examples: int | None = None, *, skip_flat: bool = False) -> Selector:
     r"""The weights with the largest variance $1 / (H_{dd} + \lambda)$ under the diagonal Laplace posterior.
 
     The strategy of Daxberger et al. 2021, section 4: with the full posterior's variances it minimizes the squared
@@ -223,11 +229,13 @@ def largest_variance(size: int | float, num_examples: int | None = None) -> Sele
     Args:
         size: Number of weights S, or a share of all trainable weights as a float between 0 and 1.
         num_examples: Use only the first so many examples for the variances; all if left out.
+        skip_flat: Take weights without any curvature (those of units that no example switches on) last. They have the
+            largest variances of all, the prior's, and yet change no prediction near the data; the paper takes them first.
 
     Raises:
         ValueError: If the size is not positive, or a share is above 1.
     """
-    return _LargestVariance(size, num_examples)
+    return _LargestVariance(size, num_examples, skip_flat)
 
 
 def random(size: int | float, seed: int = 0) -> Selector:

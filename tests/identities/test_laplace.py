@@ -365,6 +365,19 @@ def test_selectors() -> None:
     torch.testing.assert_close(first.subset.flat(), second.subset.flat())
 
 
+def test_weights_without_curvature_can_come_last() -> None:
+    net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)).double()
+    with torch.no_grad():
+        net[0].bias[1] = -100.0  # a unit that is never on: its 2 + 1 weights in and 2 out are flat
+    x = torch.randn(10, 2, dtype=torch.float64)
+    data = [(x, torch.randint(2, (10,)))]
+    flat = {2, 3, 7, 10, 13}
+    paper = fitted(net, likelihoods.Categorical(), data, subnetwork.largest_variance(5))
+    assert set(paper.subset.flat().tolist()) == flat
+    other = fitted(net, likelihoods.Categorical(), data, subnetwork.largest_variance(12, skip_flat=True))
+    assert set(range(17)) - set(other.subset.flat().tolist()) == flat
+
+
 def test_posterior_gap_is_the_squared_wasserstein_distance() -> None:
     torch.manual_seed(0)
     root = torch.randn(6, 6, dtype=torch.float64)

@@ -141,11 +141,13 @@ class Laplace:
         first = read_batch(_first(loader), batch).to(self._device)
         args, kwargs = as_inputs(first.x)
         check_inputs(args, kwargs)
+        everything = Subset(self.weights, dict.fromkeys(self.weights))
         candidates = Candidates(
             self.weights,
             self._values,
             self._frozen,
-            lambda count: self._diagonal_variances(loader, batch, count, progress),
+            lambda count: self._diagonal(loader, batch, count, progress),
+            lambda: everything.split(self.prior(everything)),
             lambda: last_layer(self._runner, self.weights, args, kwargs),
         )
         self._check_budget(self.selector.count(candidates))
@@ -186,15 +188,14 @@ class Laplace:
     ) -> curvatures.Pieces:
         return curvatures.Pieces(loader, self._jacobians(names), self.memory, per_row, batch, **more)
 
-    def _diagonal_variances(
+    def _diagonal(
         self, loader: Iterable[Any], batch: BatchReader | None, num_examples: int | None, progress: bool
     ) -> dict[str, Tensor]:
         everything = Subset(self.weights, dict.fromkeys(self.weights))
         pieces = self._pieces(loader, self.weights, 0, batch, num_examples=num_examples)
         with showing(pieces, loader, "diagonal", progress):
             diagonal, _ = curvatures.diagonal_curvature(pieces, everything, self.likelihood, self.curvature)
-        prior = everything.split(self.prior(everything))
-        return {name: 1 / (diagonal[name] + prior[name]).reshape(weight.shape) for name, weight in self.weights.items()}
+        return diagonal
 
     def _fit_covariance(
         self, subset: Subset, loader: Iterable[Any], batch: BatchReader | None, progress: bool
