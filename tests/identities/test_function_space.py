@@ -70,7 +70,7 @@ def blocks(joint: Tensor, size: int) -> dict[str, Tensor]:
     }
 
 
-BUDGETS = {"transposed1d": 2**16, "transposed2d": 2**18}
+BUDGETS = {"transposed1d": 2**17, "transposed2d": 2**20, "transposed3d": 2**16}
 """Bytes that cut some layers into pieces; 4096 elsewhere."""
 
 
@@ -89,6 +89,37 @@ def test_moments_are_those_of_the_dense_jacobian(case: Case, pieces: bool) -> No
                 mean, found = space.function_moments(given, kind)
             torch.testing.assert_close(mean.flatten(), outputs, rtol=1e-10, atol=1e-12)
             torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-14)
+
+
+def many_positions() -> BayesianNetwork:
+    """A convolution and a linear layer at far more positions than there are outputs, and a layer that is called twice."""
+
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.head = nn.Conv2d(2, 3, 3), nn.Linear(3, 3), nn.Linear(3, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = torch.tanh(self.first(x)).flatten(2).transpose(1, 2)  # [B, 16, 3]
+            return self.head(torch.tanh(self.second(torch.tanh(self.second(hidden)))).mean(1))
+
+    torch.manual_seed(4)
+    return bayesify.bayesianize(Network().double(), posteriors.MeanField(init_std=0.2))
+
+
+@pytest.mark.parametrize("memory", [None, 2048], ids=["at_once", "in_pieces"])
+def test_many_positions(memory: int | None) -> None:
+    bnn = many_positions()
+    x = torch.randn(3, 2, 6, 6, dtype=torch.float64)
+    _, jacobian, variance = dense_jacobian(bnn, (x,), list(bnn.weights))
+    space = FunctionSpaceVI(bnn, 0.3, 2.0, memory=memory)
+    for kind, expected in blocks(jacobian * variance @ jacobian.T, 3).items():
+        for grad in (True, False):
+            with torch.set_grad_enabled(grad):
+                _, found = space.function_moments(x, kind)
+            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-14)
+    slope, difference = slope_and_difference(space, lambda: space.function_kl(x))
+    torch.testing.assert_close(slope, difference, rtol=2e-6, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -254,7 +285,7 @@ def test_gradients_of_the_kl(name: str, kind: str) -> None:
     bnn = convert("mean_field", case, torch.float64)
     given = inputs(case, 2)
     jitter = None if kind == "diagonal" else 0.1  # some of these covariances have no full rank
-    for memory in (None, 4096):
+    for memory in (None, BUDGETS.get(name, 4096)):
         space = FunctionSpaceVI(bnn, 0.3, 2.0, covariance=kind, jitter=jitter, memory=memory)  # type: ignore[arg-type]
         slope, difference = slope_and_difference(space, lambda space=space: space.function_kl(given))
         torch.testing.assert_close(slope, difference, rtol=2e-6, atol=1e-5)

@@ -196,7 +196,7 @@ class FunctionSpaceVI:
             self._output_shape, outputs = tuple(shape[1:]), math.prod(shape[1:])
             # Forward, backward for each output, and what differentiating that backward pass keeps.
             self._bytes_per_row[shapes] = size * (1 + 3 * outputs)
-        return max(1, int(self.memory / max(1.0, self._bytes_per_row[shapes])))
+        return max(1, int(self.memory / 2 / max(1.0, self._bytes_per_row[shapes])))  # half is for products with inputs
 
     # -- divergence ------------------------------------------------------------------------------------------------
 

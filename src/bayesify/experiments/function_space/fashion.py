@@ -1,14 +1,14 @@
 """Fashion-MNIST in, MNIST out: accuracy, calibration and images from elsewhere (the paper's table 1, figures 2, 5 to 8).
 
-    python -m bayesify.experiments.function_space.fashion --out DIR [--workers 12] [--seeds 3]
+    python -m bayesify.experiments.function_space.fashion --out DIR [--workers 4] [--seeds 3]
     python -m bayesify.experiments.function_space.fashion --grid --out DIR
     python -m bayesify.experiments.function_space.fashion --evaluate DIR
 
 Function-space inference with several contexts, mean-field inference, maximum a posteriori and ensembles of five, all trained
 for the same number of epochs on all training images, then the ablation over the number of context inputs. `--grid` trains
-some settings on all but the last 10,000 training images and scores them on those; the defaults were chosen by it. Trainings run
-at the same time in worker processes, predictions are stored as soon as they are there, and a run that was interrupted goes
-on when the command is given again. `--dataset cifar10` takes CIFAR-10 and SVHN and seven convolutions instead.
+some settings on all but the last 10,000 training images and scores them on those, for choosing settings without the test
+images. Trainings run at the same time in worker processes, predictions are stored as soon as they are there, and a run that
+was interrupted goes on when the command is given again. `--dataset cifar10` takes CIFAR-10 and SVHN and seven convolutions.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from bayesify.experiments.function_space.trainings import OUTSIDE, Training, cla
 from bayesify.experiments.inducing_weights.sources import SYNTHETIC
 from bayesify.experiments.inducing_weights.workers import run_jobs
 
-CONTEXTS: tuple[str, ...] = ("notmnist", "noise", "train")
-MAIN = "notmnist+train"
+CONTEXTS: tuple[str, ...] = ("notmnist", "noise", "train", "notmnist+train")
+MAIN = "notmnist"
 """The context of the row called FSVI."""
 
 POINTS = 10
@@ -115,7 +115,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dataset", choices=[name for name in OUTSIDE if name != SYNTHETIC], default="fashion_mnist")
     parser.add_argument("--data", help="folder of the data; BAYESIFY_DATA if left out")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--workers", type=int, help="trainings at a time; 12 on a GPU and 1 on a CPU if left out")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        help="trainings at a time; 4 on a GPU and 1 on a CPU if left out",
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--context", default=MAIN)
     for name in ("epochs", "batch", "draws"):
@@ -139,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         base = replace(base, dataset=SYNTHETIC, epochs=2, batch=100, draws=3, widths=(4, 4, 4), device="cpu")
         context, contexts, seeds, ablation = "noise", ("noise", "train"), 1, ABLATION[:1]
     base = replace(base, prior_variance=chosen.prior_variance)
-    workers = chosen.workers or (12 if torch.device(base.device).type == "cuda" else 1)
+    workers = chosen.workers or (4 if torch.device(base.device).type == "cuda" else 1)
     chosen.out.mkdir(parents=True, exist_ok=True)
     if chosen.grid:
         held = replace(base, validation=VALIDATION if not chosen.smoke else 100)
