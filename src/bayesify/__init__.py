@@ -14,6 +14,7 @@ from bayesify import (
     models,
     posteriors,
     priors,
+    random_features,
     subnetwork,
     transforms,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "posteriors",
     "priors",
     "prune",
+    "random_features",
     "save",
     "subnetwork",
     "transforms",

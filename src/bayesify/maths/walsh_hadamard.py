@@ -40,6 +40,12 @@ def dyadic(c: Tensor) -> Tensor:
     return result
 
 
+def dyadic_sums(matrix: Tensor) -> Tensor:
+    r"""Sums of the entries with equal $i \oplus j$: [..., D, D] -> [..., D]; the transpose of `dyadic`."""
+    result: Tensor = _DyadicSums.apply(matrix)
+    return result
+
+
 def form(left: Tensor, g: Tensor, right: Tensor) -> Tensor:
     """W itself, from its D different numbers: [..., D] each -> [..., D, D] in O(D^2)."""
     return dyadic(dyadic_values(g)) * left.unsqueeze(-1) * right.unsqueeze(-2)

@@ -1,0 +1,160 @@
+"""Random Fourier features of a squared exponential kernel, and the network that is linear in them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.maths.constraints import positive, raw_positive
+
+
+class RandomFourierFeatures(nn.Module):
+    r"""Cosines and sines whose inner products are, on average, a squared exponential (RBF) kernel (Rahimi & Recht 2007).
+
+    $$ \phi(x) = \frac{a}{\sqrt m} \bigl[\cos \Omega (x / \ell),\ \sin \Omega (x / \ell)\bigr], \qquad
+       \Omega_{ij} \sim \mathcal{N}(0, 1) $$
+
+    $$ \mathbb{E}_\Omega\, \phi(x)^\top \phi(x') = a^2 \exp\Bigl(-\tfrac12 \sum_d (x_d - x'_d)^2 / \ell_d^2\Bigr) $$
+
+    with a variance of at most $a^4 / 2m$; $\phi(x)^\top \phi(x) = a^2$ without any. The m frequencies are drawn once and stay,
+    the D lengthscales $\ell$ and the amplitude a are learned.
+
+    Stored: `raw_lengthscale`, `raw_amplitude` through softplus; the buffer `frequencies`.
+
+    Shapes:
+        frequencies: [m, D]; raw_lengthscale: [D]; raw_amplitude: [].
+
+    Args:
+        num_inputs: D.
+        num_features: 2 m, an even number.
+        lengthscale: Where the lengthscales start: a number, or one per input; $\sqrt{D} / 2$ if left out, as in Rossi et al. 2020,
+            for inputs from 0 to 1.
+        amplitude: Where a starts, a standard deviation.
+        learn: Whether lengthscales and amplitude are trained.
+        generator: Source of the frequencies; the global one if left out.
+
+    Raises:
+        ValueError: If a count is below 1 or odd, or a scale is not positive and finite or of the wrong number.
+    """
+
+    def __init__(
+        self,
+        num_inputs: int,
+        num_features: int,
+        lengthscale: float | Sequence[float] | None = None,
+        amplitude: float = 1.0,
+        learn: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        if num_inputs < 1:
+            raise ValueError(f"RandomFourierFeatures: num_inputs={num_inputs}; give at least 1")
+        if num_features < 2 or num_features % 2:
+            raise ValueError(
+                f"RandomFourierFeatures: num_features={num_features}; give an even number, a cosine and a sine each"
+            )
+        scales = starting_lengthscales("RandomFourierFeatures", num_inputs, lengthscale)
+        check_scale("RandomFourierFeatures", "amplitude", amplitude)
+        self.num_inputs, self.num_features = num_inputs, num_features
+        self.raw_lengthscale = nn.Parameter(torch.tensor([raw_positive(scale) for scale in scales]), learn)
+        self.raw_amplitude = nn.Parameter(torch.tensor(raw_positive(amplitude)), learn)
+        self.register_buffer("frequencies", torch.randn(num_features // 2, num_inputs, generator=generator))
+        self.frequencies: Tensor
+
+    @property
+    def lengthscale(self) -> Tensor:
+        r"""$\ell$, [D]."""
+        return positive(self.raw_lengthscale)
+
+    @property
+    def amplitude(self) -> Tensor:
+        """a, a scalar."""
+        return positive(self.raw_amplitude)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Inputs [..., D] -> features [..., 2 m].
+
+        Raises:
+            ValueError: If there are not D inputs.
+        """
+        if x.shape[-1] != self.num_inputs:
+            raise ValueError(f"RandomFourierFeatures: {x.shape[-1]} inputs; give {self.num_inputs}")
+        phases = x @ (self.frequencies / self.lengthscale).T  # [..., m]
+        scale = self.amplitude / math.sqrt(self.num_features // 2)
+        return scale * torch.cat((phases.cos(), phases.sin()), dim=-1)
+
+    def kernel(self, x: Tensor, other: Tensor) -> Tensor:
+        """The kernel that inner products of the features approach: [N, D] and [M, D] -> [N, M]."""
+        first, second = x / self.lengthscale, other / self.lengthscale
+        squares = (first.unsqueeze(-2) - second.unsqueeze(-3)).square().sum(-1)
+        return self.amplitude.square() * (-0.5 * squares).exp()
+
+    def extra_repr(self) -> str:
+        """Sizes."""
+        return f"num_inputs={self.num_inputs}, num_features={self.num_features}"
+
+
+class RandomFeatureNetwork(nn.Module):
+    r"""$f_o(x) = \phi(x)^\top w_o$: random features and a linear layer without bias for each output (Rossi et al. 2020, eq. 15).
+
+    Each output has a layer of its own, `heads.0`, `heads.1`, ..., so that a posterior sees one column of weights for
+    each. With $w \sim \mathcal{N}(0, I)$ the outputs are independent Gaussian processes with the features' kernel.
+
+    Args:
+        num_inputs: D.
+        num_features: Of `RandomFourierFeatures`.
+        num_outputs: O.
+        lengthscale: See `RandomFourierFeatures`.
+        amplitude: See `RandomFourierFeatures`.
+        learn: See `RandomFourierFeatures`.
+        generator: See `RandomFourierFeatures`.
+
+    Raises:
+        ValueError: As `RandomFourierFeatures` does, or if `num_outputs` is below 1.
+    """
+
+    def __init__(
+        self,
+        num_inputs: int,
+        num_features: int,
+        num_outputs: int = 1,
+        lengthscale: float | Sequence[float] | None = None,
+        amplitude: float = 1.0,
+        learn: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        if num_outputs < 1:
+            raise ValueError(f"RandomFeatureNetwork: num_outputs={num_outputs}; give at least 1")
+        self.features = RandomFourierFeatures(num_inputs, num_features, lengthscale, amplitude, learn, generator)
+        self.heads = nn.ModuleList(nn.Linear(num_features, 1, bias=False) for _ in range(num_outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Inputs [B, D] -> outputs [B, O]."""
+        features = self.features(x)
+        return torch.cat([head(features) for head in self.heads], dim=-1)
+
+
+def starting_lengthscales(owner: str, num_inputs: int, given: float | Sequence[float] | None) -> list[float]:
+    r"""D lengthscales from a number, D numbers, or nothing, which stands for $\sqrt{D} / 2$.
+
+    Raises:
+        ValueError: If there are not D of them, or one is not positive and finite.
+    """
+    if given is None:
+        return [math.sqrt(num_inputs) / 2] * num_inputs
+    scales = [float(given)] * num_inputs if isinstance(given, (int, float)) else [float(scale) for scale in given]
+    if len(scales) != num_inputs:
+        raise ValueError(f"{owner}: {len(scales)} lengthscales for {num_inputs} inputs; give one each, or a number")
+    for scale in scales:
+        check_scale(owner, "lengthscale", scale)
+    return scales
+
+
+def check_scale(owner: str, key: str, value: float) -> None:
+    """Raise `ValueError` for a scale that is not positive and finite."""
+    if not 0 < value < math.inf:
+        raise ValueError(f"{owner}: {key}={value}; give a positive number")

@@ -1,0 +1,167 @@
+"""A sparse variational Gaussian process with inducing points, from gpytorch, to compare random features with."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.inputs import check_inputs
+from bayesify.laplace.predictive import GaussianRegressionPredictive, OutputGaussian
+from bayesify.likelihoods import Gaussian
+from bayesify.predictive import RegressionPredictive
+from bayesify.random_features.features import check_scale, starting_lengthscales
+from bayesify.random_features.process import MEMORY, NOISE
+
+
+class InducingPointGP(nn.Module):
+    r"""A Gaussian process with an RBF kernel and a Gaussian posterior over its values at M points (Hensman et al. 2015).
+
+    $$ q(f) = \int p(f | u)\, q(u)\, du, \qquad
+       \mathrm{ELBO} = \frac{N}{B} \sum_b \mathbb{E}_q \log p(y_b | f(x_b)) - \mathrm{KL}(q(u) \| p(u)) $$
+
+    with u the values at the inducing points, in the whitened form $u = L_K v$, $q(v) = \mathcal{N}(m, S)$, as Rossi et al. (2020)
+    compare with. Inducing points, q, lengthscales, amplitude and noise are trained; the bound is closed form. Needs the
+    extra `gp`. It is stored as any module is.
+
+    Args:
+        inducing_inputs: Where the inducing points start, [M, D], such as a random choice of training inputs.
+        covariance: S: `"diagonal"` or `"full"`.
+        noise: Starting variance of the noise.
+        lengthscale: As `RandomFeatureGP`'s.
+        amplitude: As `RandomFeatureGP`'s.
+        learn_kernel: Whether lengthscales and amplitude are trained.
+
+    Raises:
+        ImportError: If gpytorch is not installed.
+        ValueError: If a scale is not positive, a name is unknown, or inducing inputs are not [M, D].
+    """
+
+    def __init__(
+        self,
+        inducing_inputs: Tensor,
+        covariance: Literal["diagonal", "full"] = "diagonal",
+        *,
+        noise: float = NOISE,
+        lengthscale: float | Sequence[float] | None = None,
+        amplitude: float = 1.0,
+        learn_kernel: bool = True,
+    ) -> None:
+        super().__init__()
+        if inducing_inputs.ndim != 2 or not len(inducing_inputs):
+            raise ValueError(
+                f"InducingPointGP: inducing inputs of shape {tuple(inducing_inputs.shape)}; give [M, D] with M of at least 1"
+            )
+        if covariance not in ("diagonal", "full"):
+            raise ValueError(f"InducingPointGP: covariance={covariance!r}; give 'diagonal' or 'full'")
+        check_scale("InducingPointGP", "amplitude", amplitude)
+        scales = starting_lengthscales("InducingPointGP", inducing_inputs.shape[-1], lengthscale)
+        self.likelihood = Gaussian(noise=noise).to(inducing_inputs)
+        self.process = _make_process(inducing_inputs, covariance)
+        kernel = self.process.covar_module
+        kernel.base_kernel.lengthscale = torch.tensor([scales]).to(inducing_inputs)
+        kernel.outputscale = torch.tensor(amplitude**2).to(inducing_inputs)
+        for parameter in kernel.parameters():
+            parameter.requires_grad_(learn_kernel)
+
+    def function_moments(self, x: Tensor, *, memory: int = MEMORY) -> tuple[Tensor, Tensor]:
+        """Mean and variance of f under the posterior: [B, D] -> [B, 1] each.
+
+        Args:
+            x: Inputs.
+            memory: Bytes that covariances may take at a time where gradients are off.
+        """
+        # gpytorch forms the covariance of all rows with each other and with the inducing points.
+        rows = len(x) if torch.is_grad_enabled() else max(1, math.isqrt(memory // (4 * x.element_size())))
+        means, variances = [], []
+        with _quietly():
+            for chunk in x.split(max(1, rows)):
+                marginal = self.process(chunk)
+                means.append(marginal.mean)
+                variances.append(marginal.variance)
+        return torch.cat(means).unsqueeze(-1), torch.cat(variances).unsqueeze(-1)
+
+    def kl(self) -> Tensor:
+        """KL(q(u) || p(u)) in nats, a scalar."""
+        with _quietly():
+            divergence: Tensor = self.process.variational_strategy.kl_divergence()
+        return divergence
+
+    def elbo(self, x: Tensor, y: Tensor, *, num_data: int) -> Tensor:
+        """Evidence lower bound of the whole dataset from one batch, in nats, closed form; maximize it.
+
+        Args:
+            x: Inputs, [B, D].
+            y: Targets, [B, 1].
+            num_data: N.
+        """
+        check_inputs((x,), {})
+        mean, variance = self.function_moments(x)
+        data = self.likelihood.log_prob(mean, y).sum() - 0.5 * (variance / self.likelihood.noise).sum()
+        return num_data / len(x) * data - self.kl()
+
+    @torch.no_grad()
+    def predict(self, x: Tensor, *, memory: int = MEMORY) -> RegressionPredictive:
+        """The predictive distribution of a batch, in closed form.
+
+        Args:
+            x: Inputs, [B, D].
+            memory: The budget in bytes.
+        """
+        check_inputs((x,), {})
+        mean, variance = self.function_moments(x, memory=memory)
+        return GaussianRegressionPredictive(OutputGaussian(mean, variance.unsqueeze(-1), seed=0), self.likelihood)
+
+
+def count_inducing_parameters(num_inducing: int, num_inputs: int, covariance: Literal["diagonal", "full"]) -> int:
+    """Numbers that M inducing points and q take: M (D + 2), or M (D + 1) + M (M + 1) / 2 for a full covariance."""
+    spread = num_inducing if covariance == "diagonal" else num_inducing * (num_inducing + 1) // 2
+    return num_inducing * (num_inputs + 1) + spread
+
+
+def _make_process(inducing_inputs: Tensor, covariance: str) -> Any:
+    try:
+        with _quietly():
+            import gpytorch
+    except ImportError:
+        raise ImportError("InducingPointGP needs gpytorch; pip install 'bayesify[gp]'") from None
+
+    class Process(gpytorch.models.ApproximateGP):
+        def __init__(self) -> None:
+            size = inducing_inputs.shape[0]
+            variational = gpytorch.variational
+            kind = (
+                variational.MeanFieldVariationalDistribution
+                if covariance == "diagonal"
+                else variational.CholeskyVariationalDistribution
+            )
+            super().__init__(
+                variational.VariationalStrategy(
+                    self, inducing_inputs.clone(), kind(size), learn_inducing_locations=True
+                )
+            )
+            self.mean_module = gpytorch.means.ZeroMean()
+            self.covar_module = gpytorch.kernels.ScaleKernel(
+                gpytorch.kernels.RBFKernel(ard_num_dims=inducing_inputs.shape[-1])
+            )
+
+        def forward(self, x: Tensor) -> Any:
+            return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+    process = Process().to(inducing_inputs)
+    # gpytorch draws the start of the mean in the first pass; here it is the prior's.
+    process.variational_strategy.variational_params_initialized.fill_(1)
+    return process
+
+
+class _quietly(warnings.catch_warnings):
+    """Without gpytorch's warnings that it uses parts of torch which will go away."""
+
+    def __enter__(self) -> Any:
+        entered = super().__enter__()
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return entered

@@ -1,0 +1,76 @@
+"""Mean and variance of a linear function of weights under a posterior, in closed form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bayesify.maths.walsh_hadamard import dyadic_sums
+from bayesify.posteriors import FullCovariance, KTied, MeanField, Point, Posterior, WalshHadamard
+from bayesify.posteriors.walsh_hadamard_families import Full
+from bayesify.transforms import hadamard
+
+
+def has_moments(posterior: Posterior) -> bool:
+    """Whether `linear_moments` knows this posterior."""
+    if isinstance(posterior, WalshHadamard):
+        return posterior.covariance != "flow"
+    return isinstance(posterior, (Point, MeanField, KTied, FullCovariance))
+
+
+def linear_moments(posterior: Posterior, names: Sequence[str], features: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Mean and variance of $\phi^\top w_o$ for weights $w_o$ of single-output layers.
+
+    Independent weights: $\phi^\top m$ and $(\phi^2)^\top s^2$. A dense Gaussian: $\lVert L^\top \phi \rVert^2$. Walsh-Hadamard
+    weights are linear in g: with $\Phi$ the features reshaped as the weights are, $\phi^\top w = a^\top g$ where
+    $a = \operatorname{diag}(H S_1 \Phi S_2 H)$, so a variance takes O(n) for n features, not O(n^2).
+
+    Args:
+        posterior: Of a kind for which `has_moments`.
+        names: Of the weights, [1, n] each, one per output.
+        features: $\phi$, [B, n].
+
+    Returns:
+        Mean and variance, [B, O] each.
+
+    Raises:
+        ValueError: If the posterior is of another kind.
+    """
+    if not has_moments(posterior):
+        raise ValueError(
+            f"linear_moments: {type(posterior).__name__} has no closed form; use MeanField, FullCovariance, or WalshHadamard "
+            "without a flow"
+        )
+    if isinstance(posterior, WalshHadamard):
+        pairs = [_walsh_hadamard(posterior, name, features) for name in names]
+        return torch.stack([mean for mean, _ in pairs], -1), torch.stack([variance for _, variance in pairs], -1)
+    means = posterior.mean()
+    mean = features @ torch.cat([means[name] for name in names]).T
+    if isinstance(posterior, FullCovariance):
+        layers = {weight.name: layer.name for layer in posterior.layers for weight in layer.weights}
+        spread = [(features @ posterior.scale_tril(layers[name])).square().sum(-1) for name in names]
+        return mean, torch.stack(spread, -1)
+    if isinstance(posterior, Point):
+        return mean, torch.zeros_like(mean)
+    variances = posterior.variance()
+    return mean, features.square() @ torch.cat([variances[name] for name in names]).T
+
+
+def _walsh_hadamard(posterior: WalshHadamard, name: str, features: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of one output, [B] each."""
+    size, part = next(
+        (size, part) for size, parts in posterior.groups.items() for part in parts if part.weight.name == name
+    )
+    left, right = posterior.left[str(size)][part.start], posterior.right[str(size)][part.start]
+    family = posterior._family(size)
+    entries = F.pad(features, (0, size * size - features.shape[-1])).unflatten(-1, (size, size))
+    sums = dyadic_sums(entries * (left.unsqueeze(-1) * right))  # [B, D]
+    slope = hadamard(sums) / math.sqrt(size)  # a
+    mean = slope @ family.mean_value[part.start]
+    if isinstance(family, Full):
+        return mean, (slope @ family.factor()[part.start]).square().sum(-1)
+    return mean, slope.square() @ family.variance()[part.start]

@@ -1,0 +1,238 @@
+"""Gaussian processes with random features: linear models whose weights have any posterior of the library."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from bayesify import objectives
+from bayesify.inputs import check_inputs
+from bayesify.laplace.predictive import OutputGaussian, closed_form
+from bayesify.likelihoods import Gaussian, Likelihood, should_check
+from bayesify.maths.constraints import positive
+from bayesify.network import BayesianNetwork
+from bayesify.posteriors import FullCovariance, MeanField, Posterior, WalshHadamard
+from bayesify.predictive import Predictive
+from bayesify.priors import Standard
+from bayesify.random_features.features import RandomFeatureNetwork, RandomFourierFeatures
+from bayesify.random_features.moments import has_moments, linear_moments
+from bayesify.registry import get_method
+from bayesify.selection import make_likelihood, make_posterior
+
+INIT_STD = 0.1
+"""Standard deviation of the weights before training, between the prior's 1 and what data leave of it."""
+NOISE = 0.02**2
+"""Starting variance of the noise, for outputs of variance 1 (Rossi et al. 2020, appendix D.4)."""
+MEMORY = 2**28
+
+STARTS: dict[str, Posterior] = {
+    posterior.name: posterior
+    for posterior in (MeanField(init_std=INIT_STD), FullCovariance(init_std=INIT_STD), WalshHadamard(init_std=INIT_STD))
+}
+"""Posteriors by name, with a start that suits weights of prior variance 1."""
+
+
+class RandomFeatureGP(BayesianNetwork):
+    r"""A Gaussian process in the span of random features of an RBF kernel (Rossi et al. 2020, appendix D.4; eq. 15).
+
+    $$ f_o(x) = \phi(x)^\top w_o, \qquad w_o \sim \mathcal{N}(0, I), \qquad \phi(x)^\top \phi(x') \approx k(x, x') $$
+
+    It is a `BayesianNetwork` over a `RandomFeatureNetwork`: `fit`, `predict`, `draw` and `save` are those of any other. The
+    posterior covers the weights; lengthscales and amplitude of the kernel, and the noise, are point estimates. With
+    `"walsh_hadamard"` the n weights of an output are one block of $\sqrt n \times \sqrt n$, reshaped, and cost $4 \sqrt n$ numbers.
+
+    With a Gaussian likelihood the bound needs no draws: f is linear in w, so
+    $\mathbb{E}_q \log p(y | f) = \log \mathcal{N}(y; \mathbb{E} f, \sigma^2) - \operatorname{Var}(f) / 2 \sigma^2$.
+
+    Args:
+        num_inputs: D.
+        num_features: n, an even number; for `"walsh_hadamard"` a power of 4 fills its block.
+        num_outputs: O; independent processes with one kernel.
+        posterior: A posterior, a dict with its name and options, or a name; `"mean_field"`, `"full_covariance"` and
+            `"walsh_hadamard"` then start with a standard deviation of 0.1.
+        likelihood: p(y | f); Gaussian with variance 0.0004, learned, if left out.
+        lengthscale: Where lengthscales start: a number, or one per input; $\sqrt{D} / 2$ if left out, for inputs from 0 to 1.
+        amplitude: Where the standard deviation of f under the prior starts.
+        learn_kernel: Whether lengthscales and amplitude are trained.
+        exact_bound: Use the closed form of the bound where likelihood and posterior have one; draws otherwise.
+        seed: Of the frequencies and of the weights' start.
+
+    Raises:
+        ValueError: If a number is out of range or a name is unknown.
+    """
+
+    network: RandomFeatureNetwork
+
+    def __init__(
+        self,
+        num_inputs: int,
+        num_features: int = 1024,
+        num_outputs: int = 1,
+        posterior: Posterior | str | Mapping[str, Any] = "walsh_hadamard",
+        *,
+        likelihood: Likelihood | str | Mapping[str, Any] | None = None,
+        lengthscale: float | Sequence[float] | None = None,
+        amplitude: float = 1.0,
+        learn_kernel: bool = True,
+        exact_bound: bool = True,
+        seed: int = 0,
+    ) -> None:
+        if isinstance(posterior, str):
+            posterior = STARTS.get(get_method(posterior).name, posterior)
+        chosen = make_posterior(posterior)
+        noise = make_likelihood(likelihood) if likelihood is not None else Gaussian(noise=NOISE)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            net = RandomFeatureNetwork(num_inputs, num_features, num_outputs, lengthscale, amplitude, learn_kernel)
+            super().__init__(net, [("heads", chosen)], likelihood=noise, prior=Standard())
+        self.exact_bound = exact_bound
+
+    @property
+    def features(self) -> RandomFourierFeatures:
+        """The feature layer, with `lengthscale` and `amplitude`."""
+        return self.network.features
+
+    @property
+    def has_exact_bound(self) -> bool:
+        """Whether `elbo` is in closed form."""
+        return self.exact_bound and isinstance(self.likelihood, Gaussian) and has_moments(self.posterior)
+
+    # -- functions -------------------------------------------------------------------------------------------------
+
+    def function_moments(self, x: Tensor, *, memory: int = MEMORY) -> tuple[Tensor, Tensor]:
+        """Mean and variance of f under the posterior, in closed form; differentiable.
+
+        Args:
+            x: Inputs, [B, D].
+            memory: Bytes that features may take at a time where gradients are off.
+
+        Returns:
+            Mean and variance, [B, O] each.
+
+        Raises:
+            ValueError: If the posterior has no closed form.
+        """
+        names = list(self.weights)
+        per_row = 4 * self.features.num_features * x.element_size()
+        rows = len(x) if torch.is_grad_enabled() else max(1, memory // per_row)
+        parts = [linear_moments(self.posterior, names, self.features(chunk)) for chunk in x.split(max(1, rows))]
+        return torch.cat([mean for mean, _ in parts]), torch.cat([variance for _, variance in parts])
+
+    def elbo_terms(
+        self,
+        x: Any,
+        y: Tensor,
+        *,
+        num_data: int,
+        num_draws: int = 1,
+        example_weights: Tensor | None = None,
+        generator: torch.Generator | None = None,
+        antithetic: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """The two terms of `elbo` apart: [1] each in closed form, whatever `num_draws`; else [S]."""
+        if not self.has_exact_bound:
+            return super().elbo_terms(
+                x,
+                y,
+                num_data=num_data,
+                num_draws=num_draws,
+                example_weights=example_weights,
+                generator=generator,
+                antithetic=antithetic,
+            )
+        assert isinstance(self.likelihood, Gaussian)
+        check_inputs((x,), {})
+        mean, variance = self.function_moments(x)
+        at_mean = objectives.expected_log_likelihood(mean.unsqueeze(0), y, self.likelihood, num_data, example_weights)
+        spread = (variance / self.likelihood.noise).sum(-1)  # [B]
+        spread = spread if example_weights is None else spread * example_weights
+        data = at_mean - 0.5 * num_data / len(x) * spread.sum()
+        kl = self.kl().expand(1)
+        if should_check(data) and not bool(torch.isfinite((data - kl).detach()).all()):
+            objectives.check_result((data - kl).sum(), self.posterior.mean(), mean)
+        return data, kl
+
+    @torch.no_grad()
+    def predict(
+        self,
+        x: Any,
+        num_draws: int | None = None,
+        *,
+        method: Literal["draws", "closed_form"] = "draws",
+        generator: torch.Generator | None = None,
+        antithetic: bool = False,
+        keep_outputs: bool | None = None,
+        memory: int | None = None,
+    ) -> Predictive:
+        """The predictive distribution of a batch; see `BayesianNetwork.predict`.
+
+        Args:
+            x: Inputs, [B, D].
+            num_draws: S, for draws.
+            method: `"draws"`: a mixture over functions; `"closed_form"`: from `function_moments`, exact for a Gaussian
+                likelihood, the extended probit for classes.
+            generator: Source of randomness, for draws.
+            antithetic: See `draw`.
+            keep_outputs: See `BayesianNetwork.predict`.
+            memory: The budget in bytes; 256 MiB if left out.
+
+        Raises:
+            ValueError: If the method is unknown, the posterior has no closed form, or inputs are not finite.
+        """
+        if method == "draws":
+            return super().predict(
+                x, num_draws, generator=generator, antithetic=antithetic, keep_outputs=keep_outputs, memory=memory
+            )
+        if method != "closed_form":
+            raise ValueError(f"RandomFeatureGP.predict: method={method!r}; give 'draws' or 'closed_form'")
+        likelihood = self._needs_likelihood("predict")
+        check_inputs((x,), {})
+        mean, variance = self.function_moments(x, memory=MEMORY if memory is None else memory)
+        return closed_form(OutputGaussian(mean, torch.diag_embed(variance), seed=0), likelihood)
+
+    @torch.no_grad()
+    def condition(self, x: Tensor, y: Tensor, *, memory: int = MEMORY) -> None:
+        r"""Set a `FullCovariance` posterior to the exact one, given kernel and noise as they are; in place.
+
+        $$ q(w) = \mathcal{N}(A^{-1} \Phi^\top y / \sigma^2, A^{-1}), \qquad A = \Phi^\top \Phi / \sigma^2 + I $$
+
+        There `elbo` is the log evidence of Bayesian linear regression on the features. Computed in float64.
+
+        Args:
+            x: All training inputs, [N, D].
+            y: Targets, [N, O], or [N] for one output.
+            memory: Bytes that features may take at a time.
+
+        Raises:
+            ValueError: If the posterior is not `FullCovariance` or the likelihood not `Gaussian`, or shapes do not fit.
+        """
+        posterior, likelihood, names = self.posterior, self.likelihood, list(self.weights)
+        if not isinstance(posterior, FullCovariance) or not isinstance(likelihood, Gaussian):
+            raise ValueError("RandomFeatureGP.condition: needs posterior='full_covariance' and a Gaussian likelihood")
+        targets = y.unsqueeze(-1) if y.ndim == 1 else y
+        if targets.shape != (len(x), len(names)):
+            raise ValueError(
+                f"RandomFeatureGP.condition: x {tuple(x.shape)} and y {tuple(y.shape)} do not fit; give [N, D] and "
+                f"[N, {len(names)}]"
+            )
+        size = self.features.num_features
+        gram = torch.zeros(size, size, dtype=torch.float64, device=x.device)
+        inner = torch.zeros(size, len(names), dtype=torch.float64, device=x.device)
+        rows = max(1, memory // (16 * size))
+        for inputs, outputs in zip(x.split(rows), targets.split(rows), strict=True):
+            features = self.features(inputs).double()
+            gram += features.T @ features
+            inner += features.T @ outputs.double()
+        noises = positive(likelihood.raw_noise.double()).expand(len(names))
+        for index, (layer, noise) in enumerate(zip(posterior.layers, noises, strict=True)):
+            precision = gram / noise + torch.eye(size, dtype=torch.float64, device=x.device)
+            covariance = torch.cholesky_inverse(torch.linalg.cholesky(precision))
+            factor = torch.linalg.cholesky(covariance)
+            diagonal = factor.diagonal()
+            below = torch.tril_indices(size, size, -1, device=x.device)
+            posterior.mean_value[layer.name].copy_(covariance @ inner[:, index] / noise)
+            posterior.raw_diagonal[layer.name].copy_(diagonal + (-(-diagonal).expm1()).log())
+            posterior.lower[layer.name].copy_((factor / diagonal.unsqueeze(-1))[below[0], below[1]])
