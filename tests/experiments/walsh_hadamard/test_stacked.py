@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bayesify.experiments.walsh_hadamard.stacked import Stack
+from bayesify.experiments.walsh_hadamard.stacked_gradients import Gradients
 from bayesify.experiments.walsh_hadamard.stacked_training import CHUNK, Recipe, Trainer, train
 from bayesify.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
 from bayesify.models import mlp
@@ -24,6 +25,7 @@ NETWORKS, ROWS, BATCH = 3, 23, 8
 CASES: dict[str, tuple[Callable[[], Posterior], list[int]]] = {
     "walsh_hadamard": (lambda: WalshHadamard(init_std=0.1), [5, 12, 1]),
     "two layers of one block size": (lambda: WalshHadamard(init_std=0.1), [5, 12, 6, 1]),
+    "a wide layer, blocks along columns": (lambda: WalshHadamard(init_std=0.1), [5, 4, 37, 3, 1]),
     "unformed": (lambda: WalshHadamard(init_std=0.1), [300, 260, 1]),
     "mean_field": (lambda: MeanField(init_std=0.1), [5, 12, 1]),
     "dropout": (lambda: Dropout(0.2), [5, 12, 7, 1]),
@@ -36,7 +38,7 @@ def make(case: str, classes: int = 0) -> list[BayesianNetwork]:
     made = []
     for index in range(NETWORKS):
         torch.manual_seed(index)
-        net = mlp([*sizes[:-1], classes or 1]).double()
+        net = mlp([*sizes[:-1], classes or sizes[-1]]).double()
         likelihood = Categorical() if classes else Gaussian(noise=0.3)
         made.append(bayesianize(net, posterior(), likelihood=likelihood, prior=Neal(1.0 + index)))
     return made
@@ -88,6 +90,22 @@ def test_the_bound_is_the_sum_of_the_networks_bounds(case: str, classes: int, mo
         total += network.elbo(x[index], y[index], num_data=100).item()
         assert given.rest.numel() == 0
     assert stack.bound(x, y, noise, 100).item() == pytest.approx(total, rel=1e-10)
+
+
+@pytest.mark.parametrize("classes", [0, 4, 26])
+@pytest.mark.parametrize("case", CASES)
+def test_the_gradient_is_that_of_the_bound(case: str, classes: int) -> None:
+    """Different numbers of classes, so that blocks of the last layer lie along rows and along columns."""
+    stack, (x, y) = Stack(make(case, classes)), data(case, classes)
+    noise = noise_for(stack, 1)[0]
+    names = list(stack.parameters)
+    expected = torch.autograd.grad(stack.bound(x, y, noise, 100), list(stack.parameters.values()))
+    gradients = Gradients(stack)
+    assert gradients.written_out == (case != "unformed")
+    for _ in range(2):  # the second call finds what the first left in the buffers
+        found = gradients(x, y, noise, 100)
+        for name, value in zip(names, expected, strict=True):
+            torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-9, msg=f"{case}: {name}")
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -165,9 +183,9 @@ def test_what_cannot_be_stacked_says_so() -> None:
         Stack([bayesianize(mlp([2, 3, 2]), WalshHadamard(), likelihood=HeteroscedasticGaussian())])
     with pytest.raises(ValueError, match="different shapes"):
         Stack([bayesianize(mlp([2, h, 1]), WalshHadamard(), likelihood=Gaussian()) for h in (3, 9)])
+    kernel = bayesianize(torch.nn.Sequential(torch.nn.Conv2d(1, 1, 1)), WalshHadamard(), likelihood=Gaussian())
     with pytest.raises(ValueError, match="no perceptron"):
-        net = torch.nn.Sequential(torch.nn.Conv2d(1, 1, 1))
-        Stack([bayesianize(net, WalshHadamard(), likelihood=Gaussian())])
+        Stack([kernel])
     with pytest.raises(ValueError, match="at least one step"):
         Recipe(steps=0, fixed_noise_steps=0)
     with pytest.raises(ValueError, match="learning_rate=0"):

@@ -149,7 +149,7 @@ class Stack:
         return weights
 
     def _penalty(self, mean: Tensor) -> Tensor:
-        r"""$-\mathbb{E}_q \log p$ under `Dropout`, summed over networks; the square of a masked weight is $m^2 / (1 - \text{rate})$."""
+        r"""$-\mathbb{E}_q \log p$ under `Dropout`, of all networks; a masked weight has the square $m^2 / (1 - \text{rate})$."""
         assert isinstance(self.posterior, Dropout)
         scales = [
             mean.new_full((value.numel(),), 1 / (1 - self.posterior.rate) if name in self.masks else 1.0)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from bayesify.experiments.walsh_hadamard.stacked import Stack
+from bayesify.experiments.walsh_hadamard.stacked_gradients import Gradients
 from bayesify.maths.noise import standard_normal
 
 CHUNK = 100
@@ -107,6 +108,7 @@ class Trainer:
         self.stack, self.recipe, self.step = stack, recipe, 0
         self.num_data, self.batch = x.shape[1], min(recipe.batch, x.shape[1])
         self.x, self.y = x.reshape(-1, x.shape[-1]), y.reshape(len(stack) * self.num_data, *y.shape[2:])
+        self.gradients = Gradients(stack)
         self.generator = torch.Generator().manual_seed(seed)
         self.queue = torch.empty(len(stack), 0, dtype=torch.int64)
         self.offsets = (torch.arange(len(stack)) * self.num_data).unsqueeze(-1)
@@ -139,15 +141,11 @@ class Trainer:
         x = self.x.index_select(0, rows).view(count, self.batch, -1)
         y = self.y.index_select(0, rows).view(count, self.batch, *self.y.shape[1:])
         learned = self.groups if self.step >= self.recipe.fixed_noise_steps else self.groups[:1]
-        keys = [key for group in learned for key in group]
-        grads = torch.autograd.grad(
-            self.stack.bound(x, y, noise, self.num_data), [self.stack.parameters[key] for key in keys]
-        )
-        by_key = dict(zip(keys, grads, strict=True))
+        grads = self.gradients(x, y, noise, self.num_data)
         with torch.no_grad():
-            for group, optimizer in zip(learned, self.optimizers, strict=False):
-                descent = torch.cat([by_key[key].reshape(-1) for key in group]).neg_()
-                optimizer.step(descent, self.recipe.rate(self.step))
+            for keys, optimizer in zip(learned, self.optimizers, strict=False):
+                ascent = torch.cat([grads[key].reshape(-1) for key in keys])
+                optimizer.step(ascent.neg_(), self.recipe.rate(self.step))
         self.step += 1
 
     def _rows(self, count: int) -> Tensor:
