@@ -54,7 +54,7 @@ def _suits(posterior: Posterior, request: DrawRequest) -> bool:
         return False  # draws that a user keeps must not live in the graph's memory
     if request.generator is not None and request.generator.device != device:
         return False
-    if any(isinstance(std, Tensor) for std in request.prior.std.values()):
+    if not request.prior.fixed:
         return False
     if any(name.endswith(MASK) for name, _ in posterior.named_buffers()):
         return False  # the gradient of a scatter by mask waits for the device

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from bayesify.posteriors.base import DrawRequest, Posterior
 from bayesify.posteriors.ensemble import Ensemble
 from bayesify.predictive import Predictive
 from bayesify.priors import Prior
-from bayesify.selection import Choice, check_keys, make_likelihood, make_prior, parse_posterior, read_json, select
+from bayesify.selection import Choice, make_likelihood, make_prior, parse_posterior, select, unfold_configuration
 from bayesify.structured import StructuredWeight
 from bayesify.summary import Row, Summary
 from bayesify.weights import (
@@ -68,15 +67,7 @@ def bayesianize(
         raise TypeError("bayesianize: net is a BayesianNetwork already; give the plain network, or its mean_network()")
     if not isinstance(net, nn.Module):
         raise TypeError(f"bayesianize: net is {type(net).__name__}; give a torch.nn.Module")
-    if isinstance(posterior, (str, Path)) and str(posterior).endswith(".json"):
-        posterior = read_json(posterior)
-    if isinstance(posterior, Mapping) and "posterior" in posterior and not _selects(net, posterior, "posterior"):
-        whole = dict(posterior)
-        check_keys(whole)
-        posterior = whole["posterior"]
-        likelihood = whole.get("likelihood") if likelihood is None else likelihood
-        prior = whole.get("prior") if prior is None else prior
-        output = whole.get("output") if output is None else output
+    posterior, likelihood, prior, output = unfold_configuration(net, posterior, likelihood, prior, output)
     chosen = parse_posterior(posterior)
     return BayesianNetwork(net, chosen, likelihood=make_likelihood(likelihood), prior=make_prior(prior), output=output)
 
@@ -131,9 +122,9 @@ class BayesianNetwork(nn.Module):
         reference = values[taken[0].name]
         self._weights = {weight.name: weight for weight in taken}
         self.prior = prior.bind(self._weights).to(reference)
-        scales = self.prior.draw(1)
+        scales = self.prior.live()
         self.posteriors = nn.ModuleList(
-            posterior.bind(group_layers(weights), values, modules, scales)
+            posterior.bind(group_layers(weights), values, modules, scales, Runner(self.network, self._weights))
             for (_, posterior), (_, weights) in zip(posteriors, selection.taken, strict=True)
         )
         for part in self._parts():
@@ -205,24 +196,36 @@ class BayesianNetwork(nn.Module):
             request = DrawRequest(num_draws, prior, generator, antithetic, local, runner, weights, num_data, members)
             with self._full_precision():
                 part, part_kl = graphs.draw(posterior, request)
-            weights.update(part)
+            weights.update(self._suit_network(part))
             kl = kl + part_kl
-        self._suit_network(weights)
         ensemble = next((part for part in self._parts() if isinstance(part, Ensemble)), None)
         return Draws(runner, weights, kl.expand(num_draws), ensemble.statistics_of(request) if ensemble else None)
 
-    def _suit_network(self, weights: dict[str, Tensor]) -> None:
+    def _suit_network(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """Give drawn weights [S, *shape] the padding rows, types and memory layouts of the network's own, in place."""
-        for name, (row, value) in self._padding.items():  # torch does not train the rows that stand for padding either
-            weight = weights[name]
+        for name in (
+            self._padding.keys() & weights.keys()
+        ):  # torch does not train the rows that stand for padding either
+            (row, value), weight = self._padding[name], weights[name]
             weight = weight.form() if isinstance(weight, StructuredWeight) else weight
             rows = value.to(weight).expand(weight.shape[0], 1, -1)
             weights[name] = weight.index_copy(1, torch.tensor([row], device=weight.device), rows)
-        for name, dtype in self._low_precision.items():
-            weights[name] = weights[name].to(dtype)
-        for name in self._channels_last:
+        for name in self._low_precision.keys() & weights.keys():
+            weights[name] = weights[name].to(self._low_precision[name])
+        for name in self._channels_last & weights.keys():
             if weights[name].stride(2) != 1:
                 weights[name] = weights[name].movedim(2, -1).contiguous().movedim(-1, 2)
+        return weights
+
+    def _means(self) -> dict[str, Tensor]:
+        """The posterior means [1, *shape] by name, those of posteriors that run the network given the others'."""
+        means: dict[str, Tensor] = {}
+        for part in sorted(self._parts(), key=lambda part: part.runs_network):
+            others = (
+                {name: mean[0] for name, mean in self._suit_network(dict(means)).items()} if part.runs_network else {}
+            )
+            means |= {name: mean.unsqueeze(0) for name, mean in part.mean_given(others).items()}
+        return means
 
     def _full_precision(self) -> AbstractContextManager[Any]:
         """Autocast is for the network: a KL that is summed or a factor that is inverted in bfloat16 is off by percents."""
@@ -303,10 +306,10 @@ class BayesianNetwork(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         r"""The two terms of `map_objective` apart: the data term and $-\log p$ of the mean, each [1]."""
         with self._full_precision():
-            means = {name: mean.unsqueeze(0) for posterior in self._parts() for name, mean in posterior.mean().items()}
-            prior = self.prior.draw(1)
+            means = self._means()
+            prior = self.prior.typical()
             sizes = {name: weight.numel for name, weight in self._weights.items()}
-            penalty = prior.cross_entropy({name: mean.square().sum() for name, mean in means.items()}, sizes)
+            penalty = prior.cross_entropy({name: prior.squares(name, mean) for name, mean in means.items()}, sizes)
         self._suit_network(means)
         draws = Draws(Runner(self.network, self._weights), means, (penalty + prior.kl).expand(1))
         return self._terms(draws, x, y, num_data, example_weights)
@@ -340,12 +343,14 @@ class BayesianNetwork(nn.Module):
         Raises:
             ValueError: If a posterior cannot be the prior; nothing is changed then.
         """
-        before = copy.deepcopy(self.posteriors.state_dict())
+        before = [copy.deepcopy(part.state_dict()) for part in (self.posteriors, self.prior)]
         try:
+            self.prior.set_to_prior()
             for posterior in self._parts():
                 posterior.set_to_prior(self.prior.draw(1))
         except ValueError:
-            self.posteriors.load_state_dict(before)
+            self.posteriors.load_state_dict(before[0])
+            self.prior.load_state_dict(before[1])
             raise
 
     # -- prediction ------------------------------------------------------------------------------------------------
@@ -396,9 +401,8 @@ class BayesianNetwork(nn.Module):
     def mean_network(self) -> nn.Module:
         """A plain network at the posterior mean: a copy of the original with E_q[w] in its slots."""
         plain = copy.deepcopy(self.network)
-        means = {name: mean.unsqueeze(0) for part in self._parts() for name, mean in part.mean().items()}
-        self._suit_network(means)
-        put_in(plain, list(self._weights.values()), {name: mean[0] for name, mean in means.items()})
+        means = {name: mean[0] for name, mean in self._suit_network(self._means()).items()}
+        put_in(plain, list(self._weights.values()), means)
         for part in self._parts():
             if isinstance(part, Ensemble):
                 part.average_statistics(plain)
@@ -450,8 +454,3 @@ class BayesianNetwork(nn.Module):
                 f"{what}: this network has no likelihood; pass one to bayesianize, such as likelihoods.Categorical()"
             )
         return self.likelihood
-
-
-def _selects(net: nn.Module, choice: Mapping[Any, Any], key: str) -> bool:
-    """Whether a key of the configuration is a selector here: the network has a module of that name and nothing else is said."""
-    return key in dict(net.named_children()) and not {"prior", "likelihood", "output"} & set(choice)

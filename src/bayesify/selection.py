@@ -57,6 +57,31 @@ def parse_posterior(choice: Choice) -> list[tuple[str | nn.Module | None, Poster
     return [(None, make_posterior(choice))]
 
 
+def unfold_configuration(net: nn.Module, posterior: Any, likelihood: Any, prior: Any, output: Any) -> tuple[Any, ...]:
+    """Posterior, likelihood, prior and output from a whole configuration, or from the path of its file; what is given besides wins.
+
+    A choice that is no whole configuration is returned as it is.
+
+    Raises:
+        ValueError: If the file is not JSON, or the configuration has a key that means nothing.
+    """
+    if isinstance(posterior, (str, Path)) and str(posterior).endswith(".json"):
+        posterior = read_json(posterior)
+    if isinstance(posterior, Mapping) and "posterior" in posterior and not _selects(net, posterior, "posterior"):
+        whole = dict(posterior)
+        check_keys(whole)
+        posterior = whole["posterior"]
+        likelihood = whole.get("likelihood") if likelihood is None else likelihood
+        prior = whole.get("prior") if prior is None else prior
+        output = whole.get("output") if output is None else output
+    return posterior, likelihood, prior, output
+
+
+def _selects(net: nn.Module, choice: Mapping[Any, Any], key: str) -> bool:
+    """Whether a key of the configuration is a selector here: the network has a module of that name and nothing else is said."""
+    return key in dict(net.named_children()) and not {"prior", "likelihood", "output"} & set(choice)
+
+
 def check_keys(configuration: Mapping[str, Any]) -> None:
     """Raise `ValueError` for a key of a whole configuration that means nothing."""
     known = ("posterior", "prior", "likelihood", "output")

@@ -75,10 +75,10 @@ class NaturalGradient(ABC):
         for key, value in (("momentum", momentum), ("decay", decay)):
             if not 0 <= value < 1:
                 raise ValueError(f"{owner}: {key}={value}; give a number of at least 0 and below 1")
-        std = bnn.prior.draw(1).std
-        if any(isinstance(value, Tensor) for value in std.values()):
+        prior = bnn.prior.typical()
+        if not prior.fixed:
             raise ValueError(f"{owner}: the prior draws its scale; use a fixed one, such as Neal()")
-        self.prior_precision = {name: 1 / float(value) ** 2 for name, value in std.items()}
+        self.prior_precision = {name: 1 / float(value) ** 2 for name, value in prior.std.items()}
         self.bnn, self.num_data = bnn, num_data
         self.learning_rate, self.momentum, self.decay = learning_rate, momentum, decay
         self.num_draws, self.antithetic, self.kl_weight = num_draws, antithetic, kl_weight

@@ -92,7 +92,7 @@ class _Potential:
     def __init__(self, bnn: BayesianNetwork, x: Any, y: Tensor, start: dict[str, Tensor]) -> None:
         self.likelihood = bnn._needs_likelihood("nuts")
         self.prior = bnn.prior.draw(1)
-        if any(isinstance(std, Tensor) for std in self.prior.std.values()):
+        if not self.prior.fixed:
             raise ValueError("nuts: the prior draws its scale; use a fixed one, such as Neal()")
         self.runner = Runner(bnn.network, bnn.weights)
         self.shapes = {name: tuple(value.shape) for name, value in start.items()}

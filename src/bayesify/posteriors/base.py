@@ -95,11 +95,14 @@ class Posterior(nn.Module):
     """Whether drawing is a fixed sequence of operations on the device, which a CUDA graph can record."""
     training_draws: int = 1
     """Draws per step that `fit` uses unless told otherwise."""
+    correlated_priors: ClassVar[bool] = False
+    """Whether the KL is known under a prior that correlates the positions of a kernel; see `squares`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers: tuple[Layer, ...] = ()
         self.bound_prior: PriorDraw | None = None
+        self.runner: Any = None
 
     # -- binding ---------------------------------------------------------------------------------------------------
 
@@ -114,6 +117,7 @@ class Posterior(nn.Module):
         values: Mapping[str, Tensor],
         modules: Mapping[str, nn.Module],
         prior: PriorDraw | None = None,
+        runner: Any = None,
     ) -> Self:
         """A copy of this posterior over the given layers.
 
@@ -122,9 +126,20 @@ class Posterior(nn.Module):
             values: The network's weights by name, where means start.
             modules: The module that owns each weight, by weight name; for posteriors that initialize anew.
             prior: The prior's scales, kept as `bound_prior` for posteriors that are built on the prior.
+            runner: The network without its weights, kept as `runner` by posteriors that run it.
+
+        Raises:
+            ValueError: If the prior correlates the positions of a kernel and this family has no KL for that.
         """
+        if prior is not None and not self.correlated_priors:
+            for weight in (weight for layer in layers for weight in layer.weights if weight.name in prior.factor):
+                raise ValueError(
+                    f"{type(self).__name__}: no KL is known under a prior that correlates the positions of a kernel "
+                    f"({weight.name}); use priors.Scale() or priors.Neal(), or one of {', '.join(_correlated())}"
+                )
         bound = copy.deepcopy(self)
         bound.layers, bound.bound_prior = layers, prior
+        bound.runner = runner if self.runs_network else None
         bound.build(values, modules)
         return bound
 
@@ -152,6 +167,10 @@ class Posterior(nn.Module):
     def mean(self) -> dict[str, Tensor]:
         """E_q[w] by name."""
 
+    def mean_given(self, others: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """E_q[w] by name, for posteriors that run the network given the means of the other posteriors' weights."""
+        return self.mean()
+
     @abstractmethod
     def variance(self) -> dict[str, Tensor]:
         """Var_q[w] of each entry, by name."""
@@ -162,9 +181,34 @@ class Posterior(nn.Module):
 
     def kl(self, prior: PriorDraw) -> Tensor:
         """KL(q || p) in nats by entropy and second moments; a scalar, or [S] for S draws of a hierarchical prior."""
+        return prior.cross_entropy(self.squares(prior), self.sizes()) - self.entropy()
+
+    def squares(self, prior: PriorDraw) -> dict[str, Tensor]:
+        r"""Second moments by name: $\mathbb{E}_q \lVert w \rVert^2$, and for kernels with correlated positions (`prior.factor`) the
+        matrix $\sum_f \mathbb{E}_q w_f w_f^\top$ over filters, [K, K].
+
+        Here with independent positions in q; families that correlate them write `spatial_covariance`.
+        """
         mean, variance = self.mean(), self.variance()
-        squares = {name: (mean[name].square() + variance[name]).sum() for name in mean}
-        return prior.cross_entropy(squares, self.sizes()) - self.entropy()
+        found = {}
+        for weight in self.weights:
+            name = weight.name
+            if name not in prior.factor:
+                found[name] = (mean[name].square() + variance[name]).sum()
+            else:
+                spread = self.spatial_covariance(weight, variance[name], prior.factor[name].shape[-1])
+                found[name] = prior.squares(name, mean[name]) + spread
+        return found
+
+    def spatial_covariance(self, weight: Weight, variance: Tensor, positions: int) -> Tensor:
+        """Covariance of a filter's entries under q, summed over the filters of a kernel: [K, K].
+
+        Args:
+            weight: The kernel.
+            variance: Of each entry, [*shape].
+            positions: K.
+        """
+        return torch.diag(variance.reshape(-1, positions).sum(0))
 
     def set_to_prior(self, prior: PriorDraw) -> None:
         """Make q equal to the prior, in place.
@@ -233,6 +277,25 @@ class Posterior(nn.Module):
     def sizes(self) -> dict[str, int]:
         """Scalars in each weight, by name."""
         return {weight.name: weight.numel for weight in self.weights}
+
+
+def _correlated() -> list[str]:
+    """Names of the families that take a prior with correlated positions."""
+    return sorted(kind.__name__ for kind in Posterior.__subclasses__() if kind.correlated_priors)
+
+
+def fixed_std(owner: str, prior: PriorDraw, name: str) -> float:
+    """The prior's standard deviation of a weight, for families that q can be the prior in where the prior is fixed.
+
+    Raises:
+        ValueError: If the prior draws its scales, or correlates the weight's entries: q does not depend on these draws.
+    """
+    std = prior.std[name]
+    if isinstance(std, Tensor) or name in prior.factor:
+        raise ValueError(
+            f"{owner}: q of {name} cannot be a prior that draws its own scales; use a fixed one, such as Neal()"
+        )
+    return float(std)
 
 
 _STEPS = 0

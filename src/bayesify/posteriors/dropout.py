@@ -30,6 +30,7 @@ class Dropout(Posterior):
     """
 
     name = "dropout"
+    correlated_priors = True
 
     def __init__(self, rate: float = 0.1, first_layer: bool = False) -> None:
         super().__init__()
@@ -71,6 +72,11 @@ class Dropout(Posterior):
         factor = self.rate / (1 - self.rate)
         masked = {weight.name for weight in self.weights if self.masked(weight)}
         return {name: value.square() * (factor if name in masked else 0.0) for name, value in self.value.items()}
+
+    def spatial_covariance(self, weight: Weight, variance: Tensor, positions: int) -> Tensor:
+        """`rate / (1 - rate)` of the mean's own product where masked: a mask takes or leaves a filter as a whole."""
+        filters = self.value[weight.name].reshape(-1, positions)
+        return (self.rate / (1 - self.rate) if self.masked(weight) else 0.0) * (filters.mT @ filters)
 
 
 def _on_inputs(weight: Weight, mask: Tensor) -> Tensor:

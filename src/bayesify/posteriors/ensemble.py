@@ -32,6 +32,7 @@ class Ensemble(Posterior):
     """
 
     name = "ensemble"
+    correlated_priors = True
 
     def __init__(self, members: int = 5, init: Literal["reset", "network"] = "reset") -> None:
         super().__init__()
@@ -114,7 +115,7 @@ class Ensemble(Posterior):
 
     def kl(self, prior: PriorDraw) -> Tensor:
         """Mean over members of `-log p`."""
-        squares = {name: value.square().sum() / self.members for name, value in self.value.items()}
+        squares = {name: prior.squares(name, value) / self.members for name, value in self.value.items()}
         return prior.cross_entropy(squares, self.sizes())
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.maths.constraints import positive, raw_positive, tril
-from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior, check_positive
+from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior, check_positive, fixed_std
 from bayesify.priors import PriorDraw
-from bayesify.weights import Layer
+from bayesify.weights import Layer, Weight
 
 LARGEST_LAYER = 20_000
 """Scalars in one layer above which a dense covariance is refused: 20,000 of them take 1.6 GB in float32."""
@@ -36,6 +36,7 @@ class FullCovariance(Posterior):
     """
 
     name = "full_covariance"
+    correlated_priors = True
 
     def __init__(self, init_std: float = 1e-4) -> None:
         super().__init__()
@@ -89,6 +90,13 @@ class FullCovariance(Posterior):
             result.update(_unflatten(layer, self.scale_tril(layer.name).square().sum(-1)))
         return result
 
+    def spatial_covariance(self, weight: Weight, variance: Tensor, positions: int) -> Tensor:
+        """Sum of the diagonal blocks of L L^T that belong to filters."""
+        layer = next(layer for layer in self.layers if weight in layer.weights)
+        start = sum(other.numel for other in layer.weights[: layer.weights.index(weight)])
+        rows = self.scale_tril(layer.name)[start : start + weight.numel].unflatten(0, (-1, positions))  # [F, K, P]
+        return torch.einsum("fip,fjp->ij", rows, rows)
+
     def entropy(self) -> Tensor:
         """`log det L + P log(2 pi e) / 2`, summed over layers."""
         total = sum(
@@ -100,10 +108,11 @@ class FullCovariance(Posterior):
     @torch.no_grad()
     def set_to_prior(self, prior: PriorDraw) -> None:
         """Means to 0, each covariance to the prior's diagonal."""
+        stds = {weight.name: fixed_std("FullCovariance", prior, weight.name) for weight in self.weights}
         for layer in self.layers:
             self.mean_value[layer.name].zero_()
             self.lower[layer.name].zero_()
-            raw = [torch.full((weight.numel,), raw_positive(float(prior.std[weight.name]))) for weight in layer.weights]
+            raw = [torch.full((weight.numel,), raw_positive(stds[weight.name])) for weight in layer.weights]
             self.raw_diagonal[layer.name].copy_(torch.cat(raw))
 
 

@@ -62,6 +62,7 @@ class InducingWeights(Posterior):
     """
 
     name = "inducing"
+    correlated_priors = True
 
     def __init__(
         self,
@@ -150,7 +151,7 @@ class InducingWeights(Posterior):
         columns = []
         for weight in layer.weights:
             std = self._prior().std[weight.name]
-            if isinstance(std, Tensor):
+            if isinstance(std, Tensor) or weight.name in self._prior().factor:
                 raise ValueError(
                     "InducingWeights: init='network' needs a fixed prior, such as Neal(); this one draws its scale"
                 )
@@ -199,6 +200,7 @@ class InducingWeights(Posterior):
             sigma, columns = self._sigma(block, request.prior, like)
             matrices = self._conditional(factors[index], whitened, scales[index], sigma, matheron[index])
             self._unpack(block, matrices, columns, weights)
+        weights = {name: request.prior.color(name, value) for name, value in weights.items()}
         return weights, self._kl(factors, request.num_data)
 
     @staticmethod
@@ -232,7 +234,8 @@ class InducingWeights(Posterior):
         if all(isinstance(std, float) for std in first):
             key = ("sigma", tuple(first), like.device, like.dtype)
             return self.remembered(key, lambda: like.new_tensor(first), of=()), columns
-        return torch.stack([torch.as_tensor(std, dtype=like.dtype, device=like.device) for std in first]), columns
+        found = [torch.as_tensor(std, dtype=like.dtype, device=like.device) for std in first]
+        return torch.stack(torch.broadcast_tensors(*found)), columns
 
     @staticmethod
     def _unpack(
@@ -282,17 +285,26 @@ class InducingWeights(Posterior):
         ]
 
     def mean(self) -> dict[str, Tensor]:
-        """E[W] = sigma A_r^T E[U] A_c, with sigma of the prior given to `bayesianize`."""
+        """E[W] = sigma A_r^T E[U] A_c, with sigma of the prior given to `bayesianize`, its mean where it is drawn."""
         factors = self.factors()
         result: dict[str, Tensor] = {}
         for block, u, factor in zip(self.blocks, self._mean_u(factors), factors, strict=False):
             sigma, columns = self._sigma(block, self._prior(), u)
             matrices = conditional_mean(factor, u * sigma.reshape(sigma.shape[0], -1, 1, 1))
             self._unpack(block, [matrix[:, 0] for matrix in matrices], columns, result)
-        return result
+        return {name: self._prior().color(name, value.unsqueeze(0))[0] for name, value in result.items()}
 
     def variance(self) -> dict[str, Tensor]:
-        """Variance of each entry of W under q(W), U integrated out, in closed form."""
+        """Variance of each entry of W under q(W), U and a drawn sigma integrated out, in closed form.
+
+        Raises:
+            ValueError: If the prior correlates the positions of a kernel.
+        """
+        if len(self._prior().factor):
+            raise ValueError(
+                "InducingWeights: variances have no closed form under a prior that correlates the positions of a kernel; "
+                "take them from draws"
+            )
         factors = self.factors()
         result: dict[str, Tensor] = {}
         for index, block in enumerate(self.blocks):
@@ -310,6 +322,11 @@ class InducingWeights(Posterior):
                 )
                 position = members.stop
             self._unpack(block, spreads, columns, result, power=2)
+        if len(self._prior().std_variance):
+            mean, stds, variances = self.mean(), self._prior().std, self._prior().std_variance
+            for name, value in result.items():
+                std = torch.as_tensor(stds[name])
+                result[name] = value + variances[name] / std.square() * (value + mean[name].square())
         return result
 
     def inducing_covariance(self) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.maths.constraints import positive, raw_positive
-from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior, check_count, check_positive
+from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior, check_count, check_positive, fixed_std
 from bayesify.priors import PriorDraw
 
 
@@ -31,6 +31,7 @@ class KTied(Posterior):
     """
 
     name = "k_tied"
+    correlated_priors = True
 
     def __init__(self, rank: int = 2, init_std: float = 1e-4) -> None:
         super().__init__()
@@ -90,11 +91,12 @@ class KTied(Posterior):
     @torch.no_grad()
     def set_to_prior(self, prior: PriorDraw) -> None:
         """Means to 0, u to 1, v to the prior's standard deviations over the rank."""
+        stds = {weight.name: fixed_std("KTied", prior, weight.name) for weight in self.weights}
         for layer in self.layers:
             self.mean_value[layer.name].zero_()
             self.raw_row[layer.name].fill_(raw_positive(1.0))
             raw = [
-                torch.full((weight.matrix_shape[1], self.rank), raw_positive(float(prior.std[weight.name]) / self.rank))
+                torch.full((weight.matrix_shape[1], self.rank), raw_positive(stds[weight.name] / self.rank))
                 for weight in layer.weights
             ]
             self.raw_col[layer.name].copy_(torch.cat(raw))

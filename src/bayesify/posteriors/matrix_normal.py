@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.maths.constraints import raw_positive, tril
-from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior, check_positive
+from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior, check_positive, fixed_std
 from bayesify.priors import PriorDraw
+from bayesify.weights import Weight
 
 
 class MatrixNormal(Posterior):
@@ -30,6 +31,7 @@ class MatrixNormal(Posterior):
     """
 
     name = "matrix_normal"
+    correlated_priors = True
     row_lower: NamedParameters
     row_raw_diagonal: NamedParameters
     col_lower: NamedParameters
@@ -84,6 +86,14 @@ class MatrixNormal(Posterior):
             result.update(layer.from_matrix(torch.outer(rows.square().sum(-1), cols.square().sum(-1))))
         return result
 
+    def spatial_covariance(self, weight: Weight, variance: Tensor, positions: int) -> Tensor:
+        """Trace of the rows' covariance times the sum of the columns' diagonal blocks that belong to filters."""
+        layer = next(layer for layer in self.layers if weight in layer.weights)
+        start = sum(other.matrix_shape[1] for other in layer.weights[: layer.weights.index(weight)])
+        rows, cols = self.scale_trils(layer.name)
+        filters = cols[start : start + weight.matrix_shape[1]].unflatten(0, (-1, positions))  # [F, K, cols]
+        return rows.square().sum() * torch.einsum("fip,fjp->ij", filters, filters)
+
     def entropy(self) -> Tensor:
         """`cols log det L_r + rows log det L_c + rows cols log(2 pi e) / 2`, summed over layers."""
         total: Tensor | float = 0.0
@@ -96,13 +106,11 @@ class MatrixNormal(Posterior):
     @torch.no_grad()
     def set_to_prior(self, prior: PriorDraw) -> None:
         """Means to 0, the row factor to the identity, the column factor to the prior's standard deviations."""
+        stds = {weight.name: fixed_std("MatrixNormal", prior, weight.name) for weight in self.weights}
         for layer in self.layers:
             self.mean_value[layer.name].zero_()
             self.row_lower[layer.name].zero_()
             self.col_lower[layer.name].zero_()
             self.row_raw_diagonal[layer.name].fill_(raw_positive(1.0))
-            raw = [
-                torch.full((weight.matrix_shape[1],), raw_positive(float(prior.std[weight.name])))
-                for weight in layer.weights
-            ]
+            raw = [torch.full((weight.matrix_shape[1],), raw_positive(stds[weight.name])) for weight in layer.weights]
             self.col_raw_diagonal[layer.name].copy_(torch.cat(raw))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bayesify.maths.constraints import raw_positive
 from bayesify.maths.gaussian import diagonal_moments, draw_diagonals
-from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior, check_positive, repeat_draws
+from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior, check_positive, fixed_std, repeat_draws
 from bayesify.posteriors.local_gaussian import LocalGaussian
 from bayesify.posteriors.pruning import largest
 from bayesify.priors import PriorDraw
@@ -37,6 +37,7 @@ class MeanField(Posterior):
     """
 
     name = "mean_field"
+    correlated_priors = True
 
     def __init__(
         self, init_std: float = 1e-4, max_std: float | None = None, local_reparameterization: bool = False
@@ -80,7 +81,7 @@ class MeanField(Posterior):
             kl = self.kl(request.prior)
             # The noise is ours alone: no second buffer.
             drawn = [torch.addcmul(*parts, out=parts[2]) for parts in zip(means, stds, noise, strict=True)]
-        elif all(isinstance(std, float) for std in prior_stds):
+        elif request.prior.fixed:
             drawn, kl = draw_diagonals(means, list(log_std.values()), noise, [float(std) for std in prior_stds])
         else:
             drawn = [
@@ -93,7 +94,7 @@ class MeanField(Posterior):
     def _draw_locally(self, request: DrawRequest, log_std: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         names, means = list(self.mean_value), self.mean_value.values()
         prior_stds = [request.prior.std[name] for name in names]
-        if all(isinstance(std, float) for std in prior_stds):
+        if request.prior.fixed:
             fixed = [float(std) for std in prior_stds]
             locations, variances, kl = diagonal_moments(means, list(log_std.values()), fixed)
         else:
@@ -122,7 +123,7 @@ class MeanField(Posterior):
 
     def kl(self, prior: PriorDraw) -> Tensor:
         """Closed form; see the class."""
-        if any(isinstance(std, Tensor) for std in prior.std.values()):
+        if not prior.fixed:
             return super().kl(prior)
         return self.remembered(
             ("kl", tuple(prior.std[name] for name in self.sizes())), lambda: super(MeanField, self).kl(prior)
@@ -140,6 +141,10 @@ class MeanField(Posterior):
     @torch.no_grad()
     def prune(self, keep: float) -> None:
         """Keep the weights with the largest |mean| / std of the whole network; the others become 0 for good (Graves 2011)."""
+        if self.bound_prior is not None and any(name in self.bound_prior.factor for name in self.sizes()):
+            raise ValueError(
+                "prune: the prior correlates the positions of a kernel, of which some would go; use a fixed prior, such as Neal()"
+            )
         log_std = self.log_std()
         scores = {
             name: self.mean_value.scatter(name, mean.abs().log() - log_std[name])
@@ -153,7 +158,7 @@ class MeanField(Posterior):
     def set_to_prior(self, prior: PriorDraw) -> None:
         """Means to 0, standard deviations to the prior's."""
         for name in self.sizes():
-            std = float(prior.std[name])
+            std = fixed_std("MeanField", prior, name)
             if self.max_std is not None and std >= self.max_std:
                 raise ValueError(
                     f"MeanField: the prior's std {std:.3g} of {name} is not below max_std={self.max_std}; raise the cap"

@@ -18,6 +18,7 @@ class Point(Posterior):
     """
 
     name = "point"
+    correlated_priors = True
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
         """Start at the network's weights."""

@@ -38,6 +38,7 @@ class RankOne(Posterior):
     """
 
     name = "rank_one"
+    correlated_priors = True
     row_mean: NamedParameters
     row_raw_std: NamedParameters
     col_mean: NamedParameters
@@ -101,7 +102,7 @@ class RankOne(Posterior):
         factors: Tensor | float = 0.0
         for layer in self.layers:
             for name, value in layer.from_matrix(self.value[layer.name]).items():
-                squares[name] = value.square().sum()
+                squares[name] = prior.squares(name, value)
             for mean, raw in (
                 (self.row_mean[layer.name], self.row_raw_std[layer.name]),
                 (self.col_mean[layer.name], self.col_raw_std[layer.name]),

@@ -18,6 +18,7 @@ from bayesify.posteriors.base import (
     Posterior,
     check_count,
     check_positive,
+    fixed_std,
     repeat_draws,
 )
 from bayesify.posteriors.mean_field import MeanField
@@ -265,6 +266,8 @@ class WalshHadamard(Posterior):
         if self.vectors is not None:
             self.vectors.set_to_prior(prior)
         for size in self.groups:
+            for part in self.groups[size]:
+                fixed_std("WalshHadamard", prior, part.weight.name)
             self._family(size).set_to_prior(self._prior_std(size, prior))
             for side in (self.left[str(size)], self.right[str(size)]):
                 side.copy_(torch.where(side < 0, -1.0, 1.0))

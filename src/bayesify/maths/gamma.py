@@ -1,0 +1,61 @@
+"""Gamma distributions by shape and rate: reparameterized draws, KL and the moments of inverse roots."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def draw_gamma(shape: Tensor, num_draws: int, generator: torch.Generator | None = None) -> Tensor:
+    r"""Draws of $\mathrm{Gamma}(\text{shape}, 1)$, differentiable by the shape; divide by a rate for another one.
+
+    The draws are torch's rejection sampler's, which takes a generator; their gradient is the implicit one (Figurnov et al.
+    2018), $-\partial_a F(x; a) / p(x; a)$ with F the distribution function, that of $x = F^{-1}(u; a)$, by torch's
+    approximation to it with a relative error below 5e-4.
+
+    Args:
+        shape: a, any shape.
+        num_draws: S.
+        generator: Source of randomness, on any device; the global one if `None`.
+
+    Returns:
+        [S, *shape].
+    """
+    repeated = shape.expand(num_draws, *shape.shape)
+    where = generator.device if generator is not None else shape.device
+    return torch._standard_gamma(repeated.to(where), generator=generator).to(shape.device)
+
+
+def gamma_kl(shape: Tensor, rate: Tensor, prior_shape: float, prior_rate: float) -> Tensor:
+    r"""$\mathrm{KL}(\mathrm{Gamma}(a, b) \| \mathrm{Gamma}(a_0, b_0))$ in nats, elementwise.
+
+    $$ (a - a_0) \psi(a) - \log \frac{\Gamma(a)}{\Gamma(a_0)} + a_0 \log \frac{b}{b_0} + a \frac{b_0 - b}{b} $$
+
+    Computed in float64 where the device has it: at the shapes of large layers single terms are millions of nats.
+
+    Args:
+        shape: a.
+        rate: b.
+        prior_shape: $a_0$.
+        prior_rate: $b_0$.
+    """
+    a, b = widened(shape), widened(rate)
+    start = torch.as_tensor(prior_shape, dtype=a.dtype, device=a.device)
+    gammas = torch.lgamma(start) - torch.lgamma(a)
+    kl = (a - start) * torch.digamma(a) + gammas + start * (b / prior_rate).log() + a * (prior_rate / b - 1)
+    return kl.to(shape.dtype)
+
+
+def inverse_root_moments(shape: Tensor, rate: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Mean and variance of $x^{-1/2}$ under $\mathrm{Gamma}(a, b)$, elementwise, for $a > 1$.
+
+    $$ \mathbb{E}[x^{-1/2}] = \sqrt b\, \frac{\Gamma(a - \tfrac12)}{\Gamma(a)}, \qquad \mathbb{E}[x^{-1}] = \frac{b}{a - 1} $$
+    """
+    a, b = widened(shape), widened(rate)
+    mean = b.sqrt() * (torch.lgamma(a - 0.5) - torch.lgamma(a)).exp()
+    return mean.to(shape.dtype), (b / (a - 1) - mean.square()).to(shape.dtype)
+
+
+def widened(value: Tensor) -> Tensor:
+    """The value in float64, where its device has that type."""
+    return value if value.device.type == "mps" else value.double()

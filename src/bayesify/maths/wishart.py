@@ -1,0 +1,77 @@
+"""Wishart distributions: Bartlett's decomposition, reparameterized, and the KL in closed form."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from bayesify.maths.gamma import draw_gamma, widened
+from bayesify.maths.noise import standard_normal
+
+
+def bartlett(dof: Tensor, size: int, num_draws: int, generator: torch.Generator | None = None) -> Tensor:
+    r"""Lower triangular A with $A A^\top \sim \mathcal{W}_K(I, n)$ (Bartlett 1933): independent entries,
+
+    $$ A_{ii}^2 \sim \chi^2_{n - i + 1} = 2\,\mathrm{Gamma}(\tfrac{n - i + 1}{2}, 1), \quad i = 1, \dots, K, \qquad
+       A_{ij} \sim \mathcal{N}(0, 1), \quad i > j. $$
+
+    With $T T^\top = V$ the matrix $T A A^\top T^\top$ is a draw of $\mathcal{W}_K(V, n)$. Differentiable by n (see `draw_gamma`).
+
+    Args:
+        dof: n, more than K - 1, not necessarily an integer; [*batch].
+        size: K.
+        num_draws: S.
+        generator: Source of randomness.
+
+    Returns:
+        [S, *batch, K, K].
+    """
+    halves = (dof.unsqueeze(-1) - torch.arange(size, dtype=dof.dtype, device=dof.device)) / 2
+    diagonal = (2 * draw_gamma(halves, num_draws, generator)).sqrt()  # [S, *batch, K]
+    shape = (*diagonal.shape, size)
+    below = standard_normal(math.prod(shape), dof, generator).view(shape).tril(-1)
+    return below + torch.diag_embed(diagonal)
+
+
+def bartlett_mean(dof: Tensor, size: int) -> Tensor:
+    r"""$\mathbb{E}[A]$ of `bartlett`, diagonal with $\sqrt2\, \Gamma(\tfrac{n - i + 2}{2}) / \Gamma(\tfrac{n - i + 1}{2})$.
+
+    Returns:
+        [*batch, K, K].
+    """
+    halves = (widened(dof).unsqueeze(-1) - torch.arange(size, dtype=widened(dof).dtype, device=dof.device)) / 2
+    roots = math.sqrt(2) * (torch.lgamma(halves + 0.5) - torch.lgamma(halves)).exp()
+    return torch.diag_embed(roots).to(dof.dtype)
+
+
+def wishart_kl(precision: Tensor, dof: Tensor, prior_precision: float, prior_dof: float) -> Tensor:
+    r"""$\mathrm{KL}(\mathcal{W}(\Psi^{-1}, n) \| \mathcal{W}((c I)^{-1}, n_0))$ in nats, which is that of the inverse Wisharts
+    $\mathcal{W}^{-1}(\Psi, n)$ and $\mathcal{W}^{-1}(c I, n_0)$ of the inverses, too.
+
+    $$ \frac{n_0}{2} \log\det(\Psi / c) + \frac n2 (\operatorname{tr}(c \Psi^{-1}) - K)
+       + \log \frac{\Gamma_K(n_0 / 2)}{\Gamma_K(n / 2)} + \frac{n - n_0}{2} \psi_K(n / 2) $$
+
+    with the multivariate gamma function $\Gamma_K$ and $\psi_K$, the derivative of its logarithm. Computed in float64 where the
+    device has it.
+
+    Args:
+        precision: $\Psi$, [*batch, K, K].
+        dof: n, [*batch].
+        prior_precision: c.
+        prior_dof: $n_0$.
+
+    Returns:
+        [*batch].
+    """
+    psi, n, size = widened(precision), widened(dof), precision.shape[-1]
+    factor = torch.linalg.cholesky(psi)
+    log_det = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) - size * math.log(prior_precision)
+    trace = prior_precision * torch.cholesky_inverse(factor).diagonal(dim1=-2, dim2=-1).sum(-1)
+    steps = torch.arange(size, dtype=n.dtype, device=n.device)
+    halves = (n.unsqueeze(-1) - steps) / 2
+    start = (prior_dof - steps) / 2
+    gammas = (torch.lgamma(start) - torch.lgamma(halves)).sum(-1)
+    slope = 0.5 * (n - prior_dof) * torch.digamma(halves).sum(-1)
+    return (0.5 * prior_dof * log_det + 0.5 * n * (trace - size) + gammas + slope).to(precision.dtype)

@@ -1,0 +1,23 @@
+"""Priors over weights: zero-mean Gaussians, with fixed scales or with scales that have a posterior of their own."""
+
+from bayesify.priors.base import Prior, PriorDraw, kernel_positions
+from bayesify.priors.fixed import Gaussian, Neal, Standard
+from bayesify.priors.scale import Scale
+from bayesify.priors.spatial import SpatialInverseWishart
+
+__all__ = [
+    "REGISTRY",
+    "Gaussian",
+    "Neal",
+    "Prior",
+    "PriorDraw",
+    "Scale",
+    "SpatialInverseWishart",
+    "Standard",
+    "kernel_positions",
+]
+
+REGISTRY: dict[str, type[Prior]] = {
+    kind.name: kind for kind in (Gaussian, Standard, Neal, Scale, SpatialInverseWishart)
+}
+"""Priors by the name that configuration files use."""

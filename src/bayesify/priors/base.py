@@ -1,0 +1,183 @@
+"""What a prior is: a module that knows the weights and gives the scales by which draws of them are judged."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.weights import Weight
+
+
+@dataclass(frozen=True)
+class PriorDraw:
+    r"""The prior over weights given S draws of its hyperparameters: zero-mean Gaussians.
+
+    The entries of a weight are independent, $\mathcal{N}(0, \sigma_w^2)$, unless it is named in `factor`: then it is a
+    convolution's kernel whose filters, one for each pair of output and input channel, are independent of each other, each
+    $\mathcal{N}(0, \sigma_w^2 C C^\top)$ over its K positions in row-major order.
+
+    Args:
+        std: $\sigma_w$ by weight name, a number, or [S] where the prior is hierarchical and S sets were drawn.
+        kl: KL of the hyperparameters' own posterior to their prior in nats; 0 for a fixed prior.
+        factor: C by weight name, lower triangular, [S, K, K].
+        std_variance: Variance of $\sigma_w$ where `std` is its mean and not a draw (see `Prior.typical`), by name.
+    """
+
+    std: Mapping[str, float | Tensor]
+    kl: float | Tensor = 0.0
+    factor: Mapping[str, Tensor] = field(default_factory=dict)
+    std_variance: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def fixed(self) -> bool:
+        """Whether all scales are numbers and all entries independent, as those of a prior without hyperparameters are."""
+        return not self.factor and not any(isinstance(std, Tensor) for std in self.std.values())
+
+    def squares(self, name: str, value: Tensor) -> Tensor:
+        r"""What `cross_entropy` needs of one value of a weight: $\lVert w \rVert^2$, or $\sum_f w_f w_f^\top$ over filters, [K, K].
+
+        Args:
+            name: The weight's name.
+            value: [*shape], or several of them, which are added up.
+        """
+        if name not in self.factor:
+            return value.square().sum()
+        filters = value.reshape(-1, self.factor[name].shape[-1])
+        return filters.mT @ filters
+
+    def cross_entropy(self, squares: Mapping[str, Tensor], sizes: Mapping[str, int]) -> Tensor:
+        r"""$-\mathbb{E}_q \log p(w)$ in nats, summed over weights.
+
+        $$ \sum_w \tfrac{P_w}{2} \log 2\pi\sigma_w^2 + \frac{\mathbb{E}_q \lVert w \rVert^2}{2\sigma_w^2} $$
+
+        and for a kernel with correlated positions
+
+        $$ \tfrac{P_w}{2} \log 2\pi\sigma_w^2 + \tfrac{P_w}{K} \log\det C
+           + \frac{1}{2\sigma_w^2} \operatorname{tr} (C C^\top)^{-1} \sum_f \mathbb{E}_q w_f w_f^\top $$
+
+        Args:
+            squares: $\mathbb{E}_q$ of `squares`, by name: a scalar or [S], and [K, K] for kernels named in `factor`.
+            sizes: $P_w$, the number of scalars, by name.
+        """
+        constant = 0.5 * math.log(2 * math.pi) * sum(sizes[name] for name in squares)
+        if not self.factor and not any(isinstance(self.std[name], Tensor) for name in squares):
+            scales = [0.5 / float(self.std[name]) ** 2 for name in squares]
+            scaled = torch._foreach_mul(list(squares.values()), scales)  # one launch, and no copy to the device
+            logs = sum(sizes[name] * math.log(self.std[name]) for name in squares)
+            return torch.stack(scaled, dim=-1).sum(-1) + logs + constant
+        total: Any = constant
+        for name, square in squares.items():
+            std = torch.as_tensor(self.std[name], dtype=square.dtype, device=square.device)
+            if name in self.factor:
+                factor = self.factor[name]  # [S, K, K]
+                inverse = torch.linalg.solve_triangular(factor, torch.eye(factor.shape[-1]).to(factor), upper=False)
+                log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+                total = total + sizes[name] / factor.shape[-1] * log_det
+                square = ((inverse @ square) * inverse).sum((-1, -2))  # tr C^-1 M C^-T
+            total = total + square / (2 * std**2) + sizes[name] * std.log()
+        return total
+
+    def color(self, name: str, value: Tensor) -> Tensor:
+        """A kernel with the prior's correlation from one with independent positions, both at the prior's scale.
+
+        For posteriors that are built on the prior, in which $C^{-1} w$ takes the place of w.
+
+        Args:
+            name: The weight's name; one that is not in `factor` is returned as it is.
+            value: [S, *shape].
+        """
+        if name not in self.factor:
+            return value
+        factor = self.factor[name]
+        filters = value.reshape(value.shape[0], -1, factor.shape[-1])  # [S, F, K]
+        return (filters @ factor.mT).reshape(value.shape)
+
+    def precision(self, name: str) -> Tensor:
+        r"""$(C C^\top)^{-1} / \sigma_w^2$ of a kernel that is named in `factor`, [S, K, K]."""
+        factor = self.factor[name]
+        std = torch.as_tensor(self.std[name], dtype=factor.dtype, device=factor.device)
+        return torch.cholesky_inverse(factor) / std.square().reshape(-1, 1, 1)
+
+
+class Prior(nn.Module):
+    """A prior over the weights of a network.
+
+    `bind` makes a copy that knows the weights; `draw` then gives the prior's scales. A fixed prior writes `std_of` only. A
+    hierarchical one makes the parameters of its hyperparameters' posterior in `build` and writes `draw`, which
+    returns one set of scales per draw and their KL, `typical`, and `set_to_prior`; nothing else changes for the posteriors.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights: dict[str, Weight] = {}
+
+    def config(self) -> dict[str, Any]:
+        """The prior as plain data: its name and its arguments."""
+        arguments = {
+            key: getattr(self, key) for key in inspect.signature(type(self).__init__).parameters if key != "self"
+        }
+        return {"name": self.name, **arguments}
+
+    def bind(self, weights: Mapping[str, Weight]) -> Self:
+        """A copy of this prior for the given weights."""
+        bound = type(self)(**{key: value for key, value in self.config().items() if key != "name"})
+        bound.weights = dict(weights)
+        bound.build()
+        return bound
+
+    def build(self) -> None:
+        """Make parameters, where the prior has any."""
+
+    @abstractmethod
+    def std_of(self, weight: Weight) -> float:
+        """Prior standard deviation of one weight's entries, with hyperparameters, where there are any, at 1."""
+
+    def draw(self, num_draws: int, generator: torch.Generator | None = None) -> PriorDraw:
+        """The scales that `num_draws` draws of the weights are judged by."""
+        return PriorDraw({name: self.std_of(weight) for name, weight in self.weights.items()})
+
+    def typical(self) -> PriorDraw:
+        """The means of the scales under the hyperparameters' posterior, as one draw without any randomness."""
+        return self.draw(1)
+
+    def live(self) -> PriorDraw:
+        """What `typical` gives at the time when it is read: it follows the training of the hyperparameters' posterior."""
+        typical = self.typical()
+        if typical.fixed:
+            return typical
+        return PriorDraw(_Live(self, "std"), 0.0, _Live(self, "factor"), _Live(self, "std_variance"))
+
+    def set_to_prior(self) -> None:
+        """Make the hyperparameters' posterior equal to their prior, in place; a fixed prior has none."""
+
+
+class _Live(Mapping[str, Any]):
+    """One of the mappings of `Prior.typical`, computed anew at each look."""
+
+    def __init__(self, prior: Prior, key: str) -> None:
+        self.prior, self.key = prior, key
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self.prior.typical(), self.key)[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(getattr(self.prior.typical(), self.key))
+
+    def __len__(self) -> int:
+        return len(getattr(self.prior.typical(), self.key))
+
+
+def kernel_positions(weight: Weight) -> int | None:
+    """K, the positions of a convolution's kernel; `None` for weights that are not one."""
+    if weight.kind != "matrix" or weight.is_bias or weight.units is None or len(weight.shape) < 3:
+        return None
+    return math.prod(weight.shape[2:])

@@ -1,0 +1,67 @@
+"""Priors whose scale is given: the same for all weights, or by the fan-in."""
+
+from __future__ import annotations
+
+import math
+
+from bayesify.priors.base import Prior
+from bayesify.weights import Weight
+
+
+class Gaussian(Prior):
+    r"""$p(w) = \mathcal{N}(0, \text{std}^2)$, the same for every weight.
+
+    Args:
+        std: Standard deviation.
+
+    Raises:
+        ValueError: If `std` is not positive and finite.
+    """
+
+    name = "gaussian"
+
+    def __init__(self, std: float) -> None:
+        super().__init__()
+        if not (std > 0 and math.isfinite(std)):
+            raise ValueError(f"priors.Gaussian: std={std}; give a positive number")
+        self.std = float(std)
+
+    def std_of(self, weight: Weight) -> float:
+        """`std`, whatever the weight."""
+        return self.std
+
+
+class Standard(Prior):
+    r"""$p(w) = \mathcal{N}(0, 1)$ for every weight."""
+
+    name = "standard"
+
+    def std_of(self, weight: Weight) -> float:
+        """1, whatever the weight."""
+        return 1.0
+
+
+class Neal(Prior):
+    r"""$p(w) = \mathcal{N}(0, \text{scale}^2 / \text{fan\_in})$, so that activations keep their scale in width (Neal 1996).
+
+    A bias shares its layer's fan-in; embeddings, normalization layers and custom parameters, which have none,
+    get standard deviation `scale`.
+
+    Args:
+        scale: Factor on the standard deviation; the inducing weights paper uses 4 for its toy regression.
+
+    Raises:
+        ValueError: If `scale` is not positive and finite.
+    """
+
+    name = "neal"
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        if not (scale > 0 and math.isfinite(scale)):
+            raise ValueError(f"priors.Neal: scale={scale}; give a positive number")
+        self.scale = float(scale)
+
+    def std_of(self, weight: Weight) -> float:
+        """`scale / sqrt(fan_in)`."""
+        return self.scale / math.sqrt(weight.fan_in or 1)

@@ -1,0 +1,97 @@
+"""A scale per layer with a Gamma posterior of its own."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.maths.gamma import draw_gamma, gamma_kl, inverse_root_moments
+from bayesify.priors.base import Prior, PriorDraw
+from bayesify.weights import Weight
+
+SHAPE = 2.0
+RATE = 2.0
+AT_PRIOR = -80.0
+"""Log of alpha and beta at which they are lost beside 2, so that q(s) is the prior."""
+
+
+class Scale(Prior):
+    r"""Neal's prior times a scale per layer, which is drawn as well (Ober & Aitchison 2021, eq. 16 to 18; ScalePrior).
+
+    $$ p(w | s_l) = \mathcal{N}\Bigl(0, \frac{1}{s_l\,\text{fan\_in}}\Bigr), \qquad p(s_l) = \mathrm{Gamma}(2, 2), \qquad
+       q(s_l) = \mathrm{Gamma}(2 + \alpha_l, 2 + \beta_l) $$
+
+    by shape and rate. Weight and bias of a layer share $s_l$; weights without a fan-in have the variance $1 / s_l$. The bound has
+
+    $$ \mathrm{KL} = \mathbb{E}_{q(s)} \mathrm{KL}(q(w) \| p(w | s)) + \mathrm{KL}(q(s) \| p(s)), $$
+
+    the first term with the S draws of s that come with the S draws of the weights, reparameterized (see `draw_gamma`), the
+    second in closed form: all that is learned of the prior is paid for, and bounds compare across models.
+
+    Stored: `log_alpha`, `log_beta`. Both start at half the layer's number of weights $P_l$: given weights as large as Neal's
+    prior has them, $q(s_l)$ is then the exact posterior,
+    $\mathrm{Gamma}(2 + \tfrac{P_l}{2}, 2 + \tfrac{\text{fan\_in}}{2} \lVert w \rVert^2)$.
+
+    Shapes:
+        log_alpha, log_beta: [L], layers in the order of their first weight.
+    """
+
+    name = "scale"
+    log_alpha: nn.Parameter
+    log_beta: nn.Parameter
+
+    def build(self) -> None:
+        """One q(s) per layer."""
+        sizes: dict[str, int] = {}
+        for weight in self.weights.values():
+            sizes[weight.layer] = sizes.get(weight.layer, 0) + weight.numel
+        self.layers = {layer: index for index, layer in enumerate(sizes)}
+        start = torch.tensor([math.log(max(1, size) / 2) for size in sizes.values()])
+        self.log_alpha, self.log_beta = nn.Parameter(start), nn.Parameter(start.clone())
+
+    @property
+    def shape(self) -> Tensor:
+        r"""$2 + \alpha$, the shape of q(s), [L]."""
+        return SHAPE + self.log_alpha.exp()
+
+    @property
+    def rate(self) -> Tensor:
+        r"""$2 + \beta$, the rate of q(s), [L]."""
+        return RATE + self.log_beta.exp()
+
+    def std_of(self, weight: Weight) -> float:
+        """`1 / sqrt(fan_in)`, at a scale of 1."""
+        return 1 / math.sqrt(weight.fan_in or 1)
+
+    def draw(self, num_draws: int, generator: torch.Generator | None = None) -> PriorDraw:
+        """S scales per layer."""
+        rate = self.rate
+        scale = draw_gamma(self.shape, num_draws, generator) / rate  # [S, L]
+        return PriorDraw(self._by_weight(scale.rsqrt()), self.kl())
+
+    def kl(self) -> Tensor:
+        """KL(q(s) || p(s)) in nats, summed over layers."""
+        return gamma_kl(self.shape, self.rate, SHAPE, RATE).sum()
+
+    def typical(self) -> PriorDraw:
+        """The mean of each standard deviation under q(s)."""
+        mean, variance = inverse_root_moments(self.shape, self.rate)
+        return PriorDraw(self._by_weight(mean[None]), self.kl(), std_variance=self._by_weight(variance[None], power=2))
+
+    def _by_weight(self, roots: Tensor, power: int = 1) -> dict[str, Tensor]:
+        """Values for each weight, [S], from those of its layer, [S, L], times a power of Neal's scale."""
+        columns = roots.unbind(-1)
+        made: dict[tuple[str, float], Tensor] = {}
+        for weight in self.weights.values():
+            std = self.std_of(weight)
+            if (weight.layer, std) not in made:
+                made[weight.layer, std] = columns[self.layers[weight.layer]] * std**power
+        return {name: made[weight.layer, self.std_of(weight)] for name, weight in self.weights.items()}
+
+    @torch.no_grad()
+    def set_to_prior(self) -> None:
+        """q(s) = p(s)."""
+        self.log_alpha.fill_(AT_PRIOR)
+        self.log_beta.fill_(AT_PRIOR)

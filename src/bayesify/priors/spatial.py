@@ -1,0 +1,108 @@
+"""Correlations between the positions of a convolution's kernel, with an inverse-Wishart posterior of their own."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.maths.wishart import bartlett, bartlett_mean, wishart_kl
+from bayesify.priors.base import Prior, PriorDraw, kernel_positions
+from bayesify.weights import Weight
+
+AT_PRIOR = -80.0
+"""Log of nu and of the diagonal of Psi's factor at which they are lost beside K + 1, so that q(L) is the prior."""
+
+
+class SpatialInverseWishart(Prior):
+    r"""Kernels whose positions are correlated, alike in all filters (Ober & Aitchison 2021, eq. 19; SpatialIWPrior).
+
+    $$ p(w_f | L) = \mathcal{N}(0, L^{-1} / \text{fan\_in}), \qquad p(L) = \mathcal{W}^{-1}((K + 1) I, K + 1), \qquad
+       q(L) = \mathcal{W}^{-1}((K + 1) I + \Psi, K + 1 + \nu) $$
+
+    for each filter $w_f$, the K weights of one pair of output and input channel; the paper's $N_{l-1}$ stands for K, the number of
+    the kernel's positions. So $L^{-1}$ is Wishart with mean I, and the prior is Neal's on average. Weights that are not
+    kernels, biases included, have Neal's prior. The KL of q(L) is in closed form (see `wishart_kl`), draws are Bartlett's.
+
+    Posteriors whose second moments over a kernel's positions are known, or that are built on the prior, work with it;
+    `bayesianize` refuses the others.
+
+    Stored: `log_nu`; $\Psi = B B^\top$ with $B = \operatorname{diag}(d)(I + N)$ lower triangular, as `log_diagonal`
+    (d) and `lower` (N, row by row). Kernels of equal K stand together, in the order of the network. $\nu$ starts at the number of filters and
+    $\Psi$ at $\nu I$, so that the mean of $L^{-1}$ is I and its spread that of a posterior which has seen this many filters.
+
+    Shapes:
+        log_nu: [G] for each K; log_diagonal: [G, K]; lower: [G, K (K - 1) / 2].
+    """
+
+    name = "spatial_inverse_wishart"
+
+    def build(self) -> None:
+        """One q(L) per kernel, those of equal K together."""
+        self.groups: dict[int, list[str]] = {}
+        for name, weight in self.weights.items():
+            size = kernel_positions(weight)
+            if size is not None:
+                self.groups.setdefault(size, []).append(name)
+        nu, diagonal, lower = {}, {}, {}
+        for size, names in self.groups.items():
+            start = torch.tensor([math.log(max(1, self.weights[name].numel // size)) for name in names])
+            nu[str(size)] = nn.Parameter(start)
+            diagonal[str(size)] = nn.Parameter((0.5 * start)[:, None].repeat(1, size))
+            lower[str(size)] = nn.Parameter(torch.zeros(len(names), size * (size - 1) // 2))
+        self.log_nu, self.log_diagonal, self.lower = (nn.ParameterDict(part) for part in (nu, diagonal, lower))
+
+    def std_of(self, weight: Weight) -> float:
+        """`1 / sqrt(fan_in)`; for a kernel, where the correlation is the identity."""
+        return 1 / math.sqrt(weight.fan_in or 1)
+
+    def dof(self, size: int) -> Tensor:
+        r"""$K + 1 + \nu$ of the kernels with K positions, [G]."""
+        return size + 1 + self.log_nu[str(size)].exp()
+
+    def scale_matrix(self, size: int) -> Tensor:
+        r"""$(K + 1) I + \Psi$ of the kernels with K positions, [G, K, K]."""
+        packed, log_diagonal = self.lower[str(size)], self.log_diagonal[str(size)]
+        rows, cols = torch.tril_indices(size, size, -1, device=packed.device)
+        eye = torch.eye(size, dtype=packed.dtype, device=packed.device)
+        unit = eye.expand(len(packed), size, size).flatten(-2).index_copy(-1, rows * size + cols, packed)
+        root = log_diagonal.exp().unsqueeze(-1) * unit.unflatten(-1, (size, size))
+        return (size + 1) * eye + root @ root.mT
+
+    def draw(self, num_draws: int, generator: torch.Generator | None = None) -> PriorDraw:
+        """S factors of the correlation of each kernel."""
+        factors: dict[str, Tensor] = {}
+        for size, names in self.groups.items():
+            drawn = self._root(size) @ bartlett(self.dof(size), size, num_draws, generator)  # [S, G, K, K]
+            factors.update(zip(names, drawn.unbind(1), strict=True))
+        return PriorDraw(self._stds(), self.kl(), factors)
+
+    def typical(self) -> PriorDraw:
+        """The mean of each factor under q(L)."""
+        factors: dict[str, Tensor] = {}
+        for size, names in self.groups.items():
+            mean = self._root(size) @ bartlett_mean(self.dof(size), size)  # [G, K, K]
+            factors.update(zip(names, mean.unsqueeze(1).unbind(0), strict=True))
+        return PriorDraw(self._stds(), self.kl(), factors)
+
+    def kl(self) -> Tensor | float:
+        """KL(q(L) || p(L)) in nats, summed over kernels; 0 for a network without convolutions."""
+        parts = [wishart_kl(self.scale_matrix(size), self.dof(size), size + 1, size + 1).sum() for size in self.groups]
+        return torch.stack(parts).sum() if parts else 0.0
+
+    def _root(self, size: int) -> Tensor:
+        r"""Lower T with $T T^\top$ the inverse of `scale_matrix`, [G, K, K]."""
+        return torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(self.scale_matrix(size))))
+
+    def _stds(self) -> dict[str, float | Tensor]:
+        return {name: self.std_of(weight) for name, weight in self.weights.items()}
+
+    @torch.no_grad()
+    def set_to_prior(self) -> None:
+        """q(L) = p(L)."""
+        for part in (self.log_nu, self.log_diagonal):
+            for value in part.values():
+                value.fill_(AT_PRIOR)
+        for value in self.lower.values():
+            value.zero_()
