@@ -29,8 +29,8 @@ class SpatialInverseWishart(Prior):
     `bayesianize` refuses the others.
 
     Stored: `log_nu`; $\Psi = B B^\top$ with $B = \operatorname{diag}(d)(I + N)$ lower triangular, as `log_diagonal`
-    (d) and `lower` (N, row by row). Kernels of equal K stand together, in the order of the network. $\nu$ starts at the number of filters and
-    $\Psi$ at $\nu I$, so that the mean of $L^{-1}$ is I and its spread that of a posterior which has seen this many filters.
+    (d) and `lower` (N, row by row). Kernels of equal K stand together, in the order of the network. $\nu$ starts at the number of
+    filters and $\Psi$ at $\nu I$: the mean of $L^{-1}$ is I, and its spread that of a posterior which has seen this many filters.
 
     Shapes:
         log_nu: [G] for each K; log_diagonal: [G, K]; lower: [G, K (K - 1) / 2].
