@@ -292,11 +292,22 @@ POSTERIORS: dict[str, Method] = {name: method for name, method in METHODS.items(
 
 EVERY_LEAF = {
     "point", "mean_field", "full_covariance", "matrix_normal", "k_tied", "rank_one", "walsh_hadamard", "ensemble",
-    "dropout",
+    "dropout", "local_inducing",
 }  # fmt: skip
 """Posteriors that take every kind of leaf; the others may refuse one, and then say why."""
 
-OPTIONS: dict[str, Callable[[Case], dict[str, Any]]] = {}
+
+def inducing_inputs(case: Case) -> dict[str, Any]:
+    """Five inputs of the network, other than those it is tested with."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(4)
+        return {"inputs": case.inputs(5)}
+
+
+OPTIONS: dict[str, Callable[[Case], dict[str, Any]]] = {
+    "global_inducing": inducing_inputs,
+    "local_inducing": lambda case: {"points": 5},
+}
 """Arguments of a posterior that depend on the network, such as inducing inputs."""
 
 

@@ -142,11 +142,7 @@ class Runner:
                 outputs = self._loop(
                     values, args, kwargs, own
                 )  # a mistake of the caller's fails here too, in plain words
-                _REFUSED.add(self.network)
-                reason = str(refusal).strip().splitlines()[0]
-                warnings.warn(
-                    f"{type(self.network).__name__}: vmap refused ({reason}); draws run in a loop instead", stacklevel=3
-                )
+                refuse_vmap(self.network, refusal)
                 return outputs
         return self._loop(values, args, kwargs, own)
 
@@ -177,6 +173,14 @@ class Runner:
         if len(trees) == 1:
             return build(pytree.tree_map_only(Tensor, lambda tensor: tensor.unsqueeze(0), trees[0]))
         return build(pytree.tree_map(stack, *trees))
+
+
+def refuse_vmap(network: nn.Module, refusal: Exception) -> None:
+    """Remember that `vmap` cannot run a network, and say so, except where it is only slower."""
+    _REFUSED.add(network)
+    reason = str(refusal).strip().splitlines()[0]
+    if not reason.startswith(SLOW_VMAP):
+        warnings.warn(f"{type(network).__name__}: vmap refused ({reason}); draws run in a loop instead", stacklevel=4)
 
 
 def stack(*leaves: Any) -> Any:

@@ -67,6 +67,8 @@ def test_double_precision(name: str, case: Case) -> None:
         assert {result.dtype for result in results if result.is_floating_point()} == {torch.float64}
     moved.load_state_dict(made.state_dict())
     close(outputs(moved, case.batch(dtype=torch.float64)), outputs(made, case.batch(dtype=torch.float64)))
+    if made.posteriors[0].runs_network:
+        return  # its KL is an estimate from a draw, and the random numbers of the two types differ
     single = moved.float()
     assert single.kl(generator=generator()).item() == pytest.approx(
         made.kl(generator=generator()).item(), rel=1e-3, abs=1e-2

@@ -4,8 +4,10 @@ from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior
 from bayesify.posteriors.dropout import Dropout
 from bayesify.posteriors.ensemble import Ensemble
 from bayesify.posteriors.full_covariance import FullCovariance
+from bayesify.posteriors.global_inducing import GlobalInducing
 from bayesify.posteriors.inducing_weights import InducingWeights
 from bayesify.posteriors.k_tied import KTied
+from bayesify.posteriors.local_inducing import LocalInducing
 from bayesify.posteriors.matrix_normal import MatrixNormal
 from bayesify.posteriors.mean_field import MeanField
 from bayesify.posteriors.point import Point
@@ -18,8 +20,10 @@ __all__ = [
     "Dropout",
     "Ensemble",
     "FullCovariance",
+    "GlobalInducing",
     "InducingWeights",
     "KTied",
+    "LocalInducing",
     "MatrixNormal",
     "MeanField",
     "NamedParameters",
@@ -57,6 +61,14 @@ register(Method("rank_one", "Rank-one", "Dusenberry et al. 2020", "P + 2 K (d_ou
 register(
     Method("inducing", "Inducing weights", "Ritter et al. 2021", "M (d_out + d_in) + 2 M^2 a layer", InducingWeights,
            options={"rows": 8, "cols": 8}, aliases=("inducing_weights", "ffg-u"))
+)  # fmt: skip
+register(
+    Method("global_inducing", "Global inducing", "Ober & Aitchison 2021", "M (d_in + sum of d_out) + M a layer", GlobalInducing,
+           options={"inputs": 50}, aliases=("gi",))
+)  # fmt: skip
+register(
+    Method("local_inducing", "Local inducing", "Ober & Aitchison 2021", "M (d_out + d_in + 1) a layer", LocalInducing,
+           options={"points": 50}, aliases=("li",))
 )  # fmt: skip
 register(
     Method("walsh_hadamard", "Walsh-Hadamard", "Rossi et al. 2020", "4 max(d_out, d_in) a layer", WalshHadamard, options=SMALL,

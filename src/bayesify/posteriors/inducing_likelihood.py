@@ -1,0 +1,106 @@
+"""What regressions on pseudo-outputs share: the prior's scale by layer, and the precision of pseudo-outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from bayesify.maths.constraints import tril
+from bayesify.priors import PriorDraw
+from bayesify.weights import Layer
+
+AT_PRIOR = -60.0
+"""Log precision at which pseudo-outputs are lost beside the prior in double precision."""
+
+
+class PriorScale:
+    r"""The prior's covariance $T T^\top$ over a row of `[W b]` of each layer, as products with T.
+
+    T is diagonal, but for kernels under a prior that correlates their positions, where it has one block per input channel.
+
+    Args:
+        prior: Scales of S draws, or of all draws alike.
+        layers: The layers.
+        num_draws: S.
+
+    Attributes:
+        batched: What differs between draws, [S, ...] each, by a key of its own.
+    """
+
+    def __init__(self, prior: PriorDraw, layers: Sequence[Layer], num_draws: int) -> None:
+        self.fixed: dict[str, float | Tensor] = {}
+        self.batched: dict[str, Tensor] = {}
+        for weight in (weight for layer in layers for weight in layer.weights):
+            for kind, value in (("std", prior.std[weight.name]), ("factor", prior.factor.get(weight.name))):
+                if isinstance(value, Tensor) and value.ndim:
+                    self.batched[f"{kind} {weight.name}"] = value.expand(num_draws, *value.shape[1:])
+                elif value is not None:
+                    self.fixed[f"{kind} {weight.name}"] = value
+
+    def at(self, values: Mapping[str, Tensor]) -> Self:
+        """The scale of one draw, given what `batched` holds for it."""
+        one = object.__new__(type(self))
+        one.fixed, one.batched = {**self.fixed, **values}, {}
+        return one
+
+    def first(self) -> Self:
+        """The scale of the first draw."""
+        return self.at({key: value[0] for key, value in self.batched.items()})
+
+    def aligned(self) -> Self:
+        """All draws at once: scales [S, 1, 1, 1] and factors [S, 1, 1, K, K] that multiply rows [S, G, R, D]."""
+
+        def align(key: str, value: Tensor) -> Tensor:
+            return value.view(-1, 1, 1, 1) if key.startswith("std") else value[:, None, None]
+
+        return self.at({key: align(key, value) for key, value in self.batched.items()})
+
+    def pull(self, layer: Layer, rows: Tensor) -> Tensor:
+        """Rows times T, [..., D]."""
+        return self._times(layer, rows, transposed=False)
+
+    def push(self, layer: Layer, rows: Tensor) -> Tensor:
+        r"""Rows times $T^\top$, [..., D]: whitened weights become weights."""
+        return self._times(layer, rows, transposed=True)
+
+    def _times(self, layer: Layer, rows: Tensor, transposed: bool) -> Tensor:
+        stds = [self.fixed[f"std {weight.name}"] for weight in layer.weights]
+        factors: list[Any] = [self.fixed.get(f"factor {weight.name}") for weight in layer.weights]
+        if all(factor is None for factor in factors) and _alike(stds):
+            return rows * stds[0]
+        parts = []
+        widths = [weight.matrix_shape[1] for weight in layer.weights]
+        for part, std, factor in zip(rows.split(widths, -1), stds, factors, strict=True):
+            if factor is not None:
+                blocks = part.unflatten(-1, (-1, factor.shape[-1]))
+                part = (blocks @ (factor.mT if transposed else factor)).flatten(-2)
+            parts.append(part * std)
+        batch = torch.broadcast_shapes(*(part.shape[:-1] for part in parts))
+        return torch.cat([part.expand(*batch, -1) for part in parts], -1)
+
+
+def _alike(stds: Sequence[float | Tensor]) -> bool:
+    first = stds[0]
+    return all(std is first or (isinstance(std, float) and isinstance(first, float) and std == first) for std in stds)
+
+
+def half_precision(
+    log_diagonal: Tensor | None = None, lower: Tensor | None = None, raw_diagonal: Tensor | None = None
+) -> Callable[[Tensor], Tensor]:
+    r"""The product with $\Lambda^{1/2}$ along the first axis of a tensor, of M.
+
+    Args:
+        log_diagonal: Logs of a diagonal $\Lambda$, [M].
+        lower: For a full one, $\Lambda = C C^\top$: the strictly lower entries of C, packed,
+        raw_diagonal: and its diagonal before softplus, [M]. The product is then with $C^\top$.
+    """
+    if log_diagonal is not None:
+        half = (0.5 * log_diagonal).exp()
+        return lambda value: value * half.view(-1, *[1] * (value.ndim - 1))
+    assert lower is not None
+    assert raw_diagonal is not None
+    factor = tril(lower, raw_diagonal)
+    return lambda value: (factor.mT @ value.flatten(1)).view(factor.shape[0], *value.shape[1:])

@@ -1,0 +1,160 @@
+"""Local inducing points: Bayesian linear regression in every layer, from inputs of the layer's own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.maths.cholesky import stable_cholesky
+from bayesify.maths.regression import Regression, regress
+from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior, check_count, check_positive
+from bayesify.posteriors.inducing_likelihood import AT_PRIOR, PriorScale, half_precision
+from bayesify.priors import PriorDraw
+from bayesify.weights import Layer, Weight
+
+
+class LocalInducing(Posterior):
+    r"""Bayesian linear regression in every layer on learned inputs and outputs of that layer alone (Ober & Aitchison 2021; li).
+
+    $$ q(W_l) = \prod_r \mathcal{N}(w_r;\, \Sigma Z_l^\top \Lambda_l v_r,\, \Sigma), \qquad
+       \Sigma = ((T T^\top)^{-1} + Z_l^\top \Lambda_l Z_l)^{-1} $$
+
+    over the rows of `[W b]`, whose prior is $\mathcal{N}(0, T T^\top)$: eq. 11 with inducing inputs $Z_l$ of the layer's own in
+    place of propagated ones. Layers are independent and q is Gaussian, with everything in closed form given the prior. An
+    inducing input is one row that the layer's matrix multiplies: for a convolution a patch, and a 1 for the bias. Takes
+    every kind of weight.
+
+    Stored, by layer: `points_value` Z, `pseudo_outputs` V and `log_precision`, the diagonal of $\log \Lambda$.
+
+    Shapes:
+        points_value: [M, d_in]; pseudo_outputs: [M, d_out]; log_precision: [M].
+
+    Args:
+        points: M, in every layer.
+        precision: Where the diagonal of $\Lambda$ starts.
+        kl_form: `"closed"`, or `"sampled"`: $\log q - \log p$ at the draw.
+
+    Raises:
+        ValueError: If an argument is not as said.
+    """
+
+    name = "local_inducing"
+    correlated_priors = True
+
+    def __init__(
+        self, points: int, precision: float | None = None, kl_form: Literal["closed", "sampled"] = "closed"
+    ) -> None:
+        super().__init__()
+        check_count("LocalInducing", points=points)
+        check_positive("LocalInducing", precision=precision)
+        if kl_form not in ("closed", "sampled"):
+            raise ValueError(f"LocalInducing: kl_form={kl_form!r}; give 'closed' or 'sampled'")
+        self.points, self.precision, self.kl_form = points, precision, kl_form
+
+    def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
+        """Standard normal inputs and outputs."""
+        like = next(iter(values.values()))
+        inputs, outputs, logs = {}, {}, {}
+        for layer in self.layers:
+            inputs[layer.name] = like.new_empty(self.points, layer.cols - self._has_ones(layer)).normal_()
+            outputs[layer.name] = like.new_empty(self.points, layer.rows).normal_()
+            logs[layer.name] = like.new_full((self.points,), math.log(self.precision or 1.0))
+        self.points_value, self.pseudo_outputs = NamedParameters(inputs), NamedParameters(outputs)
+        self.log_precision = NamedParameters(logs)
+
+    @staticmethod
+    def _has_ones(layer: Layer) -> bool:
+        """Whether the last column of `[W b]` is a bias beside a weight, and multiplies a 1."""
+        return len(layer.weights) > 1 and layer.weights[-1].is_bias
+
+    def regression(self, layer: Layer, scale: PriorScale) -> Regression:
+        """The posterior over whitened rows of one layer, for each draw of the prior: [*S, 1, D, R]."""
+        mix = half_precision(log_diagonal=self.log_precision[layer.name])
+        design, outputs = self.points_value[layer.name], mix(self.pseudo_outputs[layer.name])
+        if self._has_ones(layer):
+            design = torch.cat((design, design.new_ones(self.points, 1)), -1)
+        design = scale.pull(layer, mix(design).unsqueeze(0))  # A T, [*S, 1, M, D]
+        what = f"LocalInducing: the precision of layer {layer.name or '(the network)'}"
+        return regress(design.mT @ design, design.mT @ outputs, lambda matrix: stable_cholesky(matrix, what))
+
+    def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
+        """One regression per layer, all draws together."""
+        noise = request.normals([layer.numel for layer in self.layers], next(self.parameters()))
+        scale = PriorScale(request.prior, self.layers, request.num_draws).aligned()
+        weights: dict[str, Tensor] = {}
+        kls: list[Tensor] = []
+        for layer, part in zip(self.layers, noise, strict=True):
+            regression = self.regression(layer, scale)
+            eps = part.view(request.num_draws, 1, layer.cols, layer.rows)
+            drawn = regression.draw(eps)
+            kls.append(regression.closed_kl() if self.kl_form == "closed" else regression.sampled_kl(eps, drawn))
+            weights.update(layer.from_matrix(scale.push(layer, drawn.mT).squeeze(-3)))
+        return weights, sum(kls[1:], kls[0])
+
+    def _each(self, use: Callable[[Layer, Regression, PriorScale], Tensor]) -> dict[str, Tensor]:
+        """The weights by name from a matrix [rows, cols] of each layer, with the prior's scales at their means."""
+        scale = self._typical()
+        result: dict[str, Tensor] = {}
+        for layer in self.layers:
+            result.update(layer.from_matrix(use(layer, self.regression(layer, scale), scale)))
+        return result
+
+    def _typical(self) -> PriorScale:
+        assert self.bound_prior is not None
+        return PriorScale(self.bound_prior, self.layers, 1).first()
+
+    def mean(self) -> dict[str, Tensor]:
+        """The regression's means; where the prior draws its scales, with these at their means."""
+        return self._each(lambda layer, found, scale: scale.push(layer, found.mean.mT).squeeze(0))
+
+    def variance(self) -> dict[str, Tensor]:
+        """The diagonal of Sigma, the same for every row; where the prior draws its scales, with these at their means."""
+
+        def spread(layer: Layer, found: Regression, scale: PriorScale) -> Tensor:
+            return scale.push(layer, found.root).square().sum(-2).expand(layer.rows, -1)
+
+        return self._each(spread)
+
+    def covariance(self, layer: Layer) -> Tensor:
+        """Sigma of one layer, [D, D]: the covariance of each row of `[W b]`."""
+        scale = self._typical()
+        root = scale.push(layer, self.regression(layer, scale).root).squeeze(0)
+        return root.mT @ root
+
+    def spatial_covariance(self, weight: Weight, variance: Tensor, positions: int) -> Tensor:
+        """Sum of Sigma's diagonal blocks that belong to filters, times the rows."""
+        layer = next(layer for layer in self.layers if weight in layer.weights)
+        blocks = self.covariance(layer)[: weight.matrix_shape[1], : weight.matrix_shape[1]]
+        blocks = blocks.unflatten(0, (-1, positions)).unflatten(-1, (-1, positions))  # [c, K, c, K]
+        return layer.rows * blocks.diagonal(dim1=0, dim2=2).sum(-1)
+
+    def kl(self, prior: PriorDraw) -> Tensor:
+        """Closed form; a scalar, or [S] for S draws of the prior."""
+        scale = PriorScale(prior, self.layers, 1 if prior.fixed else _draws(prior)).aligned()
+        parts = [self.regression(layer, scale).closed_kl() for layer in self.layers]
+        return sum(parts[1:], parts[0])
+
+    def entropy(self) -> Tensor:
+        """`rows log det(2 pi e Sigma) / 2`, summed over layers."""
+        scale = self._typical()
+        total = next(self.parameters()).new_zeros(())
+        for layer in self.layers:
+            roots = torch.linalg.slogdet(scale.push(layer, self.regression(layer, scale).root).squeeze(0))[1]
+            total = total + layer.rows * (roots + 0.5 * layer.cols * math.log(2 * math.pi * math.e))
+        return total
+
+    @torch.no_grad()
+    def set_to_prior(self, prior: PriorDraw) -> None:
+        """Pseudo-outputs to 0, their precision to almost none."""
+        for name in self.pseudo_outputs:
+            self.pseudo_outputs[name].zero_()
+            self.log_precision[name].fill_(AT_PRIOR)
+
+
+def _draws(prior: PriorDraw) -> int:
+    tensors = [value for value in (*prior.std.values(), *prior.factor.values()) if isinstance(value, Tensor)]
+    return max(tensor.shape[0] for tensor in tensors)
