@@ -278,20 +278,23 @@ def _tensors(network: BayesianNetwork) -> dict[str, list[Tensor]]:
 def _prior_stds(network: BayesianNetwork) -> Tensor:
     """Prior standard deviation of each Gaussian of a network, [P]."""
     prior, posterior = network.prior.draw(1), network.posterior
-    stds: list[Tensor] = []
-    named: Posterior = posterior
-    if isinstance(posterior, WalshHadamard):
-        named = posterior.vectors if posterior.vectors is not None else posterior
-    if not isinstance(named, WalshHadamard):
-        values = named.value if isinstance(named, Dropout) else named.mean_value
-        assert not isinstance(values, Tensor)
-        stds += [
-            torch.full((value.numel(),), float(prior.std[name]), dtype=torch.float64) for name, value in values.items()
-        ]
+    stds = [
+        torch.full((value.numel(),), float(prior.std[name]), dtype=torch.float64)
+        for name, value in by_weight(posterior).items()
+    ]
     if isinstance(posterior, WalshHadamard):
         for size in posterior.groups:
-            stds.append(posterior._prior_std(size, prior).cpu().expand(-1, size).flatten())
-    return torch.cat([std.double() for std in stds])
+            stds.append(posterior._prior_std(size, prior).cpu().expand(-1, size).flatten().double())
+    return torch.cat(stds)
+
+
+def by_weight(posterior: Posterior) -> dict[str, Tensor]:
+    """Means, or values under `Dropout`, that belong to one weight each, by its name: those of biases under `WalshHadamard`."""
+    if isinstance(posterior, WalshHadamard):
+        return dict(posterior.vectors.mean_value.items()) if isinstance(posterior.vectors, MeanField) else {}
+    if isinstance(posterior, MeanField):
+        return dict(posterior.mean_value.items())
+    return dict(posterior.value.items()) if isinstance(posterior, Dropout) else {}
 
 
 def _masks(posterior: Dropout) -> dict[str, int]:

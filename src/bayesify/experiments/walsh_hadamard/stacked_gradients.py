@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bayesify.experiments.walsh_hadamard.stacked import Stack
+from bayesify.experiments.walsh_hadamard.stacked import Stack, by_weight
 from bayesify.likelihoods import Gaussian
 from bayesify.maths.constraints import positive
 from bayesify.maths.walsh_hadamard import exclusive_or
@@ -42,10 +41,7 @@ class Gradients:
             self.tables.append((sign_matrix(size, like) / size, index))
             self.buffers.append(like.new_zeros(len(stack), count, size, size))
         self.through = torch.zeros_like(like)
-        named: Any = posterior.vectors if isinstance(posterior, WalshHadamard) else posterior
-        values = (
-            {} if named is None else dict((named.value if isinstance(named, Dropout) else named.mean_value).items())
-        )
+        values = by_weight(posterior)
         self.vectors = {
             name: (span, tuple(value.shape)) for (name, value), span in zip(values.items(), self.ends, strict=False)
         }
@@ -100,7 +96,8 @@ class Gradients:
         for name, ((start, stop), shape) in self.vectors.items():
             weight = drawn[:, start:stop].unflatten(-1, shape) if len(shape) > 1 else drawn[:, start:stop]
             weights[name] = weight * masks[name].unsqueeze(-2) if name in masks else weight
-        kept, at = [], 0
+        kept: list[tuple[Tensor, ...]] = []
+        at = 0
         for (size, pieces), (start, stop), (signs, index) in zip(
             self.groups, self.group_spans, self.tables, strict=True
         ):
