@@ -86,7 +86,7 @@ def test_bound_is_the_expectation_of_the_bound_by_draws(name):
         ).double()
     )
     x, y = data()
-    weights = torch.linspace(0.5, 1.5, len(x), dtype=torch.float64)
+    weights = torch.linspace(0.0, 4.0, len(x), dtype=torch.float64).square()
     n = 4000
     exact = gp.elbo(x, y, num_data=80, kl_weight=0.7, example_weights=weights)
     gp.exact_bound = False
