@@ -43,6 +43,8 @@ class Setting:
         hidden_layers: ReLU layers.
         width: Of each.
         prior_scale: Standard deviation of the prior times the root of the fan-in (`priors.Neal`).
+        init_scale: Factor on torch's own starting weights.
+        point_biases: Whether biases are point estimates without a prior, rather than under the posterior.
         noise: Starting noise variance of standardized targets.
         validation: Whether a tenth of the training rows is set aside and scored in place of the test rows.
     """
@@ -51,12 +53,15 @@ class Setting:
     hidden_layers: int
     width: int
     prior_scale: float = 1.0
+    init_scale: float = 1.0
+    point_biases: bool = False
     noise: float = 0.1
     validation: bool = False
 
     def stem(self, dataset: str) -> str:
         """Name of the files of a training."""
-        end = f"-prior{self.prior_scale:g}-validation" if self.validation else ""
+        choice = f"-prior{self.prior_scale:g}-init{self.init_scale:g}{'-points' * self.point_biases}-validation"
+        end = choice if self.validation else ""
         return f"{dataset}-{self.model.lower()}-{self.hidden_layers}x{self.width}{end}"
 
 
@@ -132,8 +137,13 @@ def make(setting: Setting, inputs: int, seed: int) -> BayesianNetwork:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         net = mlp([inputs, *[setting.width] * setting.hidden_layers, 1])
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.mul_(setting.init_scale)
         likelihood, prior = Gaussian(noise=setting.noise), Neal(setting.prior_scale)
-        return bayesianize(net, MODELS[setting.model](), likelihood=likelihood, prior=prior)
+        posterior = MODELS[setting.model]()
+        choice = {"*.weight": posterior} if setting.point_biases else posterior
+        return bayesianize(net, choice, likelihood=likelihood, prior=prior)
 
 
 def judge(

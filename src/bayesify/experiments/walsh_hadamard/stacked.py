@@ -33,6 +33,7 @@ class Stack:
     Shapes:
         parameters["mean"], parameters["log_std"]: [R, P] for all P Gaussians; `log_std` is missing under `Dropout`.
         parameters["sides"]: [R, Q], $s_1$ and $s_2$ of all blocks.
+        parameters["points"]: [R, T], the weights that are under no posterior, where there are any.
         parameters["raw_noise"]: [R], where the likelihood has a variance that is learned.
 
     Args:
@@ -63,6 +64,10 @@ class Stack:
         stds = torch.stack([_prior_stds(network) for network in networks]).to(self.parameters["mean"])  # [R, P]
         self.precisions = stds**-2
         self.log_prior_stds = stds.log().sum(-1)
+        self.points: dict[str, tuple[int, int, torch.Size]] = {}
+        for name, value in first.network.named_parameters():
+            start = sum(stop - start for start, stop, _ in self.points.values())
+            self.points[name] = (start, start + value.numel(), value.shape)
         self.ends = [0]
         for tensor in _tensors(first)["mean"]:
             self.ends.append(self.ends[-1] + tensor.numel())
@@ -98,12 +103,17 @@ class Stack:
             drawn, kl = _Draw.apply(mean, self.parameters["log_std"], noise, self.precisions)
             kl = kl + self.log_prior_stds.sum()
         parts = drawn.split([end - start for start, end in pairwise(self.ends)], dim=-1)
+        weights: dict[str, Tensor | Multiplied] = {
+            name: self.parameters["points"][:, start:stop].unflatten(-1, shape)
+            for name, (start, stop, shape) in self.points.items()
+        }
         if isinstance(self.posterior, Dropout):
-            return self._mask(parts, noise), kl
-        if isinstance(self.posterior, MeanField):
-            return dict(zip(self.posterior.mean_value, self._shaped(parts, self.posterior), strict=True)), kl
-        assert isinstance(self.posterior, WalshHadamard)
-        return self._build(self.posterior, list(parts)), kl
+            weights |= self._mask(parts, noise)
+        elif isinstance(self.posterior, MeanField):
+            weights |= dict(zip(self.posterior.mean_value, self._shaped(parts, self.posterior), strict=True))
+        elif isinstance(self.posterior, WalshHadamard):
+            weights |= self._build(self.posterior, list(parts))
+        return weights, kl
 
     def _shaped(self, parts: Sequence[Tensor], posterior: MeanField) -> list[Tensor]:
         return [
@@ -270,6 +280,9 @@ def _tensors(network: BayesianNetwork) -> dict[str, list[Tensor]]:
             f"Stack: {type(posterior).__name__} is not stacked here; use WalshHadamard with a diagonal covariance, "
             "MeanField without a cap, or Dropout"
         )
+    points: list[Tensor] = list(network.network.parameters())
+    if points:
+        found["points"] = points
     if isinstance(network.likelihood, Gaussian) and isinstance(network.likelihood.raw_noise, nn.Parameter):
         found["raw_noise"] = [network.likelihood.raw_noise]
     return found

@@ -41,6 +41,7 @@ class Gradients:
             self.tables.append((sign_matrix(size, like) / size, index))
             self.buffers.append(like.new_zeros(len(stack), count, size, size))
         self.through = torch.zeros_like(like)
+        self.of_points = torch.zeros_like(stack.parameters.get("points", like).detach())
         values = by_weight(posterior)
         self.vectors = {
             name: (span, tuple(value.shape)) for (name, value), span in zip(values.items(), self.ends, strict=False)
@@ -83,6 +84,8 @@ class Gradients:
             found["sides"] = torch.cat(
                 [part for index in range(len(self.groups)) for part in self._factors(index, kept)], -1
             )
+        if self.stack.points:
+            found["points"] = self.of_points
         through = self.through
         found["mean"] = torch.addcmul(through, mean, self.precisions, value=-1)
         if std is not None:
@@ -92,7 +95,10 @@ class Gradients:
 
     def _form(self, drawn: Tensor, masks: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[tuple[Tensor, ...]]]:
         """Weights of all networks by name, [R, *shape], and what the blocks' gradients need again."""
-        weights: dict[str, Tensor] = {}
+        weights: dict[str, Tensor] = {
+            name: self.stack.parameters["points"][:, start:stop].unflatten(-1, shape)
+            for name, (start, stop, shape) in self.stack.points.items()
+        }
         for name, ((start, stop), shape) in self.vectors.items():
             weight = drawn[:, start:stop].unflatten(-1, shape) if len(shape) > 1 else drawn[:, start:stop]
             weights[name] = weight * masks[name].unsqueeze(-2) if name in masks else weight
@@ -159,19 +165,24 @@ class Gradients:
                 continue
             narrow = slope.shape[-1] == 1
             of_weight = (slope * x).sum(1, keepdim=True) if narrow else torch.bmm(slope.mT, x)
-            start, stop = self.vectors[f"{name}.bias"][0]
-            self.through[:, start:stop].copy_(slope.sum(1))
             key = f"{name}.weight"
             if key in where:
                 index, piece = where[key]
                 _put(piece.blocks, of_weight, self.buffers[index][:, piece.start : piece.stop])
             else:
-                start, stop = self.vectors[key][0]
-                of_weight = of_weight.mul_(masks[key].unsqueeze(-2)) if key in masks else of_weight
-                self.through[:, start:stop].copy_(of_weight.flatten(1))
+                self._keep(key, of_weight.mul_(masks[key].unsqueeze(-2)) if key in masks else of_weight)
+            self._keep(f"{name}.bias", slope.sum(1))
             if position:
                 weight = weights[key]
                 slope = slope * weight if narrow else torch.bmm(slope, weight)
+
+    def _keep(self, name: str, grad: Tensor) -> None:
+        """Put the gradient by a weight that is no matrix of blocks in its place."""
+        if name in self.vectors:
+            (start, stop), into = self.vectors[name][0], self.through
+        else:
+            (start, stop), into = self.stack.points[name][:2], self.of_points
+        into[:, start:stop].copy_(grad.flatten(1))
 
     def _factors(self, index: int, kept: list[tuple[Tensor, ...]]) -> tuple[Tensor, Tensor]:
         """Gradients by the two sides of a group's blocks, [R, K D] each; that by g goes into `through`."""
