@@ -95,6 +95,18 @@ def test_smoke_run_resumes_and_prints(tmp_path, capsys):
         run(jobs(["otl_circuit"], ["fourier"], ["diagonal"], [4], 1), Training(), tmp_path / "random_features.json")
 
 
+def test_runs_that_shared_the_work_are_merged(tmp_path):
+    parts = []
+    for name in ("otl_circuit", "rastrigin5"):
+        parts.append(tmp_path / name / "random_features.json")
+        run(jobs([name], ["fourier"], ["diagonal"], [4], 1), SMOKE, parts[-1])
+    whole = tmp_path / "whole"
+    arguments = ["--smoke", "--out", str(whole), "--merge", *map(str, parts), str(parts[0])]
+    assert random_features.main(arguments) == 0
+    rows = json.loads((whole / "random_features.json").read_text())["rows"]
+    assert [row["function"] for row in rows] == ["otl_circuit", "rastrigin5"]
+
+
 def test_table_counts_the_papers_claims():
     row = {"function": "borehole", "covariance": "diagonal", "block": 32, "parameters": 128}
     rows = [{**row, "system": system, "rmse": rmse} for system, rmse in zip(SYSTEMS, (0.2, 0.3, 0.1), strict=True)]

@@ -5,7 +5,8 @@
 The paper's schedule: 12,000 Adam steps, the noise fixed for the first 10,000. Walsh-Hadamard weights of one D x D block
 (n = D^2 features) are compared with as many parameters spent on direct inference of fewer features, and on inducing points.
 The text does not say the size of a batch (64 here, as for its networks), and shows its results in a figure without numbers. Every
-training is stored as it ends: the same command with the same folder continues.
+training is stored as it ends: the same command with the same folder continues. Processes that share the work, each with its
+own functions and folder, are brought together by `--merge` and the files that they wrote.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -239,8 +240,9 @@ def run(
     path: Path | None = None,
     facts: dict[str, Any] | None = None,
     device: str = "cpu",
+    merge: Sequence[Path] = (),
 ) -> list[dict[str, Any]]:
-    """Train and score what is not yet in the file.
+    """Train and score what is not yet in the file, or in the files to merge with it.
 
     Args:
         wanted: Trainings.
@@ -248,9 +250,23 @@ def run(
         path: JSON file of results, written after each training; nothing is written if left out.
         facts: Goes into the file.
         device: Where to train.
+        merge: Files of other runs.
     """
-    rows = read(path, training) if path is not None else []
-    known = {tuple(row[key] for key in asdict(wanted[0])) for row in rows} if wanted else set()
+    keys = [field.name for field in fields(Job)]
+    known: set[tuple[Any, ...]] = set()
+    rows: list[dict[str, Any]] = []
+    for source in [*([path] if path is not None else []), *merge]:
+        new = [row for row in read(source, training) if tuple(row[key] for key in keys) not in known]
+        known |= {tuple(row[key] for key in keys) for row in new}
+        rows += new
+
+    def store() -> None:
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            records.write(path, {**(facts or {}), "training": asdict(training), "rows": rows})
+
+    if merge:
+        store()
     for index, job in enumerate(wanted):
         if tuple(asdict(job).values()) in known:
             continue
@@ -265,9 +281,7 @@ def run(
             f"{job.parameters} parameters: rmse {rows[-1]['rmse']:.4f}, {rows[-1]['seconds']} s",
             flush=True,
         )
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            records.write(path, {**(facts or {}), "training": asdict(training), "rows": rows})
+        store()
     return rows
 
 
@@ -344,6 +358,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=Training().steps, help="the last sixth trains the noise")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument(
+        "--merge", nargs="+", type=Path, default=[], help="files of other runs; nothing is trained then"
+    )
     chosen = parser.parse_args(given)
     systems = list(chosen.systems)
     if "inducing_points" in systems and find_spec("gpytorch") is None:
@@ -354,9 +371,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.device == "cpu":
         torch.set_num_threads(1)  # the matrices are so small that a second thread only waits
     facts = records.facts("bayesify.experiments.walsh_hadamard.random_features", given)
-    wanted = jobs(chosen.functions, systems, chosen.covariances, blocks, seeds)
-    rows = run(wanted, training, chosen.out / "random_features.json", facts, chosen.device)
-    if find_spec("matplotlib") is not None:
+    wanted = [] if chosen.merge else jobs(chosen.functions, systems, chosen.covariances, blocks, seeds)
+    rows = run(wanted, training, chosen.out / "random_features.json", facts, chosen.device, chosen.merge)
+    if rows and find_spec("matplotlib") is not None:
         figure(rows, chosen.out / "random_features")
     print(summarize(rows))
     return 0
