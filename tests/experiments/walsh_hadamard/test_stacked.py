@@ -27,6 +27,8 @@ CASES: dict[str, tuple[Callable[[], Posterior], list[int]]] = {
     "two layers of one block size": (lambda: WalshHadamard(init_std=0.1), [5, 12, 6, 1]),
     "a wide layer, blocks along columns": (lambda: WalshHadamard(init_std=0.1), [5, 4, 37, 3, 1]),
     "unformed": (lambda: WalshHadamard(init_std=0.1), [300, 260, 1]),
+    "full": (lambda: WalshHadamard("full", init_std=0.1), [5, 12, 1]),
+    "full, biases as points": (lambda: WalshHadamard("full", init_std=0.1), [5, 12, 6, 1]),
     "mean_field": (lambda: MeanField(init_std=0.1), [5, 12, 1]),
     "biases as points": (lambda: WalshHadamard(init_std=0.1), [5, 12, 1]),
     "unformed, biases as points": (lambda: WalshHadamard(init_std=0.1), [260, 257, 1]),
@@ -45,6 +47,9 @@ def make(case: str, classes: int = 0) -> list[BayesianNetwork]:
         likelihood = Categorical() if classes else Gaussian(noise=0.3)
         choice = {"*.weight": posterior()} if "points" in case else posterior()
         made.append(bayesianize(net, choice, likelihood=likelihood, prior=Neal(1.0 + index)))
+        for name, parameter in made[-1].named_parameters():
+            if name.endswith("lower_value"):  # zeros, at the start
+                torch.nn.init.normal_(parameter, std=0.3)
     return made
 
 

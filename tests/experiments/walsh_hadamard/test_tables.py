@@ -84,6 +84,19 @@ def test_scores_are_in_the_targets_own_unit() -> None:
     assert mnll == pytest.approx(-float(noise.log_prob(y * unit).mean()), rel=1e-5)
 
 
+def test_a_smaller_g_is_the_same_network() -> None:
+    made = [
+        regression.make(regression.Setting("WHVI", 1, 9, point_biases=True, shrink=shrink), 3, seed=0).double()
+        for shrink in (1.0, 25.0)
+    ]
+    x = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    first, second = (network.draw(3, generator=torch.Generator().manual_seed(1)) for network in made)
+    torch.testing.assert_close(first(x), second(x), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(first.kl, second.kl, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="shrink=2"):
+        regression.Setting("MFG", 1, 9, shrink=2)
+
+
 def test_table_2_goes_on_from_what_is_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert shallow_regression.main(["--smoke", "--out", str(tmp_path)]) == 0
     first = capsys.readouterr().out

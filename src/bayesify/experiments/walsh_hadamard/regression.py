@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -45,6 +45,8 @@ class Setting:
         prior_scale: Standard deviation of the prior times the root of the fan-in (`priors.Neal`).
         init_scale: Factor on torch's own starting weights.
         point_biases: Whether biases are point estimates without a prior, rather than under the posterior.
+        shrink: Factor by which g and its prior are smaller, and $S_1 S_2$ larger, than the library starts them; see `rescale`.
+        covariance: Of q(g), `"diagonal"` or `"full"`, for WHVI.
         noise: Starting noise variance of standardized targets.
         validation: Whether a tenth of the training rows is set aside and scored in place of the test rows.
     """
@@ -55,14 +57,24 @@ class Setting:
     prior_scale: float = 1.0
     init_scale: float = 1.0
     point_biases: bool = False
+    shrink: float = 1.0
+    covariance: Literal["diagonal", "full"] = "diagonal"
     noise: float = 0.1
     validation: bool = False
 
+    def __post_init__(self) -> None:
+        if self.shrink != 1 and (self.model != "WHVI" or not self.point_biases):
+            raise ValueError(
+                f"Setting: shrink={self.shrink} is for WHVI with point_biases=True, whose prior is over g alone"
+            )
+
     def stem(self, dataset: str) -> str:
         """Name of the files of a training."""
-        choice = f"-prior{self.prior_scale:g}-init{self.init_scale:g}{'-points' * self.point_biases}-validation"
-        end = choice if self.validation else ""
-        return f"{dataset}-{self.model.lower()}-{self.hidden_layers}x{self.width}{end}"
+        stem = f"{dataset}-{self.model.lower()}-{self.hidden_layers}x{self.width}"
+        if not self.validation:
+            return stem
+        biases = "-points" if self.point_biases else ""
+        return f"{stem}-prior{self.prior_scale:g}-init{self.init_scale:g}{biases}-shrink{self.shrink:g}-validation"
 
 
 @dataclass(frozen=True)
@@ -140,10 +152,28 @@ def make(setting: Setting, inputs: int, seed: int) -> BayesianNetwork:
         with torch.no_grad():
             for parameter in net.parameters():
                 parameter.mul_(setting.init_scale)
-        likelihood, prior = Gaussian(noise=setting.noise), Neal(setting.prior_scale)
-        posterior = MODELS[setting.model]()
+        likelihood, prior = Gaussian(noise=setting.noise), Neal(setting.prior_scale / setting.shrink)
+        posterior = WalshHadamard(setting.covariance) if setting.model == "WHVI" else MODELS[setting.model]()
         choice = {"*.weight": posterior} if setting.point_biases else posterior
-        return bayesianize(net, choice, likelihood=likelihood, prior=prior)
+        network = bayesianize(net, choice, likelihood=likelihood, prior=prior)
+    if isinstance(network.posterior, WalshHadamard):
+        rescale(network.posterior, setting.shrink)
+    return network
+
+
+@torch.no_grad()
+def rescale(posterior: WalshHadamard, shrink: float) -> None:
+    r"""Make g smaller by a factor and $S_1$, $S_2$ larger by its root, in place.
+
+    W keeps its distribution, and where the prior of g shrinks likewise the KL does too: only the steps of Adam, whose size does not
+    depend on the scale of a parameter, become larger for g beside its size. The paper's prior variance of g, 1e-5, is of that kind.
+    """
+    for size in posterior.groups:
+        family: Any = posterior.g[str(size)]
+        family.mean_value.div_(shrink)
+        family.log_std.sub_(math.log(shrink))
+        for side in (posterior.left, posterior.right):
+            side[str(size)].mul_(math.sqrt(shrink))
 
 
 def judge(

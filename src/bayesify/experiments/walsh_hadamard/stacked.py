@@ -33,6 +33,7 @@ class Stack:
     Shapes:
         parameters["mean"], parameters["log_std"]: [R, P] for all P Gaussians; `log_std` is missing under `Dropout`.
         parameters["sides"]: [R, Q], $s_1$ and $s_2$ of all blocks.
+        parameters["lower"]: [R, L], the packed factors N of all blocks where the covariance is full.
         parameters["points"]: [R, T], the weights that are under no posterior, where there are any.
         parameters["raw_noise"]: [R], where the likelihood has a variance that is learned.
 
@@ -71,6 +72,9 @@ class Stack:
         self.ends = [0]
         for tensor in _tensors(first)["mean"]:
             self.ends.append(self.ends[-1] + tensor.numel())
+        self.lower_blocks: list[tuple[int, int]] = []
+        if isinstance(self.posterior, WalshHadamard) and "lower" in self.parameters:
+            self.lower_blocks = [(size, pieces[-1].stop) for size, pieces in self.posterior.groups.items()]
         if isinstance(self.posterior, Dropout):
             self.masks = _masks(self.posterior)
             self.noise_size = sum(units for units in self.masks.values())
@@ -99,6 +103,12 @@ class Stack:
         mean = self.parameters["mean"]
         if isinstance(self.posterior, Dropout):
             drawn, kl = mean, self._penalty(mean)
+        elif "lower" in self.parameters:
+            std = self.parameters["log_std"].exp()
+            mixed, growth = self._mix(noise)
+            drawn = torch.addcmul(mean, std, mixed)
+            squares = (mean.square() + std.square() * growth) * self.precisions
+            kl = 0.5 * (squares - 1).sum() - self.parameters["log_std"].sum() + self.log_prior_stds.sum()
         else:
             drawn, kl = _Draw.apply(mean, self.parameters["log_std"], noise, self.precisions)
             kl = kl + self.log_prior_stds.sum()
@@ -114,6 +124,21 @@ class Stack:
         elif isinstance(self.posterior, WalshHadamard):
             weights |= self._build(self.posterior, list(parts))
         return weights, kl
+
+    def _mix(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        r"""$\epsilon + N \epsilon$ and 1 plus the squared rows of N, [R, P] each; biases are as they were."""
+        start = self.noise_size - sum(count * size for size, count in self.lower_blocks)
+        mixed, growth, at = [noise[:, :start]], [torch.ones_like(noise[:, :start])], 0
+        for size, count in self.lower_blocks:
+            packed = size * (size - 1) // 2
+            part = self.parameters["lower"][:, at : at + count * packed].unflatten(-1, (count, packed))
+            flat = part.new_zeros(len(self), count, size * size)
+            lower = flat.index_copy(-1, packed_places(size), part).unflatten(-1, (size, size))  # [R, K, D, D]
+            own = noise[:, start : start + count * size].unflatten(-1, (count, size))
+            mixed.append((own + (lower * own.unsqueeze(-2)).sum(-1)).flatten(1))
+            growth.append((1 + lower.square().sum(-1)).flatten(1))
+            at, start = at + count * packed, start + count * size
+        return torch.cat(mixed, -1), torch.cat(growth, -1)
 
     def _shaped(self, parts: Sequence[Tensor], posterior: MeanField) -> list[Tensor]:
         return [
@@ -263,7 +288,7 @@ def _tensors(network: BayesianNetwork) -> dict[str, list[Tensor]]:
     """Parameters of a network by their part in a stack, in the order in which the posterior asks for noise."""
     posterior = network.posterior
     found: dict[str, list[Tensor]] = {}
-    if isinstance(posterior, WalshHadamard) and posterior.covariance == "diagonal":
+    if isinstance(posterior, WalshHadamard) and posterior.covariance != "flow":
         vectors = posterior.vectors
         families: list[Any] = [posterior.g[str(size)] for size in posterior.groups]
         found["mean"] = vectors.mean_value.values() if isinstance(vectors, MeanField) else []
@@ -271,13 +296,15 @@ def _tensors(network: BayesianNetwork) -> dict[str, list[Tensor]]:
         found["mean"] += [family.mean_value for family in families]
         found["log_std"] += [family.log_std for family in families]
         found["sides"] = [side[str(size)] for size in posterior.groups for side in (posterior.left, posterior.right)]
+        if posterior.covariance == "full":
+            found["lower"] = [family.lower_value for family in families]
     elif isinstance(posterior, MeanField) and posterior.max_std is None:
         found["mean"], found["log_std"] = posterior.mean_value.values(), posterior.raw_std.values()
     elif isinstance(posterior, Dropout):
         found["mean"] = posterior.value.values()
     else:
         raise ValueError(
-            f"Stack: {type(posterior).__name__} is not stacked here; use WalshHadamard with a diagonal covariance, "
+            f"Stack: {type(posterior).__name__} is not stacked here; use WalshHadamard without a flow, "
             "MeanField without a cap, or Dropout"
         )
     points: list[Tensor] = list(network.network.parameters())
@@ -308,6 +335,12 @@ def by_weight(posterior: Posterior) -> dict[str, Tensor]:
     if isinstance(posterior, MeanField):
         return dict(posterior.mean_value.items())
     return dict(posterior.value.items()) if isinstance(posterior, Dropout) else {}
+
+
+def packed_places(size: int) -> Tensor:
+    """Where the entries below the diagonal lie in a flattened matrix, row by row, [D (D - 1) / 2]."""
+    rows, cols = torch.tril_indices(size, size, -1)
+    return rows * size + cols
 
 
 def _masks(posterior: Dropout) -> dict[str, int]:

@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from bayesify.experiments.walsh_hadamard.stacked import Stack, by_weight
+from bayesify.experiments.walsh_hadamard.stacked import Stack, by_weight, packed_places
 from bayesify.likelihoods import Gaussian
 from bayesify.maths.constraints import positive
 from bayesify.maths.walsh_hadamard import exclusive_or
@@ -47,6 +47,9 @@ class Gradients:
             name: (span, tuple(value.shape)) for (name, value), span in zip(values.items(), self.ends, strict=False)
         }
         self.group_spans = self.ends[len(values) :]
+        self.lowers = [like.new_zeros(len(stack), count, size, size) for size, count in stack.lower_blocks]
+        self.places = [packed_places(size) for size, _ in stack.lower_blocks]
+        self.mixed, self.growth = torch.zeros_like(like), torch.ones_like(like)
         self.precisions = stack.precisions
         if isinstance(posterior, Dropout):
             scales = [
@@ -75,6 +78,8 @@ class Gradients:
             masks = dict(zip(self.stack.masks, keep.split(list(self.stack.masks.values()), dim=-1), strict=True))
         else:
             std = parameters["log_std"].exp()
+            if self.lowers:
+                plain, noise = noise, self._mix(noise)
             drawn = torch.addcmul(mean, std, noise)
         weights, kept = self._form(drawn, masks)
         inputs, outputs = self._forward(x, weights)
@@ -90,8 +95,38 @@ class Gradients:
         found["mean"] = torch.addcmul(through, mean, self.precisions, value=-1)
         if std is not None:
             spread = (through * noise).mul_(std)
-            found["log_std"] = spread.addcmul_(std.square_(), self.precisions, value=-1).add_(1)
+            if self.lowers:
+                pull = std.square().mul_(self.precisions)
+                found["lower"] = self._lower(through * std, plain, pull)
+                found["log_std"] = spread.addcmul_(pull, self.growth, value=-1).add_(1)
+            else:
+                found["log_std"] = spread.addcmul_(std.square_(), self.precisions, value=-1).add_(1)
         return found
+
+    def _mix(self, noise: Tensor) -> Tensor:
+        """See `Stack._mix`; into buffers."""
+        self.mixed.copy_(noise)
+        at = 0
+        for lower, places, (start, stop) in zip(self.lowers, self.places, self.group_spans, strict=True):
+            count, size = lower.shape[1:3]
+            number = count * len(places)
+            packed = self.stack.parameters["lower"][:, at : at + number].unflatten(-1, (count, -1))
+            lower.view(len(self.stack), count, -1).index_copy_(-1, places, packed)
+            own = noise[:, start:stop].view(-1, count, 1, size)
+            self.mixed[:, start:stop].view(-1, count, size).add_((lower * own).sum(-1))
+            self.growth[:, start:stop].view(-1, count, size).copy_(lower.square().sum(-1)).add_(1)
+            at += number
+        return self.mixed
+
+    def _lower(self, slope: Tensor, noise: Tensor, pull: Tensor) -> Tensor:
+        """Gradient by the packed factors, from that by the mixed noise and from the KL."""
+        found = []
+        for lower, places, (start, stop) in zip(self.lowers, self.places, self.group_spans, strict=True):
+            count, size = lower.shape[1:3]
+            through = slope[:, start:stop].view(-1, count, size, 1) * noise[:, start:stop].view(-1, count, 1, size)
+            through.addcmul_(lower, pull[:, start:stop].view(-1, count, size, 1), value=-1)
+            found.append(through.view(-1, count, size * size).index_select(-1, places).flatten(1))
+        return torch.cat(found, -1)
 
     def _form(self, drawn: Tensor, masks: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[tuple[Tensor, ...]]]:
         """Weights of all networks by name, [R, *shape], and what the blocks' gradients need again."""
