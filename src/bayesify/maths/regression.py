@@ -83,5 +83,7 @@ def regress(gram: Tensor, cross: Tensor, factorize: Callable[[Tensor], Tensor] |
         tril = factorize(precision)
         failed = torch.zeros(gram.shape[:-2], dtype=torch.int32, device=gram.device)
     root = torch.linalg.solve_triangular(tril, eye.expand(tril.shape), upper=False)
-    log_det = tril.diagonal(dim1=-2, dim2=-1).log().sum((-1, -2))
-    return Regression(root.mT @ (root @ cross), root, log_det, failed)
+    logs = tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    if factorize is None:
+        failed = failed + torch.isfinite(logs).logical_not()  # infinity goes through a factorization unnoticed
+    return Regression(root.mT @ (root @ cross), root, logs.sum(-1), failed)

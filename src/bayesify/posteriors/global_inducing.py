@@ -13,14 +13,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayesify.execution import SLOW_VMAP, Runner, each, evaluating, refuse_vmap
-from bayesify.maths.cholesky import stable_cholesky
 from bayesify.maths.constraints import raw_positive
 from bayesify.maths.regression import Regression, regress
 from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior, check_positive
 from bayesify.posteriors.global_inducing_inputs import InducingInputs, check_inputs, describe_inputs, first_examples
 from bayesify.posteriors.global_inducing_maps import LinearMap
 from bayesify.posteriors.global_inducing_trace import check_targets, start_outputs, trace
-from bayesify.posteriors.inducing_likelihood import AT_PRIOR, PriorScale, half_precision
+from bayesify.posteriors.inducing_likelihood import AT_PRIOR, PriorScale, finite_cholesky, half_precision
 from bayesify.priors import PriorDraw
 from bayesify.structured import StructuredWeight
 from bayesify.weights import owner_of
@@ -288,16 +287,10 @@ class GlobalInducing(Posterior):
         name, targets = entry.layer.name, self.pseudo_outputs[entry.layer.name]
         seen = [features.to(targets.dtype) for features in seen]
         gram, cross = entry.moments(module, seen, targets, self._mix(name))
-        factorize = None
-        if careful:
-            what = f"GlobalInducing: the precision of layer {name or '(the network)'}"
-
-            def factorize(matrix: Tensor) -> Tensor:
-                return stable_cholesky(matrix, what)
-
-        return regress(
-            scale.pull(entry.layer, scale.pull(entry.layer, gram).mT), scale.pull(entry.layer, cross.mT).mT, factorize
-        )
+        gram = scale.pull(entry.layer, scale.pull(entry.layer, gram).mT)  # T^T A^T Lambda A T
+        cross = scale.pull(entry.layer, cross.mT).mT
+        what = f"GlobalInducing: the precision of layer {name or '(the network)'}"
+        return regress(gram, cross, (lambda matrix: finite_cholesky(matrix, what)) if careful else None)
 
     def _mix(self, layer: str) -> Callable[[Tensor], Tensor]:
         if self.covariance == "diagonal":

@@ -43,7 +43,7 @@ class LinearMap:
         """Features [M, *positions, d], one entry for each group of the layer's outputs that sees features of its own."""
         return [argument(args, kwargs, 0, "input")]
 
-    def output_shape(self, seen: list[Tensor]) -> tuple[int, ...]:
+    def output_shape(self, seen: list[Tensor], module: nn.Module) -> tuple[int, ...]:
         """Shape of the pseudo-outputs."""
         positions = seen[0].shape[1:-1] if self.has_weight else ()
         return (seen[0].shape[0], *positions, self.layer.rows)
@@ -123,12 +123,8 @@ def argument(args: tuple[Any, ...], kwargs: Mapping[str, Any], index: int, name:
     return args[index] if index < len(args) else kwargs[name]
 
 
-def find_map(network: nn.Module, layer: Layer) -> LinearMap:
-    """The linear map that a layer of weights is.
-
-    Raises:
-        ValueError: If it is none, or none whose input can be seen from outside.
-    """
+def find_dense_map(network: nn.Module, layer: Layer) -> LinearMap | None:
+    """The linear map of vectors that a layer of weights is; `None` if it is something else."""
     weight = layer.weights[0]
     module, _ = owner_of(network, weight.name)
     path = weight.name.rpartition(".")[0]
@@ -142,7 +138,4 @@ def find_map(network: nn.Module, layer: Layer) -> LinearMap:
         return BilinearMap(layer, path)
     if isinstance(module, nn.Linear):
         return LinearMap(layer, path)
-    raise ValueError(
-        f"{OWNER}: {weight.name} belongs to {type(module).__name__}, which is not a linear map of inputs that can be seen; give it "
-        f"another posterior, such as {{'{layer.name}': MeanField(), '*': GlobalInducing(...)}}"
-    )
+    return None

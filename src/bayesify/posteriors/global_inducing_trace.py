@@ -8,9 +8,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from bayesify.execution import Runner, evaluating
-from bayesify.posteriors.global_inducing_maps import OWNER, LinearMap, find_map
+from bayesify.posteriors.global_inducing_convolutions import Convolution, TransposedConvolution
+from bayesify.posteriors.global_inducing_maps import OWNER, LinearMap, find_dense_map
 from bayesify.weights import Layer, owner_of
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -52,7 +54,29 @@ def trace(
     _check_apart(runner, maps, arguments, values, seen, points)
     order = {name: position for position, name in enumerate(seen)}
     called = sorted(maps, key=lambda entry: order[entry.layer.name])
-    return [(entry, entry.output_shape(seen[entry.layer.name])) for entry in called]
+    modules = {entry.layer.name: runner.network.get_submodule(entry.hooked) for entry in maps}
+    return [(entry, entry.output_shape(seen[entry.layer.name], modules[entry.layer.name])) for entry in called]
+
+
+def find_map(network: nn.Module, layer: Layer) -> LinearMap:
+    """The linear map that a layer of weights is.
+
+    Raises:
+        ValueError: If it is none, or none whose input can be seen from outside.
+    """
+    found = find_dense_map(network, layer)
+    if found is not None:
+        return found
+    weight = layer.weights[0]
+    module, path = owner_of(network, weight.name)[0], weight.name.rpartition(".")[0]
+    if isinstance(module, _ConvTransposeNd):
+        return TransposedConvolution(layer, path)
+    if isinstance(module, _ConvNd):
+        return Convolution(layer, path)
+    raise ValueError(
+        f"{OWNER}: {weight.name} belongs to {type(module).__name__}, which is not a linear map of inputs that can be seen; give it "
+        f"another posterior, such as {{'{layer.name}': MeanField(), '*': GlobalInducing(...)}}"
+    )
 
 
 def _look(

@@ -8,6 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from bayesify.maths.cholesky import stable_cholesky
 from bayesify.maths.constraints import tril
 from bayesify.priors import PriorDraw
 from bayesify.weights import Layer
@@ -103,4 +104,19 @@ def half_precision(
     assert lower is not None
     assert raw_diagonal is not None
     factor = tril(lower, raw_diagonal)
-    return lambda value: (factor.mT @ value.flatten(1)).view(factor.shape[0], *value.shape[1:])
+    return lambda value: (factor.mT @ value.reshape(factor.shape[0], -1)).view(value.shape)
+
+
+def finite_cholesky(matrix: Tensor, what: str) -> Tensor:
+    """`stable_cholesky`, for matrices of pseudo-outputs' precisions.
+
+    Raises:
+        ValueError: If the matrix is not finite, which a factorization lets through, or not positive definite.
+    """
+    if not bool(torch.isfinite(matrix).all()):
+        size = matrix.shape[-1]
+        raise ValueError(
+            f"{what} ({size} x {size}) is not finite; lower the learning rate, or start from a smaller precision, and look for "
+            "infinity in what the layers below make of the inducing inputs"
+        )
+    return stable_cholesky(matrix, what)

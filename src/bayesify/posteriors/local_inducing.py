@@ -9,10 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from bayesify.maths.cholesky import stable_cholesky
 from bayesify.maths.regression import Regression, regress
 from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior, check_count, check_positive
-from bayesify.posteriors.inducing_likelihood import AT_PRIOR, PriorScale, half_precision
+from bayesify.posteriors.inducing_likelihood import AT_PRIOR, PriorScale, finite_cholesky, half_precision
 from bayesify.priors import PriorDraw
 from bayesify.weights import Layer, Weight
 
@@ -79,7 +78,7 @@ class LocalInducing(Posterior):
             design = torch.cat((design, design.new_ones(self.points, 1)), -1)
         design = scale.pull(layer, mix(design).unsqueeze(0))  # A T, [*S, 1, M, D]
         what = f"LocalInducing: the precision of layer {layer.name or '(the network)'}"
-        return regress(design.mT @ design, design.mT @ outputs, lambda matrix: stable_cholesky(matrix, what))
+        return regress(design.mT @ design, design.mT @ outputs, lambda matrix: finite_cholesky(matrix, what))
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
         """One regression per layer, all draws together."""

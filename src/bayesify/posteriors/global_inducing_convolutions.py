@@ -1,0 +1,108 @@
+"""Convolutions inside a network as regressions on patches that are never extracted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from bayesify.maths.convolution_moments import Geometry, convolution_moments, patch_sums
+from bayesify.posteriors.global_inducing_maps import OWNER, LinearMap, Mix, argument
+
+
+class Convolution(LinearMap):
+    """A convolution of any number of axes: pseudo-outputs are maps, [M, c_out, *o]; the precision is shared by all positions."""
+
+    features_axis: ClassVar[int] = 1
+
+    def seen(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
+        """The map that the kernel moves over, padded already where not by zeros."""
+        assert isinstance(module, _ConvNd)
+        x: Tensor = argument(args, kwargs, 0, "input")
+        if x.ndim != len(module.kernel_size) + 2:
+            raise ValueError(
+                f"{OWNER}: {self.layer.name} sees a map without an axis of examples, {tuple(x.shape)}; the layers must keep "
+                "the examples along the first axis"
+            )
+        if module.padding_mode != "zeros":
+            x = F.pad(x, module._reversed_padding_repeated_twice, mode=module.padding_mode)
+        return [x]
+
+    def geometry(self, module: nn.Module) -> Geometry:
+        """How the kernel moves over what `seen` returns."""
+        assert isinstance(module, _ConvNd)
+        twice = list(module._reversed_padding_repeated_twice)
+        pairs = [(twice[i], twice[i + 1]) for i in range(0, len(twice), 2)][::-1]
+        if module.padding_mode != "zeros":
+            pairs = [(0, 0)] * len(pairs)
+        return Geometry(module.kernel_size, module.stride, module.dilation, tuple(pairs), module.groups)
+
+    def output_shape(self, seen: list[Tensor], module: nn.Module) -> tuple[int, ...]:
+        """[M, c_out, *o]; [M, c_out] where only the bias is under the posterior."""
+        positions = self.geometry(module).outputs(seen[0].shape[2:]) if self.has_weight else ()
+        return (seen[0].shape[0], self.layer.rows, *positions)
+
+    def moments(self, module: nn.Module, seen: list[Tensor], targets: Tensor, mix: Mix) -> tuple[Tensor, Tensor]:
+        """See `maths.convolution_moments`; a bias adds the sums of patches and the number of positions."""
+        groups = self.geometry(module).groups if self.has_weight else 1
+        weighted, ones = mix(targets), mix(targets.new_ones(targets.shape[0]))
+        spread = ones.view(-1, *[1] * (targets.ndim - 1))
+        totals = (weighted * spread).flatten(2).sum((0, 2)) if targets.ndim > 2 else (weighted * spread).sum(0)
+        count = ones.square().sum() * math.prod(targets.shape[2:])
+        bias_cross = totals.view(groups, 1, -1)
+        if not self.has_weight:
+            return count.view(1, 1, 1), bias_cross
+        geometry, x = self.geometry(module), mix(seen[0])
+        gram, cross = self._arrange(geometry, *convolution_moments(x, weighted, geometry))
+        if not self.has_bias:
+            return gram, cross
+        sums = self._arrange(geometry, None, patch_sums(x, geometry, ones).unsqueeze(-1))[1]  # [G, D, 1]
+        corner = count.expand(groups, 1, 1)
+        bottom = torch.cat((sums.mT, corner), -1)
+        return torch.cat((torch.cat((gram, sums), -1), bottom), -2), torch.cat((cross, bias_cross), -2)
+
+    def _arrange(self, geometry: Geometry, gram: Tensor | None, cross: Tensor) -> tuple[Tensor, Tensor]:
+        """The matrices with kernel positions in the order of the layer's own columns."""
+        return gram, cross  # type: ignore[return-value]
+
+
+class TransposedConvolution(Convolution):
+    """A transposed convolution: a convolution by the flipped kernel over the map with zeros between its entries."""
+
+    def seen(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
+        """The map with its zeros between and around the entries."""
+        assert isinstance(module, _ConvTransposeNd)
+        if len(args) > 1 or kwargs.get("output_size") is not None:
+            raise ValueError(
+                f"{OWNER}: {self.layer.name} is called with an output_size; use output_padding, or give it another posterior"
+            )
+        x: Tensor = argument(args, kwargs, 0, "input")
+        sizes = [s * (n - 1) + 1 for s, n in zip(module.stride, x.shape[2:], strict=True)]
+        spread = x.new_zeros(*x.shape[:2], *sizes)
+        index = (slice(None), slice(None), *(slice(None, None, s) for s in module.stride))
+        spread[index] = x
+        pads: list[tuple[int, int]] = []
+        for axis, (k, d) in enumerate(zip(module.kernel_size, module.dilation, strict=True)):
+            around = d * (k - 1) - int(module.padding[axis])
+            pads.append((around, around + module.output_padding[axis]))
+        return [F.pad(spread, [size for pair in reversed(pads) for size in pair])]
+
+    def geometry(self, module: nn.Module) -> Geometry:
+        """Stride 1 over what `seen` returns."""
+        assert isinstance(module, _ConvTransposeNd)
+        axes = len(module.kernel_size)
+        return Geometry(module.kernel_size, (1,) * axes, module.dilation, ((0, 0),) * axes, module.groups)
+
+    def _arrange(self, geometry: Geometry, gram: Tensor | None, cross: Tensor) -> tuple[Tensor, Tensor]:
+        """Kernel positions in reverse order."""
+        positions = math.prod(geometry.kernel)
+        flipped = cross.unflatten(1, (-1, positions)).flip(2).flatten(1, 2)
+        if gram is None:
+            return None, flipped  # type: ignore[return-value]
+        gram = gram.unflatten(1, (-1, positions)).unflatten(3, (-1, positions)).flip(2, 4).flatten(3).flatten(1, 2)
+        return gram, flipped
