@@ -8,6 +8,7 @@ bnn.predict(x).probs
 from bayesify import (
     baselines,
     datasets,
+    deep_gp,
     function_space,
     likelihoods,
     metrics,
@@ -48,6 +49,7 @@ __all__ = [
     "bayesianize",
     "count_parameters",
     "datasets",
+    "deep_gp",
     "fit",
     "function_space",
     "likelihoods",

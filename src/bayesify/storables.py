@@ -21,6 +21,7 @@ class Storable:
         state: From an object to its tensors by dotted name.
         fingerprint: From an object to the `fingerprint` of the user's network that it was made from.
         restore: From (network, config, state) to an object; it works on a copy of the network.
+        needs_network: Whether the network's code is needed; `load` then asks for a network.
     """
 
     kind: type
@@ -29,6 +30,7 @@ class Storable:
     state: Callable[[Any], Mapping[str, Tensor]]
     fingerprint: Callable[[Any], dict[str, str]]
     restore: Callable[[nn.Module, Any, dict[str, Tensor]], Any]
+    needs_network: bool = True
 
 
 STORABLE: dict[str, Storable] = {}

@@ -52,14 +52,14 @@ def save(model: Any, path: str | Path) -> None:
     tensor_files.write(path, "model", header, {**state, **tensors})
 
 
-def load(path: str | Path, net: nn.Module, *, map_location: str | torch.device | None = None) -> Any:
+def load(path: str | Path, net: nn.Module | None = None, *, map_location: str | torch.device | None = None) -> Any:
     """A model from a file that `save` made.
 
     Args:
         path: The file.
         net: The network that the stored model was made from, or a fresh one of the same architecture; its weights do not matter. It
-            is copied, not changed.
-        map_location: Device of the result; that of `net` if left out.
+            is copied, not changed. Not needed for a model without a network of the user's, such as a `DeepGP`.
+        map_location: Device of the result; that of `net` if left out, the CPU without one.
 
     Returns:
         What was saved: a `BayesianNetwork`, a copy of `net` with the stored weights, or another registered type; in the
@@ -72,25 +72,33 @@ def load(path: str | Path, net: nn.Module, *, map_location: str | torch.device |
     """
     if isinstance(net, BayesianNetwork):
         raise TypeError("load: net is a BayesianNetwork; give the plain network that it was made from")
-    if not isinstance(net, nn.Module):
+    if net is not None and not isinstance(net, nn.Module):
         raise TypeError(f"load: net is {type(net).__name__}; give the torch.nn.Module that the model was made from")
     header, tensors = tensor_files.read(path, "model")
     if header["type"] not in STORABLE:
         raise ValueError(
             f"{path}: holds a {header['type']!r}, which is unknown here; {suggest(header['type'], STORABLE)}"
         )
-    _check_fingerprint(path, header["fingerprint"], fingerprint(net))
+    if not STORABLE[header["type"]].needs_network:
+        net = nn.Identity()
+    elif net is None:
+        raise TypeError(f"{path}: holds a {header['type']}; give the torch.nn.Module that it was made from")
+    else:
+        _check_fingerprint(path, header["fingerprint"], fingerprint(net))
     config = tensor_files.unpack(header["config"], tensors)
     state = {name: tensor for name, tensor in tensors.items() if not _refers(header["config"], name)}
     state |= {name: state[first] for name, first in header["tied"].items()}
     if map_location is not None:
         net = copy.deepcopy(net).to(torch.device(map_location))
     try:
-        return STORABLE[header["type"]].restore(net, config, state)
+        restored = STORABLE[header["type"]].restore(net, config, state)
     except (ValueError, RuntimeError, KeyError) as error:
         raise ValueError(
             f"{path}: does not fit this network ({error}); it was written by bayesify {header['library_version']}"
         ) from error
+    if map_location is not None and not STORABLE[header["type"]].needs_network:
+        restored = restored.to(torch.device(map_location))
+    return restored
 
 
 def _check_fingerprint(path: str | Path, stored: Mapping[str, str], given: Mapping[str, str]) -> None:

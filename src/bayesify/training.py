@@ -223,7 +223,8 @@ def _train_together(bnn: BayesianNetwork, train: Callable[[Processes], History],
 
 
 def _check_arguments(bnn: Any, **counts: int | None) -> None:
-    if not isinstance(bnn, BayesianNetwork):
+    known = isinstance(bnn, BayesianNetwork) or hasattr(bnn, "elbo_terms")  # a DeepGP has all that is asked here too
+    if not known:
         raise TypeError(
             f"fit: {type(bnn).__name__} is not a BayesianNetwork; make one with bayesianize(net, posterior)"
         )

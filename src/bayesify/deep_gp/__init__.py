@@ -1,0 +1,21 @@
+"""Deep Gaussian processes."""
+
+from bayesify.deep_gp import storing
+from bayesify.deep_gp.kernels import KERNELS
+from bayesify.deep_gp.layers import Conditional, GlobalLayer, LocalLayer
+from bayesify.deep_gp.model import DeepGP
+from bayesify.deep_gp.recipe import fit_deep_gp
+from bayesify.registry import Method, register
+
+__all__ = ["KERNELS", "Conditional", "DeepGP", "GlobalLayer", "LocalLayer", "fit_deep_gp", "storing"]
+
+register(
+    Method(
+        "deep_gp",
+        "Deep Gaussian process",
+        "Ober & Aitchison 2021",
+        "M (D + sum of widths) + M a layer",
+        fit=fit_deep_gp,
+        aliases=("dgp",),
+    )
+)

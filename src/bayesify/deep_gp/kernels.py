@@ -1,0 +1,109 @@
+"""Kernels with learned lengthscales and amplitude, one per layer of a deep Gaussian process."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.maths.constraints import positive, raw_positive
+from bayesify.maths.gamma import widened
+from bayesify.maths.kernels import MATERN, distances, squared_exponential_matrix
+
+
+class Stationary(nn.Module):
+    r"""$k(x, x') = a^2 \kappa(r)$ with $r^2 = \sum_d (x_d - x'_d)^2 / \ell_d^2$, a lengthscale for each input (ARD).
+
+    $\kappa$ is $\exp(-r^2 / 2)$, the squared exponential, or Matern of order 1/2, 3/2 or 5/2.
+
+    Stored: `raw_lengthscale`, `raw_amplitude` through softplus.
+
+    Shapes:
+        raw_lengthscale: [D]; raw_amplitude: [].
+
+    Args:
+        name: `"squared_exponential"`, `"matern12"`, `"matern32"` or `"matern52"`.
+        num_inputs: D.
+        lengthscale: Where all lengthscales start; $\sqrt D$ if left out, the distance of typical standardized inputs.
+        amplitude: Where a starts, a standard deviation.
+    """
+
+    def __init__(self, name: str, num_inputs: int, lengthscale: float | None = None, amplitude: float = 1.0) -> None:
+        super().__init__()
+        self.name = name
+        start = math.sqrt(num_inputs) if lengthscale is None else lengthscale
+        self.raw_lengthscale = nn.Parameter(torch.full((num_inputs,), raw_positive(start)))
+        self.raw_amplitude = nn.Parameter(torch.tensor(raw_positive(amplitude)))
+
+    @property
+    def lengthscale(self) -> Tensor:
+        r"""$\ell$, [D]."""
+        return positive(self.raw_lengthscale)
+
+    @property
+    def amplitude(self) -> Tensor:
+        """a, a scalar."""
+        return positive(self.raw_amplitude)
+
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        """Covariances: [..., N, D] and [..., M, D] -> [..., N, M], in the inputs' type."""
+        scale = positive(widened(self.raw_lengthscale)).to(x.dtype)
+        amplitude = positive(widened(self.raw_amplitude)).to(x.dtype)
+        if self.name == "squared_exponential":
+            return squared_exponential_matrix(x / scale, other / scale, 2 * amplitude.log())
+        return amplitude.square() * MATERN[self.name](distances(x / scale, other / scale))
+
+    def diagonal(self, x: Tensor) -> Tensor:
+        """Variances: [..., N, D] -> [..., N]."""
+        return positive(widened(self.raw_amplitude)).to(x.dtype).square().expand(x.shape[:-1])
+
+    def extra_repr(self) -> str:
+        """Name and inputs."""
+        return f"{self.name}, {self.raw_lengthscale.numel()} inputs"
+
+
+class Linear(nn.Module):
+    r"""$k(x, x') = b^2 + \sum_d s_d^2 x_d x'_d$: Bayesian linear regression on the layer's inputs.
+
+    Stored: `raw_scale`, `raw_bias` through softplus.
+
+    Shapes:
+        raw_scale: [D]; raw_bias: [].
+
+    Args:
+        num_inputs: D.
+        amplitude: Standard deviation of a typical standardized input's value, and b, at the start.
+    """
+
+    name = "linear"
+
+    def __init__(self, num_inputs: int, amplitude: float = 1.0) -> None:
+        super().__init__()
+        self.raw_scale = nn.Parameter(torch.full((num_inputs,), raw_positive(amplitude / math.sqrt(num_inputs))))
+        self.raw_bias = nn.Parameter(torch.tensor(raw_positive(amplitude)))
+
+    def _scaled(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        scale, bias = (positive(widened(raw)).to(x.dtype) for raw in (self.raw_scale, self.raw_bias))
+        return x * scale, bias.square()
+
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        """Covariances: [..., N, D] and [..., M, D] -> [..., N, M], in the inputs' type."""
+        (left, bias), (right, _) = self._scaled(x), self._scaled(other)
+        return left @ right.mT + bias
+
+    def diagonal(self, x: Tensor) -> Tensor:
+        """Variances: [..., N, D] -> [..., N]."""
+        scaled, bias = self._scaled(x)
+        return scaled.square().sum(-1) + bias
+
+
+KERNELS = ("squared_exponential", *MATERN, "linear")
+"""Names of kernels."""
+
+
+def make_kernel(name: str, num_inputs: int, lengthscale: float | None, amplitude: float) -> Stationary | Linear:
+    """A kernel by its name."""
+    if name == "linear":
+        return Linear(num_inputs, amplitude)
+    return Stationary(name, num_inputs, lengthscale, amplitude)

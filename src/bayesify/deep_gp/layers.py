@@ -1,0 +1,273 @@
+"""Layers of a deep Gaussian process: q over values at inducing inputs, and the process given them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.deep_gp.kernels import make_kernel
+from bayesify.maths.cholesky import stable_cholesky
+from bayesify.maths.constraints import raw_positive, tril
+from bayesify.maths.gamma import widened
+from bayesify.maths.noise import standard_normal
+from bayesify.maths.positive_definite import inverse_and_log_det, quadratic_forms
+
+
+@dataclass(frozen=True)
+class Conditional:
+    r"""A layer's process $g = f - \text{skip}$ given q over its values at the inducing inputs U, or given a draw of them.
+
+    $$ g(x) \sim \mathcal{N}\bigl(k(x, U)\, w,\; k(x, x) - k(x, U)\, G\, k(U, x)\bigr) $$
+
+    With values u given, $w = K^{-1} u$ and $G = K^{-1}$.
+
+    Args:
+        layer: The layer, for its kernel.
+        inputs: U, [S, M, D], or [1, M, D] where all draws share them.
+        weights: w, [S, M, O] or [1, M, O].
+        reduction: G, [S, O, M, M] with S or O 1 where it is shared by draws or outputs.
+    """
+
+    layer: Layer
+    inputs: Tensor
+    weights: Tensor
+    reduction: Tensor
+
+    def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of g at each input.
+
+        Args:
+            x: [S, B, D], or [1, B, D].
+
+        Returns:
+            [S, B, O], and [S, B, O] or [S, B, 1]; S is 1 where nothing differs between draws.
+        """
+        cross = self.layer.kernel(self.inputs, x)  # [S, M, B]
+        reduced = quadratic_forms(self.reduction, cross).mT  # [S, B, O]
+        return cross.mT @ self.weights, (self.layer.kernel.diagonal(x).unsqueeze(-1) - reduced).clamp_min(0)
+
+
+class Layer(nn.Module):
+    """What both kinds of layers have: a kernel that all outputs share, and the skip function.
+
+    Args:
+        kernel: Its name.
+        num_inputs: D.
+        num_outputs: O.
+        skip: Matrix W [D, O] of the mean function `x W`; `None` for a mean of 0.
+        lengthscale: See `Stationary`.
+        amplitude: See `Stationary`.
+        jitter: Added to the diagonal of K, as a share of its mean.
+        place: The layer's number, for errors.
+    """
+
+    def __init__(
+        self,
+        kernel: str,
+        num_inputs: int,
+        num_outputs: int,
+        *,
+        skip: Tensor | None,
+        lengthscale: float | None,
+        amplitude: float,
+        jitter: float,
+        place: int,
+    ) -> None:
+        super().__init__()
+        self.num_inputs, self.num_outputs, self.jitter, self.place = num_inputs, num_outputs, jitter, place
+        self.kernel = make_kernel(kernel, num_inputs, lengthscale, amplitude)
+        self.skip_matrix: Tensor | None
+        self.register_buffer("skip_matrix", skip)
+
+    def skip(self, x: Tensor) -> Tensor | float:
+        """`x W`, [..., O], or 0."""
+        return 0.0 if self.skip_matrix is None else x @ self.skip_matrix.to(x.dtype)
+
+    def covariance(self, inputs: Tensor, jitter: bool = True) -> Tensor:
+        """K at inducing inputs [..., M, D], with the jitter on its diagonal: [..., M, M]."""
+        kernel = self.kernel(inputs, inputs)
+        if not jitter:
+            return kernel
+        diagonal = kernel.diagonal(dim1=-2, dim2=-1)
+        return kernel + torch.diag_embed((self.jitter * diagonal.mean(-1, keepdim=True)).expand_as(diagonal))
+
+    def factorize(self, covariance: Tensor) -> tuple[Tensor, Tensor]:
+        """Lower L with L L^T = K, and its inverse: [..., M, M] each.
+
+        Raises:
+            ValueError: If K cannot be factorized.
+        """
+        with self.naming():
+            factor = stable_cholesky(covariance, self.what)
+        eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
+        return factor, torch.linalg.solve_triangular(factor, eye.expand_as(factor), upper=False)
+
+    @property
+    def what(self) -> str:
+        """What is factorized, for warnings and errors."""
+        return f"DeepGP: layer {self.place}: the kernel matrix of the inducing inputs"
+
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """Say in the error of a factorization what helps here."""
+        try:
+            yield
+        except ValueError as error:
+            reason = str(error).split(";")[0]
+            raise ValueError(
+                f"{reason}; give fewer or other inducing inputs, a larger jitter=, or a lower learning rate"
+            ) from None
+
+
+class GlobalLayer(Layer):
+    r"""A layer whose inducing inputs are the layer below's values at its own (Ober & Aitchison 2021, eq. 22).
+
+    $$ q(u | U_{l-1}) \propto \mathcal{N}(u; 0, K)\, \mathcal{N}(V; u, \Lambda^{-1}), \qquad K = K(U_{l-1}), $$
+
+    for each output: the posterior of a regression onto noisy pseudo-outputs, all of it through $C = K + \Lambda^{-1}$, so that K is
+    never inverted. With u integrated out, the process has $w = C^{-1} V$ and $G = C^{-1}$ (see `Conditional`); its covariance at
+    U is the paper's $\Sigma = K - K C^{-1} K$. Given the layers below,
+
+    $$ \mathrm{KL} = \tfrac12 \bigl[ O (\operatorname{tr} \Lambda^{-1} C^{-1} - M + \log\det C \Lambda)
+       + \operatorname{tr} V^\top C^{-1} K C^{-1} V \bigr]. $$
+
+    A draw is whitened, $u = L v$ with $L L^\top = K$, by Matheron's rule from two standard normal matrices:
+    $v = E_1 + L^\top C^{-1} (V - L E_1 - \Lambda^{-1/2} E_2)$. Given it, $w = L^{-\top} v$ and $G = L^{-\top} L^{-1}$.
+
+    Stored besides the kernel: `pseudo_outputs` (V) freely, `log_precision` (the diagonal of $\Lambda$, shared by the outputs).
+
+    Shapes:
+        pseudo_outputs: [M, O]; log_precision: [M].
+
+    Args:
+        kernel: See `Layer`.
+        pseudo_outputs: Where V starts.
+        precision: Where $\Lambda$ starts.
+        num_inputs: See `Layer`.
+        more: Further arguments of `Layer`.
+    """
+
+    def __init__(self, kernel: str, pseudo_outputs: Tensor, precision: Tensor, num_inputs: int, **more: Any) -> None:
+        super().__init__(kernel, num_inputs, pseudo_outputs.shape[-1], **more)
+        self.pseudo_outputs = nn.Parameter(pseudo_outputs)
+        self.log_precision = nn.Parameter(precision.log())
+
+    def condition(self, inputs: Tensor) -> tuple[Conditional, Tensor]:
+        """The process with its values at the inducing inputs integrated out, and the KL.
+
+        Args:
+            inputs: U of the layer below, [S, M, D] or [1, M, D].
+
+        Returns:
+            The conditional, and [S] or [1].
+        """
+        covariance = self.covariance(inputs, jitter=False)
+        inverse, weights, kl = self._regress(covariance)
+        return Conditional(self, inputs, weights, inverse.unsqueeze(-3)), kl
+
+    def draw(
+        self, inputs: Tensor, num_draws: int, generator: torch.Generator | None
+    ) -> tuple[Conditional, Tensor, Tensor]:
+        """The process given a draw of its values at the inducing inputs.
+
+        Args:
+            inputs: U of the layer below, [S, M, D] or [1, M, D].
+            num_draws: S.
+            generator: Source of randomness.
+
+        Returns:
+            The conditional, the KL of each draw ([S] or [1]), and U of this layer, [S, M, O].
+        """
+        covariance = self.covariance(inputs)
+        inverse, _, kl = self._regress(covariance)
+        factor, factor_inverse = self.factorize(covariance)
+        size = (num_draws, len(self.pseudo_outputs), 2 * self.num_outputs)
+        first, second = standard_normal(math.prod(size), factor, generator).view(size).chunk(2, dim=-1)
+        root = (-0.5 * widened(self.log_precision)).exp().unsqueeze(-1)  # Lambda^(-1/2)
+        residual = widened(self.pseudo_outputs) - factor @ first - root * second
+        values = first + factor.mT @ (inverse @ residual)  # v, [S, M, O]
+        reduction = (factor_inverse.mT @ factor_inverse).unsqueeze(-3)
+        given = Conditional(self, inputs, factor_inverse.mT @ values, reduction)
+        return given, kl, self.skip(inputs) + factor @ values
+
+    def _regress(self, covariance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """C^-1 [S, M, M], C^-1 V [S, M, O] and the KL [S], from K."""
+        targets, log_precision = widened(self.pseudo_outputs), widened(self.log_precision)
+        noise = (-log_precision).exp()
+        with self.naming():
+            inverse, log_det = inverse_and_log_det(covariance + torch.diag(noise), self.what)
+        weights = inverse @ targets
+        shared = inverse.diagonal(dim1=-2, dim2=-1) @ noise - len(targets) + log_det + log_precision.sum()
+        kl = 0.5 * (self.num_outputs * shared + (weights * (covariance @ weights)).sum((-1, -2)))
+        return inverse, weights, kl
+
+
+class LocalLayer(Layer):
+    r"""A layer with inducing inputs of its own (Salimbeni & Deisenroth 2017): doubly stochastic variational inference.
+
+    $q(v_o) = \mathcal{N}(m_o, C_o C_o^\top)$ for each output, whitened, $u = L v$ with $L L^\top = K(Z)$. With v integrated out,
+    the process has $w = L^{-\top} m$ and $G_o = L^{-\top} (I - C_o C_o^\top) L^{-1}$ (see `Conditional`).
+
+    Stored besides the kernel: `inducing_inputs` (Z), `mean_value` (m), and $C = \operatorname{diag}(c)(I + N)$ as
+    `raw_diagonal` (c, through softplus) and `lower` (N, row by row).
+
+    Shapes:
+        inducing_inputs: [M, D]; mean_value: [M, O]; raw_diagonal: [O, M]; lower: [O, M (M - 1) / 2].
+
+    Args:
+        kernel: See `Layer`.
+        inducing_inputs: Where Z starts; q(v) starts at the prior.
+        num_outputs: See `Layer`.
+        more: Further arguments of `Layer`.
+    """
+
+    def __init__(self, kernel: str, inducing_inputs: Tensor, num_outputs: int, **more: Any) -> None:
+        super().__init__(kernel, inducing_inputs.shape[-1], num_outputs, **more)
+        size = len(inducing_inputs)
+        self.inducing_inputs = nn.Parameter(inducing_inputs.clone())
+        self.mean_value = nn.Parameter(inducing_inputs.new_zeros(size, num_outputs))
+        self.raw_diagonal = nn.Parameter(inducing_inputs.new_full((num_outputs, size), raw_positive(1.0)))
+        self.lower = nn.Parameter(inducing_inputs.new_zeros(num_outputs, size * (size - 1) // 2))
+
+    @torch.no_grad()
+    def start_at(self, pseudo_outputs: Tensor, precision: Tensor) -> LocalLayer:
+        """Set q(v), in place, to the posterior given pseudo-outputs [M, O] of precision [M]; see `GlobalLayer`."""
+        factor, _ = self.factorize(self.covariance(widened(self.inducing_inputs)))
+        weighted = widened(precision).unsqueeze(-1) * factor
+        posterior = torch.linalg.inv(torch.eye(len(factor)).to(factor) + factor.mT @ weighted)
+        self.mean_value.copy_(posterior @ weighted.mT @ widened(pseudo_outputs))
+        self.set_covariance(0.5 * (posterior + posterior.mT))
+        return self
+
+    @torch.no_grad()
+    def set_covariance(self, covariance: Tensor) -> None:
+        """Set the covariance of q(v) of every output, in place: [M, M]."""
+        factor = stable_cholesky(widened(covariance), self.what)
+        diagonal = factor.diagonal()
+        rows, cols = torch.tril_indices(len(factor), len(factor), -1, device=factor.device)
+        self.raw_diagonal.copy_(diagonal + (-(-diagonal).expm1()).log())
+        self.lower.copy_((factor / diagonal.unsqueeze(-1))[rows, cols])
+
+    def scale_tril(self) -> Tensor:
+        """C of each output, [O, M, M], in float64 where the device has it."""
+        raw, size = widened(self.raw_diagonal), self.raw_diagonal.shape[-1]
+        counts = torch.arange(size, device=raw.device)  # row i holds i entries
+        rows = nn.functional.softplus(raw).repeat_interleave(counts, dim=-1, output_size=self.lower.shape[-1])
+        return tril(widened(self.lower) * rows, raw)
+
+    def condition(self) -> tuple[Conditional, Tensor]:
+        """The process with q(v) integrated out, and the KL, [1]."""
+        inputs = widened(self.inducing_inputs).unsqueeze(0)
+        _, inverse = self.factorize(self.covariance(inputs))
+        factor, mean = self.scale_tril(), widened(self.mean_value)
+        log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum()
+        kl = 0.5 * (factor.square().sum() + mean.square().sum() - mean.numel()) - log_det
+        spread = factor.mT @ inverse  # C^T L^-1, [O, M, M]
+        reduction = (inverse.mT @ inverse - spread.mT @ spread).unsqueeze(0)
+        return Conditional(self, inputs, inverse.mT @ mean, reduction), kl.reshape(1)

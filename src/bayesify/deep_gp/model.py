@@ -1,0 +1,447 @@
+"""Deep Gaussian processes with global or local inducing points."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from bayesify import objectives
+from bayesify.deep_gp.kernels import KERNELS
+from bayesify.deep_gp.layers import Conditional, GlobalLayer, LocalLayer
+from bayesify.deep_gp.predictive import ProcessPredictive
+from bayesify.deep_gp.starts import around_centers, choose_centers, projection
+from bayesify.execution import MEMORY_BUDGET
+from bayesify.inputs import check_inputs
+from bayesify.likelihoods import Gaussian, Likelihood, should_check
+from bayesify.maths.gamma import widened
+from bayesify.maths.noise import standard_normal
+from bayesify.predictive import Outputs, Predictive
+from bayesify.selection import make_likelihood
+
+HIDDEN_STD = 0.3
+"""Standard deviation of the noise on hidden layers' pseudo-outputs before training; the process's own is 1."""
+BATCH = 256
+DRAWS = 32
+
+
+class DeepGP(nn.Module):
+    r"""Gaussian processes of Gaussian processes: $f = f_L \circ \dots \circ f_1$.
+
+    Each output of layer l is from $\mathcal{GP}(\text{skip}_l, k_l)$; outputs of a layer share its kernel.
+
+    `inducing="global"` (Ober & Aitchison 2021): only inputs $U_0$ are learned. Layer by layer the values $U_l$ at the inducing
+    inputs are drawn from $q(U_l | U_{l-1})$, a regression from the drawn $U_{l-1}$ onto learned pseudo-outputs (see
+    `GlobalLayer`), and are the inducing inputs of the next layer: the layers' posteriors depend on each other, and the last one's
+    is the optimal one where $U_0$ are the training inputs, V their targets and $\Lambda$ the noise's precision.
+    `inducing="local"` (Salimbeni & Deisenroth 2017, DSVI): each layer has inducing inputs and a posterior of its own
+    (see `LocalLayer`).
+
+    In both, values at data are drawn pointwise given the inducing values, the last layer's are integrated out, and
+
+    $$ \mathrm{ELBO} = \frac1S \sum_s \Bigl[ \frac NB \sum_b \mathbb{E}_{q(f_b | s)} \log p(y_b | f_b)
+       - \sum_l \mathrm{KL}_{l,s} \Bigr], $$
+
+    the expectation in closed form for Gaussian noise and at one draw of $f_b$ for other likelihoods. One layer with Gaussian noise
+    has no randomness: a sparse Gaussian process.
+
+    Standardize inputs, and targets of regression, first: kernels start with amplitude 1 and lengthscales $\sqrt D$. Kernel
+    matrices are computed in float64 where the device has it, whatever the type of parameters and data.
+
+    Args:
+        inputs: Training inputs [N, D], from which the inducing inputs start: all of them, or `num_inducing` centers of k-means.
+        targets: Their targets, from which the last layer starts and the number of outputs is known; not needed otherwise.
+        depth: L, the number of layers.
+        width: Outputs of each hidden layer, a number or L - 1 of them; D if left out, at most 30.
+        num_outputs: O, where there are no targets.
+        num_inducing: M, at most N.
+        inducing: `"global"` or `"local"`.
+        kernel: `"squared_exponential"`, `"matern12"`, `"matern32"`, `"matern52"` or `"linear"`, each with a scale per input (ARD).
+        likelihood: p(y | f), a likelihood, its name or plain data; `Gaussian(noise=0.1)` if left out. It is copied.
+        skip: Whether a hidden layer's prior mean is its input (its first principal axes where it has fewer outputs, zeros
+            behind it where it has more) instead of 0. Either way hidden layers start near that map.
+        lengthscale: Where all lengthscales start, in place of $\sqrt D$.
+        jitter: Added to the diagonal of each kernel matrix, as a share of its mean.
+        seed: Of k-means.
+
+    Raises:
+        ValueError: If inputs are not [N, D] or not finite, targets do not fit, a count is below 1, or a name is unknown.
+    """
+
+    training_draws = 4
+    local_reparameterization = True  # for `fit`: noise differs between examples
+
+    def __init__(
+        self,
+        inputs: Tensor,
+        targets: Tensor | None = None,
+        *,
+        depth: int = 2,
+        width: int | Sequence[int] | None = None,
+        num_outputs: int | None = None,
+        num_inducing: int = 100,
+        inducing: Literal["global", "local"] = "global",
+        kernel: str = "squared_exponential",
+        likelihood: Likelihood | str | dict[str, Any] | None = None,
+        skip: bool = True,
+        lengthscale: float | None = None,
+        jitter: float = 1e-6,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        for key, count in (("depth", depth), ("num_inducing", num_inducing)):
+            if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+                raise ValueError(f"DeepGP: {key}={count}; give an integer of at least 1")
+        if inputs.ndim != 2 or not inputs.numel() or not inputs.is_floating_point():
+            raise ValueError(
+                f"DeepGP: inputs of shape {tuple(inputs.shape)} and type {inputs.dtype}; give floating-point [N, D]"
+            )
+        check_inputs((inputs,), {})
+        if inducing not in ("global", "local"):
+            raise ValueError(f"DeepGP: inducing={inducing!r}; give 'global' or 'local'")
+        if kernel not in KERNELS:
+            raise ValueError(f"DeepGP: kernel={kernel!r}; give one of {', '.join(KERNELS)}")
+        for key, value in (("lengthscale", lengthscale), ("jitter", jitter)):
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"DeepGP: {key}={value}; give a positive number")
+        self.likelihood = copy.deepcopy(make_likelihood(likelihood)) or Gaussian(noise=0.1)
+        self.widths = _widths(width, depth, inputs.shape[-1], _count_outputs(self.likelihood, targets, num_outputs))
+        self.inducing, self.kernel, self.skip, self.jitter = inducing, kernel, skip, jitter
+        self.lengthscale = lengthscale
+        centers = choose_centers(inputs, num_inducing, seed)
+        self._build(inputs, centers, _as_outputs(self.likelihood, targets, inputs, self.widths[-1]))
+        self.to(inputs)
+
+    def _build(self, inputs: Tensor, centers: Tensor, targets: Tensor | None) -> None:
+        layers: list[nn.Module] = []
+        data, below = inputs.detach(), centers
+        for place, (num_inputs, num_outputs) in enumerate(zip(self.widths[:-1], self.widths[1:], strict=True), start=1):
+            last = place == len(self.widths) - 1
+            matrix = None if last else projection(data, num_outputs)
+            more: dict[str, Any] = {
+                "skip": matrix if self.skip else None,
+                "lengthscale": self.lengthscale,
+                "amplitude": 1.0,
+                "jitter": self.jitter,
+                "place": place,
+            }
+            start = centers.new_zeros(len(centers), num_outputs)
+            if matrix is not None and not self.skip:
+                start = below @ matrix
+            precision = centers.new_full((len(centers),), HIDDEN_STD**-2)
+            if last:
+                precision = torch.ones_like(precision)
+                if targets is not None:
+                    start, counts = around_centers(inputs, targets, centers)
+                    precision = (counts * self._typical_precision()).clamp_min(1e-2)
+            if self.inducing == "global":
+                layers.append(GlobalLayer(self.kernel, start, precision, num_inputs, **more))
+            else:
+                layers.append(LocalLayer(self.kernel, below, num_outputs, **more).start_at(start, precision))
+            if matrix is not None:
+                data, below = data @ matrix, below @ matrix
+        self.layers = nn.ModuleList(layers)
+        self.inducing_inputs = nn.Parameter(centers.clone()) if self.inducing == "global" else None
+
+    def _typical_precision(self) -> float:
+        """Curvature of the log-likelihood in f of one example, for the start of the last layer."""
+        return 1 / float(self.likelihood.noise.detach().mean()) if isinstance(self.likelihood, Gaussian) else 0.25
+
+    # -- drawing ---------------------------------------------------------------------------------------------------
+
+    def conditionals(
+        self, num_draws: int, generator: torch.Generator | None = None
+    ) -> tuple[list[Conditional], Tensor]:
+        """Every layer's process given S draws of the inducing values below, and the KL of each draw.
+
+        Global: hidden layers given their drawn values, the last one with its values integrated out. Local: all integrated out.
+
+        Returns:
+            One conditional per layer, and [S] in nats.
+        """
+        total: Tensor = torch.zeros(1)
+        parts: list[Conditional] = []
+        if self.inducing_inputs is None:
+            for layer in self.layers:
+                conditional, kl = layer.condition()  # type: ignore[operator]
+                parts.append(conditional)
+                total = total.to(kl) + kl
+            return parts, total.expand(num_draws)
+        below = widened(self.inducing_inputs).unsqueeze(0)
+        for layer in self.layers:
+            if layer is self.layers[-1]:
+                conditional, kl = layer.condition(below)  # type: ignore[operator]
+            else:
+                conditional, kl, below = layer.draw(below, num_draws, generator)  # type: ignore[operator]
+            parts.append(conditional)
+            total = total.to(kl) + kl
+        return parts, total.expand(num_draws)
+
+    def propagate(
+        self, parts: Sequence[Conditional], x: Tensor, num_draws: int, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and variance of f at inputs [B, D], given draws of the hidden layers' values there: [S, B, O] each.
+
+        Args:
+            parts: See `conditionals`.
+            x: Inputs.
+            num_draws: S.
+            generator: Source of the draws at the inputs, independent between inputs given the conditionals.
+        """
+        values = widened(x).unsqueeze(0)
+        for part in parts[:-1]:
+            mean, variance = part.moments(values)
+            size = (num_draws, *mean.shape[1:])
+            noise = standard_normal(math.prod(size), mean, generator).view(size)
+            values = part.layer.skip(values) + mean + variance.clamp_min(1e-12).sqrt() * noise
+        mean, variance = parts[-1].moments(values)
+        mean = mean + parts[-1].layer.skip(values)
+        return mean.expand(num_draws, -1, -1), variance.expand(num_draws, -1, mean.shape[-1])
+
+    # -- the bound -------------------------------------------------------------------------------------------------
+
+    def elbo(
+        self,
+        x: Tensor,
+        y: Tensor,
+        *,
+        num_data: int,
+        num_draws: int = 1,
+        kl_weight: float = 1.0,
+        example_weights: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Evidence lower bound of the whole dataset from one batch, in nats, a scalar; maximize it.
+
+        Args:
+            x: Inputs, [B, D].
+            y: Targets.
+            num_data: N.
+            num_draws: S.
+            kl_weight: Factor on the KL; 1 is the bound.
+            example_weights: [B].
+            generator: Source of randomness.
+
+        Raises:
+            ValueError: If inputs or targets are not finite or do not fit, or the result is not finite.
+        """
+        data, kl = self.elbo_terms(
+            x, y, num_data=num_data, num_draws=num_draws, example_weights=example_weights, generator=generator
+        )
+        return objectives.elbo(data, kl, kl_weight)
+
+    def elbo_terms(
+        self,
+        x: Tensor,
+        y: Tensor,
+        *,
+        num_data: int,
+        num_draws: int = 1,
+        example_weights: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The two terms of `elbo` apart: the data term and the KL of each draw, both [S] and in nats."""
+        self._check(x)
+        parts, kl = self.conditionals(num_draws, generator)
+        mean, variance = self.propagate(parts, x, num_draws, generator)
+        closed = isinstance(self.likelihood, Gaussian)
+        values = mean if closed else self._draw_values(mean, variance, generator)
+        data = objectives.expected_log_likelihood(values, y, self.likelihood, num_data, example_weights)
+        if isinstance(self.likelihood, Gaussian):
+            spread = (variance / self.likelihood.noise.to(variance)).sum(-1)  # [S, B]
+            spread = spread if example_weights is None else spread * example_weights
+            data = data - 0.5 * num_data / len(x) * spread.sum(-1)
+        if should_check(data):
+            self._check_result(data - kl)
+        return data, kl
+
+    @staticmethod
+    def _draw_values(mean: Tensor, variance: Tensor, generator: torch.Generator | None) -> Tensor:
+        noise = standard_normal(mean.numel(), mean, generator).view(mean.shape)
+        return mean + variance.clamp_min(1e-12).sqrt() * noise
+
+    def _check_result(self, value: Tensor) -> None:
+        if bool(torch.isfinite(value).all()):
+            return
+        for name, parameter in self.named_parameters():
+            if not bool(torch.isfinite(parameter).all()):
+                raise ValueError(f"elbo is not finite: {name} holds NaN or infinity; lower the learning rate")
+        raise ValueError("elbo is not finite although all parameters are; standardize the inputs and targets")
+
+    def _check(self, x: Any) -> None:
+        check_inputs((x,), {})
+        if not isinstance(x, Tensor) or x.ndim != 2 or x.shape[-1] != self.widths[0]:
+            shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"DeepGP: inputs {shape}; give [B, {self.widths[0]}]")
+
+    def kl(self, num_draws: int = 1, *, generator: torch.Generator | None = None) -> Tensor:
+        """KL of the inducing values in nats, a scalar; with global inducing points and hidden layers an average over draws."""
+        return self.conditionals(num_draws, generator)[1].mean()
+
+    # -- training --------------------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        data: Iterable[Any] | tuple[Tensor, Tensor],
+        *,
+        epochs: int = 200,
+        learning_rate: float = 0.02,
+        seed: int | None = None,
+        **options: Any,
+    ) -> Any:
+        """Train by the bound, in place; everything else is as in `bayesify.fit`.
+
+        Args:
+            data: Batches of inputs and targets, or a pair of tensors, which is cut into shuffled batches of 256.
+            epochs: Passes over the data.
+            learning_rate: Of Adam; falls to 0 along half a cosine unless a `scheduler` or `optimizer` is given.
+            seed: Of everything random.
+            options: Further arguments of `bayesify.fit`: `num_draws` (4 if left out), validation, patience, checkpoint and others.
+
+        Returns:
+            The history, one entry per epoch.
+        """
+        from bayesify.training import fit
+
+        if isinstance(data, (tuple, list)) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
+            data = DataLoader(TensorDataset(*data), batch_size=BATCH, shuffle=True)
+        if "scheduler" not in options and "optimizer" not in options:
+            options["scheduler"] = lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(
+                optimizer, max(1, epochs)
+            )
+        model: Any = self
+        return fit(model, data, epochs=epochs, learning_rate=learning_rate, seed=seed, **options)
+
+    @property
+    def posteriors(self) -> tuple[DeepGP, ...]:
+        """Itself: what `fit` asks for the number of draws and the kind of noise."""
+        return (self,)
+
+    def _parts(self) -> list[DeepGP]:
+        return [self]
+
+    def _needs_likelihood(self, what: str) -> Likelihood:
+        return self.likelihood
+
+    def map_terms(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Raises `ValueError`: there are no weights whose maximum a posteriori could be found."""
+        raise ValueError("DeepGP: a Gaussian process has no MAP phase; use map_epochs=0")
+
+    # -- prediction ------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def predict(
+        self,
+        x: Tensor,
+        num_draws: int | None = None,
+        *,
+        generator: torch.Generator | None = None,
+        memory: int | None = None,
+    ) -> Predictive:
+        """The predictive distribution of a batch of any size.
+
+        Args:
+            x: Inputs, [B, D].
+            num_draws: S; 32 if left out, 1 where nothing is drawn (one layer with Gaussian noise).
+            generator: Source of randomness.
+            memory: Bytes that kernel matrices may take at a time; 256 MiB if left out.
+
+        Raises:
+            ValueError: If inputs do not fit or are not finite, or `num_draws` or `memory` is below 1.
+        """
+        self._check(x)
+        if not len(x):
+            raise ValueError("predict: the batch is empty; give at least one example")
+        regression = isinstance(self.likelihood, Gaussian)
+        draws = num_draws if num_draws is not None else (1 if regression and len(self.layers) == 1 else DRAWS)
+        for key, count in (("num_draws", draws), ("memory", memory)):
+            if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
+                raise ValueError(f"predict: {key}={count}; give an integer of at least 1")
+        mean, variance = self._all_moments(x, draws, generator, MEMORY_BUDGET if memory is None else memory)
+        if isinstance(self.likelihood, Gaussian):
+            where = generator.device if generator is not None else "cpu"
+            seed = int(torch.randint(2**63 - 1, (), generator=generator, device=where))
+            noise = self.likelihood.noise.detach().clone()
+            return ProcessPredictive(mean.to(x.dtype), variance.to(x.dtype), noise, seed)
+        return self.likelihood.predictive(Outputs(kept=self._draw_values(mean, variance, generator).to(x.dtype)))
+
+    def _all_moments(
+        self, x: Tensor, num_draws: int, generator: torch.Generator | None, memory: int
+    ) -> tuple[Tensor, Tensor]:
+        """Moments of f in pieces of the batch, all given the same draws of the inducing values."""
+        parts, _ = self.conditionals(num_draws, generator)
+        size = max(part.weights.shape[-2] * max(2 * part.weights.shape[-1], 4) for part in parts)
+        rows = max(1, memory // (8 * num_draws * size))
+        pieces = [self.propagate(parts, piece, num_draws, generator) for piece in x.split(rows)]
+        return torch.cat([mean for mean, _ in pieces], dim=1), torch.cat([variance for _, variance in pieces], dim=1)
+
+    def config(self) -> dict[str, Any]:
+        """Sizes and choices as plain data."""
+        return {
+            "widths": list(self.widths),
+            "inducing": self.inducing,
+            "kernel": self.kernel,
+            "skip": self.skip,
+            "lengthscale": self.lengthscale,
+            "jitter": self.jitter,
+            "num_inducing": self.num_inducing,
+            "likelihood": self.likelihood.config(),
+        }
+
+    @property
+    def num_inducing(self) -> int:
+        """M."""
+        first = self.inducing_inputs if self.inducing_inputs is not None else self.layers[0].inducing_inputs
+        return len(first)  # type: ignore[arg-type]
+
+    def extra_repr(self) -> str:
+        """Widths and kinds."""
+        return f"{' -> '.join(map(str, self.widths))}, {self.inducing} inducing points, {self.kernel}"
+
+
+def _widths(width: int | Sequence[int] | None, depth: int, num_inputs: int, num_outputs: int) -> tuple[int, ...]:
+    if width is None:
+        width = min(num_inputs, 30)
+    hidden = [width] * (depth - 1) if isinstance(width, int) else list(width)
+    if len(hidden) != depth - 1:
+        raise ValueError(f"DeepGP: {len(hidden)} widths for depth={depth}; give one per hidden layer, {depth - 1}")
+    for size in hidden:
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"DeepGP: width={size}; give integers of at least 1")
+    return (num_inputs, *hidden, num_outputs)
+
+
+def _count_outputs(likelihood: Likelihood, targets: Tensor | None, given: int | None) -> int:
+    if given is not None:
+        if given < 1:
+            raise ValueError(f"DeepGP: num_outputs={given}; give at least 1")
+        return given
+    if targets is None:
+        raise ValueError("DeepGP: neither targets nor num_outputs; give one, so that the last layer has a size")
+    if likelihood.name == "categorical":
+        return int(targets.max()) + 1
+    columns = targets.shape[-1] if targets.ndim > 1 else 1
+    return 2 * columns if likelihood.name == "heteroscedastic_gaussian" else columns
+
+
+def _as_outputs(likelihood: Likelihood, targets: Tensor | None, inputs: Tensor, num_outputs: int) -> Tensor | None:
+    """Targets as values of f around which the last layer starts, [N, O]; `None` where there are none."""
+    if targets is None:
+        return None
+    if len(targets) != len(inputs):
+        raise ValueError(f"DeepGP: {len(targets)} targets for {len(inputs)} inputs; give one each")
+    check_inputs((targets,), {})
+    if likelihood.name == "categorical":
+        hot = nn.functional.one_hot(targets.reshape(-1).long(), num_outputs).to(inputs)
+        return 4 * hot - 4 / num_outputs
+    columns = targets.reshape(len(inputs), -1).to(inputs)
+    if likelihood.name == "bernoulli":
+        return 4 * columns - 2
+    if likelihood.name == "heteroscedastic_gaussian":
+        return torch.cat((columns, torch.full_like(columns, math.log(0.1))), dim=-1)
+    return columns

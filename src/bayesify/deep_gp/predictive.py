@@ -1,0 +1,55 @@
+"""The predictive of regression with a deep Gaussian process: each draw is a Gaussian over function values."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from bayesify.predictive import Outputs, RegressionPredictive
+
+
+class ProcessPredictive(RegressionPredictive):
+    r"""$p(y) = \frac1S \sum_s \mathcal{N}(y; \mu_s, v_s + \text{noise})$.
+
+    Mean and variance are those of f given each draw of the layers below. With one layer there is nothing to draw.
+
+    Args:
+        mean: $\mu_s$, [S, B, O].
+        variance: $v_s$, [S, B, O].
+        noise: A scalar, or [O].
+        seed: Of `outputs`.
+    """
+
+    def __init__(self, mean: Tensor, variance: Tensor, noise: Tensor, seed: int) -> None:
+        self._mean, self._variance, self._seed = mean, variance, seed
+        self._noise = noise.to(mean).expand(mean.shape[1:])
+        outputs = mean.shape[-1]
+
+        def components(both: Tensor) -> tuple[Tensor, Tensor]:
+            return both[..., :outputs], both[..., outputs:]
+
+        super().__init__(Outputs(kept=torch.cat((mean, variance + self._noise), dim=-1)), components)
+
+    @cached_property
+    def _moments(self) -> tuple[Tensor, Tensor, Tensor]:
+        spread = self._mean.var(0, unbiased=False) + self._variance.mean(0)
+        return self._mean.mean(0), spread, self._noise
+
+    @property
+    def epistemic(self) -> Tensor:
+        """Variance of f, between draws and given a draw: [B, O]."""
+        return self._moments[1]
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """The noise: [B, O]."""
+        return self._moments[2]
+
+    @property
+    def outputs(self) -> Tensor:
+        """Draws of f at each input, independent between inputs given the layers below: [S, B, O]."""
+        generator = torch.Generator().manual_seed(self._seed)
+        noise = torch.randn(self._mean.shape, generator=generator, dtype=self._mean.dtype).to(self._mean.device)
+        return self._mean + self._variance.sqrt() * noise

@@ -1,0 +1,55 @@
+"""Covariance functions of Gaussian processes, over inputs that are divided by their lengthscales."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def squared_exponential_matrix(x: Tensor, other: Tensor, log_variance: Tensor) -> Tensor:
+    r"""$a^2 \exp(-\tfrac12 \lVert x - x' \rVert^2)$ for all pairs of rows, as the exponential of one product.
+
+    Args:
+        x: [..., N, D].
+        other: [..., M, D].
+        log_variance: $\log a^2$, a scalar.
+
+    Returns:
+        [..., N, M].
+    """
+    left, right = (-0.5 * rows.square().sum(-1, keepdim=True) for rows in (x, other))
+    ones_left, ones_right = torch.ones_like(left), torch.ones_like(right)
+    extended = torch.cat((x, left + log_variance, ones_left), dim=-1)
+    return (extended @ torch.cat((other, ones_right, right), dim=-1).mT).exp()
+
+
+def distances(x: Tensor, other: Tensor) -> Tensor:
+    """Distances between rows, exactly 0 between equal ones, where the gradient is 0: [..., N, D], [..., M, D] -> [..., N, M].
+
+    By differences: products would leave 1e-8 of a row's norm between equal rows in float64.
+    """
+    return torch.cdist(x, other, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def matern12(r: Tensor) -> Tensor:
+    r"""$\exp(-r)$: continuous functions without derivatives."""
+    return (-r).exp()
+
+
+def matern32(r: Tensor) -> Tensor:
+    r"""$(1 + \sqrt3 r) \exp(-\sqrt3 r)$: functions with one derivative."""
+    scaled = math.sqrt(3) * r
+    return (1 + scaled) * (-scaled).exp()
+
+
+def matern52(r: Tensor) -> Tensor:
+    r"""$(1 + \sqrt5 r + \tfrac53 r^2) \exp(-\sqrt5 r)$: functions with two derivatives."""
+    scaled = math.sqrt(5) * r
+    return (1 + scaled + scaled.square() / 3) * (-scaled).exp()
+
+
+MATERN: dict[str, Callable[[Tensor], Tensor]] = {"matern12": matern12, "matern32": matern32, "matern52": matern52}
+"""Matern covariances of unit variance as functions of the distance, by name."""
