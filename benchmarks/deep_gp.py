@@ -1,6 +1,6 @@
 """A step of a deep Gaussian process here and in gpytorch, side by side: 2 layers, 100 inducing points, batch 256, 10 draws.
 
-gpytorch's model is doubly stochastic variational inference as its documentation builds it: each of the 8 hidden outputs has a kernel
+gpytorch's model is doubly stochastic variational inference as its documentation builds it: each of 8 hidden outputs has a kernel
 and inducing inputs of its own. `gpytorch_shared` gives its hidden outputs one kernel and one set of inducing inputs, as Salimbeni &
 Deisenroth's code and ours do. Both of gpytorch's run in float32, ours computes kernel matrices in float64.
 """
