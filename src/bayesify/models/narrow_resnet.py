@@ -1,0 +1,40 @@
+"""The residual network of the global inducing points paper: few channels and no normalization."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class _Block(nn.Module):
+    """A shortcut in parallel with two convolutions, each followed by a ReLU."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, channels, 3, padding=1)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.relu(self.conv2(self.relu(self.conv1(x))))
+
+
+def narrow_resnet(num_classes: int = 10, in_channels: int = 3, width: int = 32) -> nn.Sequential:
+    """conv, ReLU, block, pool, block, pool, block, average, linear (Ober & Aitchison 2021, section 3.4).
+
+    Args:
+        num_classes: Outputs.
+        in_channels: Channels of an image.
+        width: Channels in all layers; the paper has 32.
+    """
+    return nn.Sequential(
+        nn.Conv2d(in_channels, width, 3, padding=1),
+        nn.ReLU(),
+        _Block(width),
+        nn.AvgPool2d(2),
+        _Block(width),
+        nn.AvgPool2d(2),
+        _Block(width),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(width, num_classes),
+    )
