@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bayesify.datasets import Standardization, uci
 from bayesify.experiments import records
@@ -40,12 +40,13 @@ class Setting:
 
     Args:
         model: A key of `MODELS`.
-        hidden_layers: ReLU layers.
+        hidden_layers: Of the network.
         width: Of each.
         prior_scale: Standard deviation of the prior times the root of the fan-in (`priors.Neal`).
         init_scale: Factor on torch's own starting weights.
         point_biases: Whether biases are point estimates without a prior, rather than under the posterior.
         shrink: Factor by which g and its prior are smaller, and $S_1 S_2$ larger, than the library starts them; see `rescale`.
+        activation: `"relu"` or `"tanh"`.
         covariance: Of q(g), `"diagonal"` or `"full"`, for WHVI.
         noise: Starting noise variance of standardized targets.
         validation: Whether a tenth of the training rows is set aside and scored in place of the test rows.
@@ -58,6 +59,7 @@ class Setting:
     init_scale: float = 1.0
     point_biases: bool = False
     shrink: float = 1.0
+    activation: Literal["relu", "tanh"] = "relu"
     covariance: Literal["diagonal", "full"] = "diagonal"
     noise: float = 0.1
     validation: bool = False
@@ -73,8 +75,8 @@ class Setting:
         stem = f"{dataset}-{self.model.lower()}-{self.hidden_layers}x{self.width}"
         if not self.validation:
             return stem
-        biases = "-points" if self.point_biases else ""
-        return f"{stem}-prior{self.prior_scale:g}-init{self.init_scale:g}{biases}-shrink{self.shrink:g}-validation"
+        kind = f"{self.activation}-{self.covariance}{'-points' if self.point_biases else ''}"
+        return f"{stem}-{kind}-prior{self.prior_scale:g}-init{self.init_scale:g}-shrink{self.shrink:g}-validation"
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,8 @@ def make(setting: Setting, inputs: int, seed: int) -> BayesianNetwork:
     """The untrained network of a setting."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        net = mlp([inputs, *[setting.width] * setting.hidden_layers, 1])
+        activation = nn.ReLU if setting.activation == "relu" else nn.Tanh
+        net = mlp([inputs, *[setting.width] * setting.hidden_layers, 1], activation)
         with torch.no_grad():
             for parameter in net.parameters():
                 parameter.mul_(setting.init_scale)

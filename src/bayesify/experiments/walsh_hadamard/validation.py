@@ -2,8 +2,8 @@
 
     python -m bayesify.experiments.walsh_hadamard.validation --dataset boston --scales 1 2 3 [--point-biases] [--out DIR]
 
-All candidates and all splits of a data set train side by side. A scale is that of the prior and of the starting weights, unless
-`--prior-scales` gives the prior's own.
+All candidates and all splits of a data set train side by side. A candidate is a scale of the prior and of the starting weights
+(`--prior-scales` gives the prior's own) and a factor by which g is made smaller (`--shrink`, see `regression.rescale`).
 """
 
 from __future__ import annotations
@@ -74,7 +74,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", help="folder of the data; BAYESIFY_DATA if left out")
     parser.add_argument("--scales", nargs="+", type=float, default=[1.0, 2.0])
     parser.add_argument("--prior-scales", nargs="+", type=float, help="one for each scale")
+    parser.add_argument("--shrink", nargs="+", type=float, help="one for each scale; with --point-biases")
     parser.add_argument("--point-biases", action="store_true")
+    parser.add_argument("--activation", choices=("relu", "tanh"), default="relu")
+    parser.add_argument("--covariance", choices=("diagonal", "full"), default="diagonal")
     parser.add_argument("--splits", type=int, help="only the first so many")
     parser.add_argument("--steps", type=int, default=Recipe().steps)
     parser.add_argument("--out", type=Path, default=Path("bayesify-report") / "walsh-hadamard-validation")
@@ -85,22 +88,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     data = synthetic() if chosen.smoke else uci.load(chosen.dataset, chosen.data)
     recipe = SMOKE if chosen.smoke else Recipe(steps=chosen.steps)
     width = setting(chosen.dataset, chosen.model).width
-    priors = chosen.prior_scales or chosen.scales
+    priors, shrinks = chosen.prior_scales or chosen.scales, chosen.shrink or [1.0] * len(chosen.scales)
+    same = {"point_biases": chosen.point_biases, "activation": chosen.activation, "covariance": chosen.covariance}
     candidates = [
-        Setting(chosen.model, 1, width, prior, scale, chosen.point_biases, validation=True)
-        for scale, prior in zip(chosen.scales, priors, strict=True)
+        Setting(chosen.model, 1, width, prior, scale, shrink=shrink, validation=True, **same)
+        for scale, prior, shrink in zip(chosen.scales, priors, shrinks, strict=True)
     ]
     found = run(data, candidates, recipe, chosen.splits)
     chosen.out.mkdir(parents=True, exist_ok=True)
-    name = f"{data.name}-{chosen.model.lower()}{'-points' * chosen.point_biases}-{'-'.join(f'{s:g}' for s in chosen.scales)}.json"
+    name = f"{candidates[0].stem(data.name)}-and-{len(candidates) - 1}-others.json"
     outcomes = [{**asdict(one), **scores} for one, scores in zip(candidates, found, strict=True)]
     records.write(chosen.out / name, {**facts, "dataset": data.name, "recipe": asdict(recipe), "outcomes": outcomes})
     cells = [
-        [f"{one.init_scale:g}", f"{one.prior_scale:g}", *(f"{scores[key]:.3f}" for key in ("rmse", "mnll"))]
+        [
+            *(f"{value:g}" for value in (one.init_scale, one.prior_scale, one.shrink)),
+            *(f"{scores[key]:.3f}" for key in ("rmse", "mnll")),
+        ]
         for one, scores in zip(candidates, found, strict=True)
     ]
     biases = "point estimates" if chosen.point_biases else "Gaussians"
-    print(table(["start", "prior", "rmse", "mnll"], cells, f"{data.name}, rows set aside, biases {biases}:"))
+    print(table(["start", "prior", "shrink", "rmse", "mnll"], cells, f"{data.name}, rows set aside, biases {biases}:"))
     return 0
 
 
