@@ -111,7 +111,7 @@ def run_setting(
     """
     folder.mkdir(parents=True, exist_ok=True)
     stem = f"{data.name}-{model.lower()}-{hidden_layers}x{width}"
-    path, checkpoint = folder / f"{stem}.jsonl", folder / f"{stem}.checkpoint"
+    path, checkpoint = folder / f"{stem}.jsonl", folder / f"{stem}.ckpt"
     if path.is_file():
         return read(path)
     parts = [(scaled(data.X[s.train], data.X[s.test], data.name == "eeg"), s) for s in data.splits[:splits]]

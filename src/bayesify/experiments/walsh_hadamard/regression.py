@@ -211,7 +211,7 @@ def run_setting(
     """
     folder.mkdir(parents=True, exist_ok=True)
     stem = setting.stem(data.name)
-    path, checkpoint = folder / f"{stem}.jsonl", folder / f"{stem}.checkpoint"
+    path, checkpoint = folder / f"{stem}.jsonl", folder / f"{stem}.ckpt"
     if path.is_file():
         return read([path])
     rows = Rows.of(data, data.splits[:splits], setting.validation)
