@@ -271,87 +271,122 @@ def _negated(lag: Offset) -> Offset:
     return tuple(-size for size in lag)
 
 
+@dataclass(frozen=True)
+class _Box:
+    """A correlation over a part of the positions that touches a border.
+
+    Args:
+        lags: In each axis.
+        ranges: First position and end of the nearer of the two factors, in each axis.
+        axis: An axis in which the box is a strip at a border.
+    """
+
+    lags: Offset
+    ranges: tuple[tuple[int, int], ...]
+    axis: int
+
+    def cut(self, side: Tensor, start: int, forward: bool) -> Tensor:
+        """One of the two factors, a view of the border's positions [G, M, *n, C] that begin at `start`."""
+        for axis, (lag, (first, end)) in enumerate(zip(self.lags, self.ranges, strict=True)):
+            move = max(0, lag if forward else -lag) - (start if axis == self.axis else 0)
+            side = side.narrow(2 + axis, first + move, end - first)
+        return side
+
+
 def _without_borders(gram: Tensor, maps: Tensor, pairs: list[tuple[Offset, Offset]], geometry: Geometry) -> Tensor:
     """Subtract from full correlations the positions that are outside of the window of each pair of kernel positions."""
     places = {pair: index for index, pair in enumerate(pairs)}
-    borders = _Borders(maps, geometry)
+    boxes: dict[_Box, int] = {}
     targets: list[int] = []
-    terms: list[Tensor] = []
+    sources: list[int] = []
+    signs: list[float] = []
     for a, b in pairs:
-        if a > b:
-            continue
-        strip = borders.outside(a, b)
-        if strip is not None:
+        for sign, box in _outside(a, b, maps.shape[3:], geometry) if a <= b else ():
             targets.append(places[a, b])
-            terms.append(strip)
+            sources.append(2 * boxes.setdefault(box, len(boxes)))
+            signs.append(-sign)
             if a != b:
                 targets.append(places[b, a])
-                terms.append(strip.mT)
-    if not terms:
+                sources.append(sources[-1] + 1)
+                signs.append(-sign)
+    if not boxes:
         return gram
-    return gram.index_add(0, torch.tensor(targets, device=gram.device), torch.stack(terms), alpha=-1)
+    sums: Tensor = _BoxSums.apply(maps, tuple(boxes), geometry)
+    both = torch.stack((sums, sums.mT), 1).flatten(0, 1)  # [2 boxes, G, C, C]
+    factors = torch.tensor(signs, dtype=gram.dtype, device=gram.device).view(-1, 1, 1, 1)
+    chosen = both[torch.tensor(sources, device=gram.device)] * factors
+    return gram.index_add(0, torch.tensor(targets, device=gram.device), chosen)
 
 
-class _Borders:
-    """Correlations over strips at the borders of a map.
+def _outside(a: Offset, b: Offset, sizes: Sequence[int], geometry: Geometry) -> list[tuple[int, _Box]]:
+    """What the window of two kernel positions leaves out of the full correlation, as a sum of boxes with signs."""
+    choices = []
+    for axis, (i, j) in enumerate(zip(a, b, strict=True)):
+        d, k = geometry.dilation[axis], geometry.kernel[axis]
+        before, after = geometry.padding[axis]
+        length = sizes[axis] - d * abs(i - j)
+        if length <= 0:
+            return []
+        low = min(max(0, d * min(i, j) - before), length)
+        high = min(max(0, d * (k - 1 - max(i, j)) - after), length)
+        strips = [(-1, 0, low)] if low else []
+        strips += [(-1, length - high, length)] if high else []
+        choices.append([(1, 0, length), *strips])
+    lags = tuple(d * (j - i) for d, i, j in zip(geometry.dilation, a, b, strict=True))
+    found = []
+    for parts in itertools.product(*choices):
+        signs = [sign for sign, _, _ in parts]
+        if -1 in signs:
+            ranges = tuple((start, end) for _, start, end in parts)
+            found.append((-math.prod(signs), _Box(lags, ranges, signs.index(-1))))
+    return found
 
-    Args:
-        maps: [M, G, C, *n].
-        geometry: Of the convolution.
-    """
 
-    def __init__(self, maps: Tensor, geometry: Geometry) -> None:
-        self.maps, self.geometry = maps, geometry
-        self.known: dict[Any, Tensor] = {}
-        self.sides: dict[tuple[int, bool], Tensor] = {}
+class _BoxSums(torch.autograd.Function):
+    """Correlations over boxes, [boxes, G, C, C]; each border is cut out of the map once, and filled by gradients once."""
 
-    def outside(self, a: Offset, b: Offset) -> Tensor | None:
-        """What a pair's window leaves out of the full correlation, [G, C, C]; `None` for nothing."""
-        choices = []
-        for axis, (i, j) in enumerate(zip(a, b, strict=True)):
-            d, k = self.geometry.dilation[axis], self.geometry.kernel[axis]
-            before, after = self.geometry.padding[axis]
-            length = self.maps.shape[3 + axis] - d * abs(i - j)
-            if length <= 0:
-                return None
-            low = min(max(0, d * min(i, j) - before), length)
-            high = min(max(0, d * (k - 1 - max(i, j)) - after), length)
-            parts = [(1, 0, length)]
-            parts += [(-1, 0, low)] if low else []
-            parts += [(-1, length - high, length)] if high else []
-            choices.append(parts)
-        total: Tensor | None = None
-        for combination in itertools.product(*choices):
-            if all(sign > 0 for sign, _, _ in combination):
-                continue
-            sign = math.prod(sign for sign, _, _ in combination)
-            lags = tuple(self.geometry.dilation[axis] * (j - i) for axis, (i, j) in enumerate(zip(a, b, strict=True)))
-            term = self._sum(lags, tuple((start, stop) for _, start, stop in combination),
-                             tuple(sign < 0 for sign, _, _ in combination))  # fmt: skip
-            total = -sign * term if total is None else total - sign * term
-        return total
+    @staticmethod
+    def forward(ctx: Any, maps: Tensor, boxes: tuple[_Box, ...], geometry: Geometry) -> Tensor:
+        starts: dict[tuple[int, bool], int] = {}
+        sides: list[Tensor] = []
+        for box in boxes:
+            key = (box.axis, box.ranges[box.axis][0] == 0)
+            if key not in starts:
+                size = maps.shape[3 + box.axis]
+                width = min(2 * geometry.dilation[box.axis] * (geometry.kernel[box.axis] - 1), size)
+                starts[key] = 0 if key[1] else size - width
+                strip = maps.narrow(3 + box.axis, starts[key], width)
+                sides.append(strip.movedim(0, 1).movedim(2, -1).contiguous())  # [G, M, *n, C]
+        ctx.save_for_backward(*sides)
+        ctx.boxes, ctx.starts, ctx.shape = boxes, starts, maps.shape
+        return torch.stack(
+            [left.flatten(1, -2).mT @ right.flatten(1, -2) for left, right in _factors(boxes, starts, sides)]
+        )
 
-    def _sum(self, lags: Offset, ranges: tuple[tuple[int, int], ...], strips: tuple[bool, ...]) -> Tensor:
-        """The correlation over a box, [G, C, C], cut out of the border that its first strip belongs to."""
-        key = (lags, ranges)
-        if key not in self.known:
-            axis = strips.index(True)
-            side, shift = self._side(axis, low=ranges[axis][0] == 0)
-            left = right = side
-            for each, (lag, (start, stop)) in enumerate(zip(lags, ranges, strict=True)):
-                start = start - shift if each == axis else start
-                stop = stop - shift if each == axis else stop
-                left = left.narrow(2 + each, start + max(0, -lag), stop - start)
-                right = right.narrow(2 + each, start + max(0, lag), stop - start)
-            self.known[key] = left.flatten(1, -2).mT @ right.flatten(1, -2)
-        return self.known[key]
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        sides, grad = ctx.saved_tensors, grads[0].contiguous()
+        turned = grad.mT.contiguous()  # a transposed operand on the right can be slow
+        filled = [torch.zeros_like(side) for side in sides]
+        pairs = zip(_factors(ctx.boxes, ctx.starts, sides), _factors(ctx.boxes, ctx.starts, filled), strict=True)
+        for index, ((left, right), (by_left, by_right)) in enumerate(pairs):
+            by_left += (right.flatten(1, -2) @ turned[index]).view(left.shape)
+            by_right += (left.flatten(1, -2) @ grad[index]).view(right.shape)
+        by_maps = grad.new_zeros(ctx.shape)
+        for ((axis, _), start), side in zip(ctx.starts.items(), filled, strict=True):
+            strip = by_maps.narrow(3 + axis, start, side.shape[2 + axis])
+            strip += side.movedim(-1, 2).movedim(1, 0)
+        return by_maps, None, None
 
-    def _side(self, axis: int, low: bool) -> tuple[Tensor, int]:
-        """The positions next to one border, [G, M, *n, C], and the first one; cut out once, so that gradients fill a map once."""
-        size = self.maps.shape[3 + axis]
-        width = min(2 * self.geometry.dilation[axis] * (self.geometry.kernel[axis] - 1), size)
-        start = 0 if low else size - width
-        if (axis, low) not in self.sides:
-            side = self.maps.narrow(3 + axis, start, width)
-            self.sides[axis, low] = side.movedim(0, 1).movedim(2, -1).contiguous()
-        return self.sides[axis, low], start
+
+def _factors(
+    boxes: Sequence[_Box], starts: dict[tuple[int, bool], int], sides: Sequence[Tensor]
+) -> list[tuple[Tensor, Tensor]]:
+    """Both factors of each box as views of the borders."""
+    order = {key: index for index, key in enumerate(starts)}
+    found = []
+    for box in boxes:
+        key = (box.axis, box.ranges[box.axis][0] == 0)
+        side = sides[order[key]]
+        found.append((box.cut(side, starts[key], forward=False), box.cut(side, starts[key], forward=True)))
+    return found
