@@ -26,7 +26,7 @@ from bayesify.experiments.walsh_hadamard.regression import (
     read_folder,
     run_setting,
 )
-from bayesify.experiments.walsh_hadamard.shallow_regression import ORDER, SMOKE, synthetic
+from bayesify.experiments.walsh_hadamard.shallow_regression import DEFAULTS, ORDER, SMOKE, synthetic
 from bayesify.experiments.walsh_hadamard.stacked_training import Recipe
 
 
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in ["synthetic"] if chosen.smoke else chosen.datasets:
             data = synthetic() if chosen.smoke else uci.load(name, chosen.data)
             for model in chosen.models:
-                setting = Setting(model, 2, width)
+                setting = Setting(model, 2, width, **(DEFAULTS if model == "WHVI" else {}))
                 outcomes += run_setting(chosen.out, data, setting, recipe, splits=chosen.splits, facts=facts)
     print(summarize(outcomes))
     return 0
