@@ -111,11 +111,12 @@ class Likelihood(nn.Module):
             [..., O, O].
         """
 
-    def fisher_factor(self, outputs: Tensor) -> Tensor:
+    def fisher_factor(self, outputs: Tensor, y: Tensor | None = None) -> Tensor:
         r"""Vectors $r_k$ with $\sum_k r_k r_k^\top$ the Fisher matrix of an example's outputs.
 
         Args:
             outputs: [B, ...], of one draw.
+            y: Targets, where some of them stand for "no label here".
 
         Returns:
             [K, B, ...]: K vectors in the shape of the outputs, one for each entry of an example's outputs.
@@ -328,14 +329,18 @@ class Categorical(Likelihood):
         probs = as_float(outputs).softmax(-1)
         return torch.diag_embed(probs) - probs.unsqueeze(-1) * probs.unsqueeze(-2)
 
-    def fisher_factor(self, outputs: Tensor) -> Tensor:
+    def fisher_factor(self, outputs: Tensor, y: Tensor | None = None) -> Tensor:
         r"""C - 1 vectors whose products add up to $\operatorname{diag}(p) - p p^\top$: [K, B, ...].
 
         With $s = \sqrt p$, a unit vector, the Fisher matrix is $\operatorname{diag}(s)\,Q Q^\top \operatorname{diag}(s)$ for an
         orthonormal basis Q of what is orthogonal to s: the columns but the first of the reflection that takes s to an axis.
         """
         last = self._classes_last(as_float(outputs).unsqueeze(0))[0]
-        found = spread_factor(self._factor(last))  # [K, B, ..., C]
+        factor = self._factor(last)  # [B, ..., K, C]
+        if y is not None:
+            labels, _ = self._fit_targets(outputs, y, False)
+            factor = factor * (labels != self._ignore_index)[..., None, None]
+        found = spread_factor(factor)  # [K, B, ..., C]
         return found.movedim(-1, self._class_axis if self._class_axis < 0 else self._class_axis + 1)
 
     def _factor(self, outputs: Tensor) -> Tensor:

@@ -24,7 +24,9 @@ def prune(bnn: BayesianNetwork, keep: float) -> BayesianNetwork:
         ValueError: If `keep` is not above 0 and at most 1, more than is left, or a posterior cannot be pruned; nothing is
             changed then.
     """
-    if not 0 < keep <= 1:
+    if not isinstance(bnn, BayesianNetwork):
+        raise TypeError(f"prune: {type(bnn).__name__} is not a BayesianNetwork; make one with bayesianize")
+    if isinstance(keep, bool) or not isinstance(keep, (int, float)) or not 0 < keep <= 1:
         raise ValueError(f"prune: keep={keep}; give a fraction above 0 and at most 1")
     parts = bnn._parts()
     for part in parts:

@@ -105,7 +105,8 @@ def make_posterior(entry: Any) -> Posterior:
     method = get_method(entry["name"])
     if method.posterior is None:
         raise ValueError(
-            f"bayesianize: {method.name!r} is not a posterior of a network; see 'bayesify methods' for how to use it"
+            f"bayesianize: {method.name!r} is not a posterior of a network; use its own class: Laplace, FunctionSpaceVI, or one in "
+            "bayesify.baselines or bayesify.deep_gp"
         )
     made: Posterior = _construct(method.posterior, entry)
     return made

@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -61,13 +62,15 @@ class Selector(ABC):
 
 
 class _OfSize(Selector):
+    name: ClassVar[str]
+
     def __init__(self, size: int | float) -> None:
-        name = type(self).__name__.removeprefix("_").lower()
-        if isinstance(size, bool) or not isinstance(size, (int, float)) or size <= 0:
+        name = self.name
+        if isinstance(size, bool) or not isinstance(size, Real) or not size > 0:
             raise ValueError(f"subnetwork.{name}: size={size}; give a number of weights, or a share between 0 and 1")
-        if isinstance(size, float) and size > 1:
+        if not isinstance(size, Integral) and size > 1:
             raise ValueError(f"subnetwork.{name}: size={size}; a share is at most 1.0, a number of weights is an int")
-        self.size = size
+        self.size: int | float = int(size) if isinstance(size, Integral) else float(size)
 
     def count(self, candidates: Candidates) -> int:
         """`size`, or that share of the weights, at least one."""
@@ -82,9 +85,11 @@ class _OfSize(Selector):
 
 
 class _LargestVariance(_OfSize):
+    name = "largest_variance"
+
     def __init__(self, size: int | float, num_examples: int | None, skip_flat: bool) -> None:
         super().__init__(size)
-        if num_examples is not None and num_examples < 1:
+        if num_examples is not None and not (isinstance(num_examples, Integral) and num_examples >= 1):
             raise ValueError(f"subnetwork.largest_variance: num_examples={num_examples}; give at least 1")
         self.num_examples = num_examples
         self.skip_flat = skip_flat
@@ -98,11 +103,15 @@ class _LargestVariance(_OfSize):
 
 
 class _LargestMagnitude(_OfSize):
+    name = "largest_magnitude"
+
     def select(self, candidates: Candidates) -> Tensor:
         return candidates.flat(candidates.values).abs().topk(self.count(candidates)).indices
 
 
 class _Random(_OfSize):
+    name = "random"
+
     def __init__(self, size: int | float, seed: int) -> None:
         super().__init__(size)
         self.seed = seed
@@ -176,8 +185,11 @@ class _Indices(Selector):
 
 
 class _Mask(Selector):
-    def __init__(self, mask: Mapping[str, Tensor] | Tensor) -> None:
-        self.mask = mask
+    def __init__(self, mask: Mapping[str, Any] | Any) -> None:
+        if isinstance(mask, Mapping):
+            self.mask: dict[str, Tensor] | Tensor = {str(key): _as_mask(part) for key, part in mask.items()}
+        else:
+            self.mask = _as_mask(mask)
 
     def _flat(self, candidates: Candidates) -> Tensor:
         if isinstance(self.mask, Tensor):
@@ -209,6 +221,14 @@ class _Mask(Selector):
 
     def select(self, candidates: Candidates) -> Tensor:
         return self._flat(candidates).nonzero().squeeze(-1)
+
+
+def _as_mask(values: Any) -> Tensor:
+    """True and false, or 1 and 0, as a boolean tensor."""
+    found = torch.as_tensor(values)
+    if found.dtype != torch.bool and not bool(((found == 0) | (found == 1)).all()):
+        raise ValueError("subnetwork: a mask holds true and false, or 1 and 0; for positions use from_indices")
+    return found.bool()
 
 
 def _positions(candidates: Candidates, names: Sequence[str]) -> Tensor:
@@ -299,6 +319,8 @@ def as_selector(subset: Any) -> Selector:
     """A selector from what users give: `"all"`, `"last_layer"`, a list of names, a mask by name, or a selector."""
     if isinstance(subset, Selector):
         return subset
+    if isinstance(subset, Tensor):
+        return from_mask(subset)
     if subset == "all":
         return everything()
     if subset == "last_layer":
@@ -310,6 +332,11 @@ def as_selector(subset: Any) -> Selector:
         )
     if isinstance(subset, (Mapping, Tensor)):
         return from_mask(subset)
+    if not isinstance(subset, Sequence) or not all(isinstance(name, str) for name in subset):
+        raise ValueError(
+            f"Laplace: subset={subset!r}; give 'all', 'last_layer', a list of parameter names, or a selector such as "
+            "bayesify.subnetwork.largest_variance(size=1000)"
+        )
     return from_names(list(subset))
 
 
@@ -331,11 +358,16 @@ def posterior_gap(covariance: Tensor, mask: Tensor) -> Tensor:
     Raises:
         ValueError: If the shapes do not fit.
     """
-    if covariance.ndim != 2 or covariance.shape != (mask.numel(), mask.numel()):
+    covariance, chosen = torch.as_tensor(covariance), _as_mask(mask).reshape(-1)
+    covariance = covariance if covariance.is_floating_point() else covariance.double()
+    if covariance.ndim != 2 or covariance.shape != (chosen.numel(), chosen.numel()):
         raise ValueError(
-            f"posterior_gap: covariance {tuple(covariance.shape)} with a mask of {mask.numel()}; give [P, P] and [P]"
+            f"posterior_gap: covariance {tuple(covariance.shape)} with a mask of {chosen.numel()}; give [P, P] and [P]"
         )
-    chosen = mask.reshape(-1).bool()
+    scale = covariance.abs().amax()
+    symmetric = bool(torch.isfinite(scale)) and bool((covariance - covariance.T).abs().amax() <= 1e-4 * scale)
+    if not symmetric or bool((covariance.diagonal() < 0).any()):
+        raise ValueError("posterior_gap: the covariance is not finite, not symmetric, or has a negative variance")
     inside = covariance[chosen][:, chosen]
     values, vectors = torch.linalg.eigh(inside)
     root = vectors * values.clamp_min(0).sqrt()  # inside = root root^T

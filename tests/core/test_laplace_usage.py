@@ -32,7 +32,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "curvature": (lambda: Laplace(network(), CATEGORICAL, curvature="hessian"), "'ggn' or 'empirical'"),  # type: ignore[arg-type]
     "precision": (lambda: Laplace(network(), CATEGORICAL, prior_precision=0.0), "prior_precision=0.0; give a positive"),
     "memory": (lambda: Laplace(network(), CATEGORICAL, memory="lots"), "such as '1GiB'"),
-    "no_likelihood": (lambda: Laplace(network(), None), "no likelihood"),  # type: ignore[arg-type]
+    "no_likelihood": (lambda: Laplace(network(), None), "likelihood=None; give one"),  # type: ignore[arg-type]
     "subset_name": (lambda: Laplace(network(), CATEGORICAL, "half"), "'all', 'last_layer'"),
     "marginal": (
         lambda: Laplace(network(), CATEGORICAL, covariance="diagonal", marginal=True),
@@ -78,6 +78,48 @@ WRONG: dict[str, tuple[Any, str]] = {
     "unnamed_layer": (
         lambda: Laplace(network(), CATEGORICAL, prior_precision={"0": 1.0}).fit(data()),
         "nothing about 2.weight",
+    ),
+}
+
+
+WRONG |= {
+    "bayesian": (
+        lambda: Laplace(bayesify.bayesianize(network(), "mean_field"), CATEGORICAL),
+        "mean_network",
+    ),
+    "half": (lambda: Laplace(network().half(), CATEGORICAL), "float16"),
+    "subset_number": (lambda: Laplace(network(), CATEGORICAL, 5), "a list of parameter names"),
+    "size_nan": (lambda: subnetwork.largest_variance(float("nan")), "subnetwork.largest_variance: size=nan"),
+    "examples": (lambda: subnetwork.largest_variance(3, num_examples=2.5), "give at least 1"),  # type: ignore[arg-type]
+    "scores": (lambda: subnetwork.from_mask(torch.rand(39)), "true and false"),
+    "gap": (lambda: subnetwork.posterior_gap(-torch.eye(3), torch.tensor([True, False, True])), "negative variance"),
+    "gap_indices": (lambda: subnetwork.posterior_gap(torch.eye(3), torch.tensor([0, 1, 2])), "from_indices"),
+    "typo": (
+        lambda: Laplace(network(), CATEGORICAL, prior_precision={"typo": 1.0, "*": 2.0}),
+        "'typo', which matches no",
+    ),
+    "negative_weights": (
+        lambda: Laplace(network(), CATEGORICAL).fit([(*data()[0], -torch.ones(20))]),
+        "example weight is negative",
+    ),
+    "factors": (
+        lambda: Laplace(nn.Linear(600, 2), CATEGORICAL, covariance="kronecker", memory="1MiB").fit(
+            [(torch.randn(3, 600), torch.zeros(3).long())]
+        ),
+        "Kronecker factors of 1 layers take",
+    ),
+    "width": (lambda: Laplace(network(), CATEGORICAL).fit(data()).predict(torch.randn(3, 5)), "do not fit the network"),
+    "draws": (
+        lambda: Laplace(network(), CATEGORICAL).fit(data()).predict(torch.randn(3, 2), "linearized_mc", 0),
+        "num_draws=0",
+    ),
+    "joint": (
+        lambda: (
+            Laplace(network(), CATEGORICAL, memory="100kB")
+            .fit(data())
+            .output_covariance(torch.randn(90, 2), joint=True)
+        ),
+        "give fewer examples",
     ),
 }
 
@@ -165,6 +207,86 @@ def test_a_long_batch_is_reduced_under_the_budget() -> None:
     torch.testing.assert_close(small.probs, laplace.predict(x).probs)
     with pytest.raises(RuntimeError, match="exceed the memory budget"):
         _ = small.mutual_information
+
+
+class Scaled(nn.Module):
+    """A network that owns a parameter itself, and has a head that the likelihood is not about."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head, self.other = nn.Linear(2, 4), nn.Linear(4, 3), nn.Linear(4, 1)
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        hidden = self.body(x).tanh()
+        return {"logits": self.scale * self.head(hidden), "other": self.other(hidden)}
+
+
+class Hidden(Scaled):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"logits": nn.functional.linear(self.body(x).tanh(), self.head.weight)}
+
+
+def test_the_last_layer_is_the_outputs_own() -> None:
+    laplace = Laplace(Scaled(), CATEGORICAL, "last_layer").fit(data())
+    assert laplace.subset.names == ("head.weight", "head.bias")
+    attention = nn.Sequential(
+        nn.Linear(2, 4), nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True), nn.Linear(4, 3)
+    )
+    x, y = data()[0]
+    assert Laplace(attention, CATEGORICAL, "last_layer").fit([(x[:, None], y[:, None])]).subset.names == (
+        "2.weight",
+        "2.bias",
+    )
+    with pytest.raises(ValueError, match=r"head\.weight is used without a call"):
+        Laplace(Hidden(), CATEGORICAL, "last_layer").fit(data())
+
+
+class Centered(nn.Module):
+    """Examples mix below the weights that are chosen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x - x.mean(0))
+
+
+class Noisy(Centered):
+    def forward(self, x: Tensor) -> Tensor:
+        thinned = nn.functional.dropout(x.repeat(1, 50), 0.5)  # [B, 100]: two masks that agree are out of the question
+        return self.head(thinned.reshape(len(x), 50, 2).mean(1))
+
+
+@pytest.mark.parametrize("kind", [Centered, Noisy])
+def test_mixing_and_random_networks_are_refused(kind: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    with pytest.raises(ValueError, match="depends on the other examples of the batch, or is random"):
+        Laplace(kind(), CATEGORICAL).fit(data())
+
+
+def test_tuning_is_what_the_precision_says_and_the_next_fit_keeps() -> None:
+    laplace = Laplace(network(), CATEGORICAL, prior_precision={"0": 2.0, "*": 1.0}).fit(data())
+    factor = laplace.tune_prior_precision(method="evidence")
+    assert laplace.prior_precision == pytest.approx({"0": 2.0 * factor, "*": factor})
+    before = laplace.covariance_matrix()
+    torch.testing.assert_close(laplace.fit(data()).covariance_matrix(), before, rtol=1e-4, atol=1e-5)
+
+
+def test_a_prediction_draws_nothing_from_the_global_generator() -> None:
+    laplace = Laplace(network(), CATEGORICAL).fit(data())
+    state = torch.get_rng_state()
+    prediction = laplace.predict(torch.randn(2, 2, generator=torch.Generator().manual_seed(0)))
+    assert bool((prediction.mutual_information >= 0).all())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_weights_that_nothing_depends_on() -> None:
+    net = nn.ModuleDict({"used": nn.Linear(2, 3), "idle": nn.Linear(2, 3)})
+    net.forward = lambda x: net["used"](x)  # type: ignore[assignment]
+    laplace = Laplace(net, CATEGORICAL, ["idle.weight"], prior_precision=2.0).fit(data())
+    torch.testing.assert_close(laplace.covariance_matrix(), 0.5 * torch.eye(6))
 
 
 def test_bytes() -> None:

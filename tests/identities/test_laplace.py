@@ -297,6 +297,52 @@ def test_kronecker_with_norms_and_embeddings_is_diagonal_there() -> None:
         torch.testing.assert_close(inside, torch.diag(diagonal.posterior.variances()[places[name]]))
 
 
+class Functional(nn.Module):
+    """A linear map whose layer is never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.unused = nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(torch.tanh(self.first(x)), self.second.weight, self.second.bias)
+
+
+def test_kronecker_leaves_no_weight_out() -> None:
+    torch.manual_seed(0)
+    net, x, y = Functional().double(), torch.randn(9, 3, dtype=torch.float64), torch.randint(2, (9,))
+    kron = fitted(net, likelihoods.Categorical(), [(x, y)], covariance="kronecker")
+    diagonal = fitted(net, likelihoods.Categorical(), [(x, y)], covariance="diagonal")
+    assert [block.layer.name for block in kron.posterior.blocks] == ["first"]
+    places = kron.subset.split(torch.arange(kron.subset.size))
+    variances = kron.posterior.variances()
+    for name in ("second.weight", "second.bias", "unused.weight", "unused.bias"):
+        torch.testing.assert_close(variances[places[name]], diagonal.posterior.variances()[places[name]])
+    _check_kronecker(kron, net, x)
+
+
+def test_ignored_labels_have_no_curvature() -> None:
+    torch.manual_seed(0)
+    net, x, y = nn.Linear(3, 3).double(), torch.randn(8, 4, 3, dtype=torch.float64), torch.randint(3, (8, 4))
+    y[:, 2:] = -100
+    laplace = fitted(net, likelihoods.Categorical(), [(x, y)])
+    exact = hessian_of_linearized(net, (x,), y, likelihoods.Categorical(), "categorical")
+    torch.testing.assert_close(laplace.posterior.curvature, exact, rtol=1e-8, atol=1e-10)
+
+
+def test_the_noise_follows_example_weights() -> None:
+    torch.manual_seed(0)
+    net = nn.Linear(2, 1).double()
+    data = [(torch.randn(30, 2).double(), torch.randn(30, 1).double(), 2 * torch.rand(30))]
+    laplace = fitted(net, likelihoods.Gaussian(noise=0.3), data)
+    before = laplace.log_evidence()
+    laplace.set_noise(0.3)
+    torch.testing.assert_close(laplace.log_evidence(), before, rtol=1e-9, atol=1e-9)
+    other = fitted(net, likelihoods.Gaussian(noise=0.8), data)
+    laplace.set_noise(0.8)
+    torch.testing.assert_close(laplace.log_evidence(), other.log_evidence(), rtol=1e-9, atol=1e-9)
+
+
 # -- subnetworks -------------------------------------------------------------------------------------------------------
 
 

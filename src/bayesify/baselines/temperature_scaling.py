@@ -137,6 +137,9 @@ class TemperatureScaling:
     @torch.no_grad()
     def _predict(self, x: Any, **options: Any) -> Predictive:
         if self.likelihood is None:
+            known = inspect.signature(self.model.predict).parameters
+            if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
+                options = {key: value for key, value in options.items() if key in known or key != "keep_outputs"}
             prediction: Predictive = self.model.predict(x, **options)
             return prediction
         options.pop("num_draws", None)

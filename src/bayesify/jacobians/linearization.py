@@ -102,7 +102,8 @@ class Jacobians:
         leaves = pytree.tree_leaves((args, dict(kwargs)))
         key = tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves if isinstance(leaf, Tensor))
         if key not in self._costs:
-            activations, output = count_activation_bytes(self.runner, args, kwargs)
+            with naming_inputs(args, kwargs):
+                activations, output = count_activation_bytes(self.runner, args, kwargs)
             self._costs[key] = activations, select_output(output, self.output)[:1].numel()
         return self._costs[key]
 
@@ -130,6 +131,7 @@ class Jacobians:
         generator = torch.Generator().manual_seed(0)
         vector = torch.randn(passed.outputs.shape, generator=generator).to(passed.outputs)
         vector[1:] = 0
+        self._check_apart(passed.outputs.detach(), fixed, args, kwargs)
         pulled, exact = passed.pull_with(vector, list(weights.values()))
         pulled = pulled.rows(slice(0, 1))
         truth = dict(zip(weights, exact, strict=True))
@@ -168,6 +170,19 @@ class Jacobians:
                         "whose examples do not mix, with the batch on the first axis of every input"
                     )
         self._certified = True
+
+    @torch.no_grad()
+    def _check_apart(
+        self, outputs: Tensor, values: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        """The first of two examples alone must have the output that it has beside the other."""
+        alone = self._call(values, *next(split_rows(args, kwargs, 1)))()
+        tolerance = TOLERANCE.get(outputs.dtype, 0.1)
+        if not bool((alone[0] - outputs[0]).abs().amax() <= tolerance * outputs[:1].abs().amax() + 1e-6):
+            raise ValueError(
+                "the network's output for one example depends on the other examples of the batch, or is random; use a network "
+                "whose examples do not mix, without active dropout, with the batch on the first axis of every input"
+            )
 
 
 class Linearization:

@@ -86,7 +86,9 @@ class Trace:
     def pull_with(self, vector: Tensor, weights: Sequence[Tensor]) -> tuple[Pulled, Sequence[Tensor]]:
         """One vector [B, ...] pulled back to the layers and, by automatic differentiation in the same pass, to whole weights."""
         taps = [application.output for application in self._applications]
-        grads = torch.autograd.grad(self.outputs, [*taps, *weights], vector, allow_unused=True)
+        grads: Sequence[Tensor | None] = [None] * (len(taps) + len(weights))
+        if self.outputs.requires_grad:
+            grads = torch.autograd.grad(self.outputs, [*taps, *weights], vector, allow_unused=True)
         found = [
             (application, grad.unsqueeze(0))
             for application, grad in zip(self._applications, grads, strict=False)

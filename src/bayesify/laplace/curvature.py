@@ -53,6 +53,8 @@ class Pieces:
                 batch = batch.rows(slice(0, self.num_examples - seen))
             args, kwargs = as_inputs(batch.x)
             check_inputs(args, kwargs)
+            if batch.weights is not None and bool((batch.weights < 0).any()):
+                raise ValueError("Laplace: an example weight is negative; give weights of at least 0")
             if rows is None:
                 rows = rows_at_once(self.jacobians, args, kwargs, self.memory, self.per_row)
             for start in range(0, len(batch), rows):
@@ -84,7 +86,7 @@ def output_vectors(likelihood: Likelihood, outputs: Tensor, batch: Batch, curvat
     """
     outputs = outputs.detach()
     if curvature == "ggn":
-        vectors = likelihood.fisher_factor(outputs)
+        vectors = likelihood.fisher_factor(outputs, batch.y)
     else:
         with torch.enable_grad():
             leaf = outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs.clone()
@@ -103,11 +105,13 @@ class DataTerm:
     Args:
         log_likelihood: Summed over examples.
         num_data: Examples.
+        total_weight: Sum of the examples' weights.
         squared_error: Sum of squared residuals, for Gaussian noise.
     """
 
     log_likelihood: float = 0.0
     num_data: int = 0
+    total_weight: float = 0.0
     squared_error: float = 0.0
 
     def add(self, likelihood: Likelihood, outputs: Tensor, batch: Batch) -> None:
@@ -116,17 +120,16 @@ class DataTerm:
         weights = batch.weights.to(log_prob) if batch.weights is not None else torch.ones_like(log_prob)
         self.log_likelihood += float((weights * log_prob).sum())
         self.num_data += len(batch)
+        self.total_weight += float(weights.sum())
         if likelihood.name == "gaussian":
-            residual = (
-                outputs.detach().float().reshape(len(batch), -1) - batch.y.float().reshape(len(batch), -1)
-            ).double()
+            residual = outputs.detach().double().reshape(len(batch), -1) - batch.y.double().reshape(len(batch), -1)
             self.squared_error += float((weights * residual.square().sum(-1)).sum())
 
     def sum_over_processes(self) -> None:
         """Add up what the processes found."""
-        found = torch.tensor([self.log_likelihood, self.num_data, self.squared_error], dtype=torch.float64)
-        total = sum_over_processes(found)
-        self.log_likelihood, self.num_data, self.squared_error = float(total[0]), int(total[1]), float(total[2])
+        found = [self.log_likelihood, self.num_data, self.total_weight, self.squared_error]
+        total = sum_over_processes(torch.tensor(found, dtype=torch.float64)).tolist()
+        self.log_likelihood, self.num_data, self.total_weight, self.squared_error = total[0], int(total[1]), *total[2:]
 
 
 def sum_over_processes(tensor: Tensor) -> Tensor:
@@ -216,18 +219,20 @@ def kronecker_curvature(
         A block per linear map or convolution without groups, the diagonals of the other weights, and the data term.
     """
     jacobians = pieces.jacobians
-    layers = [
-        layer for layer in group_layers(subset.weights[name] for name in subset.names) if _has_factors(layer, jacobians)
-    ]
+    layers: list[Layer] = []
+    others: list[str] = []
     blocks: dict[str, KroneckerBlock] = {}
     counts: dict[str, int] = {}
-    covered = {weight.name for layer in layers for weight in layer.weights}
-    others = [name for name in subset.names if name not in covered]
     diagonals: dict[str, Tensor] = {}
     term = DataTerm()
     for point, batch in pieces:
         term.add(likelihood, point.outputs, batch)
         gradients = point.pull(output_vectors(likelihood, point.outputs, batch, curvature))
+        if not layers and not others:  # the first pass has shown which layers' rules hold
+            grouped = group_layers(subset.weights[name] for name in subset.names)
+            layers = [layer for layer in grouped if _has_factors(layer, jacobians, gradients)]
+            covered = {weight.name for layer in layers for weight in layer.weights}
+            others = [name for name in subset.names if name not in covered]
         for name in others:
             squares = _sum_of_squares(gradients, subset, name, pieces.memory)
             diagonals[name] = diagonals[name] + squares if name in diagonals else squares
@@ -263,8 +268,10 @@ def layer_factors(rule: Rule, kept: Tensor, g: Tensor, layer: Layer) -> tuple[Te
     return torch.cat(columns, dim=-1), slopes
 
 
-def _has_factors(layer: Layer, jacobians: Jacobians) -> bool:
-    """Whether a layer is one linear map, used once, whose inputs and gradients can be watched."""
+def _has_factors(layer: Layer, jacobians: Jacobians, gradients: Gradients) -> bool:
+    """Whether a layer is one linear map under one name, whose inputs and gradients were seen."""
+    if not gradients.calls(layer.weights[0].name):
+        return False
     for weight in layer.weights:
         uses = jacobians.uses(weight.name)
         if weight.kind != "matrix" or weight.groups > 1 or weight.transposed or weight.aliases or len(uses) != 1:

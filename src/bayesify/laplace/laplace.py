@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import fnmatch
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
@@ -17,22 +16,23 @@ from bayesify.execution import Runner, batch_size, evaluating, select_output, sp
 from bayesify.inputs import as_inputs, check_inputs, naming_inputs
 from bayesify.jacobians import Jacobians, Linearization, check_deterministic
 from bayesify.laplace import curvature as curvatures
+from bayesify.laplace.budget import check_budget
 from bayesify.laplace.covariances import (
     DiagonalCovariance,
     FullCovariance,
-    KroneckerCovariance,
     MarginalCovariance,
     WeightCovariance,
-    full_bytes,
-    largest_size,
 )
+from bayesify.laplace.kronecker_covariance import KroneckerCovariance
 from bayesify.laplace.last_layer import last_layer
 from bayesify.laplace.memory import in_words, parse_bytes
 from bayesify.laplace.predictive import OutputGaussian, closed_form
+from bayesify.laplace.prior_precision import Precision, check_precision, precision_of, scaled
 from bayesify.laplace.progress import showing
 from bayesify.laplace.subset import Subset
 from bayesify.likelihoods import Gaussian, Likelihood
 from bayesify.maths.constraints import raw_positive
+from bayesify.network import BayesianNetwork
 from bayesify.predictive import Outputs, Predictive
 from bayesify.selection import make_likelihood
 from bayesify.subnetwork import Candidates, as_selector
@@ -94,14 +94,22 @@ class Laplace:
             raise ValueError(f"Laplace: curvature={curvature!r}; give 'ggn' or 'empirical'")
         if marginal and covariance != "full":
             raise ValueError(f"Laplace: marginal=True with covariance={covariance!r}; a marginal covariance is full")
+        if isinstance(net, BayesianNetwork):
+            raise TypeError("Laplace: net is a BayesianNetwork; give the plain network, or its mean_network()")
+        if not isinstance(likelihood, (Likelihood, str, Mapping)):
+            raise ValueError(f"Laplace: likelihood={likelihood!r}; give one, such as likelihoods.Categorical()")
         made = make_likelihood(likelihood)
-        if made is None:
-            raise ValueError("Laplace: no likelihood; give one, such as likelihoods.Categorical()")
+        assert made is not None
         check_deterministic(net)
         known = catalog(net)
         self.weights = {name: weight for name, weight in known.weights.items() if name not in known.refused}
         if not self.weights:
             raise ValueError("Laplace: every parameter of the network is frozen; unfreeze some")
+        for name in self.weights:
+            if net.get_parameter(name).dtype == torch.float16:
+                raise ValueError(
+                    f"Laplace: {name} is float16, too coarse for derivatives; use net.float() or net.bfloat16()"
+                )
         self._frozen = tuple(known.refused)
         self.network = copy.deepcopy(net).requires_grad_(False)
         reference = self.network.get_parameter(next(iter(self.weights)))
@@ -112,7 +120,7 @@ class Laplace:
         self.covariance, self.curvature, self.marginal = covariance, curvature, marginal
         self.memory = parse_bytes(memory)
         self.output = output
-        self.prior_precision = _check_precision(prior_precision)
+        self.base_precision = check_precision(prior_precision, self.weights)
         self._runner = Runner(self.network, known.weights)
         self._values = {name: self.network.get_parameter(name).detach() for name in self.weights}
         self.subset: Subset | None = None
@@ -138,6 +146,7 @@ class Laplace:
         Raises:
             ValueError: If the subset is empty or larger than the network, or the covariance exceeds the memory budget.
         """
+        self.base_precision, self.posterior = self.prior_precision, None
         first = read_batch(_first(loader), batch).to(self._device)
         args, kwargs = as_inputs(first.x)
         check_inputs(args, kwargs)
@@ -148,9 +157,10 @@ class Laplace:
             self._frozen,
             lambda count: self._diagonal(loader, batch, count, progress),
             lambda: everything.split(self.prior(everything)),
-            lambda: last_layer(self._runner, self.weights, args, kwargs),
+            lambda: last_layer(self._runner, self.weights, args, kwargs, self.output),
         )
-        self._check_budget(self.selector.count(candidates))
+        size = candidates.total if self.marginal else self.selector.count(candidates)
+        check_budget(self.covariance, size, self.weights, self._dtype, self.memory)
         # The likelihood says what does not fit before any long computation.
         with naming_inputs(args, kwargs):
             outputs = select_output(self._runner.call({}, *next(split_rows(args, kwargs, 2))), self.output)
@@ -163,18 +173,6 @@ class Laplace:
     @property
     def _device(self) -> torch.device:
         return next(iter(self._values.values())).device
-
-    def _check_budget(self, size: int) -> None:
-        total = sum(weight.numel for weight in self.weights.values())
-        needed = total if self.marginal else size
-        if self.covariance == "full" and full_bytes(needed, self._dtype) > self.memory:
-            largest = largest_size(self.memory, self._dtype)
-            raise ValueError(
-                f"Laplace: a full covariance over {needed:,} weights takes "
-                f"{in_words(full_bytes(needed, self._dtype))} (the matrix, its factor and a copy), more than "
-                f"memory={in_words(self.memory)}; choose at most {largest:,} weights, such as "
-                f"subset=bayesify.subnetwork.largest_variance({largest}), give more memory=, or covariance='diagonal'"
-            )
 
     def _jacobians(self, names: Iterable[str]) -> Jacobians:
         """Derivatives by some weights; kept, since the first batch goes through a comparison."""
@@ -225,21 +223,16 @@ class Laplace:
         return KroneckerCovariance(subset, blocks, rest, self.prior(subset))
 
     def prior(self, subset: Subset) -> Tensor:
-        """Prior precision of each chosen weight: [S]."""
-        parts = []
-        for name in subset.names:
-            value = self.prior_precision
-            if isinstance(value, Mapping):
-                matching = [
-                    number
-                    for key, number in value.items()
-                    if fnmatch.fnmatchcase(name, key) or name.startswith(f"{key}.")
-                ]
-                if not matching:
-                    raise ValueError(f"Laplace: prior_precision says nothing about {name}; add it, or '*' for the rest")
-                value = matching[0]
-            parts.append(torch.full((subset.count(name),), float(value), dtype=self._dtype, device=self._device))
-        return torch.cat(parts)
+        """Prior precision of each chosen weight as it was given, before tuning: [S]."""
+        counts = [(subset.count(name), precision_of(self.base_precision, name)) for name in subset.names]
+        return torch.cat(
+            [torch.full((count,), value, dtype=self._dtype, device=self._device) for count, value in counts]
+        )
+
+    @property
+    def prior_precision(self) -> Precision:
+        """The prior precision now, after tuning too: a number, or one per name."""
+        return self.base_precision if self.posterior is None else scaled(self.base_precision, self.posterior.factor)
 
     def fitted(self) -> tuple[Subset, WeightCovariance]:
         """The chosen weights and the Gaussian over them.
@@ -264,8 +257,7 @@ class Laplace:
         Returns:
             The draws. Their KL is that of the Gaussian to its prior, the same for each.
         """
-        if not isinstance(num_draws, int) or isinstance(num_draws, bool) or num_draws < 1:
-            raise ValueError(f"num_draws={num_draws}; give an integer of at least 1")
+        _check_draws(num_draws)
         subset, posterior = self.fitted()
         weights = subset.fill(posterior.draw(num_draws, generator), self._values)
         return Draws(self._runner, weights, self.kl().expand(num_draws))
@@ -313,9 +305,9 @@ class Laplace:
         self.posterior = posterior.rescaled(factor)
 
     @property
-    def num_outputs(self) -> int:
-        """Scalars that the data term is a sum over: examples times outputs."""
-        return self.data.num_data * self.outputs_per_example
+    def num_outputs(self) -> float:
+        """Scalars that the data term is a sum over: examples, by their weights, times outputs."""
+        return self.data.total_weight * self.outputs_per_example
 
     @torch.no_grad()
     def set_noise(self, variance: float) -> None:
@@ -327,7 +319,7 @@ class Laplace:
         if not isinstance(posterior, (FullCovariance, DiagonalCovariance)):
             raise ValueError("Laplace: set_noise needs covariance='full' or 'diagonal' without marginal=True")
         ratio = float(likelihood.noise.detach()) / variance
-        likelihood.raw_noise.copy_(torch.as_tensor(raw_positive(variance)))
+        likelihood.raw_noise.copy_(torch.tensor(raw_positive(variance), dtype=torch.float64))
         self.posterior = type(posterior)(
             posterior.subset, posterior.curvature * ratio, posterior.prior, posterior.factor
         )
@@ -375,6 +367,7 @@ class Laplace:
         if method == "network_mc":
             outputs = self.draw(num_draws, generator=generator).outputs(args, kwargs, output=self.output, memory=budget)
             return self.likelihood.predictive(outputs)
+        _check_draws(num_draws)
         subset, posterior = self.fitted()
         means, spreads = [], []
         offsets = posterior.draw(num_draws, generator) if method == "linearized_mc" else None
@@ -393,7 +386,9 @@ class Laplace:
             spreads.append(covariance if keeps else covariance.diagonal(dim1=-2, dim2=-1))
         if offsets is not None:
             return self.likelihood.predictive(Outputs(kept=torch.cat(spreads, dim=1)))
-        seed = int(torch.randint(2**31, (), generator=generator, device=generator.device if generator else None))
+        seed = torch.initial_seed() % 2**31  # nothing is drawn unless asked for, and then the same each time
+        if generator is not None:
+            seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
         return closed_form(OutputGaussian(torch.cat(means), torch.cat(spreads), seed), self.likelihood)
 
     @torch.no_grad()
@@ -410,6 +405,14 @@ class Laplace:
         _, posterior = self.fitted()
         args, kwargs = as_inputs(x)
         check_inputs(args, kwargs)
+        if joint:
+            rows = batch_size(args, kwargs) * self.outputs_per_example
+            size = rows * (rows + 2 * posterior.held) * torch.finfo(self._dtype).bits // 8
+            if size > self.memory:
+                raise ValueError(
+                    f"Laplace: a joint covariance of {rows} function values takes {in_words(size)}, more than "
+                    f"memory={in_words(self.memory)}; give fewer examples"
+                )
         budget = 2**62 if joint else self.memory
         found = []
         for point in self._linearizations(args, kwargs, budget):
@@ -422,9 +425,7 @@ class Laplace:
         jacobians = self._jacobians(subset.names)
         if batch_size(args, kwargs) == 0:
             raise ValueError("predict: the batch is empty; give at least one example")
-        held = max(subset.count(name) for name in subset.names)
-        per_row = 3 * (subset.size if isinstance(posterior, (FullCovariance, MarginalCovariance)) else held)
-        rows = curvatures.rows_at_once(jacobians, args, kwargs, budget, per_row)
+        rows = curvatures.rows_at_once(jacobians, args, kwargs, budget, 3 * posterior.held)
         with evaluating(self.network):
             for part_args, part_kwargs in split_rows(args, kwargs, rows):
                 yield jacobians.at(part_args, part_kwargs)
@@ -442,8 +443,6 @@ def _first(loader: Iterable[Any]) -> Any:
     raise ValueError("Laplace: the loader has no examples; give a loader over at least one")
 
 
-def _check_precision(value: float | Mapping[str, float]) -> float | dict[str, float]:
-    for number in value.values() if isinstance(value, Mapping) else [value]:
-        if not (isinstance(number, (int, float)) and number > 0 and math.isfinite(number)):
-            raise ValueError(f"Laplace: prior_precision={number}; give a positive number")
-    return dict(value) if isinstance(value, Mapping) else float(value)
+def _check_draws(num_draws: int) -> None:
+    if not isinstance(num_draws, int) or isinstance(num_draws, bool) or num_draws < 1:
+        raise ValueError(f"num_draws={num_draws}; give an integer of at least 1")

@@ -1,41 +1,63 @@
-"""Which layer of a network runs last."""
+"""Which layer of a network its output comes from."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
-from bayesify.execution import Runner, split_rows
-from bayesify.weights import Weight
+from bayesify.execution import Runner, select_output, split_rows
+from bayesify.weights import Weight, owner_of
 
 
+@torch.enable_grad()
 def last_layer(
-    runner: Runner, weights: Mapping[str, Weight], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    runner: Runner,
+    weights: Mapping[str, Weight],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    output: str | int | None = None,
 ) -> list[str]:
-    """Weights of the module that runs last among those with trainable weights of their own.
+    """Weights of the linear map that runs last among those that the output depends on.
 
     Args:
         runner: The network.
         weights: Its trainable weights by name.
         args: Positional inputs; one example is run.
         kwargs: Keyword inputs.
+        output: Which of several outputs.
 
     Raises:
-        ValueError: If no such module was called.
+        ValueError: If no linear map was called, or one is used without being called, so that it is not known which is last.
     """
+    network = runner.network
+    maps = {name: owner_of(network, name)[0] for name, weight in weights.items() if weight.kind == "matrix"}
+    parents = [module for module in network.modules() if isinstance(module, nn.MultiheadAttention)]
+    inside = {id(child): parent for parent in parents for child in parent.modules()}
+    owners = {name: inside.get(id(module), module) for name, module in maps.items()}  # attention runs as one layer
     called: list[nn.Module] = []
-    own = [module for module in runner.network.modules() if len(list(module.parameters(recurse=False)))]
-    handles = [module.register_forward_hook(lambda module, _, __: called.append(module)) for module in own]
+    unique = {id(module): module for module in owners.values()}
+    handles = [module.register_forward_hook(lambda module, _, __: called.append(module)) for module in unique.values()]
+    values = {name: network.get_parameter(name).detach().clone().requires_grad_() for name in maps}
     try:
-        runner.call({}, *next(split_rows(args, kwargs, 1)))
+        outputs = select_output(runner.call(values, *next(split_rows(args, kwargs, 1))), output)
     finally:
         for handle in handles:
             handle.remove()
+    slopes: tuple[Any, ...] = (None,) * len(values)
+    if outputs.requires_grad:
+        slopes = torch.autograd.grad(outputs.sum(), list(values.values()), allow_unused=True)
+    used = [name for name, slope in zip(values, slopes, strict=True) if slope is not None]
+    hidden = [name for name in used if not any(owners[name] is module for module in called)]
+    if hidden:
+        raise ValueError(
+            f"Laplace: {hidden[0]} is used without a call of its layer, so that the last layer is not known; name its weights, "
+            f"subset=[{hidden[0]!r}, ...]"
+        )
     for module in reversed(called):
-        mine = {id(parameter) for parameter in module.parameters()}
-        names = [name for name in weights if id(runner.network.get_parameter(name)) in mine]
+        names = [name for name in used if owners[name] is module]
         if names:
             return names
-    raise ValueError("Laplace: no layer with trainable weights was called; name the weights, subset=[...]")
+    raise ValueError("Laplace: the output depends on no trainable linear map; name the weights, subset=[...]")

@@ -67,7 +67,7 @@ class GaussianRegressionPredictive(RegressionPredictive):
         mean, variance = outputs.mean, outputs.variance
         if isinstance(likelihood, HeteroscedasticGaussian):
             (mean, log_noise), (variance, spread) = mean.chunk(2, dim=-1), variance.chunk(2, dim=-1)
-            noise = (log_noise.clamp(-20, 20) + 0.5 * spread).exp()
+            noise = (log_noise.clamp(-20, 20) + 0.5 * spread).clamp_max(20).exp()
             self._correlated = False
         else:
             noise = likelihood.noise.detach().to(mean).expand(mean.shape).clone()  # type: ignore[operator]

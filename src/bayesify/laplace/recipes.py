@@ -8,7 +8,7 @@ from torch import nn
 
 from bayesify import subnetwork
 from bayesify.baselines.recipes import train_point
-from bayesify.laplace.covariances import full_bytes
+from bayesify.laplace.budget import full_bytes
 from bayesify.laplace.laplace import Laplace
 from bayesify.laplace.memory import parse_bytes
 from bayesify.likelihoods import Likelihood

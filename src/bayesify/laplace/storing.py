@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from bayesify.laplace.covariances import (
     DiagonalCovariance,
     FullCovariance,
-    KroneckerCovariance,
     MarginalCovariance,
     WeightCovariance,
 )
 from bayesify.laplace.curvature import DataTerm, KroneckerBlock
+from bayesify.laplace.kronecker_covariance import KroneckerCovariance
 from bayesify.laplace.laplace import Laplace
 from bayesify.laplace.subset import Subset
 from bayesify.storables import Storable, fingerprint, register_storable
@@ -31,7 +31,7 @@ def _config(laplace: Laplace) -> dict[str, Any]:
         "marginal": laplace.marginal,
         "memory": laplace.memory,
         "output": laplace.output,
-        "prior_precision": laplace.prior_precision,
+        "prior_precision": laplace.base_precision,
         "factor": posterior.factor,
         "data": vars(laplace.data),
         "outputs_per_example": laplace.outputs_per_example,

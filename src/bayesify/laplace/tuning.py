@@ -70,10 +70,11 @@ def tune_prior_precision(
         method = "evidence" if loader is None else "validation"
     if method not in ("validation", "evidence"):
         raise ValueError(f"tune_prior_precision: method={method!r}; give 'validation' or 'evidence'")
+    grid = [float(value) for value in grid]
     if any(not (value > 0 and math.isfinite(value)) for value in grid) or not grid:
-        raise ValueError(f"tune_prior_precision: grid={list(grid)}; give positive numbers")
+        raise ValueError(f"tune_prior_precision: grid={grid}; give positive numbers")
     laplace.fitted()
-    base = 1.0 if isinstance(laplace.prior_precision, dict) else laplace.prior_precision
+    base = 1.0 if isinstance(laplace.base_precision, dict) else laplace.base_precision
     if method == "evidence":
         if noise:
             _fit_noise(laplace)

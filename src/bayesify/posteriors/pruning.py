@@ -17,7 +17,7 @@ def largest(scores: Mapping[str, Tensor], masks: Mapping[str, Tensor | None], ke
         keep: Fraction of all entries, pruned ones counted in, that stays.
 
     Returns:
-        A mask per name: exactly `round(keep * entries)` are true, none of them pruned before.
+        A mask per name: exactly `round(keep * entries)`, but at least one, are true, none of them pruned before.
 
     Raises:
         ValueError: If less than that fraction is left.
@@ -28,7 +28,7 @@ def largest(scores: Mapping[str, Tensor], masks: Mapping[str, Tensor | None], ke
         left[name] = torch.ones_like(score, dtype=torch.bool) if earlier is None else earlier
     total = sum(score.numel() for score in scores.values())
     alive = sum(int(mask.sum()) for mask in left.values())
-    wanted = round(keep * total)
+    wanted = max(1, round(keep * total))  # a layer without any number could never come back
     if wanted > alive:
         raise ValueError(
             f"prune: keep={keep}, but only {alive / total:.3g} of the numbers are left; give a smaller fraction"

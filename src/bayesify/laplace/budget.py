@@ -1,0 +1,49 @@
+"""What a covariance takes in memory, found before it is computed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from bayesify.laplace.memory import in_words
+from bayesify.weights import Weight, group_layers
+
+
+def full_bytes(size: int, dtype: torch.dtype) -> int:
+    """Memory that a full covariance over `size` weights takes: the curvature, its factor and one copy."""
+    return 3 * size * size * torch.finfo(dtype).bits // 8
+
+
+def largest_size(memory: int, dtype: torch.dtype) -> int:
+    """The largest subset whose full covariance fits into a budget of bytes."""
+    return math.isqrt(memory * 8 // (3 * torch.finfo(dtype).bits))
+
+
+def check_budget(covariance: str, size: int, weights: Mapping[str, Weight], dtype: torch.dtype, memory: int) -> None:
+    """Raise `ValueError` if a covariance over `size` of a network's weights does not fit into a budget of bytes.
+
+    Args:
+        covariance: `"full"`, `"diagonal"` or `"kronecker"`.
+        size: Weights that are chosen.
+        weights: All that could be.
+        dtype: Of the covariance.
+        memory: The budget.
+    """
+    if covariance == "full" and full_bytes(size, dtype) > memory:
+        largest = largest_size(memory, dtype)
+        raise ValueError(
+            f"Laplace: a full covariance over {size:,} weights takes {in_words(full_bytes(size, dtype))} (the matrix, its factor "
+            f"and a copy), more than memory={in_words(memory)}; choose at most {largest:,} weights, such as "
+            f"subset=bayesify.subnetwork.largest_variance({largest}), give more memory=, or covariance='diagonal'"
+        )
+    if covariance == "kronecker" and size == sum(weight.numel for weight in weights.values()):
+        layers = [layer for layer in group_layers(weights.values()) if layer.weights[0].kind == "matrix"]
+        entries = sum(layer.rows**2 + layer.cols**2 for layer in layers)
+        needed = 2 * entries * torch.finfo(dtype).bits // 8  # factors and their eigenvectors
+        if needed > memory:
+            raise ValueError(
+                f"Laplace: the Kronecker factors of {len(layers)} layers take {in_words(needed)}, more than "
+                f"memory={in_words(memory)}; give more memory=, covariance='diagonal', or a subset of the layers"
+            )
