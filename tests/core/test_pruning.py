@@ -139,3 +139,17 @@ def test_a_pruned_state_does_not_go_into_an_unpruned_network_nor_the_other_way()
         whole.load_state_dict(pruned.state_dict())
     with pytest.raises(RuntimeError, match="not pruned, but this network is"):
         pruned.load_state_dict(state)
+
+
+def test_every_tensor_keeps_at_least_one_number() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 1))
+    posterior = posteriors.InducingWeights(6, 6, init="network", fit_to_layer=True)
+    bnn = bayesify.bayesianize(net, posterior, likelihood=likelihoods.Gaussian(noise=0.1))
+    bayesify.prune(bnn, keep=0.5)  # Z of the last layer has one row of one number
+    assert bool(bnn.mean_network()[2].weight.any())
+
+
+def test_what_is_not_a_bayesian_network_is_refused() -> None:
+    with pytest.raises(TypeError, match="make one with bayesianize"):
+        bayesify.prune(nn.Linear(2, 2), keep=0.5)  # type: ignore[arg-type]
