@@ -112,7 +112,10 @@ class FunctionSpaceVI:
             names = [name for name in names if bnn.weights[name].layer == bnn.weights[names[-1]].layer]
         self._jacobians = Jacobians(Runner(bnn.network, bnn.weights), names, output=bnn._output)
         self.prior = copy.deepcopy(prior) if prior is not None else Constant(prior_mean, prior_variance)
-        stds = bnn.prior.draw(1).std
+        weights_prior = bnn.prior.typical()
+        if not weights_prior.fixed:
+            raise ValueError("FunctionSpaceVI: the weights' prior draws its scale; use a fixed one, such as Neal()")
+        stds = weights_prior.std
         self.prior.bind(self._jacobians, {key: mean.detach() for key, mean in self._means().items()}, stds, self.memory)
         self._bytes_per_row: dict[Any, float] = {}
         self._output_shape: tuple[int, ...] = ()
