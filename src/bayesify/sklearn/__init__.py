@@ -1,0 +1,6 @@
+"""scikit-learn estimators: any method of the registry on a table of numbers."""
+
+from bayesify.sklearn.classifier import BayesianClassifier
+from bayesify.sklearn.regressor import BayesianRegressor
+
+__all__ = ["BayesianClassifier", "BayesianRegressor"]

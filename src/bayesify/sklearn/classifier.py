@@ -1,0 +1,167 @@
+"""`BayesianClassifier`."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets
+from torch import nn
+
+from bayesify.likelihoods import Categorical, Likelihood
+from bayesify.predictive import ClassificationPredictive
+from bayesify.sklearn.estimator import BayesianEstimator
+from bayesify.sklearn.rows import Rows
+from bayesify.sklearn.training import Plan
+
+
+class BayesianClassifier(ClassifierMixin, BayesianEstimator):
+    """Classification by a Bayesian network under any method, with a softmax over two or more classes.
+
+    Inputs are standardized by the training rows. Everything is in float64 on the CPU. A weight of k means k copies of a row:
+    rows that fit into one batch give the same result to the last bit either way.
+
+    Args:
+        method: A name or alias from the registry, such as `"mean_field"`, `"ensemble"` or `"laplace"`; `bayesify methods`
+            lists them.
+        hidden: Units of each hidden layer; `()` for Bayesian logistic regression.
+        activation: `"tanh"`, `"relu"`, `"silu"` or `"gelu"`.
+        network: A network of your own in place of `hidden`: from [B, columns] to [B, classes]. It is copied.
+        method_options: Arguments of the method's posterior or recipe, such as `{"members": 10}`.
+        prior_scale: The weights' prior has standard deviation `prior_scale / sqrt(fan_in)`.
+        epochs: Passes over the data in the main phase, after a quarter as many to the maximum a posteriori; by the number
+            of rows if left out.
+        learning_rate: Of Adam, at the first step; recipes have their own, see `method_options`.
+        batch_size: All rows up to 1,024 if left out, else 256.
+        num_draws: Draws of the weights in a training step.
+        prediction_draws: Draws of the weights for predictions, the same for every row and call.
+        standardize: Whether inputs are brought to mean 0 and variance 1.
+        memory_rows: Rows that `partial_fit` keeps.
+        random_state: Seed of everything random.
+        verbose: Whether to show a progress bar.
+
+    Attributes:
+        classes_: The labels, sorted.
+        model_: What was trained, on standardized data: a `BayesianNetwork`, a `Laplace`, ...
+        method_: The method's name in the registry.
+        n_features_in_: Columns.
+        feature_names_in_: Their names, where X had names.
+    """
+
+    # -- training --------------------------------------------------------------------------------------------------
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Train from the start.
+
+        Args:
+            X: [N, D] numbers.
+            y: [N] labels of any kind: integers, strings, ...
+            sample_weight: How many examples each row stands for, [N]; 1 if left out.
+
+        Returns:
+            Itself.
+
+        Raises:
+            ValueError: If data or parameters are not valid, such as a single class or an unknown method.
+            ImportError: If the method needs a package that is not installed.
+        """
+        return self._fit(self._training_rows(X, y, sample_weight, classes=None, first=True))
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
+        """Train on more rows, beside those of earlier calls.
+
+        The first call does what `fit` does. Later ones go on from the posterior they find, for a quarter as long, on the new rows
+        together with up to `memory_rows` of the earlier ones, which stand for all of them; a method with a recipe of its
+        own is trained from the start on these. Units stay those of the first call where training goes on.
+
+        Args:
+            X: [N, D] numbers.
+            y: [N] labels.
+            classes: All labels that will ever come; needed in the first call.
+            sample_weight: How many examples each row stands for, [N].
+
+        Returns:
+            Itself.
+
+        Raises:
+            ValueError: As for `fit`, without `classes` in the first call, or after `fit`, which keeps no rows.
+        """
+        first = not hasattr(self, "model_")
+        if first and classes is None:
+            raise ValueError(
+                "BayesianClassifier: the first call of partial_fit needs classes, all labels that will come"
+            )
+        if not first and classes is not None and not np.array_equal(self.classes_, np.unique(classes)):
+            raise ValueError(
+                f"BayesianClassifier: classes={classes!r} differ from {self.classes_.tolist()} of the first call; "
+                "give the same, or none"
+            )
+        return self._partial_fit(self._training_rows(X, y, sample_weight, classes=classes, first=first))
+
+    def _training_rows(self, X: Any, y: Any, sample_weight: Any, classes: Any, first: bool) -> Rows:
+        X, y, weights = self._rows(X, y, sample_weight, reset=first, least=2 if first and classes is None else 1)
+        check_classification_targets(y)
+        if first:
+            known = np.unique(y) if classes is None else np.unique(classes)
+            if len(known) < 2 or (classes is None and len(np.unique(y[weights > 0])) < 2):
+                only = np.unique(y[weights > 0]).tolist()
+                raise ValueError(
+                    f"BayesianClassifier: y holds one class, {only[0]!r}; give rows of at least two classes"
+                )
+            self.classes_ = known
+        unknown = ~np.isin(y, self.classes_)
+        if unknown.any():
+            raise ValueError(
+                f"BayesianClassifier: label {y[unknown][0]!r} is not among the classes {self.classes_.tolist()}; "
+                "name it in classes in the first call"
+            )
+        return Rows(X, np.searchsorted(self.classes_, y), weights).weighed()
+
+    def _likelihood(self, net: nn.Module, rows: Rows, plan: Plan) -> Likelihood:
+        return Categorical()
+
+    def _num_outputs(self) -> int:
+        return len(self.classes_)
+
+    # -- prediction ------------------------------------------------------------------------------------------------
+
+    def predictive(self, X: Any) -> ClassificationPredictive:
+        """The predictive distribution over positions in `classes_`: probabilities, entropy and its parts, `log_prob`.
+
+        Args:
+            X: [N, D] numbers.
+
+        Raises:
+            sklearn.exceptions.NotFittedError: Before `fit`.
+        """
+        found = self._predict_standardized(X)
+        assert isinstance(found, ClassificationPredictive)
+        return found
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Probability of each class, in the order of `classes_`: [N, C].
+
+        Args:
+            X: [N, D] numbers.
+        """
+        probs: np.ndarray = self.predictive(X).class_probs.detach().numpy()
+        return probs / probs.sum(1, keepdims=True)
+
+    def predict_log_proba(self, X: Any) -> np.ndarray:
+        """Logarithms of `predict_proba`: [N, C].
+
+        Args:
+            X: [N, D] numbers.
+        """
+        probs = self.predict_proba(X)
+        return np.log(np.maximum(probs, np.finfo(probs.dtype).tiny))
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable label of each row: [N].
+
+        Args:
+            X: [N, D] numbers.
+        """
+        labels: np.ndarray = self.classes_[self.predict_proba(X).argmax(1)]
+        return labels

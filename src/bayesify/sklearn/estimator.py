@@ -1,0 +1,212 @@
+"""What both estimators share: parameters, training from arrays, prediction."""
+
+from __future__ import annotations
+
+import inspect
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any, Self
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from torch import nn
+
+from bayesify import laplace as _laplace  # noqa: F401  registers its methods, as the next two do
+from bayesify.baselines import recipes as _recipes  # noqa: F401
+from bayesify.datasets.scaling import Standardization
+from bayesify.function_space import FunctionSpaceVI as _FunctionSpaceVI  # noqa: F401
+from bayesify.likelihoods import Likelihood
+from bayesify.network import BayesianNetwork
+from bayesify.predictive import Predictive
+from bayesify.random_streams import derive_seed
+from bayesify.registry import Method, get_method, suggest
+from bayesify.sklearn.rows import FULL_BATCH, Rows, standardization
+from bayesify.sklearn.training import ACTIVATIONS, Plan, make_network, own_network, predict, train, train_posterior
+
+LATER_EFFORT = 0.25
+"""Share of the training that a later call of `partial_fit` gets."""
+
+
+class BayesianEstimator(BaseEstimator):
+    """Common base of `BayesianRegressor` and `BayesianClassifier`; their pages describe the parameters."""
+
+    def __init__(
+        self,
+        method: str = "mean_field",
+        hidden: Sequence[int] = (50,),
+        *,
+        activation: str = "tanh",
+        network: nn.Module | None = None,
+        method_options: Mapping[str, Any] | None = None,
+        prior_scale: float = 2.0,
+        epochs: int | None = None,
+        learning_rate: float | None = None,
+        batch_size: int | None = None,
+        num_draws: int = 4,
+        prediction_draws: int = 100,
+        standardize: bool = True,
+        memory_rows: int = 10_000,
+        random_state: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        self.method = method
+        self.hidden = hidden
+        self.activation = activation
+        self.network = network
+        self.method_options = method_options
+        self.prior_scale = prior_scale
+        self.epochs = epochs
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.num_draws = num_draws
+        self.prediction_draws = prediction_draws
+        self.standardize = standardize
+        self.memory_rows = memory_rows
+        self.random_state = random_state
+        self.verbose = verbose
+
+    # -- what a task adds ------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _likelihood(self, net: nn.Module, rows: Rows, plan: Plan) -> Likelihood:
+        """p(y | outputs) in standardized units."""
+
+    @abstractmethod
+    def _num_outputs(self) -> int:
+        """Outputs of the network."""
+
+    def _scale_targets(self, rows: Rows) -> Rows:
+        """Targets in the units in which they are trained on."""
+        return rows
+
+    def _choose_units(self, rows: Rows) -> None:
+        """Take the units of training from the rows."""
+        self._x_units = self._units(rows.x, rows.weights)
+
+    def _units(self, values: np.ndarray, weights: np.ndarray) -> Standardization:
+        if self.standardize:
+            return standardization(values, weights)
+        return Standardization(np.zeros((1, values.shape[1])), np.ones((1, values.shape[1])))
+
+    # -- training --------------------------------------------------------------------------------------------------
+
+    def _fit(self, rows: Rows) -> Self:
+        method = self._check_parameters()
+        self._start(rows, method)
+        self._kept = None
+        return self
+
+    def _partial_fit(self, rows: Rows) -> Self:
+        method = self._check_parameters()
+        kept: Rows | None = getattr(self, "_kept", None)
+        if kept is None and hasattr(self, "model_"):
+            raise ValueError(
+                f"{type(self).__name__}: partial_fit after fit, which keeps no rows to train on beside the new ones; "
+                "give the first rows to partial_fit too, which trains on them as fit does"
+            )
+        whole = rows if kept is None else kept.joined(rows)
+        if kept is not None and isinstance(self.model_, BayesianNetwork) and method.fit is None:
+            trained = self._prepared(whole)
+            train_posterior(self.model_, trained, self._plan(method), effort=LATER_EFFORT, start=False)
+        else:
+            self._start(whole, method)
+        self._kept = whole.thinned(self.memory_rows, derive_seed(self._seed, "rows", len(whole), whole.num_data))
+        return self
+
+    def _start(self, rows: Rows, method: Method) -> None:
+        self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        self._choose_units(rows)
+        net = self._make_network()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(self._seed, "training"))
+            prepared, plan = self._prepared(rows), self._plan(method)
+            self.model_ = train(net, self._likelihood(net, prepared, plan), prepared, plan)
+        self.method_ = method.name
+
+    def _prepared(self, rows: Rows) -> Rows:
+        scaled = self._scale_targets(Rows(self._x_units(rows.x), rows.y, rows.weights))
+        return scaled.merged() if len(scaled) <= FULL_BATCH else scaled
+
+    def _plan(self, method: Method) -> Plan:
+        return Plan(
+            method,
+            dict(self.method_options or {}),
+            float(self.prior_scale),
+            self.epochs,
+            self.learning_rate,
+            self.batch_size,
+            self.num_draws,
+            self._seed,
+            bool(self.verbose),
+        )
+
+    def _make_network(self) -> nn.Module:
+        owner, sizes = type(self).__name__, (self.n_features_in_, self._num_outputs())
+        if self.network is not None:
+            return own_network(self.network, *sizes, owner)
+        return make_network(sizes[0], tuple(self.hidden), self.activation, sizes[1], derive_seed(self._seed, "network"))
+
+    def _rows(
+        self, X: Any, y: Any, sample_weight: Any, *, reset: bool, least: int = 2, **options: Any
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        X, y = validate_data(self, X, y, reset=reset, dtype=np.float64, ensure_min_samples=least, **options)
+        weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+        if not weights.sum() > 0:
+            raise ValueError(f"{type(self).__name__}: every sample_weight is zero; give some rows a positive weight")
+        return X, y, weights
+
+    def _check_parameters(self) -> Method:
+        owner = type(self).__name__
+        try:
+            method = get_method(str(self.method))
+        except ValueError as error:
+            raise ValueError(f"{owner}: {error}") from None
+        if method.status != "ready":
+            raise ImportError(f"{owner}: method={method.name!r} {method.status}; pip install 'bayesify[all]'")
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"{owner}: activation={self.activation!r}; {suggest(str(self.activation), ACTIVATIONS)}")
+        counts: dict[str, Any] = {
+            "epochs": self.epochs,
+            "batch_size": self.batch_size,
+            "num_draws": self.num_draws,
+            "prediction_draws": self.prediction_draws,
+            "memory_rows": self.memory_rows,
+        }
+        if isinstance(self.hidden, (str, int)) or not isinstance(self.hidden, (Sequence, np.ndarray)):
+            raise ValueError(f"{owner}: hidden={self.hidden!r}; give a tuple of widths such as (50,), () for none")
+        counts |= {f"hidden[{index}]": width for index, width in enumerate(self.hidden)}
+        for key, value in counts.items():
+            optional = key in ("epochs", "batch_size") and value is None
+            if not optional and not (isinstance(value, Integral) and not isinstance(value, bool) and value >= 1):
+                raise ValueError(f"{owner}: {key}={value!r}; give an integer of at least 1")
+        for key, value in {"prior_scale": self.prior_scale, "learning_rate": self.learning_rate}.items():
+            optional = key == "learning_rate" and value is None
+            if not optional and not (isinstance(value, Real) and value > 0 and np.isfinite(value)):
+                raise ValueError(f"{owner}: {key}={value!r}; give a positive number")
+        self._check_options(method)
+        return method
+
+    def _check_options(self, method: Method) -> None:
+        known = inspect.signature(method.fit or method.posterior).parameters  # type: ignore[arg-type]
+        given = ("net", "likelihood", "loader", "prior", "num_data", "epochs", "seed") if method.fit else ()
+        names = [name for name in known if name not in given]
+        for name in self.method_options or {}:
+            if name not in names:
+                raise ValueError(
+                    f"{type(self).__name__}: method_options has {name!r}, which {method.name!r} does not take; "
+                    f"{suggest(str(name), names) if names else 'it takes none'}"
+                )
+
+    # -- prediction ------------------------------------------------------------------------------------------------
+
+    def _predict_standardized(self, X: Any) -> Predictive:
+        check_is_fitted(self, "model_")
+        X = validate_data(self, X, reset=False, dtype=np.float64)
+        x = torch.from_numpy(self._x_units(X))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(self._seed, "prediction"))
+            return predict(self.model_, x, self.prediction_draws, derive_seed(self._seed, "draws"))

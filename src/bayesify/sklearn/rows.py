@@ -1,0 +1,122 @@
+"""Rows of training data with weights: scaled, merged, cut into batches, and kept for later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayesify.datasets.scaling import Standardization
+
+FULL_BATCH = 1024
+"""Rows up to which every step sees all of them."""
+BATCH_SIZE = 256
+"""Rows of a batch where there are more."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Training data of an estimator.
+
+    Args:
+        x: Inputs, [N, D].
+        y: Targets, [N, O] numbers, or [N] positions of classes.
+        weights: How many examples each row stands for, [N].
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    weights: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    @property
+    def num_data(self) -> float:
+        """The examples that all rows stand for."""
+        return float(self.weights.sum())
+
+    def __getitem__(self, index: np.ndarray) -> Rows:
+        return Rows(self.x[index], self.y[index], self.weights[index])
+
+    def weighed(self) -> Rows:
+        """Without the rows of weight 0."""
+        return self if (self.weights > 0).all() else self[self.weights > 0]
+
+    def merged(self) -> Rows:
+        """Equal rows as one with their weights added, in an order that does not depend on the given one.
+
+        Training on them is then the same to the last bit whether an example is repeated or weighted.
+        """
+        both = np.column_stack((self.x, self.y))
+        _, first, inverse = np.unique(both, axis=0, return_index=True, return_inverse=True)
+        weights = np.bincount(inverse.reshape(-1), weights=self.weights, minlength=len(first))
+        return Rows(self.x[first], self.y[first], weights)
+
+    def joined(self, other: Rows) -> Rows:
+        """These rows and then others."""
+        return Rows(
+            np.concatenate((self.x, other.x)),
+            np.concatenate((self.y, other.y)),
+            np.concatenate((self.weights, other.weights)),
+        )
+
+    def thinned(self, size: int, seed: int) -> Rows:
+        """At most so many of the rows, chosen with probabilities that grow with their weights; they stand for all of them.
+
+        Args:
+            size: Rows that stay.
+            seed: Of the choice.
+        """
+        if len(self) <= size:
+            return self
+        # The largest log(u) / weight are a sample without replacement by weight (Efraimidis & Spirakis 2006). A row's chance is
+        # its weight's share already, so those that stay count equally.
+        keys = np.log(np.random.default_rng(seed).random(len(self))) / self.weights
+        kept = self[np.sort(np.argpartition(-keys, size)[:size])]
+        return Rows(kept.x, kept.y, np.full(size, self.num_data / size))
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Inputs, targets and weights."""
+        return torch.from_numpy(self.x), torch.from_numpy(self.y), torch.from_numpy(self.weights)
+
+
+class Batches:
+    """Batches (inputs, targets, weights) in a new order each epoch, by torch's global generator.
+
+    Args:
+        rows: The data.
+        size: Rows of a batch; if all fit into one, their order stays.
+    """
+
+    def __init__(self, rows: Rows, size: int) -> None:
+        self._tensors, self._size, self._rows = rows.tensors(), size, len(rows)
+
+    def __len__(self) -> int:
+        return -(-self._rows // self._size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        if len(self) == 1:
+            yield self._tensors
+            return
+        for index in torch.randperm(self._rows).split(self._size):
+            yield tuple(tensor[index] for tensor in self._tensors)
+
+
+def standardization(values: np.ndarray, weights: np.ndarray) -> Standardization:
+    """Weighted mean and standard deviation of each column; 1 in place of the deviation of a constant column.
+
+    Args:
+        values: [N, D].
+        weights: [N], not negative, with a positive sum.
+    """
+    if not len(values):
+        return Standardization(np.zeros((1, values.shape[1])), np.ones((1, values.shape[1])))
+    share = (weights / weights.sum())[:, None]
+    mean = (share * values).sum(0, keepdims=True)
+    std = np.sqrt((share * np.square(values - mean)).sum(0, keepdims=True))
+    # Rounding leaves a constant column with a spread of some 1e-16 of its size.
+    return Standardization(mean, np.where(std > 1e-12 * np.abs(mean), std, 1.0))

@@ -1,0 +1,280 @@
+"""How an estimator trains a method: budgets by the number of rows, a phase for the start, and the method itself."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from bayesify.likelihoods import Gaussian, Likelihood
+from bayesify.network import BayesianNetwork, bayesianize
+from bayesify.posteriors import Point
+from bayesify.predictive import Predictive
+from bayesify.priors import Neal
+from bayesify.random_streams import derive_seed
+from bayesify.registry import Method
+from bayesify.sklearn.rows import BATCH_SIZE, FULL_BATCH, Batches, Rows
+from bayesify.training import fit
+
+STEPS, SLOW_STEPS = 500, 200
+"""Optimizer steps of the main phase where the rows fit into one batch, and steps of a chain."""
+LEAST_EPOCHS = 20
+"""Passes over larger data, at least."""
+LEARNING_RATE = 0.03
+ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "silu": nn.SiLU, "gelu": nn.GELU}
+START_NOISE = 0.1
+"""Noise variance of standardized targets before it is estimated or learned."""
+POINT_ESTIMATES = ("point", "ensemble", "dropout", "rank_one")
+"""Posteriors whose weights, or most of them, are point estimates: their main phase is the search for the maximum a posteriori
+already, and a start at one place would make the members of an ensemble alike."""
+FOLDS = 3
+"""Parts of the rows, each predicted from the others, that the noise is estimated by; of larger data one part is."""
+FOLD_EFFORT = 0.4
+"""Share of the main phase's epochs that the training of a fold gets."""
+LEAST_NOISE = 1e-4
+"""Noise variance of standardized targets, at least, where it is estimated."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an estimator's parameters say about training.
+
+    Args:
+        method: From the registry.
+        options: Of the posterior or the recipe; the registry's for small problems fill what is missing.
+        prior_scale: Of the `Neal` prior.
+        epochs: Of the main phase; by the number of rows if `None`.
+        learning_rate: Of the first step, from which it falls to 0 as half a cosine.
+        batch_size: All rows up to `FULL_BATCH` if `None`, else `BATCH_SIZE`.
+        num_draws: Of the weights in a step.
+        seed: Of everything random.
+        progress: Whether to show a progress bar.
+    """
+
+    method: Method
+    options: Mapping[str, Any] = field(default_factory=dict)
+    prior_scale: float = 1.0
+    epochs: int | None = None
+    learning_rate: float | None = None
+    batch_size: int | None = None
+    num_draws: int = 4
+    seed: int = 0
+    progress: bool = False
+
+    def batches(self, rows: Rows) -> Batches:
+        """The rows as a loader."""
+        size = self.batch_size or (len(rows) if len(rows) <= FULL_BATCH else BATCH_SIZE)
+        return Batches(rows, min(size, len(rows)))
+
+    def count_epochs(self, batches: int) -> int:
+        """Epochs of the main phase for so many batches an epoch."""
+        if self.epochs is not None:
+            return self.epochs
+        if self.method.slow:
+            return SLOW_STEPS
+        return max(math.ceil(STEPS / batches), min(STEPS, LEAST_EPOCHS))
+
+
+def train(net: nn.Module, likelihood: Likelihood, rows: Rows, plan: Plan) -> Any:
+    """Train a method from a network's weights.
+
+    Args:
+        net: In float64, untrained.
+        likelihood: p(y | outputs). Noise that can be learned is what it is at most: variational posteriors learn how much less,
+            all other methods keep it.
+        rows: Standardized.
+        plan: The rest.
+
+    Returns:
+        Something with `predict(x)`.
+    """
+    method = plan.method
+    if method.fit is not None or method.name in POINT_ESTIMATES:
+        likelihood = _fixed(likelihood)
+    options = {**method.options, **plan.options}
+    if method.fit is None:
+        assert method.posterior is not None
+        bnn = bayesianize(net, method.posterior(**options), likelihood=likelihood, prior=Neal(plan.prior_scale))
+        train_posterior(bnn, rows, plan, start=method.name not in POINT_ESTIMATES)
+        return bnn.eval()
+    batches = plan.batches(rows)
+    return method.fit(
+        net,
+        likelihood,
+        batches,
+        prior=Neal(plan.prior_scale),
+        num_data=len(rows),  # with weights as they are, the data term of all batches is their weighted sum
+        epochs=plan.count_epochs(len(batches)),
+        seed=plan.seed,
+        **options,
+    )
+
+
+def _fixed(likelihood: Likelihood) -> Likelihood:
+    """A likelihood that learns nothing, for methods under which noise would shrink to what a network that fits every row leaves."""
+    if not isinstance(likelihood, Gaussian):
+        return likelihood
+    return Gaussian(likelihood.noise.detach().tolist(), learn=False).double()
+
+
+def estimate_noise(net: nn.Module, rows: Rows, plan: Plan) -> np.ndarray:
+    """Noise variance of each target: the mean square of what a network trained to the maximum a posteriori leaves of rows that it
+    has not seen.
+
+    It holds the network's own error too, so it is the noise at most.
+
+    Args:
+        net: Where every fold's training starts.
+        rows: Standardized.
+        plan: How to train.
+
+    Returns:
+        [O].
+    """
+    if len(rows) < 2:
+        return np.full(rows.y.shape[1], START_NOISE)
+    folds = min(FOLDS, len(rows))
+    of_row = np.random.default_rng(derive_seed(plan.seed, "folds")).permutation(len(rows)) % folds
+    held: list[Rows] = []
+    squares: list[np.ndarray] = []
+    for fold in range(folds if len(rows) <= FULL_BATCH else 1):
+        likelihood = Gaussian(START_NOISE, learn=False).double()
+        bnn = bayesianize(net, Point(), likelihood=likelihood, prior=Neal(plan.prior_scale))
+        train_posterior(bnn, rows[of_row != fold], plan, effort=FOLD_EFFORT, start=False)
+        held.append(rows[of_row == fold])
+        predicted = bnn.predict(torch.from_numpy(held[-1].x)).mean.numpy()  # type: ignore[attr-defined]
+        squares.append(np.square(held[-1].y - predicted))
+    weights = np.concatenate([part.weights for part in held])
+    return np.maximum(np.average(np.concatenate(squares), axis=0, weights=weights), LEAST_NOISE)
+
+
+def train_posterior(bnn: BayesianNetwork, rows: Rows, plan: Plan, *, effort: float = 1.0, start: bool = True) -> None:
+    r"""Maximize the evidence lower bound of weighted rows.
+
+    $$ \sum_n \omega_n \mathbb{E}_q \log p(y_n | f(x_n)) - \mathrm{KL}(q \| p) $$
+
+    Args:
+        bnn: The network, changed in place.
+        rows: Standardized, with weights $\omega$.
+        plan: The rest.
+        effort: Share of the epochs.
+        start: Whether a phase of a quarter as many epochs comes first, in which the posterior's mean goes to the maximum a
+            posteriori, with the noise where it is: learned there, it would shrink with the residuals.
+
+    Noise stays at most what it is at the start: a factorized posterior of few rows else takes all of the targets' variance for it.
+    """
+    # `fit` works with the mean over rows: weights of mean 1, and a KL divided by what the rows stand for.
+    mean_one = Rows(rows.x, rows.y, rows.weights * (len(rows) / rows.num_data))
+    batches = plan.batches(mean_one)
+    epochs = max(1, round(effort * plan.count_epochs(len(batches))))
+    shares: dict[str, Any] = {
+        "num_data": len(rows),
+        "kl_weight": len(rows) / rows.num_data,
+        "learning_rate": plan.learning_rate or LEARNING_RATE,
+        "seed": plan.seed,
+        "progress": plan.progress,
+    }
+    learned = [(parameter, parameter.detach().clone()) for parameter in _learned(bnn.likelihood)]
+    bnn.train()
+    if start:
+        for parameter, _ in learned:
+            parameter.requires_grad_(False)
+        fit(bnn, batches, epochs=0, map_epochs=max(1, epochs // 4), **shares)
+        for parameter, _ in learned:
+            parameter.requires_grad_(True)
+
+    def cap(*_: Any) -> None:
+        with torch.no_grad():
+            for parameter, most in learned:
+                parameter.copy_(torch.minimum(parameter, most))
+
+    total = epochs * len(batches)
+    fit(
+        bnn,
+        batches,
+        epochs=epochs,
+        num_draws=max(plan.num_draws, *(part.training_draws for part in bnn._parts())),
+        scheduler=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total),
+        step_scheduler="step",
+        callbacks=[cap],
+        **shares,
+    )
+    bnn.eval()
+
+
+def _learned(likelihood: Likelihood | None) -> list[nn.Parameter]:
+    return [] if likelihood is None else [entry for entry in likelihood.parameters() if entry.requires_grad]
+
+
+def predict(model: Any, x: torch.Tensor, num_draws: int, seed: int) -> Predictive:
+    """A model's predictive, with the same draws for every x.
+
+    Args:
+        model: What `train` returned.
+        x: Standardized, [B, D].
+        num_draws: Where the model draws; an ensemble's members are taken once each.
+        seed: Of the draws.
+    """
+    takes = inspect.signature(model.predict).parameters.keys()
+    arguments: dict[str, Any] = {}
+    if isinstance(model, BayesianNetwork) and model.posterior.support is not None:
+        num_draws = model.posterior.support
+    if "num_draws" in takes:
+        arguments["num_draws"] = num_draws
+    if "generator" in takes:
+        arguments["generator"] = torch.Generator().manual_seed(seed)
+    prediction: Predictive = model.predict(x, **arguments)
+    return prediction
+
+
+def make_network(num_inputs: int, hidden: tuple[int, ...], activation: str, num_outputs: int, seed: int) -> nn.Module:
+    """A network of linear layers in float64, the same for the same seed.
+
+    Args:
+        num_inputs: Of the first layer.
+        hidden: Units of each hidden layer; none for a linear model.
+        activation: A key of `ACTIVATIONS`.
+        num_outputs: Of the last layer.
+        seed: Of the weights.
+    """
+    widths = [num_inputs, *hidden, num_outputs]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        layers: list[nn.Module] = []
+        for d_in, d_out in pairwise(widths):
+            layers += [nn.Linear(d_in, d_out), ACTIVATIONS[activation]()]
+    return nn.Sequential(*layers[:-1]).double()
+
+
+def own_network(net: nn.Module, num_inputs: int, num_outputs: int, owner: str) -> nn.Module:
+    """A copy of the user's network in float64, once it is clear that it fits the data.
+
+    Raises:
+        TypeError: If it is not a module.
+        ValueError: If it does not take rows of that width or gives another number of outputs.
+    """
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"{owner}: network is {type(net).__name__}; give a torch.nn.Module")
+    copied = copy.deepcopy(net).double()
+    modes = [(module, module.training) for module in copied.modules()]
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            outputs = copied.eval()(torch.zeros(2, num_inputs, dtype=torch.float64))
+    except RuntimeError as error:
+        raise ValueError(f"{owner}: network does not take rows of {num_inputs} columns: {error}") from error
+    for module, mode in modes:
+        module.training = mode
+    if tuple(outputs.shape) != (2, num_outputs):
+        raise ValueError(
+            f"{owner}: network gives outputs of shape {tuple(outputs.shape)} for 2 rows where y needs (2, {num_outputs}); "
+            f"give it a last layer of {num_outputs}"
+        )
+    return copied
