@@ -112,6 +112,6 @@ def test_table_counts_the_papers_claims():
     rows = [{**row, "system": system, "rmse": rmse} for system, rmse in zip(SYSTEMS, (0.2, 0.3, 0.1), strict=True)]
     text = random_features.summarize(rows)
     assert "0.2000" in text
-    assert "here 1 of 1 comparisons" in text
-    assert "here 1 of 1)" in text
-    assert "here 0 of 0 comparisons" in random_features.summarize(rows[:2])
+    assert "here in 1 of 1 comparisons" in text
+    assert "here in 1 of 1)" in text
+    assert "here in 0 of 0 comparisons" in random_features.summarize(rows[:2])

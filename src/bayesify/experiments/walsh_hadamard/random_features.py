@@ -308,8 +308,8 @@ def summarize(rows: Sequence[dict[str, Any]]) -> str:
     header = ["function", "covariance", "block", "parameters", *TITLES.values(), "seeds"]
     title = "Test RMSE over the outputs' standard deviation. The paper shows a figure without numbers."
     claims = (
-        f"The paper finds WHVI ahead of Fourier features everywhere (here {ahead} of {whole} comparisons), and inducing points "
-        f"ahead of WHVI (here {behind} of {whole})."
+        f"The paper finds WHVI ahead of Fourier features (here in {ahead} of {whole} comparisons), and inducing points "
+        f"ahead of WHVI (here in {behind} of {whole})."
     )
     return table(header, lines, title) + "\n" + claims
 
