@@ -23,7 +23,7 @@ def fit_deep_gp(
     epochs: int,
     seed: int,
     depth: int = 2,
-    num_inducing: int = 50,
+    num_inducing: int = 30,
     inducing: Literal["global", "local"] = "global",
     learning_rate: float = 0.02,
 ) -> DeepGP:
