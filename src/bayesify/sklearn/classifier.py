@@ -37,7 +37,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         num_draws: Draws of the weights in a training step.
         prediction_draws: Draws of the weights for predictions, the same for every row and call.
         standardize: Whether inputs are brought to mean 0 and variance 1.
-        memory_rows: Rows that `partial_fit` keeps.
+        memory_rows: Training rows that stay in the estimator, for `partial_fit`; 0 for none.
         random_state: Seed of everything random.
         verbose: Whether to show a progress bar.
 
@@ -85,7 +85,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
             Itself.
 
         Raises:
-            ValueError: As for `fit`, without `classes` in the first call, or after `fit`, which keeps no rows.
+            ValueError: As for `fit`, without `classes` in the first call, or if no rows were kept.
         """
         first = not hasattr(self, "model_")
         if first and classes is None:
@@ -163,5 +163,6 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         Args:
             X: [N, D] numbers.
         """
-        labels: np.ndarray = self.classes_[self.predict_proba(X).argmax(1)]
+        best = self.predict_proba(X).argmax(1)
+        labels: np.ndarray = self.classes_[best]
         return labels

@@ -97,25 +97,29 @@ class BayesianEstimator(BaseEstimator):
     def _fit(self, rows: Rows) -> Self:
         method = self._check_parameters()
         self._start(rows, method)
-        self._kept = None
+        self._keep(rows)
         return self
 
     def _partial_fit(self, rows: Rows) -> Self:
         method = self._check_parameters()
-        kept: Rows | None = getattr(self, "_kept", None)
-        if kept is None and hasattr(self, "model_"):
+        if not hasattr(self, "model_"):
+            return self._fit(rows)
+        if self._kept is None:
             raise ValueError(
-                f"{type(self).__name__}: partial_fit after fit, which keeps no rows to train on beside the new ones; "
-                "give the first rows to partial_fit too, which trains on them as fit does"
+                f"{type(self).__name__}: partial_fit with memory_rows=0, so that no rows are there to train on beside the new ones; "
+                "let the estimator keep some"
             )
-        whole = rows if kept is None else kept.joined(rows)
-        if kept is not None and isinstance(self.model_, BayesianNetwork) and method.fit is None:
-            trained = self._prepared(whole)
-            train_posterior(self.model_, trained, self._plan(method), effort=LATER_EFFORT, start=False)
+        whole = self._kept.joined(rows)
+        if isinstance(self.model_, BayesianNetwork) and method.posterior is not None and method.name == self.method_:
+            train_posterior(self.model_, self._prepared(whole), self._plan(method), effort=LATER_EFFORT, start=False)
         else:
             self._start(whole, method)
-        self._kept = whole.thinned(self.memory_rows, derive_seed(self._seed, "rows", len(whole), whole.num_data))
+        self._keep(whole)
         return self
+
+    def _keep(self, rows: Rows) -> None:
+        seed = derive_seed(self._seed, "rows", len(rows), rows.num_data)
+        self._kept: Rows | None = rows.thinned(self.memory_rows, seed) if self.memory_rows else None
 
     def _start(self, rows: Rows, method: Method) -> None:
         self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -181,8 +185,9 @@ class BayesianEstimator(BaseEstimator):
         counts |= {f"hidden[{index}]": width for index, width in enumerate(self.hidden)}
         for key, value in counts.items():
             optional = key in ("epochs", "batch_size") and value is None
-            if not optional and not (isinstance(value, Integral) and not isinstance(value, bool) and value >= 1):
-                raise ValueError(f"{owner}: {key}={value!r}; give an integer of at least 1")
+            least = 0 if key == "memory_rows" else 1
+            if not optional and not (isinstance(value, Integral) and not isinstance(value, bool) and value >= least):
+                raise ValueError(f"{owner}: {key}={value!r}; give an integer of at least {least}")
         for key, value in {"prior_scale": self.prior_scale, "learning_rate": self.learning_rate}.items():
             optional = key == "learning_rate" and value is None
             if not optional and not (isinstance(value, Real) and value > 0 and np.isfinite(value)):

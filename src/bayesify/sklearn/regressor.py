@@ -44,7 +44,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         num_draws: Draws of the weights in a training step.
         prediction_draws: Draws of the weights for predictions, the same for every row and call.
         standardize: Whether inputs and targets are brought to mean 0 and variance 1.
-        memory_rows: Rows that `partial_fit` keeps.
+        memory_rows: Training rows that stay in the estimator, for `partial_fit`; 0 for none.
         random_state: Seed of everything random.
         verbose: Whether to show a progress bar.
 
@@ -135,7 +135,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             Itself.
 
         Raises:
-            ValueError: As for `fit`, or after `fit`, which keeps no rows.
+            ValueError: As for `fit`, or if no rows were kept.
         """
         return self._partial_fit(self._training_rows(X, y, sample_weight, first=not hasattr(self, "model_")))
 

@@ -35,8 +35,9 @@ START_NOISE = 0.1
 POINT_ESTIMATES = ("point", "ensemble", "dropout", "rank_one")
 """Posteriors whose weights, or most of them, are point estimates: their main phase is the search for the maximum a posteriori
 already, and a start at one place would make the members of an ensemble alike."""
-FOLDS = 3
-"""Parts of the rows, each predicted from the others, that the noise is estimated by; of larger data one part is."""
+FOLDS, FEW, FOLDS_OF_FEW = 3, 200, 6
+"""Parts of the rows, each predicted from the others, that the noise is estimated by; up to how many rows there are more
+parts, and how many. Of data that do not fit into a batch one part is predicted."""
 FOLD_EFFORT = 0.4
 """Share of the main phase's epochs that the training of a fold gets."""
 LEAST_NOISE = 1e-4
@@ -141,7 +142,7 @@ def estimate_noise(net: nn.Module, rows: Rows, plan: Plan) -> np.ndarray:
     """
     if len(rows) < 2:
         return np.full(rows.y.shape[1], START_NOISE)
-    folds = min(FOLDS, len(rows))
+    folds = min(FOLDS_OF_FEW if len(rows) <= FEW else FOLDS, len(rows))
     of_row = np.random.default_rng(derive_seed(plan.seed, "folds")).permutation(len(rows)) % folds
     held: list[Rows] = []
     squares: list[np.ndarray] = []

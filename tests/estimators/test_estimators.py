@@ -1,0 +1,245 @@
+"""Both estimators as a user of scikit-learn meets them."""
+
+import pickle
+import subprocess
+import sys
+import warnings
+
+import joblib
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("sklearn", minversion="1.7")
+
+from sklearn.base import clone
+from sklearn.datasets import make_classification, make_moons
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import PolynomialFeatures
+
+from bayesify.registry import METHODS
+from bayesify.sklearn import BayesianClassifier, BayesianRegressor
+
+QUICK = {"hidden": (8,), "epochs": 30, "learning_rate": 0.05, "num_draws": 2, "prediction_draws": 20, "random_state": 0}
+RECIPES_AND_POSTERIORS = [name for name in METHODS if name not in ("hmc", "deep_gp")]
+
+
+def line(rows=60, outputs=1, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(rows, 3))
+    y = 100 + 10 * x @ rng.normal(size=(3, outputs)) + rng.normal(size=(rows, outputs))
+    return x, y[:, 0] if outputs == 1 else y
+
+
+@pytest.mark.parametrize("name", RECIPES_AND_POSTERIORS)
+def test_every_method_regresses_classifies_and_pickles(name):
+    x, y = line(40)
+    model = BayesianRegressor(name, **QUICK).fit(x, y)
+    mean, std = model.predict(x, return_std=True)
+    assert mean.shape == std.shape == y.shape
+    assert np.isfinite(mean).all()
+    assert (std**2 > 0.99 * model.noise_).all()
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(again.predict(x), mean)
+
+    labels = np.where(y > 100, "high", "low")
+    classes = BayesianClassifier(name, **QUICK).fit(x, labels)
+    probs = classes.predict_proba(x)
+    np.testing.assert_allclose(probs.sum(1), 1)
+    assert set(classes.predict(x)) <= {"high", "low"}
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(classes)).predict_proba(x), probs)
+
+
+@pytest.mark.slow
+def test_chains_work():
+    pytest.importorskip("pyro")
+    x, y = line(30)
+    model = BayesianRegressor("hmc", **{**QUICK, "hidden": (3,)}).fit(x, y)
+    assert model.score(x, y) > 0.5
+
+
+def test_a_method_that_needs_a_package_says_so(monkeypatch):
+    monkeypatch.setattr("bayesify.registry.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"method='hmc' needs pyro; pip install 'bayesify\[all\]'"):
+        BayesianRegressor("hmc").fit(*line())
+
+
+def test_defaults_fit_a_curve_and_cover_it():
+    """With a noise variance of 0.01 and 60 rows, an interval of 90 % holds more than half and not hopelessly wide ones."""
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-2, 2, (160, 1))
+    y = 50 + 5 * (np.sin(2 * x[:, 0]) + 0.1 * rng.normal(size=160))
+    model = BayesianRegressor(random_state=0).fit(x[:60], y[:60])
+    assert model.score(x[60:], y[60:]) > 0.9
+    lower, upper = model.predict_interval(x[60:], level=0.9)
+    assert ((lower < y[60:]) & (y[60:] < upper)).mean() > 0.8
+    assert (upper - lower).mean() < 2 * 1.645 * y.std()
+    low, middle, high = model.predict_quantiles(x, (0.05, 0.5, 0.95))
+    np.testing.assert_allclose(model.predict_interval(x, 0.9), (low, high))
+    assert (low < middle).all()
+    assert model.predictive(x[60:]).log_prob(torch.from_numpy(y[60:])).shape == (100,)
+    far = model.predictive(np.array([[0.0], [20.0]])).epistemic
+    assert far[1] > far[0]
+
+
+def test_several_targets():
+    x, y = line(80, outputs=2)
+    y[:, 1] *= 1000
+    model = BayesianRegressor("laplace", (), random_state=0, epochs=200).fit(x, y)
+    mean, std = model.predict(x, return_std=True)
+    assert mean.shape == std.shape == y.shape
+    assert model.noise_.shape == (2,)
+    assert model.score(x, y) > 0.9
+    assert model.predict_quantiles(x, [0.1, 0.9]).shape == (2, 80, 2)
+
+
+def test_many_classes_with_few_examples_of_one():
+    x, y = make_classification(200, 6, n_informative=4, n_classes=3, weights=[0.75, 0.2, 0.05], random_state=0)
+    names = np.array(["common", "some", "rare"])[y]
+    model = BayesianClassifier(**{**QUICK, "epochs": 150}).fit(x, names)
+    assert model.classes_.tolist() == ["common", "rare", "some"]
+    assert model.predict_proba(x).shape == (200, 3)
+    assert model.score(x, names) > 0.75
+    assert model.predictive(x).mutual_information.min() >= 0
+
+
+def test_weights_are_copies():
+    x, y = line(30)
+    weights = np.random.default_rng(0).integers(0, 4, 30)
+    labels = y > 100
+    for kind, target in ((BayesianRegressor, y), (BayesianClassifier, labels)):
+        weighted = kind(**QUICK).fit(x, target, weights)
+        repeated = kind(**QUICK).fit(x.repeat(weights, axis=0), target.repeat(weights))
+        np.testing.assert_array_equal(weighted.predict(x), repeated.predict(x))
+
+
+@pytest.mark.parametrize("name", ["laplace", "swag", "function_space", "vogn", "ensemble"])
+def test_rows_without_weight_do_not_count(name):
+    x, y = line(40)
+    weights = np.r_[np.ones(30), np.zeros(10)]
+    wrong = np.r_[y[:30], 1e6 * np.ones(10)]
+    one = BayesianRegressor(name, **QUICK).fit(x, wrong, weights).predict(x)
+    two = BayesianRegressor(name, **QUICK).fit(x[:30], y[:30]).predict(x)
+    np.testing.assert_allclose(one, two, rtol=1e-8)
+
+
+def test_more_rows_bring_it_nearer():
+    x, y = line(200)
+    first = BayesianRegressor(**QUICK).partial_fit(x[:20], y[:20])
+    before = first.score(x[100:], y[100:])
+    for start in range(20, 100, 20):
+        first.partial_fit(x[start : start + 20], y[start : start + 20])
+    assert first.score(x[100:], y[100:]) > before
+    assert len(first._kept) == 100
+
+    labels = np.where(y > 100, "b", "a")
+    classifier = BayesianClassifier(**QUICK, memory_rows=30).partial_fit(x[:50], labels[:50], classes=["a", "b", "c"])
+    classifier.partial_fit(x[50:100], labels[50:100])
+    assert classifier.predict_proba(x).shape == (200, 3)
+    assert len(classifier._kept) == 30
+    assert classifier._kept.num_data == pytest.approx(100)
+    with pytest.raises(ValueError, match="label 'd' is not among"):
+        classifier.partial_fit(x[:2], ["a", "d"])
+
+
+def test_same_seed_same_result_and_global_generators_are_left_alone():
+    x, y = line(30)
+    torch.manual_seed(3)
+    np.random.seed(3)
+    state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()
+    one = BayesianRegressor(**QUICK).fit(x, y).predict(x)
+    assert torch.equal(torch.get_rng_state(), state)
+    np.testing.assert_array_equal(np.random.get_state()[1], numpy_state)
+    np.testing.assert_array_equal(one, BayesianRegressor(**QUICK).fit(x, y).predict(x))
+    other = BayesianRegressor(**{**QUICK, "random_state": 1}).fit(x, y).predict(x)
+    assert not np.array_equal(one, other)
+
+
+def test_a_network_of_your_own():
+    x, y = line(60)
+    net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.LayerNorm(5), nn.Linear(5, 1))
+    before = net[0].weight.detach().clone()
+    model = BayesianRegressor(network=net, **{**QUICK, "epochs": 150}).fit(x, y)
+    assert model.score(x, y) > 0.8
+    assert torch.equal(net[0].weight, before)
+    assert clone(model).network is not net
+    with pytest.raises(ValueError, match="give it a last layer of 2"):
+        BayesianClassifier(network=net).fit(x, y > 100)
+    with pytest.raises(ValueError, match="does not take rows of 2 columns"):
+        BayesianRegressor(network=net).fit(x[:, :2], y)
+
+
+def test_pipeline_search_and_scores(tmp_path):
+    x, y = line(60)
+    pipeline = make_pipeline(PolynomialFeatures(2), BayesianRegressor(**QUICK))
+    assert cross_val_score(pipeline, x, y, cv=2).shape == (2,)
+    search = GridSearchCV(BayesianRegressor(**QUICK), {"method": ["mean_field", "laplace"]}, cv=2, n_jobs=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # how joblib ends its workers is not ours
+        search.fit(x, y)
+    assert search.best_params_["method"] in ("mean_field", "laplace")
+    joblib.dump(search.best_estimator_, tmp_path / "model.joblib")
+    again = joblib.load(tmp_path / "model.joblib")
+    np.testing.assert_array_equal(again.predict(x), search.predict(x))
+
+
+def test_columns_with_names_and_constants():
+    pandas = pytest.importorskip("pandas")
+    x, y = line(30)
+    frame = pandas.DataFrame(x, columns=["a", "b", "c"]).assign(constant=7.3)
+    model = BayesianRegressor(**QUICK).fit(frame, y)
+    assert model.feature_names_in_.tolist() == ["a", "b", "c", "constant"]
+    assert model.n_features_in_ == 4
+    with pytest.raises(ValueError, match="feature names"):
+        model.predict(frame[["b", "a", "c", "constant"]])
+    assert np.isfinite(BayesianRegressor(**QUICK).fit(x, np.full(30, 2.5)).predict(x)).all()
+
+
+def test_noise_of_many_rows_and_batches():
+    """Batches of 64: the estimated noise is at least the true 1 and not far above it, 2,000 rows of a line."""
+    x, y = line(2000)
+    model = BayesianRegressor(hidden=(), batch_size=64, epochs=10, random_state=0).fit(x, y)
+    assert 0.8 < float(model.noise_[0]) < 1.5
+    assert model.score(x, y) > 0.95
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"method": "mean_feild"}, "did you mean 'mean_field'?"),
+        ({"activation": "tanj"}, "did you mean 'tanh'?"),
+        ({"hidden": 50}, r"hidden=50; give a tuple"),
+        ({"hidden": (5, 0)}, r"hidden\[1\]=0; give an integer of at least 1"),
+        ({"epochs": 0}, "epochs=0"),
+        ({"prior_scale": -1}, "prior_scale=-1; give a positive number"),
+        ({"method": "ensemble", "method_options": {"memberz": 3}}, "did you mean 'members'?"),
+        ({"method": "laplace", "method_options": {"epochs": 3}}, "'laplace' does not take"),
+        ({"noise": 0.0}, "noise=0.0; it is a variance"),
+    ],
+)
+def test_bad_parameters_are_refused(parameters, message):
+    with pytest.raises(ValueError, match=message):
+        BayesianRegressor(**parameters).fit(*line())
+
+
+def test_bad_data_are_refused():
+    x, y = line(30)
+    with pytest.raises(ValueError, match="y holds one class, 'a'"):
+        BayesianClassifier().fit(x, ["a"] * 30)
+    with pytest.raises(ValueError, match="NaN"):
+        BayesianRegressor().fit(np.where(x > 2, np.nan, x) * np.nan, y)
+    with pytest.raises(ValueError, match="every sample_weight is zero"):
+        BayesianRegressor().fit(x, y, np.zeros(30))
+    with pytest.raises(ValueError, match="first call of partial_fit needs classes"):
+        BayesianClassifier().partial_fit(x, y > 100)
+    with pytest.raises(NotFittedError):
+        BayesianClassifier().predict(x)
+
+
+def test_the_core_does_not_load_scikit_learn():
+    program = "import sys, bayesify; assert 'sklearn' not in sys.modules; import bayesify.sklearn; assert 'sklearn' in sys.modules"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
