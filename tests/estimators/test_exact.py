@@ -92,6 +92,13 @@ def test_merged_rows_stand_for_their_copies():
         np.testing.assert_array_equal(one, two)
 
 
+def test_rows_are_repeated_only_whole_times():
+    rows = Rows(np.arange(3.0)[:, None], np.arange(3), np.array([2.0, 1.0, 3.0]))
+    np.testing.assert_array_equal(rows.repeated().y, [0, 0, 1, 2, 2, 2])
+    with pytest.raises(ValueError, match="give integers"):
+        Rows(rows.x, rows.y, rows.weights / 2).repeated()
+
+
 def test_thinned_rows_stand_for_all():
     """A row is kept in proportion to its weight: n = 2000 draws of 10 of 100 rows, half of which weigh three times as much.
 

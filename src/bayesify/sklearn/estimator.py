@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, Self
 
 import numpy as np
@@ -106,7 +106,7 @@ class BayesianEstimator(BaseEstimator):
             return self._fit(rows)
         if self._kept is None:
             raise ValueError(
-                f"{type(self).__name__}: partial_fit with memory_rows=0, so that no rows are there to train on beside the new ones; "
+                f"{type(self).__name__}: partial_fit with memory_rows=0, so that no rows are there to train on beside new ones; "
                 "let the estimator keep some"
             )
         whole = self._kept.joined(rows)
@@ -186,7 +186,9 @@ class BayesianEstimator(BaseEstimator):
         for key, value in counts.items():
             optional = key in ("epochs", "batch_size") and value is None
             least = 0 if key == "memory_rows" else 1
-            if not optional and not (isinstance(value, Integral) and not isinstance(value, bool) and value >= least):
+            if not optional and not (
+                isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= least
+            ):
                 raise ValueError(f"{owner}: {key}={value!r}; give an integer of at least {least}")
         for key, value in {"prior_scale": self.prior_scale, "learning_rate": self.learning_rate}.items():
             optional = key == "learning_rate" and value is None

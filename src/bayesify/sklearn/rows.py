@@ -56,6 +56,18 @@ class Rows:
         weights = np.bincount(inverse.reshape(-1), weights=self.weights, minlength=len(first))
         return Rows(self.x[first], self.y[first], weights)
 
+    def repeated(self) -> Rows:
+        """Each row as often as its weight says.
+
+        Raises:
+            ValueError: If a weight is not an integer.
+        """
+        counts = np.rint(self.weights).astype(int)
+        if not np.array_equal(counts, self.weights):
+            raise ValueError("sample_weight: this method repeats rows and does not weigh them; give integers, or none")
+        index = np.repeat(np.arange(len(self)), counts)
+        return Rows(self.x[index], self.y[index], np.ones(len(index)))
+
     def joined(self, other: Rows) -> Rows:
         """These rows and then others."""
         return Rows(

@@ -96,6 +96,9 @@ def train(net: nn.Module, likelihood: Likelihood, rows: Rows, plan: Plan) -> Any
 
     Returns:
         Something with `predict(x)`.
+
+    Raises:
+        ValueError: If a chain is wanted and weights are not integers.
     """
     method = plan.method
     if method.fit is not None or method.name in POINT_ESTIMATES:
@@ -106,6 +109,8 @@ def train(net: nn.Module, likelihood: Likelihood, rows: Rows, plan: Plan) -> Any
         bnn = bayesianize(net, method.posterior(**options), likelihood=likelihood, prior=Neal(plan.prior_scale))
         train_posterior(bnn, rows, plan, start=method.name not in POINT_ESTIMATES)
         return bnn.eval()
+    if method.name == "hmc":  # its recipe does not weigh rows
+        rows = rows.repeated()
     batches = plan.batches(rows)
     return method.fit(
         net,
