@@ -67,6 +67,7 @@ def test_a_method_that_needs_a_package_says_so(monkeypatch):
         BayesianRegressor("hmc").fit(*line())
 
 
+@pytest.mark.slow
 def test_defaults_fit_a_curve_and_cover_it():
     """With a noise variance of 0.01 and 60 rows, an interval of 90 % holds more than half and not hopelessly wide ones."""
     rng = np.random.default_rng(0)
@@ -171,10 +172,15 @@ def test_a_network_of_your_own():
         BayesianRegressor(network=net).fit(x[:, :2], y)
 
 
-def test_pipeline_search_and_scores(tmp_path):
+def test_pipelines_and_scores():
     x, y = line(60)
     pipeline = make_pipeline(PolynomialFeatures(2), BayesianRegressor(**QUICK))
     assert cross_val_score(pipeline, x, y, cv=2).shape == (2,)
+
+
+@pytest.mark.slow
+def test_search_in_two_processes(tmp_path):
+    x, y = line(60)
     search = GridSearchCV(BayesianRegressor(**QUICK), {"method": ["mean_field", "laplace"]}, cv=2, n_jobs=2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # how joblib ends its workers is not ours
@@ -230,7 +236,7 @@ def test_bad_data_are_refused():
         BayesianClassifier().fit(x, ["a"] * 30)
     with pytest.raises(ValueError, match="NaN"):
         BayesianRegressor().fit(np.where(x > 2, np.nan, x) * np.nan, y)
-    with pytest.raises(ValueError, match="every sample_weight is zero"):
+    with pytest.raises(ValueError, match="zero"):
         BayesianRegressor().fit(x, y, np.zeros(30))
     with pytest.raises(ValueError, match="first call of partial_fit needs classes"):
         BayesianClassifier().partial_fit(x, y > 100)

@@ -113,7 +113,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         unknown = ~np.isin(y, self.classes_)
         if unknown.any():
             raise ValueError(
-                f"BayesianClassifier: label {y[unknown][0]!r} is not among the classes {self.classes_.tolist()}; "
+                f"BayesianClassifier: label {y[unknown].tolist()[0]!r} is not among the classes {self.classes_.tolist()}; "
                 "name it in classes in the first call"
             )
         return Rows(X, np.searchsorted(self.classes_, y), weights).weighed()

@@ -95,7 +95,7 @@ class BayesianEstimator(BaseEstimator):
     # -- training --------------------------------------------------------------------------------------------------
 
     def _fit(self, rows: Rows) -> Self:
-        method = self._check_parameters()
+        method, rows = self._check_parameters(), self._merged(rows)
         self._start(rows, method)
         self._keep(rows)
         return self
@@ -109,7 +109,7 @@ class BayesianEstimator(BaseEstimator):
                 f"{type(self).__name__}: partial_fit with memory_rows=0, so that no rows are there to train on beside new ones; "
                 "let the estimator keep some"
             )
-        whole = self._kept.joined(rows)
+        whole = self._merged(self._kept.joined(rows))
         if isinstance(self.model_, BayesianNetwork) and method.posterior is not None and method.name == self.method_:
             train_posterior(self.model_, self._prepared(whole), self._plan(method), effort=LATER_EFFORT, start=False)
         else:
@@ -132,8 +132,12 @@ class BayesianEstimator(BaseEstimator):
         self.method_ = method.name
 
     def _prepared(self, rows: Rows) -> Rows:
-        scaled = self._scale_targets(Rows(self._x_units(rows.x), rows.y, rows.weights))
-        return scaled.merged() if len(scaled) <= FULL_BATCH else scaled
+        return self._scale_targets(Rows(self._x_units(rows.x), rows.y, rows.weights))
+
+    @staticmethod
+    def _merged(rows: Rows) -> Rows:
+        """Before units are taken, so that copies and weights give the same units to the last bit."""
+        return rows.merged() if len(rows) <= FULL_BATCH else rows
 
     def _plan(self, method: Method) -> Plan:
         return Plan(

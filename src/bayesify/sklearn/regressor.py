@@ -173,8 +173,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
     @property
     def noise_(self) -> np.ndarray:
         """Noise variance of each target, in its squared unit: [O]."""
-        scale = self._y_units.std[0] ** 2
-        found: np.ndarray = scale * self.model_.likelihood.noise.detach().numpy()
+        trained = self.model_ if hasattr(self.model_, "likelihood") else self.model_.bnn
+        found: np.ndarray = self._y_units.std[0] ** 2 * trained.likelihood.noise.detach().numpy()
         return found
 
     # -- prediction ------------------------------------------------------------------------------------------------
