@@ -111,6 +111,26 @@ def test_sums_of_patches(geometry: Geometry) -> None:
     same((patch_sums(x, geometry, examples),), ((a.mT @ column).squeeze(-1),), (x, examples))
 
 
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=name)
+def test_a_column_for_the_bias(geometry: Geometry) -> None:
+    x, v = data(geometry)
+    ones = torch.rand(M, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).requires_grad_()
+    a, t = patches(x, geometry), rows(v, geometry.groups)
+    column = ones.repeat_interleave(a.shape[1] // M).view(1, -1, 1).expand(geometry.groups, -1, -1)
+    a = torch.cat((a, column), -1)
+    same(convolution_moments(x, v, geometry, ones), (a.mT @ a, a.mT @ t), (x, v, ones))
+
+
+@pytest.mark.parametrize("geometry", [each for each in GEOMETRIES[::3] if max(each.stride) == 1], ids=name)
+def test_fast_transforms_for_large_maps(geometry: Geometry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above a size maps are transformed by fast transforms in place of matrices; here from the smallest size on."""
+    monkeypatch.setattr("bayesify.maths.lag_correlations.LARGEST_MATRIX", 0)
+    monkeypatch.setattr("bayesify.maths.lag_correlations.CHUNK", 64)  # and a few frequencies at a time
+    x, v = data(geometry)
+    a, t = patches(x, geometry), rows(v, geometry.groups)
+    same(convolution_moments(x, v, geometry), (a.mT @ a, a.mT @ t), (x, v))
+
+
 def test_the_reference_is_unfold() -> None:
     geometry = Geometry((3, 2), (2, 1), (1, 2), (both(1), both(0)), 1)
     x, _ = data(geometry)

@@ -6,7 +6,7 @@ stride s, dilation d and padding p. So
 $$ (A^\top A)_{(c, a), (e, b)} = \sum_{m, t} x_{mc}(s t + d a - p)\, x_{me}(s t + d b - p). $$
 
 At stride 1 this is the correlation of maps at lag $d (b - a)$, over all positions but a few at the borders, which the
-window of a and b leaves out: the correlations come from Fourier transforms (`lag_correlations`), and the border strips
+window of a and b leaves out: the correlations come from Fourier transforms (`correlate`), and the border strips
 are subtracted. With a stride, or a precision that differs between positions, row a of the matrix is the
 weight gradient of the convolution at the strided view of the map that a selects. Either way memory is that of a
 few maps, whatever the kernel's size (Ober & Aitchison 2021, section 2.2).
@@ -14,76 +14,46 @@ few maps, whatever the kernel's size (Ober & Aitchison 2021, section 2.2).
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayesify.maths.lag_correlations import fast_size, lag_correlations
-
-Offset = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """How a convolution without padding reads its map, and the zeros around the map.
-
-    Args:
-        kernel: Sizes of the kernel.
-        stride: In each axis.
-        dilation: In each axis.
-        padding: Zeros before and after the map, in each axis.
-        groups: Groups of channels.
-    """
-
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    dilation: tuple[int, ...]
-    padding: tuple[tuple[int, int], ...]
-    groups: int = 1
-
-    def outputs(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """Positions of the output in each axis, for a map of the given sizes."""
-        return tuple(
-            (size + sum(pad) - d * (k - 1) - 1) // s + 1
-            for size, pad, d, k, s in zip(sizes, self.padding, self.dilation, self.kernel, self.stride, strict=True)
-        )
-
-    def padded(self, x: Tensor) -> tuple[Tensor, Geometry]:
-        """The map with its zeros around it, and the geometry without them."""
-        if not any(map(any, self.padding)):
-            return x, self
-        pads = [size for pair in reversed(self.padding) for size in pair]
-        bare = tuple((0, 0) for _ in self.padding)
-        return F.pad(x, pads), Geometry(self.kernel, self.stride, self.dilation, bare, self.groups)
-
-    @property
-    def offsets(self) -> list[Offset]:
-        """Positions in the kernel, row-major."""
-        return list(itertools.product(*(range(size) for size in self.kernel)))
+from bayesify.maths.convolution_geometry import Geometry, Offset
+from bayesify.maths.convolution_lags import lag_moments
 
 
-def convolution_moments(x: Tensor, targets: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
+def convolution_moments(
+    x: Tensor, targets: Tensor, geometry: Geometry, ones: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     r"""$A^\top A$ and $A^\top V$ for each group.
 
-    A diagonal $\Lambda$ with one value per example, or a full one over examples, enters by $\Lambda^{1/2}$ in x and V.
+    A diagonal $\Lambda$ with one value per example, or a full one over examples, enters by $\Lambda^{1/2}$ in x, V and the ones.
 
     Args:
         x: The map, [M, c_in, *n].
         targets: V, [M, c_out, *o].
         geometry: Of the convolution.
+        ones: Where there is a bias, what stands in the last column of A for each example, [M].
 
     Returns:
-        [G, D, D] and [G, D, c_out / G], with D = c_in / G times the kernel's positions.
+        [G, D, D] and [G, D, c_out / G], with D = c_in / G times the kernel's positions, and one more for a bias.
     """
     if any(size > 1 for size in geometry.stride) or math.prod(geometry.kernel) == 1:
-        return patch_gram(x, geometry), patch_cross(x, targets, geometry)
-    return _by_lag(x, targets, geometry)
+        gram, cross = patch_gram(x, geometry), patch_cross(x, targets, geometry)
+        if ones is None:
+            return gram, cross
+        totals = ones @ targets.reshape(*targets.shape[:2], -1).sum(-1)
+        sums, totals = patch_sums(x, geometry, ones), totals.view(geometry.groups, -1)
+    else:
+        gram, cross, sums, totals = lag_moments(x, targets, geometry, ones)
+        if ones is None:
+            return gram, cross
+    count = (ones.square().sum() * math.prod(targets.shape[2:])).expand(geometry.groups, 1, 1)
+    gram = torch.cat((torch.cat((gram, sums.unsqueeze(-1)), -1), torch.cat((sums.unsqueeze(-2), count), -1)), -2)
+    return gram, torch.cat((cross, totals.unsqueeze(-2)), -2)
 
 
 def patch_gram(x: Tensor, geometry: Geometry, precision: Tensor | None = None) -> Tensor:
@@ -235,158 +205,3 @@ class _Gram(torch.autograd.Function):
                 seen = seen * precision.unsqueeze(1)
             _view(by_x, offset, geometry).add_(seen)
         return by_x, by_precision, None
-
-
-# -- lags ------------------------------------------------------------------------------------------------------------
-
-
-def _by_lag(x: Tensor, targets: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
-    """Both matrices at stride 1."""
-    offsets, groups = geometry.offsets, geometry.groups
-    pairs = list(itertools.product(offsets, offsets))
-    lags = [tuple(d * (j - i) for d, i, j in zip(geometry.dilation, a, b, strict=True)) for a, b in pairs]
-    half = sorted({max(lag, _negated(lag)) for lag in lags})
-    shifts = [
-        tuple(pad[0] - d * i for pad, d, i in zip(geometry.padding, geometry.dilation, a, strict=True)) for a in offsets
-    ]
-    sizes = [
-        fast_size(max(n + max(pad), o, n + d * (k - 1)))
-        for n, pad, o, d, k in zip(
-            x.shape[2:], geometry.padding, targets.shape[2:], geometry.dilation, geometry.kernel, strict=True
-        )
-    ]
-    maps, outputs = (value.unflatten(1, (groups, -1)) for value in (x, targets))
-    found, cross = lag_correlations(maps, outputs, half, shifts, sizes)
-    place = {lag: index for index, lag in enumerate(half)}
-    index = [place[lag] if lag in place else len(half) + place[_negated(lag)] for lag in lags]
-    gram = torch.cat((found, found.mT))[torch.tensor(index, device=x.device)]  # [pairs, G, C, C]
-    gram = _without_borders(gram, maps, pairs, geometry)
-    width = maps.shape[2]
-    gram = gram.unflatten(0, (len(offsets), len(offsets))).permute(2, 3, 0, 4, 1)  # [G, C, K, C, K]
-    square = gram.reshape(groups, width * len(offsets), width * len(offsets))
-    return square, cross.permute(1, 2, 0, 3).flatten(1, 2)
-
-
-def _negated(lag: Offset) -> Offset:
-    return tuple(-size for size in lag)
-
-
-@dataclass(frozen=True)
-class _Box:
-    """A correlation over a part of the positions that touches a border.
-
-    Args:
-        lags: In each axis.
-        ranges: First position and end of the nearer of the two factors, in each axis.
-        axis: An axis in which the box is a strip at a border.
-    """
-
-    lags: Offset
-    ranges: tuple[tuple[int, int], ...]
-    axis: int
-
-    def cut(self, side: Tensor, start: int, forward: bool) -> Tensor:
-        """One of the two factors, a view of the border's positions [G, M, *n, C] that begin at `start`."""
-        for axis, (lag, (first, end)) in enumerate(zip(self.lags, self.ranges, strict=True)):
-            move = max(0, lag if forward else -lag) - (start if axis == self.axis else 0)
-            side = side.narrow(2 + axis, first + move, end - first)
-        return side
-
-
-def _without_borders(gram: Tensor, maps: Tensor, pairs: list[tuple[Offset, Offset]], geometry: Geometry) -> Tensor:
-    """Subtract from full correlations the positions that are outside of the window of each pair of kernel positions."""
-    places = {pair: index for index, pair in enumerate(pairs)}
-    boxes: dict[_Box, int] = {}
-    targets: list[int] = []
-    sources: list[int] = []
-    signs: list[float] = []
-    for a, b in pairs:
-        for sign, box in _outside(a, b, maps.shape[3:], geometry) if a <= b else ():
-            targets.append(places[a, b])
-            sources.append(2 * boxes.setdefault(box, len(boxes)))
-            signs.append(-sign)
-            if a != b:
-                targets.append(places[b, a])
-                sources.append(sources[-1] + 1)
-                signs.append(-sign)
-    if not boxes:
-        return gram
-    sums: Tensor = _BoxSums.apply(maps, tuple(boxes), geometry)
-    both = torch.stack((sums, sums.mT), 1).flatten(0, 1)  # [2 boxes, G, C, C]
-    factors = torch.tensor(signs, dtype=gram.dtype, device=gram.device).view(-1, 1, 1, 1)
-    chosen = both[torch.tensor(sources, device=gram.device)] * factors
-    return gram.index_add(0, torch.tensor(targets, device=gram.device), chosen)
-
-
-def _outside(a: Offset, b: Offset, sizes: Sequence[int], geometry: Geometry) -> list[tuple[int, _Box]]:
-    """What the window of two kernel positions leaves out of the full correlation, as a sum of boxes with signs."""
-    choices = []
-    for axis, (i, j) in enumerate(zip(a, b, strict=True)):
-        d, k = geometry.dilation[axis], geometry.kernel[axis]
-        before, after = geometry.padding[axis]
-        length = sizes[axis] - d * abs(i - j)
-        if length <= 0:
-            return []
-        low = min(max(0, d * min(i, j) - before), length)
-        high = min(max(0, d * (k - 1 - max(i, j)) - after), length)
-        strips = [(-1, 0, low)] if low else []
-        strips += [(-1, length - high, length)] if high else []
-        choices.append([(1, 0, length), *strips])
-    lags = tuple(d * (j - i) for d, i, j in zip(geometry.dilation, a, b, strict=True))
-    found = []
-    for parts in itertools.product(*choices):
-        signs = [sign for sign, _, _ in parts]
-        if -1 in signs:
-            ranges = tuple((start, end) for _, start, end in parts)
-            found.append((-math.prod(signs), _Box(lags, ranges, signs.index(-1))))
-    return found
-
-
-class _BoxSums(torch.autograd.Function):
-    """Correlations over boxes, [boxes, G, C, C]; each border is cut out of the map once, and filled by gradients once."""
-
-    @staticmethod
-    def forward(ctx: Any, maps: Tensor, boxes: tuple[_Box, ...], geometry: Geometry) -> Tensor:
-        starts: dict[tuple[int, bool], int] = {}
-        sides: list[Tensor] = []
-        for box in boxes:
-            key = (box.axis, box.ranges[box.axis][0] == 0)
-            if key not in starts:
-                size = maps.shape[3 + box.axis]
-                width = min(2 * geometry.dilation[box.axis] * (geometry.kernel[box.axis] - 1), size)
-                starts[key] = 0 if key[1] else size - width
-                strip = maps.narrow(3 + box.axis, starts[key], width)
-                sides.append(strip.movedim(0, 1).movedim(2, -1).contiguous())  # [G, M, *n, C]
-        ctx.save_for_backward(*sides)
-        ctx.boxes, ctx.starts, ctx.shape = boxes, starts, maps.shape
-        return torch.stack(
-            [left.flatten(1, -2).mT @ right.flatten(1, -2) for left, right in _factors(boxes, starts, sides)]
-        )
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        sides, grad = ctx.saved_tensors, grads[0].contiguous()
-        turned = grad.mT.contiguous()  # a transposed operand on the right can be slow
-        filled = [torch.zeros_like(side) for side in sides]
-        pairs = zip(_factors(ctx.boxes, ctx.starts, sides), _factors(ctx.boxes, ctx.starts, filled), strict=True)
-        for index, ((left, right), (by_left, by_right)) in enumerate(pairs):
-            by_left += (right.flatten(1, -2) @ turned[index]).view(left.shape)
-            by_right += (left.flatten(1, -2) @ grad[index]).view(right.shape)
-        by_maps = grad.new_zeros(ctx.shape)
-        for ((axis, _), start), side in zip(ctx.starts.items(), filled, strict=True):
-            strip = by_maps.narrow(3 + axis, start, side.shape[2 + axis])
-            strip += side.movedim(-1, 2).movedim(1, 0)
-        return by_maps, None, None
-
-
-def _factors(
-    boxes: Sequence[_Box], starts: dict[tuple[int, bool], int], sides: Sequence[Tensor]
-) -> list[tuple[Tensor, Tensor]]:
-    """Both factors of each box as views of the borders."""
-    order = {key: index for index, key in enumerate(starts)}
-    found = []
-    for box in boxes:
-        key = (box.axis, box.ranges[box.axis][0] == 0)
-        side = sides[order[key]]
-        found.append((box.cut(side, starts[key], forward=False), box.cut(side, starts[key], forward=True)))
-    return found

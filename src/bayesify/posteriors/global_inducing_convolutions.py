@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from bayesify.maths.convolution_moments import Geometry, convolution_moments, patch_sums
+from bayesify.maths.convolution_moments import Geometry, convolution_moments
 from bayesify.posteriors.global_inducing_maps import OWNER, LinearMap, Mix, argument
 
 
@@ -48,27 +48,17 @@ class Convolution(LinearMap):
         return (seen[0].shape[0], self.layer.rows, *positions)
 
     def moments(self, module: nn.Module, seen: list[Tensor], targets: Tensor, mix: Mix) -> tuple[Tensor, Tensor]:
-        """See `maths.convolution_moments`; a bias adds the sums of patches and the number of positions."""
-        groups = self.geometry(module).groups if self.has_weight else 1
+        """See `maths.convolution_moments`."""
         weighted, ones = mix(targets), mix(targets.new_ones(targets.shape[0]))
-        spread = ones.view(-1, *[1] * (targets.ndim - 1))
-        totals = (weighted * spread).flatten(2).sum((0, 2)) if targets.ndim > 2 else (weighted * spread).sum(0)
-        count = ones.square().sum() * math.prod(targets.shape[2:])
-        bias_cross = totals.view(groups, 1, -1)
         if not self.has_weight:
-            return count.view(1, 1, 1), bias_cross
-        geometry, x = self.geometry(module), mix(seen[0])
-        gram, cross = self._arrange(geometry, *convolution_moments(x, weighted, geometry))
-        if not self.has_bias:
-            return gram, cross
-        sums = self._arrange(geometry, None, patch_sums(x, geometry, ones).unsqueeze(-1))[1]  # [G, D, 1]
-        corner = count.expand(groups, 1, 1)
-        bottom = torch.cat((sums.mT, corner), -1)
-        return torch.cat((torch.cat((gram, sums), -1), bottom), -2), torch.cat((cross, bias_cross), -2)
+            return ones.square().sum().view(1, 1, 1), (ones @ weighted).view(1, 1, -1)
+        geometry = self.geometry(module)
+        found = convolution_moments(mix(seen[0]), weighted, geometry, ones if self.has_bias else None)
+        return self._arrange(geometry, *found)
 
-    def _arrange(self, geometry: Geometry, gram: Tensor | None, cross: Tensor) -> tuple[Tensor, Tensor]:
+    def _arrange(self, geometry: Geometry, gram: Tensor, cross: Tensor) -> tuple[Tensor, Tensor]:
         """The matrices with kernel positions in the order of the layer's own columns."""
-        return gram, cross  # type: ignore[return-value]
+        return gram, cross
 
 
 class TransposedConvolution(Convolution):
@@ -98,11 +88,10 @@ class TransposedConvolution(Convolution):
         axes = len(module.kernel_size)
         return Geometry(module.kernel_size, (1,) * axes, module.dilation, ((0, 0),) * axes, module.groups)
 
-    def _arrange(self, geometry: Geometry, gram: Tensor | None, cross: Tensor) -> tuple[Tensor, Tensor]:
+    def _arrange(self, geometry: Geometry, gram: Tensor, cross: Tensor) -> tuple[Tensor, Tensor]:
         """Kernel positions in reverse order."""
         positions = math.prod(geometry.kernel)
-        flipped = cross.unflatten(1, (-1, positions)).flip(2).flatten(1, 2)
-        if gram is None:
-            return None, flipped  # type: ignore[return-value]
-        gram = gram.unflatten(1, (-1, positions)).unflatten(3, (-1, positions)).flip(2, 4).flatten(3).flatten(1, 2)
-        return gram, flipped
+        order = torch.arange(gram.shape[-1], device=gram.device)
+        columns = gram.shape[-1] - self.has_bias
+        order[:columns] = order[:columns].view(-1, positions).flip(1).flatten()
+        return gram[:, order][:, :, order], cross[:, order]
