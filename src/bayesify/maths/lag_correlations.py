@@ -183,7 +183,7 @@ def _maps(spectrum: Tensor, shape: Sequence[int], sizes: tuple[int, ...]) -> Ten
     matrix = _matrices(sizes[0], shape[3], True, spectrum.dtype, spectrum.device)[1]
     values = matrix @ values.view(matrix.shape[1], -1)
     values = values.view(*shape[3:], shape[1], shape[0], shape[2])
-    return values.permute(-2, -3, -1, *range(len(sizes)))
+    return values.permute(-2, -3, -1, *range(len(sizes))).contiguous()
 
 
 @lru_cache(maxsize=64)

@@ -100,11 +100,37 @@ def half_precision(
     """
     if log_diagonal is not None:
         half = (0.5 * log_diagonal).exp()
-        return lambda value: value * half.view(-1, *[1] * (value.ndim - 1))
+        return lambda value: _ScaledExamples.apply(value, half)
     assert lower is not None
     assert raw_diagonal is not None
     factor = tril(lower, raw_diagonal)
     return lambda value: (factor.mT @ value.reshape(factor.shape[0], -1)).view(value.shape)
+
+
+class _ScaledExamples(torch.autograd.Function):
+    """A number for each example times all that belongs to it; the gradient by the numbers takes one pass over memory."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(value: Tensor, numbers: Tensor) -> Tensor:
+        return value * numbers.view(-1, *[1] * (value.ndim - 1))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        value, numbers = ctx.saved_tensors
+        by_value = grads[0] * numbers.view(-1, *[1] * (value.ndim - 1)) if ctx.needs_input_grad[0] else None
+        rows = (part.reshape(len(numbers), -1) for part in (grads[0], value))
+        return by_value, _dots(*rows)
+
+
+def _dots(left: Tensor, right: Tensor) -> Tensor:
+    """Products of rows, [M, n] both -> [M]."""
+    return torch.bmm(left.unsqueeze(1), right.unsqueeze(2)).flatten()
 
 
 def finite_cholesky(matrix: Tensor, what: str) -> Tensor:
