@@ -7,7 +7,13 @@ import sys
 
 import torch
 
-ON_CPU = ["benchmarks.foundation", "benchmarks.inducing_cpu", "benchmarks.function_space", "benchmarks.hadamard"]
+ON_CPU = [
+    "benchmarks.foundation",
+    "benchmarks.inducing_cpu",
+    "benchmarks.function_space",
+    "benchmarks.hadamard",
+    "benchmarks.global_inducing",
+]
 ON_GPU = ["benchmarks.resnets"]
 
 
