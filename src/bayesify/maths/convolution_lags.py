@@ -168,15 +168,15 @@ class _Lagged(torch.autograd.Function):
             windows = _windows(total, geometry, targets.shape[3:])
             sums = torch.stack([window.flatten(2).sum(-1) for window in windows])
             totals = (spectra.right_sums() * ones.view(-1, 1)).sum(1)
-        ctx.save_for_backward(maps, ones, spectra.left, spectra.right, spectra.own, spectra.cross, *sides)
+        ctx.save_for_backward(maps, ones, spectra.both, spectra.own, spectra.cross, *sides)
         ctx.geometry = geometry
         ctx.sizes, ctx.boxes, ctx.starts, ctx.shapes = spectra.sizes, boxes, starts, (maps.shape, targets.shape)
         return own, found, cross, sums, totals
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        maps, ones, left, right, own, cross, *sides = ctx.saved_tensors
-        spectra = Spectra(left, right, own, cross, ctx.sizes)
+        maps, ones, both, own, cross, *sides = ctx.saved_tensors
+        spectra = Spectra(both, own, cross, ctx.sizes, maps.shape[2])
         by_sums = None if ones is None else ones.view(-1, 1) * grads[4].unsqueeze(1)
         by_maps, by_targets = correlate_gradient(spectra, grads[0], grads[2], ctx.shapes, by_sums)
         by_ones = None

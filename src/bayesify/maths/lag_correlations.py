@@ -23,22 +23,23 @@ class Spectra:
     """What the gradient of `correlate` needs.
 
     Args:
-        left: Spectrum of x, [F, G, 2, M, C]: real and imaginary parts of the F frequencies that a real transform keeps.
-        right: Spectrum of y, [F, G, 2, M, R].
+        both: Spectra of x and y side by side, [F, G, 2, M, C + R]: real and imaginary parts of the F frequencies that a real
+            transform keeps.
         own: Waves of the first kind of lags, [2, lags, F].
         cross: Waves of the second kind.
         sizes: Period in each axis.
+        channels: C.
     """
 
-    left: Tensor
-    right: Tensor
+    both: Tensor
     own: Tensor
     cross: Tensor
     sizes: tuple[int, ...]
+    channels: int
 
     def right_sums(self) -> Tensor:
         """Sums over the positions of y, [G, M, R]: its frequency 0."""
-        return self.right[0, :, 0]
+        return self.both[0, :, 0, :, self.channels :]
 
 
 def correlate(
@@ -48,7 +49,7 @@ def correlate(
 
     A correlation at few lags is the sum over frequencies of a product over examples, so the work is that of two
     transforms and one product of C x M with M x (C + R) for each frequency, whatever the number of lags. Products are real,
-    and no operand but a left one is transposed: both matter more on some processors than the number of operations.
+    few and large, and no operand but a left one is transposed: on some processors that counts more than operations do.
 
     Args:
         x: [M, G, C, *n].
@@ -60,22 +61,25 @@ def correlate(
     Returns:
         [own lags, G, C, C], [cross lags, G, C, R], and what `correlate_gradient` needs.
     """
-    period = tuple(sizes)
-    left, right = _spectrum(x, period), _spectrum(y, period)
+    period, channels = tuple(sizes), x.shape[2]
+    both = _spectrum(x, y, period)
     own, cross = (_waves(tuple(lags), period, x.dtype, x.device) for lags in (own_lags, cross_lags))
     scale = _weights(period, x.dtype, x.device) / math.prod(period)
     own_found: Any = 0.0
     cross_found: Any = 0.0
-    for part in _chunks(left, right):
-        mine, other, weights = left[part], right[part], scale[part]
-        even = mine.flatten(2, 3).mT @ mine.flatten(2, 3)  # real part of the conjugate times itself, [F, G, C, C]
-        odd = _wave_sum(own[1, :, part] * weights, mine[:, :, 0].mT @ mine[:, :, 1])
-        own_found = own_found + _wave_sum(own[0, :, part] * weights, even) - odd + odd.mT
-        even = mine.flatten(2, 3).mT @ other.flatten(2, 3)
-        turned = mine[:, :, 1].mT @ other[:, :, 0] - mine[:, :, 0].mT @ other[:, :, 1]
-        cross_found = cross_found + _wave_sum(cross[0, :, part] * weights, even)
-        cross_found = cross_found + _wave_sum(cross[1, :, part] * weights, turned)
-    return own_found, cross_found, Spectra(left, right, own, cross, period)
+    for part in _chunks(both, channels):
+        rows = both[part]
+        left = rows[..., :channels]
+        even = left.flatten(2, 3).mT @ rows.flatten(2, 3)  # real part of the conjugate times all, [F, G, C, C + R]
+        odd = left[:, :, 0].mT @ rows[:, :, 1]
+        back = left[:, :, 1].mT @ rows[:, :, 0, :, channels:]
+        cosines, sines = own[:, :, part] * scale[part]
+        turned = _wave_sum(sines, odd[..., :channels])
+        own_found = own_found + _wave_sum(cosines, even[..., :channels]) - turned + turned.mT
+        cosines, sines = cross[:, :, part] * scale[part]
+        cross_found = cross_found + _wave_sum(cosines, even[..., channels:])
+        cross_found = cross_found + _wave_sum(sines, back - odd[..., channels:])
+    return own_found, cross_found, Spectra(both, own, cross, period, channels)
 
 
 def correlate_gradient(
@@ -94,26 +98,28 @@ def correlate_gradient(
         shapes: Of x and y.
         sums: A gradient by the sum over positions of y, [G, M, R], where that was taken from its spectrum.
     """
-    left, right = spectra.left, spectra.right
-    by_left, by_right = torch.empty_like(left), torch.empty_like(right)
+    both, channels = spectra.both, spectra.channels
+    grad = torch.empty_like(both)
     even, odd = own + own.mT, own.mT - own  # a lag stands for its opposite too
     turned = cross.mT.contiguous()
-    for part in _chunks(left, right):
+    for part in _chunks(both, channels):
         cosines, sines = spectra.own[:, :, part]
-        _rotate(left[part], _lag_sum(cosines, even), _lag_sum(sines, odd), by_left[part], add=False)
-        cosines, sines = spectra.cross[:, :, part]
-        _rotate(right[part], _lag_sum(cosines, turned), _lag_sum(sines, turned), by_left[part], add=True)
-        _rotate(left[part], _lag_sum(cosines, cross), _lag_sum(-sines, cross), by_right[part], add=False)
+        theirs, others = spectra.cross[:, :, part]
+        real = torch.cat((_lag_sum(cosines, even), _lag_sum(theirs, turned)), -2)
+        imaginary = torch.cat((_lag_sum(sines, odd), _lag_sum(others, turned)), -2)
+        _rotate(both[part], real, imaginary, grad[part, ..., :channels])
+        left = both[part, ..., :channels]
+        _rotate(left, _lag_sum(theirs, cross), _lag_sum(-others, cross), grad[part, ..., channels:])
     if sums is not None:
-        by_right[0, :, 0] += math.prod(spectra.sizes) * sums
-    return _maps(by_left, shapes[0], spectra.sizes), _maps(by_right, shapes[1], spectra.sizes)
+        grad[0, :, 0, :, channels:] += math.prod(spectra.sizes) * sums
+    return _maps(grad, channels, shapes, spectra.sizes)
 
 
-def _rotate(spectrum: Tensor, real: Tensor, imaginary: Tensor, out: Tensor, add: bool) -> None:
+def _rotate(spectrum: Tensor, real: Tensor, imaginary: Tensor, out: Tensor) -> None:
     """Rows of complex numbers times complex matrices [F, G, R, C], into `out`, [F, G, 2, M, C]."""
     rows, found = spectrum.flatten(0, 1), out.flatten(0, 1)
     real, imaginary = real.flatten(0, 1), imaginary.flatten(0, 1)
-    found.flatten(1, 2).baddbmm_(rows.flatten(1, 2), real, beta=1 if add else 0)
+    found.flatten(1, 2).baddbmm_(rows.flatten(1, 2), real, beta=0)
     found[:, 0].baddbmm_(rows[:, 1], imaginary, alpha=-1)
     found[:, 1].baddbmm_(rows[:, 0], imaginary)
 
@@ -141,49 +147,61 @@ def fast_size(least: int) -> int:
         size += 1
 
 
-def _chunks(left: Tensor, right: Tensor) -> list[slice]:
-    count = max(1, CHUNK // max(1, left.shape[1] * left.shape[-1] * (left.shape[-1] + right.shape[-1])))
-    return [slice(start, start + count) for start in range(0, left.shape[0], count)]
+def _chunks(both: Tensor, channels: int) -> list[slice]:
+    count = max(1, CHUNK // max(1, both.shape[1] * both.shape[-1] * channels))
+    return [slice(start, start + count) for start in range(0, both.shape[0], count)]
 
 
 # -- transforms --------------------------------------------------------------------------------------------------------
 
 
-def _spectrum(x: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    """[M, G, C, *n] -> [F, G, 2, M, C]: the first axis of a map keeps half of its frequencies, the others all."""
-    axes = x.ndim - 3
+def _spectrum(x: Tensor, y: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """[M, G, C, *n] and [M, G, R, *o] -> [F, G, 2, M, C + R]; half of the first axis's frequencies are kept, all of the others'."""
+    examples, groups, channels = x.shape[:3]
+    width = channels + y.shape[2]
     if max(sizes) > LARGEST_MATRIX:
-        found = torch.fft.rfftn(x, s=(*sizes[1:], sizes[0]), dim=(*range(4, x.ndim), 3)).flatten(3)
+        dims, period = (*range(4, x.ndim), 3), (*sizes[1:], sizes[0])
+        found = torch.cat([torch.fft.rfftn(maps, s=period, dim=dims).flatten(3) for maps in (x, y)], 2)
         return torch.view_as_real(found).permute(3, 1, 4, 0, 2).contiguous()
-    values = x.permute(*range(3, x.ndim), 1, 0, 2).contiguous()  # [*n, G, M, C]
-    matrix = _matrices(sizes[0], x.shape[3], True, x.dtype, x.device)[0]
-    values = matrix @ values.flatten(1)  # [(f, 2), n_2 ... C]
-    for axis in range(1, axes):
-        matrix = _matrices(sizes[axis], x.shape[3 + axis], False, x.dtype, x.device)[0]
-        rest = values.view(-1, matrix.shape[1], values.numel() // (values.shape[0] // 2 * matrix.shape[1]))
+    lengths = [max(n, o) for n, o in zip(x.shape[3:], y.shape[3:], strict=True)]
+    make = x.new_empty if x.shape[3:] == y.shape[3:] else x.new_zeros
+    values = make(*lengths, groups, examples, width)
+    for maps, part in ((x, slice(channels)), (y, slice(channels, None))):
+        corner = values[(*(slice(size) for size in maps.shape[3:]), ..., part)]
+        corner.copy_(maps.permute(*range(3, maps.ndim), 1, 0, 2))
+    matrix = _matrices(sizes[0], lengths[0], True, x.dtype, x.device)[0]
+    values = matrix @ values.flatten(1)  # [(f, 2), n_2 ... C + R]
+    for size, length in zip(sizes[1:], lengths[1:], strict=True):
+        matrix = _matrices(size, length, False, x.dtype, x.device)[0]
+        rest = values.view(values.shape[0] // 2, matrix.shape[1], -1)
         values = torch.bmm(matrix.expand(rest.shape[0], -1, -1), rest).flatten(0, 1)
-    found = values.view(-1, 2, x.shape[1], x.shape[0], x.shape[2])
-    return found.transpose(1, 2).contiguous()
+    return values.view(-1, 2, groups, examples, width).transpose(1, 2).contiguous()
 
 
-def _maps(spectrum: Tensor, shape: Sequence[int], sizes: tuple[int, ...]) -> Tensor:
-    """[F, G, 2, M, C] -> [M, G, C, *n]."""
+def _maps(
+    spectrum: Tensor, channels: int, shapes: tuple[Sequence[int], Sequence[int]], sizes: tuple[int, ...]
+) -> tuple[Tensor, Tensor]:
+    """[F, G, 2, M, C + R] -> [M, G, C, *n] and [M, G, R, *o]."""
+    lengths = [max(n, o) for n, o in zip(shapes[0][3:], shapes[1][3:], strict=True)]
+    half = (sizes[0] // 2 + 1, *sizes[1:])
     if max(sizes) > LARGEST_MATRIX:
-        half = (sizes[0] // 2 + 1, *sizes[1:])
         parts = torch.view_as_complex(spectrum.permute(3, 1, 4, 0, 2).contiguous()).unflatten(3, half)
-        values = torch.fft.irfftn(parts, s=(*sizes[1:], sizes[0]), dim=(*range(4, parts.ndim), 3))
-        for axis, size in enumerate(shape[3:], start=3):
-            values = values.narrow(axis, 0, size)
-        return values
-    values = spectrum.transpose(1, 2).contiguous()
-    for axis in range(len(sizes) - 1, 0, -1):
-        matrix = _matrices(sizes[axis], shape[3 + axis], False, spectrum.dtype, spectrum.device)[1]
-        before = (sizes[0] // 2 + 1) * math.prod(sizes[1:axis])
-        values = torch.bmm(matrix.expand(before, -1, -1), values.view(before, matrix.shape[1], -1))
-    matrix = _matrices(sizes[0], shape[3], True, spectrum.dtype, spectrum.device)[1]
-    values = matrix @ values.view(matrix.shape[1], -1)
-    values = values.view(*shape[3:], shape[1], shape[0], shape[2])
-    return values.permute(-2, -3, -1, *range(len(sizes))).contiguous()
+        found = torch.fft.irfftn(parts, s=(*sizes[1:], sizes[0]), dim=(*range(4, parts.ndim), 3))
+    else:
+        values = spectrum.transpose(1, 2).contiguous()
+        for axis in range(len(sizes) - 1, 0, -1):
+            matrix = _matrices(sizes[axis], lengths[axis], False, spectrum.dtype, spectrum.device)[1]
+            rest = values.view(math.prod(half[:axis]), matrix.shape[1], -1)
+            values = torch.bmm(matrix.expand(rest.shape[0], -1, -1), rest)
+        matrix = _matrices(sizes[0], lengths[0], True, spectrum.dtype, spectrum.device)[1]
+        values = matrix @ values.view(matrix.shape[1], -1)
+        values = values.view(*lengths, shapes[0][1], shapes[0][0], spectrum.shape[-1])
+        found = values.permute(-2, -3, -1, *range(len(sizes)))
+    by_x, by_y = (
+        part[(..., *(slice(size) for size in shape[3:]))].contiguous()
+        for part, shape in zip(found.split((channels, found.shape[2] - channels), 2), shapes, strict=True)
+    )
+    return by_x, by_y
 
 
 @lru_cache(maxsize=64)
