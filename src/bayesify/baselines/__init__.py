@@ -13,7 +13,7 @@ from bayesify.registry import Method, register
 __all__ = ["SWAG", "VOGN", "FixedDraws", "NoisyKFAC", "TemperatureScaling", "fit_members", "nuts"]
 
 register(Method("swag", "SWAG", "Maddox et al. 2019", "(K + 2) P", fit=fit_swag, options={"learning_rate": 1e-3}))
-register(Method("vogn", "VOGN", "Khan et al. 2018", "2 P", fit=fit_vogn, options={"learning_rate": 1.0}))
+register(Method("vogn", "VOGN", "Khan et al. 2018", "2 P", fit=fit_vogn, options={"learning_rate": 1.0}, slow=True))
 register(
     Method(
         "nng",
@@ -23,6 +23,7 @@ register(
         fit=fit_nng,
         options={"learning_rate": 0.3},
         aliases=("noisy_kfac", "noisy_natural_gradient"),
+        slow=True,
     )
 )
 register(

@@ -17,5 +17,6 @@ register(
         "M (D + sum of widths) + M a layer",
         fit=fit_deep_gp,
         aliases=("dgp",),
+        slow=True,
     )
 )

@@ -29,5 +29,6 @@ register(
         "2 P",
         fit=fit_function_space,
         aliases=("fsvi",),
+        slow=True,
     )
 )
