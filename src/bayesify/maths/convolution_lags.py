@@ -15,7 +15,9 @@ from bayesify.maths.convolution_geometry import Geometry, Offset
 from bayesify.maths.lag_correlations import Spectra, correlate, correlate_gradient, fast_size
 
 
-def lag_moments(x: Tensor, targets: Tensor, geometry: Geometry, ones: Tensor | None) -> tuple[Tensor, ...]:
+def lag_moments(
+    x: Tensor, targets: Tensor, geometry: Geometry, ones: Tensor | None, scale: Tensor | None
+) -> tuple[Tensor, ...]:
     r"""$A^\top A$, $A^\top V$ and, with a bias, the sums of patches, [G, D], and of targets, [G, R], at stride 1.
 
     See `convolution_moments` for the arguments.
@@ -26,7 +28,7 @@ def lag_moments(x: Tensor, targets: Tensor, geometry: Geometry, ones: Tensor | N
     half = sorted({max(lag, _negated(lag)) for lag in lags})
     maps, outputs = (value.unflatten(1, (groups, -1)) for value in (x, targets))
     borders = _Borders(pairs, tuple(x.shape[2:]), geometry)
-    found, boxes, cross, sums, totals = _Lagged.apply(maps, outputs, ones, tuple(half), borders.boxes, geometry)
+    found, boxes, cross, sums, totals = _Lagged.apply(maps, outputs, ones, scale, tuple(half), borders.boxes, geometry)
     place = {lag: index for index, lag in enumerate(half)}
     index = [place[lag] if lag in place else len(half) + place[_negated(lag)] for lag in lags]
     gram = torch.cat((found, found.mT))[torch.tensor(index, device=x.device)]  # [pairs, G, C, C]
@@ -134,6 +136,7 @@ class _Lagged(torch.autograd.Function):
         maps: Tensor,
         targets: Tensor,
         ones: Tensor | None,
+        scale: Tensor | None,
         lags: tuple[Offset, ...],
         boxes: tuple[_Box, ...],
         geometry: Geometry,
@@ -148,7 +151,7 @@ class _Lagged(torch.autograd.Function):
                 maps.shape[3:], geometry.padding, targets.shape[3:], geometry.dilation, geometry.kernel, strict=True
             )
         ]
-        own, cross, spectra = correlate(maps, targets, lags, shifts, sizes)
+        own, cross, spectra = correlate(maps, targets, lags, shifts, sizes, scale)
         starts: dict[tuple[int, bool], int] = {}
         sides: list[Tensor] = []
         for box in boxes:
@@ -158,24 +161,25 @@ class _Lagged(torch.autograd.Function):
                 width = min(2 * geometry.dilation[box.axis] * (geometry.kernel[box.axis] - 1), size)
                 starts[key] = 0 if key[1] else size - width
                 strip = maps.narrow(3 + box.axis, starts[key], width)
+                strip = strip if scale is None else strip * _along(scale, strip)
                 sides.append(strip.movedim(0, 1).movedim(2, -1).contiguous())  # [G, M, *n, C]
         found = own.new_zeros(len(boxes), *own.shape[1:])
         for index, (left, right) in enumerate(_factors(boxes, starts, sides)):
             found[index] = left.flatten(1, -2).mT @ right.flatten(1, -2)
         sums, totals = cross.new_zeros(cross.shape[:3]), cross.new_zeros(cross.shape[1], cross.shape[3])
         if ones is not None:
-            total = torch.tensordot(ones, maps, 1)  # [G, C, *n]
+            total = torch.tensordot(ones if scale is None else ones * scale, maps, 1)  # [G, C, *n]
             windows = _windows(total, geometry, targets.shape[3:])
             sums = torch.stack([window.flatten(2).sum(-1) for window in windows])
             totals = (spectra.right_sums() * ones.view(-1, 1)).sum(1)
-        ctx.save_for_backward(maps, ones, spectra.both, spectra.own, spectra.cross, *sides)
+        ctx.save_for_backward(maps, targets, ones, scale, spectra.both, spectra.own, spectra.cross, *sides)
         ctx.geometry = geometry
         ctx.sizes, ctx.boxes, ctx.starts, ctx.shapes = spectra.sizes, boxes, starts, (maps.shape, targets.shape)
         return own, found, cross, sums, totals
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        maps, ones, both, own, cross, *sides = ctx.saved_tensors
+        maps, targets, ones, scale, both, own, cross, *sides = ctx.saved_tensors
         spectra = Spectra(both, own, cross, ctx.sizes, maps.shape[2])
         by_sums = None if ones is None else ones.view(-1, 1) * grads[4].unsqueeze(1)
         by_maps, by_targets = correlate_gradient(spectra, grads[0], grads[2], ctx.shapes, by_sums)
@@ -184,8 +188,11 @@ class _Lagged(torch.autograd.Function):
             by_total = torch.zeros_like(maps[0])
             for window, share in zip(_windows(by_total, ctx.geometry, ctx.shapes[1][3:]), grads[3], strict=True):
                 window += share.view(*share.shape, *[1] * (window.ndim - 2))
-            by_maps.addcmul_(ones.view(-1, *[1] * by_total.ndim), by_total)
-            by_ones = maps.flatten(1) @ by_total.flatten() + (spectra.right_sums() * grads[4].unsqueeze(1)).sum((0, 2))
+            by_maps.addcmul_(_along(ones, by_maps), by_total)
+            through = maps.flatten(1) @ by_total.flatten()
+            by_ones = (through if scale is None else through * scale) + (
+                spectra.right_sums() * grads[4].unsqueeze(1)
+            ).sum((0, 2))
         grad = grads[1].contiguous()
         turned = grad.mT.contiguous()  # a transposed operand on the right can be slow
         filled = [torch.zeros_like(side) for side in sides]
@@ -195,7 +202,23 @@ class _Lagged(torch.autograd.Function):
             by_right += (left.flatten(1, -2) @ grad[index]).view(right.shape)
         for ((axis, _), start), side in zip(ctx.starts.items(), filled, strict=True):
             by_maps.narrow(3 + axis, start, side.shape[2 + axis]).add_(side.movedim(-1, 2).movedim(1, 0))
-        return by_maps, by_targets, by_ones, None, None, None
+        by_scale = None
+        if scale is not None:
+            by_scale = _row_products(by_maps.flatten(1), maps.flatten(1))
+            by_scale += _row_products(by_targets.flatten(1), targets.flatten(1))
+            by_maps *= _along(scale, by_maps)
+            by_targets *= _along(scale, by_targets)
+        return by_maps, by_targets, by_ones, by_scale, None, None, None
+
+
+def _along(numbers: Tensor, value: Tensor) -> Tensor:
+    """[M] in a shape that multiplies the first axis of a tensor."""
+    return numbers.view(-1, *[1] * (value.ndim - 1))
+
+
+def _row_products(left: Tensor, right: Tensor) -> Tensor:
+    """Products of rows, [M, n] both -> [M], in one pass over memory."""
+    return torch.bmm(left.unsqueeze(1), right.unsqueeze(2)).flatten()
 
 
 def _windows(total: Tensor, geometry: Geometry, sizes: Sequence[int]) -> list[Tensor]:

@@ -26,29 +26,34 @@ from bayesify.maths.convolution_lags import lag_moments
 
 
 def convolution_moments(
-    x: Tensor, targets: Tensor, geometry: Geometry, ones: Tensor | None = None
+    x: Tensor, targets: Tensor, geometry: Geometry, ones: Tensor | None = None, scale: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     r"""$A^\top A$ and $A^\top V$ for each group.
 
-    A diagonal $\Lambda$ with one value per example, or a full one over examples, enters by $\Lambda^{1/2}$ in x, V and the ones.
+    A diagonal $\Lambda$ with one value per example enters by its root, as the scale and the ones; a full one over
+    examples by its root in x, V and the ones.
 
     Args:
         x: The map, [M, c_in, *n].
         targets: V, [M, c_out, *o].
         geometry: Of the convolution.
         ones: Where there is a bias, what stands in the last column of A for each example, [M].
+        scale: What x and V of each example are multiplied by first, [M].
 
     Returns:
         [G, D, D] and [G, D, c_out / G], with D = c_in / G times the kernel's positions, and one more for a bias.
     """
     if any(size > 1 for size in geometry.stride) or math.prod(geometry.kernel) == 1:
+        if scale is not None:
+            shape = (-1, *[1] * (x.ndim - 1))
+            x, targets = x * scale.view(shape), targets * scale.view(shape)
         gram, cross = patch_gram(x, geometry), patch_cross(x, targets, geometry)
         if ones is None:
             return gram, cross
         totals = ones @ targets.reshape(*targets.shape[:2], -1).sum(-1)
         sums, totals = patch_sums(x, geometry, ones), totals.view(geometry.groups, -1)
     else:
-        gram, cross, sums, totals = lag_moments(x, targets, geometry, ones)
+        gram, cross, sums, totals = lag_moments(x, targets, geometry, ones, scale)
         if ones is None:
             return gram, cross
     count = (ones.square().sum() * math.prod(targets.shape[2:])).expand(geometry.groups, 1, 1)

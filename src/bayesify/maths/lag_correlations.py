@@ -43,7 +43,12 @@ class Spectra:
 
 
 def correlate(
-    x: Tensor, y: Tensor, own_lags: Sequence[Lag], cross_lags: Sequence[Lag], sizes: Sequence[int]
+    x: Tensor,
+    y: Tensor,
+    own_lags: Sequence[Lag],
+    cross_lags: Sequence[Lag],
+    sizes: Sequence[int],
+    scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Spectra]:
     r"""$\sum_{m, q} x_{mgc}(q)\, x_{mge}(q + \delta)$ and $\sum_{m, q} x_{mgc}(q)\, y_{mgr}(q + \delta)$; maps are zero outside.
 
@@ -57,14 +62,15 @@ def correlate(
         own_lags: $\delta$ of the first kind.
         cross_lags: $\delta$ of the second kind.
         sizes: Period in each axis, at least so large that no pair of positions meets at a lag it does not have.
+        scale: What x and y of each example are multiplied by first, [M].
 
     Returns:
         [own lags, G, C, C], [cross lags, G, C, R], and what `correlate_gradient` needs.
     """
     period, channels = tuple(sizes), x.shape[2]
-    both = _spectrum(x, y, period)
+    both = _spectrum(x, y, period, scale)
     own, cross = (_waves(tuple(lags), period, x.dtype, x.device) for lags in (own_lags, cross_lags))
-    scale = _weights(period, x.dtype, x.device) / math.prod(period)
+    counts = _weights(period, x.dtype, x.device) / math.prod(period)
     own_found: Any = 0.0
     cross_found: Any = 0.0
     for part in _chunks(both, channels):
@@ -73,10 +79,10 @@ def correlate(
         even = left.flatten(2, 3).mT @ rows.flatten(2, 3)  # real part of the conjugate times all, [F, G, C, C + R]
         odd = left[:, :, 0].mT @ rows[:, :, 1]
         back = left[:, :, 1].mT @ rows[:, :, 0, :, channels:]
-        cosines, sines = own[:, :, part] * scale[part]
+        cosines, sines = own[:, :, part] * counts[part]
         turned = _wave_sum(sines, odd[..., :channels])
         own_found = own_found + _wave_sum(cosines, even[..., :channels]) - turned + turned.mT
-        cosines, sines = cross[:, :, part] * scale[part]
+        cosines, sines = cross[:, :, part] * counts[part]
         cross_found = cross_found + _wave_sum(cosines, even[..., channels:])
         cross_found = cross_found + _wave_sum(sines, back - odd[..., channels:])
     return own_found, cross_found, Spectra(both, own, cross, period, channels)
@@ -89,7 +95,7 @@ def correlate_gradient(
     shapes: tuple[Sequence[int], Sequence[int]],
     sums: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients by x and y: sums of shifted maps, by the same transforms.
+    """Gradients by x and y, both scaled: sums of shifted maps, by the same transforms.
 
     Args:
         spectra: From `correlate`.
@@ -155,20 +161,25 @@ def _chunks(both: Tensor, channels: int) -> list[slice]:
 # -- transforms --------------------------------------------------------------------------------------------------------
 
 
-def _spectrum(x: Tensor, y: Tensor, sizes: tuple[int, ...]) -> Tensor:
+def _spectrum(x: Tensor, y: Tensor, sizes: tuple[int, ...], scale: Tensor | None) -> Tensor:
     """[M, G, C, *n] and [M, G, R, *o] -> [F, G, 2, M, C + R]; half of the first axis's frequencies are kept, all of the others'."""
     examples, groups, channels = x.shape[:3]
     width = channels + y.shape[2]
     if max(sizes) > LARGEST_MATRIX:
         dims, period = (*range(4, x.ndim), 3), (*sizes[1:], sizes[0])
         found = torch.cat([torch.fft.rfftn(maps, s=period, dim=dims).flatten(3) for maps in (x, y)], 2)
-        return torch.view_as_real(found).permute(3, 1, 4, 0, 2).contiguous()
+        spectrum = torch.view_as_real(found).permute(3, 1, 4, 0, 2).contiguous()
+        return spectrum if scale is None else spectrum.mul_(scale.view(-1, 1))
     lengths = [max(n, o) for n, o in zip(x.shape[3:], y.shape[3:], strict=True)]
     make = x.new_empty if x.shape[3:] == y.shape[3:] else x.new_zeros
     values = make(*lengths, groups, examples, width)
     for maps, part in ((x, slice(channels)), (y, slice(channels, None))):
         corner = values[(*(slice(size) for size in maps.shape[3:]), ..., part)]
-        corner.copy_(maps.permute(*range(3, maps.ndim), 1, 0, 2))
+        turned = maps.permute(*range(3, maps.ndim), 1, 0, 2)
+        if scale is None:
+            corner.copy_(turned)
+        else:
+            torch.mul(turned, scale.view(-1, 1), out=corner)
     matrix = _matrices(sizes[0], lengths[0], True, x.dtype, x.device)[0]
     values = matrix @ values.flatten(1)  # [(f, 2), n_2 ... C + R]
     for size, length in zip(sizes[1:], lengths[1:], strict=True):

@@ -19,7 +19,7 @@ from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior, ch
 from bayesify.posteriors.global_inducing_inputs import InducingInputs, check_inputs, describe_inputs, first_examples
 from bayesify.posteriors.global_inducing_maps import LinearMap
 from bayesify.posteriors.global_inducing_trace import check_targets, start_outputs, trace
-from bayesify.posteriors.inducing_likelihood import AT_PRIOR, PriorScale, finite_cholesky, half_precision
+from bayesify.posteriors.inducing_likelihood import AT_PRIOR, HalfPrecision, PriorScale, finite_cholesky
 from bayesify.priors import PriorDraw
 from bayesify.structured import StructuredWeight
 from bayesify.weights import owner_of
@@ -292,10 +292,10 @@ class GlobalInducing(Posterior):
         what = f"GlobalInducing: the precision of layer {name or '(the network)'}"
         return regress(gram, cross, (lambda matrix: finite_cholesky(matrix, what)) if careful else None)
 
-    def _mix(self, layer: str) -> Callable[[Tensor], Tensor]:
+    def _mix(self, layer: str) -> HalfPrecision:
         if self.covariance == "diagonal":
-            return half_precision(log_diagonal=self.log_precision[layer])
-        return half_precision(lower=self.lower[layer], raw_diagonal=self.raw_diagonal[layer])
+            return HalfPrecision(log_diagonal=self.log_precision[layer])
+        return HalfPrecision(lower=self.lower[layer], raw_diagonal=self.raw_diagonal[layer])
 
     def _others(self, runner: Runner, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         own = {weight.name for weight in self.weights}

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from bayesify.maths.convolution_moments import Geometry, convolution_moments
-from bayesify.posteriors.global_inducing_maps import OWNER, LinearMap, Mix, argument
+from bayesify.posteriors.global_inducing_maps import OWNER, LinearMap, argument
+from bayesify.posteriors.inducing_likelihood import HalfPrecision
 
 
 class Convolution(LinearMap):
@@ -47,13 +48,18 @@ class Convolution(LinearMap):
         positions = self.geometry(module).outputs(seen[0].shape[2:]) if self.has_weight else ()
         return (seen[0].shape[0], self.layer.rows, *positions)
 
-    def moments(self, module: nn.Module, seen: list[Tensor], targets: Tensor, mix: Mix) -> tuple[Tensor, Tensor]:
+    def moments(
+        self, module: nn.Module, seen: list[Tensor], targets: Tensor, mix: HalfPrecision
+    ) -> tuple[Tensor, Tensor]:
         """See `maths.convolution_moments`."""
-        weighted, ones = mix(targets), mix(targets.new_ones(targets.shape[0]))
+        ones = mix(targets.new_ones(targets.shape[0]))
         if not self.has_weight:
-            return ones.square().sum().view(1, 1, 1), (ones @ weighted).view(1, 1, -1)
-        geometry = self.geometry(module)
-        found = convolution_moments(mix(seen[0]), weighted, geometry, ones if self.has_bias else None)
+            return ones.square().sum().view(1, 1, 1), (ones @ mix(targets)).view(1, 1, -1)
+        geometry, column = self.geometry(module), ones if self.has_bias else None
+        if mix.numbers is not None:
+            found = convolution_moments(seen[0], targets, geometry, column, mix.numbers)
+        else:
+            found = convolution_moments(mix(seen[0]), mix(targets), geometry, column)
         return self._arrange(geometry, *found)
 
     def _arrange(self, geometry: Geometry, gram: Tensor, cross: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from bayesify.posteriors.inducing_likelihood import HalfPrecision
 from bayesify.weights import Layer, owner_of
 
-Mix = Callable[[Tensor], Tensor]
 OWNER = "GlobalInducing"
 
 
@@ -48,7 +48,9 @@ class LinearMap:
         positions = seen[0].shape[1:-1] if self.has_weight else ()
         return (seen[0].shape[0], *positions, self.layer.rows)
 
-    def moments(self, module: nn.Module, seen: list[Tensor], targets: Tensor, mix: Mix) -> tuple[Tensor, Tensor]:
+    def moments(
+        self, module: nn.Module, seen: list[Tensor], targets: Tensor, mix: HalfPrecision
+    ) -> tuple[Tensor, Tensor]:
         r"""$A^\top \Lambda A$, [G, D, D], and $A^\top \Lambda V$, [G, D, R].
 
         Args:

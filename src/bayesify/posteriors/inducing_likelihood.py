@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -88,49 +88,30 @@ def _alike(stds: Sequence[float | Tensor]) -> bool:
     return all(std is first or (isinstance(std, float) and isinstance(first, float) and std == first) for std in stds)
 
 
-def half_precision(
-    log_diagonal: Tensor | None = None, lower: Tensor | None = None, raw_diagonal: Tensor | None = None
-) -> Callable[[Tensor], Tensor]:
+class HalfPrecision:
     r"""The product with $\Lambda^{1/2}$ along the first axis of a tensor, of M.
 
     Args:
         log_diagonal: Logs of a diagonal $\Lambda$, [M].
         lower: For a full one, $\Lambda = C C^\top$: the strictly lower entries of C, packed,
         raw_diagonal: and its diagonal before softplus, [M]. The product is then with $C^\top$.
+
+    Attributes:
+        numbers: The roots of a diagonal $\Lambda$, [M]; `None` for a full one.
     """
-    if log_diagonal is not None:
-        half = (0.5 * log_diagonal).exp()
-        return lambda value: _ScaledExamples.apply(value, half)
-    assert lower is not None
-    assert raw_diagonal is not None
-    factor = tril(lower, raw_diagonal)
-    return lambda value: (factor.mT @ value.reshape(factor.shape[0], -1)).view(value.shape)
 
+    def __init__(
+        self, log_diagonal: Tensor | None = None, lower: Tensor | None = None, raw_diagonal: Tensor | None = None
+    ) -> None:
+        self.numbers = None if log_diagonal is None else (0.5 * log_diagonal).exp()
+        self.factor = None if lower is None or raw_diagonal is None else tril(lower, raw_diagonal)
 
-class _ScaledExamples(torch.autograd.Function):
-    """A number for each example times all that belongs to it; the gradient by the numbers takes one pass over memory."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(value: Tensor, numbers: Tensor) -> Tensor:
-        return value * numbers.view(-1, *[1] * (value.ndim - 1))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        value, numbers = ctx.saved_tensors
-        by_value = grads[0] * numbers.view(-1, *[1] * (value.ndim - 1)) if ctx.needs_input_grad[0] else None
-        rows = (part.reshape(len(numbers), -1) for part in (grads[0], value))
-        return by_value, _dots(*rows)
-
-
-def _dots(left: Tensor, right: Tensor) -> Tensor:
-    """Products of rows, [M, n] both -> [M]."""
-    return torch.bmm(left.unsqueeze(1), right.unsqueeze(2)).flatten()
+    def __call__(self, value: Tensor) -> Tensor:
+        """The product."""
+        if self.numbers is not None:
+            return value * self.numbers.view(-1, *[1] * (value.ndim - 1))
+        assert self.factor is not None
+        return (self.factor.mT @ value.reshape(len(self.factor), -1)).view(value.shape)
 
 
 def finite_cholesky(matrix: Tensor, what: str) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bayesify.maths.regression import Regression, regress
 from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior, check_count, check_positive
-from bayesify.posteriors.inducing_likelihood import AT_PRIOR, PriorScale, finite_cholesky, half_precision
+from bayesify.posteriors.inducing_likelihood import AT_PRIOR, HalfPrecision, PriorScale, finite_cholesky
 from bayesify.priors import PriorDraw
 from bayesify.weights import Layer, Weight
 
@@ -72,7 +72,7 @@ class LocalInducing(Posterior):
 
     def regression(self, layer: Layer, scale: PriorScale) -> Regression:
         """The posterior over whitened rows of one layer, for each draw of the prior: [*S, 1, D, R]."""
-        mix = half_precision(log_diagonal=self.log_precision[layer.name])
+        mix = HalfPrecision(log_diagonal=self.log_precision[layer.name])
         design, outputs = self.points_value[layer.name], mix(self.pseudo_outputs[layer.name])
         if self._has_ones(layer):
             design = torch.cat((design, design.new_ones(self.points, 1)), -1)
