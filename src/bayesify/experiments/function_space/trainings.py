@@ -40,8 +40,8 @@ class Training:
     Args:
         system: `"fsvi"`, `"mfvi"` or `"map"`.
         seed: Of everything random.
-        context: `"notmnist"`, `"noise"`, `"train"` (training images under noise), or several joined by `+`, which share the
-            points.
+        context: `"notmnist"`, `"noise"`, `"train"` (training images under noise), `"outlines"` (edges of training images),
+            `"blends"` (means of two training images), or several joined by `+`, which share the points.
         points: Context inputs a step.
         prior_variance: Of function values.
         epochs: Passes over the data.
@@ -93,6 +93,15 @@ def pixels(pictures: np.ndarray, device: str | torch.device) -> Tensor:
     return torch.from_numpy(pictures).to(device).float() / 255
 
 
+def outlines(x: Tensor) -> Tensor:
+    """Drawings of images [B, C, H, W]: how far neighboring pixels differ, the largest being 1 in each image."""
+    across, down = torch.zeros_like(x), torch.zeros_like(x)
+    across[..., 1:-1] = x[..., 2:] - x[..., :-2]
+    down[..., 1:-1, :] = x[..., 2:, :] - x[..., :-2, :]
+    edges = (across.square() + down.square()).sqrt()
+    return edges / edges.amax((1, 2, 3), keepdim=True).clamp_min(1e-6)
+
+
 def make_context(job: Training, x: Tensor) -> Context:
     """The context that a job names; its points are shared out over the parts of a mixture.
 
@@ -109,11 +118,17 @@ def make_context(job: Training, x: Tensor) -> Context:
             parts.append(Box(0.0, 1.0, count))
         elif name == "train":
             parts.append(Jittered(x, JITTER_STD, count))
+        elif name == "outlines":
+            parts.append(Loader(outlines(x), count))
+        elif name == "blends":
+            parts.append(Loader((x + x.roll(1, 0)) / 2, count))
         elif name == "notmnist":
             pictures = like(images.load("notmnist", job.folder).test_images, np.empty((0, *x.shape[1:]), np.uint8))
             parts.append(Loader(pixels(pictures, x.device), count))
         else:
-            raise ValueError(f"context {name!r}; known: notmnist, noise, train, and several joined by +")
+            raise ValueError(
+                f"context {name!r}; known: notmnist, noise, train, outlines, blends, and several joined by +"
+            )
     return parts[0] if len(parts) == 1 else Mixture(*parts)
 
 
