@@ -58,8 +58,9 @@ bench-peers: .venv-peers/.installed
 .venv-peers/.installed: constraints.txt
 	$(PYTHON) -m venv .venv-peers
 	.venv-peers/$(INSTALL) $(TORCH)
-	.venv-peers/$(INSTALL) safetensors rich typer curvlinops-for-pytorch torchmetrics opt-einsum scipy tqdm
-	.venv-peers/$(INSTALL) --no-deps laplace-torch==0.3 asdfghjkl==0.1a4 backpack-for-pytorch
+	.venv-peers/$(INSTALL) safetensors rich typer torchmetrics opt-einsum scipy tqdm einops
+	.venv-peers/$(INSTALL) --no-deps laplace-torch==0.3 asdfghjkl==0.1a4 backpack-for-pytorch curvlinops-for-pytorch \
+		einconv unfoldNd linear_operator
 	@touch $@
 
 docs: install
