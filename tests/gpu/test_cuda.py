@@ -9,7 +9,11 @@ from bayesify import likelihoods, models, posteriors
 from bayesify.registry import METHODS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-NAMES = [name for name, method in METHODS.items() if method.posterior is not None]
+INDUCED = {
+    "global_inducing": lambda x: posteriors.GlobalInducing(x[:3]),
+    "local_inducing": lambda _: posteriors.LocalInducing(4),
+}
+NAMES = [name for name, method in METHODS.items() if method.posterior is not None and name not in INDUCED]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -19,6 +23,23 @@ def test_draws_train_and_predict_on_the_gpu(name):
     ).cuda()
     x, y = torch.randn(6, 1, 8, 8, device="cuda"), torch.randint(0, 3, (6,), device="cuda")
     bnn = bayesify.bayesianize(net, name, likelihood=likelihoods.Categorical())
+    for generator in (None, torch.Generator("cuda").manual_seed(0), torch.Generator().manual_seed(0)):
+        value = bnn.elbo(x, y, num_data=60, num_draws=2, generator=generator)
+        value.backward()
+        assert torch.isfinite(value)
+    assert all(parameter.grad is not None for parameter in bnn.parameters())
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        assert torch.isfinite(bnn.elbo(x, y, num_data=60))
+    assert bnn.predict(x).probs.device.type == "cuda"
+
+
+@pytest.mark.parametrize("name", INDUCED)
+def test_inducing_points_train_and_predict_on_the_gpu(name):
+    net = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3)
+    ).cuda()
+    x, y = torch.randn(6, 1, 8, 8, device="cuda"), torch.randint(0, 3, (6,), device="cuda")
+    bnn = bayesify.bayesianize(net, INDUCED[name](x), likelihood=likelihoods.Categorical())
     for generator in (None, torch.Generator("cuda").manual_seed(0), torch.Generator().manual_seed(0)):
         value = bnn.elbo(x, y, num_data=60, num_draws=2, generator=generator)
         value.backward()
