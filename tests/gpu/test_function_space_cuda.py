@@ -43,3 +43,44 @@ def test_memory_stays_under_the_budget() -> None:
     torch.cuda.reset_peak_memory_stats()
     space.function_kl(x).backward()
     assert torch.cuda.max_memory_allocated() - before <= budget
+
+
+def test_a_recorded_kl_is_that_of_the_same_network_without_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded, plain = network().cuda(), network().cuda()
+    spaces = [FunctionSpaceVI(bnn, context=Box(n=5)) for bnn in (recorded, plain)]
+    monkeypatch.setattr(spaces[1], "_records", False)
+    optimizers = [torch.optim.Adam(bnn.parameters(), lr=1e-2) for bnn in (recorded, plain)]
+    for step in range(8):
+        x = torch.rand(5 if step != 5 else 3, 1, 28, 28, device="cuda")  # another size goes without the graph, once
+        values = [space.function_kl(x) for space in spaces]
+        torch.testing.assert_close(*values, rtol=1e-3, atol=1e-3)
+        for optimizer, value in zip(optimizers, values, strict=True):
+            optimizer.zero_grad()
+            (2 * value).backward()
+        pairs = zip(recorded.parameters(), plain.parameters(), strict=True)
+        for mine, other in pairs:
+            assert (mine.grad is None) == (other.grad is None)
+            if mine.grad is not None:
+                scale = float(other.grad.abs().max()) + 1e-12
+                torch.testing.assert_close(mine.grad / scale, other.grad / scale, rtol=2e-2, atol=2e-3)
+        optimizers[0].step()
+        with torch.no_grad():  # the same path for both, in place
+            for mine, other in zip(recorded.parameters(), plain.parameters(), strict=True):
+                other.copy_(mine)
+    assert spaces[0]._recorder._count >= 1
+
+
+def test_two_recorded_kls_may_wait_for_their_gradients() -> None:
+    bnn = network().cuda()
+    space = FunctionSpaceVI(bnn, context=Box(n=5))
+    first, second = torch.rand(2, 5, 1, 28, 28, device="cuda")
+    parameters = [parameter for parameter in bnn.parameters() if parameter.requires_grad]
+    apart = [torch.autograd.grad(space.function_kl(x), parameters, allow_unused=True) for x in (first, second)]
+    for _ in range(4):
+        space.function_kl(first)
+    assert space._recorder._recorded is not None
+    both = space.function_kl(first) + space.function_kl(second)
+    found = torch.autograd.grad(both, parameters, allow_unused=True)
+    for total, one, other in zip(found, *apart, strict=True):
+        if total is not None:
+            torch.testing.assert_close(total, one + other, rtol=2e-2, atol=2e-3 * float((one + other).abs().max()))

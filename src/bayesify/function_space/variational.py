@@ -15,6 +15,7 @@ from bayesify.function_space.contexts import Box, Context
 from bayesify.function_space.divergence import dense_kl, diagonal_kl
 from bayesify.function_space.moments import Covariance, output_covariance
 from bayesify.function_space.priors import Constant, FunctionPrior
+from bayesify.function_space.recording import Recorder
 from bayesify.history import History
 from bayesify.inputs import as_inputs, check_inputs, naming_inputs
 from bayesify.jacobians import Jacobians, check_deterministic
@@ -117,6 +118,8 @@ class FunctionSpaceVI:
             raise ValueError("FunctionSpaceVI: the weights' prior draws its scale; use a fixed one, such as Neal()")
         stds = weights_prior.std
         self.prior.bind(self._jacobians, {key: mean.detach() for key, mean in self._means().items()}, stds, self.memory)
+        self._recorder = Recorder(bnn)
+        self._records = covariance == "diagonal" and isinstance(self.prior, Constant)
         self._bytes_per_row: dict[Any, float] = {}
         self._output_shape: tuple[int, ...] = ()
 
@@ -223,6 +226,10 @@ class FunctionSpaceVI:
             rows = self._rows(args, kwargs, means)
             if self.covariance == "diagonal" and rows < batch_size(args, kwargs):
                 kl = self._kl_in_pieces(args, kwargs, rows, means, variances)
+            elif self._records:
+                kl = self._recorder(
+                    lambda *pair: self._kl(pair[0], pair[1], self._means(), self._variances()), args, kwargs
+                )
             else:
                 kl = self._kl(args, kwargs, means, variances)
         except ValueError as error:
