@@ -1,0 +1,263 @@
+"""The engines that run jobs: processes of this machine, Dask, Ray.
+
+Each engine has three verbs, submit, wait, result; the rest is the same for all of them. Dask and Ray are called directly: the
+joblib backend for Dask (1.6) waits forever for a job whose worker died, and that for Ray gives no result before the last one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+from bayesify.scale_out.workers import Finished
+
+Call = Callable[..., Finished]
+Run = Callable[[Call, Sequence[tuple[Any, ...]]], Iterator[Finished]]
+"""From a function and its arguments, the job's name first, to the results, each as soon as it is there."""
+
+PACKAGES = {"local": ["joblib"], "dask": ["distributed"], "ray": ["ray"]}
+EXTRAS = {"local": "scale", "dask": "dask", "ray": "ray"}
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+
+
+class Engine(ABC):
+    """Workers that take jobs. Inside its `with` block; a cluster that was started there is stopped at the end."""
+
+    def __init__(self, workers: int | None, threads: int) -> None:
+        self.workers, self.threads = workers, threads
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.close()
+
+    @abstractmethod
+    def capacity(self) -> int:
+        """Jobs that run at a time, now."""
+
+    @abstractmethod
+    def submit(self, call: Call, arguments: tuple[Any, ...]) -> Any:
+        """A handle of a job that was sent away."""
+
+    @abstractmethod
+    def wait(self, handles: Iterable[Any]) -> Any:
+        """One of the handles whose job has ended."""
+
+    @abstractmethod
+    def result(self, handle: Any) -> Finished:
+        """How a job ended; raises if its worker died."""
+
+    @abstractmethod
+    def cancel(self, handles: Iterable[Any]) -> None:
+        """Give up jobs that are on their way."""
+
+
+def run_all(engine: Engine, call: Call, arguments: Sequence[tuple[Any, ...]]) -> Iterator[Finished]:
+    """Results as they come; never more jobs on their way than run at a time, so that a dead worker takes no other."""
+    queue = deque(arguments)
+    running: dict[Any, str] = {}
+    try:
+        while queue or running:
+            while queue and len(running) < max(1, engine.capacity()):
+                each = queue.popleft()
+                running[engine.submit(call, each)] = each[0]
+            handle = engine.wait(running)
+            name = running.pop(handle)
+            try:
+                finished = engine.result(handle)
+            except Exception as error:  # jobs catch their own: this is the engine's
+                finished = Finished(name, reason=f"its worker died: {_brief(error)}", lost=True)
+            yield finished
+    finally:
+        engine.cancel(running)
+
+
+class Processes(Engine):
+    """Processes of joblib's loky."""
+
+    def _executor(self) -> Any:
+        """The present pool, or a new one after a worker died."""
+        from joblib.externals.loky import get_reusable_executor
+
+        environment = dict.fromkeys(_THREAD_VARIABLES, str(self.threads))
+        return get_reusable_executor(self.workers, timeout=600, env=environment)
+
+    def capacity(self) -> int:
+        """As many as there are workers."""
+        return self.workers or usable_cores()
+
+    def submit(self, call: Call, arguments: tuple[Any, ...]) -> Any:
+        """A future of the pool."""
+        return self._executor().submit(call, *arguments)
+
+    def wait(self, handles: Iterable[Any]) -> Any:
+        """One future that is done."""
+        from concurrent.futures import FIRST_COMPLETED, wait
+
+        return next(iter(wait(list(handles), return_when=FIRST_COMPLETED).done))
+
+    def result(self, handle: Any) -> Finished:
+        """The future's result."""
+        result: Finished = handle.result()
+        return result
+
+    def cancel(self, handles: Iterable[Any]) -> None:
+        """Those that no process has begun; the others end with their processes, when the engine is closed."""
+        for handle in handles:
+            handle.cancel()
+
+    def __exit__(self, *error: Any) -> None:
+        self._executor().shutdown(wait=True, kill_workers=True)
+        super().__exit__(*error)
+
+
+class Dask(Engine):
+    """The cluster of the present client or of the configured address; else processes of this machine."""
+
+    def __enter__(self) -> Dask:
+        import dask
+        from distributed import Client, LocalCluster, get_client
+
+        try:
+            self._client = get_client()
+        except ValueError:
+            cluster = dask.config.get("scheduler-address", None)
+            if cluster is None:
+                self._stack.enter_context(dask.config.set({"distributed.scheduler.allowed-failures": 0}))
+                self._stack.enter_context(_quiet("distributed.nanny", "distributed.scheduler", "distributed.worker"))
+                count = self.workers or usable_cores()
+                cluster = LocalCluster(n_workers=count, threads_per_worker=1, dashboard_address=None)
+                self._stack.enter_context(cluster)
+            self._client = self._stack.enter_context(Client(cluster))
+        return self
+
+    def capacity(self) -> int:
+        """What was asked for, or the threads that the cluster has."""
+        return self.workers or sum(self._client.ncores().values())
+
+    def submit(self, call: Call, arguments: tuple[Any, ...]) -> Any:
+        """A future of the client."""
+        return self._client.submit(call, *arguments, pure=False)
+
+    def wait(self, handles: Iterable[Any]) -> Any:
+        """One future that is done."""
+        from distributed import wait
+
+        return next(iter(wait(list(handles), return_when="FIRST_COMPLETED").done))
+
+    def result(self, handle: Any) -> Finished:
+        """The future's result."""
+        result: Finished = handle.result()
+        return result
+
+    def cancel(self, handles: Iterable[Any]) -> None:
+        """Cancel futures."""
+        for handle in handles:
+            handle.cancel()
+
+
+class Ray(Engine):
+    """The cluster that Ray is connected to or that of `RAY_ADDRESS`; else processes of this machine."""
+
+    def __enter__(self) -> Ray:
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import ray
+
+            if not ray.is_initialized():
+                local: dict[str, Any] = {"num_cpus": self.workers or usable_cores(), "include_dashboard": False}
+                ray.init(
+                    log_to_driver=False, logging_level=logging.ERROR, **({} if "RAY_ADDRESS" in os.environ else local)
+                )
+                self._stack.callback(ray.shutdown)
+        self._ray = ray
+        self._remotes: dict[Any, Any] = {}
+        return self
+
+    def capacity(self) -> int:
+        """What was asked for, or the cores that the cluster has."""
+        return self.workers or int(self._ray.cluster_resources().get("CPU", 1))
+
+    def submit(self, call: Call, arguments: tuple[Any, ...]) -> Any:
+        """A reference to the result."""
+        if call not in self._remotes:
+            self._remotes[call] = self._ray.remote(_call).options(num_cpus=1, max_retries=0)
+        return self._remotes[call].remote(call, arguments)
+
+    def wait(self, handles: Iterable[Any]) -> Any:
+        """One reference whose result is there."""
+        return self._ray.wait(list(handles), num_returns=1)[0][0]
+
+    def result(self, handle: Any) -> Finished:
+        """The result itself."""
+        result: Finished = self._ray.get(handle)
+        return result
+
+    def cancel(self, handles: Iterable[Any]) -> None:
+        """Cancel tasks."""
+        for handle in handles:
+            self._ray.cancel(handle, force=True)
+
+
+ENGINES: dict[str, type[Engine]] = {"local": Processes, "dask": Dask, "ray": Ray}
+
+
+@contextmanager
+def open_engine(engine: str, workers: int | None, threads: int) -> Iterator[Run]:
+    """An engine, started if need be and closed afterwards if it was started here.
+
+    Args:
+        engine: A key of `ENGINES`.
+        workers: Jobs at a time; `None` for all that there is room for. One local worker is this process.
+        threads: That the libraries of a new local process may use.
+
+    Raises:
+        ImportError: If a package is missing.
+    """
+    if engine == "local" and (workers or usable_cores()) == 1:
+        yield lambda call, arguments: (call(*each) for each in arguments)
+        return
+    if missing := [package for package in PACKAGES[engine] if find_spec(package) is None]:
+        advice = " or use one worker" if engine == "local" else ""
+        raise ImportError(
+            f"engine {engine!r} needs {', '.join(missing)}; pip install 'bayesify[{EXTRAS[engine]}]'{advice}"
+        )
+    with ENGINES[engine](workers, threads) as opened:
+        yield lambda call, arguments: run_all(opened, call, arguments)
+
+
+def usable_cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _call(call: Call, arguments: tuple[Any, ...]) -> Finished:
+    return call(*arguments)
+
+
+def _brief(error: Exception) -> str:
+    first = str(error).strip().partition("\n")[0].partition(". ")[0]
+    return f"{type(error).__name__}: {first}"
+
+
+@contextmanager
+def _quiet(*loggers: str) -> Iterator[None]:
+    """No messages of a cluster of our own about workers that it starts anew."""
+    before = {name: logging.getLogger(name).level for name in loggers}
+    for name in loggers:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)

@@ -1,0 +1,53 @@
+"""Results of jobs as files: whole or not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+
+def result_path(folder: Path, name: str) -> Path:
+    """Where the result of a job lies."""
+    return folder / "jobs" / f"{name}.json"
+
+
+def write_result(folder: Path, name: str, job: Any, result: dict[str, Any]) -> None:
+    """Write a result with its job, replacing the file at once.
+
+    Raises:
+        OSError: If it cannot be written, as on a full disk; no part of a file stays behind.
+    """
+    path = result_path(folder, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
+    try:
+        with partial.open("w") as file:
+            file.write(json.dumps({"job": job, "result": result}, indent=2) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_result(folder: Path, name: str) -> tuple[Any, dict[str, Any]] | None:
+    """The job and the result in a file; `None` if there is none that can be read."""
+    try:
+        content = json.loads(result_path(folder, name).read_text())
+        return content["job"], content["result"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def read_results(folder: Path | str) -> dict[str, dict[str, Any]]:
+    """All results in a folder that `run_jobs` wrote to, by name of the job."""
+    jobs = Path(folder) / "jobs"
+    found = {}
+    for path in sorted(jobs.rglob("*.json")):
+        name = path.relative_to(jobs).with_suffix("").as_posix()
+        if (entry := read_result(Path(folder), name)) is not None:
+            found[name] = entry[1]
+    return found

@@ -1,0 +1,85 @@
+"""What happens to a job inside a worker."""
+
+from __future__ import annotations
+
+import json
+import random
+import traceback
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bayesify.scale_out.result_files import write_result
+
+Function = Callable[[Any], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a job ended: with a result, or with the reason why not; `lost` if its worker died."""
+
+    name: str
+    result: dict[str, Any] | None = None
+    reason: str | None = None
+    lost: bool = False
+
+
+def work(function: Function, folder: str, threads: int, name: str, job: Any, plain: Any) -> Finished:
+    """Run one job, and write its result where the folder can be reached from here.
+
+    Args:
+        function: From a job to its result.
+        folder: Of the results. On a machine of a cluster that does not share it, the result only travels back.
+        threads: For torch and the libraries beneath it.
+        name: Of the job.
+        job: What the function gets.
+        plain: The job as JSON holds it.
+    """
+    here = Path(folder)
+    try:
+        with _settled(threads, zlib.crc32(name.encode())):
+            result = function(job)
+        if not isinstance(result, dict):
+            raise TypeError(f"{function.__qualname__} returned {type(result).__name__}; return a dictionary")
+        result = json.loads(json.dumps(result))
+    except Exception:
+        return Finished(name, reason=traceback.format_exc())
+    if (here / "jobs").is_dir():
+        with suppress(OSError):  # the caller writes it too, and says so if it cannot
+            write_result(here, name, plain, result)
+    return Finished(name, result)
+
+
+@contextmanager
+def _settled(threads: int, seed: int) -> Iterator[None]:
+    """Fixed threads and seeds inside; what was there before, afterwards."""
+    before = torch.get_num_threads(), random.getstate(), np.random.get_state()  # noqa: NPY002
+    torch.set_num_threads(threads)
+    try:
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())), _bounded_libraries(threads):
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed)  # noqa: NPY002  (what a job draws without a generator of its own)
+            yield
+    finally:
+        torch.set_num_threads(before[0])
+        random.setstate(before[1])
+        np.random.set_state(before[2])  # noqa: NPY002
+
+
+@contextmanager
+def _bounded_libraries(threads: int) -> Iterator[None]:
+    """NumPy's and SciPy's matrix products on so many threads, where threadpoolctl is installed."""
+    try:
+        from threadpoolctl import threadpool_limits
+    except ImportError:
+        yield
+        return
+    with threadpool_limits(threads):
+        yield
