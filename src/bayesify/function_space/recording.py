@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,17 +12,18 @@ from torch.utils import _pytree as pytree
 PATIENCE = 3
 """Calls of one kind before a graph is recorded."""
 
-Divergence = Callable[[tuple[Any, ...], Mapping[str, Any]], Tensor]
+Part = Callable[[Any, Sequence[Tensor]], Tensor]
 
 
 class Recorder:
-    """Calls a differentiable scalar function of inputs and of a module's parameters, from a CUDA graph where it can.
+    """Calls a scalar function of inputs and of tensors that it is differentiated by, from a CUDA graph where it can.
 
-    The graph holds value and gradient, so that a replay before the backward pass of an earlier one does no harm. Where something
-    cannot be recorded (a size that depends on values), the function is called as it is.
+    The graph holds value and gradient in memory of its own, and results are copied out, so that a replay before the
+    backward pass of an earlier one does no harm. A function that waits for the device (a size that depends on values) is
+    called as it is.
 
     Args:
-        module: Whose parameters the function depends on. They may change in place; if they move, a new graph is recorded.
+        module: Whose buffers, frozen parameters and modes the function depends on; a new graph is recorded if they move.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -31,88 +32,96 @@ class Recorder:
         self._count = 0
         self._recorded: _Recorded | None = None
 
-    def __call__(self, function: Divergence, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
-        """The function's value; differentiable by the parameters, not by the inputs."""
-        leaves = pytree.tree_leaves((args, dict(kwargs)))
-        if not self._suits(leaves):
-            return function(args, kwargs)
-        key = self._describe(leaves)
+    def __call__(self, part: Part, inputs: Any, given: Sequence[Tensor]) -> Tensor:
+        """`part(inputs, given)`; differentiable by `given`, not by the inputs."""
+        leaves = pytree.tree_leaves(inputs)
+        if not self._suits(leaves, given):
+            return part(inputs, given)
+        key = self._describe((*leaves, *given))
         if key != self._key:
             self._key, self._count, self._recorded = key, 0, None
         self._count += 1
+        if self._count == PATIENCE + 1:
+            self._recorded = _record(part, inputs, given)
         if self._recorded is None:
-            if self._count != PATIENCE + 1:
-                return function(args, kwargs)
-            try:
-                self._recorded = _Recorded(function, args, kwargs, list(self.module.parameters()))
-            except RuntimeError:  # an operation that cannot be recorded; the count says not to try again
-                torch.cuda.synchronize()
-                return function(args, kwargs)
-        return self._recorded(leaves)
+            return part(inputs, given)
+        torch._foreach_copy_(self._recorded.inputs, leaves)
+        found: Tensor = _Replay.apply(self._recorded, *given)
+        return found
 
     def __getstate__(self) -> dict[str, Any]:
         return {"module": self.module, "_key": None, "_count": 0, "_recorded": None}  # graphs stay where they are
 
-    def _suits(self, leaves: Sequence[Any]) -> bool:
+    def _suits(self, leaves: Sequence[Any], given: Sequence[Tensor]) -> bool:
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return False
         if not all(isinstance(leaf, Tensor) and leaf.is_cuda and not leaf.requires_grad for leaf in leaves):
             return False
-        return not torch.cuda.is_current_stream_capturing()
+        return all(tensor.is_cuda for tensor in given) and not torch.cuda.is_current_stream_capturing()
 
-    def _describe(self, leaves: Sequence[Tensor]) -> Any:
-        kept = [*self.module.parameters(), *self.module.buffers()]
+    def _describe(self, tensors: Sequence[Tensor]) -> Any:
+        kept = [*self.module.buffers(), *(one for one in self.module.parameters() if not one.requires_grad)]
         return (
-            tuple((leaf.shape, leaf.dtype, leaf.device) for leaf in leaves),
-            tuple((tensor.data_ptr(), tensor.requires_grad) for tensor in kept),
+            tuple((one.shape, one.dtype, one.device, one.requires_grad) for one in tensors),
+            tuple(one.data_ptr() for one in kept),
             tuple(part.training for part in self.module.modules()),
         )
 
 
-class _Recorded:
-    """The graph, and the memory that it reads and writes."""
+class _Recorded(NamedTuple):
+    """A graph, the memory that it reads, and what it writes."""
 
-    def __init__(
-        self, function: Divergence, args: tuple[Any, ...], kwargs: Mapping[str, Any], parameters: list[nn.Parameter]
-    ) -> None:
-        leaves, form = pytree.tree_flatten((args, dict(kwargs)))
-        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        self.given = [leaf.clone() for leaf in leaves]
-        own_args, own_kwargs = pytree.tree_unflatten(self.given, form)
+    graph: torch.cuda.CUDAGraph
+    inputs: list[Tensor]
+    given: list[Tensor]
+    value: Tensor
+    slopes: dict[int, Tensor]
+    """Gradients by place among the given tensors."""
 
-        def run() -> tuple[Tensor, tuple[Tensor | None, ...]]:
-            value = function(own_args, own_kwargs)
-            return value.detach(), torch.autograd.grad(value, self.parameters, allow_unused=True)
 
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
+def _record(part: Part, inputs: Any, given: Sequence[Tensor]) -> _Recorded | None:
+    """Nothing if the function waits for the device: a failed recording would leave random numbers in disorder."""
+    leaves, form = pytree.tree_flatten(inputs)
+    own_leaves = [leaf.clone() for leaf in leaves]
+    own = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in given]
+    places = [place for place, tensor in enumerate(own) if tensor.requires_grad]
+
+    def run() -> tuple[Tensor, dict[int, Tensor]]:
+        value = part(pytree.tree_unflatten(own_leaves, form), own)
+        found = torch.autograd.grad(value, [own[place] for place in places], allow_unused=True)
+        return value.detach(), {place: slope for place, slope in zip(places, found, strict=True) if slope is not None}
+
+    side, mode = torch.cuda.Stream(), torch.cuda.get_sync_debug_mode()
+    side.wait_stream(torch.cuda.current_stream())
+    try:
         with torch.cuda.stream(side):
             run()
+            torch.cuda.set_sync_debug_mode("error")
+            run()
+    except RuntimeError:
+        return None
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
         torch.cuda.current_stream().wait_stream(side)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.value, self.slopes = run()
-
-    def __call__(self, leaves: Sequence[Tensor]) -> Tensor:
-        torch._foreach_copy_(self.given, list(leaves))
-        found: Tensor = _Replay.apply(self, *self.parameters)
-        return found
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        value, slopes = run()
+    return _Recorded(graph, own_leaves, own, value, slopes)
 
 
 class _Replay(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, recorded: _Recorded, *parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, recorded: _Recorded, *given: Tensor) -> Tensor:
+        torch._foreach_copy_([tensor.detach() for tensor in recorded.given], list(given))
         recorded.graph.replay()
-        ctx.places = [place for place, slope in enumerate(recorded.slopes) if slope is not None]
-        ctx.count = len(parameters)
-        ctx.save_for_backward(*(slope.clone() for slope in recorded.slopes if slope is not None))
+        ctx.places, ctx.count = list(recorded.slopes), len(given)
+        ctx.save_for_backward(*(slope.clone() for slope in recorded.slopes.values()))
         return recorded.value.clone()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         found: list[Tensor | None] = [None] * ctx.count
-        scaled = torch._foreach_mul(ctx.saved_tensors, grad)
-        for place, slope in zip(ctx.places, scaled, strict=True):
+        for place, slope in zip(ctx.places, torch._foreach_mul(ctx.saved_tensors, grad), strict=True):
             found[place] = slope
         return None, *found

@@ -225,11 +225,10 @@ class FunctionSpaceVI:
         try:
             rows = self._rows(args, kwargs, means)
             if self.covariance == "diagonal" and rows < batch_size(args, kwargs):
-                kl = self._kl_in_pieces(args, kwargs, rows, means, variances)
+                pieces = list(split_rows(args, kwargs, rows))
+                kl = _SumOfPieces.apply(self._kl_of(means, variances), pieces, *self._given(means, variances))
             elif self._records:
-                kl = self._recorder(
-                    lambda *pair: self._kl(pair[0], pair[1], self._means(), self._variances()), args, kwargs
-                )
+                kl = self._recorder(self._kl_of(means, variances), (args, dict(kwargs)), self._given(means, variances))
             else:
                 kl = self._kl(args, kwargs, means, variances)
         except ValueError as error:
@@ -265,26 +264,26 @@ class FunctionSpaceVI:
             return dense_kl(mean.T, found, prior_mean.T, prior_found, self.jitter)
         return dense_kl(mean.flatten(), found, prior_mean.flatten(), prior_found, self.jitter)
 
-    def _kl_in_pieces(
-        self,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        rows: int,
-        means: Mapping[str, Tensor],
-        variances: Mapping[str, Tensor],
-    ) -> Tensor:
-        """The same for so many inputs at a time: gradients are taken piece by piece, and only they are kept."""
-        points = {name: value for name, value in self.bnn.network.named_parameters() if value.requires_grad}
+    def _given(self, means: Mapping[str, Tensor], variances: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """All that the KL is differentiated by."""
+        return *means.values(), *variances.values(), *self._points().values()
 
-        def part(piece: tuple[Any, Any], given: Sequence[Tensor]) -> Tensor:
-            first, second = len(means), len(means) + len(variances)
+    def _points(self) -> dict[str, Tensor]:
+        """Parameters of the network that are trained as points."""
+        return {name: value for name, value in self.bnn.network.named_parameters() if value.requires_grad}
+
+    def _kl_of(
+        self, means: Mapping[str, Tensor], variances: Mapping[str, Tensor]
+    ) -> Callable[[tuple[Any, Any], Sequence[Tensor]], Tensor]:
+        """The KL as a function of inputs and of tensors in the order of `_given`."""
+        points, first, second = list(self._points()), len(means), len(means) + len(variances)
+
+        def part(inputs: tuple[Any, Any], given: Sequence[Tensor]) -> Tensor:
             moved = dict(zip(points, given[second:], strict=True))
             values = {**moved, **dict(zip(means, given[:first], strict=True))}
-            return self._kl(*piece, values, dict(zip(variances, given[first:second], strict=True)))
+            return self._kl(*inputs, values, dict(zip(variances, given[first:second], strict=True)))
 
-        given = (*means.values(), *variances.values(), *points.values())
-        found: Tensor = _SumOfPieces.apply(part, list(split_rows(args, kwargs, rows)), *given)
-        return found
+        return part
 
     # -- the objective ---------------------------------------------------------------------------------------------
 
