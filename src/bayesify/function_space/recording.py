@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -94,7 +95,8 @@ def _record(part: Part, inputs: Any, given: Sequence[Tensor]) -> _Recorded | Non
     side, mode = torch.cuda.Stream(), torch.cuda.get_sync_debug_mode()
     side.wait_stream(torch.cuda.current_stream())
     try:
-        with torch.cuda.stream(side):
+        with torch.cuda.stream(side), warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # torch says that this mode is a prototype
             run()
             torch.cuda.set_sync_debug_mode("error")
             run()
