@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bayesify.draws import Draws
 from bayesify.execution import Runner, select_output
-from bayesify.inputs import as_inputs
+from bayesify.inputs import as_inputs, check_inputs
 from bayesify.network import BayesianNetwork
 from bayesify.objectives import expected_log_likelihood
 
@@ -48,8 +48,11 @@ def nuts(
 
     Raises:
         ImportError: If pyro-ppl is missing.
-        ValueError: If a count is below 1, or the prior is hierarchical.
+        TypeError: If `bnn` is not a `BayesianNetwork`.
+        ValueError: If a count is below 1, inputs or targets are not finite, or the prior is hierarchical.
     """
+    if not isinstance(bnn, BayesianNetwork):
+        raise TypeError(f"nuts: bnn is {type(bnn).__name__}; make a BayesianNetwork with bayesianize(net, likelihood=...)")
     counts = {"num_draws": num_draws, "num_warmup": num_warmup, "thin": thin, "max_tree_depth": max_tree_depth}
     for key, value in counts.items():
         if value < 1:
@@ -59,6 +62,9 @@ def nuts(
         from pyro.infer import NUTS as Kernel
     except ImportError as error:
         raise ImportError("nuts: pyro-ppl is not installed; pip install 'bayesify[reference]'") from error
+    check_inputs(*as_inputs(x))
+    if y.is_floating_point() and not bool(torch.isfinite(y).all()):
+        raise ValueError("nuts: targets are not finite; remove those rows")
     start = _start(bnn)
     potential = _Potential(bnn, x, y, start)
     flat = torch.cat([value.reshape(-1) for value in start.values()]).double()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -90,7 +90,7 @@ class InducingWeights(Posterior):
         if init not in ("random", "network"):
             raise ValueError(f"InducingWeights: init={init!r}; give 'random' or 'network'")
         if shared is not None:
-            if len(shared) != 2:
+            if not isinstance(shared, Sequence) or len(shared) != 2:
                 raise ValueError(f"InducingWeights: shared={shared}; give two sizes, (rows, cols)")
             check_count("InducingWeights", shared_rows=shared[0], shared_cols=shared[1])
             if not whiten:
