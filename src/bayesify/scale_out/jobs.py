@@ -152,7 +152,7 @@ def _run_rounds(
                 tell(name, len(records.results), len(records.jobs))
                 continue
             records.reasons[name] = finished.reason
-            attempts[name] += 1
+            attempts[name] += not finished.lost or len(batch) == 1  # among others, another may have killed the worker
             if attempts[name] <= retries:
                 (alone if finished.lost else waiting).append(name)
 

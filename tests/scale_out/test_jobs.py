@@ -1,0 +1,231 @@
+"""Runs fan out, survive dead workers and interruptions, and give the same results on every engine."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bayesify.scale_out import JobsFailed, engines, jobs, read_results, run_jobs
+
+
+def noise(job: dict[str, Any]) -> dict[str, Any]:
+    """What a job sees: its data, the global generators, the threads."""
+    x = torch.linspace(0, 1, 1 << 16).square().sum()
+    return {
+        "twice": 2 * job["x"],
+        "torch": torch.randn(()).item(),
+        "numpy": float(np.random.rand()),  # noqa: NPY002
+        "python": random.random(),
+        "sum": x.item(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def mortal(job: dict[str, Any]) -> dict[str, Any]:
+    """Counts its attempts in a file and kills its own process for the first so many."""
+    count = Path(job["count"])
+    with count.open("a") as file:
+        file.write(".")
+    if len(count.read_text()) <= job.get("deaths", 0):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if len(count.read_text()) <= job.get("errors", 0):
+        raise ValueError("not yet")
+    return {"x": job["x"]}
+
+
+def mortal_noise(job: dict[str, Any]) -> dict[str, Any]:
+    """Both."""
+    mortal(job)
+    return noise(job)
+
+
+def make(folder: Path, count: int, **special: dict[str, int]) -> dict[str, dict[str, Any]]:
+    return {f"j{i}": {"x": i, "count": str(folder / f"count{i}"), **special.get(f"j{i}", {})} for i in range(count)}
+
+
+def attempts(folder: Path) -> list[int]:
+    return [len(path.read_text()) for path in sorted(folder.glob("count*"))]
+
+
+INPUTS = {f"group/x={i}": {"x": i} for i in range(3)}
+
+
+@dataclass
+class Job:
+    x: int
+    sizes: tuple[int, ...] = (1, 2)
+
+
+def on_dataclass(job: Job) -> dict[str, Any]:
+    return {"x": job.x, "last": job.sizes[-1]}
+
+
+def test_results_are_files_and_are_not_made_again(tmp_path: Path) -> None:
+    given = make(tmp_path, 3)
+    told: list[tuple[str, int, int]] = []
+    first = run_jobs(mortal, given, tmp_path, workers=1, progress=lambda *each: told.append(each))
+    assert first == {"j0": {"x": 0}, "j1": {"x": 1}, "j2": {"x": 2}} == read_results(tmp_path)
+    assert told == [("j0", 1, 3), ("j1", 2, 3), ("j2", 3, 3)]
+    assert json.loads((tmp_path / "jobs" / "j1.json").read_text()) == {"job": given["j1"], "result": {"x": 1}}
+    assert not list(tmp_path.rglob("*.partial"))
+    assert run_jobs(mortal, given, tmp_path, workers=1) == first
+    assert attempts(tmp_path) == [1, 1, 1]
+
+
+def test_other_jobs_and_unreadable_files_are_run_again(tmp_path: Path) -> None:
+    given = make(tmp_path, 3)
+    run_jobs(mortal, given, tmp_path, workers=1)
+    (tmp_path / "jobs" / "j0.json").write_text('{"job": {')
+    given["j1"]["x"] = 7
+    assert run_jobs(mortal, given, tmp_path, workers=1) == {"j0": {"x": 0}, "j1": {"x": 7}, "j2": {"x": 2}}
+    assert attempts(tmp_path) == [2, 2, 1]
+
+
+def test_dataclasses_reach_the_function_as_they_are(tmp_path: Path) -> None:
+    for _ in range(2):
+        assert run_jobs(on_dataclass, {"a": Job(3)}, tmp_path, workers=1) == {"a": {"x": 3, "last": 2}}
+
+
+def test_errors_are_tried_again_and_cost_no_other_job(tmp_path: Path) -> None:
+    given = make(tmp_path, 3, j0={"errors": 2}, j1={"errors": 9})
+    with pytest.raises(JobsFailed, match="job j1 failed: ValueError: not yet; the other 2 are finished") as caught:
+        run_jobs(mortal, given, tmp_path, workers=1)
+    assert list(caught.value.reasons) == ["j1"]
+    assert "Traceback" in caught.value.reasons["j1"]
+    assert caught.value.results == {"j0": {"x": 0}, "j2": {"x": 2}} == read_results(tmp_path)
+    assert attempts(tmp_path) == [3, 3, 1]
+
+
+def test_global_state_is_fixed_for_a_job_and_kept_for_the_caller(tmp_path: Path) -> None:
+    before = torch.get_rng_state(), random.getstate(), torch.get_num_threads()
+    first = run_jobs(noise, INPUTS, tmp_path / "a", workers=1)
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1:] == (random.getstate(), torch.get_num_threads())
+    torch.randn(3)
+    backwards = run_jobs(noise, dict(reversed(INPUTS.items())), tmp_path / "b", workers=1)
+    assert backwards == first
+    assert len({result["torch"] for result in first.values()}) == 3
+    assert {result["threads"] for result in first.values()} == {1}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"engine": "slurm"}, "engine='slurm'; choose from local, dask, ray"),
+        ({"workers": 0}, "workers=0; give at least 1"),
+        ({"threads": 0}, "threads=0; give at least 1"),
+        ({"retries": -1}, "retries=-1; give at least 0"),
+    ],
+)
+def test_bad_options(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        run_jobs(noise, INPUTS, tmp_path, **options)
+
+
+@pytest.mark.parametrize("name", ["", "../up", "a//b", "/root", "a b", ".hidden", "a/"])
+def test_bad_names(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="give letters, digits"):
+        run_jobs(noise, {name: {"x": 1}}, tmp_path, workers=1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_jobs_must_be_plain_data(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="job a is not plain data"):
+        run_jobs(noise, {"a": {"x": torch.ones(1)}}, tmp_path, workers=1)
+
+
+def nothing(job: Any) -> Any:
+    return None
+
+
+def test_results_must_be_dictionaries(tmp_path: Path) -> None:
+    with pytest.raises(JobsFailed, match="nothing returned NoneType; return a dictionary"):
+        run_jobs(nothing, {"a": 1}, tmp_path, workers=1, retries=0)
+
+
+@pytest.mark.parametrize("engine", ["local", "dask", "ray"])
+def test_a_missing_engine_names_its_extra(tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=rf"pip install 'bayesify\[{engines.EXTRAS[engine]}\]'"):
+        run_jobs(noise, INPUTS, tmp_path, engine=engine, workers=2)
+
+
+def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_jobs(noise, {"a": {"x": 1}}, tmp_path, workers=1)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("bayesify.scale_out.workers.write_result", full)
+    monkeypatch.setattr(jobs, "write_result", full)
+    with pytest.raises(OSError, match="No space left"):
+        run_jobs(noise, {"a": {"x": 1}, "b": {"x": 2}}, tmp_path, workers=1)
+    assert list(read_results(tmp_path)) == ["a"]
+
+
+def test_two_processes_equal_one_and_outlive_a_killed_worker(tmp_path: Path) -> None:
+    pytest.importorskip("joblib")
+    given = make(tmp_path, 4, j1={"deaths": 1}, j3={"errors": 1})
+    results = run_jobs(mortal_noise, given, tmp_path, workers=2, retries=1)
+    assert results == run_jobs(noise, given, tmp_path / "expected", workers=1)
+    assert attempts(tmp_path)[1] == attempts(tmp_path)[3] == 2
+
+
+PROGRAM = """
+import sys, time
+from bayesify.scale_out import run_jobs
+
+def slowly(job):
+    time.sleep(job)
+    return {"slept": job}
+
+if __name__ == "__main__":
+    run_jobs(slowly, {"a": 0, "b": 60, "c": 60}, sys.argv[1], workers=int(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_interruption_keeps_what_is_finished(tmp_path: Path, workers: int) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    done = subprocess.Popen([sys.executable, script, tmp_path, str(workers)], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 100
+    while not (tmp_path / "jobs" / "a.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    done.send_signal(signal.SIGINT)
+    _, errors = done.communicate(timeout=30)
+    assert done.returncode == -signal.SIGINT, errors
+    assert "KeyboardInterrupt" in errors
+    assert read_results(tmp_path) == {"a": {"slept": 0}}
+
+
+@pytest.mark.slow  # clusters take about 20 s to start
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("engine", ["local", "dask", "ray"])
+def test_a_job_that_kills_every_worker_costs_no_other_job(tmp_path: Path, engine: str) -> None:
+    if importlib.util.find_spec(engines.PACKAGES[engine][0]) is None:
+        pytest.skip(f"{engine} is not installed")
+    if engine == "ray":
+        import ray.cloudpickle
+
+        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    given = make(tmp_path, 4, j1={"deaths": 1}, j2={"deaths": 99}, j3={"errors": 1})
+    with pytest.raises(JobsFailed, match="job j2 failed: its worker died") as caught:
+        run_jobs(mortal_noise, given, tmp_path, engine=engine, workers=2, retries=1)
+    assert attempts(tmp_path)[2] >= 2
+    del given["j2"]
+    assert caught.value.results == run_jobs(noise, given, tmp_path / "expected", workers=1)
