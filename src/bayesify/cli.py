@@ -115,6 +115,46 @@ def demo(
         raise typer.Exit(1)
 
 
+@app.command()
+def reproduce(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Experiments: paper/experiment, a paper, or a pattern such as '*/uci'.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--list", help="List the experiments and leave.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Every experiment of the five papers.")] = False,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Tiny synthetic data, seconds for each.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder of the results.")] = None,
+    engine: Annotated[str, typer.Option(help="local, dask or ray.")] = "local",
+    workers: Annotated[int | None, typer.Option(min=1, help="Runs at a time; all cores if left out.")] = None,
+    part: Annotated[
+        list[str] | None, typer.Option(help="Only these runs of the experiment, such as a data set.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="Folder of the data sets; BAYESIFY_DATA if left out.")] = None,
+    arguments: Annotated[str, typer.Option(help="More for the experiment's own program: '--splits 2'.")] = "",
+) -> None:
+    """Run experiments of the five papers and put our numbers beside the published ones.
+
+    Runs that are finished are not run again; what Ctrl-C cut short goes on with the same command. All results are in
+    results.jsonl of the folder.
+    """
+    from bayesify.experiments.command import run_command
+
+    raise typer.Exit(
+        run_command(
+            names or [],
+            show=show,
+            everything=everything,
+            smoke=smoke,
+            out=out,
+            engine=engine,
+            workers=workers,
+            only=part or [],
+            data=data,
+            arguments=arguments,
+        )
+    )
+
+
 def _choose(only: str, everything: bool) -> list[Method]:
     from bayesify.experiments.demo import chosen_methods
     from bayesify.registry import get_method

@@ -8,7 +8,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+from bayesify.experiments import records
 from bayesify.experiments.inducing_weights import published
 from bayesify.experiments.tables import table
 from bayesify.models import resnet50
@@ -65,7 +67,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; the exit code is 1 if a count differs."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sizes", type=int, nargs="+", default=list(published.RESNET50_PARAMETERS["ffg_u"]))
-    found = rows(parser.parse_args(arguments).sizes)
+    parser.add_argument("--out", type=Path, help="folder that gets parameters.json")
+    parser.add_argument("--smoke", action="store_true", help="the smallest size only")
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    chosen = parser.parse_args(given)
+    found = rows(chosen.sizes[:1] if chosen.smoke else chosen.sizes)
+    if chosen.out is not None:
+        chosen.out.mkdir(parents=True, exist_ok=True)
+        facts = records.facts("bayesify.experiments.inducing_weights.parameters", given)
+        records.write(chosen.out / "parameters.json", {**facts, "rows": found})
     whole = published.RESNET50_DETERMINISTIC
     cells = [[name, f"{ours:,}", f"{theirs:,}", f"{100 * ours / whole:.2f}"] for name, ours, theirs in found]
     print(table(["system", "ours", "paper", "% of deterministic"], cells, "Parameters of a ResNet-50 for CIFAR-10."))

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bayesify.experiments import records
 from bayesify.experiments.tables import number, table
 
 COLUMNS = {
@@ -63,7 +64,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("file", type=Path, nargs="?", default=Path("benchmarks") / "results" / "resnets_gpu.json")
-    print(summarize(read(parser.parse_args(arguments).file)))
+    parser.add_argument("--out", type=Path, help="folder that gets run_time.json")
+    chosen = parser.parse_args(arguments)
+    content = read(chosen.file)
+    print(summarize(content))
+    if chosen.out is not None:
+        chosen.out.mkdir(parents=True, exist_ok=True)
+        records.write(chosen.out / "run_time.json", content)
     return 0
 
 
