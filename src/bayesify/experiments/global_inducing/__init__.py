@@ -1,0 +1,1 @@
+"""The experiments of Ober & Aitchison 2021, "Global inducing point variational posteriors"."""

@@ -1,0 +1,151 @@
+"""The experiments with global inducing points run on tiny problems, go on where they stopped, and judge as they say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bayesify.datasets import toy
+from bayesify.experiments.global_inducing import cifar, cubic, deep_linear, published, uci
+
+
+def test_cubic_smoke_writes_results_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cubic.main(["--smoke", "--out", str(tmp_path), "--methods", "fac", "gi"]) == 0
+    assert cubic.main(["--smoke", "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("gi: done") == 1
+    assert printed.count("NUTS: done") == 1
+    scores = json.loads((tmp_path / "results.json").read_text())["scores"]
+    assert set(scores) == {"fac", "li", "gi", "NUTS"}
+    assert len(scores["gi"]["0"]["std"]) == 200
+    assert (tmp_path / "cubic.png").is_file()
+
+
+def test_cubic_is_judged_by_the_worst_seed() -> None:
+    def made(*spreads: float) -> dict[str, dict[str, float]]:
+        return {str(seed): {"gap_std": spread, "data_std": 0.1} for seed, spread in enumerate(spreads)}
+
+    text = cubic.report({"fac": made(0.2, 0.1), "gi": made(0.32, 0.2), "NUTS": made(0.5, 0.5)})
+    assert "gi / NUTS in the gap, at least 0.5: NOT met by every seed (0.64, 0.40)" in text
+    assert "gi / fac in the gap, at least 1.5: met by every seed (1.60, 2.00)" in text
+
+
+def test_deep_linear_smoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        assert deep_linear.main(["--smoke", "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("rand-gi, width 4, depth 3") == 1
+    results = json.loads((tmp_path / "results.json").read_text())
+    # One regression on a tenth of the inputs, with their weight: a few nats below the evidence at once.
+    assert results["evidence"] - 20 < results["bounds"]["gi-4-1"]["elbo"] < results["evidence"] + 1
+    assert (tmp_path / "deep_linear.png").is_file()
+
+
+def test_compressed_rows_have_the_likelihood_of_all() -> None:
+    data = toy.linear(40, 3, noise=0.3)
+    x, y, constant = deep_linear.compress(data.x.double(), data.y.double(), 0.3)
+    weight = torch.randn(3, 1, dtype=torch.float64)
+
+    def log_density(inputs: torch.Tensor, targets: torch.Tensor) -> float:
+        return float(torch.distributions.Normal(inputs @ weight, 0.3**0.5).log_prob(targets).sum())
+
+    assert log_density(x, y) + constant == pytest.approx(log_density(data.x.double(), data.y.double()), rel=1e-10)
+
+
+def test_deep_linear_compares_losses() -> None:
+    bounds = {"gi-50-1": -300.0, "gi-50-10": -304.0, "fac-50-1": -300.0, "fac-50-10": -400.0}
+    found = {key: {"elbo": value} for key, value in bounds.items()}
+    assert deep_linear.requirement(found).endswith(": met")
+    assert deep_linear.requirement({**found, "gi-50-10": {"elbo": -306.0}}).endswith("NOT met")
+    assert deep_linear.requirement({}) == ""
+    assert deep_linear.kinds("rand-gi", 3) == ("rand", "rand", "gi")
+    assert deep_linear.kinds("li", 2) == ("li", "li")
+
+
+def test_uci_smoke_runs_every_model_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert uci.main(["--smoke", "--out", str(tmp_path)]) == 0
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.json")}
+    assert len(times) == len(uci.MODELS) + 4
+    assert uci.main(["--smoke", "--out", str(tmp_path)]) == 0
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.json")} == times
+    assert "dgp5-dsvi" in capsys.readouterr().out
+    path = tmp_path / "synthetic-dgp2-gi.json"
+    stored = json.loads(path.read_text())
+    cut = {key: value[:1] if isinstance(value, list) else value for key, value in stored["scores"].items()}
+    path.write_text(json.dumps({**stored, "scores": cut}))
+    assert uci.main(["--smoke", "--out", str(tmp_path)]) == 0
+    again = json.loads(path.read_text())["scores"]
+    assert again["elbo"] == pytest.approx(stored["scores"]["elbo"])
+    with pytest.raises(ValueError, match="is of other settings"):
+        uci.main(["--smoke", "--splits", "1", "--out", str(tmp_path)])
+
+
+def test_uci_numbers_are_in_the_target_s_unit() -> None:
+    data = uci.synthetic()
+    (x, y), (x_test, _), units = uci.stack_splits(data)
+    split = data.splits[1]
+    assert x.shape == (2, 54, 3)
+    assert x_test.shape == (2, 6, 3)
+    assert float(units[1]) == pytest.approx(float(data.y[split.train].std()))
+    assert float(y[1].std(unbiased=False)) == pytest.approx(1.0, rel=1e-5)
+
+
+def test_uci_compares_bounds_and_likelihoods() -> None:
+    def job(model: str, elbo: list[float], likelihood: list[float]) -> dict[str, Any]:
+        scores = {"elbo": elbo, "log_likelihood": likelihood, "rmse": [1.0, 1.0]}
+        return {"dataset": "yacht", "model": model, "prior": "scale", "scores": scores}
+
+    found = [job("fac", [-1.0, -1.2], [-0.5, -0.7]), job("gi", [-0.9, -1.1], [-0.55, -0.75])]
+    (line,) = uci.compare(found)
+    assert "is higher than fac's by 0.100" in line
+    assert "no worse within a standard error (-0.050, standard error 0.100)" in line
+    (line,) = uci.compare([found[0], job("gi", [-1.9, -1.1], [-0.75, -0.95])])
+    assert "NOT higher" in line
+    assert "WORSE" in line
+    assert uci.compare(found[:1]) == []
+
+
+def test_cifar_smoke_trains_every_system_and_keeps_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cifar.main(["--smoke", "--out", str(tmp_path)]) == 0
+    capsys.readouterr()
+    assert cifar.main(["--smoke", "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "epoch" not in printed.replace("epochs", "")
+    assert "86.70" in printed
+    scores = json.loads((tmp_path / "results.json").read_text())["scores"]
+    assert set(scores) == {f"{system}_{prior}" for system in cifar.SYSTEMS for prior in ("spatial", "scale")}
+    assert not list(tmp_path.glob("*.checkpoint"))
+
+
+def test_cifar_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    data = cifar.images.synthetic(20, 10, side=8)
+    setting = cifar.Setting(epochs=3, points=4, batch=10, width=4, draws=2)
+    whole = cifar.run("gi", "scale", data, setting, tmp_path / "whole")
+    seen: list[int] = []
+
+    def stop(system: str, prior: str) -> Any:
+        def after(bnn: Any, history: Any) -> None:
+            seen.append(len(history))
+            if seen == [1, 2]:
+                raise KeyboardInterrupt
+
+        return after
+
+    report, cifar._report = cifar._report, stop
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            cifar.run("gi", "scale", data, setting, tmp_path / "cut")
+        again = cifar.run("gi", "scale", data, setting, tmp_path / "cut")
+    finally:
+        cifar._report = report
+    assert seen == [1, 2, 2, 3]
+    assert again["elbo"] == pytest.approx(whole["elbo"], rel=1e-5)
+
+
+def test_published_numbers_are_of_table_1() -> None:
+    assert published.CIFAR10["gi"]["spatial"] == (-0.40, 86.70, -0.68)
+    assert set(published.CIFAR10) == set(cifar.SYSTEMS)
