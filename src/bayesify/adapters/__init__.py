@@ -1,0 +1,40 @@
+"""Bridges to other libraries, each loaded when it is asked for: Lightning, transformers, torchmetrics, ArviZ, ONNX.
+
+Asking for a name loads the package that it is for, and says which extra brings it where it is not installed.
+"""
+
+from importlib import import_module
+from typing import Any
+
+_HOMES = {
+    "BayesianModule": "lightning",
+    "PredictiveScores": "lightning",
+    "BayesianTrainer": "transformers",
+    "bayesianize_head": "transformers",
+    "bayesianize_lora": "transformers",
+    "Accuracy": "torchmetrics",
+    "BrierScore": "torchmetrics",
+    "CRPS": "torchmetrics",
+    "CalibrationError": "torchmetrics",
+    "Coverage": "torchmetrics",
+    "IntervalWidth": "torchmetrics",
+    "NLL": "torchmetrics",
+    "RMSE": "torchmetrics",
+    "collection": "torchmetrics",
+    "to_inference_data": "arviz",
+    "Exported": "onnx",
+    "export_onnx": "onnx",
+}
+"""The file that each name is in."""
+
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'bayesify.adapters' has no attribute {name!r}")
+    return getattr(import_module(f"bayesify.adapters.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(_HOMES)

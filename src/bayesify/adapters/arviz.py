@@ -1,0 +1,89 @@
+"""Draws as ArviZ's `InferenceData`: summaries, rank plots, effective sample sizes, cross-validation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayesify.adapters.drawn import fixed_draws, likelihood_of
+from bayesify.adapters.extras import load
+from bayesify.draws import Draws
+from bayesify.execution import select_output
+from bayesify.inputs import as_inputs, check_inputs
+from bayesify.likelihoods import Likelihood
+
+
+@torch.no_grad()
+def to_inference_data(
+    model: Any,
+    *,
+    num_draws: int | None = None,
+    x: Any = None,
+    y: Tensor | None = None,
+    likelihood: Likelihood | None = None,
+    output: str | int | None = None,
+    generator: torch.Generator | None = None,
+) -> Any:
+    """Draws of the weights, and what they say of data, as an `arviz.InferenceData`.
+
+    Groups: `posterior`, one variable per weight under its `named_parameters()` name, [chain, draw, *shape]. With `x`:
+    `posterior_predictive`, the network's outputs `outputs` [chain, draw, B, ...]. With `y` too: `observed_data`, and
+    `log_likelihood`, `y` [chain, draw, B], from which `arviz.loo` estimates the predictive density of unseen data.
+
+    Args:
+        model: Something with `draw`, `Draws`, or a sequence of them: the chains of a sampler, all of one length.
+        num_draws: Draws of each chain; all, or what the model draws by default, if left out.
+        x: Inputs, as `predict` takes them.
+        y: Their targets.
+        likelihood: p(y | outputs), where the model has none.
+        output: Which of several outputs; see `bayesianize`.
+        generator: Source of randomness.
+
+    Raises:
+        ImportError: If arviz is missing.
+        TypeError: If the model cannot draw.
+        ValueError: If chains differ in length or weights, `y` comes without `x`, or there is no likelihood for it.
+    """
+    arviz = load("arviz", extra="arviz", owner="to_inference_data")
+    if y is not None and x is None:
+        raise ValueError("to_inference_data: targets without inputs; give x too")
+    models = list(model) if isinstance(model, Sequence) and not isinstance(model, Draws) else [model]
+    if not models:
+        raise ValueError("to_inference_data: no chains; give at least one")
+    chains = [fixed_draws(each, num_draws, generator, "to_inference_data") for each in models]
+    for index, chain in enumerate(chains):
+        if len(chain) != len(chains[0]) or chain.weights.keys() != chains[0].weights.keys():
+            raise ValueError(
+                f"to_inference_data: chain {index} has {len(chain)} draws of {len(chain.weights)} weights, the first "
+                f"{len(chains[0])} of {len(chains[0].weights)}; give chains of one length and one network, or num_draws"
+            )
+    groups: dict[str, Any] = {"posterior": _together([chain.weights for chain in chains])}
+    if x is not None:
+        args, kwargs = as_inputs(x)
+        check_inputs(args, kwargs)
+        key = output if output is not None else getattr(models[0], "_output", getattr(models[0], "output", None))
+        outputs = [_outputs(chain, args, kwargs, key) for chain in chains]
+        groups["posterior_predictive"] = _together([{"outputs": each} for each in outputs])
+        if y is not None:
+            law = likelihood_of(models[0], likelihood, "to_inference_data")
+            scores = [{"y": law.log_prob(each, y, has_draws=True)} for each in outputs]
+            groups["log_likelihood"] = _together(scores)
+            groups["observed_data"] = {"y": y.detach().cpu().numpy()}
+    data = arviz.from_dict(**groups)
+    return data
+
+
+def _outputs(chain: Draws, args: tuple[Any, ...], kwargs: dict[str, Any], key: str | int | None) -> Tensor:
+    source = chain.outputs(args, kwargs, output=key, keep=True)
+    assert source.kept is not None
+    return select_output(source.kept, None)
+
+
+def _together(chains: Sequence[Mapping[str, Tensor]]) -> dict[str, np.ndarray]:
+    """Each variable as [chain, draw, ...]; numpy has no bfloat16."""
+    joined = {name: torch.stack([chain[name] for chain in chains]).detach().cpu() for name in chains[0]}
+    return {name: (value.float() if value.dtype == torch.bfloat16 else value).numpy() for name, value in joined.items()}

@@ -1,0 +1,203 @@
+"""A Bayesian network as a Lightning module, and a callback that scores its predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesify import objectives
+from bayesify.adapters.extras import load
+from bayesify.adapters.torchmetrics import collection
+from bayesify.batches import BatchReader, count_examples, read_batch
+from bayesify.network import BayesianNetwork
+from bayesify.predictive import Predictive
+from bayesify.schedules import KLSchedule
+
+_lightning: Any = load("lightning.pytorch", extra="lightning", owner="bayesify.adapters.lightning")
+_Module: Any = _lightning.LightningModule
+_Callback: Any = _lightning.Callback
+
+
+class BayesianModule(_Module):
+    r"""A Bayesian network that `lightning.Trainer` trains by its evidence lower bound.
+
+    Each step minimizes the negative bound per example, as `bayesify.fit` does:
+
+    $$ -\frac1B \sum_b \frac1S \sum_s \log p(y_b | f_s(x_b)) + \frac{\beta(t)}{N} \mathrm{KL}(q \| p) $$
+
+    Logged are `train_loss`, `train_kl` (nats) and `train_nll` (of a draw, per example) in training and `val_nll` (of the
+    mixture) in validation. With several processes B is each process's part of the batch, and Lightning's mean over equal
+    parts is the whole batch's. Checkpoints hold the network; `BayesianModule.load_from_checkpoint(path, bnn=bnn)` brings it back.
+
+    Args:
+        bnn: The network, with a likelihood.
+        num_data: N, the number of training examples; counted when training starts if left out.
+        optimizer: A function from parameters to an optimizer; Adam if left out.
+        learning_rate: Of the default optimizer.
+        num_draws: S, draws per step; what the posterior recommends if left out.
+        kl_weight: Constant factor on the KL; below 1 it tempers the posterior.
+        kl_schedule: Factor on the KL as a function of the epochs that have passed; see `KLSchedule`.
+        prediction_draws: Draws for validation, test and prediction; as `predict` if left out.
+        prediction_seed: Of these draws, so that epochs are compared by the same ones.
+        batch: A function from what the loader yields to inputs and targets, for loaders of another kind.
+
+    Raises:
+        TypeError: If `bnn` is not a `BayesianNetwork`.
+        ValueError: If it has no likelihood, or a number is out of range.
+    """
+
+    def __init__(
+        self,
+        bnn: BayesianNetwork,
+        *,
+        num_data: int | None = None,
+        optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
+        learning_rate: float = 1e-3,
+        num_draws: int | None = None,
+        kl_weight: float = 1.0,
+        kl_schedule: Callable[[float], float] | None = None,
+        prediction_draws: int | None = None,
+        prediction_seed: int = 0,
+        batch: BatchReader | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(bnn, BayesianNetwork):
+            raise TypeError(f"BayesianModule: {type(bnn).__name__}; give what bayesianize(net, posterior) returns")
+        bnn._needs_likelihood("BayesianModule")
+        for key, value in (("num_data", num_data), ("num_draws", num_draws), ("prediction_draws", prediction_draws)):
+            if value is not None and value < 1:
+                raise ValueError(f"BayesianModule: {key}={value}; give at least 1")
+        if not learning_rate > 0:
+            raise ValueError(f"BayesianModule: learning_rate={learning_rate}; give a positive number")
+        if not kl_weight >= 0:
+            raise ValueError(f"BayesianModule: kl_weight={kl_weight}; give a number of at least 0")
+        self.bnn = bnn
+        self.num_data = num_data
+        self.num_draws = num_draws or max(posterior.training_draws for posterior in bnn._parts())
+        self.kl_weight, self.kl_schedule = kl_weight, kl_schedule or KLSchedule()
+        self.prediction_draws, self.prediction_seed = prediction_draws, prediction_seed
+        self._make_optimizer = optimizer or (lambda parameters: torch.optim.Adam(parameters, lr=learning_rate))
+        self._reader = batch
+
+    def on_fit_start(self) -> None:
+        """Count the training examples, where their number was not given."""
+        if self.num_data is None:
+            self.trainer.fit_loop.setup_data()
+            self.num_data = count_examples(self.trainer.train_dataloader, self._reader)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The network's output with one fresh draw of the weights."""
+        return self.bnn(*args, **kwargs)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """The negative evidence lower bound per example, a scalar."""
+        data = read_batch(batch, self._reader)
+        assert self.num_data is not None
+        log_likelihood, kl = self.bnn.elbo_terms(
+            data.x, data.y, num_data=self.num_data, num_draws=self.num_draws, example_weights=data.weights
+        )
+        weight = self.kl_weight * self.kl_schedule(self._epochs_passed(batch_idx))
+        loss = -objectives.elbo(log_likelihood, kl, weight) / self.num_data
+        values = {
+            "train_loss": loss.detach(),
+            "train_kl": kl.detach().mean(),
+            "train_nll": -log_likelihood.detach().mean() / self.num_data,
+        }
+        self.log_dict(values, on_step=True, on_epoch=False, batch_size=len(data))
+        return loss
+
+    def _epochs_passed(self, batch_idx: int) -> float:
+        batches = self.trainer.num_training_batches
+        within = batch_idx / batches if 0 < batches < float("inf") else 0.0
+        return float(self.current_epoch + within)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Predictive:
+        """Log the NLL of a batch, and return its prediction, for callbacks."""
+        return self._score(batch, "val_nll")
+
+    def test_step(self, batch: Any, batch_idx: int) -> Predictive:
+        """As for validation, under `test_nll`."""
+        return self._score(batch, "test_nll")
+
+    def _score(self, item: Any, name: str) -> Predictive:
+        data = read_batch(item, self._reader)
+        prediction = self._predict(data.x)
+        nll = -prediction.log_prob(data.y).mean()
+        self.log(name, nll, batch_size=len(data), on_epoch=True, on_step=False, prog_bar=True, sync_dist=True)
+        return prediction
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Predictive:
+        """The predictive of a batch, with targets beside the inputs or without."""
+        try:
+            inputs = read_batch(batch, self._reader).x
+        except (TypeError, ValueError):
+            inputs = batch[0] if isinstance(batch, (tuple, list)) and len(batch) == 1 else batch
+        return self._predict(inputs)
+
+    def _predict(self, x: Any) -> Predictive:
+        generator = torch.Generator().manual_seed(self.prediction_seed)
+        return self.bnn.predict(x, self.prediction_draws, generator=generator)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """The optimizer over all trainable parameters."""
+        return self._make_optimizer([parameter for parameter in self.parameters() if parameter.requires_grad])
+
+
+class PredictiveScores(_Callback):
+    """A callback that logs the scores of `metrics.evaluate` over all validation and test batches.
+
+    It takes the predictions that `validation_step` and `test_step` of a `BayesianModule` return, or any module's that return
+    a `Predictive`. Scores go under `val_` and `test_` and their name, such as `val_ece` or `test_crps`.
+
+    Args:
+        batch: A function from what the loader yields to inputs and targets, for loaders of another kind.
+    """
+
+    def __init__(self, batch: BatchReader | None = None) -> None:
+        super().__init__()
+        self._reader = batch
+        self._scores: Any = None
+
+    def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Start anew."""
+        self._scores = None
+
+    def on_test_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Start anew."""
+        self._scores = None
+
+    def on_validation_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *rest: Any) -> None:
+        """Add a batch."""
+        self._add(outputs, batch, pl_module)
+
+    def on_test_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *rest: Any) -> None:
+        """Add a batch."""
+        self._add(outputs, batch, pl_module)
+
+    def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Log."""
+        self._log(pl_module, "val_")
+
+    def on_test_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Log."""
+        self._log(pl_module, "test_")
+
+    def _add(self, prediction: Any, item: Any, module: Any) -> None:
+        if not isinstance(prediction, Predictive):
+            raise TypeError(
+                f"PredictiveScores: the step returned {type(prediction).__name__}; return what predict(x) returns, "
+                "as BayesianModule does"
+            )
+        if self._scores is None:
+            task = "classification" if hasattr(prediction, "class_probs") else "regression"
+            self._scores = collection(task).to(module.device)
+        self._scores.update(prediction, read_batch(item, self._reader).y)
+
+    def _log(self, module: Any, prefix: str) -> None:
+        if self._scores is not None:
+            values = {f"{prefix}{name}": value.float() for name, value in self._scores.compute().items()}
+            values.pop(f"{prefix}nll")  # the module logs it
+            module.log_dict(values)

@@ -1,0 +1,211 @@
+"""A fixed set of draws as one ONNX file, which predicts without torch."""
+
+from __future__ import annotations
+
+import copy
+import os
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.adapters.drawn import fixed_draws, likelihood_of
+from bayesify.adapters.extras import load
+from bayesify.draws import Draws
+from bayesify.execution import select_output
+from bayesify.inputs import as_inputs, check_inputs
+from bayesify.likelihoods import Likelihood
+from bayesify.predictive import ClassificationPredictive, Outputs, Predictive, RegressionPredictive
+from bayesify.weights import put_in
+
+REGRESSION = ("mean", "variance", "epistemic")
+CLASSIFICATION = ("probs", "entropy", "mutual_information")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What `export_onnx` wrote.
+
+    Args:
+        path: The file.
+        inputs: Names of the graph's inputs, examples along the first axis of each.
+        outputs: Names of its outputs: `mean`, `variance`, `epistemic` or `probs`, `entropy`, `mutual_information`.
+        num_draws: S, the draws inside.
+        largest_difference: Largest difference of an output from torch's on the example inputs, in units of 1 + its size.
+    """
+
+    path: Path
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    num_draws: int
+    largest_difference: float
+
+
+class PredictiveGraph(nn.Module):
+    """S plain networks, one per draw, and the moments of their mixture as a tuple of tensors.
+
+    Weights that are not under the posterior are shared by the networks.
+
+    Args:
+        draws: The draws.
+        likelihood: p(y | outputs).
+        output: Which of several outputs the likelihood is about.
+        keys: Names of keyword inputs in the order in which they come; empty for positional inputs.
+    """
+
+    def __init__(self, draws: Draws, likelihood: Likelihood, output: str | int | None, keys: tuple[str, ...]) -> None:
+        super().__init__()
+        runner, own = draws._runner, draws._own
+        source = runner.network
+        shared = {id(value): value for value in source.parameters()} | {id(value): value for value in source.buffers()}
+        members = []
+        for index, draw in enumerate(draws):
+            plain = copy.deepcopy(source, dict(shared))
+            put_in(plain, list(runner.weights.values()), draw.weights)
+            for name, value in (own[index] if own else {}).items():
+                path, _, leaf = name.rpartition(".")
+                plain.get_submodule(path).register_buffer(leaf, value.clone())
+            members.append(plain)
+        self.members = nn.ModuleList(members)
+        self.likelihood, self._output, self._keys = copy.deepcopy(likelihood), output, keys
+        self.requires_grad_(False)
+        self.eval()
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Mean, variance and its epistemic part, or probabilities, entropy and mutual information: [B, ...] each."""
+        args, kwargs = ((), dict(zip(self._keys, inputs, strict=True))) if self._keys else (inputs, {})
+        outputs = torch.stack([select_output(member(*args, **kwargs), self._output) for member in self.members])
+        return moments(self.likelihood.predictive(_WholeOutputs(outputs)))
+
+
+class _WholeOutputs(Outputs):
+    """Outputs that are never cut: how many rows fit at a time would be fixed in the graph."""
+
+    def map(self, function: Any, *rowwise: Tensor) -> Any:
+        return function(self.kept, *rowwise)
+
+
+def moments(prediction: Predictive) -> tuple[Tensor, ...]:
+    """What the graph gives of a prediction; the names are `REGRESSION` or `CLASSIFICATION`."""
+    if isinstance(prediction, RegressionPredictive):
+        return prediction.mean, prediction.variance, prediction.epistemic
+    assert isinstance(prediction, ClassificationPredictive)
+    return prediction.probs, prediction.entropy, prediction.mutual_information
+
+
+@torch.no_grad()
+def export_onnx(
+    model: Any,
+    path: str | os.PathLike[str],
+    x: Any,
+    *,
+    num_draws: int = 16,
+    likelihood: Likelihood | None = None,
+    output: str | int | None = None,
+    generator: torch.Generator | None = None,
+    tolerance: float = 1e-4,
+) -> Exported:
+    """Write S draws and the average of what they predict as one ONNX graph, and check it against torch.
+
+    The graph runs the network once per draw and returns `mean`, `variance` and `epistemic` of a regression, or `probs`,
+    `entropy` and `mutual_information` of a classification. The number of examples is free. The file holds S times the
+    weights under the posterior, the others once. Before it gets its name, ONNX Runtime runs it on `x`, on one example and
+    on more than `x` has, and every output is compared with torch's. For a `Laplace` this is the network at draws of its
+    weights, not the linearized prediction.
+
+    Args:
+        model: Something with `draw` and a likelihood: a `BayesianNetwork`, a `Laplace`, a `SWAG`, ...; or `Draws`.
+        path: The file.
+        x: Example inputs, two or more: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
+        num_draws: S.
+        likelihood: p(y | outputs), where the model has none.
+        output: Which of several outputs; see `bayesianize`.
+        generator: Source of randomness.
+        tolerance: Largest difference from torch that is accepted, in units of 1 + an output's size.
+
+    Raises:
+        ImportError: If onnx, onnxscript or onnxruntime is missing.
+        ValueError: If there are no draws or no likelihood, `x` is a single example, or the graph does not give what torch gives; no
+            file is left then.
+    """
+    for module in ("onnx", "onnxscript", "onnxruntime"):
+        load(module, extra="onnx", owner="export_onnx")
+    law = likelihood_of(model, likelihood, "export_onnx")
+    draws = fixed_draws(model, num_draws, generator, "export_onnx")
+    args, kwargs = as_inputs(x)
+    check_inputs(args, kwargs)
+    inputs, keys = (tuple(kwargs.values()), tuple(kwargs)) if kwargs else (args, ())
+    if any(not isinstance(value, Tensor) or not value.ndim or value.shape[0] < 2 for value in inputs):
+        raise ValueError("export_onnx: inputs must be tensors of at least 2 examples, along the first axis")
+    names = keys or (("x",) if len(inputs) == 1 else tuple(f"x{index}" for index in range(len(inputs))))
+    key = output if output is not None else getattr(model, "_output", getattr(model, "output", None))
+    graph = PredictiveGraph(draws, law, key, keys)
+    outputs = REGRESSION if law.task == "regression" else CLASSIFICATION
+    target = Path(path)
+    part = target.with_name(f".{target.name}.part")
+    try:
+        _write(graph, part, inputs, names, outputs)
+        difference = _compare(graph, part, inputs, names, outputs, tolerance)
+        os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)
+    return Exported(target, names, outputs, len(draws), difference)
+
+
+def _write(
+    graph: nn.Module, path: Path, inputs: tuple[Tensor, ...], names: tuple[str, ...], outputs: tuple[str, ...]
+) -> None:
+    batch = torch.export.Dim("batch", min=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what the exporter deprecates inside itself is not the caller's
+        torch.onnx.export(
+            graph,
+            inputs,
+            str(path),
+            input_names=list(names),
+            output_names=list(outputs),
+            dynamic_shapes=(tuple({0: batch} for _ in inputs),),
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )
+
+
+def _compare(
+    graph: nn.Module,
+    path: Path,
+    inputs: tuple[Tensor, ...],
+    names: tuple[str, ...],
+    outputs: tuple[str, ...],
+    tolerance: float,
+) -> float:
+    """Largest difference of the file's outputs from torch's, over three sizes of batch."""
+    session = load("onnxruntime", extra="onnx", owner="export_onnx").InferenceSession(
+        str(path), providers=["CPUExecutionProvider"]
+    )
+    largest = 0.0
+    for rows in (
+        inputs,
+        tuple(value[:1] for value in inputs),
+        tuple(torch.cat((value, value[:1])) for value in inputs),
+    ):
+        wanted = graph(*rows)
+        feed = {name: value.detach().cpu().numpy() for name, value in zip(names, rows, strict=True)}
+        for name, expected, got in zip(outputs, wanted, session.run(list(outputs), feed), strict=True):
+            found = torch.from_numpy(got).to(expected)
+            if found.shape != expected.shape:
+                raise ValueError(
+                    f"export_onnx: {name} has shape {tuple(found.shape)} in ONNX Runtime and {tuple(expected.shape)} in torch; "
+                    "the network fixes its number of examples somewhere"
+                )
+            difference = float(((found - expected).abs() / (1 + expected.abs())).max())
+            if not difference <= tolerance:
+                raise ValueError(
+                    f"export_onnx: {name} differs by {difference:.2g} between torch and ONNX Runtime, more than "
+                    f"tolerance={tolerance}; no file was written"
+                )
+            largest = max(largest, difference)
+    return largest

@@ -1,0 +1,193 @@
+"""Hugging Face models: a Bayesian last layer or Bayesian LoRA weights, trained by `transformers.Trainer`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.adapters.extras import load
+from bayesify.likelihoods import Likelihood
+from bayesify.network import BayesianNetwork, bayesianize
+from bayesify.predictive import ClassificationPredictive, RegressionPredictive
+from bayesify.priors import Prior
+from bayesify.selection import make_posterior
+
+_transformers: Any = load("transformers", extra="transformers", owner="bayesify.adapters.transformers")
+_Trainer: Any = _transformers.Trainer
+
+HEADS = ("classifier", "score", "qa_outputs", "lm_head", "cls", "fc")
+"""Names under which models keep their last layer."""
+
+
+def bayesianize_head(
+    model: nn.Module,
+    posterior: Any = "mean_field",
+    *,
+    likelihood: Likelihood | str | Mapping[str, Any] | None = "categorical",
+    prior: Prior | str | Mapping[str, Any] | None = None,
+    head: str | None = None,
+) -> BayesianNetwork:
+    """A model whose last layer alone is Bayesian; all else stays a point estimate, trainable where it was.
+
+    Args:
+        model: A `PreTrainedModel` with a head, or any module that has one. It is copied.
+        posterior: For the head: an instance, a name, or a dict with its name and options.
+        likelihood: p(y | logits).
+        prior: p(weights); `Neal()` if left out.
+        head: Dotted name of the last layer; found among the usual names if left out.
+
+    Raises:
+        ValueError: If no module has such a name.
+    """
+    if head is None:
+        children = dict(model.named_children())
+        head = next((name for name in HEADS if name in children), None)
+        if head is None:
+            raise ValueError(
+                f"bayesianize_head: none of {', '.join(HEADS)} among the parts of {type(model).__name__} "
+                f"({', '.join(children)}); name its last layer with head="
+            )
+    return bayesianize(model, {head: make_posterior(posterior)}, likelihood=likelihood, prior=prior, output="logits")
+
+
+def bayesianize_lora(
+    model: nn.Module,
+    posterior: Any = "mean_field",
+    *,
+    names: Sequence[str] = ("*lora_*",),
+    likelihood: Likelihood | str | Mapping[str, Any] | None = "categorical",
+    prior: Prior | str | Mapping[str, Any] | None = None,
+) -> BayesianNetwork:
+    r"""A model whose low-rank updates alone are Bayesian: $W + \frac{\alpha}{r} B A$ with A and B drawn, W as it is.
+
+    Weights are found by name, so that it does not matter who put them there: peft, which calls them `lora_A` and `lora_B`, or
+    a module of your own. Frozen weights stay frozen; others, such as a new head, stay trainable point estimates.
+
+    Args:
+        model: What `peft.get_peft_model` returns, or any module with low-rank weights. It is copied.
+        posterior: For these weights: an instance, a name, or a dict with its name and options.
+        names: Globs of the weights' names.
+        likelihood: p(y | logits).
+        prior: p(weights); `Neal()` if left out.
+
+    Raises:
+        ValueError: If a glob matches nothing, or only frozen weights.
+    """
+    if isinstance(names, str) or not names:
+        raise ValueError(f"bayesianize_lora: names={names!r}; give a tuple of globs, such as ('*lora_*',)")
+    chosen = {name: make_posterior(posterior) for name in names}
+    return bayesianize(model, chosen, likelihood=likelihood, prior=prior, output="logits")
+
+
+class TrainerModel(nn.Module):
+    """A Bayesian network with the manners of a Hugging Face model: labels in, loss and logits out.
+
+    In training the loss is the negative evidence lower bound per example. In evaluation it is the NLL of the mixture over
+    `prediction_draws` draws, the same each time; `logits` are then its log-probabilities, whose softmax is `predict(x).probs`,
+    or the mean of a regression, and `uncertainty` is the mutual information in nats, or the epistemic variance.
+
+    Args:
+        bnn: The network, with a likelihood.
+        num_data: N, the number of training examples.
+        num_draws: S, draws per step.
+        kl_weight: Factor on the KL.
+        prediction_draws: Draws in evaluation.
+    """
+
+    accepts_loss_kwargs = False
+
+    def __init__(
+        self, bnn: BayesianNetwork, num_data: int, num_draws: int, kl_weight: float, prediction_draws: int
+    ) -> None:
+        super().__init__()
+        self.bnn = bnn
+        self.num_data, self.num_draws, self.kl_weight = num_data, num_draws, kl_weight
+        self.prediction_draws = prediction_draws
+
+    def forward(self, labels: Tensor | None = None, **inputs: Any) -> dict[str, Tensor]:
+        """Loss (with labels), logits and, in evaluation, uncertainty."""
+        if self.training and labels is not None:
+            bound = self.bnn.elbo(
+                inputs, labels, num_data=self.num_data, num_draws=self.num_draws, kl_weight=self.kl_weight
+            )
+            return {"loss": -bound / self.num_data}
+        generator = torch.Generator().manual_seed(0)
+        prediction = self.bnn.predict(inputs, self.prediction_draws, generator=generator)
+        if isinstance(prediction, ClassificationPredictive):
+            found = {"logits": prediction.class_probs.log(), "uncertainty": prediction.mutual_information}
+        else:
+            assert isinstance(prediction, RegressionPredictive)
+            found = {"logits": prediction.mean, "uncertainty": prediction.epistemic}
+        if labels is not None:
+            found = {"loss": -prediction.log_prob(labels).mean(), **found}
+        return found
+
+
+class BayesianTrainer(_Trainer):
+    """`transformers.Trainer` for a Bayesian network: the same arguments, and the evidence lower bound as the loss.
+
+    Evaluation and prediction average over draws: `eval_loss` is the NLL of the mixture, and `predict(...).predictions` are its
+    log-probabilities and each example's mutual information (for a regression the mean and the epistemic variance).
+    The trained network is `trainer.bnn`.
+
+    Args:
+        model: What `bayesianize`, `bayesianize_head` or `bayesianize_lora` returns.
+        args: `transformers.TrainingArguments`; without weight decay, which the prior stands for.
+        num_data: N, the number of training examples; the length of `train_dataset` if left out.
+        num_draws: S, draws per step.
+        kl_weight: Factor on the KL; below 1 it tempers the posterior.
+        prediction_draws: Draws in evaluation and prediction.
+        options: Of `transformers.Trainer`, such as `train_dataset`, `eval_dataset` or `compute_metrics`.
+
+    Raises:
+        TypeError: If the model is not a `BayesianNetwork`.
+        ValueError: If it has no likelihood, a number is out of range, N is not known, or weight decay is asked for.
+    """
+
+    def __init__(
+        self,
+        model: BayesianNetwork,
+        args: Any = None,
+        *,
+        num_data: int | None = None,
+        num_draws: int = 1,
+        kl_weight: float = 1.0,
+        prediction_draws: int = 16,
+        **options: Any,
+    ) -> None:
+        if not isinstance(model, BayesianNetwork):
+            raise TypeError(f"BayesianTrainer: {type(model).__name__}; give what bayesianize_head(model) returns")
+        model._needs_likelihood("BayesianTrainer")
+        if getattr(args, "weight_decay", 0.0):
+            raise ValueError(
+                f"BayesianTrainer: weight_decay={args.weight_decay}; the prior does what it stands for, set it to 0"
+            )
+        dataset: Any = options.get("train_dataset")
+        if num_data is None and hasattr(dataset, "__len__"):
+            num_data = len(dataset)
+        if num_data is None:
+            raise ValueError("BayesianTrainer: the number of training examples is not known; give num_data")
+        for key, value in (("num_data", num_data), ("num_draws", num_draws), ("prediction_draws", prediction_draws)):
+            if value < 1:
+                raise ValueError(f"BayesianTrainer: {key}={value}; give at least 1")
+        super().__init__(TrainerModel(model, num_data, num_draws, kl_weight, prediction_draws), args, **options)
+
+    _signature_columns: list[str] | None
+
+    @property
+    def bnn(self) -> BayesianNetwork:
+        """The Bayesian network."""
+        network: BayesianNetwork = self.accelerator.unwrap_model(self.model).bnn
+        return network
+
+    def _set_signature_columns_if_needed(self) -> None:
+        """Keep the columns that the network itself takes."""
+        if self._signature_columns is None:
+            network: Any = self.bnn.network
+            base = network.get_base_model() if hasattr(network, "get_base_model") else network
+            known = list(inspect.signature(base.forward).parameters)
+            self._signature_columns = list(dict.fromkeys([*known, "label", "label_ids", *self.label_names]))

@@ -1,0 +1,55 @@
+"""Adapters load nothing before they are asked for, and say which extra is missing."""
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+from bayesify import adapters
+
+PACKAGES = {
+    "lightning": "lightning",
+    "transformers": "transformers",
+    "torchmetrics": "metrics",
+    "arviz": "arviz",
+    "onnx": "onnx",
+}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_missing_package_names_its_extra(package):
+    program = f"""
+import sys
+sys.modules[{package!r}] = None
+import torch
+from torch import nn
+import bayesify
+from bayesify import likelihoods, posteriors
+bnn = bayesify.bayesianize(nn.Linear(1, 1), posteriors.MeanField(), likelihood=likelihoods.Gaussian())
+try:
+    from bayesify.adapters import {package}
+    {package}.to_inference_data(bnn) if {package!r} == "arviz" else {package}.export_onnx(bnn, "a.onnx", torch.zeros(2, 1))
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert f"{package} is not installed; pip install 'bayesify[{PACKAGES[package]}]'" in done.stdout, done.stderr
+
+
+def test_names_are_where_the_list_says():
+    assert sorted(adapters.__all__) == dir(adapters)
+    for name in adapters.__all__:
+        try:
+            found = getattr(adapters, name)
+        except ImportError:
+            continue
+        assert importlib.import_module(found.__module__).__name__ == f"bayesify.adapters.{adapters._HOMES[name]}"
+    with pytest.raises(AttributeError, match="no attribute 'export_onx'"):
+        adapters.export_onx  # noqa: B018
+
+
+def test_the_folder_itself_loads_nothing():
+    program = "import sys, bayesify.adapters as a; dir(a); print([n for n in %r if n in sys.modules])" % list(PACKAGES)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,157 @@
+"""An exported file predicts in ONNX Runtime what the library predicts from the same draws."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
+pytest.importorskip("onnxruntime")
+
+import onnxruntime
+
+import bayesify
+from bayesify import likelihoods, posteriors
+from bayesify.adapters import onnx as adapter
+from bayesify.adapters.onnx import export_onnx
+
+X = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+
+
+def seeded():
+    return torch.Generator().manual_seed(3)
+
+
+def network(posterior, likelihood, outputs):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, outputs))
+    return bayesify.bayesianize(net, posterior, likelihood=likelihood)
+
+
+def run(path, **inputs):
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [entry.name for entry in session.get_outputs()]
+    return dict(zip(names, session.run(names, inputs), strict=True))
+
+
+def close(found, prediction, rows=slice(None)):
+    for name, value in found.items():
+        np.testing.assert_allclose(value, getattr(prediction, name)[rows].numpy(), atol=2e-5, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "outputs", "names"),
+    [
+        (likelihoods.Gaussian([0.1, 0.4]), 2, {"mean", "variance", "epistemic"}),
+        pytest.param(
+            likelihoods.HeteroscedasticGaussian(), 4, {"mean", "variance", "epistemic"}, marks=pytest.mark.slow
+        ),
+        (likelihoods.Categorical(), 3, {"probs", "entropy", "mutual_information"}),
+        pytest.param(likelihoods.Bernoulli(), 2, {"probs", "entropy", "mutual_information"}, marks=pytest.mark.slow),
+    ],
+    ids=["gaussian", "heteroscedastic", "categorical", "bernoulli"],
+)
+def test_the_file_predicts_what_the_network_predicts(tmp_path, likelihood, outputs, names):
+    bnn = network(posteriors.MeanField(init_std=0.3), likelihood, outputs)
+    wanted = bnn.predict(X, 3, generator=seeded())
+    made = export_onnx(bnn, tmp_path / "model.onnx", X, num_draws=3, generator=seeded())
+    assert made.num_draws == 3
+    assert made.inputs == ("x",)
+    assert set(made.outputs) == names
+    assert made.largest_difference < 1e-5
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+    found = run(made.path, x=X.numpy())
+    assert found.keys() == names
+    close(found, wanted)
+    close(run(made.path, x=X[2:3].numpy()), wanted, slice(2, 3))
+    many = X.repeat(9, 1)
+    close(run(made.path, x=many.numpy()), bnn.predict(many, 3, generator=seeded()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "posterior",
+    [
+        posteriors.InducingWeights(2, 2),
+        posteriors.WalshHadamard(),
+        posteriors.Ensemble(members=3),
+        {"3": posteriors.FullCovariance(init_std=0.2)},
+    ],
+    ids=["inducing", "walsh_hadamard", "ensemble", "last_layer"],
+)
+def test_every_kind_of_draw(tmp_path, posterior):
+    bnn = network(posterior, likelihoods.Categorical(), 3)
+    export_onnx(bnn, tmp_path / "model.onnx", X, num_draws=3, generator=seeded())
+    close(run(tmp_path / "model.onnx", x=X.numpy()), bnn.predict(X, 3, generator=seeded()))
+
+
+@pytest.mark.slow
+def test_convolutions_with_batch_statistics_of_each_member(tmp_path):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(32, 2))
+    bnn = bayesify.bayesianize(net, posteriors.Ensemble(members=2), likelihood=likelihoods.Categorical())
+    images = torch.randn(4, 1, 6, 6)
+    bnn.elbo(images, torch.tensor([0, 1, 0, 1]), num_data=4, num_draws=2)  # each member sees its own statistics
+    export_onnx(bnn, tmp_path / "model.onnx", images, num_draws=2, generator=seeded())
+    close(run(tmp_path / "model.onnx", x=images.numpy()), bnn.predict(images, 2, generator=seeded()))
+
+
+class Keywords(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(7, 4)
+        self.out = nn.Linear(4, 2)
+
+    def forward(self, tokens, mask):
+        hidden = self.embed(tokens) * mask.unsqueeze(-1)
+        return {"hidden": hidden, "logits": self.out(hidden.mean(1))}
+
+
+def test_keyword_inputs_and_several_outputs(tmp_path):
+    bnn = bayesify.bayesianize(
+        Keywords(), {"out": posteriors.MeanField(init_std=0.5)}, likelihood=likelihoods.Categorical()
+    )
+    x = {"tokens": torch.randint(7, (4, 5)), "mask": torch.ones(4, 5)}
+    made = export_onnx(bnn, tmp_path / "model.onnx", x, num_draws=3, generator=seeded())
+    assert made.inputs == ("tokens", "mask")
+    found = run(made.path, **{name: value.numpy() for name, value in x.items()})
+    close(found, bnn.predict(x, 3, generator=seeded()))
+
+
+@pytest.mark.slow
+def test_weights_without_a_posterior_are_stored_once(tmp_path):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 300), nn.ReLU(), nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 1))
+    bnn = bayesify.bayesianize(net, {"4": posteriors.MeanField()}, likelihood=likelihoods.Gaussian())
+    made = export_onnx(bnn, tmp_path / "model.onnx", X, num_draws=8)
+    assert made.path.stat().st_size < 2 * 4 * bayesify.count_parameters(net)
+
+
+def test_a_file_that_is_not_right_is_not_written(tmp_path, monkeypatch):
+    bnn = network(posteriors.MeanField(), likelihoods.Categorical(), 3)
+    monkeypatch.setattr(adapter, "_write", _write_another(adapter._write))
+    with pytest.raises(ValueError, match=r"probs differs by .* no file was written"):
+        export_onnx(bnn, tmp_path / "model.onnx", X, num_draws=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def _write_another(write):
+    def wrong(graph, *rest):
+        other = adapter.copy.deepcopy(graph)
+        for parameter in other.parameters():
+            parameter.data += 0.1 * torch.randn_like(parameter)
+        write(other, *rest)
+
+    return wrong
+
+
+def test_mistakes_are_named(tmp_path):
+    bnn = network(posteriors.MeanField(), likelihoods.Categorical(), 3)
+    with pytest.raises(ValueError, match="at least 2 examples"):
+        export_onnx(bnn, tmp_path / "a.onnx", X[:1])
+    with pytest.raises(ValueError, match="no likelihood"):
+        export_onnx(bnn.draw(2), tmp_path / "a.onnx", X, num_draws=2)
+    with pytest.raises(TypeError, match="Linear has no draws"):
+        export_onnx(nn.Linear(3, 1), tmp_path / "a.onnx", X, likelihood=likelihoods.Gaussian())
+    assert list(tmp_path.iterdir()) == []
