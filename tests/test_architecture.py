@@ -54,6 +54,11 @@ OPTIONAL = [
     "jinja2",
     "scipy",
     "sklearn",
+    "lightning",
+    "transformers",
+    "arviz",
+    "onnx",
+    "onnxruntime",
 ]
 
 

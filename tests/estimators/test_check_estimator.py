@@ -12,6 +12,7 @@ SMALL = {"hidden": (10,), "epochs": 100, "learning_rate": 0.05, "num_draws": 2, 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # a minute and a half on a free core; the default limit is for tests of seconds
 @pytest.mark.parametrize(
     "estimator",
     [BayesianRegressor(**SMALL), BayesianClassifier(**SMALL), BayesianRegressor("laplace", **SMALL)],
