@@ -543,6 +543,7 @@ X = torch.linspace(-1, 1, 15).view(5, 3)
         (mlp, lambda: GlobalInducing(X, torch.zeros(5, 3)), r"targets of shape \(5, 3\); the last layer 2 makes \(5, 2\)"),
         (mlp, lambda: GlobalInducing(X, torch.zeros(4, 2)), r"targets of shape \(4, 2\).*: give 5 rows, and 2 numbers"),
         (mlp, lambda: GlobalInducing(X, torch.tensor([0, 1, 2, 0, 1])), r"the label 2, but the last layer 2 has 2 outputs; "),
+        (lambda: nn.Linear(3, 2), lambda: GlobalInducing(X, torch.zeros(5, 1)), r"the last layer \(the network\) makes \(5, 2\)"),
         (mlp, lambda: GlobalInducing(torch.zeros(5, 4)), r"does not run on inducing inputs of shape \(5, 4\) .*; give inputs"),
         (mlp, lambda: GlobalInducing(X.where(X > 0, math.nan)), r"inputs hold nan at index \[0, 0\]; give finite numbers"),
         (mlp, lambda: GlobalInducing(X, X[:, :2].log()), r"targets hold NaN or infinity; give finite numbers"),

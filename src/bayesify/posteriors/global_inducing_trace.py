@@ -180,18 +180,19 @@ def start_outputs(targets: Tensor, last: LinearMap, shape: tuple[int, ...], like
     """
     axis = last.features_axis % len(shape)
     width, rest = shape[axis], shape[:axis] + shape[axis + 1 :]
+    name = last.layer.name or "(the network)"
     if not targets.is_floating_point() and tuple(targets.shape) == rest:
         if int(targets.min()) < 0 or int(targets.max()) >= width:
             raise ValueError(
                 f"{OWNER}: targets hold the label {int(targets.max() if targets.max() >= width else targets.min())}, but the last "
-                f"layer {last.layer.name} has {width} outputs; labels go from 0 to {width - 1}"
+                f"layer {name} has {width} outputs; labels go from 0 to {width - 1}"
             )
         return F.one_hot(targets.long(), width).movedim(-1, axis).to(like)
     if tuple(targets.shape) == rest and width == 1:
         targets = targets.unsqueeze(axis)
     if tuple(targets.shape) != shape:
         raise ValueError(
-            f"{OWNER}: targets of shape {tuple(targets.shape)}; the last layer {last.layer.name} makes {shape} of the inducing "
+            f"{OWNER}: targets of shape {tuple(targets.shape)}; the last layer {name} makes {shape} of the inducing "
             f"inputs: give {shape[0]} rows, and {width} numbers or one label for each output"
         )
     return targets.to(like).clone()
