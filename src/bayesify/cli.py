@@ -10,6 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from bayesify.compare.command import compare
+
 if TYPE_CHECKING:
     from bayesify.experiments.demo import Outcome, Problem
     from bayesify.registry import Method
@@ -23,6 +25,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.command()(compare)
 
 REPORT_NAME = "report.html"
 INTERRUPTED = 130

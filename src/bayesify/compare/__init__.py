@@ -1,0 +1,21 @@
+"""Every method on your own table: which one to use, and how sure to be."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bayesify.compare.comparison import Comparison, Question, compare
+    from bayesify.compare.errors import InputError
+
+__all__ = ["Comparison", "InputError", "Question", "compare"]
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded when asked for: the command line imports this package to show its help.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(
+        import_module("bayesify.compare.errors" if name == "InputError" else "bayesify.compare.comparison"), name
+    )

@@ -1,0 +1,191 @@
+"""The command `bayesify compare`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from bayesify.compare.comparison import Comparison
+
+INTERRUPTED = 130
+NEEDED = ("pandas", "sklearn", "torchmetrics", "jinja2", "scipy")
+
+
+class Task(StrEnum):
+    """What a target poses."""
+
+    regression = "regression"
+    classification = "classification"
+
+
+class Engine(StrEnum):
+    """Where runs are done."""
+
+    local = "local"
+    dask = "dask"
+    ray = "ray"
+
+
+def compare(
+    data: Annotated[
+        str, typer.Argument(help="A CSV or Parquet file, or a data set by name, such as concrete or iris.")
+    ],
+    target: Annotated[str, typer.Option(help="The column to predict.")] = "",
+    only: Annotated[
+        str, typer.Option("--methods", help="These only, separated by commas; the plain network is always there.")
+    ] = "",
+    quick: Annotated[bool, typer.Option("--quick", help="Train briefly on 3 splits, for a first look.")] = False,
+    splits: Annotated[int, typer.Option(help="Repeated splits; 5 if left out, 3 with --quick.")] = 0,
+    task: Annotated[Task | None, typer.Option(help="If it is not to be detected.")] = None,
+    ood: Annotated[Path | None, typer.Option(help="A table of rows of another kind, to be recognized.")] = None,
+    ignore: Annotated[str, typer.Option(help="Columns to leave out, separated by commas.")] = "",
+    max_rows: Annotated[
+        int, typer.Option(help="Use a random choice of more rows than these; 20,000, or 5,000 with --quick.")
+    ] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of splits, networks, training and prediction.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of report and results; bayesify-compare-NAME if left out.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the finished runs in the folder.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON in place of the table.")] = False,
+    engine: Annotated[Engine, typer.Option(help="Where runs are done.")] = Engine.local,
+    workers: Annotated[int, typer.Option(help="Runs at a time; one for each processor core if left out.")] = 0,
+) -> None:
+    """Train every method on your own table, and say which one to use and how sure to be.
+
+    Reads the table, finds out the task, trains every method over repeated splits with tuning on validation rows, prints the
+    scores and writes an HTML report; its path is the last line. Every finished run is kept: Ctrl-C reports what is there, and
+    --resume goes on.
+    """
+    errors = Console(stderr=True)
+    missing = [module for module in NEEDED if find_spec(module) is None]
+    if missing:
+        errors.print(
+            f"bayesify compare needs {', '.join(missing)}; pip install 'bayesify[all]'", markup=False, highlight=False
+        )
+        raise typer.Exit(1)
+    from bayesify.compare.comparison import Question
+    from bayesify.compare.comparison import compare as run
+    from bayesify.compare.errors import InputError
+    from bayesify.compare.folder import REPORT, RESULTS, write_bytes
+    from bayesify.compare.page import render
+    from bayesify.compare.record import as_json as to_json
+    from bayesify.report import write_page
+
+    folder = out
+    try:
+        question = Question(
+            data,
+            target or None,
+            None if task is None else task.value,
+            _names(only),
+            _names(ignore),
+            ood,
+            splits or None,
+            max_rows or None,
+            quick,
+            seed,
+        )
+        folder = out or Path(f"bayesify-compare-{question.name}")
+        with _Progress(errors) as progress:
+            comparison = run(
+                question,
+                folder,
+                resume=resume,
+                engine=engine.value,
+                workers=workers or None,
+                progress=progress.tell,
+            )
+        record = to_json(comparison)
+        write_bytes(folder / RESULTS, record.encode())
+        page = write_page(folder / REPORT, render(comparison))
+    except (InputError, FileNotFoundError) as error:
+        errors.print(f"bayesify compare: {error}", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(2) from error
+    except OSError as error:
+        errors.print(
+            f"bayesify compare: {folder} cannot be written: {error.strerror or error}; finished runs are kept. Mend that and "
+            "run the same command with --resume.",
+            markup=False, highlight=False, soft_wrap=True,
+        )  # fmt: skip
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt as error:
+        errors.print("Interrupted before a run was finished; nothing is there to report.")
+        raise typer.Exit(INTERRUPTED) from error
+    if as_json:
+        print(record)
+    else:
+        _print(comparison)
+        print(page)
+    if comparison.unfinished:
+        errors.print("Interrupted; the same command with --resume goes on.")
+        raise typer.Exit(INTERRUPTED)
+    if comparison.summary.best is None:
+        raise typer.Exit(1)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _print(comparison: Comparison) -> None:
+    from bayesify.compare.summary import COLUMNS, cell
+    from bayesify.compare.verdict import judge
+
+    summary, console = comparison.summary, Console()
+    columns = [
+        column for column in COLUMNS[summary.task] if column.key not in ("coverage_50", "coverage_95", "kilobytes")
+    ]
+    listing = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=True)
+    listing.add_column("method", no_wrap=True)
+    for column in columns:
+        heading, _, second = column.heading.partition(" ")
+        listing.add_column(f"{heading}\n{second or column.unit}", justify="right", no_wrap=True)
+    for row in summary.ranked:
+        listing.add_row(row.title, *(cell(row, column, spread=column.key == "nll") for column in columns))
+    console.print(listing)
+    for row in summary.rows:
+        if row.failure:
+            console.print(f"{row.title} {row.failure}", style="yellow", highlight=False, markup=False)
+    for note in comparison.problem.notes:
+        console.print(note, style="dim", highlight=False, markup=False)
+    verdict = judge(summary, comparison.results, comparison.problem.target)
+    if verdict is not None:
+        console.print(f"\n{verdict.headline}", style="bold", highlight=False, markup=False)
+        for sentence in verdict.sentences:
+            console.print(sentence, highlight=False, markup=False)
+    print()
+
+
+class _Progress:
+    """A bar on the error stream while runs go on."""
+
+    def __init__(self, console: Console) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns: tuple[Any, ...] = (
+            TextColumn("{task.description:<34}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
+        self._bar = Progress(*columns, console=console, transient=True)
+        self._task = self._bar.add_task("reading", total=None)
+
+    def tell(self, name: str, done: int, total: int) -> None:
+        """Show that a run is finished."""
+        self._bar.update(self._task, description=name, completed=done, total=total)
+
+    def __enter__(self) -> _Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()

@@ -1,0 +1,192 @@
+"""A whole comparison: every method on every split, then the table and the verdict."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bayesify.compare.errors import InputError
+from bayesify.compare.fan_out import run_jobs
+from bayesify.compare.folder import drop_failed, open_folder
+from bayesify.compare.problems import Problem, read_problem
+from bayesify.compare.runs import estimate_noise, run_method
+from bayesify.compare.summary import Results, Summary, summarize
+from bayesify.compare.targets import Task
+from bayesify.compare.tuning import BASELINES, effort
+from bayesify.registry import METHODS, get_method
+
+Progress = Callable[[str, int, int], None]
+"""Is told the name of a finished run, and how many of how many are finished."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be compared.
+
+    Args:
+        data: A path, or the name of a data set.
+        target: The column to predict; not needed for a name.
+        task: `"regression"` or `"classification"`, if it is not to be detected.
+        methods: Names from the registry; all if empty. The baselines are added.
+        ignore: Columns to leave out.
+        ood: A table of inputs of another kind.
+        splits: How many; by `quick` if `None`.
+        max_rows: More rows are thinned at random; by `quick` if `None`.
+        quick: Whether to train briefly on fewer splits.
+        seed: Of everything random.
+
+    Raises:
+        InputError: If a count is out of range or a method is unknown.
+    """
+
+    data: str
+    target: str | None = None
+    task: Task | None = None
+    methods: Sequence[str] = ()
+    ignore: Sequence[str] = ()
+    ood: Path | None = None
+    splits: int | None = None
+    max_rows: int | None = None
+    quick: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.task not in (None, "regression", "classification"):
+            raise InputError(f"--task {self.task}: give regression or classification")
+        if self.splits is not None and self.splits < 1:
+            raise InputError(f"--splits {self.splits}: give at least 1")
+        if self.max_rows is not None and self.max_rows < 1:
+            raise InputError(f"--max-rows {self.max_rows}: give at least 1")
+        if self.seed < 0:
+            raise InputError(f"--seed {self.seed}: give 0 or more")
+        self.chosen()
+
+    def chosen(self) -> list[str]:
+        """The methods, baselines first.
+
+        Raises:
+            InputError: If a name is unknown; the message suggests the nearest.
+        """
+        try:
+            names = [name if name in BASELINES else get_method(name).name for name in self.methods] or list(METHODS)
+        except ValueError as error:
+            raise InputError(f"--methods: {error}") from error
+        return list(dict.fromkeys((*BASELINES, *names)))
+
+    @property
+    def name(self) -> str:
+        """Of the file or data set, as folders may be called."""
+        stem = Path(self.data).stem
+        return "".join(sign if sign.isalnum() or sign in "-_." else "-" for sign in stem) or "table"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a comparison found.
+
+    Args:
+        question: What was asked.
+        problem: The data.
+        methods: In the order in which they ran.
+        num_splits: Splits that were asked for.
+        results: Of finished runs, by method and split.
+        summary: The table.
+        unfinished: Names of methods with runs that are still to be done.
+    """
+
+    question: Question
+    problem: Problem
+    methods: tuple[str, ...]
+    num_splits: int
+    results: Results = field(repr=False)
+    summary: Summary
+    unfinished: tuple[str, ...] = ()
+
+
+def compare(
+    question: Question,
+    folder: Path,
+    *,
+    resume: bool = False,
+    engine: str = "local",
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Run a comparison; every finished run is on disk at once.
+
+    Args:
+        question: What to compare.
+        folder: Where data and results of runs lie.
+        resume: Whether to go on with the runs that are there.
+        engine: Where runs are done; see `bayesify.scale_out.run_jobs`.
+        workers: How many at a time.
+        progress: Is told of finished runs.
+
+    Returns:
+        The comparison; after Ctrl-C, that of what is finished, with `unfinished` methods.
+
+    Raises:
+        InputError: If data, options or folder do not fit.
+        OSError: If a result cannot be written; finished ones are kept.
+        KeyboardInterrupt: If nothing was finished.
+    """
+    amount = effort(question.quick)
+    problem = read_problem(
+        question.data,
+        target=question.target,
+        task=question.task,
+        ignore=question.ignore,
+        ood=question.ood,
+        max_rows=question.max_rows or amount.max_rows,
+        seed=question.seed,
+    )
+    splits = question.splits or amount.splits
+    if problem.standard and splits > len(problem.standard):
+        raise InputError(f"--splits {splits}: {problem.name} comes with {len(problem.standard)} splits")
+    settings = {"target": problem.target, "quick": question.quick, "seed": question.seed}
+    data = open_folder(folder, problem, settings, resume=resume)
+    drop_failed(folder)
+    methods = question.chosen()
+    results: dict[tuple[str, int], Mapping[str, Any]] = {}
+    shared = {"data": str(data), "seed": question.seed, "quick": question.quick}
+    options: dict[str, Any] = {"engine": engine, "workers": workers, "progress": progress}
+    names = {run_name(method, split): (method, split) for split in range(splits) for method in methods}
+    try:
+        noises: dict[str, dict[str, Any]] = {}
+        if problem.task == "regression":
+            first = {f"noise-{split}": {**shared, "split": split} for split in range(splits)}
+            noises = run_jobs(estimate_noise, first, folder, **options)
+        jobs = {
+            name: {**shared, "split": split, "method": method, "noise": _noise(noises, split)}
+            for name, (method, split) in names.items()
+        }
+        results |= {names[name]: result for name, result in run_jobs(run_method, jobs, folder, **options).items()}
+    except KeyboardInterrupt:
+        results |= {key: found for name, key in names.items() if (found := read_result(folder, name)) is not None}
+        if not results:
+            raise
+    summary = summarize(results, methods, problem.task, BASELINES)
+    unfinished = [method for method in methods if any((method, split) not in results for split in range(splits))]
+    return Comparison(question, problem, tuple(methods), splits, results, summary, tuple(unfinished))
+
+
+def run_name(method: str, split: int) -> str:
+    """The name of a run, and of its file."""
+    return f"{method}-{split}"
+
+
+def read_result(folder: Path, name: str) -> dict[str, Any] | None:
+    """The result of a finished run; `None` if there is none."""
+    path = folder / "jobs" / f"{name}.json"
+    try:
+        result: dict[str, Any] = json.loads(path.read_text())["result"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return result
+
+
+def _noise(noises: Mapping[str, Mapping[str, Any]], split: int) -> float | None:
+    return noises[f"noise-{split}"]["noise"] if noises else None

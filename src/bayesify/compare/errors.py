@@ -1,0 +1,7 @@
+"""What goes wrong with data or a folder that the user can mend."""
+
+from __future__ import annotations
+
+
+class InputError(ValueError):
+    """Data, options or a folder that a comparison cannot work with; the message names the thing and the remedy."""

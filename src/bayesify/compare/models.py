@@ -1,0 +1,185 @@
+"""Training of one method on the rows of one split."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayesify import laplace as _laplace  # noqa: F401  registers its methods, as the next three do
+from bayesify.baselines import recipes as _recipes  # noqa: F401
+from bayesify.baselines.temperature_scaling import TemperatureScaling
+from bayesify.compare.tuning import PRIOR_SCALE, TEMPERATURE, effort, method_of
+from bayesify.datasets.scaling import Standardization
+from bayesify.deep_gp import DeepGP as _DeepGP  # noqa: F401
+from bayesify.function_space import FunctionSpaceVI as _FunctionSpaceVI  # noqa: F401
+from bayesify.likelihoods import Categorical, Gaussian, Likelihood
+from bayesify.predictive import Predictive, RegressionPredictive
+from bayesify.random_streams import derive_seed
+from bayesify.registry import METHODS
+from bayesify.sklearn.rows import BATCH_SIZE, FULL_BATCH, Rows, standardization
+from bayesify.sklearn.training import FOLD_EFFORT, Plan, estimate_noise, make_network, predict, train
+from bayesify.sklearn.units import ScaledPredictive
+
+HIDDEN = (50,)
+"""Units of the network's hidden layer, with tanh."""
+PREDICTION_DRAWS = 100
+
+
+@dataclass(frozen=True)
+class Data:
+    """Rows of one split as a network takes them, with the units of the rows that are trained on.
+
+    Args:
+        x: Inputs of the rows to train on, in their own units, [N, D].
+        y: Targets, [N] numbers or positions of classes.
+        num_classes: 0 for a regression.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    num_classes: int
+
+    @property
+    def x_units(self) -> Standardization:
+        """Shift and scale of the inputs."""
+        return standardization(self.x, np.ones(len(self.x)))
+
+    @property
+    def y_units(self) -> Standardization:
+        """Shift and scale of a regression's targets."""
+        return standardization(self.y[:, None], np.ones(len(self.y)))
+
+    @property
+    def num_outputs(self) -> int:
+        """Outputs of the network."""
+        return self.num_classes or 1
+
+    def rows(self) -> Rows:
+        """The rows in standardized units."""
+        targets = self.y if self.num_classes else self.y_units(self.y[:, None])
+        return Rows(self.x_units(self.x), targets, np.ones(len(self.x)))
+
+    def thinned(self, most: int, seed: int) -> Data:
+        """At most so many of the rows, chosen at random."""
+        if len(self.x) <= most:
+            return self
+        chosen = np.sort(np.random.default_rng(seed).choice(len(self.x), most, replace=False))
+        return Data(self.x[chosen], self.y[chosen], self.num_classes)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model with the units that it was trained in.
+
+    Args:
+        model: Something with `predict`.
+        data: What it was trained on.
+        seed: Of its draws.
+        num_draws: Of a prediction.
+    """
+
+    model: Any
+    data: Data
+    seed: int
+    num_draws: int
+
+    def __call__(self, x: np.ndarray) -> Predictive:
+        """The predictive distribution of rows in the units of the table."""
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(derive_seed(self.seed, "prediction"))
+            inputs = torch.from_numpy(self.data.x_units(x))
+            found = predict(self.model, inputs, self.num_draws, derive_seed(self.seed, "draws"))
+        if not isinstance(found, RegressionPredictive):
+            return found
+        units = self.data.y_units
+        return ScaledPredictive(found, torch.from_numpy(units.mean[0]), torch.from_numpy(units.std[0]))
+
+
+def noise_of(data: Data, *, quick: bool, seed: int) -> float:
+    """Noise variance of standardized targets, at most, by cross-validation of the plain network.
+
+    Args:
+        data: To train on.
+        quick: How much work to do.
+        seed: Of networks, folds and training.
+    """
+    net = make_network(data.x.shape[1], HIDDEN, "tanh", 1, derive_seed(seed, "network"))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(seed, "noise"))
+        plan = _plan("point", len(data.x), quick, seed, {}, False)
+        whole = replace(plan, epochs=math.ceil(plan.count_epochs(1) / FOLD_EFFORT))  # folds train as long as methods do
+        return float(estimate_noise(net, data.rows(), whole)[0])
+
+
+def train_model(
+    name: str,
+    data: Data,
+    choice: Mapping[str, Any],
+    *,
+    noise: float | None,
+    validation: tuple[np.ndarray, np.ndarray],
+    quick: bool,
+    seed: int,
+    tuning: bool = False,
+) -> Trained:
+    """Train a method.
+
+    Args:
+        name: From the registry, or the temperature-scaled baseline.
+        data: To train on.
+        choice: From `tuning.candidates`.
+        noise: From `noise_of`; `None` for a classification.
+        validation: Inputs and targets of validation rows, for what is fitted without training again.
+        quick: How much work to do.
+        seed: Of network, training and draws; the same for all methods, so that they start from the same network.
+        tuning: Whether this is a try, with fewer steps.
+    """
+    amount, method = effort(quick), method_of(name)
+    if method.name == "hmc":
+        data = data.thinned(amount.chain_rows, derive_seed(seed, "chain"))
+    rows, plan = data.rows(), _plan(name, len(data.x), quick, seed, choice, tuning)
+    likelihood: Likelihood = Categorical() if noise is None else Gaussian(noise * choice["noise_factor"]).double()
+    net = make_network(data.x.shape[1], HIDDEN, "tanh", data.num_outputs, derive_seed(seed, "network"))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(seed, "training"))
+        model = train(net, likelihood, rows, plan)
+    batch = _standardized(data, *validation)
+    if method.name in ("laplace", "subnetwork") and not tuning:
+        model.tune_prior_precision([batch])
+    if name == TEMPERATURE and not tuning:
+        model = TemperatureScaling(model).fit([batch], num_draws=1)
+    draws = amount.chain_steps if method.name == "hmc" else PREDICTION_DRAWS
+    return Trained(model, data, seed, 1 if method.name == "point" else min(draws, PREDICTION_DRAWS))
+
+
+def _standardized(data: Data, x: np.ndarray, y: np.ndarray) -> tuple[Tensor, Tensor]:
+    targets = y if data.num_classes else data.y_units(y[:, None])
+    return torch.from_numpy(data.x_units(x)), torch.from_numpy(targets)
+
+
+def _plan(name: str, rows: int, quick: bool, seed: int, choice: Mapping[str, Any], tuning: bool) -> Plan:
+    amount, method = effort(quick), method_of(name)
+    if method.slow:
+        steps = amount.slow_tuning_steps if tuning else amount.slow_steps
+    else:
+        steps = amount.tuning_steps if tuning else amount.steps
+    batches = 1 if rows <= FULL_BATCH else -(-rows // BATCH_SIZE)
+    epochs = max(-(-steps // batches), min(steps, amount.least_epochs))
+    if method.name == "hmc":
+        epochs = amount.chain_steps
+    return Plan(
+        METHODS[method.name],
+        dict(choice.get("options", {})),
+        float(choice.get("prior_scale", PRIOR_SCALE)),
+        epochs,
+        None,
+        None if method.name != "hmc" else rows,
+        1 if method.name == "point" else amount.num_draws,
+        seed,
+    )

@@ -1,0 +1,92 @@
+"""From columns to a network's inputs, with statistics of the training rows alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from bayesify.compare.columns import Features
+
+MOST_LEVELS = 20
+"""Levels of one category that get an input of their own."""
+LEAST_COUNT = 3
+"""Training rows that a level needs for that; rarer ones share an input."""
+SPREAD = 3.0
+"""Ranges of the training rows by which a number may lie outside them before it is cut: a typing error in one cell of a test row
+else decides a whole score."""
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How rows become inputs: medians for missing numbers beside a mark, one input per frequent level.
+
+    A level that is rare, or was not in the training rows, is the input "other"; a missing category has none of its inputs set.
+    Numbers are cut at `SPREAD` times the training rows' range beyond it. Inputs that are constant over the training rows
+    are left out. Scaling is the estimators' own.
+
+    Args:
+        medians: What a missing number becomes, [D].
+        low: Lower limit of each number, [D].
+        high: Upper limit of each number, [D].
+        marked: Positions of numbers that get a mark where they are missing.
+        levels: For each category the codes with an input of their own.
+        kept: Which inputs vary over the training rows.
+    """
+
+    medians: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    marked: tuple[int, ...]
+    levels: tuple[tuple[int, ...], ...]
+    kept: np.ndarray
+
+    @classmethod
+    def of(cls, features: Features, rows: np.ndarray) -> Preparation:
+        """From the training rows.
+
+        Args:
+            features: Of the whole table.
+            rows: Numbers of the training rows.
+        """
+        numbers, codes = features.numbers[rows], features.codes[rows]
+        medians = np.zeros(numbers.shape[1])
+        low, high = np.full(numbers.shape[1], -np.inf), np.full(numbers.shape[1], np.inf)
+        for index in range(numbers.shape[1]):
+            known = numbers[~np.isnan(numbers[:, index]), index]
+            if len(known):
+                medians[index] = np.median(known)
+                width = known.max() - known.min()
+                low[index], high[index] = known.min() - SPREAD * width, known.max() + SPREAD * width
+        marked = tuple(int(index) for index in np.flatnonzero(np.isnan(numbers).any(0)))
+        levels = tuple(_frequent(codes[:, index]) for index in range(codes.shape[1]))
+        draft = cls(medians, low, high, marked, levels, np.ones(0, bool))
+        inputs = draft._all(features, rows)
+        return cls(medians, low, high, marked, levels, (inputs != inputs[:1]).any(0))
+
+    def __call__(self, features: Features, rows: np.ndarray) -> np.ndarray:
+        """Inputs of rows: [N, inputs]; a single zero where none varies.
+
+        Args:
+            features: Of the table that was learned from, or of another with the same columns.
+            rows: Row numbers.
+        """
+        inputs = self._all(features, rows)[:, self.kept]
+        return inputs if inputs.shape[1] else np.zeros((len(rows), 1))
+
+    def _all(self, features: Features, rows: np.ndarray) -> np.ndarray:
+        numbers, codes = features.numbers[rows], features.codes[rows]
+        missing = np.isnan(numbers)
+        filled = np.clip(np.where(missing, self.medians, numbers), self.low, self.high)
+        columns = [filled, *(missing[:, [index]].astype(np.float64) for index in self.marked)]
+        for index, own in enumerate(self.levels):
+            column = codes[:, index]
+            columns += [(column == level)[:, None].astype(np.float64) for level in own]
+            columns.append(((column != -1) & ~np.isin(column, own))[:, None].astype(np.float64))
+        return np.column_stack(columns)
+
+
+def _frequent(codes: np.ndarray) -> tuple[int, ...]:
+    levels, counts = np.unique(codes[codes >= 0], return_counts=True)
+    order = np.lexsort((levels, -counts))
+    return tuple(sorted(int(levels[index]) for index in order[:MOST_LEVELS] if counts[index] >= LEAST_COUNT))

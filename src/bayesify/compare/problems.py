@@ -1,0 +1,233 @@
+"""What is compared on: a file or a data set by name, as arrays that runs can read."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bayesify.compare.columns import Features, read_features
+from bayesify.compare.errors import InputError
+from bayesify.compare.splits import Parts, make_parts
+from bayesify.compare.tables import read_table
+from bayesify.compare.targets import Task, find_column, read_target
+from bayesify.random_streams import derive_seed
+from bayesify.registry import suggest
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+SCIKIT_LEARN = {"diabetes": "load_diabetes", "iris": "load_iris", "breast_cancer": "load_breast_cancer"}
+"""Data sets that scikit-learn brings, and their loaders there."""
+MOST_OOD_ROWS = 2000
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A prediction problem.
+
+    Args:
+        name: Of the file or data set.
+        task: What the target poses.
+        target: Its name.
+        features: Of N rows.
+        values: Targets, [N].
+        classes: Labels; empty for a regression.
+        outside: Inputs of another kind, to be recognized as such; `None` without.
+        standard: Training and test rows of splits that the data set comes with.
+        notes: What was assumed and left out, in sentences.
+    """
+
+    name: str
+    task: Task
+    target: str
+    features: Features
+    values: np.ndarray
+    classes: tuple[str, ...] = ()
+    outside: Features | None = None
+    standard: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of all values, which tells whether a folder's runs were made from the same data."""
+        digest = hashlib.sha256()
+        for key, value in self.arrays().items():
+            digest.update(key.encode() + repr((value.dtype.str, value.shape)).encode())
+            digest.update("\n".join(value.ravel().tolist()).encode() if value.dtype.kind == "U" else value.tobytes())
+        return digest.hexdigest()[:16]
+
+    def parts(self, index: int, seed: int) -> Parts:
+        """Rows of one split."""
+        return make_parts(self.values, index, seed, classes=self.task == "classification", standard=self.standard)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Everything but the notes as arrays, for a file."""
+        found: dict[str, np.ndarray] = {
+            "about": np.array([self.name, self.task, self.target]),
+            "values": self.values,
+            "classes": np.array(self.classes, dtype=np.str_),
+            **_arrays(self.features, "inside"),
+        }
+        if self.outside is not None:
+            found |= _arrays(self.outside, "outside")
+        for index, (train, test) in enumerate(self.standard):
+            found |= {f"train_{index}": train, f"test_{index}": test}
+        return found
+
+    @classmethod
+    def read(cls, path: Path) -> Problem:
+        """From a file that `numpy.savez` made of `arrays`."""
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = {key: stored[key] for key in stored}
+        name, task, target = arrays["about"].tolist()
+        pairs: list[tuple[np.ndarray, np.ndarray]] = []
+        while f"train_{len(pairs)}" in arrays:
+            pairs.append((arrays[f"train_{len(pairs)}"], arrays[f"test_{len(pairs)}"]))
+        return cls(
+            name,
+            task,
+            target,
+            _features(arrays, "inside"),
+            arrays["values"],
+            tuple(arrays["classes"].tolist()),
+            _features(arrays, "outside") if "outside_numbers" in arrays else None,
+            tuple(pairs),
+        )
+
+
+def _arrays(features: Features, prefix: str) -> dict[str, np.ndarray]:
+    levels = [level for levels in features.levels for level in levels]
+    return {
+        f"{prefix}_numbers": features.numbers,
+        f"{prefix}_number_names": np.array(features.number_names, dtype=np.str_),
+        f"{prefix}_codes": features.codes,
+        f"{prefix}_code_names": np.array(features.code_names, dtype=np.str_),
+        f"{prefix}_levels": np.array(levels, dtype=np.str_),
+        f"{prefix}_level_counts": np.array([len(levels) for levels in features.levels], dtype=np.int64),
+    }
+
+
+def _features(arrays: dict[str, np.ndarray], prefix: str) -> Features:
+    levels, start = [], 0
+    every = arrays[f"{prefix}_levels"].tolist()
+    for count in arrays[f"{prefix}_level_counts"].tolist():
+        levels.append(tuple(every[start : start + count]))
+        start += count
+    return Features(
+        arrays[f"{prefix}_numbers"],
+        tuple(arrays[f"{prefix}_number_names"].tolist()),
+        arrays[f"{prefix}_codes"],
+        tuple(arrays[f"{prefix}_code_names"].tolist()),
+        tuple(levels),
+    )
+
+
+# -- from files and names ----------------------------------------------------------------------------------------------
+
+
+def read_problem(
+    data: str,
+    *,
+    target: str | None = None,
+    task: Task | None = None,
+    ignore: Sequence[str] = (),
+    ood: Path | None = None,
+    max_rows: int,
+    seed: int,
+) -> Problem:
+    """The problem that a file or a name poses.
+
+    Args:
+        data: A path, or the name of a data set: one of UCI's, or one that scikit-learn brings.
+        target: The column to predict; not needed for a name.
+        task: If it is not to be detected.
+        ignore: Columns to leave out.
+        ood: A table of inputs of another kind.
+        max_rows: More rows than these are thinned at random.
+        seed: Of that choice.
+
+    Raises:
+        InputError: If data, target or task do not fit.
+        FileNotFoundError: If a data set by name is in no folder and cannot be downloaded.
+    """
+    path = Path(data)
+    standard: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
+    notes: list[str] = []
+    if path.exists() or path.suffix or len(path.parts) > 1:
+        frame, notes = read_table(path)
+        name = path.stem
+        where = path.name
+    else:
+        frame, standard, usual, known_task = _named(data)
+        target, task, name, where = target or usual, task or known_task, data, data
+    target = find_column(frame, target, where)
+    for column in ignore:
+        if column not in frame.columns:
+            raise InputError(f"--ignore {column}: {where} has no such column; {suggest(column, list(frame.columns))}")
+        if column == target:
+            raise InputError(f"--ignore {column}: that is the target; name another column")
+    found = read_target(frame[target], task)
+    inputs = frame.drop(columns=[target, *ignore])
+    rows, values = found.rows, found.values
+    if len(rows) != len(frame):
+        standard = ()
+    if len(rows) > max_rows:
+        chosen = np.random.default_rng(derive_seed(seed, "rows")).choice(len(rows), max_rows, replace=False)
+        chosen.sort()
+        notes.append(
+            f"Of {len(rows):,} rows a random {max_rows:,} were used, to keep the time short; --max-rows takes more."
+        )
+        rows, values, standard = rows[chosen], values[chosen], ()
+    features = read_features(inputs.iloc[rows].reset_index(drop=True))
+    problem = Problem(
+        name, found.task, target, replace(features, notes=()), values, found.classes, None, standard,
+        (*notes, *found.notes, *features.notes),
+    )  # fmt: skip
+    problem.parts(0, seed)
+    return problem if ood is None else _with_outside(problem, ood, target, seed)
+
+
+def _with_outside(problem: Problem, path: Path, target: str, seed: int) -> Problem:
+    frame, notes = read_table(path)
+    frame = frame.drop(columns=[target], errors="ignore")
+    if len(frame) > MOST_OOD_ROWS:
+        chosen = np.random.default_rng(derive_seed(seed, "outside")).choice(len(frame), MOST_OOD_ROWS, replace=False)
+        frame = frame.iloc[np.sort(chosen)].reset_index(drop=True)
+        notes.append(f"Of {path.name} a random {MOST_OOD_ROWS:,} rows were used.")
+    try:
+        outside = read_features(frame, like=problem.features)
+    except InputError as error:
+        raise InputError(f"--ood {path.name}: {error}") from error
+    return replace(problem, outside=outside, notes=(*problem.notes, *notes))
+
+
+def _named(name: str) -> tuple[DataFrame, tuple[tuple[np.ndarray, np.ndarray], ...], str, Task]:
+    from pandas import DataFrame
+
+    from bayesify.datasets import uci
+
+    if name in SCIKIT_LEARN:
+        import sklearn.datasets
+
+        bunch: Any = getattr(sklearn.datasets, SCIKIT_LEARN[name])()
+        frame = DataFrame(bunch.data, columns=[str(column) for column in bunch.feature_names])
+        labels = getattr(bunch, "target_names", None)
+        frame["target"] = bunch.target if labels is None else [str(labels[code]) for code in bunch.target]
+        return frame, (), "target", "regression" if labels is None else "classification"
+    short = {file: key for key, file in uci.REGRESSION.items()}.get(name, name)
+    known = (*uci.REGRESSION, *uci.CLASSIFICATION, *SCIKIT_LEARN)
+    if short not in known:
+        raise InputError(f"{name}: neither a file here nor a data set; {suggest(name, known)}")
+    table = uci.load(short)
+    frame = DataFrame(table.X, columns=[f"x{index + 1}" for index in range(table.X.shape[1])])
+    frame["y"] = table.y.reshape(-1)
+    pairs = tuple((split.train, split.test) for split in table.splits)
+    return frame, pairs, "y", table.task

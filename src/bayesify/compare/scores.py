@@ -1,0 +1,138 @@
+"""Scores and curves of one run, as plain numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from bayesify import metrics
+from bayesify.compare import conformal
+from bayesify.predictive import ClassificationPredictive, RegressionPredictive
+
+LEVELS = (0.5, 0.9, 0.95)
+BINS, POINTS = 10, 20
+"""Bins of error against uncertainty, and points of a rejection curve."""
+SHARPNESS = (0.05, 0.25, 0.5, 0.75, 0.95)
+"""Quantiles over test rows that say how sharp predictions are."""
+
+Scores = dict[str, float | None]
+
+
+def score_regression(
+    test: RegressionPredictive, y: np.ndarray, calibration: RegressionPredictive, y_calibration: np.ndarray
+) -> tuple[Scores, dict[str, Any]]:
+    """Scores of a regression, and what its figures show.
+
+    Args:
+        test: Prediction of the test rows, [N, 1].
+        y: Their targets, [N].
+        calibration: Prediction of the calibration rows.
+        y_calibration: Their targets.
+
+    Returns:
+        Scores by name: those of `metrics.evaluate`, `calibration` (mean distance of the coverage curve from the diagonal),
+        `width_*` of the central intervals, and `conformal_coverage_*` and `conformal_width_*` of recalibrated ones, `None` where
+        there are too few calibration rows; and curves by name.
+
+    Raises:
+        ValueError: If a score is not finite.
+    """
+    targets = torch.from_numpy(y)[:, None]
+    found: Scores = dict(metrics.evaluate(test, targets))
+    curve = metrics.calibration_curve(test, targets)
+    found["calibration"] = curve.error
+    mean, std = _flat(test.mean), _flat(test.std)
+    for level in LEVELS:
+        name = f"{100 * level:.0f}"
+        lower, upper = test.interval(level)
+        found[f"width_{name}"] = float((upper - lower).mean())
+        factor = conformal.interval_factor(y_calibration, _flat(calibration.mean), _flat(calibration.std), level)
+        known = math.isfinite(factor)
+        found[f"conformal_coverage_{name}"] = float((np.abs(y - mean) <= factor * std).mean()) if known else None
+        found[f"conformal_width_{name}"] = float(2 * factor * std.mean()) if known else None
+    _check(found)
+    errors = np.square(y - mean)
+    curves = {
+        "levels": curve.expected.tolist(),
+        "observed": curve.observed.tolist(),
+        "sharpness": np.quantile(std, SHARPNESS).tolist(),
+        "bins": [
+            {"uncertainty": float(std[rows].mean()), "error": float(np.sqrt(errors[rows].mean())), "count": len(rows)}
+            for rows in _bins(std)
+        ],
+        "rejection": [float(np.sqrt(errors[rows].mean())) for rows in _kept(std)],
+    }
+    return found, curves
+
+
+def score_classification(
+    test: ClassificationPredictive, labels: np.ndarray, calibration: ClassificationPredictive, known: np.ndarray
+) -> tuple[Scores, dict[str, Any]]:
+    """Scores of a classification, and what its figures show; see `score_regression`.
+
+    `coverage_*` is how often the fewest classes that reach a level hold the label, `width_*` how many these are.
+
+    Args:
+        test: Prediction of the test rows, [N, C].
+        labels: Their classes, [N].
+        calibration: Prediction of the calibration rows.
+        known: Their classes.
+
+    Raises:
+        ValueError: If a score is not finite.
+    """
+    targets = torch.from_numpy(labels)
+    found: Scores = dict(metrics.evaluate(test, targets))
+    probs, others = test.class_probs.numpy(), calibration.class_probs.numpy()
+    rows = np.arange(len(labels))
+    for level in LEVELS:
+        name = f"{100 * level:.0f}"
+        sets = conformal.credible_sets(probs, level)
+        found[f"coverage_{name}"], found[f"width_{name}"] = float(sets[rows, labels].mean()), float(sets.sum(1).mean())
+        bound = conformal.probability_bound(others, known, level)
+        sets = conformal.bounded_sets(probs, bound)
+        enough = math.isfinite(bound)
+        found[f"conformal_coverage_{name}"] = float(sets[rows, labels].mean()) if enough else None
+        found[f"conformal_width_{name}"] = float(sets.sum(1).mean()) if enough else None
+    _check(found)
+    diagram = metrics.reliability(test, targets)
+    wrong = (probs.argmax(1) != labels).astype(np.float64)
+    entropy = _flat(test.entropy)
+    curves = {
+        "edges": diagram.edges.tolist(),
+        "count": diagram.count.tolist(),
+        "confidence": (diagram.confidence.nan_to_num(0.0) * diagram.count).tolist(),
+        "correct": (diagram.accuracy.nan_to_num(0.0) * diagram.count).tolist(),
+        "sharpness": np.quantile(_flat(test.confidence), SHARPNESS).tolist(),
+        "bins": [
+            {"uncertainty": float(entropy[part].mean()), "error": float(wrong[part].mean()), "count": len(part)}
+            for part in _bins(entropy)
+        ],
+        "rejection": metrics.rejection_curve(test, targets, num_points=POINTS).accuracy.tolist(),
+    }
+    return found, curves
+
+
+def _check(found: Scores) -> None:
+    for name, value in found.items():
+        if value is not None and not math.isfinite(value):
+            raise ValueError(f"{name} is {value} on the test rows")
+
+
+def _flat(values: torch.Tensor) -> np.ndarray:
+    return values.detach().reshape(-1).numpy()
+
+
+def _bins(uncertainty: np.ndarray) -> list[np.ndarray]:
+    """Row numbers in bins of equal counts, from certain to uncertain."""
+    order = np.argsort(uncertainty, kind="stable")
+    return [part for part in np.array_split(order, min(BINS, max(1, len(order) // 5))) if len(part)]
+
+
+def _kept(uncertainty: np.ndarray) -> list[np.ndarray]:
+    """Rows that stay after the least certain k / POINTS of them are turned away, k = 0..POINTS-1."""
+    order = np.argsort(uncertainty, kind="stable")
+    return [order[: len(order) - step * len(order) // POINTS] for step in range(POINTS)]

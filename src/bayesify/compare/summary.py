@@ -1,0 +1,242 @@
+"""The table of a comparison: means and standard errors over splits, ranks and tests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from bayesify.compare.paired import Difference, adjusted, paired_difference
+from bayesify.compare.targets import Task
+from bayesify.compare.tuning import title_of
+
+Results = Mapping[tuple[str, int], Mapping[str, Any]]
+"""Results of finished runs by method and split."""
+SIGNIFICANCE = 0.05
+DECIDES = "nll"
+"""The score that methods are ranked by."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table.
+
+    Args:
+        key: In `Row.means`.
+        heading: For readers.
+        unit: For readers; empty for none.
+        factor: From the stored number to the shown one.
+        digits: Digits after the point; `None` for three that count.
+        better: `"low"`, `"high"`, or a value that is best.
+    """
+
+    key: str
+    heading: str
+    unit: str = ""
+    factor: float = 1.0
+    digits: int | None = None
+    better: str | float = "low"
+
+
+COVERAGES = tuple(
+    Column(f"coverage_{level}", f"{level} % cover", "%", 100, 0, level / 100) for level in (50, 90, 95)
+)  # fmt: skip
+COSTS = (
+    Column("train_seconds", "Training", "s", 1, 1),
+    Column("predict_ms", "Prediction", "ms / 1,000 rows", 1, 0),
+    Column("parameters", "Parameters", "", 1, 0),
+    Column("kilobytes", "File", "kB", 1, 0),
+)
+COLUMNS: dict[Task, tuple[Column, ...]] = {
+    "regression": (
+        Column("nll", "NLL", "nats", 1, 3),
+        Column("rmse", "RMSE"),
+        Column("crps", "CRPS"),
+        Column("calibration", "Calibration error", "%", 100, 1),
+        *COVERAGES,
+        *COSTS,
+    ),
+    "classification": (
+        Column("nll", "NLL", "nats", 1, 3),
+        Column("accuracy", "Accuracy", "%", 100, 1, "high"),
+        Column("brier", "Brier", "", 1, 3),
+        Column("ece", "Calibration error", "%", 100, 1),
+        *COVERAGES,
+        *COSTS,
+    ),
+}
+"""What the table shows for each task."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method in the table.
+
+    Args:
+        name: In code and on the command line.
+        title: For readers.
+        splits: Splits that count.
+        means: Of every score and cost; `None` where it is not known.
+        errors: Standard errors of the means; `None` for a single split.
+        failure: Why some or all runs failed; empty if none did.
+        behind: How far its NLL lies above the best method's; `None` for the best and where there is no rank.
+        p: Of that difference, adjusted for all methods; NaN if it cannot be tested.
+    """
+
+    name: str
+    title: str
+    splits: tuple[int, ...]
+    means: Mapping[str, float | None]
+    errors: Mapping[str, float | None]
+    failure: str = ""
+    behind: Difference | None = None
+    p: float = math.nan
+
+    @property
+    def clearly_behind(self) -> bool:
+        """Whether the best method is better by the paired test."""
+        return self.p < SIGNIFICANCE
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A comparison in numbers.
+
+    Args:
+        task: What the target poses.
+        rows: Ranked methods from the best on, then those that failed.
+        splits: Splits that all ranked methods have finished.
+        against: For each baseline that was ranked, the best method's difference in NLL from it.
+        test_share: Test rows per training row.
+    """
+
+    task: Task
+    rows: tuple[Row, ...]
+    splits: tuple[int, ...]
+    against: Mapping[str, Difference] = field(default_factory=dict)
+    test_share: float = 0.0
+
+    @property
+    def ranked(self) -> list[Row]:
+        """Methods without a failure, from the best on."""
+        return [row for row in self.rows if not row.failure and row.means]
+
+    @property
+    def best(self) -> Row | None:
+        """The method with the lowest mean NLL."""
+        return self.ranked[0] if self.ranked else None
+
+    def row(self, name: str) -> Row | None:
+        """A ranked method by name."""
+        return next((row for row in self.ranked if row.name == name), None)
+
+
+def summarize(results: Results, methods: Sequence[str], task: Task, baselines: Sequence[str]) -> Summary:
+    """The table from the results of runs.
+
+    Ranked are methods none of whose runs failed, on the splits that all of them have finished.
+
+    Args:
+        results: Of finished runs.
+        methods: All that were asked for, in order.
+        task: What the target poses.
+        baselines: Names that the best is compared with.
+    """
+    finished = {name: [split for other, split in results if other == name] for name in methods}
+    failures = {name: _failure(name, splits, results) for name, splits in finished.items()}
+    sound = [name for name in methods if finished[name] and not failures[name]]
+    common = sorted(set.intersection(*(set(finished[name]) for name in sound))) if sound else []
+    share = _test_share(results)
+    scores = {name: [results[name, split]["scores"][DECIDES] for split in common] for name in sound}
+    order = sorted(sound, key=lambda name: (float(np.mean(scores[name])), name)) if common else []
+    behind = {name: paired_difference(scores[name], scores[order[0]], share) for name in order[1:]}
+    p = adjusted({name: difference.p for name, difference in behind.items()})
+    rows = [
+        _row(name, common, results, behind=behind.get(name), p=p.get(name, math.nan)) for name in order
+    ]  # fmt: skip
+    for name in methods:
+        if name not in order and (finished[name] or failures[name]):
+            good = [split for split in finished[name] if "error" not in results[name, split]]
+            rows.append(_row(name, good, results, failure=failures[name]))
+    against = {
+        name: paired_difference(scores[name], scores[order[0]], share) for name in baselines if name in order[1:]
+    }
+    return Summary(task, tuple(rows), tuple(common), against, share)
+
+
+def _failure(name: str, splits: Sequence[int], results: Results) -> str:
+    wrong = {split: str(results[name, split]["error"]) for split in splits if "error" in results[name, split]}
+    if not wrong:
+        return ""
+    split, reason = min(wrong.items())
+    if len(wrong) == len(splits):
+        return reason if reason.startswith("left out") else f"failed: {reason}"
+    return f"failed on {len(wrong)} of {len(splits)} splits, such as split {split + 1}: {reason}"
+
+
+def _row(name: str, splits: Sequence[int], results: Results, **more: Any) -> Row:
+    means: dict[str, float | None] = {}
+    errors: dict[str, float | None] = {}
+    found = [_flat(results[name, split]) for split in splits]
+    for key in found[0] if found else ():
+        values = [entry[key] for entry in found]
+        known = all(value is not None for value in values)
+        means[key] = float(np.mean(values)) if known else None
+        errors[key] = float(np.std(values, ddof=1) / math.sqrt(len(values))) if known and len(values) > 1 else None
+    return Row(name, title_of(name), tuple(splits), means, errors, **more)
+
+
+def _flat(result: Mapping[str, Any]) -> dict[str, Any]:
+    size = result["bytes"]
+    return {
+        **result["scores"],
+        **result["times"],
+        "parameters": result["parameters"],
+        "kilobytes": None if size is None else size / 1000,
+        **result.get("ood", {}),
+    }
+
+
+def _test_share(results: Results) -> float:
+    shares = [entry["rows"]["test"] / entry["rows"]["fit"] for entry in results.values() if "rows" in entry]
+    return float(np.mean(shares)) if shares else 0.0
+
+
+# -- numbers as text ---------------------------------------------------------------------------------------------------
+
+MISSING = "–"
+
+
+def show(value: float | None, column: Column) -> str:
+    """A number of a column as text."""
+    if value is None or math.isnan(value):
+        return MISSING
+    shown = value * column.factor
+    if column.digits is not None:
+        return f"{shown:,.{column.digits}f}".replace("-0.000", "0.000")
+    return significant(shown)
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """A number with some digits that count and no exponent unless it is needed."""
+    if value == 0:
+        return "0"
+    magnitude = math.floor(math.log10(abs(value)))
+    if not -5 < magnitude < 9:
+        return f"{value:.{digits - 1}e}"
+    return f"{value:,.{max(0, digits - 1 - magnitude)}f}"
+
+
+def cell(row: Row, column: Column, *, spread: bool = True) -> str:
+    """Mean and standard error of a row, as text."""
+    mean, error = row.means.get(column.key), row.errors.get(column.key)
+    text = show(mean, column)
+    if text == MISSING or not spread or error is None or column in COSTS:
+        return text
+    if column.digits is not None:
+        return f"{text} ± {error * column.factor:.{column.digits}f}"
+    digits = len(text.partition(".")[2])
+    return f"{text} ± {error * column.factor:,.{digits}f}"

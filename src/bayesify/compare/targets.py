@@ -1,0 +1,160 @@
+"""The target column: which task it poses, and its values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from bayesify.compare.columns import as_numbers, cells_of, kind_of
+from bayesify.compare.errors import InputError
+from bayesify.registry import suggest
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
+
+Task = Literal["regression", "classification"]
+FEW_VALUES = 10
+"""Different whole numbers up to which a target is taken for classes."""
+MOST_CLASSES = 100
+LEAST_PER_CLASS = 5
+"""Rows that a class needs, so that each part of a split can have some."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Values to predict.
+
+    Args:
+        name: Of the column.
+        task: What they pose.
+        values: Numbers, or positions in `classes`, [N].
+        rows: Which rows of the table they belong to, [N]; those without a target are left out.
+        classes: Labels; empty for a regression.
+        notes: What was assumed and left out, in sentences.
+    """
+
+    name: str
+    task: Task
+    values: np.ndarray
+    rows: np.ndarray
+    classes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def find_column(frame: DataFrame, name: str | None, where: str) -> str:
+    """The target's column.
+
+    Raises:
+        InputError: If none was named, or there is none of that name; the message suggests the nearest.
+    """
+    names = [str(column) for column in frame.columns]
+    if name is None:
+        shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+        raise InputError(f"{where}: say which column to predict with --target; there are {shown}")
+    if name not in names:
+        same = [column for column in names if column.lower() == name.lower()]
+        hint = f"did you mean {same[0]!r}?" if same else suggest(name, names)
+        raise InputError(f"{where}: no column is called {name!r}; {hint}")
+    if len(names) < 2:
+        raise InputError(f"{where}: {name!r} is the only column; give at least one more to predict it from")
+    return name
+
+
+def read_target(column: Series, task: Task | None = None) -> Target:
+    """The values of the target's column and the task.
+
+    Texts, truth values and up to ten different whole numbers, each of which occurs often, are classes; other numbers are a
+    regression.
+
+    Args:
+        column: Named, one cell per row of the table.
+        task: If known.
+
+    Raises:
+        InputError: If all cells are empty, all hold the same value, numbers hold text, there are too many classes, or dates.
+    """
+    name = str(column.name)
+    kind = kind_of(name, column)
+    if kind == "date":
+        raise InputError(f"the target {name!r} holds dates; predict a number of days or a class instead")
+    present = ~column.isna().to_numpy()
+    values = as_numbers(column) if kind == "number" else None
+    if values is not None:
+        infinite = np.isinf(values)
+        present &= ~infinite
+    notes = []
+    absent = int((~present).sum())
+    if absent == len(column):
+        raise InputError(f"the target {name!r} is empty in every row")
+    if absent:
+        notes.append(f"{absent:,} rows without a finite {name} were left out.")
+    rows = np.flatnonzero(present)
+    found = task or _detect(column, values, rows)
+    if task is None:
+        notes.append(f"{name} was taken for a {found} target; --task says otherwise.")
+    if found == "regression":
+        if values is None:
+            raise InputError(f"the target {name!r} holds texts, which is no regression; leave --task out")
+        numbers = values[rows]
+        if numbers.max() == numbers.min():
+            raise InputError(f"the target {name!r} is {numbers[0]:g} in every row; there is nothing to predict")
+        return Target(name, "regression", numbers, rows, (), tuple(notes))
+    return _classes(name, column, rows, notes)
+
+
+def _detect(column: Series, values: np.ndarray | None, rows: np.ndarray) -> Task:
+    from pandas.api import types
+
+    if values is None or types.is_bool_dtype(column):
+        return "classification"
+    numbers = values[rows]
+    different = len(np.unique(numbers))
+    whole = bool((numbers == np.round(numbers)).all())
+    often = len(numbers) >= LEAST_PER_CLASS * different
+    return "classification" if whole and different <= FEW_VALUES and often else "regression"
+
+
+def _classes(name: str, column: Series, rows: np.ndarray, notes: list[str]) -> Target:
+    cells = cells_of(column)
+    labels = np.array([_label(cells[row]) for row in rows], dtype=object)
+    known, counts = np.unique(labels.astype(str), return_counts=True)
+    if len(known) == 1:
+        raise InputError(
+            f"the target {name!r} is {known[0]!r} in every row; a classification needs rows of at least two classes"
+        )
+    if len(known) > MOST_CLASSES:
+        raise InputError(
+            f"the target {name!r} has {len(known):,} different values; a classification takes up to {MOST_CLASSES} classes"
+        )
+    rare = {str(label) for label, count in zip(known, counts, strict=True) if count < LEAST_PER_CLASS}
+    kept = np.array([str(label) not in rare for label in labels], dtype=bool)
+    classes = [str(label) for label in known if str(label) not in rare]
+    if rare:
+        named = ", ".join(repr(label) for label in sorted(rare)[:5])
+        notes.append(
+            f"{int((~kept).sum())} rows were left out, of classes with fewer than {LEAST_PER_CLASS} rows: {named}."
+        )
+    if len(classes) < 2:
+        raise InputError(
+            f"the target {name!r} has fewer than two classes with {LEAST_PER_CLASS} rows; give more rows of each class"
+        )
+    if all(_number(label) is not None for label in classes):
+        classes.sort(key=float)
+    position = {label: index for index, label in enumerate(classes)}
+    codes = np.array([position[str(label)] for label in labels[kept]], dtype=np.int64)
+    return Target(name, "classification", codes, rows[kept], tuple(classes), tuple(notes))
+
+
+def _label(cell: object) -> str:
+    if isinstance(cell, (float, np.floating)) and float(cell).is_integer():
+        return str(int(cell))
+    return str(cell).strip() if isinstance(cell, str) else str(cell)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

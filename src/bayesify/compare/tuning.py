@@ -1,0 +1,137 @@
+"""What each method tunes on validation rows, and how long everything trains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from bayesify.registry import METHODS, Method
+from bayesify.sklearn.training import POINT_ESTIMATES
+
+TEMPERATURE = "temperature_scaled"
+"""The deterministic network with one number fitted to validation rows (Guo et al. 2017)."""
+BASELINES = ("point", TEMPERATURE)
+"""What the verdict compares with; always run."""
+PRIOR_SCALE = 2.0
+MOST_DENSE = 3000
+"""Weights of one layer above which a dense covariance over them is left out."""
+MOST_CHAIN = 5000
+"""Weights above which a Markov chain is left out."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much work runs do.
+
+    Args:
+        splits: Repeated splits, if the user does not say.
+        steps: Optimizer steps of the main phase.
+        tuning_steps: Of each candidate in tuning.
+        slow_steps: Of methods that the registry calls slow.
+        slow_tuning_steps: Of each candidate of these.
+        least_epochs: Passes over large tables, at least.
+        chain_steps: Of a Markov chain, after as many of warm-up.
+        chain_rows: Rows that a chain takes, at most.
+        num_draws: Draws of the weights in a step.
+        max_rows: Rows of a table, if the user does not say.
+        candidates: How many settings are tried.
+    """
+
+    splits: int
+    steps: int
+    tuning_steps: int
+    slow_steps: int
+    slow_tuning_steps: int
+    least_epochs: int
+    chain_steps: int
+    chain_rows: int
+    num_draws: int
+    max_rows: int
+    candidates: int
+
+
+FULL = Effort(5, 500, 200, 300, 100, 20, 80, 1000, 4, 20_000, 3)
+QUICK = Effort(3, 200, 80, 200, 60, 4, 25, 500, 2, 5_000, 2)
+
+
+def effort(quick: bool) -> Effort:
+    """The work of a quick comparison or of a full one."""
+    return QUICK if quick else FULL
+
+
+def method_of(name: str) -> Method:
+    """The registry's entry that trains a method of the comparison."""
+    return METHODS["point" if name == TEMPERATURE else name]
+
+
+def title_of(name: str) -> str:
+    """A method's name for readers."""
+    return {"point": "Plain network", TEMPERATURE: "Temperature scaling"}.get(name, method_of(name).title)
+
+
+PRIOR_SCALES = (1.0, 3.0, 2.0)
+NOISE_FACTORS = (1.0, 0.5, 0.7)
+"""On the noise that cross-validation found, which holds the network's own error too."""
+OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
+    "dropout": ({"rate": 0.05}, {"rate": 0.02}, {"rate": 0.1}),
+    "swag": ({"learning_rate": 0.01}, {"learning_rate": 0.03}, {"learning_rate": 0.003}),
+    "vogn": ({"learning_rate": 0.1}, {"learning_rate": 0.05}, {"learning_rate": 0.2}),
+    "nng": ({"learning_rate": 0.1}, {"learning_rate": 0.05}, {"learning_rate": 0.2}),
+    "deep_gp": ({"learning_rate": 0.02}, {"learning_rate": 0.05}, {"learning_rate": 0.01}),
+    "function_space": ({"prior_variance": 1.0}, {"prior_variance": 10.0}, {"prior_variance": 3.0}),
+}
+"""Arguments of a method's posterior or recipe that are tuned in place of the prior's scale, the usual one first."""
+
+
+def candidates(name: str, task: str, quick: bool) -> list[dict[str, Any]]:
+    """Settings among which validation rows choose: a `prior_scale`, a `noise_factor` and `options` of the method.
+
+    Of a regression, methods that learn no noise of their own try less of it; variational ones learn it, and the plain network
+    is a baseline, whose noise is what temperature scaling tunes. Laplace posteriors moreover tune their prior precision without
+    training again. A chain is too slow to be run several times.
+
+    Args:
+        name: Of the method.
+        task: `"regression"` or `"classification"`.
+        quick: Whether to try fewer.
+    """
+    amount, method = effort(quick), method_of(name)
+    options = OPTIONS.get(method.name, ({},))
+    first: dict[str, Any] = {"prior_scale": PRIOR_SCALE, "noise_factor": 1.0, "options": options[0]}
+    if method.name == "hmc":
+        return [first]
+    learns_noise = method.fit is None and method.name not in POINT_ESTIMATES
+    if task == "regression" and not learns_noise and method.name != "point":
+        return [
+            {
+                **first,
+                "noise_factor": factor,
+                "options": options[position % len(options)] if position > 1 else options[0],
+            }
+            for position, factor in enumerate(NOISE_FACTORS[: amount.candidates])
+        ]
+    if len(options) > 1:
+        return [{**first, "options": entry} for entry in options[: amount.candidates]]
+    if method.name in ("laplace", "subnetwork"):
+        return [first]
+    return [{**first, "prior_scale": scale} for scale in PRIOR_SCALES[: amount.candidates]]
+
+
+def obstacle(name: str, num_inputs: int, hidden: tuple[int, ...], num_outputs: int) -> str:
+    """Why a method cannot be had for a network of that size; empty if it can.
+
+    Args:
+        name: Of the method.
+        num_inputs: Of the network.
+        hidden: Units of its hidden layers.
+        num_outputs: Of the network.
+    """
+    widths = [num_inputs, *hidden, num_outputs]
+    layers = [d_out * (d_in + 1) for d_in, d_out in pairwise(widths)]
+    if name == "full_covariance" and max(layers) > MOST_DENSE:
+        return f"left out: a full covariance of a layer of {max(layers):,} weights is too large"
+    if name == "hmc" and sum(layers) > MOST_CHAIN:
+        return f"left out: a Markov chain over {sum(layers):,} weights is too slow"
+    method = method_of(name)
+    return "" if method.status == "ready" else f"left out: it {method.status}; pip install 'bayesify[all]'"

@@ -1,0 +1,193 @@
+"""What a comparison says, in plain language."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bayesify.compare.paired import Difference
+from bayesify.compare.scores import POINTS
+from bayesify.compare.summary import SIGNIFICANCE, Results, Row, Summary, significant
+from bayesify.compare.tuning import BASELINES, TEMPERATURE
+
+TURNED_AWAY = 4 * POINTS // 20
+"""Position in a rejection curve: a fifth of the rows is turned away."""
+NOTABLY_CHEAPER = 2.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """An answer.
+
+    Args:
+        headline: Which method to use.
+        certainty: `"clear"`, `"open"` or `"untested"`: whether the best method beats both baselines by the paired test.
+        sentences: The reasons, each a sentence or two.
+    """
+
+    headline: str
+    certainty: str
+    sentences: tuple[str, ...]
+
+
+def judge(summary: Summary, results: Results, target: str) -> Verdict | None:
+    """The verdict; `None` if no method finished.
+
+    Args:
+        summary: The table.
+        results: Of the runs behind it.
+        target: Name of the target.
+    """
+    best = summary.best
+    if best is None:
+        return None
+    sentences = [_first(best, summary)]
+    sentences += [_against(best, summary, name) for name in BASELINES if name != best.name and summary.row(name)]
+    sentences += _ties(best, summary)
+    sentences += _sureness(best, summary, target)
+    sentences += _rejection(best, summary, results)
+    return Verdict(_headline(best, summary), _certainty(best, summary), tuple(sentences))
+
+
+def _certainty(best: Row, summary: Summary) -> str:
+    tests = [difference.p for difference in summary.against.values()]
+    if any(math.isnan(p) for p in tests):
+        return "untested"
+    if best.name in BASELINES:
+        return "clear" if all(row.clearly_behind for row in summary.ranked[1:]) else "open"
+    return "clear" if tests and max(tests) < SIGNIFICANCE else "open"
+
+
+def _headline(best: Row, summary: Summary) -> str:
+    words = {
+        "clear": f"Use {best.title}.",
+        "untested": f"{best.title} did best, on a single split.",
+    }
+    if best.name in BASELINES:
+        plain = "a plain network with temperature scaling" if best.name == TEMPERATURE else "a plain network"
+        return f"Use {plain}: no Bayesian method predicted better here."
+    return words.get(_certainty(best, summary), f"{best.title} did best, but not clearly better than a plain network.")
+
+
+def _first(best: Row, summary: Summary) -> str:
+    error = best.errors.get("nll")
+    spread = "" if error is None else f" ± {error:.3f}"
+    number = len(summary.splits)
+    over = f"Averaged over {number} splits" if number > 1 else "On one split"
+    return (
+        f"{over}, {best.title} gave the held-out rows the highest probability of {len(summary.ranked)} methods: "
+        f"NLL {best.means['nll']:.3f}{spread} nats per row."
+    )
+
+
+def _against(best: Row, summary: Summary, name: str) -> str:
+    other = summary.row(name)
+    assert other is not None
+    title = "the same network with temperature scaling" if name == TEMPERATURE else "a plain (deterministic) network"
+    difference = summary.against[name]
+    gain = f"{difference.mean:.3f}"
+    key, words = ("rmse", "root mean squared error") if summary.task == "regression" else ("accuracy", "accuracy")
+    mine, theirs = best.means[key], other.means[key]
+    assert mine is not None
+    assert theirs is not None
+    if summary.task == "regression":
+        point = f"its {words} is {significant(mine)} against {significant(theirs)}"
+    else:
+        point = f"its {words} is {100 * mine:.1f} % against {100 * theirs:.1f} %"
+    return f"Against {title}: NLL lower by {gain} nats, {_clear(difference)}; {point}."
+
+
+def _clear(difference: Difference) -> str:
+    if math.isnan(difference.p):
+        return "which one split cannot test"
+    if difference.p < SIGNIFICANCE:
+        return f"a clear difference (paired test, p = {_p(difference.p)})"
+    return f"which may be chance (paired test, p = {_p(difference.p)})"
+
+
+def _p(value: float) -> str:
+    return "< 0.001" if value < 0.001 else f"{value:.3f}" if value < 0.1 else f"{value:.2f}"
+
+
+def _ties(best: Row, summary: Summary) -> list[str]:
+    tied = [row for row in summary.ranked[1:] if not row.clearly_behind and not math.isnan(row.p)]
+    if not tied:
+        return []
+    names = _list([row.title for row in tied[:4]]) + (f" and {len(tied) - 4} more" if len(tied) > 4 else "")
+    plural = "methods" if len(tied) > 1 else "method"
+    told = f"These splits cannot tell {len(tied)} other {plural} from it: {names}."
+    time = best.means.get("train_seconds")
+    cheaper = [row for row in tied if _cheaper(row, time)]
+    if cheaper:
+        pick = min(cheaper, key=lambda row: (row.means["nll"], row.name))
+        seconds = pick.means["train_seconds"]
+        assert seconds is not None
+        assert time is not None
+        told += f" Of these {pick.title} trains {time / max(seconds, 1e-3):.0f} times as fast."
+    return [told]
+
+
+def _cheaper(row: Row, time: float | None) -> bool:
+    seconds = row.means.get("train_seconds")
+    return seconds is not None and time is not None and seconds * NOTABLY_CHEAPER < time
+
+
+def _sureness(best: Row, summary: Summary, target: str) -> list[str]:
+    """How far to trust stated intervals or sets."""
+    what = "intervals" if summary.task == "regression" else "sets of classes"
+    cover, error = best.means["coverage_90"], best.errors.get("coverage_90")
+    width = best.means["width_90"]
+    assert cover is not None
+    assert width is not None
+    slack = 2 * (error or 0.0) + 0.015
+    fit = (
+        "about right"
+        if abs(cover - 0.9) <= slack
+        else "wider than needed"
+        if cover > 0.9
+        else "too narrow: it is too sure"
+    )
+    size = f"{significant(width)} wide in {target}" if summary.task == "regression" else f"of {width:.2f} classes"
+    told = [
+        f"How sure to be: its 90 % {what} ({size} on average) held the truth in {100 * cover:.0f} % of test rows, {fit}."
+    ]
+    after, narrow = best.means["conformal_coverage_90"], best.means["conformal_width_90"]
+    if after is None or narrow is None:
+        told.append("There were too few calibration rows to recalibrate 90 % intervals.")
+        return told
+    size = f"{significant(narrow)} wide" if summary.task == "regression" else f"of {narrow:.2f} classes"
+    told.append(f"Recalibrated on rows set aside (split conformal) they are {size} and held it in {100 * after:.0f} %.")
+    return told
+
+
+def _rejection(best: Row, summary: Summary, results: Results) -> list[str]:
+    curves = [_curve(results[best.name, split]) for split in summary.splits]
+    start, after = (float(np.mean([curve[place] for curve in curves])) for place in (0, TURNED_AWAY))
+    if summary.task == "regression":
+        if not after < 0.98 * start:
+            return [
+                "Its uncertainty does not tell which rows it errs on: turning away the least certain fifth does not help."
+            ]
+        return [
+            f"If the least certain fifth of rows goes to a human, the error of the rest falls from {significant(start)} "
+            f"to {significant(after)}."
+        ]
+    if not after > start:
+        return []
+    return [
+        f"If the least certain fifth of rows goes to a human, accuracy on the rest rises from {100 * start:.1f} % "
+        f"to {100 * after:.1f} %."
+    ]
+
+
+def _curve(result: Mapping[str, Any]) -> Sequence[float]:
+    curve: Sequence[float] = result["curves"]["rejection"]
+    return curve
+
+
+def _list(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else ", ".join(names)
