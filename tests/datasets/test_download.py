@@ -197,3 +197,22 @@ def test_svhn_from_matlab(server, monkeypatch):
     loaded = images.load("svhn")
     assert np.array_equal(loaded.train_images[7, 2], pictures[:, :, 2, 7])
     assert loaded.train_labels[:10].tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]
+
+
+def test_two_processes_that_download_at_the_same_time(tmp_path, monkeypatch):
+    """The slower one finds its downloads cleared away by the quicker one, and the file in its place."""
+    monkeypatch.delenv("BAYESIFY_DATA", raising=False)
+    monkeypatch.setenv("BAYESIFY_CACHE", str(tmp_path))
+
+    def quicker(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "part").write_text("x")
+        return {"a": np.zeros(3)}
+
+    def slower(folder):
+        download.obtain("test", "set.npz", make=quicker)
+        assert not folder.exists()
+        return {"a": np.frombuffer((folder / "part").read_bytes())}
+
+    assert download.obtain("test", "set.npz", make=slower) == tmp_path / "set.npz"
+    assert np.load(tmp_path / "set.npz")["a"].shape == (3,)

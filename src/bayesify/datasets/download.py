@@ -9,6 +9,7 @@ import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,8 @@ def obtain(
         work = cache / "downloads" / Path(file).stem
         write_arrays(path, make(work))
     except OSError as error:
+        if path.is_file():  # another process was quicker and has cleared its downloads away
+            return path
         raise FileNotFoundError(
             f"{owner}: {file} is neither in {looked} nor in {cache}, and it could not be downloaded: {error}; {remedy}, or "
             f"connect to the network and give {CACHE} a folder that can be written"
@@ -188,8 +191,8 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Delete a folder of downloads that are no longer needed."""
-    if folder.is_dir():
+    """Delete a folder of downloads that are no longer needed; other processes may be doing the same."""
+    with suppress(OSError):
         for file in folder.iterdir():
-            file.unlink()
+            file.unlink(missing_ok=True)
         folder.rmdir()
