@@ -195,7 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         setting, systems, priors = (
             Setting(epochs=2, points=6, batch=20, width=4, draws=2),
             SYSTEMS,
-            ["spatial", "scale"],
+            ["spatial"],
         )
         data = images.synthetic(40, 20, side=8)
     else:

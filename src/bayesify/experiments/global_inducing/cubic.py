@@ -1,12 +1,13 @@
-"""A cubic with a gap between the data: factorized, local and global inducing posteriors beside NUTS (section 3.1, figure 1).
+"""A cubic with a gap between the data: factorized, local and global inducing posteriors beside HMC (section 3.1, figure 1).
 
     python -m bayesify.experiments.global_inducing.cubic --out DIR [--seeds 5] [--steps 2500] [--smoke]
 
 Two hidden layers of 50 ReLU units under Neal's prior, 100 inducing inputs, 40 points of $x^3$ with noise of standard deviation 3,
 standardized; the noise variance is known. Each seed makes data of its own. Adam, the learning rate falls from 0.02 to 0 along half
-a cosine, the factor on the KL rises from 0.1 to 1 in the first fifth of the steps. NUTS starts at a random network. What is
-scored is the standard deviation of the function in the middle of the gap. The figure is drawn where matplotlib is installed;
-results of seeds that the folder holds are kept.
+a cosine, the factor on the KL rises from 0.1 to 1 in the first fifth of the steps. There are two references: HMC with two
+chains a seed, all seeds side by side, and NUTS with one chain, a seed after the other, which needs Pyro and many times the
+time. Both start at random networks. What is scored is the standard deviation of the function in the middle of the gap. The figure
+is drawn where matplotlib is installed; results of seeds that the folder holds are kept.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 from bayesify.baselines.nuts import nuts
 from bayesify.datasets import toy
 from bayesify.experiments import records
+from bayesify.experiments.global_inducing import hmc
 from bayesify.experiments.global_inducing.stacked import Design, StackedNetworks
 from bayesify.experiments.global_inducing.stacked_training import Schedule, bounds, train
 from bayesify.experiments.tables import number, table
@@ -39,8 +41,14 @@ METHODS = ("fac", "li", "gi")
 WIDTH, POINTS, DRAWS = 50, 100, 500
 SCHEDULE = Schedule(steps=2500, learning_rate=2e-2)
 CHAIN = {"num_warmup": 150, "num_draws": 150, "max_tree_depth": 7}
-OF_NUTS, OF_FACTORIZED = 0.5, 1.5
-"""What gi's standard deviation in the gap should be at least, over NUTS's and over fac's."""
+"""Of NUTS."""
+
+TRAJECTORIES = {"num_warmup": 150, "num_draws": 150, "leapfrogs": 100}
+CHAINS = 2
+"""Of HMC, for each seed."""
+
+LEAST = {"NUTS": 0.5, "HMC": 0.5, "fac": 1.5}
+"""What gi's standard deviation in the gap should be at least, over those of others."""
 
 
 def problem(seed: int) -> toy.Regression:
@@ -67,13 +75,16 @@ def describe(outputs: Tensor, data: toy.Regression) -> dict[str, Any]:
     }
 
 
-def variational(method: str, seeds: Sequence[int], schedule: Schedule) -> dict[int, dict[str, Any]]:
+def variational(
+    method: str, seeds: Sequence[int], schedule: Schedule, num_draws: int = DRAWS
+) -> dict[int, dict[str, Any]]:
     """Train one posterior on the data of all seeds side by side.
 
     Args:
         method: One of `METHODS`.
         seeds: Of the data.
         schedule: Of the training.
+        num_draws: For bounds and curves.
     """
     problems = [problem(seed) for seed in seeds]
     x, y = torch.stack([data.x for data in problems]), torch.stack([data.y for data in problems])
@@ -88,18 +99,47 @@ def variational(method: str, seeds: Sequence[int], schedule: Schedule) -> dict[i
         )
 
     train(stack, x, y, schedule, report=report)
-    found = bounds(stack, x, y, num_draws=DRAWS)
+    found = bounds(stack, x, y, num_draws)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         inputs = torch.stack([points(data) for data in problems])
-        outputs = stack(stack.draw(DRAWS, generator).weights, inputs)[..., 0]  # [R, S, points]
+        outputs = stack(stack.draw(num_draws, generator).weights, inputs)[..., 0]  # [R, S, points]
     return {
         seed: {"elbo": float(found[index]), **describe(outputs[index], data)}
         for index, (seed, data) in enumerate(zip(seeds, problems, strict=True))
     }
 
 
-def reference(seed: int, chain: Mapping[str, int]) -> dict[str, Any]:
+def reference(seeds: Sequence[int], trajectories: Mapping[str, int]) -> dict[int, dict[str, Any]]:
+    """HMC on the data of all seeds side by side, and how far its chains agree (`hmc.shrink_factor` in the middle of the gap)."""
+    problems = [problem(seed) for seed in seeds]
+    x, y, inputs = (
+        torch.stack(part).double().repeat_interleave(CHAINS, 0)
+        for part in (
+            [data.x for data in problems],
+            [data.y for data in problems],
+            [points(data) for data in problems],
+        )
+    )
+    noise = torch.tensor([data.noise for data in problems]).repeat_interleave(CHAINS)
+    posterior = hmc.Posterior((1, WIDTH, WIDTH, 1), x, y, noise)
+
+    def report(step: int, sizes: Tensor, density: Tensor) -> None:
+        print(f"HMC: proposal {step}, step sizes {float(sizes.min()):.4f} to {float(sizes.max()):.4f}", flush=True)
+
+    drawn = hmc.sample(posterior, report=report, **trajectories)  # type: ignore[arg-type]
+    outputs = torch.stack(
+        [posterior.outputs(position, inputs)[..., 0] for position in drawn]
+    )  # [draws, R chains, points]
+    found = {}
+    for index, (seed, data) in enumerate(zip(seeds, problems, strict=True)):
+        own = outputs[:, index * CHAINS : (index + 1) * CHAINS]
+        agreement = {"shrink_factor": hmc.shrink_factor(own[..., 0]), "gap_std_by_chain": own[..., 0].std(0).tolist()}
+        found[seed] = {**describe(own.flatten(0, 1).float(), data), **agreement}
+    return found
+
+
+def no_u_turn(seed: int, chain: Mapping[str, int]) -> dict[str, Any]:
     """NUTS on the data of one seed."""
     data = problem(seed)
     with torch.random.fork_rng(devices=[]):
@@ -127,7 +167,7 @@ def report(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
             rows.append([method, seed, *cells])
     header = ["posterior", "seed", "ELBO", "std in the gap", "std at the data"]
     lines = [table(header, rows, "Standard deviation of the function, standardized targets.")]
-    for other, least in (("NUTS", OF_NUTS), ("fac", OF_FACTORIZED)):
+    for other, least in LEAST.items():
         common = [seed for seed in found.get("gi", {}) if seed in found.get(other, {})]
         ratios = [found["gi"][seed]["gap_std"] / max(found[other][seed]["gap_std"], 1e-12) for seed in common]
         if ratios:
@@ -169,24 +209,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("bayesify-report") / "global-inducing-cubic")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=SCHEDULE.steps)
-    parser.add_argument("--methods", nargs="+", choices=(*METHODS, "NUTS"), default=[*METHODS, "NUTS"])
+    parser.add_argument("--methods", nargs="+", choices=(*METHODS, "HMC", "NUTS"), default=[*METHODS, "HMC", "NUTS"])
     parser.add_argument("--smoke", action="store_true", help="one seed and few steps, seconds")
     chosen = parser.parse_args(given)
     torch.set_num_threads(1)  # the networks are so small that a second thread only waits
-    steps, seeds, chain = (4, 1, {"num_warmup": 2, "num_draws": 4, "max_tree_depth": 2}) if chosen.smoke else (
-        chosen.steps, chosen.seeds, CHAIN)  # fmt: skip
+    steps, seeds, draws, chain, trajectories = chosen.steps, chosen.seeds, DRAWS, CHAIN, TRAJECTORIES
+    if chosen.smoke:
+        steps, seeds, draws, chain = 4, 1, 20, {"num_warmup": 2, "num_draws": 4, "max_tree_depth": 2}
+        trajectories = {"num_warmup": 2, "num_draws": 3, "leapfrogs": 4}
     schedule = Schedule(steps=steps, learning_rate=SCHEDULE.learning_rate)
     chosen.out.mkdir(parents=True, exist_ok=True)
     path = chosen.out / "results.json"
     found: dict[str, dict[str, Any]] = json.loads(path.read_text())["scores"] if path.is_file() else {}
     facts = records.facts("bayesify.experiments.global_inducing.cubic", given)
-    facts |= {"settings": {"schedule": asdict(schedule), "chain": chain}}
+    facts |= {"settings": {"schedule": asdict(schedule), "nuts": chain, "hmc": {**trajectories, "chains": CHAINS}}}
     for method in chosen.methods:
         missing = [seed for seed in range(seeds) if str(seed) not in found.get(method, {})]
-        for group in [missing] if method in METHODS else [[seed] for seed in missing]:
+        for group in [[seed] for seed in missing] if method == "NUTS" else [missing]:
             if not group:
                 continue
-            made = variational(method, group, schedule) if method in METHODS else {group[0]: reference(group[0], chain)}
+            if method == "NUTS":
+                made = {group[0]: no_u_turn(group[0], chain)}
+            else:
+                made = (
+                    reference(group, trajectories) if method == "HMC" else variational(method, group, schedule, draws)
+                )
             found.setdefault(method, {}).update({str(seed): scores for seed, scores in made.items()})
             records.write(path, {**facts, "scores": found})
             print(f"{method}: done for seeds {group}", flush=True)

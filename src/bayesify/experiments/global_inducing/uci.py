@@ -69,6 +69,7 @@ def run_networks(
     schedule: Schedule,
     splits: int | None = None,
     device: str = "cpu",
+    num_draws: int = DRAWS,
     seed: int = 0,
 ) -> dict[str, Any]:
     """Train networks on all splits side by side; scores by split.
@@ -80,6 +81,7 @@ def run_networks(
         schedule: Of the training.
         splits: Only the first so many.
         device: Where to compute.
+        num_draws: For bounds and predictions.
         seed: Of everything random.
     """
     (x, y), test, units = stack_splits(data, splits, device)
@@ -91,8 +93,8 @@ def run_networks(
         print(f"{data.name}, {model}, {prior}: step {step}, bound {mean:.3f} an example, {seconds:.0f} s", flush=True)
 
     seconds = train(stack, x, y, schedule, seed, report)
-    bound = bounds(stack, x, y, DRAWS, seed).cpu() / x.shape[1]
-    density, mean = predictions(stack, *test, seed=seed)
+    bound = bounds(stack, x, y, num_draws, seed).cpu() / x.shape[1]
+    density, mean = predictions(stack, *test, num_draws, seed)
     return {
         "elbo": (bound - units.log()).tolist(),
         "log_likelihood": (density.mean(-1).cpu() - units.log()).tolist(),
@@ -103,11 +105,11 @@ def run_networks(
 
 
 @torch.no_grad()
-def predictions(stack: StackedNetworks, x: Tensor, y: Tensor, seed: int = 0) -> Rows:
+def predictions(stack: StackedNetworks, x: Tensor, y: Tensor, num_draws: int = DRAWS, seed: int = 0) -> Rows:
     """Log-density of each test target under the predictive mixture, and the predictive mean: [R, B] each."""
     generator = torch.Generator(device=x.device).manual_seed(seed)
-    outputs = stack(stack.draw(DRAWS, generator).weights, x)
-    density = stack.log_density(outputs, y).logsumexp(1) - math.log(DRAWS)
+    outputs = stack(stack.draw(num_draws, generator).weights, x)
+    density = stack.log_density(outputs, y).logsumexp(1) - math.log(num_draws)
     return density, outputs.mean(1)[..., 0]
 
 
@@ -120,6 +122,7 @@ def run(
     *,
     splits: int | None = None,
     device: str = "cpu",
+    num_draws: int = DRAWS,
     facts: dict[str, Any] | None = None,
 ) -> None:
     """Run the jobs that the folder does not hold yet: one for each data set, prior and model.
@@ -132,6 +135,7 @@ def run(
         schedule: Of every training.
         splits: Only the first so many.
         device: Where to compute.
+        num_draws: For bounds and predictions.
         facts: Goes into each file.
 
     Raises:
@@ -152,10 +156,10 @@ def run(
                     continue
                 head = {**(facts or {}), **wanted, "settings": settings}
                 if model in MODELS:
-                    scores = run_networks(data, model, prior, schedule, splits, device)
+                    scores = run_networks(data, model, prior, schedule, splits, device, num_draws)
                     records.write(path, {**head, "scores": scores})
                 else:
-                    processes.run(path, head, stack_splits(data, splits, device), model, schedule, DRAWS)
+                    processes.run(path, head, stack_splits(data, splits, device), model, schedule, num_draws)
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
@@ -241,7 +245,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             schedule = replace(schedule, steps=6, batch=16)
         else:
             tables, models = [uci.load(name, chosen.data) for name in chosen.datasets], chosen.models
-        options = {"splits": chosen.splits, "device": chosen.device, "facts": facts}
+        draws = 10 if chosen.smoke else DRAWS
+        options = {"splits": chosen.splits, "device": chosen.device, "num_draws": draws, "facts": facts}
         run(chosen.out, tables, models, chosen.priors, schedule, **options)
     print(summarize(read(chosen.out)))
     return 0
