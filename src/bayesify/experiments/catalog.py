@@ -34,7 +34,7 @@ class Experiment:
         arguments: Of the real run, after the module's defaults.
         parts: Runs that are independent of each other by name, each with further arguments.
         smoke: Arguments of the quick run; `None` where another experiment's quick run is the same.
-        cost: Hardware and time of the real run.
+        cost: Hardware and time of the real run: a core of an aarch64 machine, an H200.
         results: Where our own results lie in the repository; empty if there are none yet.
     """
 
@@ -93,7 +93,7 @@ CATALOG: dict[str, Experiment] = {
             "two-cluster regression under five posteriors and NUTS (figure 2)",
             "inducing_weights.regression",
             rows.cosine_regression,
-            cost="1 core, 20 min",
+            cost="1 core, 15 min",
             results="results/inducing_weights/regression_*.json",
         ),
         Experiment(
@@ -102,14 +102,14 @@ CATALOG: dict[str, Experiment] = {
             "inducing_weights.classification",
             rows.inducing_classification,
             arguments=("--dataset", "cifar10"),
-            cost="1 GPU, hours",
+            cost="GPU, not timed",
         ),
         Experiment(
             "inducing-weights/fashion",
             "the same study on Fashion-MNIST, caps chosen on held-out images, three seeds",
             "inducing_weights.fashion",
             rows.inducing_fashion,
-            cost="1 GPU, 40 min",
+            cost="GPU, 1 to 2 min a training",
             results="results/inducing_weights/fashion_mnist.json",
         ),
         Experiment(
@@ -117,14 +117,14 @@ CATALOG: dict[str, Experiment] = {
             "sizes of U and caps on lambda and the standard deviation (figure 4)",
             "inducing_weights.ablation",
             rows.inducing_ablation,
-            cost="1 GPU, 30 min",
+            cost="GPU, 1 to 2 min a training",
         ),
         Experiment(
             "inducing-weights/pruning",
             "pruned posteriors, with and without fine-tuning (table 7)",
             "inducing_weights.pruning",
             rows.inducing_pruning,
-            cost="1 GPU, 20 min",
+            cost="GPU, 1 to 2 min a training",
         ),
         Experiment(
             "inducing-weights/parameters",
@@ -147,7 +147,7 @@ CATALOG: dict[str, Experiment] = {
             "subnetwork.toy",
             rows.subnetwork_toy,
             parts=_each("--dataset", "cosine", "matern"),
-            cost="1 core, 3 min",
+            cost="1 core, minutes",
             results="results/subnetwork/toy-*",
         ),
         Experiment(
@@ -165,7 +165,7 @@ CATALOG: dict[str, Experiment] = {
             "subnetwork.rotated_mnist",
             rows.rotated_mnist,
             parts=_each("--seed", 0, 1, 2),
-            cost="1 GPU, 10 min a seed",
+            cost="GPU, 10 min a seed",
             results="results/subnetwork/rotated_mnist.json",
         ),
         Experiment(
@@ -174,7 +174,7 @@ CATALOG: dict[str, Experiment] = {
             "subnetwork.corrupted_cifar",
             rows.corrupted_cifar,
             parts=_each("--seed", 0, 1, 2),
-            cost="1 GPU, hours",
+            cost="GPU, not timed",
         ),
         Experiment(
             "function-space/toy",
@@ -182,7 +182,7 @@ CATALOG: dict[str, Experiment] = {
             "function_space.toy",
             rows.function_space_toy,
             smoke=("--seeds", "1", "--epochs", "3"),
-            cost="1 core, 10 min",
+            cost="1 core, minutes",
             results="results/function_space/toy.json",
         ),
         Experiment(
@@ -190,7 +190,7 @@ CATALOG: dict[str, Experiment] = {
             "Fashion-MNIST in, MNIST out (table 1, figures 2, 5 to 8)",
             "function_space.fashion",
             rows.function_space_images,
-            cost="1 GPU, 30 min",
+            cost="GPU, not timed",
             results="results/function_space/fashion_mnist.json",
         ),
         Experiment(
@@ -200,14 +200,14 @@ CATALOG: dict[str, Experiment] = {
             rows.function_space_images,
             arguments=("--dataset", "cifar10"),
             smoke=None,
-            cost="1 GPU, hours",
+            cost="GPU, not timed",
         ),
         Experiment(
             "walsh-hadamard/approximability",
             "how near random matrices are to the family (figure 2)",
             "walsh_hadamard.approximability",
             rows.approximability,
-            cost="1 core, 10 min",
+            cost="1 core, 4 min",
             results="results/walsh_hadamard/approximability.json",
         ),
         Experiment(
@@ -216,7 +216,7 @@ CATALOG: dict[str, Experiment] = {
             "walsh_hadamard.shallow_regression",
             rows.walsh_hadamard_table2,
             parts=_each("--datasets", *_TABLES),
-            cost="1 core, 1 to 3 h a data set",
+            cost="1 core, 3 min a data set",
             results="results/walsh_hadamard/shallow",
         ),
         Experiment(
@@ -225,21 +225,21 @@ CATALOG: dict[str, Experiment] = {
             "walsh_hadamard.deep_regression",
             rows.walsh_hadamard_deep,
             parts=_each("--datasets", *_TABLES),
-            cost="1 core, days a data set",
+            cost="1 core, not timed",
         ),
         Experiment(
             "walsh-hadamard/table9",
             "UCI classifications, two and three hidden layers (table 9)",
             "walsh_hadamard.classification",
             rows.walsh_hadamard_table9,
-            cost="1 core, days",
+            cost="1 core, not timed",
         ),
         Experiment(
             "walsh-hadamard/random-features",
             "Gaussian processes by structured and plain random features (figure 4)",
             "walsh_hadamard.random_features",
             rows.random_features,
-            cost="1 core, hours",
+            cost="1 core, 2 h",
             results="results/walsh_hadamard/random_features.json",
         ),
         Experiment(
@@ -256,7 +256,7 @@ CATALOG: dict[str, Experiment] = {
             "uncertainty in the gap of a cubic, beside NUTS (figure 1)",
             "global_inducing.cubic",
             rows.global_inducing_cubic,
-            cost="1 core, 1 h",
+            cost="1 core, not timed",
         ),
         Experiment(
             "global-inducing/deep-linear",
@@ -272,7 +272,7 @@ CATALOG: dict[str, Experiment] = {
             "global_inducing.uci",
             rows.global_inducing_uci,
             parts=_each("--datasets", *_UCI),
-            cost="1 core, 1 h a data set",
+            cost="1 core, not timed",
             results="results/global_inducing/uci",
         ),
         Experiment(
@@ -285,7 +285,7 @@ CATALOG: dict[str, Experiment] = {
                 for prior in ("spatial", "scale")
                 for system in ("fac", "li", "fac-gi", "gi")
             },
-            cost="1 GPU, hours each",
+            cost="GPU, not timed",
         ),
     )
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,18 +12,17 @@ from bayesify.experiments.function_space import fashion, scores, toy, trainings
 from bayesify.experiments.function_space.networks import convolutional_network
 
 
-def test_fashion_smoke_writes_tables_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert fashion.main(["--smoke", "--out", str(tmp_path)]) == 0
-    first = capsys.readouterr().out
-    assert "FSVI, context train" in first
-    assert "Ensemble of 5" in first
-    results = json.loads((tmp_path / "results.json").read_text())
+def test_fashion_smoke_writes_tables_and_resumes(smoke: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    done = smoke("function-space/fashion")
+    assert "FSVI, context train" in done.printed
+    assert "Ensemble of 5" in done.printed
+    results = json.loads((done.folder / "results.json").read_text())
     assert {"fsvi", "mfvi", "map", "ensemble", "fsvi.train", "fsvi.2"} <= set(results["rows"])
     assert sum(results["histograms"]["fsvi"]["entropy_test"]) == 200
-    assert fashion.main(["--smoke", "--out", str(tmp_path)]) == 0
+    assert fashion.main(["--smoke", "--out", str(done.folder)]) == 0
     assert "fsvi-1: accuracy" not in capsys.readouterr().out  # nothing was trained again
     with pytest.raises(FileNotFoundError, match="holds no study"):
-        scores.evaluate(tmp_path / "elsewhere")
+        scores.evaluate(done.folder / "elsewhere")
 
 
 def test_rank_auroc_counts_pairs() -> None:
@@ -64,13 +63,11 @@ def test_networks_have_the_layers_of_the_paper() -> None:
         assert net(torch.zeros(1, 1, side, side)).shape == (1, 10)
 
 
-def test_toy_writes_results(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_toy_writes_results(smoke: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BAYESIFY_DATA", raising=False)
-    assert toy.main(["--seeds", "1", "--epochs", "3", "--out", str(tmp_path)]) == 0
-    assert "two_moons" in capsys.readouterr().out
-    found = json.loads((tmp_path / "results.json").read_text())["scores"]
+    done = smoke("function-space/toy")
+    assert "two_moons" in done.printed
+    found = json.loads((done.folder / "results.json").read_text())["scores"]
     assert set(found) == {"snelson", "two_moons"}
 
 

@@ -124,19 +124,16 @@ def test_normalization():
     assert (scaled.std((0, 2, 3), unbiased=False) - 1).abs().max() < 1e-5
 
 
-def test_smoke_trains_writes_and_scores(tmp_path, capsys):
-    names = ["deterministic", "ffg_u", "ensemble_w"]
-    assert classification.main(["--smoke", "--out", str(tmp_path), "--systems", *names]) == 0
-    written = json.loads((tmp_path / "results.json").read_text())
-    assert set(written["scores"]) == set(names)
+def test_smoke_trains_writes_and_scores(smoke, capsys):
+    done = smoke("inducing-weights/cifar10")
+    written = json.loads((done.folder / "results.json").read_text())
+    assert set(written["scores"]) == set(SYSTEMS)
     assert {"date", "command", "hardware", "versions", "settings", "seconds", "parameters"} <= set(written)
     assert written["parameters"]["ensemble_w"] == classification.SMOKE.members * written["parameters"]["deterministic"]
     assert {"auroc_entropy", "aupr_mutual_information"} <= set(written["scores"]["ffg_u"]["ood"]["noise"])
-    first = capsys.readouterr().out
-    assert "the paper has no numbers for synthetic" in first
-    assert classification.main(["--evaluate", str(tmp_path)]) == 0
-    again = capsys.readouterr().out
-    assert again.strip() in first
+    assert "the paper has no numbers for synthetic" in done.printed
+    assert classification.main(["--evaluate", str(done.folder)]) == 0
+    assert capsys.readouterr().out.strip() in done.printed
 
 
 def test_a_validation_run_never_sees_the_test_images(tmp_path, capsys, monkeypatch):

@@ -11,11 +11,11 @@ from bayesify.experiments.inducing_weights import pages, parameters, run_time
 from bayesify.experiments.tables import table
 
 
-def test_counts_are_the_published_ones(capsys):
-    assert parameters.main(["--sizes", "16"]) == 0
-    printed = capsys.readouterr().out
-    assert "1,384,662" in printed
-    assert "46,988,564" in printed
+def test_counts_are_the_published_ones(smoke):
+    done = smoke("inducing-weights/parameters")
+    assert "1,384,662" in done.printed
+    assert "46,988,564" in done.printed
+    assert [row["difference"] for row in done.rows] == [0.0] * 4
 
 
 def test_a_size_that_is_not_published():

@@ -28,15 +28,15 @@ def test_prior_is_four_over_the_root_of_the_inputs():
     assert std["2.weight"] == std["2.bias"] == pytest.approx(4 / 50**0.5)
 
 
-def test_smoke(tmp_path, capsys):
-    systems = ["FFG-W", "FFG-U", "Ensemble-U"]
-    assert regression.main(["--smoke", "--out", str(tmp_path), "--systems", *systems]) == 0
-    written = json.loads((tmp_path / "regression.json").read_text())
+def test_smoke(smoke):
+    pytest.importorskip("pyro")
+    systems = [*regression.SYSTEMS, regression.REFERENCE]
+    done = smoke("inducing-weights/regression")
+    written = json.loads((done.folder / "regression.json").read_text())
     assert [outcome["system"] for outcome in written["outcomes"]] == systems
     assert written["command"].startswith("python -m bayesify.experiments")
-    printed = capsys.readouterr().out
-    assert "no numbers" in printed
-    assert all(system in printed for system in systems)
+    assert "no numbers" in done.printed
+    assert all(system in done.printed for system in systems)
 
 
 def test_figure_has_a_panel_per_system(tmp_path):

@@ -185,9 +185,9 @@ def test_scores_of_a_training_are_those_of_the_metrics(tmp_path):
     assert {key: result[key] for key in scored} == pytest.approx(scored, abs=1e-6)
 
 
-def test_smoke_chooses_trains_scores_and_goes_on(tmp_path, capsys):
-    assert fashion.main(["--smoke", "--out", str(tmp_path)]) == 0
-    printed = capsys.readouterr().out
+def test_smoke_chooses_trains_scores_and_goes_on(smoke, capsys):
+    done = smoke("inducing-weights/fashion")
+    tmp_path, printed = done.folder, done.printed
     assert printed.count("taken") == len(fashion.GRID)
     written = json.loads((tmp_path / "results.json").read_text())
     assert written["seeds"] == [1]
@@ -269,9 +269,9 @@ def test_reduced_training_has_the_accuracy_of_the_deterministic_network_at_half_
 # -- pruning and the ablation -------------------------------------------------------------------------------------------
 
 
-def test_pruning_smoke(tmp_path, capsys):
-    assert pruning.main(["--smoke", "--out", str(tmp_path)]) == 0
-    rows = json.loads((tmp_path / "pruning.json").read_text())["rows"]
+def test_pruning_smoke(smoke):
+    done = smoke("inducing-weights/pruning")
+    rows = json.loads((done.folder / "pruning.json").read_text())["rows"]
     assert len(rows) == 2 * 7
     counts = {(row["system"], row["keep"]): row["parameters"] for row in rows}
     z = 2 * (counts["ffg_u", 1.0] - counts["ffg_u", 0.5])
@@ -279,7 +279,7 @@ def test_pruning_smoke(tmp_path, capsys):
     for keep in pruning.KEEP["ffg_u"]:
         before, after = ((row["nll"]) for row in rows if row["system"] == "ffg_u" and row["keep"] == keep)
         assert before != after
-    line = next(line for line in capsys.readouterr().out.splitlines() if line.split()[:3] == ["FFG-U", "50", "yes"])
+    line = next(line for line in done.printed.splitlines() if line.split()[:3] == ["FFG-U", "50", "yes"])
     assert line.split()[-3:] == ["94.31", "0.18", "2.31"]
 
 
@@ -294,10 +294,9 @@ def test_ablation_changes_one_thing_at_a_time():
     assert len(settings) == len(set(settings))
 
 
-@pytest.mark.slow
-def test_ablation_smoke(tmp_path, capsys):
-    assert ablation.main(["--smoke", "--out", str(tmp_path)]) == 0
-    rows = json.loads((tmp_path / "ablation.json").read_text())["rows"]
+def test_ablation_smoke(smoke):
+    done = smoke("inducing-weights/ablation")
+    rows = json.loads((done.folder / "ablation.json").read_text())["rows"]
     assert {row["max_lambda"] for row in rows if row["system"] == "ffg_u"} >= set(ablation.LAMBDAS)
     assert {row["max_std"] for row in rows if row["system"] == "ffg_u"} >= set(ablation.STDS)
-    assert "figure without numbers" in capsys.readouterr().out
+    assert "figure without numbers" in done.printed

@@ -46,13 +46,13 @@ def test_toy_predictions_share_their_mean_and_full_is_widest():
             assert bool((variance <= spread["Full (2600)"] * (1 + 1e-3) + 1e-5).all()), title
 
 
-def test_toy_smoke_and_resume(tmp_path, capsys):
-    assert toy.main(["--smoke", "--out", str(tmp_path)]) == 0
-    first = json.loads((tmp_path / "toy.json").read_text())
+def test_toy_smoke_and_resume(smoke, capsys):
+    done = smoke("subnetwork/toy")
+    first = json.loads((done.folder / "toy.json").read_text())
     assert len(first["outcomes"]) == 13
     assert first["command"].startswith("python -m bayesify.experiments.subnetwork.toy")
-    assert "no numbers" in capsys.readouterr().out
-    toy.main(["--smoke", "--out", str(tmp_path)])
+    assert "no numbers" in done.printed
+    toy.main(["--smoke", "--out", str(done.folder)])
     assert "seed 0" not in capsys.readouterr().out
 
 
@@ -111,15 +111,15 @@ def test_uci_scores_are_in_the_targets_unit():
     assert bayesian.prior_precision in uci.PRIOR_PRECISIONS
 
 
-def test_uci_smoke_resumes_after_a_kill(tmp_path, capsys):
-    assert uci.main(["--smoke", "--out", str(tmp_path)]) == 0
-    path = tmp_path / "uci.jsonl"
+def test_uci_smoke_resumes_after_a_kill(smoke, capsys):
+    done = smoke("subnetwork/uci")
+    path = done.folder / "uci.jsonl"
     whole = path.read_text()
-    table = capsys.readouterr().out.partition("\n\n")[2]
+    table = done.printed.partition("\n\n")[2]
     lines = whole.splitlines(keepends=True)
     assert len(lines) == 10
     path.write_text("".join(lines[:7]) + lines[7][:20])  # the last split of the last network was cut off
-    assert uci.main(["--smoke", "--out", str(tmp_path)]) == 0
+    assert uci.main(["--smoke", "--out", str(done.folder)]) == 0
     again = capsys.readouterr().out
     assert again.count("synthetic gap 0") == 1
     assert again.partition("\n\n")[2] == table

@@ -41,18 +41,18 @@ def test_never_farther_than_the_matrix_of_zeros():
     assert row["median"] < row["zero_matrix"]
 
 
-def test_approximability_smoke(tmp_path, capsys):
-    assert approximability.main(["--smoke", "--out", str(tmp_path)]) == 0
-    stored = json.loads((tmp_path / "approximability.json").read_text())
+def test_approximability_smoke(smoke):
+    done = smoke("walsh-hadamard/approximability")
+    stored = json.loads((done.folder / "approximability.json").read_text())
     assert [row["size"] for row in stored["rows"]] == [2, 4, 8]
-    assert "eq. 7" in capsys.readouterr().out
+    assert "eq. 7" in done.printed
     with pytest.raises(ValueError, match="size 12 is not a power of two"):
         approximability.run([12], 1, Search())
 
 
-def test_transform_time_smoke(tmp_path, capsys):
-    assert transform_time.main(["--smoke", "--out", str(tmp_path)]) == 0
-    rows = json.loads((tmp_path / "transform_time.json").read_text())["rows"]
+def test_transform_time_smoke(smoke):
+    done = smoke("walsh-hadamard/transform-time")
+    rows = json.loads((done.folder / "transform_time.json").read_text())["rows"]
     assert [(row["by"], row["size"], row["batch"]) for row in rows] == [
         ("features", 64, 512),
         ("features", 128, 512),
@@ -60,7 +60,7 @@ def test_transform_time_smoke(tmp_path, capsys):
         ("batch", 512, 64),
     ]
     assert all(row["dense"] > 0 and row["transform"] > 0 for row in rows)
-    assert "Median milliseconds" in capsys.readouterr().out
+    assert "Median milliseconds" in done.printed
 
 
 def test_transform_time_reads_the_benchmark(tmp_path, capsys):

@@ -78,17 +78,16 @@ def test_training_lowers_the_error():
     assert after < 0.5 * before
 
 
-def test_smoke_run_resumes_and_prints(tmp_path, capsys):
-    arguments = ["--smoke", "--out", str(tmp_path), "--functions", "otl_circuit", "rastrigin5"]
-    assert random_features.main(arguments) == 0
-    printed = capsys.readouterr().out
-    assert "The paper shows a figure without numbers" in printed
-    count = 2 * len(HERE) * 2
-    assert printed.count(" of ") >= count
+def test_smoke_run_resumes_and_prints(smoke, capsys):
+    done = smoke("walsh-hadamard/random-features")
+    tmp_path = done.folder
+    assert "The paper shows a figure without numbers" in done.printed
+    count = len(random_features.FUNCTIONS) * len(HERE) * 2
+    assert done.printed.count(" of ") >= count
     stored = json.loads((tmp_path / "random_features.json").read_text())
     assert len(stored["rows"]) == count
     assert stored["command"].startswith("python -m bayesify.experiments.walsh_hadamard.random_features --smoke")
-    assert random_features.main(arguments) == 0
+    assert random_features.main(["--smoke", "--out", str(tmp_path)]) == 0
     assert "rmse" not in capsys.readouterr().out.splitlines()[0]  # nothing was trained again
     assert json.loads((tmp_path / "random_features.json").read_text()) == stored
     with pytest.raises(ValueError, match="was trained in another way"):

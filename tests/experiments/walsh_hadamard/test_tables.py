@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -97,9 +98,9 @@ def test_a_smaller_g_is_the_same_network() -> None:
         regression.Setting("MFG", 1, 9, shrink=2)
 
 
-def test_table_2_goes_on_from_what_is_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert shallow_regression.main(["--smoke", "--out", str(tmp_path)]) == 0
-    first = capsys.readouterr().out
+def test_table_2_goes_on_from_what_is_stored(smoke: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    done = smoke("walsh-hadamard/table2")
+    tmp_path, first = done.folder, done.printed
     assert "step 20 of 20" in first
     assert "synthetic" in first
     stored = [json.loads(line) for line in (tmp_path / "synthetic-whvi-1x50.jsonl").read_text().splitlines()]
@@ -123,18 +124,17 @@ def test_settings_follow_the_paper() -> None:
     assert (recipe.fixed_noise_steps, recipe.steps, recipe.batch) == (500, 50_000, 64)
 
 
-def test_tables_7_and_8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert deep_regression.main(["--smoke", "--out", str(tmp_path)]) == 0
-    assert "2 x 256" in capsys.readouterr().out
+def test_tables_7_and_8(smoke: Any) -> None:
+    assert "2 x 256" in smoke("walsh-hadamard/deep").printed
     outcome = regression.Outcome("yacht", "WHVI", 2, 64, 0, 0.9, 2.0, 0.1)
     assert deep_regression.published_score("rmse", outcome) == (0.82, 0.18)
     assert "+0.4" in deep_regression.summarize([outcome])
 
 
-def test_table_9(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert classification.main(["--smoke", "--out", str(tmp_path)]) == 0
-    assert "3 x 64" in capsys.readouterr().out
-    assert classification.main(["--table", "--out", str(tmp_path)]) == 0
+def test_table_9(smoke: Any) -> None:
+    done = smoke("walsh-hadamard/table9")
+    assert "3 x 64" in done.printed
+    assert classification.main(["--table", "--out", str(done.folder)]) == 0
     outcome = classification.Outcome("magic", "WHVI", 2, 64, 0, 0.15, 0.36)
     assert "+2.0" in classification.summarize([outcome])
 
