@@ -73,13 +73,6 @@ def test_uci_smoke_runs_every_model_once(tmp_path: Path, capsys: pytest.CaptureF
     assert uci.main(["--smoke", "--out", str(tmp_path)]) == 0
     assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.json")} == times
     assert "dgp5-dsvi" in capsys.readouterr().out
-    path = tmp_path / "synthetic-dgp2-gi.json"
-    stored = json.loads(path.read_text())
-    cut = {key: value[:1] if isinstance(value, list) else value for key, value in stored["scores"].items()}
-    path.write_text(json.dumps({**stored, "scores": cut}))
-    assert uci.main(["--smoke", "--out", str(tmp_path)]) == 0
-    again = json.loads(path.read_text())["scores"]
-    assert again["elbo"] == pytest.approx(stored["scores"]["elbo"])
     with pytest.raises(ValueError, match="is of other settings"):
         uci.main(["--smoke", "--splits", "1", "--out", str(tmp_path)])
 

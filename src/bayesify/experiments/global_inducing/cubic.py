@@ -127,7 +127,7 @@ def reference(seeds: Sequence[int], trajectories: Mapping[str, int]) -> dict[int
     def report(step: int, sizes: Tensor, density: Tensor) -> None:
         print(f"HMC: proposal {step}, step sizes {float(sizes.min()):.4f} to {float(sizes.max()):.4f}", flush=True)
 
-    drawn = hmc.sample(posterior, report=report, **trajectories)  # type: ignore[arg-type]
+    drawn = hmc.sample(posterior, report=report, **trajectories)
     outputs = torch.stack(
         [posterior.outputs(position, inputs)[..., 0] for position in drawn]
     )  # [draws, R chains, points]
