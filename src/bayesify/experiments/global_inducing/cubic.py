@@ -70,8 +70,8 @@ def describe(outputs: Tensor, data: toy.Regression) -> dict[str, Any]:
         "gap_std": float(std[0]),
         "data_std": float(std[1 : count + 1].mean()),
         "train_rmse": float((mean[1 : count + 1] - data.y[:, 0]).square().mean().sqrt()),
-        "mean": mean[count + 1 :].tolist(),
-        "std": std[count + 1 :].tolist(),
+        "mean": [round(value, 4) for value in mean[count + 1 :].tolist()],
+        "std": [round(value, 4) for value in std[count + 1 :].tolist()],
     }
 
 
