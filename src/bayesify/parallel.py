@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -183,12 +184,17 @@ def _with_sampler(loader: DataLoader[Any], sampler: _PartSampler) -> DataLoader[
     )
 
 
+def count_nodes() -> int:
+    """Machines that torchrun started this program on; 1 without it."""
+    return int(os.environ.get("GROUP_WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in os.environ else 1
+
+
 def make_fabric(device: torch.device | None, devices: int, launch: str, *, unused: bool) -> Any:
     """A Fabric over several devices of one kind.
 
     Args:
         device: Gives the kind; CUDA if there is any and it is left out.
-        devices: How many.
+        devices: How many on each machine.
         launch: `"script"` or `"fork"`.
         unused: Whether steps may leave trainable parameters without a gradient, as those of the MAP phase do.
 
@@ -210,4 +216,4 @@ def make_fabric(device: torch.device | None, devices: int, launch: str, *, unuse
     if launch not in starts:
         raise ValueError(f"fit: launch={launch!r}; give 'script' or 'fork'")
     ddp = DDPStrategy(start_method=starts[launch], find_unused_parameters=unused)
-    return Fabric(accelerator=kind, devices=devices, strategy=ddp)
+    return Fabric(accelerator=kind, devices=devices, num_nodes=count_nodes(), strategy=ddp)

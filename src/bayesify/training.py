@@ -22,7 +22,7 @@ from bayesify.batches import (
 from bayesify.checkpoints import Checkpoint, model_state, set_model_state
 from bayesify.history import History
 from bayesify.network import BayesianNetwork
-from bayesify.parallel import FabricProcesses, Processes, make_fabric
+from bayesify.parallel import FabricProcesses, Processes, count_nodes, make_fabric
 from bayesify.schedules import KLSchedule
 from bayesify.training_loop import Callback, TrainingLoop, TrainingObjective
 from bayesify.training_state import Settings
@@ -105,7 +105,7 @@ def fit(
         precision: `"bf16"` runs the network under autocast; parameters, draws and log-densities stay in float32.
         device: Where to train; the network is moved there. Left where it is if left out.
         devices: Processes that train together, each on its own device and on its part of every batch, by Lightning Fabric. With the
-            same seed they give the result of one process up to rounding.
+            same seed they give the result of one process up to rounding. So many on each machine, if torchrun started several.
         launch: How they start: `"script"` runs the calling script once more per process (as torchrun does, whose processes are
             recognized), `"fork"` starts them for this call only and brings the result back (not on Windows, and not once
             CUDA was used).
@@ -205,7 +205,7 @@ def fit(
             stored.check_fits(path, loop.description, model_state(bnn), epochs + map_epochs)
         return loop.run(stored)
 
-    if devices == 1:
+    if devices == 1 and count_nodes() == 1:
         return train(Processes())
     return _train_together(bnn, train, make_fabric(place, devices, launch, unused=map_epochs > 0), launch)
 
