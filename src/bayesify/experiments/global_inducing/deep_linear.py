@@ -73,6 +73,7 @@ def fit(
     depth: int,
     schedule: Schedule,
     num_draws: int = DRAWS,
+    device: str = "cpu",
     seed: int = 0,
 ) -> dict[str, float]:
     """The bound of one network after training, in nats.
@@ -84,14 +85,16 @@ def fit(
         depth: Layers, the last included.
         schedule: Of the training.
         num_draws: For the bound.
+        device: Where to compute.
         seed: Of everything random.
     """
     sizes = (data.x.shape[1], *[width] * (depth - 1), 1)
     design = Design(sizes, kinds(method, depth), "neal", POINTS, bias=False, linear=True, hidden_precision=0.01)
-    stack = StackedNetworks(design, data.x[None], data.y[None], data.noise, learn_noise=False, seed=seed)
-    x, y, constant = compress(data.x, data.y, data.noise)
-    seconds = train(stack, x[None], y[None], schedule, seed)
-    return {"elbo": float(bounds(stack, x[None], y[None], num_draws, seed)) + constant, "seconds": round(seconds, 1)}
+    stack = StackedNetworks(design, data.x[None], data.y[None], data.noise, learn_noise=False, seed=seed).to(device)
+    rows, targets, constant = compress(data.x, data.y, data.noise)
+    x, y = rows[None].to(device), targets[None].to(device)
+    seconds = train(stack, x, y, schedule, seed)
+    return {"elbo": float(bounds(stack, x, y, num_draws, seed)) + constant, "seconds": round(seconds, 1)}
 
 
 def requirement(found: Mapping[str, Mapping[str, float]], width: int = 50) -> str:
@@ -159,9 +162,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--depths", type=int, nargs="+", default=list(DEPTHS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--steps", type=int, default=SCHEDULE.steps)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--smoke", action="store_true", help="two depths and few steps, seconds")
     chosen = parser.parse_args(given)
-    torch.set_num_threads(1)  # the networks are so small that a second thread only waits
+    if chosen.device == "cpu":
+        torch.set_num_threads(1)  # the networks are so small that a second thread only waits
     widths, depths, steps = ([4], [1, 3], 5) if chosen.smoke else (chosen.widths, chosen.depths, chosen.steps)
     schedule = replace(SCHEDULE, steps=steps)
     chosen.out.mkdir(parents=True, exist_ok=True)
@@ -177,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 key = f"{method}-{width}-{depth}"
                 if key in found:
                     continue
-                found[key] = fit(data, method, width, depth, schedule, 50 if chosen.smoke else DRAWS)
+                found[key] = fit(data, method, width, depth, schedule, 50 if chosen.smoke else DRAWS, chosen.device)
                 records.write(path, {**facts, "bounds": found})
                 print(f"{method}, width {width}, depth {depth}: {found[key]}", flush=True)
     if find_spec("matplotlib") is not None:
