@@ -245,8 +245,8 @@ def _date_parts(name: str, column: Series) -> dict[str, np.ndarray]:
     days = ((times - stamp).dt.total_seconds() / 86_400).to_numpy(np.float64)
     parts = {f"{name} (days)": days}
     for part, values, period in (
-        ("season", times.dt.dayofyear.to_numpy(np.float64), 365.25),
-        ("weekday", times.dt.dayofweek.to_numpy(np.float64), 7.0),
+        ("season", times.dt.day_of_year.to_numpy(np.float64), 365.25),
+        ("weekday", times.dt.day_of_week.to_numpy(np.float64), 7.0),
         ("hour", (times.dt.hour + times.dt.minute / 60).to_numpy(np.float64), 24.0),
     ):
         known = values[~np.isnan(values)]

@@ -29,6 +29,8 @@ from bayesify.sklearn.units import ScaledPredictive
 HIDDEN = (50,)
 """Units of the network's hidden layer, with tanh."""
 PREDICTION_DRAWS = 100
+MOST_SCALING = 5.0
+"""Factor on logits or standard deviations by which the temperature-scaled baseline may differ from the plain network."""
 
 
 @dataclass(frozen=True)
@@ -153,9 +155,16 @@ def train_model(
     if method.name in ("laplace", "subnetwork") and not tuning:
         model.tune_prior_precision([batch])
     if name == TEMPERATURE and not tuning:
-        model = TemperatureScaling(model).fit([batch], num_draws=1)
+        model = _cautious(TemperatureScaling(model).fit([batch], num_draws=1))
     draws = amount.chain_steps if method.name == "hmc" else PREDICTION_DRAWS
     return Trained(model, data, seed, 1 if method.name == "point" else min(draws, PREDICTION_DRAWS))
+
+
+def _cautious(scaled: TemperatureScaling) -> TemperatureScaling:
+    """The same within limits: a few validation rows that are all right would else make it sure beyond all bounds."""
+    scaled.temperature = min(max(scaled.temperature, 1 / MOST_SCALING), MOST_SCALING)
+    scaled.variance_scale = min(max(scaled.variance_scale, 1 / MOST_SCALING**2), MOST_SCALING**2)
+    return scaled
 
 
 def _standardized(data: Data, x: np.ndarray, y: np.ndarray) -> tuple[Tensor, Tensor]:

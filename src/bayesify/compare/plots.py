@@ -144,11 +144,12 @@ def ranking(rows: Sequence[tuple[str, float, float, bool]], baseline: float | No
     Returns:
         An SVG element.
     """
-    row_height, left, right, bottom = 22, 150, 14, 42
-    height, width = row_height * len(rows) + bottom + 8, 640
-    ordered = sorted(mean for _, mean, _, _ in rows)
+    row_height, left, right, bottom = 22, 174, 14, 42
+    height, width = row_height * len(rows) + bottom + 8, 440
+    means = sorted(mean for _, mean, _, _ in rows)
+    spread = sorted(error for _, _, error, _ in rows)[len(rows) // 2]
     # One method that went wrong does not press all others together: beyond this it is cut, with an arrow.
-    limit = ordered[0] + 4 * max(ordered[len(ordered) // 2] - ordered[0], 1e-9)
+    limit = means[0] + max(4 * (means[len(means) // 2] - means[0]), 6 * spread, 1e-9)
     shown = [(mean - error, mean + error) for _, mean, error, _ in rows if mean <= limit]
     low, high = _widened((min(pair[0] for pair in shown), max(pair[1] for pair in shown)))
     margin = 0.04 * (high - low)

@@ -63,7 +63,7 @@ def score_regression(
             {"uncertainty": float(std[rows].mean()), "error": float(np.sqrt(errors[rows].mean())), "count": len(rows)}
             for rows in _bins(std)
         ],
-        "rejection": [float(np.sqrt(errors[rows].mean())) for rows in _kept(std)],
+        "rejection": _rejected(std, errors),
     }
     return found, curves
 
@@ -132,7 +132,13 @@ def _bins(uncertainty: np.ndarray) -> list[np.ndarray]:
     return [part for part in np.array_split(order, min(BINS, max(1, len(order) // 5))) if len(part)]
 
 
-def _kept(uncertainty: np.ndarray) -> list[np.ndarray]:
-    """Rows that stay after the least certain k / POINTS of them are turned away, k = 0..POINTS-1."""
-    order = np.argsort(uncertainty, kind="stable")
-    return [order[: len(order) - step * len(order) // POINTS] for step in range(POINTS)]
+def _rejected(uncertainty: np.ndarray, errors: np.ndarray) -> list[float]:
+    """Root of the mean error after the least certain k / POINTS of the rows are turned away, k = 0..POINTS-1.
+
+    Equally certain rows are turned away in random order, of which this is the expectation of the mean.
+    """
+    _, group, counts = np.unique(uncertainty, return_inverse=True, return_counts=True)
+    expected = (np.bincount(group, errors) / counts)[group][np.argsort(uncertainty, kind="stable")]
+    running = np.cumsum(expected) / np.arange(1, len(expected) + 1)
+    kept = [len(expected) - step * len(expected) // POINTS for step in range(POINTS)]
+    return [float(np.sqrt(running[count - 1])) for count in kept]

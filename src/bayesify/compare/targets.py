@@ -76,7 +76,12 @@ def read_target(column: Series, task: Task | None = None) -> Target:
         InputError: If all cells are empty, all hold the same value, numbers hold text, there are too many classes, or dates.
     """
     name = str(column.name)
-    kind = kind_of(name, column)
+    try:
+        kind = "text" if task == "classification" else kind_of(name, column)
+    except InputError as error:
+        raise InputError(
+            f"the target: {str(error).replace(f', or leave the column out with --ignore {name}', '')}"
+        ) from error
     if kind == "date":
         raise InputError(f"the target {name!r} holds dates; predict a number of days or a class instead")
     present = ~column.isna().to_numpy()
@@ -122,7 +127,7 @@ def _classes(name: str, column: Series, rows: np.ndarray, notes: list[str]) -> T
     known, counts = np.unique(labels.astype(str), return_counts=True)
     if len(known) == 1:
         raise InputError(
-            f"the target {name!r} is {known[0]!r} in every row; a classification needs rows of at least two classes"
+            f"the target {name!r} is {str(known[0])!r} in every row; a classification needs rows of at least two classes"
         )
     if len(known) > MOST_CLASSES:
         raise InputError(

@@ -55,7 +55,7 @@ def judge(summary: Summary, results: Results, target: str) -> Verdict | None:
 
 def _certainty(best: Row, summary: Summary) -> str:
     tests = [difference.p for difference in summary.against.values()]
-    if any(math.isnan(p) for p in tests):
+    if len(summary.splits) < 2:
         return "untested"
     if best.name in BASELINES:
         return "clear" if all(row.clearly_behind for row in summary.ranked[1:]) else "open"
@@ -80,7 +80,7 @@ def _first(best: Row, summary: Summary) -> str:
     over = f"Averaged over {number} splits" if number > 1 else "On one split"
     return (
         f"{over}, {best.title} gave the held-out rows the highest probability of {len(summary.ranked)} methods: "
-        f"NLL {best.means['nll']:.3f}{spread} nats per row."
+        f"NLL {round(best.means['nll'] or 0.0, 3) + 0.0:.3f}{spread} nats per row."
     )
 
 

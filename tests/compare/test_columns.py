@@ -1,0 +1,124 @@
+"""Columns as numbers: kinds, what is left out, and statistics of the training rows alone."""
+
+import numpy as np
+import pandas
+import pytest
+
+from bayesify.compare.columns import read_features
+from bayesify.compare.errors import InputError
+from bayesify.compare.preparation import MOST_LEVELS, SPREAD, Preparation
+
+ROWS = 40
+
+
+def table(**columns):
+    return pandas.DataFrame(columns)
+
+
+def test_kinds_of_columns():
+    frame = table(
+        number=np.arange(ROWS) * 0.5,
+        quoted=[str(value) for value in range(ROWS)],
+        truth=[True, False] * (ROWS // 2),
+        text=["a", "b", None, "c"] * (ROWS // 4),
+        constant=[3.0] * ROWS,
+        empty=[None] * ROWS,
+        customer_id=np.arange(ROWS),
+    )
+    features = read_features(frame)
+    assert features.number_names == ("number", "quoted", "truth")
+    assert features.code_names == ("text",)
+    assert features.levels == (("a", "b", "c"),)
+    assert features.codes[:4, 0].tolist() == [0, 1, -1, 2]
+    assert [note.split("'")[1] for note in features.notes] == ["constant", "empty", "customer_id"]
+
+
+def test_free_text_is_left_out():
+    frame = table(x=np.arange(80.0), comment=[f"remark {index}" for index in range(80)])
+    features = read_features(frame)
+    assert features.code_names == ()
+    assert "80 different texts" in features.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("cells", "what", "row"),
+    [(["1", "2", "three", "4"], "numbers", 3), (["2020-01-01", "2020-02-03", "soon", None], "dates", 3)],
+)
+def test_text_among_numbers_or_dates_is_refused_with_its_row(cells, what, row):
+    wrong = cells[2]
+    with pytest.raises(InputError, match=f"column 'age' holds {what}, but '{wrong}' in row {row} .*--ignore age"):
+        read_features(table(age=cells, other=[1.0, 2.0, 3.0, 4.0]))
+
+
+def test_dates_become_days_and_points_on_circles():
+    frame = table(when=["2000-01-02 06:00", "2000-01-03 18:00", "2001-01-01", None])
+    features = read_features(frame)
+    assert features.number_names[0] == "when (days)"
+    np.testing.assert_allclose(features.numbers[:, 0], [1.25, 2.75, 366.0, np.nan])
+    hour = dict(zip(features.number_names, features.numbers.T, strict=True))
+    np.testing.assert_allclose(hour["when (hour, sine)"], [1.0, -1.0, 0.0, np.nan], atol=1e-12)
+
+
+def test_days_come_first_where_a_thirteenth_month_says_so():
+    features = read_features(table(when=["03.01.2000", "23.01.2000"]))
+    np.testing.assert_allclose(features.numbers[:, 0], [2.0, 22.0])
+
+
+def test_infinite_numbers_count_as_missing():
+    features = read_features(table(x=[1.0, np.inf, 3.0]))
+    assert np.isnan(features.numbers[1, 0])
+    assert "1 infinite" in features.notes[0]
+
+
+def test_nothing_left_to_predict_from():
+    with pytest.raises(InputError, match="no column is left"):
+        read_features(table(a=[1.0] * 5, b=["x"] * 5))
+
+
+@pytest.mark.parametrize("cell", [[1, 2], b"raw", {"k": 1}])
+def test_cells_that_are_no_values_are_refused(cell):
+    with pytest.raises(InputError, match="--ignore odd"):
+        read_features(table(odd=[cell, cell], x=[1.0, 2.0]))
+
+
+def test_a_second_table_has_the_columns_of_the_first():
+    first = read_features(
+        table(x=[1.0, 2.0, 3.0], kind=["a", "b", "a"], when=["2020-01-01", "2020-05-05", "2021-01-01"])
+    )
+    second = read_features(table(when=["2022-01-01"], kind=["new"], x=[9], more=[1]), like=first)
+    assert second.number_names == first.number_names
+    assert second.codes.tolist() == [[-2]]
+    assert second.numbers[0, 0] == 9
+    with pytest.raises(InputError, match="'kind' is missing"):
+        read_features(table(x=[1.0], when=["2022-01-01"]), like=first)
+    with pytest.raises(InputError, match="'x' holds texts where the first table has numbers"):
+        read_features(table(x=["a"], kind=["a"], when=["2022-01-01"]), like=first)
+
+
+def test_statistics_come_from_training_rows_alone():
+    numbers = np.array([1.0, 3.0, np.nan, 5.0, 1000.0, np.nan])
+    kind = ["a", "a", "a", "b", "c", None]
+    features = read_features(table(x=numbers, kind=kind, y=[0.0, 0.0, 0.0, 0.0, 7.0, 8.0]))
+    train = np.arange(4)
+    prepared = Preparation.of(features, train)
+    inputs = prepared(features, np.arange(6))
+    # x, its mark, level a, other levels; y is constant over training rows, b occurs once and so has no input of its own.
+    assert inputs.shape == (6, 4)
+    assert inputs[:, 0].tolist() == [1.0, 3.0, 3.0, 5.0, 5.0 + SPREAD * 4.0, 3.0]
+    assert inputs[:, 1].tolist() == [0, 0, 1, 0, 0, 1]
+    assert inputs[:, 2].tolist() == [1, 1, 1, 0, 0, 0]
+    assert inputs[:, 3].tolist() == [0, 0, 0, 1, 1, 0]
+
+
+def test_only_frequent_levels_have_inputs_of_their_own():
+    kind = [f"level {index}" for index in range(MOST_LEVELS + 5) for _ in range(4)]
+    features = read_features(table(kind=kind))
+    rows = np.arange(len(kind))
+    inputs = Preparation.of(features, rows)(features, rows)
+    assert inputs.shape[1] == MOST_LEVELS + 1
+    assert (inputs.sum(1) == 1).all()
+
+
+def test_rows_without_any_input_that_varies():
+    features = read_features(table(x=[1.0, 1.0, 1.0, 2.0]))
+    assert Preparation.of(features, np.arange(3))(features, np.arange(4)).tolist() == [[0.0]] * 4

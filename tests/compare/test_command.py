@@ -1,0 +1,321 @@
+"""`bayesify compare` from a file to a report: results, resuming, failures, bad input."""
+
+import errno
+import json
+import os
+import re
+import stat
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+from typer.testing import CliRunner
+
+from bayesify import registry
+from bayesify.cli import app
+from bayesify.compare import InputError, Question, compare, comparison, tuning
+from bayesify.compare.record import as_record
+from bayesify.registry import Method
+
+runner = CliRunner()
+BRIEF = tuning.Effort(2, 4, 2, 4, 2, 1, 2, 30, 2, 5_000, 2)
+
+
+@pytest.fixture(autouse=True)
+def brief(monkeypatch):
+    monkeypatch.setattr(tuning, "QUICK", BRIEF)
+    monkeypatch.setattr(tuning, "FULL", BRIEF)
+    monkeypatch.setattr("bayesify.compare.models.PREDICTION_DRAWS", 8)
+    monkeypatch.setattr("bayesify.compare.runs.TIMED_ROWS", 20)
+
+
+@pytest.fixture
+def methods(monkeypatch):
+    known = dict(registry.METHODS)
+    monkeypatch.setattr(registry, "METHODS", known)
+    for module in (tuning, comparison):
+        monkeypatch.setattr(module, "METHODS", known)
+    monkeypatch.setattr("bayesify.compare.models.METHODS", known)
+    return known
+
+
+def houses(rows=60, seed=0):
+    generator = np.random.default_rng(seed)
+    size, age = generator.uniform(30, 200, rows), generator.uniform(0, 90, rows)
+    city = generator.choice(["Rome", "Oslo", "Lima"], rows)
+    price = 3 * size - age + 50 * (city == "Oslo") + generator.normal(0, 10, rows)
+    age[::7] = np.nan
+    return pandas.DataFrame({"size": size, "age": age, "city": city, "built": "2020-01-01", "price": price})
+
+
+@pytest.fixture
+def csv(tmp_path):
+    path = tmp_path / "houses.csv"
+    houses().to_csv(path, index=False)
+    return path
+
+
+def run(*arguments, code=0):
+    result = runner.invoke(app, ["compare", *map(str, arguments)], env={"COLUMNS": "200"})
+    assert result.exit_code == code, result.output
+    return result
+
+
+def without_times(record):
+    return {**record, "methods": [{**entry, "times": None} for entry in record["methods"]]}
+
+
+def read(folder):
+    return without_times(json.loads((folder / "results.json").read_text()))
+
+
+def test_from_a_csv_to_a_report(csv, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run("houses.csv", "--target", "price", "--methods", "laplace", "--quick", "--workers", "1")
+    page = Path(result.stdout.splitlines()[-1])
+    assert page == tmp_path / "bayesify-compare-houses" / "report.html"
+    text = page.read_text()
+    assert "which method predicts price best?" in text
+    assert text.count("<svg") == 1 + 3 * 4
+    assert not re.search(r'(src|href)="', text)  # nothing outside of the page
+    assert "Column &#39;built&#39; was left out: it holds the same value in every row." in text
+    record = json.loads((page.parent / "results.json").read_text())
+    assert record["task"] == "regression"
+    assert {entry["name"] for entry in record["methods"]} == {"point", "temperature_scaled", "laplace"}
+    for entry in record["methods"]:
+        assert {
+            "nll",
+            "rmse",
+            "crps",
+            "calibration",
+            "coverage_50",
+            "coverage_90",
+            "coverage_95",
+            "parameters",
+            "kilobytes",
+        } <= set(entry["mean"])
+        assert entry["times"]["train_seconds"] > 0
+        assert entry["failure"] is None
+    assert record["verdict"]["headline"] in " ".join(result.stdout.split())
+
+
+def test_classes_with_json_and_rows_of_another_kind(tmp_path):
+    generator = np.random.default_rng(1)
+    frame = pandas.DataFrame({"a": generator.normal(size=80), "kind": generator.choice(["u", "v"], 80)})
+    frame["label"] = np.where(frame["a"] > 0, "yes", "no")
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    pandas.DataFrame({"a": generator.normal(50, 1, 40), "kind": "u"}).to_csv(tmp_path / "far.csv", index=False)
+    out = tmp_path / "out"
+    result = run(
+        tmp_path / "t.csv", "--target", "label", "--methods", "mean_field", "--ood", tmp_path / "far.csv", "--json", "--out", out,
+        "--workers", 1,
+    )  # fmt: skip
+    record = json.loads(result.stdout)
+    assert record["task"] == "classification"
+    assert record["classes"] == ["no", "yes"]
+    means = {entry["name"]: entry["mean"] for entry in record["methods"]}
+    assert {"accuracy", "brier", "ece", "auroc_entropy", "auroc_mutual_information"} <= set(means["mean_field"])
+    assert "Rows of another kind" in (out / "report.html").read_text()
+
+
+def test_a_resumed_comparison_is_identical(csv, tmp_path):
+    arguments = (csv, "--target", "price", "--methods", "mean_field", "--workers", 1)
+    run(*arguments, "--out", tmp_path / "whole")
+    run(*arguments, "--out", tmp_path / "parts")
+    jobs = sorted((tmp_path / "parts" / "jobs").glob("*.json"))
+    kept = {path: path.stat().st_mtime_ns for path in jobs[::2]}
+    for path in jobs[1::2]:
+        path.unlink()
+    (tmp_path / "parts" / "jobs" / ".half.json.123.tmp").write_text("{")
+    run(*arguments, "--out", tmp_path / "parts", "--resume")
+    assert read(tmp_path / "parts") == read(tmp_path / "whole")
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+
+
+def test_the_same_seed_gives_the_same_table_and_another_one_does_not(csv, tmp_path):
+    def table(seed, folder):
+        found = compare(Question(str(csv), "price", methods=["laplace"], seed=seed), tmp_path / folder, workers=1)
+        return without_times(as_record(found))
+
+    assert table(3, "a") == table(3, "b")
+    assert table(3, "c")["methods"] != table(4, "d")["methods"]
+
+
+def test_results_are_neither_overwritten_nor_mixed(csv, tmp_path):
+    arguments = (csv, "--target", "price", "--methods", "point", "--out", tmp_path / "out", "--workers", 1)
+    run(*arguments)
+    before = read(tmp_path / "out")
+    assert "finished runs; go on with them by --resume" in run(*arguments, code=2).stderr
+    assert "--seed 0, not 1" in run(*arguments, "--resume", "--seed", 1, code=2).stderr
+    houses(seed=5).to_csv(csv, index=False)
+    assert "the data" in run(*arguments, "--resume", code=2).stderr
+    assert read(tmp_path / "out") == before
+
+
+def test_more_methods_and_splits_may_be_added(csv, tmp_path):
+    arguments = (csv, "--target", "price", "--out", tmp_path / "out", "--workers", 1)
+    run(*arguments, "--methods", "point", "--splits", 1)
+    run(*arguments, "--methods", "laplace", "--splits", 2, "--resume")
+    record = read(tmp_path / "out")
+    assert record["splits"] == 2
+    assert len(record["methods"]) == 3
+
+
+class Broken:
+    def __init__(self):
+        raise RuntimeError("the draw went wrong\nsecond line")
+
+
+def test_a_method_that_fails_is_named_and_the_others_go_on(csv, tmp_path, methods):
+    methods["broken"] = Method("broken", "Broken", "Nobody 2099", "P", Broken)
+    result = run(csv, "--target", "price", "--methods", "broken", "--out", tmp_path / "out", "--workers", 1)
+    assert "Broken failed: RuntimeError: the draw went wrong" in result.stdout
+    assert "second line" not in result.stdout
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "failed: RuntimeError: the draw went wrong" in page
+    record = read(tmp_path / "out")
+    assert [entry["name"] for entry in record["methods"]][-1] == "broken"
+    assert record["verdict"] is not None
+
+
+def test_failed_runs_are_tried_again(csv, tmp_path, methods):
+    methods["broken"] = Method("broken", "Broken", "Nobody 2099", "P", Broken)
+    arguments = (csv, "--target", "price", "--methods", "broken", "--out", tmp_path / "out", "--workers", 1)
+    run(*arguments)
+    methods["broken"] = Method("broken", "Mended", "Nobody 2099", "P", registry.METHODS["mean_field"].posterior)
+    run(*arguments, "--resume")
+    assert all(entry["failure"] is None for entry in read(tmp_path / "out")["methods"])
+
+
+def test_ctrl_c_keeps_what_is_finished(csv, tmp_path, monkeypatch):
+    original = comparison.run_method
+
+    def interrupted(job):
+        if job["method"] == "laplace" and job["split"] == 1:
+            raise KeyboardInterrupt
+        return original(job)
+
+    monkeypatch.setattr(comparison, "run_method", interrupted)
+    arguments = (csv, "--target", "price", "--methods", "laplace", "--out", tmp_path / "out", "--workers", 1)
+    result = run(*arguments, code=130)
+    assert "--resume goes on" in result.stderr
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "runs of 1 method are still to be done" in page
+    monkeypatch.setattr(comparison, "run_method", original)
+    run(*arguments, "--resume")
+    run(*arguments[:-4], "--out", tmp_path / "whole", "--workers", 1)
+    assert read(tmp_path / "out") == read(tmp_path / "whole")
+
+
+def test_ctrl_c_before_anything_is_finished(csv, tmp_path, monkeypatch):
+    def interrupted(job):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(comparison, "estimate_noise", interrupted)
+    result = run(csv, "--target", "price", "--out", tmp_path / "out", "--workers", 1, code=130)
+    assert "nothing is there to report" in " ".join(result.stderr.split())
+
+
+def test_a_full_disk_loses_nothing(csv, tmp_path, monkeypatch):
+    arguments = (csv, "--target", "price", "--methods", "laplace", "--out", tmp_path / "out", "--workers", 1)
+    original = os.replace
+
+    def full(source, destination):
+        if Path(destination).name == "laplace-1.json":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(destination))
+        return original(source, destination)
+
+    monkeypatch.setattr(os, "replace", full)
+    result = run(*arguments, code=1)
+    assert "No space left on device" in result.stderr
+    assert "finished runs are kept" in result.stderr
+    assert (tmp_path / "out" / "jobs" / "laplace-0.json").exists()
+    monkeypatch.setattr(os, "replace", original)
+    run(*arguments, "--resume")
+    assert len(read(tmp_path / "out")["methods"]) == 3
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and sys.platform != "linux", reason="root may write anywhere")
+def test_a_folder_without_permission(csv, tmp_path):
+    locked = tmp_path / "locked"
+    locked.mkdir()
+    locked.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    if os.access(locked, os.W_OK):
+        locked = Path("/proc/bayesify")  # root writes into any folder but this one
+    result = run(csv, "--target", "price", "--out", locked / "out", code=2)
+    assert "cannot be written" in result.stderr
+    assert "another folder by --out" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--target", "prise"], "no column is called 'prise'; did you mean 'price'?"),
+        ([], "say which column to predict with --target"),
+        (["--target", "price", "--methods", "laplase"], "did you mean 'laplace'?"),
+        (["--target", "price", "--ignore", "sice"], "did you mean 'size'?"),
+        (["--target", "price", "--ignore", "price"], "that is the target"),
+        (["--target", "price", "--splits", "-1"], "give at least 1"),
+        (["--target", "price", "--ood", "nothing.csv"], "there is no such file"),
+        (["--target", "price", "--max-rows", "10"], "10 rows with a target; a comparison needs at least 20"),
+        (["--target", "city", "--task", "regression"], "holds texts"),
+    ],
+)
+def test_bad_arguments_are_named(csv, tmp_path, arguments, message):
+    result = run(csv, *arguments, "--out", tmp_path / "out", code=2)
+    assert message in " ".join(result.stderr.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_unknown_names_and_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "did you mean 'concrete'?" in run("concreet", code=2).stderr
+    assert "there is no such file" in run("nothing.csv", "--target", "y", code=2).stderr
+    with pytest.raises(InputError, match="--task guess"):
+        Question("x.csv", task="guess")
+
+
+def test_many_rows_are_thinned_and_few_are_enough(tmp_path):
+    houses(3000).to_csv(tmp_path / "many.csv", index=False)
+    run(
+        tmp_path / "many.csv",
+        "--target",
+        "price",
+        "--methods",
+        "point",
+        "--max-rows",
+        200,
+        "--out",
+        tmp_path / "a",
+        "--workers",
+        1,
+    )
+    record = read(tmp_path / "a")
+    assert record["rows"] == 200
+    assert any("Of 3,000 rows a random 200 were used" in note for note in record["notes"])
+    houses(30).to_csv(tmp_path / "few.csv", index=False)
+    run(tmp_path / "few.csv", "--target", "price", "--methods", "point", "--out", tmp_path / "b", "--workers", 1)
+    assert read(tmp_path / "b")["methods"][0]["mean"]["conformal_coverage_95"] is None  # three calibration rows
+
+
+def test_every_method_runs_on_both_tasks(tmp_path):
+    """All registered methods, a chain too, for a few steps each: none fails."""
+    frame = houses(40)
+    frame["dear"] = np.where(frame["price"] > frame["price"].median(), "yes", "no")
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    for target, ignored in (("price", "dear"), ("dear", "price")):
+        found = compare(
+            Question(str(tmp_path / "t.csv"), target, ignore=[ignored, "built"], splits=1, quick=True),
+            tmp_path / target,
+            workers=1,
+        )
+        assert [row.name for row in found.summary.rows if row.failure] == []
+        assert len(found.summary.rows) == len(registry.METHODS) + 1
+
+
+def test_too_large_a_covariance_is_left_out():
+    assert "left out: a full covariance" in tuning.obstacle("full_covariance", 100, (50,), 1)
+    assert "left out: a Markov chain" in tuning.obstacle("hmc", 200, (50,), 1)
+    assert tuning.obstacle("full_covariance", 8, (50,), 1) == ""

@@ -1,0 +1,79 @@
+"""Tables from files: what is read, and what is refused in which words."""
+
+import numpy as np
+import pandas
+import pytest
+
+from bayesify.compare.errors import InputError
+from bayesify.compare.tables import read_table
+
+
+def write(tmp_path, content, name="table.csv"):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "a,b,c\n1.5,x,2\n?,y,3\n",
+        "a;b;c\n1.5;x;2\n;y;3\n",
+        "a;b;c\n1,5;x;2\n;y;3\n",
+        "a\tb\tc\r\n1.5\tx\t2\r\nNA\ty\t3\r\n",
+        "\ufeffa, b, c\n1.5, x, 2\nnull, y, 3\n",
+        "a,b,c\n1.5,x,2\n?,y,3\n".encode("utf-16"),
+    ],
+    ids=["comma", "semicolon", "decimal comma", "tab", "byte order mark", "utf-16"],
+)
+def test_dialects_give_the_same_table(tmp_path, content):
+    frame, notes = read_table(write(tmp_path, content))
+    assert list(frame.columns) == ["a", "b", "c"]
+    assert frame["b"].tolist() == ["x", "y"]
+    np.testing.assert_array_equal(frame["a"].to_numpy(float), [1.5, np.nan])
+    assert frame["c"].tolist() == [2, 3]
+    assert notes == []
+
+
+def test_other_encodings_are_read_and_named(tmp_path):
+    frame, notes = read_table(write(tmp_path, "städte,y\nKöln,1\n".encode("cp1252")))
+    assert frame["städte"].tolist() == ["Köln"]
+    assert "Windows-1252" in notes[0]
+
+
+def test_parquet(tmp_path):
+    pytest.importorskip("pyarrow")
+    frame = pandas.DataFrame({"a": [1.0, None], "when": pandas.to_datetime(["2020-01-01", "2021-05-03"])})
+    frame.to_parquet(tmp_path / "table.parquet")
+    found, _ = read_table(tmp_path / "table.parquet")
+    pandas.testing.assert_frame_equal(found, frame)
+    damaged = write(tmp_path, (tmp_path / "table.parquet").read_bytes()[:-20], "damaged.parquet")
+    with pytest.raises(InputError, match="damaged"):
+        read_table(damaged)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is empty"),
+        ("\n\n", "is empty"),
+        ("a,b\n", "no rows"),
+        ("a,b,a\n1,2,3\n", "columns 1 and 3 are both called 'a'"),
+        ("a,b\n1,2\n1,2,3\n", "is no table: .*line 3"),
+        ("1.5,2,3\n4,5,6\n", "put the columns' names in the first line"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(50), "a picture"),
+        (b"PK\x03\x04" + bytes(50), "save the sheet as CSV"),
+        (bytes(range(256)) * 4, "binary file"),
+        (b"\x01\x02\x03\x04\x05\x06" * 20, "binary file"),
+    ],
+)
+def test_what_is_no_table_is_refused(tmp_path, content, message):
+    with pytest.raises(InputError, match=message):
+        read_table(write(tmp_path, content))
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(InputError, match="there is no such file"):
+        read_table(tmp_path / "nothing.csv")
+    with pytest.raises(InputError, match="is a folder"):
+        read_table(tmp_path)
