@@ -201,7 +201,8 @@ def test_failures_are_named_and_cost_nothing(tmp_path: Path, monkeypatch: pytest
     assert "log.txt" in done.output
 
 
-def test_command_says_what_there_is() -> None:
+def test_command_says_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["reproduce", "--list"])
     assert done.exit_code == 0
     assert all(name in done.output for name in CATALOG)
@@ -212,6 +213,7 @@ def test_command_says_what_there_is() -> None:
     engine = CliRunner().invoke(app, ["reproduce", "subnetwork/uci", "--engine", "slurm", "--smoke"])
     assert engine.exit_code == 2
     assert "choose from local, dask, ray" in engine.output
+    assert not list(tmp_path.iterdir())
 
 
 # -- engines ----------------------------------------------------------------------------------------------------------------

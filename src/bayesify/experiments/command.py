@@ -18,7 +18,7 @@ from bayesify.experiments import records
 from bayesify.experiments.catalog import CATALOG, Experiment, select
 from bayesify.experiments.rows import Row
 from bayesify.experiments.tables import table
-from bayesify.scale_out import JobsFailed, read_results, run_jobs
+from bayesify.scale_out import ENGINES, JobsFailed, read_results, run_jobs
 
 ROWS = "results.jsonl"
 ABOUT = "reproduce.json"
@@ -124,9 +124,11 @@ def reproduce(
         All rows of the file.
 
     Raises:
-        ValueError: If the folder holds quick results and real ones are asked for, or the other way round.
+        ValueError: If there is no such engine, or the folder holds quick results and real ones are asked for or the reverse.
         JobsFailed: If runs failed; the others are in the file.
     """
+    if engine not in ENGINES:
+        raise ValueError(f"engine={engine!r}; choose from {', '.join(ENGINES)}")
     about = folder / ABOUT
     if about.is_file() and json.loads(about.read_text()).get("smoke") != smoke:
         raise ValueError(f"{folder} holds {'real' if smoke else 'smoke'} results; give another --out")

@@ -1,6 +1,7 @@
 """Many independent runs on processes of this machine, a Dask or a Ray cluster."""
 
+from bayesify.scale_out.engines import ENGINES
 from bayesify.scale_out.jobs import JobsFailed, run_jobs
 from bayesify.scale_out.result_files import read_results
 
-__all__ = ["JobsFailed", "read_results", "run_jobs"]
+__all__ = ["ENGINES", "JobsFailed", "read_results", "run_jobs"]

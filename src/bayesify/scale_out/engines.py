@@ -210,6 +210,7 @@ class Ray(Engine):
 
 
 ENGINES: dict[str, type[Engine]] = {"local": Processes, "dask": Dask, "ray": Ray}
+"""Engines by name."""
 
 
 @contextmanager

@@ -52,7 +52,7 @@ def run_jobs(
     workers: int | None = None,
     threads: int = 1,
     retries: int = 2,
-    progress: bool | Tell = True,
+    progress: bool | Tell | None = True,
 ) -> dict[str, Result]:
     """Run every job, several at a time, and keep each result as a file.
 
@@ -167,7 +167,7 @@ def _plain(name: str, job: Any) -> Any:
 
 
 @contextmanager
-def _teller(progress: bool | Tell, total: int, records: _Records) -> Iterator[Tell]:
+def _teller(progress: bool | Tell | None, total: int, records: _Records) -> Iterator[Tell]:
     """What is told of each finished job: the caller's function, a bar, or nobody."""
     if callable(progress):
         yield progress

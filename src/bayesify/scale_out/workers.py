@@ -46,7 +46,9 @@ def work(function: Function, folder: str, threads: int, name: str, job: Any, pla
         with _settled(threads, zlib.crc32(name.encode())):
             result = function(job)
         if not isinstance(result, dict):
-            raise TypeError(f"{getattr(function, '__qualname__', function)} returned {type(result).__name__}; return a dictionary")
+            raise TypeError(
+                f"{getattr(function, '__qualname__', function)} returned {type(result).__name__}; return a dictionary"
+            )
         result = json.loads(json.dumps(result))
     except Exception:
         return Finished(name, reason=traceback.format_exc())
