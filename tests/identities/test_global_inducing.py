@@ -675,6 +675,19 @@ def test_it_learns_what_the_exact_posterior_would() -> None:
     assert evidence(x, y) - 0.3 < final < evidence(x, y) + 0.05
 
 
+def test_the_last_layer_may_start_with_a_precision_of_its_own() -> None:
+    """With the noise's precision and the data as targets, the last layer is then the exact posterior given the layers below."""
+    for covariance in ("diagonal", "full"):
+        made = GlobalInducing(X, torch.zeros(5, 2), 0.1, covariance=covariance, last_precision=25.0)  # type: ignore[arg-type]
+        posterior = bayesify.bayesianize(mlp(), made).posterior
+        for name, wanted in (("0", 0.1), ("2", 25.0)):
+            root = posterior._mix(name)(torch.eye(5))
+            torch.testing.assert_close(root.mT @ root, wanted * torch.eye(5))
+    assert GlobalInducing(X, last_precision=2.0).config()["last_precision"] == 2.0
+    with pytest.raises(ValueError, match=r"last_precision=0; give a positive number"):
+        GlobalInducing(X, last_precision=0)
+
+
 def test_registered_by_name() -> None:
     assert isinstance(bayesify.bayesianize(mlp(), {"name": "gi", "inputs": 5}).posterior, posteriors.GlobalInducing)
     assert isinstance(bayesify.bayesianize(mlp(), {"name": "li", "points": 5}).posterior, posteriors.LocalInducing)

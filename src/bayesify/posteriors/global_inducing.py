@@ -58,6 +58,8 @@ class GlobalInducing(Posterior):
         targets: Where V of the last layer starts: labels, or standardized targets. Standard normal numbers if left
             out, as in all other layers.
         precision: Where the diagonal of $\Lambda$ starts; if left out, 1 divided by the positions of a layer.
+        last_precision: The same for the last layer alone. With targets that are data, N / M divided by the noise variance starts it
+            at about the exact posterior given the layers below; a small `precision` then starts these near the prior.
         covariance: `"diagonal"`, or `"full"` for a $\Lambda$ that correlates the inducing inputs.
         learned: `"all"` layers, or only the `"last"`: the others are drawn from the prior then (rand -> gi).
         kl_form: `"closed"`, the KL of each layer given the layers below; or `"sampled"`, $\log q - \log p$ at the draw: the
@@ -80,9 +82,10 @@ class GlobalInducing(Posterior):
         covariance: Literal["diagonal", "full"] = "diagonal",
         learned: Literal["all", "last"] = "all",
         kl_form: Literal["closed", "sampled"] = "closed",
+        last_precision: float | None = None,
     ) -> None:
         super().__init__()
-        check_positive("GlobalInducing", precision=precision)
+        check_positive("GlobalInducing", precision=precision, last_precision=last_precision)
         for key, value, known in (
             ("covariance", covariance, ("diagonal", "full")),
             ("learned", learned, ("all", "last")),
@@ -92,6 +95,7 @@ class GlobalInducing(Posterior):
                 raise ValueError(f"GlobalInducing: {key}={value!r}; give {known[0]!r} or {known[1]!r}")
         self.inputs, self.targets, self.precision = check_inputs(inputs), check_targets(targets), precision
         self.covariance, self.learned, self.kl_form = covariance, learned, kl_form
+        self.last_precision = last_precision
 
     @classmethod
     def from_loader(cls, loader: Iterable[Any], points: int, **options: Any) -> Self:
@@ -135,6 +139,8 @@ class GlobalInducing(Posterior):
         for entry, shape in start:
             positions = math.prod(shape) // (size * entry.layer.rows)
             logs[entry.layer.name] = math.log(1 / positions if self.precision is None else self.precision)
+        if self.last_precision is not None:
+            logs[found[-1][0].layer.name] = math.log(self.last_precision)
         if self.covariance == "diagonal":
             self.log_precision = NamedParameters({name: like.new_full((size,), value) for name, value in logs.items()})
         else:
