@@ -319,3 +319,34 @@ def test_too_large_a_covariance_is_left_out():
     assert "left out: a full covariance" in tuning.obstacle("full_covariance", 100, (50,), 1)
     assert "left out: a Markov chain" in tuning.obstacle("hmc", 200, (50,), 1)
     assert tuning.obstacle("full_covariance", 8, (50,), 1) == ""
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def commands():
+    pages = [ROOT / "README.md", ROOT / "docs" / "compare.md"]
+    blocks = [
+        block
+        for page in pages
+        for block in re.findall(r"^```bash\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    ]
+    lines = [line.split("#")[0].split() for block in blocks for line in block.splitlines()]
+    return sorted({tuple(words[2:]) for words in lines if words[:2] == ["bayesify", "compare"]})
+
+
+@pytest.mark.parametrize("arguments", commands(), ids=" ".join)
+def test_commands_of_the_documentation_run(arguments, csv, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run(
+        *arguments, *(() if "--methods" in arguments else ("--methods", "point")), "--splits", 1, "--workers", 1
+    )
+    assert Path(result.stdout.splitlines()[-1]).exists()
+
+
+def test_the_documentation_has_commands_and_names_every_option():
+    assert ("iris", "--quick") in commands()
+    text = (ROOT / "docs" / "compare.md").read_text()
+    help_text = runner.invoke(app, ["compare", "--help"], env={"COLUMNS": "200"}).stdout
+    for option in set(re.findall(r"--[a-z][a-z-]+", help_text)) - {"--help"}:
+        assert option in text, option
