@@ -50,6 +50,6 @@ def test_names_are_where_the_list_says():
 
 
 def test_the_folder_itself_loads_nothing():
-    program = "import sys, bayesify.adapters as a; dir(a); print([n for n in %r if n in sys.modules])" % list(PACKAGES)
+    program = f"import sys, bayesify.adapters as a; dir(a); print([n for n in {list(PACKAGES)} if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -112,9 +112,9 @@ def export_onnx(
 
     The graph runs the network once per draw and returns `mean`, `variance` and `epistemic` of a regression, or `probs`,
     `entropy` and `mutual_information` of a classification. The number of examples is free. The file holds S times the
-    weights under the posterior, the others once. Before it gets its name, ONNX Runtime runs it on `x`, on one example and
-    on more than `x` has, and every output is compared with torch's. For a `Laplace` this is the network at draws of its
-    weights, not the linearized prediction.
+    weights under the posterior, the others once, and layers below the first drawn one run once. Before it gets its name,
+    ONNX Runtime runs it on `x`, on one example and on more than `x` has, and every output is compared with torch's. For a
+    `Laplace` this is the network at draws of its weights, not the linearized prediction.
 
     Args:
         model: Something with `draw` and a likelihood: a `BayesianNetwork`, a `Laplace`, a `SWAG`, ...; or `Draws`.
@@ -161,17 +161,18 @@ def _write(
     batch = torch.export.Dim("batch", min=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what the exporter deprecates inside itself is not the caller's
-        torch.onnx.export(
+        program: Any = torch.onnx.export(
             graph,
             inputs,
-            str(path),
             input_names=list(names),
             output_names=list(outputs),
             dynamic_shapes=(tuple({0: batch} for _ in inputs),),
             dynamo=True,
-            external_data=False,
             verbose=False,
         )
+        # The exporter writes where in whose folders each operation came from.
+        load("onnx_ir.passes.common", extra="onnx", owner="export_onnx").ClearMetadataAndDocStringPass()(program.model)
+        program.save(str(path), external_data=False)
 
 
 def _compare(
