@@ -186,7 +186,7 @@ def test_two_processes_equal_one_and_outlive_a_killed_worker(tmp_path: Path) -> 
 
 
 PROGRAM = """
-import sys, time
+import os, sys, time
 from bayesify.scale_out import run_jobs
 
 def slowly(job):
@@ -196,6 +196,15 @@ def slowly(job):
 if __name__ == "__main__":
     run_jobs(slowly, {"a": 0, "b": 60, "c": 60}, sys.argv[1], workers=int(sys.argv[2]))
 """
+
+
+NOTE = """
+    if job:
+        with open(os.path.join(os.path.dirname(__file__), "worker"), "w") as file:
+            file.write(str(os.getpid()))
+    time.sleep(job)
+"""
+"""In place of the sleep: says who sleeps."""
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -211,6 +220,25 @@ def test_interruption_keeps_what_is_finished(tmp_path: Path, workers: int) -> No
     assert done.returncode == -signal.SIGINT, errors
     assert "KeyboardInterrupt" in errors
     assert read_results(tmp_path) == {"a": {"slept": 0}}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
+    """Those of a run that was killed would work beside those of the run that goes on."""
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM.replace("time.sleep(job)", NOTE))
+    parent = subprocess.Popen([sys.executable, script, tmp_path, "2"])
+    mark = tmp_path / "worker"
+    deadline = time.monotonic() + 100
+    while not (mark.exists() and mark.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    worker = int(mark.read_text())
+    parent.kill()
+    parent.wait()
+    while Path(f"/proc/{worker}").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not Path(f"/proc/{worker}").exists()
 
 
 @pytest.mark.slow  # clusters take about 20 s to start

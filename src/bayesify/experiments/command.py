@@ -135,7 +135,7 @@ def reproduce(
     jobs = plan(experiments, smoke=smoke, **options)
     folder.mkdir(parents=True, exist_ok=True)
     facts = records.facts("bayesify", list(command))
-    facts["command"] = " ".join(["bayesify", "reproduce", *command])
+    facts["command"] = shlex.join(["bayesify", "reproduce", *command])
     records.write(about, {**facts, "smoke": smoke, "engine": engine})
     echo = engine == "local" and (workers == 1 or len(jobs) == 1) and not smoke
     function = partial(work, folder=str(folder.absolute()), data=data, echo=echo)

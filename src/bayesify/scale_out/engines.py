@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from typing import Any
 
-from bayesify.scale_out.workers import Finished
+from bayesify.scale_out.workers import Finished, end_with_parent
 
 Call = Callable[..., Finished]
 Run = Callable[[Call, Sequence[tuple[Any, ...]]], Iterator[Finished]]
@@ -89,7 +89,9 @@ class Processes(Engine):
         from joblib.externals.loky import get_reusable_executor
 
         environment = dict.fromkeys(_THREAD_VARIABLES, str(self.threads))
-        return get_reusable_executor(self.workers, timeout=600, env=environment)
+        return get_reusable_executor(
+            self.workers, timeout=600, env=environment, initializer=end_with_parent, initargs=(os.getpid(),)
+        )
 
     def capacity(self) -> int:
         """As many as there are workers."""

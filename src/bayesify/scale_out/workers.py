@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import threading
+import time
 import traceback
 import zlib
 from collections.abc import Callable, Iterator
@@ -56,6 +59,23 @@ def work(function: Function, folder: str, threads: int, name: str, job: Any, pla
         with suppress(OSError):  # the caller writes it too, and says so if it cannot
             write_result(here, name, plain, result)
     return Finished(name, result)
+
+
+def end_with_parent(parent: int) -> None:
+    """Let this process end within a second or two of its parent, even if that was killed; for new worker processes.
+
+    A worker left behind would go on with its job beside the worker of a later call.
+
+    Args:
+        parent: Process id.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 @contextmanager
