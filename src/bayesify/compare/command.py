@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from bayesify.compare.comparison import Comparison
 
 INTERRUPTED = 130
+WIDE = 110
+"""Columns of a terminal that shows the whole table."""
 NEEDED = ("pandas", "sklearn", "torchmetrics", "jinja2", "scipy")
 
 
@@ -140,9 +142,10 @@ def _print(comparison: Comparison) -> None:
     from bayesify.compare.verdict import judge
 
     summary, console = comparison.summary, Console()
-    columns = [
-        column for column in COLUMNS[summary.task] if column.key not in ("coverage_50", "coverage_95", "kilobytes")
-    ]
+    hidden = {"coverage_50", "coverage_95", "kilobytes"}
+    if console.width < WIDE:
+        hidden |= {"calibration", "ece", "predict_ms"}
+    columns = [column for column in COLUMNS[summary.task] if column.key not in hidden]
     listing = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=True)
     listing.add_column("method", no_wrap=True)
     for column in columns:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from bayesify.compare.errors import InputError
 from bayesify.compare.folder import write_bytes
 
 Result = dict[str, Any]
@@ -33,11 +34,11 @@ def run_jobs(
         progress: Is told the name of a finished job, and how many of how many are finished.
 
     Raises:
-        ValueError: If there is no such engine.
+        InputError: If there is no such engine.
         OSError: If a result cannot be written; finished ones are kept.
     """
     if engine != "local":
-        raise ValueError(f"run_jobs: engine={engine!r}; only 'local' is there")
+        raise InputError(f"--engine {engine}: only 'local' is there")
     (folder / "jobs").mkdir(parents=True, exist_ok=True)
     done = {name: found for name in jobs if (found := _read(folder / "jobs" / f"{name}.json")) is not None}
     wanted = [name for name in jobs if name not in done]

@@ -157,7 +157,7 @@ def _separator(header: str) -> str:
 
 
 def _decimal_commas(text: str) -> bool:
-    cells = [cell.strip() for line in text.split("\n")[1:50] for cell in line.split(";")]
+    cells = [cell.strip() for line in text[:50_000].split("\n")[1:-1] for cell in line.split(";")]
     with_comma = sum(_is_number(cell.replace(",", ".", 1)) and "," in cell for cell in cells)
     return with_comma > sum(_is_number(cell) and "." in cell for cell in cells)
 

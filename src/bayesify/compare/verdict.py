@@ -144,13 +144,14 @@ def _sureness(best: Row, summary: Summary, target: str) -> list[str]:
     assert cover is not None
     assert width is not None
     slack = 2 * (error or 0.0) + 0.015
-    fit = (
-        "about right"
-        if abs(cover - 0.9) <= slack
-        else "wider than needed"
-        if cover > 0.9
-        else "too narrow: it is too sure"
-    )
+    if abs(cover - 0.9) <= slack:
+        fit = "about right"
+    elif cover < 0.9:
+        fit = "too narrow: it is too sure"
+    elif summary.task == "classification" and width < 1.1:
+        fit = "since one class is nearly always enough"
+    else:
+        fit = "wider than needed"
     size = f"{significant(width)} wide in {target}" if summary.task == "regression" else f"of {width:.2f} classes"
     told = [
         f"How sure to be: its 90 % {what} ({size} on average) held the truth in {100 * cover:.0f} % of test rows, {fit}."
