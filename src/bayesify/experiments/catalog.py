@@ -257,6 +257,7 @@ CATALOG: dict[str, Experiment] = {
             "global_inducing.cubic",
             rows.global_inducing_cubic,
             cost="1 core, not timed",
+            results="results/global_inducing/cubic",
         ),
         Experiment(
             "global-inducing/deep-linear",
@@ -273,7 +274,7 @@ CATALOG: dict[str, Experiment] = {
             rows.global_inducing_uci,
             parts=_each("--datasets", *_UCI),
             cost="1 core, not timed",
-            results="results/global_inducing/uci",
+            results="results/global_inducing",
         ),
         Experiment(
             "global-inducing/cifar10",
