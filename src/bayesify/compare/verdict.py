@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -166,28 +165,38 @@ def _sureness(best: Row, summary: Summary, target: str) -> list[str]:
 
 
 def _rejection(best: Row, summary: Summary, results: Results) -> list[str]:
-    curves = [_curve(results[best.name, split]) for split in summary.splits]
-    start, after = (float(np.mean([curve[place] for curve in curves])) for place in (0, TURNED_AWAY))
-    if summary.task == "regression":
-        if not after < 0.98 * start:
-            return [
-                "Its uncertainty does not tell which rows it errs on: turning away the least certain fifth does not help."
-            ]
-        return [
-            f"If the least certain fifth of rows goes to a human, the error of the rest falls from {significant(start)} "
-            f"to {significant(after)}."
-        ]
-    if not after > start:
+    """Whether uncertainty says which rows to look at, of the best method or else of one that is as good."""
+    if _helps(best, summary, results):
+        return [f"If the least certain fifth of rows goes to a human, {_effect(best, summary, results)}."]
+    if summary.task == "classification" and best.means["accuracy"] == 1:
         return []
-    return [
-        f"If the least certain fifth of rows goes to a human, accuracy on the rest rises from {100 * start:.1f} % "
-        f"to {100 * after:.1f} %."
-    ]
+    told = "Its uncertainty does not tell which rows it errs on: turning away the least certain fifth does not help."
+    tied = [row for row in summary.ranked[1:] if not row.clearly_behind and not math.isnan(row.p)]
+    other = next((row for row in tied if _helps(row, summary, results)), None)
+    if other is not None:
+        told += (
+            f" That of {other.title}, which these splits cannot tell from it, does: {_effect(other, summary, results)}."
+        )
+    return [told]
 
 
-def _curve(result: Mapping[str, Any]) -> Sequence[float]:
-    curve: Sequence[float] = result["curves"]["rejection"]
-    return curve
+def _ends(row: Row, summary: Summary, results: Results) -> tuple[float, float]:
+    """Error or accuracy of all rows, and of the most certain four fifths."""
+    curves = [results[row.name, split]["curves"]["rejection"] for split in summary.splits]
+    start, after = (float(np.mean([curve[place] for curve in curves])) for place in (0, TURNED_AWAY))
+    return start, after
+
+
+def _helps(row: Row, summary: Summary, results: Results) -> bool:
+    start, after = _ends(row, summary, results)
+    return after < 0.97 * start if summary.task == "regression" else after > start + 0.005
+
+
+def _effect(row: Row, summary: Summary, results: Results) -> str:
+    start, after = _ends(row, summary, results)
+    if summary.task == "regression":
+        return f"the error of the rest falls from {significant(start)} to {significant(after)}"
+    return f"accuracy on the rest rises from {100 * start:.1f} % to {100 * after:.1f} %"
 
 
 def _list(names: Sequence[str]) -> str:
