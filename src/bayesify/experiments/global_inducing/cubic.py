@@ -1,6 +1,6 @@
 """A cubic with a gap between the data: factorized, local and global inducing posteriors beside HMC (section 3.1, figure 1).
 
-    python -m bayesify.experiments.global_inducing.cubic --out DIR [--seeds 5] [--steps 2500] [--smoke]
+    python -m bayesify.experiments.global_inducing.cubic --out DIR [--seeds 5] [--steps 5000] [--smoke]
 
 Two hidden layers of 50 ReLU units under Neal's prior, 100 inducing inputs, 40 points of $x^3$ with noise of standard deviation 3,
 standardized; the noise variance is known. Each seed makes data of its own. Adam, the learning rate falls from 0.02 to 0 along half
@@ -39,7 +39,7 @@ from bayesify.priors import Neal
 
 METHODS = ("fac", "li", "gi")
 WIDTH, POINTS, DRAWS = 50, 100, 500
-SCHEDULE = Schedule(steps=2500, learning_rate=2e-2)
+SCHEDULE = Schedule(steps=5000, learning_rate=2e-2)
 CHAIN = {"num_warmup": 150, "num_draws": 150, "max_tree_depth": 7}
 """Of NUTS."""
 

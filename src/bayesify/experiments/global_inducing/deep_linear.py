@@ -140,10 +140,12 @@ def draw(found: Mapping[str, Mapping[str, float]], evidence: float, path: Path) 
     for axis, width in zip(axes[0], widths, strict=True):
         axis.set_title(f"width {width}")
         axis.axhline(evidence, color="black", linewidth=0.8, linestyle="--", label="evidence")
-        for method in METHODS:
+        for place, method in enumerate(METHODS):
             chosen = {int(at): key for key, (name, one, at) in parts.items() if (name, one) == (method, str(width))}
             curve = [(depth, found[chosen[depth]]["elbo"]) for depth in sorted(chosen)]
-            axis.plot([depth for depth, _ in curve], [bound for _, bound in curve], ".-", label=method, linewidth=1)
+            if curve:
+                depths, heights = zip(*curve, strict=True)
+                axis.plot(depths, heights, ".-", label=method, linewidth=1, color=f"C{place}")
         axis.set_xlabel("depth")
     axes[0, 0].set_ylabel("ELBO, nats")
     axes[0, 0].set_ylim(evidence - 800, evidence + 50)
