@@ -30,8 +30,8 @@ def test_cubic_is_judged_by_the_worst_seed() -> None:
         return {str(seed): {"gap_std": spread, "data_std": 0.1} for seed, spread in enumerate(spreads)}
 
     text = cubic.report({"fac": made(0.2, 0.1), "gi": made(0.32, 0.2), "NUTS": made(0.5, 0.5)})
-    assert "gi / NUTS in the gap, at least 0.5: NOT met by every seed (0.64, 0.40)" in text
-    assert "gi / fac in the gap, at least 1.5: met by every seed (1.60, 2.00)" in text
+    assert "gi / NUTS in the gap, at least 0.5: NOT met by all seeds of 2 (0.64, 0.40)" in text
+    assert "gi / fac in the gap, at least 1.5: met by all seeds of 2 (1.60, 2.00)" in text
 
 
 def test_deep_linear_smoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -173,7 +173,7 @@ def report(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
         if ratios:
             verdict = "met by" if min(ratios) >= least else "NOT met by"
             shown = ", ".join(number(ratio, 2) for ratio in ratios)
-            lines.append(f"gi / {other} in the gap, at least {least:g}: {verdict} every seed ({shown})")
+            lines.append(f"gi / {other} in the gap, at least {least:g}: {verdict} all seeds of {len(ratios)} ({shown})")
     return "\n".join(lines)
 
 
