@@ -104,7 +104,7 @@ def _table_row(row: Row, columns: Sequence[Column], rows: Sequence[Row]) -> dict
     elif math.isnan(row.p):
         standing = "not tested"
     else:
-        standing = "behind" if row.clearly_behind else "no clear difference from the best"
+        standing = "behind" if row.clearly_behind else "no clear difference"
     return {
         "title": row.title,
         "name": row.name,

@@ -144,7 +144,7 @@ def ranking(rows: Sequence[tuple[str, float, float, bool]], baseline: float | No
     Returns:
         An SVG element.
     """
-    row_height, left, right, bottom = 22, 174, 14, 42
+    row_height, left, right, bottom = 22, 174, 26, 42
     height, width = row_height * len(rows) + bottom + 8, 440
     means = sorted(mean for _, mean, _, _ in rows)
     spread = sorted(error for _, _, error, _ in rows)[len(rows) // 2]
