@@ -8,6 +8,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import Any, Literal
 
 import torch
@@ -286,6 +287,21 @@ def split_rows(args: tuple[Any, ...], kwargs: Mapping[str, Any], rows: int) -> I
             return leaf
 
         yield pytree.tree_map(cut, (args, dict(kwargs)))
+
+
+def spread_rows(args: tuple[Any, ...], kwargs: Mapping[str, Any], rows: int) -> tuple[Any, dict[str, Any]]:
+    """Some examples from all over a batch, those of its halves in turn; inputs that do not have the batch's length stay whole."""
+    total = batch_size(args, kwargs)
+    count = min(rows, total)
+    places = [(total - 1) * place // max(1, count - 1) for place in range(count)]
+    middle = (count + 1) // 2
+    index = [place for pair in zip_longest(places[middle:], places[:middle]) for place in pair if place is not None]
+
+    def pick(leaf: Any) -> Any:
+        return leaf[index] if isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[0] == total else leaf
+
+    found: tuple[Any, dict[str, Any]] = pytree.tree_map(pick, (args, dict(kwargs)))
+    return found
 
 
 def rows_within(

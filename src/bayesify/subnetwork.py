@@ -356,7 +356,7 @@ def posterior_gap(covariance: Tensor, mask: Tensor) -> Tensor:
         A scalar, 0 for a mask that is true everywhere.
 
     Raises:
-        ValueError: If the shapes do not fit.
+        ValueError: If the shapes do not fit, or the matrix is not a covariance.
     """
     covariance, chosen = torch.as_tensor(covariance), _as_mask(mask).reshape(-1)
     covariance = covariance if covariance.is_floating_point() else covariance.double()
@@ -368,6 +368,11 @@ def posterior_gap(covariance: Tensor, mask: Tensor) -> Tensor:
     symmetric = bool(torch.isfinite(scale)) and bool((covariance - covariance.T).abs().amax() <= 1e-4 * scale)
     if not symmetric or bool((covariance.diagonal() < 0).any()):
         raise ValueError("posterior_gap: the covariance is not finite, not symmetric, or has a negative variance")
+    least = torch.linalg.eigvalsh(0.5 * (covariance + covariance.T)).amin()
+    if bool(least < -1e-4 * scale):
+        raise ValueError(
+            f"posterior_gap: the covariance has the eigenvalue {float(least):.3g}; give a positive definite one"
+        )
     inside = covariance[chosen][:, chosen]
     values, vectors = torch.linalg.eigh(inside)
     root = vectors * values.clamp_min(0).sqrt()  # inside = root root^T

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,9 @@ from torch import Tensor
 
 from bayesify.batches import batch_size
 from bayesify.network import BayesianNetwork
+
+FEW = 64
+"""Numbers of a tensor up to which a description holds them all."""
 
 
 @dataclass(frozen=True)
@@ -105,10 +109,16 @@ def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return value.tolist()
+        return value.tolist() if value.numel() <= FEW else _digest(value)
     if isinstance(value, (list, tuple)):
         return [_plain(entry) for entry in value]
     return value if value is None or isinstance(value, (bool, int, float, str)) else type(value).__name__
+
+
+def _digest(value: Tensor) -> str:
+    """Shape and a few digits of a hash: a checkpoint's description is no place for a network's weights."""
+    content = value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    return f"{list(value.shape)} {hashlib.sha256(content).hexdigest()[:16]}"
 
 
 def _rates(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -259,3 +259,86 @@ class TestStorage:
         before = space.function_kl(X)
         copy.deepcopy(space).fit([(X, Y)], epochs=2, progress=False)
         torch.testing.assert_close(space.function_kl(X), before)
+
+
+class HeadFirst(nn.Module):
+    """The layer that runs last is made first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.body = nn.Linear(4, 2), nn.Linear(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.body(x)))
+
+
+@pytest.mark.parametrize("prior", [None, NeuralTangent()])
+def test_the_last_layer_is_the_one_that_runs_last(prior: NeuralTangent | None) -> None:
+    net = HeadFirst()
+    whole = bayesify.bayesianize(net, posteriors.MeanField(init_std=0.1))
+    alone = bayesify.bayesianize(net, {"head": posteriors.MeanField(init_std=0.1)})
+    found = FunctionSpaceVI(whole, layers="last", prior=prior)
+    exact = FunctionSpaceVI(alone, prior=prior)
+    torch.testing.assert_close(found.function_moments(X, "joint"), exact.function_moments(X, "joint"))
+    torch.testing.assert_close(found.function_kl(X[:3]), exact.function_kl(X[:3]))
+
+
+def test_predictions_of_several_input_sizes() -> None:
+    bnn = bayesify.bayesianize(
+        nn.Conv1d(1, 1, 3, padding=1), posteriors.MeanField(), likelihood=likelihoods.Gaussian(noise=0.1)
+    )
+    space = FunctionSpaceVI(bnn, context=Box(-1.0, 1.0, 2))
+    for size in (3, 6, 3):
+        assert space.predict(torch.randn(4, 1, size), method="linearized").mean.shape == (4, 1, size)
+
+
+def test_a_tangent_prior_follows_the_network_to_another_type() -> None:
+    space = FunctionSpaceVI(network(), context=Loader(X, 3), prior=NeuralTangent())
+    before = space.function_kl(X[:3])
+    torch.testing.assert_close(
+        space.to(torch.float64).function_kl(X[:3].double()), before.double(), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_a_checkpoint_under_a_tangent_prior_holds_no_weights_as_text(tmp_path: Path) -> None:
+    loader, sizes = DataLoader(TensorDataset(X, Y), batch_size=10), []
+    for width in (100, 400):
+        net = nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 2))
+        bnn = bayesify.bayesianize(net, posteriors.MeanField(), likelihood=likelihoods.Categorical())
+        space, path = (
+            FunctionSpaceVI(bnn, context=Loader(X, 3), prior=NeuralTangent()),
+            tmp_path / f"{width}.safetensors",
+        )
+        space.fit(loader, epochs=1, seed=0, progress=False, checkpoint=path)
+        sizes.append(int.from_bytes(path.read_bytes()[:8], "little"))
+        space.fit(loader, epochs=2, seed=0, progress=False, checkpoint=path)
+    assert abs(sizes[1] - sizes[0]) < 500, "the description grows with the network"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: FunctionSpaceVI(network(), prior=lambda a, b: torch.eye(len(a))),
+            "prior is function; give a FunctionPrior",
+        ),
+        (lambda: FunctionSpaceVI(network(), memory="much"), "memory='much'"),
+        (lambda: FunctionSpaceVI(network()).function_moments(X, "banana"), "covariance='banana'"),  # type: ignore[arg-type]
+        (lambda: FunctionSpaceVI(network()).function_kl(X[:0]), "the batch is empty"),
+        (lambda: FunctionSpaceVI(network()).predict(X, method="linearized", chunk=3), "chunk is for method='draws'"),
+        (lambda: Mixture(Box(0.0, 1.0), X), "Tensor is not a Context"),  # type: ignore[arg-type]
+        (lambda: Box.around(X, widths=-1.0), "widths=-1.0"),
+        (lambda: Jittered(Y, 0.5, 3).draw(Y), "to which no noise can be added"),
+        (
+            lambda: FunctionSpaceVI(network(), prior=GaussianProcess(lambda a, b: -torch.eye(len(a)))).function_kl(X),
+            "the kernel gives a variance of 0 or below",
+        ),
+        (
+            lambda: FunctionSpaceVI(bayesify.bayesianize(nn.EmbeddingBag(6, 3), posteriors.MeanField())),
+            "cannot differentiate twice",
+        ),
+    ],
+)
+def test_more_bad_input(make, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        make()

@@ -145,6 +145,58 @@ def test_odd_networks_are_found_out(kind: type[nn.Module], general: bool) -> Non
     assert bool(jacobians.general) is general
 
 
+class ByHand(nn.Module):
+    """Uses a layer's weight without calling the layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(3, 4, bias=False), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(torch.tanh(F.linear(x, self.inner.weight)))
+
+
+class Sorting(ByHand):
+    """Sorts its examples inside, and puts them back."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = x[:, 0].argsort()
+        return self.outer(torch.tanh(self.inner(x[order])))[order.argsort()]
+
+
+class Routing(nn.Module):
+    """Sends some examples through one layer and the others through another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(3, 2), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = x[:, 0] > 0
+        found = x.new_zeros(len(x), 2).index_put((chosen.nonzero()[:, 0],), self.left(x[chosen]))
+        return found.index_put(((~chosen).nonzero()[:, 0],), self.right(x[~chosen]))
+
+
+@pytest.mark.parametrize("kind", [ByHand, Sorting, Routing])
+@pytest.mark.parametrize("first", [[0.0, 1.0, 2.0, 3.0, 4.0], [4.0, 3.0, 2.0, 1.0, 0.0], [-2.0, 1.0, -3.0, 0.5, 2.0]])
+def test_what_the_first_examples_do_not_show_is_found_out(kind: type[nn.Module], first: list[float]) -> None:
+    """A row of zeros first, sorted rows, and batches of which a layer sees a part."""
+    torch.manual_seed(0)
+    net = kind().double()
+    x = torch.randn(5, 3, dtype=torch.float64)
+    x[:, 0] = torch.tensor(first)
+    x[0] = 0 if kind is ByHand else x[0]
+    later = torch.randn(4, 3, dtype=torch.float64)
+    jacobians = make(net)
+    for batch in (x, later):
+        point = jacobians.at((batch,), {})
+        gradients = point.pull(point.identity())
+        for name in jacobians.names:
+            torch.testing.assert_close(
+                gradients.dense(name), dense_jacobian(net, (batch,), name), rtol=1e-9, atol=1e-12
+            )
+
+
 class Mixing(nn.Module):
     def __init__(self) -> None:
         super().__init__()

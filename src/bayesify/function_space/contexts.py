@@ -83,7 +83,9 @@ class Box(Context):
     @classmethod
     def around(cls, x: Tensor, widths: float = 2.0, n: int = 10) -> Box:
         """A box that goes beyond training inputs [N, ...] on every side by so many times their range."""
-        flat = x.detach().double()
+        if not widths >= 0:
+            raise ValueError(f"Box.around: widths={widths}; give a number of at least 0")
+        flat = torch.as_tensor(x).detach().double()
         low, high = flat.amin(0), flat.amax(0)
         margin = widths * (high - low).clamp_min(torch.finfo(torch.float32).eps)
         return cls(low - margin, high + margin, n)
@@ -227,6 +229,8 @@ class Jittered(Stored):
 
     def change(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
         """Adds the noise."""
+        if not inputs.is_floating_point():
+            raise ValueError(f"Jittered: inputs are {inputs.dtype}, to which no noise can be added; use Loader")
         noise = standard_normal(inputs.numel(), inputs, generator).view(inputs.shape)
         return torch.add(inputs, noise, alpha=self.std)
 
@@ -250,6 +254,11 @@ class Mixture(Context):
     def __init__(self, *contexts: Context) -> None:
         if len(contexts) < 2:
             raise ValueError(f"Mixture: {len(contexts)} contexts; give at least two")
+        for context in contexts:
+            if not isinstance(context, Context):
+                raise TypeError(
+                    f"Mixture: {type(context).__name__} is not a Context; a tensor of inputs is Loader(inputs, n)"
+                )
         self.contexts = contexts
         self.n = sum(context.n for context in contexts)
 

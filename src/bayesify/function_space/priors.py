@@ -13,6 +13,7 @@ from torch import Tensor
 from bayesify.execution import Runner
 from bayesify.function_space.moments import Covariance, output_covariance
 from bayesify.jacobians import Jacobians
+from bayesify.likelihoods import should_check
 
 
 class FunctionPrior(ABC):
@@ -138,8 +139,13 @@ class GaussianProcess(FunctionPrior):
                 f"[{size}, {size}], or [{num_outputs}, {size}, {size}]"
             )
         covariance = covariance.expand(num_outputs, size, size)
+        variances = covariance.diagonal(dim1=-2, dim2=-1)
+        if should_check(variances) and not bool((variances > 0).all()):
+            raise ValueError(
+                "GaussianProcess: the kernel gives a variance of 0 or below at an input; give a positive one"
+            )
         if kind == "diagonal":
-            return mean, covariance.diagonal(dim1=-2, dim2=-1).T
+            return mean, variances.T
         if kind == "full":
             return mean, covariance
         spread = covariance.new_zeros(size, num_outputs, size, num_outputs)
@@ -184,7 +190,7 @@ class NeuralTangent(FunctionPrior):
                 name: torch.full_like(means[name], self.std**2)
                 if self.std is not None
                 else torch.as_tensor(stds[name]).to(means[name]).square().expand(means[name].shape).clone()
-                for name in jacobians.names
+                for name in means
             }
         runner = Runner(frozen.network, frozen.weights, self._points)
         self._jacobians = Jacobians(runner, jacobians.names, output=jacobians.output)
@@ -194,7 +200,7 @@ class NeuralTangent(FunctionPrior):
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: Tensor, kind: Covariance
     ) -> tuple[Tensor, Tensor]:
         """By the same linearization, at the means that were kept."""
-        self._follow(outputs.device)
+        self._follow(outputs)
         point = self._jacobians.at(args, kwargs, self._values)
         with torch.no_grad():
             found = output_covariance(
@@ -205,12 +211,13 @@ class NeuralTangent(FunctionPrior):
             mean if self.mean is None else torch.full_like(mean, self.mean)
         ), found.T if kind == "diagonal" else found
 
-    def _follow(self, device: torch.device) -> None:
-        """Move what was kept to where the network is now."""
+    def _follow(self, outputs: Tensor) -> None:
+        """Move what was kept to where the network is now, and from one full precision to the other."""
         for kept in (self._values, self._points, self._variances):
             for name, value in kept.items():
-                if value.device != device:
-                    kept[name] = value.to(device)
+                dtype = outputs.dtype if value.dtype in (torch.float32, torch.float64) else value.dtype
+                if value.device != outputs.device or value.dtype != dtype:
+                    kept[name] = value.to(outputs.device, dtype)
 
     def config(self) -> dict[str, Any]:
         """Its choices, and what it kept of the network."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bayesify.execution import Runner, batch_size, count_activation_bytes, evaluating, select_output, split_rows
+from bayesify.function_space.checks import COVARIANCES, check_choices, check_network
 from bayesify.function_space.contexts import Box, Context
 from bayesify.function_space.divergence import dense_kl, diagonal_kl
 from bayesify.function_space.moments import Covariance, output_covariance
@@ -19,13 +20,11 @@ from bayesify.function_space.recording import Recorder
 from bayesify.history import History
 from bayesify.inputs import as_inputs, check_inputs, naming_inputs
 from bayesify.jacobians import Jacobians, check_deterministic
+from bayesify.laplace.last_layer import last_layer
+from bayesify.laplace.memory import parse_bytes
 from bayesify.likelihoods import should_check
 from bayesify.network import BayesianNetwork
-from bayesify.posteriors import KTied, MeanField
 from bayesify.predictive import Predictive
-
-INDEPENDENT = (MeanField, KTied)
-"""Posteriors whose weights are independent Gaussians, as assumption 1 of the paper asks."""
 
 DEFAULT_VARIANCE = 10.0
 
@@ -57,7 +56,8 @@ class FunctionSpaceVI:
         layers: `"all"`, or `"last"` to linearize the last layer's weights only. Then the KL leaves the spread of the other layers
             alone, and only the likelihood shrinks it: put a posterior on the last layer only, or take `"all"`.
         jitter: A share of the mean variance that is always added in `"full"` and `"joint"`; only where needed if left out.
-        memory: Bytes that linearization may take; an eighth of the GPU's memory, or 1 GiB on a CPU, if left out.
+        memory: Bytes that linearization may take, a number or text such as `"1GiB"`; an eighth of the GPU's memory, or 1 GiB on a
+            CPU, if left out.
 
     Raises:
         TypeError: If `bnn` is not a `BayesianNetwork`.
@@ -78,50 +78,40 @@ class FunctionSpaceVI:
         prior: FunctionPrior | None = None,
         layers: Literal["all", "last"] = "all",
         jitter: float | None = None,
-        memory: int | None = None,
+        memory: int | str | None = None,
     ) -> None:
-        if not isinstance(bnn, BayesianNetwork):
-            raise TypeError(
-                f"FunctionSpaceVI: bnn is {type(bnn).__name__}; make a BayesianNetwork with bayesianize(net, MeanField())"
-            )
-        for part in bnn._parts():
-            if not isinstance(part, INDEPENDENT):
-                raise ValueError(
-                    f"FunctionSpaceVI: {type(part).__name__} is not a posterior of independent Gaussian weights with means and "
-                    "variances; use MeanField or KTied"
-                )
-        for key, value, known in (
-            ("covariance", covariance, ("diagonal", "full", "joint")),
-            ("layers", layers, ("all", "last")),
-        ):
-            if value not in known:
-                raise ValueError(f"FunctionSpaceVI: {key}={value!r}; give one of {', '.join(map(repr, known))}")
-        if jitter is not None and not 0 <= jitter < 1:
-            raise ValueError(f"FunctionSpaceVI: jitter={jitter}; give a share of the variance, from 0 to 1")
-        if memory is not None and memory < 1:
-            raise ValueError(f"FunctionSpaceVI: memory={memory}; give a positive number of bytes")
-        if context is not None and not callable(getattr(context, "draw", None)):
-            raise TypeError(
-                f"FunctionSpaceVI: context is {type(context).__name__}; give a Context such as Box(low, high, n) or "
-                "Loader(loader, n)"
-            )
+        check_network(bnn)
+        check_choices(covariance, layers, jitter, context, prior)
         self.bnn = bnn
         self.context = context if context is not None else Box()
-        self.covariance, self.layers, self.jitter, self._memory = covariance, layers, jitter, memory
-        names = list(bnn.weights)
-        if layers == "last":
-            names = [name for name in names if bnn.weights[name].layer == bnn.weights[names[-1]].layer]
-        self._jacobians = Jacobians(Runner(bnn.network, bnn.weights), names, output=bnn._output)
+        self.covariance, self.layers, self.jitter = covariance, layers, jitter
+        self._memory = None if memory is None else parse_bytes(memory)
+        self._settled = layers == "all"
+        self._jacobians = Jacobians(Runner(bnn.network, bnn.weights), list(bnn.weights), output=bnn._output)
         self.prior = copy.deepcopy(prior) if prior is not None else Constant(prior_mean, prior_variance)
-        weights_prior = bnn.prior.typical()
-        if not weights_prior.fixed:
-            raise ValueError("FunctionSpaceVI: the weights' prior draws its scale; use a fixed one, such as Neal()")
-        stds = weights_prior.std
-        self.prior.bind(self._jacobians, {key: mean.detach() for key, mean in self._means().items()}, stds, self.memory)
+        self._bind()
         self._recorder = Recorder(bnn)
         self._records = covariance == "diagonal" and isinstance(self.prior, Constant)
-        self._bytes_per_row: dict[Any, float] = {}
+        self._bytes_per_row: dict[Any, tuple[float, tuple[int, ...]]] = {}
         self._output_shape: tuple[int, ...] = ()
+
+    def _bind(self) -> None:
+        means = {key: mean.detach() for key, mean in self._means().items()}
+        self.prior.bind(self._jacobians, means, self.bnn.prior.typical().std, self.memory)
+
+    def _settle(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Find out which layer is the last one, when the first inputs are there."""
+        if self._settled:
+            return
+        runner, weights = self._jacobians.runner, self.bnn.weights
+        values = {name: mean.detach() for name, mean in self._means().items()}
+        with naming_inputs(args, kwargs):
+            found = last_layer(runner, weights, args, kwargs, self.bnn._output, values=values, owner="FunctionSpaceVI")
+        layers = {weights[name].layer for name in found}
+        names = [name for name in weights if weights[name].layer in layers]
+        self._jacobians = Jacobians(runner, names, output=self.bnn._output)
+        self._bind()
+        self._settled = True
 
     # -- moments ---------------------------------------------------------------------------------------------------
 
@@ -168,6 +158,9 @@ class FunctionSpaceVI:
         args, kwargs = as_inputs(x)
         check_inputs(args, kwargs)
         kind = covariance or self.covariance
+        if kind not in (*COVARIANCES, "example"):
+            raise ValueError(f"function_moments: covariance={kind!r}; give 'diagonal', 'full', 'joint' or 'example'")
+        self._settle(args, kwargs)
         means, variances = self._means(), self._variances()
         rows = self._rows(args, kwargs, means)
         if torch.is_grad_enabled() or kind in ("full", "joint") or rows >= batch_size(args, kwargs):
@@ -194,15 +187,17 @@ class FunctionSpaceVI:
 
     def _rows(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], means: Mapping[str, Tensor]) -> int:
         """Examples whose linearization fits in the budget."""
+        if batch_size(args, kwargs) == 0:
+            raise ValueError("FunctionSpaceVI: the batch is empty; give at least one example")
         shapes = tuple(tuple(value.shape[1:]) for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
         if shapes not in self._bytes_per_row:
             with naming_inputs(args, kwargs):
                 size, output = count_activation_bytes(self._jacobians.runner, args, kwargs, means)
-            shape = select_output(output, self._jacobians.output).shape
-            self._output_shape, outputs = tuple(shape[1:]), math.prod(shape[1:])
+            shape = tuple(select_output(output, self._jacobians.output).shape[1:])
             # Forward, backward for each output, and what differentiating that backward pass keeps.
-            self._bytes_per_row[shapes] = size * (1 + 3 * outputs)
-        return max(1, int(self.memory / 2 / max(1.0, self._bytes_per_row[shapes])))  # half is for products with inputs
+            self._bytes_per_row[shapes] = size * (1 + 3 * math.prod(shape)), shape
+        size, self._output_shape = self._bytes_per_row[shapes]
+        return max(1, int(self.memory / 2 / max(1.0, size)))  # half is for products with inputs
 
     # -- divergence ------------------------------------------------------------------------------------------------
 
@@ -221,8 +216,9 @@ class FunctionSpaceVI:
         """
         args, kwargs = as_inputs(context_inputs)
         check_inputs(args, kwargs)
-        means, variances = self._means(), self._variances()
         try:
+            self._settle(args, kwargs)
+            means, variances = self._means(), self._variances()
             rows = self._rows(args, kwargs, means)
             if self.covariance == "diagonal" and rows < batch_size(args, kwargs):
                 pieces = list(split_rows(args, kwargs, rows))
@@ -381,6 +377,8 @@ class FunctionSpaceVI:
             return self.bnn.predict(x, num_draws, generator=generator, **options)
         if method != "linearized":
             raise ValueError(f"predict: method={method!r}; give 'draws' or 'linearized'")
+        if options:
+            raise TypeError(f"predict: {', '.join(options)} is for method='draws'; leave it out")
         from bayesify.laplace.predictive import OutputGaussian, closed_form
 
         likelihood = self.bnn._needs_likelihood("predict")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils import _pytree as pytree
 
-from bayesify.execution import Runner, count_activation_bytes, select_output, split_rows
+from bayesify.execution import Runner, count_activation_bytes, select_output, split_rows, spread_rows
 from bayesify.inputs import naming_inputs
 from bayesify.jacobians.general import example_gradients
 from bayesify.jacobians.rules import Rule, rule_for
@@ -21,6 +21,9 @@ from bayesify.weights import owner_of
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-2}
 """How far a layer's rule may be from automatic differentiation, relative to the largest entry: rounding, not error."""
+
+WITNESSES = 6
+"""Examples of the first batch on which rules are compared with automatic differentiation."""
 
 
 class Jacobians:
@@ -93,9 +96,18 @@ class Jacobians:
         given = dict(values or {})
         if not self._certified:
             self._certify(args, kwargs, given)
-        watched = {use.rule.module: use.rule for uses in self._uses.values() for use in uses}
-        passed = trace(self._call(given, args, kwargs), watched, differentiable=differentiable)
-        return Linearization(self, passed, given, args, kwargs)
+        while True:
+            watched = {use.rule.module: use.rule for uses in self._uses.values() for use in uses}
+            passed = trace(self._call(given, args, kwargs), watched, differentiable=differentiable)
+            partial = passed.partial()
+            if not partial:
+                return Linearization(self, passed, given, args, kwargs)
+            # A layer that saw only some of the examples: which ones, its rule cannot know.
+            self._keep_rules(name for name, uses in self._uses.items() if all(use.rule not in partial for use in uses))
+
+    def _keep_rules(self, names: Iterable[str]) -> None:
+        self._uses = {name: self._uses[name] for name in names}
+        self._general = tuple(name for name in self.names if name not in self._uses)
 
     def cost(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[float, int]:
         """Bytes of activations per example, and outputs of an example; measured once for inputs of a shape."""
@@ -122,18 +134,23 @@ class Jacobians:
         return values[name] if name in values else self.runner.network.get_parameter(name)
 
     def _certify(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], values: Mapping[str, Tensor]) -> None:
-        """Compare every rule with automatic differentiation on two examples, of which only the first one counts."""
-        args, kwargs = next(split_rows(args, kwargs, 2))
+        """Compare every rule with automatic differentiation on some examples, of which only the first half counts.
+
+        They come from all over the batch, in another order: a row of zeros says little, and a network that sorts its examples
+        does not show on sorted ones.
+        """
+        args, kwargs = spread_rows(args, kwargs, WITNESSES)
         fixed = {name: value.detach() for name, value in values.items()}
         weights = {name: self.value(name, fixed).detach().clone().requires_grad_() for name in self.names}
         watched = {use.rule.module: use.rule for uses in self._uses.values() for use in uses}
         passed = trace(self._call({**fixed, **weights}, args, kwargs), watched, lenient=True)
         generator = torch.Generator().manual_seed(0)
         vector = torch.randn(passed.outputs.shape, generator=generator).to(passed.outputs)
-        vector[1:] = 0
+        count = passed.outputs.shape[0]
+        half = (count + 1) // 2
+        vector[half:] = 0
         self._check_apart(passed.outputs.detach(), fixed, args, kwargs)
         pulled, exact = passed.pull_with(vector, list(weights.values()))
-        pulled = pulled.rows(slice(0, 1))
         truth = dict(zip(weights, exact, strict=True))
         del passed
         tolerance = TOLERANCE.get(next(iter(weights.values())).dtype, 0.1)
@@ -145,26 +162,26 @@ class Jacobians:
         wrong = set()
         for name, uses in self._uses.items():
             try:
-                found = pulled.dense(uses)
-                found = None if found is None else found[0, 0]
+                parts = [pulled.rows(slice(row, row + 1)).dense(uses) for row in range(half)]
+                found: Any = None if parts[0] is None else sum(part[0, 0] for part in parts if part is not None)
                 right = (found is None or found.shape == truth[name].shape) and agrees(name, found)
+                right = right and all(pulled.stays_within(use.rule, half, count) for use in uses)
             except RuntimeError as refusal:
                 if isinstance(refusal, torch.OutOfMemoryError):
                     raise
                 right = False
             if not right:
                 wrong.add(name)
-        self._uses = {name: uses for name, uses in self._uses.items() if name not in wrong}
-        self._general = tuple(name for name in self.names if name not in self._uses)
+        self._keep_rules(name for name in self._uses if name not in wrong)
         if self._general:
-            first_args, first_kwargs = next(split_rows(args, kwargs, 1))
+            first_args, first_kwargs = next(split_rows(args, kwargs, half))
             some = {name: weights[name].detach() for name in self._general}
-            row = vector[:1].unsqueeze(0)
+            row = vector[:half].unsqueeze(0)
             found_general = example_gradients(
                 self.runner, {**fixed, **some}, first_args, first_kwargs, row, self.output
             )
             for name in self._general:
-                if not agrees(name, found_general[name][0, 0]):
+                if not agrees(name, found_general[name][0].sum(0)):
                     raise ValueError(
                         f"{name}: its derivative for one example depends on the other examples of the batch; use a network "
                         "whose examples do not mix, with the batch on the first axis of every input"
@@ -175,7 +192,7 @@ class Jacobians:
     def _check_apart(
         self, outputs: Tensor, values: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
-        """The first of two examples alone must have the output that it has beside the other."""
+        """The first of some examples alone must have the output that it has beside the others."""
         alone = self._call(values, *next(split_rows(args, kwargs, 1)))()
         tolerance = TOLERANCE.get(outputs.dtype, 0.1)
         if not bool((alone[0] - outputs[0]).abs().amax() <= tolerance * outputs[:1].abs().amax() + 1e-6):

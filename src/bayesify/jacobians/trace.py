@@ -67,6 +67,11 @@ class Trace:
         self._differentiable = differentiable
         self._pulling = pulling
 
+    def partial(self) -> set[Rule]:
+        """Rules of layers that were called with another number of examples than the network put out."""
+        rows = self.outputs.shape[0]
+        return {one.rule for one in self._applications if one.kept.shape[0] != rows or one.output.shape[0] != rows}
+
     def pull(self, vectors: Tensor) -> Pulled:
         """Gradients of `sum(vectors[k, b] * outputs[b])` at the layers' outputs, for each k and b.
 
@@ -149,6 +154,13 @@ class Pulled:
                 (Application(application.rule, application.kept[index], application.output), g[:, index])
                 for application, g in self._found
             ]
+        )
+
+    def stays_within(self, rule: Rule, rows: int, total: int) -> bool:
+        """Whether a layer has a row for each of all examples, and gradients at the first ones only."""
+        return all(
+            kept.shape[0] == total and g.shape[1] == total and not bool(g[:, rows:].any())
+            for kept, g in self.calls(rule)
         )
 
     def dense(self, uses: Sequence[Use]) -> Tensor | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bayesify.execution import Runner, select_output, split_rows
 from bayesify.weights import Weight, owner_of
@@ -19,6 +19,9 @@ def last_layer(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     output: str | int | None = None,
+    *,
+    values: Mapping[str, Tensor] | None = None,
+    owner: str = "Laplace",
 ) -> list[str]:
     """Weights of the linear map that runs last among those that the output depends on.
 
@@ -28,6 +31,8 @@ def last_layer(
         args: Positional inputs; one example is run.
         kwargs: Keyword inputs.
         output: Which of several outputs.
+        values: The weights' values; the network's own if left out.
+        owner: Who says so in an error.
 
     Raises:
         ValueError: If no linear map was called, or one is used without being called, so that it is not known which is last.
@@ -40,24 +45,26 @@ def last_layer(
     called: list[nn.Module] = []
     unique = {id(module): module for module in owners.values()}
     handles = [module.register_forward_hook(lambda module, _, __: called.append(module)) for module in unique.values()]
-    values = {name: network.get_parameter(name).detach().clone().requires_grad_() for name in maps}
+    known = values or {}
+    own = {name: known[name] if name in known else network.get_parameter(name) for name in maps}
+    given = {name: value.detach().clone().requires_grad_() for name, value in own.items()}
     try:
-        outputs = select_output(runner.call(values, *next(split_rows(args, kwargs, 1))), output)
+        outputs = select_output(runner.call({**known, **given}, *next(split_rows(args, kwargs, 1))), output)
     finally:
         for handle in handles:
             handle.remove()
-    slopes: tuple[Any, ...] = (None,) * len(values)
+    slopes: tuple[Any, ...] = (None,) * len(given)
     if outputs.requires_grad:
-        slopes = torch.autograd.grad(outputs.sum(), list(values.values()), allow_unused=True)
-    used = [name for name, slope in zip(values, slopes, strict=True) if slope is not None]
+        slopes = torch.autograd.grad(outputs.sum(), list(given.values()), allow_unused=True)
+    used = [name for name, slope in zip(given, slopes, strict=True) if slope is not None]
     hidden = [name for name in used if not any(owners[name] is module for module in called)]
     if hidden:
         raise ValueError(
-            f"Laplace: {hidden[0]} is used without a call of its layer, so that the last layer is not known; name its weights, "
+            f"{owner}: {hidden[0]} is used without a call of its layer, so that the last layer is not known; name its weights, "
             f"subset=[{hidden[0]!r}, ...]"
         )
     for module in reversed(called):
         names = [name for name in used if owners[name] is module]
         if names:
             return names
-    raise ValueError("Laplace: the output depends on no trainable linear map; name the weights, subset=[...]")
+    raise ValueError(f"{owner}: the output depends on no trainable linear map; name the weights, subset=[...]")
