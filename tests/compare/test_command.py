@@ -315,6 +315,22 @@ def test_every_method_runs_on_both_tasks(tmp_path):
         assert len(found.summary.rows) == len(registry.METHODS) + 1
 
 
+def test_a_report_where_every_method_failed(tmp_path):
+    frame = houses()
+    frame["price"] *= 1e200  # its square is beyond all numbers
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    result = run(
+        tmp_path / "t.csv", "--target", "price", "--methods", "point", "--out", tmp_path / "out", "--workers", 1, code=1
+    )
+    assert "Plain network failed: ValueError: nll is inf on the test rows" in result.stdout
+    assert "No method finished" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_an_engine_that_is_not_there(csv, tmp_path):
+    with pytest.raises(InputError, match="--engine"):
+        compare(Question(str(csv), "price", methods=["point"]), tmp_path / "out", engine="steam")
+
+
 def test_too_large_a_covariance_is_left_out():
     assert "left out: a full covariance" in tuning.obstacle("full_covariance", 100, (50,), 1)
     assert "left out: a Markov chain" in tuning.obstacle("hmc", 200, (50,), 1)

@@ -158,7 +158,7 @@ def compare(
         noises: dict[str, dict[str, Any]] = {}
         if problem.task == "regression":
             first = {f"noise-{split}": {**shared, "split": split} for split in range(splits)}
-            noises = run_jobs(estimate_noise, first, folder, **options)
+            noises = _noises(first, folder, options)
         jobs = {
             name: {**shared, "split": split, "method": method, "noise": _noise(noises, split)}
             for name, (method, split) in names.items()
@@ -186,6 +186,17 @@ def read_result(folder: Path, name: str) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError):
         return None
     return result
+
+
+def _noises(jobs: Mapping[str, Any], folder: Path, options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    try:
+        return run_jobs(estimate_noise, jobs, folder, **options)
+    except (ArithmeticError, RuntimeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"a plain network cannot be trained on these data: {error}; look for extreme numbers in the columns"
+        ) from error
 
 
 def _noise(noises: Mapping[str, Mapping[str, Any]], split: int) -> float | None:
