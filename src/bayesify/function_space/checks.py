@@ -22,7 +22,7 @@ def check_network(bnn: Any) -> None:
 
     Raises:
         TypeError: If it is no `BayesianNetwork`.
-        ValueError: If a posterior is of another kind, the prior draws its scale, or a layer has no second derivative.
+        ValueError: If a posterior is of another kind, or the prior draws its scale.
     """
     if not isinstance(bnn, BayesianNetwork):
         raise TypeError(
@@ -36,6 +36,10 @@ def check_network(bnn: Any) -> None:
             )
     if not bnn.prior.typical().fixed:
         raise ValueError("FunctionSpaceVI: the weights' prior draws its scale; use a fixed one, such as Neal()")
+
+
+def check_trainable(bnn: BayesianNetwork) -> None:
+    """Raise for a layer under the posterior that torch cannot differentiate twice."""
     for name in bnn.weights:
         if isinstance(owner_of(bnn.network, name)[0], nn.EmbeddingBag):
             raise ValueError(

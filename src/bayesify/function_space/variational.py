@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bayesify.execution import Runner, batch_size, count_activation_bytes, evaluating, select_output, split_rows
-from bayesify.function_space.checks import COVARIANCES, check_choices, check_network
+from bayesify.function_space.checks import COVARIANCES, check_choices, check_network, check_trainable
 from bayesify.function_space.contexts import Box, Context
 from bayesify.function_space.divergence import dense_kl, diagonal_kl
 from bayesify.function_space.moments import Covariance, output_covariance
@@ -327,6 +327,7 @@ class FunctionSpaceVI:
     ) -> tuple[Tensor, Tensor]:
         """The two terms of `objective` apart: the data term of each draw [S], and the KL, a scalar."""
         check_deterministic(self.bnn.network)
+        check_trainable(self.bnn)
         draws = self.bnn._draw(num_draws, generator, num_data=num_data)
         data, _ = self.bnn._terms(draws, x, y, num_data, example_weights)
         with self.bnn._full_precision():
