@@ -91,5 +91,11 @@ def test_required_dependencies_are_as_many_as_the_readme_says():
 
 def test_extras_name_what_they_bring():
     extras = PROJECT["project"]["optional-dependencies"]
-    apart = ("all", "dev", "dask", "ray", "transformers")  # clusters are few; the last slows every import of torchmetrics
+    apart = (
+        "all",
+        "dev",
+        "dask",
+        "ray",
+        "transformers",
+    )  # clusters are few; the last slows every import of torchmetrics
     assert extras["all"] == [f"bayesify[{','.join(name for name in extras if name not in apart)}]"]

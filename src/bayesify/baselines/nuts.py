@@ -52,7 +52,9 @@ def nuts(
         ValueError: If a count is below 1, inputs or targets are not finite, or the prior is hierarchical.
     """
     if not isinstance(bnn, BayesianNetwork):
-        raise TypeError(f"nuts: bnn is {type(bnn).__name__}; make a BayesianNetwork with bayesianize(net, likelihood=...)")
+        raise TypeError(
+            f"nuts: bnn is {type(bnn).__name__}; make a BayesianNetwork with bayesianize(net, likelihood=...)"
+        )
     counts = {"num_draws": num_draws, "num_warmup": num_warmup, "thin": thin, "max_tree_depth": max_tree_depth}
     for key, value in counts.items():
         if value < 1:
