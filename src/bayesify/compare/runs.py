@@ -29,6 +29,8 @@ Job = Mapping[str, Any]
 Result = dict[str, Any]
 TIMED_ROWS = 1000
 """Rows of the prediction that is timed."""
+DIVERGED = 3.0
+"""Nats by which full training may be worse on validation rows than a brief try before another setting is taken."""
 TIMES = ("train_seconds", "tune_seconds", "predict_ms")
 """What differs from one run to the next; everything else is the same for the same seed."""
 
@@ -78,7 +80,7 @@ def _run(job: Job) -> Result:
     start = time.process_time()
     choice, tried = _tune(job, data, shared)
     tuned = time.process_time()
-    trained = train_model(job["method"], data, choice, **shared)
+    trained, choice = _train(job, data, choice, tried, shared)
     done = time.process_time()
     test, calibration = trained(inputs["test"]), trained(inputs["calibration"])
     if isinstance(test, RegressionPredictive):
@@ -121,19 +123,45 @@ def _tune(job: Job, data: Data, shared: dict[str, Any]) -> tuple[dict[str, Any],
     choices = candidates(job["method"], "classification" if data.num_classes else "regression", job["quick"])
     if len(choices) == 1:
         return choices[0], []
-    x, y = shared["validation"]
     tried: list[dict[str, Any]] = []
     for choice in choices:
         try:
-            found = train_model(job["method"], data, choice, tuning=True, **shared)(x)
-            targets = torch.from_numpy(y)
-            nll = float(-found.log_prob(targets if data.num_classes else targets[:, None]).mean())
+            found = train_model(job["method"], data, choice, tuning=True, **shared)
+            nll = _validation_nll(found, shared, data.num_classes)
         except (ArithmeticError, RuntimeError, ValueError):
             nll = math.inf
         tried.append({"choice": choice, "nll": nll if math.isfinite(nll) else None})
     known = [entry for entry in tried if entry["nll"] is not None]
     best = min(known, key=lambda entry: entry["nll"])["choice"] if known else choices[0]
     return best, tried
+
+
+def _train(
+    job: Job, data: Data, choice: dict[str, Any], tried: list[dict[str, Any]], shared: dict[str, Any]
+) -> tuple[Trained, dict[str, Any]]:
+    """The chosen setting trained in full; where longer training makes it diverge, the next one."""
+    known = sorted((entry for entry in tried if entry["nll"] is not None), key=lambda entry: float(entry["nll"]))
+    best: tuple[float, Trained, dict[str, Any]] | None = None
+    for entry in known or [{"choice": choice, "nll": math.inf}]:
+        trained = train_model(job["method"], data, entry["choice"], **shared)
+        nll = _validation_nll(trained, shared, data.num_classes)
+        if best is None or nll < best[0]:
+            best = (nll, trained, entry["choice"])
+        if nll <= entry["nll"] + DIVERGED:
+            break
+    assert best is not None
+    return best[1], best[2]
+
+
+def _validation_nll(trained: Trained, shared: dict[str, Any], num_classes: int) -> float:
+    """On validation rows; infinite if it is not finite."""
+    x, y = shared["validation"]
+    targets = torch.from_numpy(y)
+    try:
+        nll = float(-trained(x).log_prob(targets if num_classes else targets[:, None]).mean())
+    except (ArithmeticError, RuntimeError, ValueError):
+        return math.inf
+    return nll if math.isfinite(nll) else math.inf
 
 
 def _seed(job: Job) -> int:

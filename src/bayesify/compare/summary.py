@@ -83,7 +83,7 @@ class Row:
         errors: Standard errors of the means; `None` for a single split.
         failure: Why some or all runs failed; empty if none did.
         behind: How far its NLL lies above the best method's; `None` for the best and where there is no rank.
-        p: Of that difference, adjusted for all methods; NaN if it cannot be tested.
+        p: Of that difference, adjusted for the number of methods unless it is a baseline; NaN if it cannot be tested.
     """
 
     name: str
@@ -153,7 +153,9 @@ def summarize(results: Results, methods: Sequence[str], task: Task, baselines: S
     scores = {name: [results[name, split]["scores"][DECIDES] for split in common] for name in sound}
     order = sorted(sound, key=lambda name: (float(np.mean(scores[name])), name)) if common else []
     behind = {name: paired_difference(scores[name], scores[order[0]], share) for name in order[1:]}
-    p = adjusted({name: difference.p for name, difference in behind.items()})
+    # Tests against the baselines are asked for beforehand; those against all others are many, and adjusted for it.
+    p = adjusted({name: difference.p for name, difference in behind.items() if name not in baselines})
+    p |= {name: difference.p for name, difference in behind.items() if name in baselines}
     rows = [
         _row(name, common, results, behind=behind.get(name), p=p.get(name, math.nan)) for name in order
     ]  # fmt: skip
@@ -208,6 +210,8 @@ def _test_share(results: Results) -> float:
 # -- numbers as text ---------------------------------------------------------------------------------------------------
 
 MISSING = "–"
+HUGE = 1e5
+"""Scores from here on are of a method that went wrong, and shown as powers of ten."""
 
 
 def show(value: float | None, column: Column) -> str:
@@ -215,6 +219,8 @@ def show(value: float | None, column: Column) -> str:
     if value is None or math.isnan(value):
         return MISSING
     shown = value * column.factor
+    if abs(shown) >= HUGE and column not in COSTS:
+        return f"{shown:.1e}"
     if column.digits is not None:
         return f"{shown:,.{column.digits}f}".replace("-0.000", "0.000")
     return significant(shown)
@@ -234,7 +240,7 @@ def cell(row: Row, column: Column, *, spread: bool = True) -> str:
     """Mean and standard error of a row, as text."""
     mean, error = row.means.get(column.key), row.errors.get(column.key)
     text = show(mean, column)
-    if text == MISSING or not spread or error is None or column in COSTS:
+    if text == MISSING or not spread or error is None or column in COSTS or "e+" in text:
         return text
     if column.digits is not None:
         return f"{text} ± {error * column.factor:.{column.digits}f}"

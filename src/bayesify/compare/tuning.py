@@ -75,7 +75,7 @@ NOISE_FACTORS = (1.0, 0.5, 0.7)
 """On the noise that cross-validation found, which holds the network's own error too."""
 OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
     "dropout": ({"rate": 0.05}, {"rate": 0.02}, {"rate": 0.1}),
-    "swag": ({"learning_rate": 0.01}, {"learning_rate": 0.03}, {"learning_rate": 0.003}),
+    "swag": ({"learning_rate": 0.01}, {"learning_rate": 0.001}, {"learning_rate": 0.003}),
     "vogn": ({"learning_rate": 0.1}, {"learning_rate": 0.05}, {"learning_rate": 0.2}),
     "nng": ({"learning_rate": 0.1}, {"learning_rate": 0.05}, {"learning_rate": 0.2}),
     "deep_gp": ({"learning_rate": 0.02}, {"learning_rate": 0.05}, {"learning_rate": 0.01}),
@@ -107,7 +107,7 @@ def candidates(name: str, task: str, quick: bool) -> list[dict[str, Any]]:
             {
                 **first,
                 "noise_factor": factor,
-                "options": options[position % len(options)] if position > 1 else options[0],
+                "options": options[position % len(options)],
             }
             for position, factor in enumerate(NOISE_FACTORS[: amount.candidates])
         ]
