@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from bayesify.compare.errors import InputError
-from bayesify.compare.fan_out import run_jobs
 from bayesify.compare.folder import drop_failed, open_folder
 from bayesify.compare.problems import Problem, read_problem
 from bayesify.compare.runs import estimate_noise, run_method
@@ -17,6 +16,7 @@ from bayesify.compare.summary import Results, Summary, summarize
 from bayesify.compare.targets import Task
 from bayesify.compare.tuning import BASELINES, effort
 from bayesify.registry import METHODS, get_method
+from bayesify.scale_out import ENGINES, JobsFailed, run_jobs
 
 Progress = Callable[[str, int, int], None]
 """Is told the name of a finished run, and how many of how many are finished."""
@@ -133,6 +133,8 @@ def compare(
         OSError: If a result cannot be written; finished ones are kept.
         KeyboardInterrupt: If nothing was finished.
     """
+    if engine not in ENGINES:
+        raise InputError(f"--engine {engine}: choose from {', '.join(ENGINES)}")
     amount = effort(question.quick)
     problem = read_problem(
         question.data,
@@ -164,6 +166,11 @@ def compare(
             for name, (method, split) in names.items()
         }
         results |= {names[name]: result for name, result in run_jobs(run_method, jobs, folder, **options).items()}
+    except JobsFailed as failure:  # workers that died again and again, as for want of memory
+        results |= {names[name]: result for name, result in failure.results.items()}
+        results |= {names[name]: {"error": reason.splitlines()[-1]} for name, reason in failure.reasons.items()}
+    except ImportError as error:
+        raise InputError(f"--engine {engine}: {error}") from error
     except KeyboardInterrupt:
         results |= {key: found for name, key in names.items() if (found := read_result(folder, name)) is not None}
         if not results:
