@@ -38,6 +38,8 @@ DATASETS = ("boston", "concrete", "energy", "wine", "yacht")
 
 MODELS = {"fac": ("fac",) * 3, "li": ("li",) * 3, "gi": ("gi",) * 3, "fac-gi": ("fac", "fac", "gi")}
 WIDTH, POINTS, NOISE, DRAWS = 50, 100, 0.1, 100
+HIDDEN_PRECISION = 100.0
+"""Where pseudo-outputs of hidden layers start: from 0.1, noise in the lower layers keeps the upper ones from learning (energy)."""
 SCHEDULE = Schedule(batch=128, learning_rate=2e-2)
 Rows = tuple[Tensor, Tensor]
 
@@ -85,7 +87,7 @@ def run_networks(
         seed: Of everything random.
     """
     (x, y), test, units = stack_splits(data, splits, device)
-    design = Design((x.shape[-1], WIDTH, WIDTH, 1), MODELS[model], prior, POINTS)
+    design = Design((x.shape[-1], WIDTH, WIDTH, 1), MODELS[model], prior, POINTS, hidden_precision=HIDDEN_PRECISION)
     stack = StackedNetworks(design, x.cpu(), y.cpu(), NOISE, seed=seed).to(device)
 
     def report(step: int, bound: Tensor, seconds: float) -> None:
