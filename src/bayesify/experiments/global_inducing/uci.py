@@ -38,7 +38,7 @@ DATASETS = ("boston", "concrete", "energy", "wine", "yacht")
 
 MODELS = {"fac": ("fac",) * 3, "li": ("li",) * 3, "gi": ("gi",) * 3, "fac-gi": ("fac", "fac", "gi")}
 WIDTH, POINTS, NOISE, DRAWS = 50, 100, 0.1, 100
-HIDDEN_PRECISION = 100.0
+HIDDEN_PRECISION = 10.0
 """Where pseudo-outputs of hidden layers start: from 0.1, noise in the lower layers keeps the upper ones from learning (energy)."""
 SCHEDULE = Schedule(batch=128, learning_rate=2e-2)
 Rows = tuple[Tensor, Tensor]
