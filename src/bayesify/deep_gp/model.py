@@ -142,7 +142,9 @@ class DeepGP(nn.Module):
             if self.inducing == "global":
                 layers.append(GlobalLayer(self.kernel, start, precision, num_inputs, **more))
             else:
-                layers.append(LocalLayer(self.kernel, below, num_outputs, **more).start_at(start, precision))
+                layers.append(
+                    LocalLayer(self.kernel, below, num_outputs, **more).to(centers).start_at(start, precision)
+                )
             if matrix is not None:
                 data, below = data @ matrix, below @ matrix
         self.layers = nn.ModuleList(layers)

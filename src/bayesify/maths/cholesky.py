@@ -14,6 +14,8 @@ JITTERS = (1e-7, 1e-6, 1e-5, 1e-4)
 def stable_cholesky(matrix: Tensor, what: str) -> Tensor:
     r"""Lower factor L of a positive definite matrix, $L L^\top = A$, with jitter on the diagonal only where rounding asks for it.
 
+    While a CUDA graph is recorded nothing can be asked of the numbers: a factor that does not exist is NaN there.
+
     Args:
         matrix: A, [..., n, n].
         what: What it is, for warnings and errors.
@@ -22,6 +24,8 @@ def stable_cholesky(matrix: Tensor, what: str) -> Tensor:
         ValueError: If it is not positive definite, or not finite.
     """
     factor, failed = torch.linalg.cholesky_ex(matrix)
+    if matrix.is_cuda and torch.cuda.is_current_stream_capturing():
+        return torch.where((failed > 0)[..., None, None], torch.nan, factor)
     if not bool(failed.any()):
         return factor
     if not bool(torch.isfinite(matrix).all()):

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -22,20 +23,14 @@ def lag_moments(
 
     See `convolution_moments` for the arguments.
     """
-    offsets, groups = geometry.offsets, geometry.groups
-    pairs = list(itertools.product(offsets, offsets))
-    lags = [tuple(d * (j - i) for d, i, j in zip(geometry.dilation, a, b, strict=True)) for a, b in pairs]
-    half = sorted({max(lag, _negated(lag)) for lag in lags})
+    groups, positions = geometry.groups, math.prod(geometry.kernel)
     maps, outputs = (value.unflatten(1, (groups, -1)) for value in (x, targets))
-    borders = _Borders(pairs, tuple(x.shape[2:]), geometry)
-    found, boxes, cross, sums, totals = _Lagged.apply(maps, outputs, ones, scale, tuple(half), borders.boxes, geometry)
-    place = {lag: index for index, lag in enumerate(half)}
-    index = [place[lag] if lag in place else len(half) + place[_negated(lag)] for lag in lags]
-    gram = torch.cat((found, found.mT))[torch.tensor(index, device=x.device)]  # [pairs, G, C, C]
-    gram = borders.subtract(gram, boxes)
+    plan = _plan(tuple(x.shape[2:]), geometry, x.device)
+    found, boxes, cross, sums, totals = _Lagged.apply(maps, outputs, ones, scale, plan.lags, plan.boxes, geometry)
+    gram = plan.subtract(torch.cat((found, found.mT))[plan.order], boxes)  # [pairs, G, C, C]
     width = maps.shape[2]
-    gram = gram.unflatten(0, (len(offsets), len(offsets))).permute(2, 3, 0, 4, 1)  # [G, C, K, C, K]
-    square = gram.reshape(groups, width * len(offsets), width * len(offsets))
+    gram = gram.unflatten(0, (positions, positions)).permute(2, 3, 0, 4, 1)  # [G, C, K, C, K]
+    square = gram.reshape(groups, width * positions, width * positions)
     return square, cross.permute(1, 2, 0, 3).flatten(1, 2), sums.permute(1, 2, 0).flatten(1), totals
 
 
@@ -65,39 +60,55 @@ class _Box:
         return side
 
 
-class _Borders:
-    """Which boxes the windows of pairs of kernel positions leave out of the full correlations.
+@dataclass(frozen=True)
+class _Plan:
+    """How the matrix of all pairs of kernel positions is put together.
 
     Args:
-        pairs: Of kernel positions.
-        sizes: Of the map.
-        geometry: Of the convolution.
-
-    Attributes:
-        boxes: All different ones.
+        lags: Half of the lags between kernel positions; the others are their opposites.
+        order: For each pair its lag's number, those of opposites counted after all lags.
+        boxes: All different ones that windows of pairs leave out of the full correlations.
+        targets: Pair of each term that is left out.
+        sources: Box of each term, counted twice, or its transpose, the number after it.
+        signs: Of each term, [terms, 1, 1, 1].
     """
 
-    def __init__(self, pairs: list[tuple[Offset, Offset]], sizes: tuple[int, ...], geometry: Geometry) -> None:
-        places = {pair: index for index, pair in enumerate(pairs)}
-        boxes: dict[_Box, int] = {}
-        self.terms: list[tuple[int, int, float]] = []  # pair, box (or its transpose, counted after all boxes), sign
-        for a, b in pairs:
-            for sign, box in _outside(a, b, sizes, geometry) if a <= b else ():
-                index = boxes.setdefault(box, len(boxes))
-                self.terms.append((places[a, b], 2 * index, -sign))
-                if a != b:
-                    self.terms.append((places[b, a], 2 * index + 1, -sign))
-        self.boxes = tuple(boxes)
+    lags: tuple[Offset, ...]
+    order: Tensor
+    boxes: tuple[_Box, ...]
+    targets: Tensor
+    sources: Tensor
+    signs: Tensor
 
     def subtract(self, gram: Tensor, sums: Tensor) -> Tensor:
         """Full correlations of all pairs, [pairs, G, C, C], less those over boxes, [boxes, G, C, C]."""
-        if not self.terms:
+        if not self.boxes:
             return gram
-        targets, sources, signs = zip(*self.terms, strict=True)
         both = torch.stack((sums, sums.mT), 1).flatten(0, 1)
-        factors = torch.tensor(signs, dtype=gram.dtype, device=gram.device).view(-1, 1, 1, 1)
-        chosen = both[torch.tensor(sources, device=gram.device)] * factors
-        return gram.index_add(0, torch.tensor(targets, device=gram.device), chosen)
+        return gram.index_add(0, self.targets, both[self.sources] * self.signs.to(gram.dtype))
+
+
+@lru_cache(maxsize=64)
+def _plan(sizes: tuple[int, ...], geometry: Geometry, device: torch.device) -> _Plan:
+    pairs = list(itertools.product(geometry.offsets, geometry.offsets))
+    lags = [tuple(d * (j - i) for d, i, j in zip(geometry.dilation, a, b, strict=True)) for a, b in pairs]
+    half = sorted({max(lag, _negated(lag)) for lag in lags})
+    number = {lag: index for index, lag in enumerate(half)}
+    order = [number[lag] if lag in number else len(half) + number[_negated(lag)] for lag in lags]
+    places = {pair: index for index, pair in enumerate(pairs)}
+    boxes: dict[_Box, int] = {}
+    targets, sources, signs = [], [], []
+    for a, b in pairs:
+        for sign, box in _outside(a, b, sizes, geometry) if a <= b else ():
+            index = boxes.setdefault(box, len(boxes))
+            ends = [(places[a, b], 2 * index), (places[b, a], 2 * index + 1)]
+            for target, source in ends if a != b else ends[:1]:
+                targets.append(target)
+                sources.append(source)
+                signs.append(-sign)
+    numbers = [torch.tensor(values, dtype=torch.int64, device=device) for values in (order, targets, sources)]
+    factors = torch.tensor(signs, dtype=torch.float32, device=device).view(-1, 1, 1, 1)
+    return _Plan(tuple(half), numbers[0], tuple(boxes), numbers[1], numbers[2], factors)
 
 
 def _outside(a: Offset, b: Offset, sizes: Sequence[int], geometry: Geometry) -> list[tuple[int, _Box]]:
@@ -152,17 +163,13 @@ class _Lagged(torch.autograd.Function):
             )
         ]
         own, cross, spectra = correlate(maps, targets, lags, shifts, sizes, scale)
-        starts: dict[tuple[int, bool], int] = {}
+        strips = _strips(boxes)
+        starts = {key: first for key, (first, _) in strips.items()}
         sides: list[Tensor] = []
-        for box in boxes:
-            key = (box.axis, box.ranges[box.axis][0] == 0)
-            if key not in starts:
-                size = maps.shape[3 + box.axis]
-                width = min(2 * geometry.dilation[box.axis] * (geometry.kernel[box.axis] - 1), size)
-                starts[key] = 0 if key[1] else size - width
-                strip = maps.narrow(3 + box.axis, starts[key], width)
-                strip = strip if scale is None else strip * _along(scale, strip)
-                sides.append(strip.movedim(0, 1).movedim(2, -1).contiguous())  # [G, M, *n, C]
+        for (axis, _), (first, end) in strips.items():
+            strip = maps.narrow(3 + axis, first, end - first)
+            strip = strip if scale is None else strip * _along(scale, strip)
+            sides.append(strip.movedim(0, 1).movedim(2, -1).contiguous())  # [G, M, *n, C]
         found = own.new_zeros(len(boxes), *own.shape[1:])
         for index, (left, right) in enumerate(_factors(boxes, starts, sides)):
             found[index] = left.flatten(1, -2).mT @ right.flatten(1, -2)
@@ -230,6 +237,17 @@ def _windows(total: Tensor, geometry: Geometry, sizes: Sequence[int]) -> list[Te
             first, end = max(0, d * i - pad[0]), min(total.shape[2 + axis], o + d * i - pad[0])
             window = window.narrow(2 + axis, min(first, max(end, 0)), max(0, end - first))
         found.append(window)
+    return found
+
+
+def _strips(boxes: Sequence[_Box]) -> dict[tuple[int, bool], tuple[int, int]]:
+    """What boxes need of each border, by axis and whether it is the first one: first position and end along that axis."""
+    found: dict[tuple[int, bool], tuple[int, int]] = {}
+    for box in boxes:
+        (first, end), lag = box.ranges[box.axis], abs(box.lags[box.axis])
+        key = (box.axis, first == 0)
+        before = found.get(key, (first, end + lag))
+        found[key] = (min(before[0], first), max(before[1], end + lag))
     return found
 
 

@@ -40,7 +40,7 @@ def gamma_kl(shape: Tensor, rate: Tensor, prior_shape: float, prior_rate: float)
         prior_rate: $b_0$.
     """
     a, b = widened(shape), widened(rate)
-    start = torch.as_tensor(prior_shape, dtype=a.dtype, device=a.device)
+    start = a.new_full((), prior_shape)
     gammas = torch.lgamma(start) - torch.lgamma(a)
     kl = (a - start) * torch.digamma(a) + gammas + start * (b / prior_rate).log() + a * (prior_rate / b - 1)
     return kl.to(shape.dtype)

@@ -16,7 +16,7 @@ class _InverseAndLogDet(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, what: str) -> tuple[Tensor, Tensor]:
         factor = stable_cholesky(matrix, what)
-        inverse = torch.cholesky_inverse(factor)
+        inverse = inverse_from_factor(factor)
         ctx.save_for_backward(inverse)
         return inverse, 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
@@ -26,6 +26,15 @@ class _InverseAndLogDet(torch.autograd.Function):
         (inverse,) = ctx.saved_tensors
         middle = inverse @ (0.5 * (grad_inverse + grad_inverse.mT)) @ inverse
         return torch.addcmul(-middle, inverse, grad_log_det[..., None, None]), None
+
+
+def inverse_from_factor(factor: Tensor) -> Tensor:
+    r"""$(L L^\top)^{-1}$, [..., n, n]; on CUDA by a triangular solve, which a graph can record."""
+    if not factor.is_cuda:
+        return torch.cholesky_inverse(factor)
+    eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
+    root = torch.linalg.solve_triangular(factor, eye.expand_as(factor), upper=False)
+    return root.mT @ root
 
 
 class _QuadraticForms(torch.autograd.Function):

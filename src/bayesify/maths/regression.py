@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,14 +77,40 @@ def regress(gram: Tensor, cross: Tensor, factorize: Callable[[Tensor], Tensor] |
         factorize: Makes the Cholesky factor of $I + B$, or raises; without it, a failure is noted in the result.
     """
     eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-    precision = gram + eye
     if factorize is None:
-        tril, failed = torch.linalg.cholesky_ex(precision)
-    else:
-        tril = factorize(precision)
-        failed = torch.zeros(gram.shape[:-2], dtype=torch.int32, device=gram.device)
-    root = torch.linalg.solve_triangular(tril, eye.expand(tril.shape), upper=False)
-    logs = tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    if factorize is None:
+        root, logs, failed = _InverseFactor.apply(gram + eye, eye)
         failed = failed + torch.isfinite(logs).logical_not()  # infinity goes through a factorization unnoticed
+    else:
+        tril = factorize(gram + eye)
+        failed = torch.zeros(gram.shape[:-2], dtype=torch.int32, device=gram.device)
+        root = torch.linalg.solve_triangular(tril, eye.expand(tril.shape), upper=False)
+        logs = tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     return Regression(root.mT @ (root @ cross), root, logs.sum(-1), failed)
+
+
+class _InverseFactor(torch.autograd.Function):
+    r"""$K = L^{-1}$ and $\log\det L$ of $P = L L^\top$, with a gradient of three products.
+
+    From $dL = L\, \Phi(K\, dP\, K^\top)$, with $\Phi$ the lower triangle and half of the diagonal, follows
+    $dK = -\Phi(K\, dP\, K^\top) K$.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(precision: Tensor, eye: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        tril, failed = torch.linalg.cholesky_ex(precision)
+        root = torch.linalg.solve_triangular(tril, eye.expand(tril.shape), upper=False)
+        return root, tril.diagonal(dim1=-2, dim2=-1).log().sum(-1), failed
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[2])
+        ctx.save_for_backward(output[0], inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        root, eye = ctx.saved_tensors
+        lower = (grads[0] @ root.mT).tril() * (1 - 0.5 * eye)
+        middle = 0.5 * (eye * grads[1][..., None, None] - lower - lower.mT)
+        return root.mT @ middle @ root, None

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bayesify.maths.gamma import draw_gamma, widened
 from bayesify.maths.noise import standard_normal
+from bayesify.maths.positive_definite import inverse_from_factor
 
 
 def bartlett(dof: Tensor, size: int, num_draws: int, generator: torch.Generator | None = None) -> Tensor:
@@ -66,9 +67,9 @@ def wishart_kl(precision: Tensor, dof: Tensor, prior_precision: float, prior_dof
         [*batch].
     """
     psi, n, size = widened(precision), widened(dof), precision.shape[-1]
-    factor = torch.linalg.cholesky(psi)
+    factor = torch.linalg.cholesky_ex(psi)[0]
     log_det = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) - size * math.log(prior_precision)
-    trace = prior_precision * torch.cholesky_inverse(factor).diagonal(dim1=-2, dim2=-1).sum(-1)
+    trace = prior_precision * inverse_from_factor(factor).diagonal(dim1=-2, dim2=-1).sum(-1)
     steps = torch.arange(size, dtype=n.dtype, device=n.device)
     halves = (n.unsqueeze(-1) - steps) / 2
     start = (prior_dof - steps) / 2

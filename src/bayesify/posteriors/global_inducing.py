@@ -194,7 +194,8 @@ class GlobalInducing(Posterior):
                                   shared["closed"], careful)  # fmt: skip
 
         weights, kl, failed = self._run(runner, batched, request.num_draws, one)
-        if bool(failed.any()):
+        recording = failed.is_cuda and torch.cuda.is_current_stream_capturing()
+        if not recording and bool(failed.any()):
             weights, kl, _ = self._run(
                 runner, batched, request.num_draws, lambda values: one(values, careful=True), "loop"
             )

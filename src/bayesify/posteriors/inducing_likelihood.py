@@ -120,7 +120,8 @@ def finite_cholesky(matrix: Tensor, what: str) -> Tensor:
     Raises:
         ValueError: If the matrix is not finite, which a factorization lets through, or not positive definite.
     """
-    if not bool(torch.isfinite(matrix).all()):
+    recording = matrix.is_cuda and torch.cuda.is_current_stream_capturing()
+    if not recording and not bool(torch.isfinite(matrix).all()):
         size = matrix.shape[-1]
         raise ValueError(
             f"{what} ({size} x {size}) is not finite; lower the learning rate, or start from a smaller precision, and look for "

@@ -74,10 +74,10 @@ class PriorDraw:
             return torch.stack(scaled, dim=-1).sum(-1) + logs + constant
         total: Any = constant
         for name, square in squares.items():
-            std = torch.as_tensor(self.std[name], dtype=square.dtype, device=square.device)
+            std = self._std(name, square)
             if name in self.factor:
                 factor = self.factor[name]  # [S, K, K]
-                inverse = torch.linalg.solve_triangular(factor, torch.eye(factor.shape[-1]).to(factor), upper=False)
+                inverse = torch.linalg.solve_triangular(factor, _eye(factor), upper=False)
                 log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
                 total = total + sizes[name] / factor.shape[-1] * log_det
                 square = ((inverse @ square) * inverse).sum((-1, -2))  # tr C^-1 M C^-T
@@ -102,8 +102,16 @@ class PriorDraw:
     def precision(self, name: str) -> Tensor:
         r"""$(C C^\top)^{-1} / \sigma_w^2$ of a kernel that is named in `factor`, [S, K, K]."""
         factor = self.factor[name]
-        std = torch.as_tensor(self.std[name], dtype=factor.dtype, device=factor.device)
-        return torch.cholesky_inverse(factor) / std.square().reshape(-1, 1, 1)
+        return torch.cholesky_inverse(factor) / self._std(name, factor).square().reshape(-1, 1, 1)
+
+    def _std(self, name: str, like: Tensor) -> Tensor:
+        """A weight's scale as a tensor of the type and device of another; a number is not copied to the device but made there."""
+        std = self.std[name]
+        return std.to(like) if isinstance(std, Tensor) else like.new_full((), std)
+
+
+def _eye(like: Tensor) -> Tensor:
+    return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
 
 
 class Prior(nn.Module):

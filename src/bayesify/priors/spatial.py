@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from bayesify.maths.positive_definite import inverse_from_factor
 from bayesify.maths.wishart import bartlett, bartlett_mean, wishart_kl
 from bayesify.priors.base import Prior, PriorDraw, kernel_positions
 from bayesify.weights import Weight
@@ -93,7 +94,8 @@ class SpatialInverseWishart(Prior):
 
     def _root(self, size: int) -> Tensor:
         r"""Lower T with $T T^\top$ the inverse of `scale_matrix`, [G, K, K]."""
-        return torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(self.scale_matrix(size))))
+        inverse = inverse_from_factor(torch.linalg.cholesky_ex(self.scale_matrix(size))[0])
+        return torch.linalg.cholesky_ex(inverse)[0]
 
     def _stds(self) -> dict[str, float | Tensor]:
         return {name: self.std_of(weight) for name, weight in self.weights.items()}

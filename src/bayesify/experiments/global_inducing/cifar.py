@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -23,10 +24,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesify import metrics, training
+from bayesify import metrics
 from bayesify.datasets import images
 from bayesify.experiments import records
 from bayesify.experiments.global_inducing import published
+from bayesify.experiments.inducing_weights import recorded
 from bayesify.experiments.inducing_weights.sources import Normalization
 from bayesify.experiments.inducing_weights.systems import MemoryBatches
 from bayesify.experiments.tables import number, table
@@ -110,32 +112,77 @@ def run(
     x = scale(data.train_images, torch.device(device))
     y = torch.from_numpy(data.train_labels.astype(np.int64)).to(device)
     bnn = make(system, prior, x, y, setting)
-    start = time.perf_counter()
-    history = training.fit(
-        bnn,
-        MemoryBatches(x, y, setting.batch),
-        epochs=setting.epochs,
-        num_data=len(x),
-        learning_rate=setting.learning_rate,
-        scheduler=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, setting.epochs),
-        kl_schedule=KLSchedule(0, setting.epochs / 10),
-        num_draws=1,
-        checkpoint=checkpoint,
-        seed=setting.seed,
-        callbacks=[_report(system, prior)],
-        progress=False,
-    )
+    history = train(bnn, x, y, setting, checkpoint, f"{system}, {prior}")
     bnn.eval()
-    seconds = time.perf_counter() - start
     scores = score(bnn, x, y, scale(data.test_images, torch.device(device)), data.test_labels, setting)
-    return {**scores, "epochs": len(history), "seconds_of_last_run": round(seconds, 1)}
+    return {
+        **scores,
+        "epochs": len(history),
+        "seconds": round(sum(row["seconds"] for row in history), 1),
+        "history": history,
+    }
 
 
-def _report(system: str, prior: str) -> Any:
-    def show(bnn: BayesianNetwork, history: Any) -> None:
-        print(f"{system}, {prior}: epoch {len(history)}, {history[-1]}", flush=True)
+def train(
+    bnn: BayesianNetwork, x: Tensor, y: Tensor, setting: Setting, checkpoint: Path, label: str = ""
+) -> list[dict[str, Any]]:
+    """Train, or go on from a checkpoint; on a GPU steps are recorded once and played back.
 
-    return show
+    Args:
+        bnn: Changed in place.
+        x: Images, [N, C, H, W].
+        y: Labels, [N].
+        setting: How.
+        checkpoint: Its file, written after every epoch.
+        label: For messages.
+
+    Returns:
+        For each epoch the negative log-likelihood per example, the KL in nats, its factor and the seconds.
+    """
+    bnn.train()
+    optimizer = recorded.as_recordable(torch.optim.Adam(bnn.parameters(), lr=setting.learning_rate), x.device)
+    generator = torch.Generator(x.device).manual_seed(setting.seed)
+    batches, schedule = MemoryBatches(x, y, setting.batch), KLSchedule(0, setting.epochs / 10)
+    history: list[dict[str, Any]] = []
+    if checkpoint.is_file():
+        state = torch.load(checkpoint, map_location=x.device, weights_only=True)
+        bnn.load_state_dict(state["network"])
+        optimizer.load_state_dict(state["optimizer"])
+        generator.set_state(state["generator"].cpu())
+        history = state["history"]
+    step = recorded.RecordedStep(bnn.elbo_terms, optimizer, len(x), 1, "float32", generator)
+    for epoch in range(len(history), setting.epochs):
+        start, weight = time.perf_counter(), 1.0
+        rate = 0.5 * setting.learning_rate * (1 + math.cos(math.pi * epoch / setting.epochs))
+        recorded.set_learning_rate(optimizer, rate)
+        step.sums.zero_()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(setting.seed + epoch)
+            for index, (part_x, part_y) in enumerate(batches):
+                weight = schedule(epoch + index / len(batches))
+                step(part_x, part_y, weight)
+        nll, kl = (step.sums / len(batches)).tolist()
+        if not math.isfinite(nll + kl):
+            raise ValueError(f"{label}: the bound is not finite in epoch {epoch + 1}; lower the learning rate")
+        seconds = round(time.perf_counter() - start, 2)
+        history.append({"nll": nll / len(x), "kl": kl, "kl_weight": weight, "seconds": seconds})
+        print(f"{label}: epoch {epoch + 1}, bound {-(nll + kl) / len(x):.3f} an example, {seconds:.1f} s", flush=True)
+        _save(checkpoint, bnn, optimizer, generator, history)
+    recorded.mark_changed(bnn)
+    return history
+
+
+def _save(
+    path: Path,
+    bnn: BayesianNetwork,
+    optimizer: torch.optim.Optimizer,
+    generator: torch.Generator,
+    history: list[dict[str, Any]],
+) -> None:
+    state = {"network": bnn.state_dict(), "optimizer": optimizer.state_dict(), "generator": generator.get_state()}
+    partial = path.with_name(path.name + ".partial")
+    torch.save({**state, "history": history}, partial)
+    partial.replace(path)
 
 
 @torch.no_grad()

@@ -19,6 +19,7 @@ KINDS = ("fac", "li", "gi", "rand")
 """Factorized; local and global inducing points; drawn from the prior."""
 
 PRIORS = ("neal", "standard", "scale")
+STARTS = ("random", "network")
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class Design:
         linear: Without ReLU between layers.
         hidden_precision: Where the precision of pseudo-outputs starts in layers that are not the last.
         start_std: Where standard deviations of factorized layers start, as a share of `1 / sqrt(fan_in)`.
+        start: Where pseudo-outputs of hidden layers of kind `"gi"` start: `"random"`, standard normal numbers, or `"network"`,
+            what a network drawn from Neal's prior makes of the inducing inputs.
 
     Raises:
         ValueError: If a kind or prior is unknown, or there is not one kind for each layer.
@@ -47,13 +50,18 @@ class Design:
     linear: bool = False
     hidden_precision: float = 0.1
     start_std: float = 0.1
+    start: str = "random"
 
     def __post_init__(self) -> None:
         if len(self.kinds) != len(self.sizes) - 1 or not self.kinds:
             raise ValueError(
                 f"Design: {len(self.kinds)} kinds for {len(self.sizes) - 1} layers; give one for each layer, and one layer"
             )
-        for key, values, known in (("kinds", self.kinds, KINDS), ("prior", (self.prior,), PRIORS)):
+        for key, values, known in (
+            ("kinds", self.kinds, KINDS),
+            ("prior", (self.prior,), PRIORS),
+            ("start", (self.start,), STARTS),
+        ):
             for value in values:
                 if value not in known:
                     raise ValueError(f"Design: {key}={value!r}; give one of {', '.join(known)}")
@@ -82,9 +90,10 @@ class StackedNetworks(nn.Module):
     has the mean and covariance of eq. 11. Regressions are computed in float64, data pass the networks in float32.
 
     Global inducing inputs start at training inputs, V of the last layer at their targets with the precision of the noise (times
-    N / M where there are more data than inducing inputs), V of hidden layers at standard normal numbers: the start is
-    close to the exact last layer given hidden layers from the prior. Local inducing inputs and their V start at standard normal
-    numbers, V of the last layer at 0 with the same precision. Means of factorized layers start at draws from Neal's prior.
+    N / M where there are more data than inducing inputs), V of hidden layers as the design says: with standard normal numbers
+    and a small precision the start is close to the exact last layer given hidden layers from the prior. Local inducing inputs
+    and their V start at standard normal numbers, V of the last layer at 0 with the same precision. Means of factorized layers start
+    at draws from Neal's prior.
 
     Args:
         design: What the networks have in common.
@@ -104,6 +113,7 @@ class StackedNetworks(nn.Module):
         raw = torch.full((len(x),), raw_positive(noise))
         self.raw_noise = nn.Parameter(raw, requires_grad=learn_noise)
         self.start = nn.ParameterDict()
+        self._seen: Tensor | None = None
         for layer, ((cols, outputs), kind) in enumerate(zip(design.layers, design.kinds, strict=True)):
             last = layer == len(design.kinds) - 1
             self._start_layer(layer, kind, cols, outputs, last, x, y, noise, generator)
@@ -151,6 +161,12 @@ class StackedNetworks(nn.Module):
                 rows = self._rows
                 outcome[:, : rows.shape[1]] = y.gather(1, rows[..., None].expand(-1, -1, outputs))
                 logs[:, : rows.shape[1]], logs[:, rows.shape[1] :] = known, math.log(0.01)
+            elif kind == "gi" and self.design.start == "network":
+                seen = F.pad(
+                    made["inputs"].data if self._seen is None else self._seen, (0, int(self.design.bias)), value=1.0
+                )
+                outcome = seen @ (normal(cols, outputs) / math.sqrt(cols - self.design.bias))
+                self._seen = outcome if self.design.linear else outcome.relu()
             made[f"outputs_{layer}"], made[f"log_precision_{layer}"] = outcome, logs
 
     @property
@@ -261,7 +277,7 @@ class StackedNetworks(nn.Module):
         y: Tensor,
         num_data: int,
         num_draws: int = 1,
-        kl_weight: float = 1.0,
+        kl_weight: float | Tensor = 1.0,
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """Evidence lower bound of each network in nats, [R], from batches [R, B, ...].

@@ -110,7 +110,7 @@ class StackedProcesses(nn.Module):
 
     def _local(self) -> tuple[list[Conditional], Tensor]:
         parts: list[Conditional] = []
-        total: Tensor = torch.zeros(())
+        total = self.values[_key("likelihood.raw_noise")].new_zeros((), dtype=torch.float64)
         for layer in range(self.depth):
             inputs, mean, raw = (self._of(layer, name) for name in ("inducing_inputs", "mean_value", "raw_diagonal"))
             _, root = self._factorize(layer, self._covariance(layer, inputs))
@@ -120,7 +120,7 @@ class StackedProcesses(nn.Module):
             factor = tril(lower * rows, raw)  # [R, O, M, M]
             log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum((-1, -2))
             squares = factor.square().sum((-1, -2, -3)) + mean.square().sum((-1, -2))
-            total = total.to(mean) + 0.5 * (squares - mean[0].numel()) - log_det
+            total = total + 0.5 * (squares - mean[0].numel()) - log_det
             spread = factor.mT @ root.unsqueeze(-3)
             reduction = (root.mT @ root).unsqueeze(-3) - spread.mT @ spread
             parts.append((layer, inputs, root.mT @ mean, reduction))
@@ -142,7 +142,7 @@ class StackedProcesses(nn.Module):
         y: Tensor,
         num_data: int,
         num_draws: int = 1,
-        kl_weight: float = 1.0,
+        kl_weight: float | Tensor = 1.0,
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """Evidence lower bound of each process in nats, [R], from batches [R, B, ...].

@@ -13,6 +13,9 @@ from torch import Tensor
 
 from bayesify.experiments.walsh_hadamard.stacked_training import small_products
 
+WARM_UP = 3
+"""Steps on CUDA before one is recorded."""
+
 
 class Stack(Protocol):
     """What can be trained here: R models side by side."""
@@ -23,7 +26,7 @@ class Stack(Protocol):
         y: Tensor,
         num_data: int,
         num_draws: int = 1,
-        kl_weight: float = 1.0,
+        kl_weight: float | Tensor = 1.0,
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """The bound of each, [R], from batches [R, B, ...]."""
@@ -78,7 +81,8 @@ def train(
 ) -> float:
     """Train all models of a stack, each on its own data.
 
-    A model whose gradient is not finite at a step stays where it is.
+    A model whose gradient is not finite at a step stays where it is. On CUDA the step is recorded once and played back, since calls
+    would cost many times the arithmetic.
 
     Args:
         stack: Changed in place.
@@ -92,28 +96,65 @@ def train(
     Returns:
         Seconds.
     """
-    generator = torch.Generator(device=x.device).manual_seed(seed)
-    count, num_data = x.shape[0], x.shape[1]
-    parameters = [parameter for parameter in stack.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.Adam(parameters, lr=schedule.learning_rate)
     start = time.perf_counter()
+    update = _Update(stack, x, y, schedule, torch.Generator(device=x.device).manual_seed(seed))
     with small_products():
         for step in range(schedule.steps):
-            batch_x, batch_y = x, y
-            if schedule.batch < num_data:
-                rows = torch.rand(count, num_data, generator=generator, device=x.device)
-                rows = rows.topk(schedule.batch, dim=1).indices[..., None]
-                batch_x = x.gather(1, rows.expand(-1, -1, x.shape[-1]))
-                batch_y = y.gather(1, rows.expand(-1, -1, y.shape[-1]))
-            bound = stack.elbo(batch_x, batch_y, num_data, schedule.draws, schedule.kl_weight(step), generator)
-            optimizer.zero_grad()
-            (-bound.sum() / num_data).backward()
-            _clip(parameters, schedule.clip)
-            optimizer.param_groups[0]["lr"] = schedule.rate(step)
-            optimizer.step()
+            bound = update(step)
             if (step + 1) % every == 0:
-                report(step + 1, bound.detach(), time.perf_counter() - start)
+                report(step + 1, bound, time.perf_counter() - start)
     return time.perf_counter() - start
+
+
+class _Update:
+    """One step of the training of a stack; see `train`."""
+
+    def __init__(self, stack: Stack, x: Tensor, y: Tensor, schedule: Schedule, generator: torch.Generator) -> None:
+        self.stack, self.x, self.y, self.schedule, self.generator = stack, x, y, schedule, generator
+        self.parameters = [parameter for parameter in stack.parameters() if parameter.requires_grad]
+        self.rate = torch.tensor(schedule.learning_rate, device=x.device)
+        self.kl_weight = torch.ones((), device=x.device)
+        rate = self.rate if x.is_cuda else schedule.learning_rate
+        self.optimizer = torch.optim.Adam(self.parameters, lr=rate, capturable=x.is_cuda)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.bound = torch.empty(0)
+
+    def __call__(self, step: int) -> Tensor:
+        """Make a step, counted from 0; the bound of each model on its batch, [R]."""
+        self.rate.fill_(self.schedule.rate(step))
+        self.kl_weight.fill_(self.schedule.kl_weight(step))
+        if not self.x.is_cuda:
+            self.optimizer.param_groups[0]["lr"] = self.schedule.rate(step)
+            self.compute()
+        elif step < WARM_UP:
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                self.compute()
+            torch.cuda.current_stream().wait_stream(stream)
+        else:
+            if self.graph is None:
+                self.graph = torch.cuda.CUDAGraph()
+                self.graph.register_generator_state(self.generator)
+                with torch.cuda.graph(self.graph):
+                    self.compute()
+            self.graph.replay()
+        return self.bound
+
+    def compute(self) -> None:
+        """Draw batches, and descend."""
+        x, y, size, num_data = self.x, self.y, self.schedule.batch, self.x.shape[1]
+        if size < num_data:
+            rows = torch.rand(len(x), num_data, generator=self.generator, device=x.device)
+            rows = rows.topk(size, dim=1).indices[..., None]
+            x = x.gather(1, rows.expand(-1, -1, x.shape[-1]))
+            y = y.gather(1, rows.expand(-1, -1, y.shape[-1]))
+        bound = self.stack.elbo(x, y, num_data, self.schedule.draws, self.kl_weight, self.generator)
+        self.optimizer.zero_grad()
+        (-bound.sum() / num_data).backward()
+        _clip(self.parameters, self.schedule.clip)
+        self.optimizer.step()
+        self.bound = bound.detach()
 
 
 def _clip(parameters: list[Tensor], largest: float) -> None:

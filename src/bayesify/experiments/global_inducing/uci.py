@@ -29,7 +29,7 @@ from bayesify.datasets import uci
 from bayesify.datasets.scaling import Standardization
 from bayesify.experiments import records
 from bayesify.experiments.global_inducing import processes
-from bayesify.experiments.global_inducing.stacked import PRIORS, Design, StackedNetworks
+from bayesify.experiments.global_inducing.stacked import PRIORS, STARTS, Design, StackedNetworks
 from bayesify.experiments.global_inducing.stacked_training import Schedule, bounds, train
 from bayesify.experiments.tables import number, table
 
@@ -38,9 +38,10 @@ DATASETS = ("boston", "concrete", "energy", "wine", "yacht")
 
 MODELS = {"fac": ("fac",) * 3, "li": ("li",) * 3, "gi": ("gi",) * 3, "fac-gi": ("fac", "fac", "gi")}
 WIDTH, POINTS, NOISE, DRAWS = 50, 100, 0.1, 100
-HIDDEN_PRECISION = 10.0
+HIDDEN_PRECISION = 1.0
 """Where pseudo-outputs of hidden layers start: from 0.1, noise in the lower layers keeps the upper ones from learning (energy)."""
-SCHEDULE = Schedule(batch=128, learning_rate=2e-2)
+START = "random"
+SCHEDULE = Schedule(steps=10_000, batch=128, learning_rate=2e-2)
 Rows = tuple[Tensor, Tensor]
 
 
@@ -73,6 +74,8 @@ def run_networks(
     device: str = "cpu",
     num_draws: int = DRAWS,
     seed: int = 0,
+    hidden_precision: float = HIDDEN_PRECISION,
+    start: str = START,
 ) -> dict[str, Any]:
     """Train networks on all splits side by side; scores by split.
 
@@ -85,9 +88,13 @@ def run_networks(
         device: Where to compute.
         num_draws: For bounds and predictions.
         seed: Of everything random.
+        hidden_precision: Where the precision of pseudo-outputs of hidden layers starts.
+        start: Where these start, see `Design`.
     """
     (x, y), test, units = stack_splits(data, splits, device)
-    design = Design((x.shape[-1], WIDTH, WIDTH, 1), MODELS[model], prior, POINTS, hidden_precision=HIDDEN_PRECISION)
+    design = Design(
+        (x.shape[-1], WIDTH, WIDTH, 1), MODELS[model], prior, POINTS, hidden_precision=hidden_precision, start=start
+    )
     stack = StackedNetworks(design, x.cpu(), y.cpu(), NOISE, seed=seed).to(device)
 
     def report(step: int, bound: Tensor, seconds: float) -> None:
@@ -125,6 +132,8 @@ def run(
     splits: int | None = None,
     device: str = "cpu",
     num_draws: int = DRAWS,
+    hidden_precision: float = HIDDEN_PRECISION,
+    start: str = START,
     facts: dict[str, Any] | None = None,
 ) -> None:
     """Run the jobs that the folder does not hold yet: one for each data set, prior and model.
@@ -138,6 +147,8 @@ def run(
         splits: Only the first so many.
         device: Where to compute.
         num_draws: For bounds and predictions.
+        hidden_precision: Where the precision of pseudo-outputs of networks' hidden layers starts.
+        start: Where these start, see `Design`.
         facts: Goes into each file.
 
     Raises:
@@ -151,13 +162,25 @@ def run(
                 wanted = {"dataset": data.name, "model": model, "prior": prior if model in MODELS else None}
                 count = len(data.splits[:splits])
                 path, settings = folder / f"{name}.json", {**asdict(schedule), "splits": count}
+                if set(MODELS.get(model, ())) & {"li", "gi"}:
+                    settings |= {"hidden_precision": hidden_precision, "start": start}
                 before = json.loads(path.read_text()) if path.is_file() else None
                 if before is not None and before["settings"] != settings:
                     raise ValueError(f"{path} is of other settings; choose another folder, or remove it")
                 if before is not None:
                     continue
                 if model in MODELS:
-                    scores = run_networks(data, model, prior, schedule, splits, device, num_draws)
+                    scores = run_networks(
+                        data,
+                        model,
+                        prior,
+                        schedule,
+                        splits,
+                        device,
+                        num_draws,
+                        hidden_precision=hidden_precision,
+                        start=start,
+                    )
                 else:
                     rows = stack_splits(data, splits, device)
                     scores = processes.run(data.name, rows, model, schedule, num_draws)
@@ -232,6 +255,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=SCHEDULE.steps)
     parser.add_argument("--learning-rate", type=float, default=SCHEDULE.learning_rate)
     parser.add_argument("--batch", type=int, default=SCHEDULE.batch)
+    parser.add_argument("--hidden-precision", type=float, default=HIDDEN_PRECISION)
+    parser.add_argument("--start", choices=STARTS, default=START, help="where pseudo-outputs of hidden layers start")
+    parser.add_argument("--draws", type=int, default=SCHEDULE.draws, help="in a step, of networks")
+    parser.add_argument("--first-weight", type=float, default=SCHEDULE.first_weight, help="factor on the KL at first")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path("bayesify-report") / "global-inducing-uci")
     parser.add_argument("--table", action="store_true", help="only print the table of what the folder holds")
@@ -242,6 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not chosen.table:
         facts = records.facts("bayesify.experiments.global_inducing.uci", given)
         schedule = replace(SCHEDULE, steps=chosen.steps, learning_rate=chosen.learning_rate, batch=chosen.batch)
+        schedule = replace(schedule, draws=chosen.draws, first_weight=chosen.first_weight)
         tables, models = [synthetic()], list(every)
         if chosen.smoke:
             schedule = replace(schedule, steps=6, batch=16)
@@ -249,6 +277,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             tables, models = [uci.load(name, chosen.data) for name in chosen.datasets], chosen.models
         draws = 10 if chosen.smoke else DRAWS
         options = {"splits": chosen.splits, "device": chosen.device, "num_draws": draws, "facts": facts}
+        options |= {"hidden_precision": chosen.hidden_precision, "start": chosen.start}
         run(chosen.out, tables, models, chosen.priors, schedule, **options)
     print(summarize(read(chosen.out)))
     return 0

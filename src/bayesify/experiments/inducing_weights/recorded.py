@@ -69,7 +69,7 @@ def fit_recorded(
     if not keeps_mode:
         bnn.train()
     generator = torch.Generator(device).manual_seed(seed)
-    step = _Step(terms or bnn.elbo_terms, optimizer, num_data, num_draws, precision, generator)
+    step = RecordedStep(terms or bnn.elbo_terms, optimizer, num_data, num_draws, precision, generator)
     history, weight = [], 0.0
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -85,12 +85,15 @@ def fit_recorded(
                 raise ValueError(f"epoch {epoch + 1}: the bound is not finite; lower the learning rate")
             history.append({"epoch": epoch + 1, "nll": nll / num_data, "kl": kl, "kl_weight": weight})
     optimizer.zero_grad(set_to_none=True)
-    with torch.no_grad():
-        for parameter in bnn.parameters():
-            parameter.add_(
-                0.0
-            )  # a graph changes parameters without raising their version, by which factors are remembered
+    mark_changed(bnn)
     return history
+
+
+@torch.no_grad()
+def mark_changed(bnn: BayesianNetwork) -> None:
+    """Raise the version of all parameters, by which factors are remembered: a graph that is played back does not."""
+    for parameter in bnn.parameters():
+        parameter.add_(0.0)
 
 
 def as_recordable(optimizer: torch.optim.Optimizer, device: torch.device) -> torch.optim.Optimizer:
@@ -111,8 +114,29 @@ def scale_learning_rates(optimizer: torch.optim.Optimizer, factor: float) -> Non
             group["lr"] *= factor
 
 
-class _Step:
-    """A step of training; on a GPU it is recorded after a few."""
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set every learning rate; tensors in place, where a graph reads them."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+class RecordedStep:
+    """A step of training; on a GPU it is recorded after a few.
+
+    Args:
+        terms: Data term and penalty, called as `BayesianNetwork.elbo_terms`.
+        optimizer: See `fit_recorded`.
+        num_data: N.
+        num_draws: Draws in a step.
+        precision: `"bf16"` runs the network under autocast.
+        generator: Of the draws; its device is that of the step.
+
+    Attributes:
+        sums: Negative data term and penalty, summed over steps since it was last set to zero, [2].
+    """
 
     def __init__(
         self,
@@ -133,6 +157,7 @@ class _Step:
         self.count = 0
 
     def __call__(self, x: Tensor, y: Tensor, kl_weight: float) -> None:
+        """Make a step on a batch, all of one size, with a factor on the penalty."""
         self.kl_weight.fill_(kl_weight)
         if self.device.type != "cuda":
             self._run(x, y)

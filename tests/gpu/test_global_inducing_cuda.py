@@ -1,0 +1,104 @@
+"""Global and local inducing points, deep Gaussian processes and their recorded trainings on a GPU. Run with `-m gpu`."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+import bayesify
+from bayesify import likelihoods, models, posteriors, priors
+from bayesify.deep_gp import DeepGP
+from bayesify.experiments.global_inducing import cifar, processes, stacked_training, uci
+from bayesify.experiments.global_inducing.stacked import Design, StackedNetworks
+from bayesify.experiments.inducing_weights import recorded
+from bayesify.maths.convolution_geometry import Geometry
+from bayesify.maths.convolution_moments import convolution_moments
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.mark.parametrize("inducing", ["global", "local"])
+def test_deep_processes_are_made_and_trained_where_their_data_lie(inducing):
+    x = torch.randn(60, 2, device="cuda")
+    model = DeepGP(x, x[:, :1].sin(), inducing=inducing, num_inducing=10)
+    assert {parameter.device.type for parameter in model.parameters()} == {"cuda"}
+    bound = model.elbo(x, x[:, :1].sin(), num_data=60)
+    bound.backward()
+    assert torch.isfinite(bound)
+    assert model.predict(x, 5).mean.is_cuda
+
+
+def test_moments_of_convolutions_are_those_of_the_cpu():
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(6, 4, 9, 8, generator=generator) for _ in range(2))
+    geometry = Geometry((3, 3), (1, 1), (1, 1), ((1, 1), (1, 1)))
+    ones = torch.rand(6, generator=generator)
+    here = convolution_moments(x, y, geometry, ones, ones)
+    there = convolution_moments(x.cuda(), y.cuda(), geometry, ones.cuda(), ones.cuda())
+    for own, other in zip(here, there, strict=True):
+        torch.testing.assert_close(own, other.cpu(), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", [posteriors.GlobalInducing, posteriors.LocalInducing])
+def test_draws_and_divergences_are_those_of_the_cpu(kind):
+    torch.manual_seed(0)
+    inducing = kind(torch.randn(6, 1, 8, 8)) if kind is posteriors.GlobalInducing else kind(6)
+    net = models.narrow_resnet(3, in_channels=1, width=4)
+    bnn = bayesify.bayesianize(net, inducing, likelihood=likelihoods.Categorical(), prior=priors.Neal())
+    draws = bnn.draw(2, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(5, 1, 8, 8)
+    outputs, kl = draws(x), draws.kl
+    draws = bnn.cuda().draw(2, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(draws(x.cuda()).cpu(), outputs, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(draws.kl.cpu(), kl, rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize("model", [*uci.MODELS, *processes.MODELS])
+def test_a_recorded_training_of_stacks_is_one_without_recording(model, monkeypatch):
+    rows = uci.stack_splits(uci.synthetic(), device="cuda")
+    schedule = stacked_training.Schedule(steps=60, batch=32)
+    found = []
+    for warm_up in (3, 10**9):
+        monkeypatch.setattr(stacked_training, "WARM_UP", warm_up)
+        if model in uci.MODELS:
+            (x, y), _, _ = rows
+            design = Design((x.shape[-1], 8, 8, 1), uci.MODELS[model], "scale", 10)
+            stack = StackedNetworks(design, x.cpu(), y.cpu()).cuda()
+            stacked_training.train(stack, x, y, schedule)
+            found.append(stacked_training.bounds(stack, x, y).cpu())
+        else:
+            found.append(torch.tensor(processes.run("synthetic", rows, model, schedule, 10)["elbo"]))
+    torch.testing.assert_close(*found, rtol=0.02, atol=0.05)
+
+
+@pytest.mark.parametrize("system", cifar.SYSTEMS)
+def test_a_recorded_training_on_images_is_one_without_recording(system, tmp_path: Path, monkeypatch):
+    data = cifar.images.synthetic(40, 20, side=8)
+    setting = cifar.Setting(epochs=3, points=6, batch=10, width=4, draws=2)
+    found = []
+    for warm_up in (3, 10**9):
+        monkeypatch.setattr(recorded, "WARM_UP", warm_up)
+        scores = cifar.run(system, "spatial", data, setting, tmp_path / f"{warm_up}", "cuda")
+        found.append(scores["history"][-1]["nll"])
+        assert math.isfinite(scores["elbo"])
+    assert found[0] == pytest.approx(found[1], rel=0.05)
+
+
+def test_a_checkpoint_of_a_recorded_training_goes_on(tmp_path: Path, monkeypatch):
+    data = cifar.images.synthetic(40, 20, side=8)
+    setting = cifar.Setting(epochs=4, points=6, batch=10, width=4, draws=2)
+    whole = cifar.run("gi", "spatial", data, setting, tmp_path / "whole", "cuda")
+    save = cifar._save
+
+    def stop(*given):
+        save(*given)
+        if len(given[-1]) == 2:
+            monkeypatch.setattr(cifar, "_save", save)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(cifar, "_save", stop)
+    with pytest.raises(KeyboardInterrupt):
+        cifar.run("gi", "spatial", data, setting, tmp_path / "cut", "cuda")
+    again = cifar.run("gi", "spatial", data, setting, tmp_path / "cut", "cuda")
+    assert again["history"][-1]["nll"] == pytest.approx(whole["history"][-1]["nll"], rel=0.05)
