@@ -19,7 +19,7 @@ from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior, ch
 from bayesify.posteriors.global_inducing_inputs import InducingInputs, check_inputs, describe_inputs, first_examples
 from bayesify.posteriors.global_inducing_maps import LinearMap
 from bayesify.posteriors.global_inducing_trace import check_targets, start_outputs, trace
-from bayesify.posteriors.inducing_likelihood import AT_PRIOR, HalfPrecision, PriorScale, finite_cholesky
+from bayesify.posteriors.inducing_likelihood import AT_PRIOR, NETWORK_PRECISION, HalfPrecision, PriorScale, finite_cholesky
 from bayesify.priors import PriorDraw
 from bayesify.structured import StructuredWeight
 from bayesify.weights import owner_of
@@ -55,15 +55,18 @@ class GlobalInducing(Posterior):
         inputs: Where $U_0$ starts: M inputs of the network as a tensor, a tuple of positional or a dict of keyword inputs; or
             only their shape (a list of integers), or M (for networks that start with a linear layer), for standard
             normal numbers.
-        targets: Where V of the last layer starts: labels, or standardized targets. Standard normal numbers if left
-            out, as in all other layers.
-        precision: Where the diagonal of $\Lambda$ starts; if left out, 1 divided by the positions of a layer.
+        targets: Where V of the last layer starts: labels, or standardized targets. As in all other layers if left out.
+        precision: Where the diagonal of $\Lambda$ starts; if left out, 1 divided by the positions of a layer, and
+            `NETWORK_PRECISION` divided by them where V starts at the network's.
         last_precision: The same for the last layer alone. With targets that are data, N / M divided by the noise variance starts it
             at about the exact posterior given the layers below; a small `precision` then starts these near the prior.
         covariance: `"diagonal"`, or `"full"` for a $\Lambda$ that correlates the inducing inputs.
         learned: `"all"` layers, or only the `"last"`: the others are drawn from the prior then (rand -> gi).
         kl_form: `"closed"`, the KL of each layer given the layers below; or `"sampled"`, $\log q - \log p$ at the draw: the
             bound then has no variance where q is exact.
+        init: Where V of the layers starts: `"random"`, standard normal numbers (the paper's); or `"network"`, what each layer of
+            the network given to `bayesianize` makes of the inducing inputs, $V_l = A_l [W_l\ b_l]^\top$. With at least as many
+            inducing inputs (times positions) as columns the mean of q then starts close to that network.
 
     Raises:
         ValueError: If an argument is not as said, inputs are not finite, the network mixes examples, or a layer is
@@ -83,6 +86,7 @@ class GlobalInducing(Posterior):
         learned: Literal["all", "last"] = "all",
         kl_form: Literal["closed", "sampled"] = "closed",
         last_precision: float | None = None,
+        init: Literal["random", "network"] = "random",
     ) -> None:
         super().__init__()
         check_positive("GlobalInducing", precision=precision, last_precision=last_precision)
@@ -90,12 +94,18 @@ class GlobalInducing(Posterior):
             ("covariance", covariance, ("diagonal", "full")),
             ("learned", learned, ("all", "last")),
             ("kl_form", kl_form, ("closed", "sampled")),
+            ("init", init, ("random", "network")),
         ):
             if value not in known:
                 raise ValueError(f"GlobalInducing: {key}={value!r}; give {known[0]!r} or {known[1]!r}")
         self.inputs, self.targets, self.precision = check_inputs(inputs), check_targets(targets), precision
         self.covariance, self.learned, self.kl_form = covariance, learned, kl_form
-        self.last_precision = last_precision
+        if init == "network" and learned == "last":
+            raise ValueError(
+                "GlobalInducing: init='network' starts every layer at the network's, but learned='last' draws the lower ones from "
+                "the prior; use init='random'"
+            )
+        self.last_precision, self.init = last_precision, init
 
     @classmethod
     def from_loader(cls, loader: Iterable[Any], points: int, **options: Any) -> Self:
@@ -128,17 +138,20 @@ class GlobalInducing(Posterior):
         self._check_network(self.runner.network)
         found = trace(self.runner, self.layers, self.inducing_inputs.arguments(self._type()), values)
         self.maps = {entry.layer.name: entry for entry, _ in found}
-        start = [(entry, shape) for entry, shape in found if self.learned == "all" or entry is found[-1][0]]
-        outputs = {entry.layer.name: torch.randn(shape, dtype=like.dtype, device=like.device) for entry, shape in start}
+        start = [(entry, made) for entry, made in found if self.learned == "all" or entry is found[-1][0]]
+        outputs = {
+            entry.layer.name: made if self.init == "network" else torch.randn_like(made) for entry, made in start
+        }
         if self.targets is not None:
-            last, shape = found[-1]
-            outputs[last.layer.name] = start_outputs(self.targets, last, shape, like)
+            last, made = found[-1]
+            outputs[last.layer.name] = start_outputs(self.targets, last, tuple(made.shape), like)
         self.pseudo_outputs = NamedParameters(outputs)
         size = self.inducing_inputs.num_points
         logs = {}
-        for entry, shape in start:
-            positions = math.prod(shape) // (size * entry.layer.rows)
-            logs[entry.layer.name] = math.log(1 / positions if self.precision is None else self.precision)
+        for entry, made in start:
+            positions = made.numel() // (size * entry.layer.rows)
+            usual = (NETWORK_PRECISION if self.init == "network" else 1.0) / positions
+            logs[entry.layer.name] = math.log(self.precision or usual)
         if self.last_precision is not None:
             logs[found[-1][0].layer.name] = math.log(self.last_precision)
         if self.covariance == "diagonal":

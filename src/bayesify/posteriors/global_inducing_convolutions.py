@@ -48,6 +48,23 @@ class Convolution(LinearMap):
         positions = self.geometry(module).outputs(seen[0].shape[2:]) if self.has_weight else ()
         return (seen[0].shape[0], self.layer.rows, *positions)
 
+    def outputs(self, module: nn.Module, seen: list[Tensor], matrix: Tensor) -> Tensor:
+        """The convolution of what `seen` returns, with the bias where it is under the posterior: [M, c_out, *o]."""
+        bias = matrix[:, -1] if self.has_bias else None
+        if not self.has_weight:
+            assert bias is not None
+            return bias.expand(self.output_shape(seen, module)).clone()
+        x, geometry = self.geometry(module).padded(seen[0])
+        columns = matrix[:, : self.layer.weights[0].matrix_shape[1]]
+        kernel = self._moving(columns.unflatten(-1, (-1, math.prod(geometry.kernel)))).unflatten(-1, geometry.kernel)
+        convolve = (F.conv1d, F.conv2d, F.conv3d)[len(geometry.kernel) - 1]
+        made: Tensor = convolve(x, kernel, bias, geometry.stride, 0, geometry.dilation, geometry.groups)
+        return made
+
+    def _moving(self, kernel: Tensor) -> Tensor:
+        """The kernel, [c_out, c_in / g, K], as it moves over what `seen` returns."""
+        return kernel
+
     def moments(
         self, module: nn.Module, seen: list[Tensor], targets: Tensor, mix: HalfPrecision
     ) -> tuple[Tensor, Tensor]:
@@ -93,6 +110,10 @@ class TransposedConvolution(Convolution):
         assert isinstance(module, _ConvTransposeNd)
         axes = len(module.kernel_size)
         return Geometry(module.kernel_size, (1,) * axes, module.dilation, ((0, 0),) * axes, module.groups)
+
+    def _moving(self, kernel: Tensor) -> Tensor:
+        """Flipped along every axis."""
+        return kernel.flip(-1)
 
     def _arrange(self, geometry: Geometry, gram: Tensor, cross: Tensor) -> tuple[Tensor, Tensor]:
         """Kernel positions in reverse order."""

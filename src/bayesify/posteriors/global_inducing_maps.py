@@ -48,6 +48,20 @@ class LinearMap:
         positions = seen[0].shape[1:-1] if self.has_weight else ()
         return (seen[0].shape[0], *positions, self.layer.rows)
 
+    def outputs(self, module: nn.Module, seen: list[Tensor], matrix: Tensor) -> Tensor:
+        r"""$A [W\ b]^\top$: what the layer's weights under the posterior make of its features, of `output_shape`.
+
+        Args:
+            module: The layer's module.
+            seen: From `seen`.
+            matrix: `[W b]`, [rows, cols].
+        """
+        bias = matrix[:, -1] if self.has_bias else matrix.new_zeros(len(matrix))
+        if not self.has_weight:
+            return bias.expand(self.output_shape(seen, module)).clone()
+        weights = matrix[:, : self.layer.weights[0].matrix_shape[1]].chunk(len(seen))
+        return torch.cat([features @ part.mT for features, part in zip(seen, weights, strict=True)], -1) + bias
+
     def moments(
         self, module: nn.Module, seen: list[Tensor], targets: Tensor, mix: HalfPrecision
     ) -> tuple[Tensor, Tensor]:

@@ -23,8 +23,8 @@ TOLERANCE = 1e-2
 @torch.no_grad()
 def trace(
     runner: Runner, layers: Sequence[Layer], arguments: Arguments, values: Mapping[str, Tensor]
-) -> list[tuple[LinearMap, tuple[int, ...]]]:
-    """Layers in the order of their calls, with the shapes of their pseudo-outputs.
+) -> list[tuple[LinearMap, Tensor]]:
+    """Layers in the order of their calls, with what the network's own weights make there of the inducing inputs.
 
     Args:
         runner: The network.
@@ -55,7 +55,12 @@ def trace(
     order = {name: position for position, name in enumerate(seen)}
     called = sorted(maps, key=lambda entry: order[entry.layer.name])
     modules = {entry.layer.name: runner.network.get_submodule(entry.hooked) for entry in maps}
-    return [(entry, entry.output_shape(seen[entry.layer.name], modules[entry.layer.name])) for entry in called]
+    made = []
+    for entry in called:
+        matrix = entry.layer.to_matrix(values)
+        features = [part.to(matrix.dtype) for part in seen[entry.layer.name]]
+        made.append((entry, entry.outputs(modules[entry.layer.name], features, matrix)))
+    return made
 
 
 def find_map(network: nn.Module, layer: Layer) -> LinearMap:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bayesify.maths.regression import Regression, regress
 from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior, check_count, check_positive
-from bayesify.posteriors.inducing_likelihood import AT_PRIOR, HalfPrecision, PriorScale, finite_cholesky
+from bayesify.posteriors.inducing_likelihood import AT_PRIOR, NETWORK_PRECISION, HalfPrecision, PriorScale, finite_cholesky
 from bayesify.priors import PriorDraw
 from bayesify.weights import Layer, Weight
 
@@ -34,8 +34,11 @@ class LocalInducing(Posterior):
 
     Args:
         points: M, in every layer.
-        precision: Where the diagonal of $\Lambda$ starts.
+        precision: Where the diagonal of $\Lambda$ starts; if left out, 1, and `NETWORK_PRECISION` where V starts at the network's.
         kl_form: `"closed"`, or `"sampled"`: $\log q - \log p$ at the draw.
+        init: Where V starts: `"random"`, standard normal numbers; or `"network"`, what the network's own `[W b]` makes of the
+            inducing inputs, $V_l = Z_l [W_l\ b_l]^\top$. With at least as many points as columns the mean of q then starts close
+            to the network.
 
     Raises:
         ValueError: If an argument is not as said.
@@ -45,23 +48,32 @@ class LocalInducing(Posterior):
     correlated_priors = True
 
     def __init__(
-        self, points: int, precision: float | None = None, kl_form: Literal["closed", "sampled"] = "closed"
+        self,
+        points: int,
+        precision: float | None = None,
+        kl_form: Literal["closed", "sampled"] = "closed",
+        init: Literal["random", "network"] = "random",
     ) -> None:
         super().__init__()
         check_count("LocalInducing", points=points)
         check_positive("LocalInducing", precision=precision)
         if kl_form not in ("closed", "sampled"):
             raise ValueError(f"LocalInducing: kl_form={kl_form!r}; give 'closed' or 'sampled'")
-        self.points, self.precision, self.kl_form = points, precision, kl_form
+        if init not in ("random", "network"):
+            raise ValueError(f"LocalInducing: init={init!r}; give 'random' or 'network'")
+        self.points, self.precision, self.kl_form, self.init = points, precision, kl_form, init
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
-        """Standard normal inputs and outputs."""
+        """Standard normal inputs, and outputs as `init` says."""
         like = next(iter(values.values()))
+        log_precision = math.log(self.precision or (NETWORK_PRECISION if self.init == "network" else 1.0))
         inputs, outputs, logs = {}, {}, {}
         for layer in self.layers:
             inputs[layer.name] = like.new_empty(self.points, layer.cols - self._has_ones(layer)).normal_()
             outputs[layer.name] = like.new_empty(self.points, layer.rows).normal_()
-            logs[layer.name] = like.new_full((self.points,), math.log(self.precision or 1.0))
+            if self.init == "network":
+                outputs[layer.name] = self._design(layer, inputs[layer.name]) @ layer.to_matrix(values).detach().mT
+            logs[layer.name] = like.new_full((self.points,), log_precision)
         self.points_value, self.pseudo_outputs = NamedParameters(inputs), NamedParameters(outputs)
         self.log_precision = NamedParameters(logs)
 
@@ -70,12 +82,14 @@ class LocalInducing(Posterior):
         """Whether the last column of `[W b]` is a bias beside a weight, and multiplies a 1."""
         return len(layer.weights) > 1 and layer.weights[-1].is_bias
 
+    def _design(self, layer: Layer, points: Tensor) -> Tensor:
+        """Inducing inputs with their ones, [M, D]."""
+        return torch.cat((points, points.new_ones(self.points, 1)), -1) if self._has_ones(layer) else points
+
     def regression(self, layer: Layer, scale: PriorScale) -> Regression:
         """The posterior over whitened rows of one layer, for each draw of the prior: [*S, 1, D, R]."""
         mix = HalfPrecision(log_diagonal=self.log_precision[layer.name])
-        design, outputs = self.points_value[layer.name], mix(self.pseudo_outputs[layer.name])
-        if self._has_ones(layer):
-            design = torch.cat((design, design.new_ones(self.points, 1)), -1)
+        design, outputs = self._design(layer, self.points_value[layer.name]), mix(self.pseudo_outputs[layer.name])
         design = scale.pull(layer, mix(design).unsqueeze(0))  # A T, [*S, 1, M, D]
         what = f"LocalInducing: the precision of layer {layer.name or '(the network)'}"
         return regress(design.mT @ design, design.mT @ outputs, lambda matrix: finite_cholesky(matrix, what))

@@ -11,6 +11,7 @@ import torch
 
 from bayesify.datasets import toy
 from bayesify.experiments.global_inducing import cifar, cubic, deep_linear, published, uci
+from bayesify.experiments.global_inducing.stacked import Design, StackedNetworks
 
 
 def test_cubic_smoke_writes_results_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,8 +74,36 @@ def test_uci_smoke_runs_every_model_once(tmp_path: Path, capsys: pytest.CaptureF
     assert uci.main(["--smoke", "--out", str(tmp_path)]) == 0
     assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.json")} == times
     assert "dgp5-dsvi" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="is of other settings"):
-        uci.main(["--smoke", "--splits", "1", "--out", str(tmp_path)])
+    for other in (["--splits", "1"], ["--points", "7"], ["--start", "network"], ["--hidden-precision", "3"]):
+        with pytest.raises(ValueError, match="is of other settings"):
+            uci.main(["--smoke", *other, "--out", str(tmp_path)])
+
+
+def test_uci_networks_have_the_inducing_inputs_that_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    class Seen(uci.StackedNetworks):
+        def __init__(self, design: Any, *others: Any, **more: Any) -> None:
+            made.append(design)
+            super().__init__(design, *others, **more)
+
+    monkeypatch.setattr(uci, "StackedNetworks", Seen)
+    schedule = uci.Schedule(steps=2, batch=16)
+    uci.run_networks(
+        uci.synthetic(), "gi", "scale", schedule, num_draws=10, hidden_precision=3.0, start="network", points=7
+    )
+    assert (made[0].points, made[0].hidden_precision, made[0].start) == (7, 3.0, "network")
+
+
+def test_a_start_at_a_network_has_its_outputs_as_pseudo_outputs() -> None:
+    x, y = torch.randn(2, 30, 3), torch.randn(2, 30, 1)
+    design = Design((3, 5, 4, 1), ("gi",) * 3, points=20, hidden_precision=1e6, start="network")
+    stack = StackedNetworks(design, x, y)
+    one, other = (stack.draw(1, torch.Generator().manual_seed(seed)).weights for seed in (0, 1))
+    for layer in (0, 1):  # at this precision hidden layers are those of one network
+        torch.testing.assert_close(one[layer], other[layer], rtol=0.02, atol=0.02)
+    with pytest.raises(ValueError, match="start='other'"):
+        Design((3, 1), ("gi",), start="other")
 
 
 def test_uci_numbers_are_in_the_target_s_unit() -> None:

@@ -39,7 +39,7 @@ DATASETS = ("boston", "concrete", "energy", "wine", "yacht")
 MODELS = {"fac": ("fac",) * 3, "li": ("li",) * 3, "gi": ("gi",) * 3, "fac-gi": ("fac", "fac", "gi")}
 WIDTH, POINTS, NOISE, DRAWS = 50, 100, 0.1, 100
 HIDDEN_PRECISION = 1.0
-"""Where pseudo-outputs of hidden layers start: from 0.1, noise in the lower layers keeps the upper ones from learning (energy)."""
+"""Where the precision of pseudo-outputs starts in hidden layers: with 0.1, noise keeps the layers above from learning (energy)."""
 START = "random"
 SCHEDULE = Schedule(steps=10_000, batch=128, learning_rate=2e-2)
 Rows = tuple[Tensor, Tensor]
@@ -76,6 +76,7 @@ def run_networks(
     seed: int = 0,
     hidden_precision: float = HIDDEN_PRECISION,
     start: str = START,
+    points: int = POINTS,
 ) -> dict[str, Any]:
     """Train networks on all splits side by side; scores by split.
 
@@ -90,10 +91,11 @@ def run_networks(
         seed: Of everything random.
         hidden_precision: Where the precision of pseudo-outputs of hidden layers starts.
         start: Where these start, see `Design`.
+        points: M, inducing inputs.
     """
     (x, y), test, units = stack_splits(data, splits, device)
     design = Design(
-        (x.shape[-1], WIDTH, WIDTH, 1), MODELS[model], prior, POINTS, hidden_precision=hidden_precision, start=start
+        (x.shape[-1], WIDTH, WIDTH, 1), MODELS[model], prior, points, hidden_precision=hidden_precision, start=start
     )
     stack = StackedNetworks(design, x.cpu(), y.cpu(), NOISE, seed=seed).to(device)
 
@@ -134,6 +136,7 @@ def run(
     num_draws: int = DRAWS,
     hidden_precision: float = HIDDEN_PRECISION,
     start: str = START,
+    points: int = POINTS,
     facts: dict[str, Any] | None = None,
 ) -> None:
     """Run the jobs that the folder does not hold yet: one for each data set, prior and model.
@@ -149,6 +152,7 @@ def run(
         num_draws: For bounds and predictions.
         hidden_precision: Where the precision of pseudo-outputs of networks' hidden layers starts.
         start: Where these start, see `Design`.
+        points: Inducing inputs of networks.
         facts: Goes into each file.
 
     Raises:
@@ -163,7 +167,7 @@ def run(
                 count = len(data.splits[:splits])
                 path, settings = folder / f"{name}.json", {**asdict(schedule), "splits": count}
                 if set(MODELS.get(model, ())) & {"li", "gi"}:
-                    settings |= {"hidden_precision": hidden_precision, "start": start}
+                    settings |= {"hidden_precision": hidden_precision, "start": start, "points": points}
                 before = json.loads(path.read_text()) if path.is_file() else None
                 if before is not None and before["settings"] != settings:
                     raise ValueError(f"{path} is of other settings; choose another folder, or remove it")
@@ -180,6 +184,7 @@ def run(
                         num_draws,
                         hidden_precision=hidden_precision,
                         start=start,
+                        points=points,
                     )
                 else:
                     rows = stack_splits(data, splits, device)
@@ -257,6 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=SCHEDULE.batch)
     parser.add_argument("--hidden-precision", type=float, default=HIDDEN_PRECISION)
     parser.add_argument("--start", choices=STARTS, default=START, help="where pseudo-outputs of hidden layers start")
+    parser.add_argument("--points", type=int, default=POINTS, help="inducing inputs of networks")
     parser.add_argument("--draws", type=int, default=SCHEDULE.draws, help="in a step, of networks")
     parser.add_argument("--first-weight", type=float, default=SCHEDULE.first_weight, help="factor on the KL at first")
     parser.add_argument("--device", default="cpu")
@@ -277,7 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             tables, models = [uci.load(name, chosen.data) for name in chosen.datasets], chosen.models
         draws = 10 if chosen.smoke else DRAWS
         options = {"splits": chosen.splits, "device": chosen.device, "num_draws": draws, "facts": facts}
-        options |= {"hidden_precision": chosen.hidden_precision, "start": chosen.start}
+        options |= {"hidden_precision": chosen.hidden_precision, "start": chosen.start, "points": chosen.points}
         run(chosen.out, tables, models, chosen.priors, schedule, **options)
     print(summarize(read(chosen.out)))
     return 0

@@ -80,13 +80,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--covariance", choices=("diagonal", "full"), default="diagonal")
     parser.add_argument("--splits", type=int, help="only the first so many")
     parser.add_argument("--steps", type=int, default=Recipe().steps)
+    parser.add_argument("--learning-rate", type=float, default=Recipe().learning_rate)
     parser.add_argument("--out", type=Path, default=Path("bayesify-report") / "walsh-hadamard-validation")
     parser.add_argument("--smoke", action="store_true", help="a few rows and steps, seconds")
     chosen = parser.parse_args(given)
     torch.set_num_threads(1)
     facts = records.facts("bayesify.experiments.walsh_hadamard.validation", given)
     data = synthetic() if chosen.smoke else uci.load(chosen.dataset, chosen.data)
-    recipe = SMOKE if chosen.smoke else Recipe(steps=chosen.steps)
+    recipe = SMOKE if chosen.smoke else Recipe(steps=chosen.steps, learning_rate=chosen.learning_rate)
     width = setting(chosen.dataset, chosen.model).width
     priors, shrinks = chosen.prior_scales or chosen.scales, chosen.shrink or [1.0] * len(chosen.scales)
     same = {"point_biases": chosen.point_biases, "activation": chosen.activation, "covariance": chosen.covariance}
