@@ -189,13 +189,13 @@ class _Lagged(torch.autograd.Function):
         maps, targets, ones, scale, both, own, cross, *sides = ctx.saved_tensors
         spectra = Spectra(both, own, cross, ctx.sizes, maps.shape[2])
         by_sums = None if ones is None else ones.view(-1, 1) * grads[4].unsqueeze(1)
-        by_maps, by_targets = correlate_gradient(spectra, grads[0], grads[2], ctx.shapes, by_sums)
+        by_maps, by_targets = correlate_gradient(spectra, grads[0], grads[2], ctx.shapes, by_sums, scale)
         by_ones = None
         if ones is not None:
             by_total = torch.zeros_like(maps[0])
             for window, share in zip(_windows(by_total, ctx.geometry, ctx.shapes[1][3:]), grads[3], strict=True):
                 window += share.view(*share.shape, *[1] * (window.ndim - 2))
-            by_maps.addcmul_(_along(ones, by_maps), by_total)
+            by_maps.addcmul_(_along(ones if scale is None else ones * scale, by_maps), by_total)
             through = maps.flatten(1) @ by_total.flatten()
             by_ones = (through if scale is None else through * scale) + (
                 spectra.right_sums() * grads[4].unsqueeze(1)
@@ -208,13 +208,13 @@ class _Lagged(torch.autograd.Function):
             by_left += (right.flatten(1, -2) @ turned[index]).view(left.shape)
             by_right += (left.flatten(1, -2) @ grad[index]).view(right.shape)
         for ((axis, _), start), side in zip(ctx.starts.items(), filled, strict=True):
-            by_maps.narrow(3 + axis, start, side.shape[2 + axis]).add_(side.movedim(-1, 2).movedim(1, 0))
+            strip = side.movedim(-1, 2).movedim(1, 0)
+            strip = strip if scale is None else strip * _along(scale, strip)
+            by_maps.narrow(3 + axis, start, side.shape[2 + axis]).add_(strip)
         by_scale = None
         if scale is not None:
-            by_scale = _row_products(by_maps.flatten(1), maps.flatten(1))
-            by_scale += _row_products(by_targets.flatten(1), targets.flatten(1))
-            by_maps *= _along(scale, by_maps)
-            by_targets *= _along(scale, by_targets)
+            products = _row_products(by_maps.flatten(1), maps.flatten(1))
+            by_scale = (products + _row_products(by_targets.flatten(1), targets.flatten(1))) / scale
         return by_maps, by_targets, by_ones, by_scale, None, None, None
 
 

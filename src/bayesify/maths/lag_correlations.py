@@ -94,8 +94,9 @@ def correlate_gradient(
     cross: Tensor,
     shapes: tuple[Sequence[int], Sequence[int]],
     sums: Tensor | None = None,
+    scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients by x and y, both scaled: sums of shifted maps, by the same transforms.
+    """Gradients by x and y: sums of shifted maps, by the same transforms.
 
     Args:
         spectra: From `correlate`.
@@ -103,6 +104,7 @@ def correlate_gradient(
         cross: Gradient by its second result.
         shapes: Of x and y.
         sums: A gradient by the sum over positions of y, [G, M, R], where that was taken from its spectrum.
+        scale: That of `correlate`; without it the gradients are by what was scaled.
     """
     both, channels = spectra.both, spectra.channels
     grad = torch.empty_like(both)
@@ -118,7 +120,7 @@ def correlate_gradient(
         _rotate(left, _lag_sum(theirs, cross), _lag_sum(-others, cross), grad[part, ..., channels:])
     if sums is not None:
         grad[0, :, 0, :, channels:] += math.prod(spectra.sizes) * sums
-    return _maps(grad, channels, shapes, spectra.sizes)
+    return _maps(grad, channels, shapes, spectra.sizes, scale)
 
 
 def _rotate(spectrum: Tensor, real: Tensor, imaginary: Tensor, out: Tensor) -> None:
@@ -190,9 +192,13 @@ def _spectrum(x: Tensor, y: Tensor, sizes: tuple[int, ...], scale: Tensor | None
 
 
 def _maps(
-    spectrum: Tensor, channels: int, shapes: tuple[Sequence[int], Sequence[int]], sizes: tuple[int, ...]
+    spectrum: Tensor,
+    channels: int,
+    shapes: tuple[Sequence[int], Sequence[int]],
+    sizes: tuple[int, ...],
+    scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """[F, G, 2, M, C + R] -> [M, G, C, *n] and [M, G, R, *o]."""
+    """[F, G, 2, M, C + R] -> [M, G, C, *n] and [M, G, R, *o], times [M]."""
     lengths = [max(n, o) for n, o in zip(shapes[0][3:], shapes[1][3:], strict=True)]
     half = (sizes[0] // 2 + 1, *sizes[1:])
     if max(sizes) > LARGEST_MATRIX:
@@ -209,10 +215,17 @@ def _maps(
         values = values.view(*lengths, shapes[0][1], shapes[0][0], spectrum.shape[-1])
         found = values.permute(-2, -3, -1, *range(len(sizes)))
     by_x, by_y = (
-        part[(..., *(slice(size) for size in shape[3:]))].contiguous()
+        _scaled(part[(..., *(slice(size) for size in shape[3:]))], scale)
         for part, shape in zip(found.split((channels, found.shape[2] - channels), 2), shapes, strict=True)
     )
     return by_x, by_y
+
+
+def _scaled(maps: Tensor, scale: Tensor | None) -> Tensor:
+    """A contiguous copy, each example times its number."""
+    if scale is None:
+        return maps.contiguous()
+    return torch.mul(maps, scale.view(-1, *[1] * (maps.ndim - 1)), out=maps.new_empty(maps.shape))
 
 
 @lru_cache(maxsize=64)
