@@ -61,6 +61,17 @@ def test_chains_work():
     assert model.score(x, y) > 0.5
 
 
+def test_a_chain_shorter_than_the_prediction_draws_is_taken_whole():
+    pytest.importorskip("pyro")
+    x, y = line(30)
+    model = BayesianRegressor("hmc", hidden=(2,), epochs=5, prediction_draws=100, noise=1.0, random_state=0).fit(x, y)
+    assert len(model.model_.draws) == 5
+    inner = model.model_.predict(torch.from_numpy((x - x.mean(0)) / x.std(0)))
+    np.testing.assert_allclose(model.predict(x), inner.mean[:, 0].numpy() * y.std() + y.mean())
+    few = BayesianRegressor("hmc", hidden=(2,), epochs=5, prediction_draws=2, noise=1.0, random_state=0).fit(x, y)
+    assert np.isfinite(few.predict(x)).all()
+
+
 def test_a_method_that_needs_a_package_says_so(monkeypatch):
     monkeypatch.setattr("bayesify.registry.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"method='hmc' needs pyro; pip install 'bayesify\[all\]'"):

@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from typing import Any
 
-from bayesify.scale_out.workers import Finished, end_with_parent
+from bayesify.scale_out.workers import Finished, begin_worker
 
 Call = Callable[..., Finished]
 Run = Callable[[Call, Sequence[tuple[Any, ...]]], Iterator[Finished]]
@@ -82,7 +82,12 @@ def run_all(engine: Engine, call: Call, arguments: Sequence[tuple[Any, ...]]) ->
 
 
 class Processes(Engine):
-    """Processes of joblib's loky."""
+    """Processes of joblib's loky.
+
+    They are asked to end, so that they give back what they hold; only those with a job that nobody waits for are killed.
+    """
+
+    _abandoned = False
 
     def _executor(self) -> Any:
         """The present pool, or a new one after a worker died."""
@@ -90,7 +95,7 @@ class Processes(Engine):
 
         environment = dict.fromkeys(_THREAD_VARIABLES, str(self.threads))
         return get_reusable_executor(
-            self.workers, timeout=600, env=environment, initializer=end_with_parent, initargs=(os.getpid(),)
+            self.workers, timeout=600, env=environment, initializer=begin_worker, initargs=(os.getpid(),)
         )
 
     def capacity(self) -> int:
@@ -115,10 +120,10 @@ class Processes(Engine):
     def cancel(self, handles: Iterable[Any]) -> None:
         """Those that no process has begun; the others end with their processes, when the engine is closed."""
         for handle in handles:
-            handle.cancel()
+            self._abandoned |= not (handle.done() or handle.cancel())
 
     def __exit__(self, *error: Any) -> None:
-        self._executor().shutdown(wait=True, kill_workers=True)
+        self._executor().shutdown(wait=True, kill_workers=self._abandoned)
         super().__exit__(*error)
 
 

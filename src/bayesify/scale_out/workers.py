@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import threading
 import time
 import traceback
@@ -61,14 +62,22 @@ def work(function: Function, folder: str, threads: int, name: str, job: Any, pla
     return Finished(name, result)
 
 
-def end_with_parent(parent: int) -> None:
-    """Let this process end within a second or two of its parent, even if that was killed; for new worker processes.
+def begin_worker(parent: int) -> None:
+    """Make a new process fit to be a worker.
 
-    A worker left behind would go on with its job beside the worker of a later call.
+    It ends within a second or two of its parent, even if that was killed: a worker left behind would go on with its job
+    beside the worker of a later call. Progress bars of tqdm take a lock of threads in place of one of processes, a named
+    semaphore that Python would report as leaked when the worker is killed. Ctrl-C at a terminal reaches every process
+    there; what becomes of the workers is for the parent to say.
 
     Args:
         parent: Process id.
     """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(ImportError):
+        from tqdm import tqdm
+
+        tqdm.set_lock(threading.RLock())
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -42,7 +42,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         learning_rate: Of Adam, at the first step; recipes have their own, see `method_options`.
         batch_size: All rows up to 1,024 if left out, else 256.
         num_draws: Draws of the weights in a training step.
-        prediction_draws: Draws of the weights for predictions, the same for every row and call.
+        prediction_draws: Draws of the weights for predictions, the same for every row and call; a chain or an ensemble gives
+            no more than it has.
         standardize: Whether inputs and targets are brought to mean 0 and variance 1.
         memory_rows: Training rows that stay in the estimator, for `partial_fit`; 0 for none.
         random_state: Seed of everything random.

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from bayesify.baselines import FixedDraws
 from bayesify.likelihoods import Gaussian, Likelihood
 from bayesify.network import BayesianNetwork, bayesianize
 from bayesify.posteriors import Point
@@ -226,13 +227,15 @@ def predict(model: Any, x: torch.Tensor, num_draws: int, seed: int) -> Predictiv
     Args:
         model: What `train` returned.
         x: Standardized, [B, D].
-        num_draws: Where the model draws; an ensemble's members are taken once each.
+        num_draws: Where the model draws; an ensemble's members are taken once each, the draws of a chain as far as they go.
         seed: Of the draws.
     """
     takes = inspect.signature(model.predict).parameters.keys()
     arguments: dict[str, Any] = {}
     if isinstance(model, BayesianNetwork) and model.posterior.support is not None:
         num_draws = model.posterior.support
+    if isinstance(model, FixedDraws):
+        num_draws = min(num_draws, len(model.draws))
     if "num_draws" in takes:
         arguments["num_draws"] = num_draws
     if "generator" in takes:
