@@ -217,7 +217,7 @@ CATALOG: dict[str, Experiment] = {
             rows.walsh_hadamard_table2,
             parts=_each("--datasets", *_TABLES),
             cost="1 core, 3 min a data set",
-            results="results/walsh_hadamard/shallow",
+            results="results/walsh_hadamard/table2",
         ),
         Experiment(
             "walsh-hadamard/deep",
