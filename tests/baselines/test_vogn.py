@@ -127,6 +127,24 @@ def test_squares_of_single_examples_in_every_kind_of_layer(kind):
     assert any(not torch.equal(before[name], value) for name, value in bnn.posterior.mean().items())
 
 
+@pytest.mark.parametrize("kind", ["linear", "conv2d", "attention", "tied"])
+def test_an_example_of_weight_two_is_the_example_twice(kind):
+    case = cases.CASES[kind]
+    found = []
+    for weights, rows in ((torch.tensor([2.0, 1.0, 0.0]), [0, 1, 2]), (None, [0, 0, 1])):
+        torch.manual_seed(0)
+        bnn = cases.convert("mean_field", case, torch.float64).eval()
+        x = tuple(t[rows].double() if t.is_floating_point() else t[rows] for t in case.inputs(3))
+        with torch.no_grad():
+            y = torch.zeros_like(bnn(*x))
+        trainer = baselines.VOGN(bnn, num_data=50, decay=0.0)
+        trainer.step(x, y, example_weights=weights, generator=torch.Generator().manual_seed(1))
+        found.append((trainer.moments["squares"], bnn.posterior.mean()))
+    for one, other in zip(*found, strict=True):
+        for name, value in one.items():
+            torch.testing.assert_close(value, other[name], rtol=1e-9, atol=1e-12, msg=name)
+
+
 def test_operations_in_place_on_a_layers_output():
     torch.manual_seed(0)
     layers = nn.Linear(3, 6), nn.ReLU(inplace=True), nn.Linear(6, 1)

@@ -153,7 +153,13 @@ class NaturalGradient(ABC):
                     before = points[place]
                     points[place] = grad * factor if before is None else before + grad * factor
             assert at_outputs is not None
-            curvature = self.curvature(seen, at_taps, at_outputs, args, kwargs, generator)
+            if example_weights is not None:  # a gradient that holds w, squared, is to hold it once
+                shrink = torch.where(example_weights > 0, example_weights.double().rsqrt(), 0.0)
+                at_outputs, *others = (
+                    grad if grad is None else grad * _along(shrink, grad) for grad in (at_outputs, *at_taps)
+                )
+                at_taps = tuple(others)
+            curvature = self.curvature(seen, at_taps, at_outputs, args, kwargs, generator, example_weights)
             for kind, values in curvature.items():
                 for name, value in values.items():
                     _add(gathered.setdefault(kind, {}), name, value, 1 / self.num_draws, value)
@@ -184,8 +190,12 @@ class NaturalGradient(ABC):
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         generator: torch.Generator | None,
+        example_weights: Tensor | None = None,
     ) -> dict[str, dict[str, Tensor]]:
-        """What one draw's pass says of the curvature per example: kinds of moments, each by name."""
+        """What one draw's pass says of the curvature per example: kinds of moments, each by name.
+
+        Gradients at taps and outputs hold the root of an example's weight, so that their squares hold the weight.
+        """
 
     @abstractmethod
     def update(
@@ -311,3 +321,8 @@ def check_damping(owner: str, damping: float) -> None:
     """Raise `ValueError` for a damping that is negative or not finite."""
     if not (damping >= 0 and math.isfinite(damping)):
         raise ValueError(f"{owner}: damping={damping}; give a number of at least 0")
+
+
+def _along(numbers: Tensor, value: Tensor) -> Tensor:
+    """[B] in a shape that multiplies the first axis of a tensor."""
+    return numbers.to(value).view(-1, *[1] * (value.ndim - 1))

@@ -159,13 +159,14 @@ class NoisyKFAC(NaturalGradient):
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         generator: torch.Generator | None,
+        example_weights: Tensor | None = None,
     ) -> dict[str, dict[str, Tensor]]:
-        """A and S of one draw, by layer name."""
+        """A and S of one draw, by layer name; weights of examples are in S."""
         if not self._observes():
             return {}
         inputs: dict[str, Tensor] = {}
         gradients: dict[str, Tensor] = {}
-        passes = [at_taps] if self.fisher == "empirical" else self._fisher_passes(seen, generator)
+        passes = [at_taps] if self.fisher == "empirical" else self._fisher_passes(seen, generator, example_weights)
         for index, grads in enumerate(passes):
             calls = seen.by_layer(grads)
             for _, layer in self._layers():
@@ -180,8 +181,12 @@ class NoisyKFAC(NaturalGradient):
                 gradients[layer.name] = gradients[layer.name] + found if index else found
         return {"inputs": inputs, "gradients": gradients}
 
-    def _fisher_passes(self, seen: LayerPass, generator: torch.Generator | None) -> Iterator[tuple[Tensor | None, ...]]:
+    def _fisher_passes(
+        self, seen: LayerPass, generator: torch.Generator | None, example_weights: Tensor | None = None
+    ) -> Iterator[tuple[Tensor | None, ...]]:
         root = fisher_root(self.likelihood, seen.outputs.detach())  # [B, ..., O, R]
+        if example_weights is not None:
+            root = root * example_weights.to(root).sqrt().view(-1, *[1] * (root.ndim - 1))
         if self.fisher == "sampled":
             noise = standard_normal(root.shape[:-2].numel() * root.shape[-1], root, generator)
             vectors = (root @ noise.view(*root.shape[:-2], root.shape[-1], 1)).squeeze(-1).unsqueeze(0)

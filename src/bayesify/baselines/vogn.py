@@ -117,8 +117,9 @@ class VOGN(NaturalGradient):
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         generator: torch.Generator | None,
+        example_weights: Tensor | None = None,
     ) -> dict[str, dict[str, Tensor]]:
-        """Mean over examples of squared gradients, by weight name."""
+        """Mean over examples of squared gradients, times their weights, by weight name."""
         batch = at_outputs.shape[0]
         calls = seen.by_layer(at_taps)
         squares: dict[str, Tensor] = {}
