@@ -19,7 +19,13 @@ from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior, ch
 from bayesify.posteriors.global_inducing_inputs import InducingInputs, check_inputs, describe_inputs, first_examples
 from bayesify.posteriors.global_inducing_maps import LinearMap
 from bayesify.posteriors.global_inducing_trace import check_targets, start_outputs, trace
-from bayesify.posteriors.inducing_likelihood import AT_PRIOR, NETWORK_PRECISION, HalfPrecision, PriorScale, finite_cholesky
+from bayesify.posteriors.inducing_likelihood import (
+    AT_PRIOR,
+    NETWORK_PRECISION,
+    HalfPrecision,
+    PriorScale,
+    finite_cholesky,
+)
 from bayesify.priors import PriorDraw
 from bayesify.structured import StructuredWeight
 from bayesify.weights import owner_of

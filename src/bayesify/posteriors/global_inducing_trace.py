@@ -58,8 +58,8 @@ def trace(
     made = []
     for entry in called:
         matrix = entry.layer.to_matrix(values)
-        features = [part.to(matrix.dtype) for part in seen[entry.layer.name]]
-        made.append((entry, entry.outputs(modules[entry.layer.name], features, matrix)))
+        own = [part.to(matrix.dtype) for part in seen[entry.layer.name]]
+        made.append((entry, entry.outputs(modules[entry.layer.name], own, matrix)))
     return made
 
 

@@ -15,9 +15,10 @@ from bayesify.weights import Layer
 
 AT_PRIOR = -60.0
 """Log precision at which pseudo-outputs are lost beside the prior in double precision."""
-NETWORK_PRECISION = 100.0
-r"""Precision, times positions, that pseudo-outputs start with at the network's own: where the prior's outputs have variance 1, the
-mean differs from the network on the inducing inputs by at most $1 / (2 \sqrt{100})$, and draws of a layer scatter by at most 0.1."""
+NETWORK_PRECISION = 300.0
+r"""Precision $\lambda$, times positions, of pseudo-outputs that start at the network's own. Where the prior's outputs have variance 1
+and there are as many inducing inputs as columns, one layer's mean differs from weights drawn from the prior by at most
+$1 / (2 \sqrt{\lambda})$ in its outputs there (root mean square), and its draws scatter by at most $1 / \sqrt{\lambda}$."""
 
 
 class PriorScale:

@@ -11,7 +11,13 @@ from torch import Tensor, nn
 
 from bayesify.maths.regression import Regression, regress
 from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior, check_count, check_positive
-from bayesify.posteriors.inducing_likelihood import AT_PRIOR, NETWORK_PRECISION, HalfPrecision, PriorScale, finite_cholesky
+from bayesify.posteriors.inducing_likelihood import (
+    AT_PRIOR,
+    NETWORK_PRECISION,
+    HalfPrecision,
+    PriorScale,
+    finite_cholesky,
+)
 from bayesify.priors import PriorDraw
 from bayesify.weights import Layer, Weight
 
