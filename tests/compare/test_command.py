@@ -76,6 +76,7 @@ def test_from_a_csv_to_a_report(csv, tmp_path, monkeypatch):
     result = run("houses.csv", "--target", "price", "--methods", "laplace", "--quick", "--workers", "1")
     page = Path(result.stdout.splitlines()[-1])
     assert page == tmp_path / "bayesify-compare-houses" / "report.html"
+    assert result.stderr == ""
     text = page.read_text()
     assert "which method predicts price best?" in text
     assert text.count("<svg") == 1 + 3 * 4
@@ -275,6 +276,16 @@ def test_unknown_names_and_files(tmp_path, monkeypatch):
     assert "there is no such file" in run("nothing.csv", "--target", "y", code=2).stderr
     with pytest.raises(InputError, match="--task guess"):
         Question("x.csv", task="guess")
+
+
+def test_rows_in_messages_are_those_of_the_file(tmp_path):
+    frame = houses().astype({"age": object, "price": object})
+    frame.loc[:4, "price"] = None
+    frame.loc[9, "age"] = "old"
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    result = run(tmp_path / "t.csv", "--target", "price", "--out", tmp_path / "o", code=2)
+    assert "column 'age' holds numbers, but 'old' in row 10 below the header (1 of " in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 def test_many_rows_are_thinned_and_few_are_enough(tmp_path):

@@ -198,6 +198,22 @@ def test_a_clear_verdict():
     assert "falls from 1.00" in text
 
 
+def test_coverage_of_few_rows_is_not_called_wrong():
+    """18 or 20 of 20 rows are as likely as not under 90 %; 95 % of a thousand are not."""
+    for cover, test, words in ((1.0, 20, "about right"), (0.95, 1000, "wider than needed"), (0.7, 20, "too narrow")):
+        entry = result(0.5, cover=cover)
+        entry["rows"]["test"] = test
+        found = results(point=[entry])
+        sentences = judge(summarize(found, ["point"], "regression", BASELINES), found, "y").sentences
+        assert any(f"held the truth in {100 * cover:.0f} % of test rows, {words}" in each for each in sentences)
+
+
+def test_small_p_values_read_well():
+    found = results(point=[1.0, 1.0001, 1.0], temperature_scaled=[0.9, 0.9, 0.9001], laplace=[0.5, 0.5, 0.5001])
+    summary = summarize(found, ["point", "temperature_scaled", "laplace"], "regression", BASELINES)
+    assert "a clear difference (paired test, p < 0.001)" in judge(summary, found, "y").sentences[1]
+
+
 def test_an_open_verdict_and_a_plain_winner():
     found = results(point=[1.0, 1.5, 0.9], temperature_scaled=[1.1, 1.4, 0.95], laplace=[0.9, 1.6, 0.7])
     summary = summarize(found, ["point", "temperature_scaled", "laplace"], "regression", BASELINES)

@@ -54,7 +54,7 @@ def read_features(frame: DataFrame, like: Features | None = None) -> Features:
     circle; other texts are categories. Those that are constant, empty, identifiers or free text are left out.
 
     Args:
-        frame: The table without its target.
+        frame: The table without its target; its index holds the numbers of the rows in the file.
         like: Inputs whose columns and levels are to be had, for a second table of the same kind.
 
     Raises:
@@ -181,8 +181,8 @@ def _refuse_others(name: str, column: Series, fits: np.ndarray, what: str) -> No
     first = int(np.flatnonzero(~fits)[0])
     wrong = [cell for cell in cells_of(column) if cell is not None][first]
     raise InputError(
-        f"column {name!r} holds {what}, but {str(wrong)[:40]!r} in row {rows[first] + 1} "
-        f"({int((~fits).sum())} of {len(fits)} cells are none); correct or empty such cells, or leave the column out "
+        f"column {name!r} holds {what}, but {str(wrong)[:40]!r} in row {column.index[rows[first]] + 1} below the header "
+        f"({int((~fits).sum())} of {len(fits)} cells hold no {what}); correct or empty such cells, or leave the column out "
         f"with --ignore {name}"
     )
 

@@ -37,7 +37,8 @@ class Engine(StrEnum):
 
 def compare(
     data: Annotated[
-        str, typer.Argument(help="A CSV or Parquet file, or a data set by name, such as concrete or iris.")
+        str,
+        typer.Argument(metavar="DATA", help="A CSV or Parquet file, or a data set by name, such as concrete or iris."),
     ],
     target: Annotated[str, typer.Option(help="The column to predict.")] = "",
     only: Annotated[
@@ -168,7 +169,7 @@ def _print(comparison: Comparison) -> None:
 
 
 class _Progress:
-    """A bar on the error stream while runs go on."""
+    """A bar on the error stream while runs go on, where that is a terminal."""
 
     def __init__(self, console: Console) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -179,7 +180,7 @@ class _Progress:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
         )
-        self._bar = Progress(*columns, console=console, transient=True)
+        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._task = self._bar.add_task("reading", total=None)
 
     def tell(self, name: str, done: int, total: int) -> None:

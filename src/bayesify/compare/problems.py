@@ -186,7 +186,7 @@ def read_problem(
             f"Of {len(rows):,} rows a random {max_rows:,} were used, to keep the time short; --max-rows takes more."
         )
         rows, values, standard = rows[chosen], values[chosen], ()
-    features = read_features(inputs.iloc[rows].reset_index(drop=True))
+    features = read_features(inputs.iloc[rows])
     problem = Problem(
         name, found.task, target, replace(features, notes=()), values, found.classes, None, standard,
         (*notes, *found.notes, *features.notes),
@@ -200,7 +200,7 @@ def _with_outside(problem: Problem, path: Path, target: str, seed: int) -> Probl
     frame = frame.drop(columns=[target], errors="ignore")
     if len(frame) > MOST_OOD_ROWS:
         chosen = np.random.default_rng(derive_seed(seed, "outside")).choice(len(frame), MOST_OOD_ROWS, replace=False)
-        frame = frame.iloc[np.sort(chosen)].reset_index(drop=True)
+        frame = frame.iloc[np.sort(chosen)]
         notes.append(f"Of {path.name} a random {MOST_OOD_ROWS:,} rows were used.")
     try:
         outside = read_features(frame, like=problem.features)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,8 @@ MISSING_MARKS = (
     "#N/A",
 )
 """Cells that stand for "not known"."""
+RAGGED = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
+"""How pandas says that a line is too long."""
 SEPARATORS = (",", ";", "\t", "|")
 KNOWN_BINARIES = {
     b"PK\x03\x04": "a spreadsheet or zip archive; save the sheet as CSV",
@@ -128,6 +131,11 @@ def _read_csv(path: Path, content: bytes) -> tuple[DataFrame, list[str]]:
     try:
         frame: DataFrame = pandas.read_csv(io.StringIO(text), **options)
     except (pandas.errors.ParserError, pandas.errors.EmptyDataError, pandas.errors.ParserWarning) as error:
+        if ragged := RAGGED.search(str(error)):
+            raise InputError(
+                f"{path}: line {ragged[2]} has {ragged[3]} cells where the lines before it have {ragged[1]}; correct it, and "
+                "put texts with a separator in them in quotes"
+            ) from error
         raise InputError(f"{path}: is no table: {_first_line(error)}") from error
     if all(_is_number(name) for name in names) and len(names) > 1:
         raise InputError(

@@ -98,7 +98,10 @@ def read_target(column: Series, task: Task | None = None) -> Target:
     rows = np.flatnonzero(present)
     found = task or _detect(column, values, rows)
     if task is None:
-        notes.append(f"{name} was taken for a {found} target; --task says otherwise.")
+        what = "a number to predict" if found == "regression" else "classes to tell apart"
+        other = "classification" if found == "regression" else "regression"
+        hint = "" if values is None else f"; if that is wrong, give --task {other}"
+        notes.append(f"{name} was taken for {what} ({found}){hint}.")
     if found == "regression":
         if values is None:
             raise InputError(f"the target {name!r} holds texts, which is no regression; leave --task out")

@@ -47,7 +47,7 @@ def judge(summary: Summary, results: Results, target: str) -> Verdict | None:
     sentences = [_first(best, summary)]
     sentences += [_against(best, summary, name) for name in BASELINES if name != best.name and summary.row(name)]
     sentences += _ties(best, summary)
-    sentences += _sureness(best, summary, target)
+    sentences += _sureness(best, summary, results, target)
     sentences += _rejection(best, summary, results)
     return Verdict(_headline(best, summary), _certainty(best, summary), tuple(sentences))
 
@@ -104,12 +104,12 @@ def _clear(difference: Difference) -> str:
     if math.isnan(difference.p):
         return "which one split cannot test"
     if difference.p < SIGNIFICANCE:
-        return f"a clear difference (paired test, p = {_p(difference.p)})"
-    return f"which may be chance (paired test, p = {_p(difference.p)})"
+        return f"a clear difference (paired test, p {_p(difference.p)})"
+    return f"which may be chance (paired test, p {_p(difference.p)})"
 
 
 def _p(value: float) -> str:
-    return "< 0.001" if value < 0.001 else f"{value:.3f}" if value < 0.1 else f"{value:.2f}"
+    return "< 0.001" if value < 0.001 else f"= {value:.3f}" if value < 0.1 else f"= {value:.2f}"
 
 
 def _ties(best: Row, summary: Summary) -> list[str]:
@@ -135,14 +135,16 @@ def _cheaper(row: Row, time: float | None) -> bool:
     return seconds is not None and time is not None and seconds * NOTABLY_CHEAPER < time
 
 
-def _sureness(best: Row, summary: Summary, target: str) -> list[str]:
-    """How far to trust stated intervals or sets."""
+def _sureness(best: Row, summary: Summary, results: Results, target: str) -> list[str]:
+    """How far to trust stated intervals or sets; a share of so few rows may differ from 90 % by chance."""
     what = "intervals" if summary.task == "regression" else "sets of classes"
     cover, error = best.means["coverage_90"], best.errors.get("coverage_90")
     width = best.means["width_90"]
     assert cover is not None
     assert width is not None
-    slack = 2 * (error or 0.0) + 0.015
+    tested = sum(results[best.name, split].get("rows", {}).get("test", 0) for split in summary.splits)
+    chance = math.sqrt(0.9 * 0.1 / tested) if tested else 0.0
+    slack = 2 * max(error or 0.0, chance) + 0.015
     if abs(cover - 0.9) <= slack:
         fit = "about right"
     elif cover < 0.9:
