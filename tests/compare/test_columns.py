@@ -53,6 +53,7 @@ def test_text_among_numbers_or_dates_is_refused_with_its_row(cells, what, row):
 def test_dates_become_days_and_points_on_circles():
     frame = table(when=["2000-01-02 06:00", "2000-01-03 18:00", "2001-01-01", None])
     features = read_features(frame)
+    assert features.num_columns == 1
     assert features.number_names[0] == "when (days)"
     np.testing.assert_allclose(features.numbers[:, 0], [1.25, 2.75, 366.0, np.nan])
     hour = dict(zip(features.number_names, features.numbers.T, strict=True))

@@ -10,6 +10,7 @@ from scipy import stats
 
 from bayesify.compare import conformal
 from bayesify.compare.paired import adjusted, paired_difference
+from bayesify.compare.plots import _label as axis_label
 from bayesify.compare.scores import POINTS, score_classification, score_regression
 from bayesify.compare.summary import Column, cell, show, significant, summarize
 from bayesify.compare.verdict import judge
@@ -206,6 +207,27 @@ def test_coverage_of_few_rows_is_not_called_wrong():
         found = results(point=[entry])
         sentences = judge(summarize(found, ["point"], "regression", BASELINES), found, "y").sentences
         assert any(f"held the truth in {100 * cover:.0f} % of test rows, {words}" in each for each in sentences)
+
+
+def test_the_verdict_says_whether_rows_of_another_kind_are_noticed():
+    entries = {name: result(nll) | {"ood": {"auroc_variance": auroc}} for name, nll, auroc in (
+        ("point", 0.5, 0.5), ("laplace", 0.6, 0.97))}  # fmt: skip
+    found = results(**{name: [entry] for name, entry in entries.items()})
+    last = judge(summarize(found, ["point", "laplace"], "regression", BASELINES), found, "y").sentences[-1]
+    assert last.startswith("It does not notice rows of another kind")
+    assert last.endswith("in 50 of 100 pairs (50 are chance). Laplace does, in 97 of 100.")
+    entries["point"]["ood"]["auroc_variance"] = 0.9
+    last = judge(summarize(found, ["point", "laplace"], "regression", BASELINES), found, "y").sentences[-1]
+    assert last.startswith("It notices rows of another kind")
+    assert last.endswith("in 90 of 100 pairs (50 are chance).")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (2.5, "2.5"), (5000, "5000"), (12_500, "12.5k"), (250_000, "250k"), (3e6, "3M"), (2e-4, "2e-4"), (-2.5e9, "-2.5e9")],
+)  # fmt: skip
+def test_labels_of_axes_are_short(value, text):
+    assert axis_label(value, False) == text
 
 
 def test_small_p_values_read_well():

@@ -20,6 +20,8 @@ MOSTLY = 0.5
 MANY_LEVELS = 50
 """Different texts in a column above which it may be free text or an identifier."""
 IDENTIFIERS = re.compile(r"^(id|index|uuid|row|row_?id|unnamed: \d+|.*_id)$", re.IGNORECASE)
+DAYS = " (days)"
+"""Ends the name of the first number that is made of a date."""
 DATE = re.compile(r"^\s*(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4})([ T].*)?\s*$")
 
 
@@ -45,6 +47,13 @@ class Features:
 
     def __len__(self) -> int:
         return len(self.numbers)
+
+    @property
+    def num_columns(self) -> int:
+        """Columns of the table that are used; a date is one, however many numbers are made of it."""
+        dates = [name.removesuffix(DAYS) for name in self.number_names if name.endswith(DAYS)]
+        made = [name for name in self.number_names if any(name.startswith(f"{date} (") for date in dates)]
+        return len(self.number_names) - len(made) + len(dates) + len(self.code_names)
 
 
 def read_features(frame: DataFrame, like: Features | None = None) -> Features:
@@ -128,7 +137,7 @@ def _alike(numbers: dict[str, np.ndarray], texts: dict[str, list[str | None]], l
 
 def _is_part(name: str, numbers: dict[str, np.ndarray]) -> bool:
     """Whether a name is a part of a date that does not vary in this table."""
-    return " (" in name and f"{name.rsplit(' (', 1)[0]} (days)" in numbers
+    return " (" in name and f"{name.rsplit(' (', 1)[0]}{DAYS}" in numbers
 
 
 def _codes(texts: dict[str, list[str | None]], levels: dict[str, tuple[str, ...]], rows: int) -> np.ndarray:
@@ -233,7 +242,7 @@ def _date_parts(name: str, column: Series) -> dict[str, np.ndarray]:
     import pandas
 
     if pandas.api.types.is_timedelta64_dtype(column):
-        return {f"{name} (days)": column.dt.total_seconds().to_numpy(np.float64, na_value=np.nan) / 86_400}
+        return {f"{name}{DAYS}": column.dt.total_seconds().to_numpy(np.float64, na_value=np.nan) / 86_400}
     if not pandas.api.types.is_datetime64_any_dtype(column):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about formats that differ from row to row
@@ -243,7 +252,7 @@ def _date_parts(name: str, column: Series) -> dict[str, np.ndarray]:
     times = pandas.Series(pandas.DatetimeIndex(pandas.to_datetime(column, utc=True)))
     stamp = pandas.Timestamp("2000-01-01", tz="UTC")
     days = ((times - stamp).dt.total_seconds() / 86_400).to_numpy(np.float64)
-    parts = {f"{name} (days)": days}
+    parts = {f"{name}{DAYS}": days}
     for part, values, period in (
         ("season", times.dt.day_of_year.to_numpy(np.float64), 365.25),
         ("weekday", times.dt.day_of_week.to_numpy(np.float64), 7.0),

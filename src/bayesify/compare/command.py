@@ -150,8 +150,9 @@ def _print(comparison: Comparison) -> None:
     listing = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=True)
     listing.add_column("method", no_wrap=True)
     for column in columns:
-        heading, _, second = column.heading.partition(" ")
-        listing.add_column(f"{heading}\n{second or column.unit}", justify="right", no_wrap=True)
+        first, _, second = column.heading.rpartition(" ")
+        heading = f"{first}\n{second}" if first else f"{second}\n{column.unit}"
+        listing.add_column(heading, justify="right", no_wrap=True)
     for row in summary.ranked:
         listing.add_row(row.title, *(cell(row, column, spread=column.key == "nll") for column in columns))
     console.print(listing)

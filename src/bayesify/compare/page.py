@@ -46,7 +46,7 @@ def render(comparison: Comparison) -> str:
         target=problem.target,
         task=summary.task,
         rows_total=len(problem),
-        num_inputs=len(problem.features.number_names) + len(problem.features.code_names),
+        num_columns=problem.features.num_columns,
         classes=list(problem.classes),
         splits=len(summary.splits),
         parts=_parts(comparison),

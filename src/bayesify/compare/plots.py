@@ -11,7 +11,7 @@ import numpy as np
 
 Numbers = Sequence[float] | np.ndarray
 WIDTH, HEIGHT = 320, 220
-LEFT, RIGHT, TOP, BOTTOM = 50, 12, 10, 42
+LEFT, RIGHT, TOP, BOTTOM = 56, 12, 10, 42
 INK, LINE, FAINT, SECOND = "#1b3a5c", "#2f7ab8", "#b9c4d0", "#c2571a"
 
 
@@ -130,7 +130,13 @@ def _label(value: float, percent: bool) -> str:
         return f"{100 * value:.0f}"
     if value == 0 or abs(value) < 1e-12:
         return "0"
-    return f"{value:.4g}" if 1e-3 <= abs(value) < 1e5 else f"{value:.1e}"
+    for unit, sign in ((1e6, "M"), (1e3, "k")):
+        if max(unit, 1e4) <= abs(value) < 1e9:
+            return f"{value / unit:.4g}{sign}"
+    if 1e-3 <= abs(value) < 1e4:
+        return f"{value:.4g}"
+    digits, power = f"{value:.1e}".split("e")
+    return f"{digits.removesuffix('.0')}e{int(power)}"
 
 
 def ranking(rows: Sequence[tuple[str, float, float, bool]], baseline: float | None, label: str) -> str:

@@ -16,6 +16,8 @@ from bayesify.compare.tuning import BASELINES, TEMPERATURE
 TURNED_AWAY = 4 * POINTS // 20
 """Position in a rejection curve: a fifth of the rows is turned away."""
 NOTABLY_CHEAPER = 2.0
+NOTICED = 0.8
+"""AUROC from which on rows of another kind are noticed."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ def judge(summary: Summary, results: Results, target: str) -> Verdict | None:
     sentences += _ties(best, summary)
     sentences += _sureness(best, summary, results, target)
     sentences += _rejection(best, summary, results)
+    sentences += _outside(best, summary)
     return Verdict(_headline(best, summary), _certainty(best, summary), tuple(sentences))
 
 
@@ -199,6 +202,27 @@ def _effect(row: Row, summary: Summary, results: Results) -> str:
     if summary.task == "regression":
         return f"the error of the rest falls from {significant(start)} to {significant(after)}"
     return f"accuracy on the rest rises from {100 * start:.1f} % to {100 * after:.1f} %"
+
+
+def _outside(best: Row, summary: Summary) -> list[str]:
+    """Whether rows of another kind are noticed, where there were some: by the best method, and by which one most."""
+    found = {row.name: _noticed(row) for row in summary.ranked}
+    mine = found[best.name]
+    if mine is None:
+        return []
+    pairs = f"its uncertainty there is higher than on a test row in {100 * mine:.0f} of 100 pairs (50 are chance)"
+    told = f"{'It notices' if mine >= NOTICED else 'It does not notice'} rows of another kind (--ood): {pairs}."
+    most = max(summary.ranked, key=lambda row: found[row.name] or 0.0)
+    highest = found[most.name] or 0.0
+    if mine < NOTICED <= highest:
+        told += f" {most.title} does, in {100 * highest:.0f} of 100."
+    return [told]
+
+
+def _noticed(row: Row) -> float | None:
+    """The highest AUROC of a method's measures of uncertainty."""
+    known = [value for key, value in row.means.items() if key.startswith("auroc_") and value is not None]
+    return max(known) if known else None
 
 
 def _list(names: Sequence[str]) -> str:
