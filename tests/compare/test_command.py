@@ -151,7 +151,7 @@ def test_results_are_neither_overwritten_nor_mixed(csv, tmp_path):
     assert "finished runs; go on with them by --resume" in run(*arguments, code=2).stderr
     assert "--seed 0, not 1" in run(*arguments, "--resume", "--seed", 1, code=2).stderr
     houses(seed=5).to_csv(csv, index=False)
-    assert "the data" in run(*arguments, "--resume", code=2).stderr
+    assert "made with another table" in run(*arguments, "--resume", code=2).stderr
     assert read(tmp_path / "out") == before
 
 

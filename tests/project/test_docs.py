@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import bayesify
-from bayesify import likelihoods, posteriors, priors
+from bayesify import compare, likelihoods, posteriors, priors
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,6 +41,7 @@ def test_every_public_name_has_an_entry(site):
     wanted = [f"bayesify.{name}" for name in bayesify.__all__ if isinstance(getattr(bayesify, name), type)]
     wanted += ["bayesify.bayesianize", "bayesify.fit", "bayesify.save", "bayesify.load", "bayesify.prune"]
     wanted += [f"bayesify.posteriors.{name}" for name in posteriors.__all__]
+    wanted += [f"bayesify.compare.{name}" for name in compare.__all__]
     for module in ("priors", "likelihoods"):
         wanted += [f"bayesify.{module}.{kind.__name__}" for kind in modules[module].REGISTRY.values()]
     assert [name for name in wanted if f'id="{name}"' not in pages] == []

@@ -16,7 +16,7 @@ from bayesify.compare.problems import Problem
 
 SETTINGS, DATA, RESULTS, REPORT = "settings.json", "data.npz", "results.json", "report.html"
 FORMAT = 1
-WORDS = {"fingerprint": "the data", "target": "--target", "quick": "--quick", "seed": "--seed", "format": "the version"}
+WORDS = {"target": "--target", "seed": "--seed", "format": "format"}
 """How settings are called in messages."""
 
 
@@ -48,7 +48,7 @@ def open_folder(folder: Path, problem: Problem, settings: Mapping[str, Any], *, 
         for key, value in wanted.items():
             if known.get(key) != value:
                 raise InputError(
-                    f"{folder}: its runs were made with {WORDS.get(key, key)} {known.get(key)!r}, not {value!r}; "
+                    f"{folder}: its runs were made with {_other(key, known.get(key), value)}; "
                     "use the same, or choose another folder by --out"
                 )
     try:
@@ -60,6 +60,15 @@ def open_folder(folder: Path, problem: Problem, settings: Mapping[str, Any], *, 
     except OSError as error:
         raise InputError(f"{folder}: cannot be written: {error.strerror}; choose another folder by --out") from error
     return (folder / DATA).absolute()
+
+
+def _other(key: str, known: Any, wanted: Any) -> str:
+    """What differs, in words."""
+    if key == "fingerprint":
+        return "another table, or with another --task, --ignore, --ood or --max-rows"
+    if key == "quick":
+        return "--quick" if known else "full training, without --quick"
+    return f"{WORDS.get(key, key)} {known}, not {wanted}"
 
 
 def _read(path: Path) -> dict[str, Any] | None:
