@@ -64,11 +64,11 @@ register(
 )  # fmt: skip
 register(
     Method("global_inducing", "Global inducing", "Ober & Aitchison 2021", "M (d_in + sum of d_out) + M a layer", GlobalInducing,
-           options={"inputs": 30}, aliases=("gi",), slow=True)
+           options={"inputs": 30, "init": "network"}, aliases=("gi",), slow=True)
 )  # fmt: skip
 register(
     Method("local_inducing", "Local inducing", "Ober & Aitchison 2021", "M (d_out + d_in + 1) a layer", LocalInducing,
-           options={"points": 30}, aliases=("li",), slow=True)
+           options={"points": 60, "precision": 3000.0, "init": "network"}, aliases=("li",), slow=True)
 )  # fmt: skip
 register(
     Method("walsh_hadamard", "Walsh-Hadamard", "Rossi et al. 2020", "4 max(d_out, d_in) a layer", WalshHadamard, options=SMALL,

@@ -16,7 +16,7 @@ from bayesify.weights import Layer
 AT_PRIOR = -60.0
 """Log precision at which pseudo-outputs are lost beside the prior in double precision."""
 NETWORK_PRECISION = 300.0
-r"""Precision $\lambda$, times positions, of pseudo-outputs that start at the network's own. Where the prior's outputs have variance 1
+r"""Precision $\lambda$, times positions, of pseudo-outputs that start at the network's. Where the prior's outputs have variance 1
 and there are as many inducing inputs as columns, one layer's mean differs from weights drawn from the prior by at most
 $1 / (2 \sqrt{\lambda})$ in its outputs there (root mean square), and its draws scatter by at most $1 / \sqrt{\lambda}$."""
 

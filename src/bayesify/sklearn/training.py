@@ -41,6 +41,8 @@ FOLDS, FEW, FOLDS_OF_FEW = 3, 200, 6
 parts, and how many. Of data that do not fit into a batch one part is predicted."""
 FOLD_EFFORT = 0.4
 """Share of the main phase's epochs that the training of a fold gets."""
+INDUCING_ROWS = 100
+"""Rows that global inducing inputs start at, where their number is not given."""
 LEAST_NOISE = 1e-4
 """Noise variance of standardized targets, at least, where it is estimated."""
 
@@ -105,6 +107,8 @@ def train(net: nn.Module, likelihood: Likelihood, rows: Rows, plan: Plan) -> Any
     if method.fit is not None or method.name in POINT_ESTIMATES:
         likelihood = _fixed(likelihood)
     options = {**method.options, **plan.options}
+    if method.name == "global_inducing":
+        options["inputs"] = _inducing_inputs(plan.options.get("inputs", INDUCING_ROWS), rows, plan.seed)
     if method.fit is None:
         assert method.posterior is not None
         bnn = bayesianize(net, method.posterior(**options), likelihood=likelihood, prior=Neal(plan.prior_scale))
@@ -123,6 +127,13 @@ def train(net: nn.Module, likelihood: Likelihood, rows: Rows, plan: Plan) -> Any
         seed=plan.seed,
         **options,
     )
+
+
+def _inducing_inputs(given: Any, rows: Rows, seed: int) -> Any:
+    """Rows of the data where only their number is given: they start where the data are, as standard normal numbers do not."""
+    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+        return given
+    return torch.from_numpy(rows.thinned(given, derive_seed(seed, "inducing inputs")).x)
 
 
 def _fixed(likelihood: Likelihood) -> Likelihood:
