@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -290,11 +290,18 @@ CASES: dict[str, Case] = {
 
 POSTERIORS: dict[str, Method] = {name: method for name, method in METHODS.items() if method.posterior is not None}
 
-EVERY_LEAF = {
-    "point", "mean_field", "full_covariance", "matrix_normal", "k_tied", "rank_one", "walsh_hadamard", "ensemble",
-    "dropout", "local_inducing",
+REFUSED: dict[str, frozenset[str]] = {
+    "global_inducing": frozenset({
+        "embedding", "embedding_bag", "layer_norm", "batch_norm_training", "batch_norm_asked", "lstm", "lstm_projected", "gru",
+        "rnn", "lstm_cell", "gru_cell", "attention_kdim", "keywords_to_dict", "keywords_to_dataclass", "custom", "tied",
+    }),
 }  # fmt: skip
-"""Posteriors that take every kind of leaf; the others may refuse one, and then say why."""
+"""Kinds of leaf that a posterior does not take, and says why; every other posterior takes every one."""
+
+
+def pairs(leaves: Iterable[str]) -> list[tuple[str, str]]:
+    """Names of posteriors with those of the leaves that they take."""
+    return [(name, leaf) for name in POSTERIORS for leaf in leaves if leaf not in REFUSED.get(name, ())]
 
 
 def inducing_inputs(case: Case) -> dict[str, Any]:

@@ -69,11 +69,9 @@ def test_log_prob_is_that_of_torch(name: str) -> None:
         assert likelihood.log_prob(f, y).shape == (S, B)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("gaussian_per_output", "categorical")])
 def test_one_column_may_be_missing(name: str) -> None:
-    """[B] against [B, 1] is never broadcast to [B, B]."""
-    if name in ("gaussian_per_output", "categorical"):
-        pytest.skip("has no single column")
+    """[B] against [B, 1] is never broadcast to [B, B]; the others have no single column."""
     likelihood = made(name)
     f = outputs(B, 2 if name.startswith("hetero") else 1)
     y = torch.ones(B, dtype=torch.float64)

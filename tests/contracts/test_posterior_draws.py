@@ -6,18 +6,17 @@ import warnings
 
 import pytest
 import torch
-from cases import CASES, Case, call, close, generator, has_density, tensors, weights_close
-from matrix import convert_or_skip, every_leaf, every_posterior, some_leaves
+from cases import CASES, POSTERIORS, Case, call, close, convert, generator, has_density, pairs, tensors, weights_close
+from matrix import every_pair, some_pairs
 
 from bayesify.execution import Runner
 
 DRAWS = 4
 
 
-@every_posterior
-@every_leaf
+@every_pair
 def test_shapes(name: str, case: Case) -> None:
-    bnn, plain = convert_or_skip(name, case), case.network()
+    bnn, plain = convert(name, case), case.network()
     draws = bnn.draw(DRAWS, generator=generator())
     parameters = dict(plain.named_parameters())
     assert set(case.needs) <= set(bnn.weights)
@@ -37,11 +36,10 @@ def test_shapes(name: str, case: Case) -> None:
         assert one.shape == reference.shape
 
 
-@every_posterior
-@every_leaf
+@every_pair
 def test_a_draw_is_a_function(name: str, case: Case) -> None:
     """`draws(x)[i]` is `draws[i](x)` and a plain network with those weights; vmap, loop and single agree up to rounding."""
-    bnn, inputs = convert_or_skip(name, case), case.batch()
+    bnn, inputs = convert(name, case), case.batch()
     with torch.no_grad():
         draws = bnn.draw(DRAWS, generator=generator())
         together = tensors(call(draws, inputs))
@@ -65,10 +63,9 @@ def test_a_draw_is_a_function(name: str, case: Case) -> None:
                 close(runner.run(draws.weights, args, kwargs, mode="vmap", chunk_size=3), together)
 
 
-@every_posterior
-@some_leaves
+@some_pairs
 def test_generator_decides_the_draws(name: str, case: Case) -> None:
-    bnn = convert_or_skip(name, case)
+    bnn = convert(name, case)
     with torch.no_grad():
         state = torch.get_rng_state()
         first, again, other = (bnn.draw(DRAWS, generator=generator(seed)).weights for seed in (1, 1, 2))
@@ -83,11 +80,10 @@ def test_generator_decides_the_draws(name: str, case: Case) -> None:
         assert some_variance
 
 
-@every_posterior
-@some_leaves
+@some_pairs
 def test_antithetic_pairs(name: str, case: Case) -> None:
     """Two draws of a pair have opposite noise: for a Gaussian their average is the mean."""
-    bnn = convert_or_skip(name, case)
+    bnn = convert(name, case)
     with torch.no_grad():
         draws = bnn.draw(5, generator=generator(), antithetic=True)
         assert len(draws) == 5
@@ -105,19 +101,20 @@ def test_antithetic_pairs(name: str, case: Case) -> None:
 MOMENT_CASES = ["linear", "conv1d", "transposed1d", "embedding", "lstm", "custom", "tied", "layer_norm", "bilinear"]
 
 
-@every_posterior
-@pytest.mark.parametrize("leaf", MOMENT_CASES)
+@pytest.mark.parametrize(
+    ("name", "leaf"), [pair for pair in pairs(MOMENT_CASES) if not POSTERIORS[pair[0]].posterior.runs_network]
+)
 def test_moments(name: str, leaf: str) -> None:
     """Mean and variance over n = 4000 draws are within k = 5 standard errors of `mean()` and `variance()`.
+
+    A posterior that runs the network has its own test of moments.
 
     The standard error of the mean is sqrt(v / n), that of the variance sqrt((m4 - v^2) / n) with m4 the fourth central
     moment over the draws; rounding adds 1e-5 of the scale.
     """
     n, k = 4000, 5.0
-    bnn = convert_or_skip(name, CASES[leaf])
+    bnn = convert(name, CASES[leaf])
     part = bnn.posterior
-    if part.runs_network:
-        pytest.skip("a posterior that runs the network has its own test of moments")
     with torch.no_grad():
         draws = bnn.draw(n, generator=generator()).formed().weights
         mean, variance = part.mean(), part.variance()

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from cases import CASES, Case, call, close, convert, generator, tensors, weights_close
-from matrix import convert_or_skip, every_leaf, every_posterior, some_leaves
+from cases import CASES, REFUSED, Case, call, close, convert, generator, tensors, weights_close
+from matrix import every_leaf, every_pair, over, some_pairs
 from torch import nn
 
 from bayesify import BayesianNetwork
@@ -21,10 +21,9 @@ def outputs(bnn: BayesianNetwork, inputs: Any) -> Any:
         return call(bnn.draw(3, generator=generator(5)), inputs)
 
 
-@every_posterior
-@some_leaves
+@some_pairs
 def test_state_dict_round_trip(name: str, case: Case) -> None:
-    bnn, fresh = convert_or_skip(name, case), convert_or_skip(name, case)
+    bnn, fresh = convert(name, case), convert(name, case)
     with torch.no_grad():
         for parameter in fresh.parameters():
             parameter.add_(0.5)
@@ -33,10 +32,9 @@ def test_state_dict_round_trip(name: str, case: Case) -> None:
     close(outputs(fresh, case.batch()), outputs(bnn, case.batch()))
 
 
-@every_posterior
-@every_leaf
+@every_pair
 def test_copies_after_a_forward_pass(name: str, case: Case) -> None:
-    bnn, inputs = convert_or_skip(name, case), case.batch()
+    bnn, inputs = convert(name, case), case.batch()
     before = pickle.dumps(bnn), copy.deepcopy(bnn)
     expected = outputs(bnn, inputs)
     call(bnn, inputs)
@@ -52,12 +50,11 @@ def test_copies_after_a_forward_pass(name: str, case: Case) -> None:
     repr(bnn)
 
 
-@every_posterior
-@some_leaves
+@some_pairs
 def test_double_precision(name: str, case: Case) -> None:
     """Made in float64, or moved to it: draws, outputs and KL are float64, and in float32 they differ by rounding only."""
-    made = convert_or_skip(name, case, torch.float64)
-    moved = convert_or_skip(name, case).double()
+    made = convert(name, case, torch.float64)
+    moved = convert(name, case).double()
     for bnn in (made, moved):
         draws = bnn.draw(2, generator=generator())
         assert {value.dtype for value in draws.weights.values()} == {torch.float64}
@@ -75,24 +72,22 @@ def test_double_precision(name: str, case: Case) -> None:
     )
 
 
-@every_posterior
-@pytest.mark.parametrize("leaf", ["linear", "conv2d", "lstm", "attention"])
-def test_bfloat16_network(name: str, leaf: str) -> None:
+@over(["linear", "conv2d", "lstm", "attention"])
+def test_bfloat16_network(name: str, case: Case) -> None:
     """A bfloat16 network runs in bfloat16; its posterior keeps float32."""
-    bnn = convert_or_skip(name, CASES[leaf], torch.bfloat16)
+    bnn = convert(name, case, torch.bfloat16)
     draws = bnn.draw(2, generator=generator())
     assert {value.dtype for value in draws.weights.values()} == {torch.bfloat16}
     assert draws.kl.dtype == torch.float32
     assert {parameter.dtype for parameter in bnn.posteriors.parameters()} == {torch.float32}
     with torch.no_grad():
-        assert tensors(call(draws, CASES[leaf].batch(dtype=torch.bfloat16)))[0].dtype == torch.bfloat16
+        assert tensors(call(draws, case.batch(dtype=torch.bfloat16)))[0].dtype == torch.bfloat16
     assert {parameter.dtype for parameter in bnn.mean_network().parameters()} == {torch.bfloat16}
 
 
-@every_posterior
-@every_leaf
+@every_pair
 def test_mean_network(name: str, case: Case) -> None:
-    bnn, original, inputs = convert_or_skip(name, case), case.network(), case.batch()
+    bnn, original, inputs = convert(name, case), case.network(), case.batch()
     plain = bnn.mean_network()
     assert type(plain) is type(original)
     shapes = {key: value.shape for key, value in original.named_parameters(remove_duplicate=False)}
@@ -109,8 +104,7 @@ def test_mean_network(name: str, case: Case) -> None:
     assert not own & {id(parameter) for parameter in plain.parameters()}
 
 
-@every_posterior
-@some_leaves
+@some_pairs
 def test_the_original_is_not_changed(name: str, case: Case) -> None:
     from cases import posterior
 
@@ -120,10 +114,7 @@ def test_the_original_is_not_changed(name: str, case: Case) -> None:
     before = {key: value.clone() for key, value in net.state_dict().items()}
     identities = {key: id(value) for key, value in net.named_parameters(remove_duplicate=False)}
     choice: Any = posterior(name, case)
-    try:
-        bnn = bayesify.bayesianize(net, choice if case.selector is None else {case.selector: choice})
-    except ValueError as refusal:
-        pytest.skip(str(refusal))
+    bnn = bayesify.bayesianize(net, choice if case.selector is None else {case.selector: choice})
     call(bnn, case.batch())
     with torch.no_grad():
         for parameter in bnn.parameters():
@@ -133,6 +124,12 @@ def test_the_original_is_not_changed(name: str, case: Case) -> None:
     assert all(parameter.grad is None for parameter in net.parameters())
     assert choice.layers == ()
     assert not list(choice.parameters()), "the posterior that was passed in must not be changed"
+
+
+@pytest.mark.parametrize(("name", "leaf"), [(name, leaf) for name in REFUSED for leaf in sorted(REFUSED[name])])
+def test_a_refusal_says_why_and_what_to_do(name: str, leaf: str) -> None:
+    with pytest.raises(ValueError, match=r"\w+: .+; .+"):
+        convert(name, CASES[leaf])
 
 
 @every_leaf
@@ -155,7 +152,7 @@ def network_slot(bnn: BayesianNetwork, name: str) -> Any:
 
 def compiled_equals_eager(name: str, case: Case) -> None:
     """Draw outside, compile the forward pass given the draw."""
-    bnn, inputs = convert_or_skip(name, case), case.batch()
+    bnn, inputs = convert(name, case), case.batch()
     with torch.no_grad():
         weights = {key: value[0] for key, value in bnn.draw(1, generator=generator()).formed().weights.items()}
 
@@ -175,12 +172,9 @@ def test_compile() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@every_posterior
-@pytest.mark.parametrize(
-    "leaf", ["linear", "conv2d", "transposed2d", "embedding", "batch_norm", "attention", "encoder"]
-)
-def test_compile_more(name: str, leaf: str) -> None:
-    compiled_equals_eager(name, CASES[leaf])
+@over(["linear", "conv2d", "transposed2d", "embedding", "batch_norm", "attention", "encoder"])
+def test_compile_more(name: str, case: Case) -> None:
+    compiled_equals_eager(name, case)
 
 
 def test_torch_save_of_the_state() -> None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import CASES, Case, can_be_prior, generator, targets
-from matrix import convert_or_skip, every_leaf, every_posterior
+from cases import CASES, Case, can_be_prior, convert, generator, targets
+from matrix import every_leaf, every_pair, every_posterior
 
 from bayesify.posteriors import MeanField
 
 
-@every_posterior
-@every_leaf
+@every_pair
 def test_gradients_reach_every_parameter(name: str, case: Case) -> None:
-    bnn = convert_or_skip(name, case)
+    bnn = convert(name, case)
     bnn.elbo(case.batch(), targets(case), num_data=10, num_draws=2, generator=generator()).backward()
     for key, parameter in bnn.named_parameters():
         assert parameter.grad is not None, f"{key} has no gradient"
@@ -25,7 +24,7 @@ def test_gradients_reach_every_parameter(name: str, case: Case) -> None:
 @every_leaf
 def test_the_data_term_alone_reaches_every_weight(case: Case) -> None:
     """Without the KL, whose gradient would hide a weight that the network does not use."""
-    bnn = convert_or_skip("mean_field", case)
+    bnn = convert("mean_field", case)
     leaves = {key: value.detach().requires_grad_() for key, value in bnn.draw(1, generator=generator()).weights.items()}
     for key, gradient in zip(leaves, _gradients(bnn, case, leaves), strict=True):
         idle = case.name == "batch_norm_training" and key == "0.bias"  # the batch's mean takes it out again
@@ -42,10 +41,9 @@ def _gradients(bnn, case, leaves):  # type: ignore[no-untyped-def]
     return torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
 
 
-@every_posterior
-@every_leaf
+@every_pair
 def test_kl_is_zero_at_the_prior_and_positive_elsewhere(name: str, case: Case) -> None:
-    bnn = convert_or_skip(name, case, torch.float64)
+    bnn = convert(name, case, torch.float64)
     away = bnn.kl(generator=generator()).item()
     before = {key: value.clone() for key, value in bnn.state_dict().items()}
     if not can_be_prior(bnn.posterior):
@@ -65,7 +63,7 @@ def test_kl_is_zero_at_the_prior_and_positive_elsewhere(name: str, case: Case) -
 
 @every_posterior
 def test_a_draw_carries_its_kl(name: str) -> None:
-    bnn = convert_or_skip(name, CASES["linear"], torch.float64)
+    bnn = convert(name, CASES["linear"], torch.float64)
     draws = bnn.draw(6, generator=generator())
     assert bool(torch.isfinite(draws.kl).all())
     if not bnn.posterior.runs_network:
@@ -75,7 +73,7 @@ def test_a_draw_carries_its_kl(name: str) -> None:
 
 @every_leaf
 def test_local_reparameterization_trains_every_leaf(case: Case) -> None:
-    bnn = convert_or_skip("mean_field", case, local_reparameterization=True)
+    bnn = convert("mean_field", case, local_reparameterization=True)
     assert isinstance(bnn.posterior, MeanField)
     bnn.elbo(case.batch(), targets(case), num_data=10, num_draws=2, generator=generator()).backward()
     for key, parameter in bnn.named_parameters():
