@@ -178,7 +178,9 @@ def test_interrupted_methods_are_ranked_on_what_all_have():
     summary = summarize(found, ["point", "laplace"], "regression", BASELINES)
     assert summary.splits == (0,)
     assert summary.best.name == "point"
-    assert judge(summary, found, "y").certainty == "untested"
+    verdict = judge(summary, found, "y")
+    assert verdict.certainty == "untested"
+    assert verdict.headline == "A plain network did best, on a single split: no Bayesian method predicted better there."
 
 
 def test_a_clear_verdict():

@@ -71,6 +71,10 @@ def _headline(best: Row, summary: Summary) -> str:
     }
     if best.name in BASELINES:
         plain = "a plain network with temperature scaling" if best.name == TEMPERATURE else "a plain network"
+        if len(summary.splits) < 2:
+            return (
+                f"{plain[0].upper()}{plain[1:]} did best, on a single split: no Bayesian method predicted better there."
+            )
         return f"Use {plain}: no Bayesian method predicted better here."
     return words.get(_certainty(best, summary), f"{best.title} did best, but not clearly better than a plain network.")
 
