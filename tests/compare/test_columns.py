@@ -37,7 +37,11 @@ def test_free_text_is_left_out():
     frame = table(x=np.arange(80.0), comment=[f"remark {index}" for index in range(80)])
     features = read_features(frame)
     assert features.code_names == ()
-    assert "80 different texts" in features.notes[0]
+    assert "another text in every row" in features.notes[0]
+    twice = read_features(table(x=np.arange(160.0), comment=[f"remark {index % 90}" for index in range(160)]))
+    assert "90 different texts in 160 rows" in twice.notes[0]
+    few = read_features(table(x=np.arange(24.0), comment=[f"remark {index}" for index in range(24)]))
+    assert few.code_names == ()
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ MOSTLY = 0.5
 """Share of cells that are numbers (or dates) from which on the others are taken for mistakes."""
 MANY_LEVELS = 50
 """Different texts in a column above which it may be free text or an identifier."""
+FEW_TEXTS = 10
+"""Texts up to which it may be by chance that no two of them are the same."""
 IDENTIFIERS = re.compile(r"^(id|index|uuid|row|row_?id|unnamed: \d+|.*_id)$", re.IGNORECASE)
 DAYS = " (days)"
 """Ends the name of the first number that is made of a date."""
@@ -221,6 +223,8 @@ def _useless(name: str, column: Series, kind: str) -> str:
         return "it holds the same value in every row"
     if different == len(column) and IDENTIFIERS.match(name) and (kind == "text" or _whole(cells)):
         return "it numbers the rows"
+    if kind == "text" and different == len(cells) > FEW_TEXTS:
+        return "it holds another text in every row, as names or free text do"
     if kind == "text" and different > MANY_LEVELS and different > 0.5 * len(cells):
         return f"it holds {different:,} different texts in {len(cells):,} rows, as names or free text do"
     return ""

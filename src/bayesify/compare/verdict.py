@@ -166,7 +166,7 @@ def _sureness(best: Row, summary: Summary, results: Results, target: str) -> lis
     ]
     after, narrow = best.means["conformal_coverage_90"], best.means["conformal_width_90"]
     if after is None or narrow is None:
-        told.append("There were too few calibration rows to recalibrate 90 % intervals.")
+        told.append(f"There were too few calibration rows to recalibrate 90 % {what}.")
         return told
     size = f"{significant(narrow)} wide" if summary.task == "regression" else f"of {narrow:.2f} classes"
     told.append(f"Recalibrated on rows set aside (split conformal) they are {size} and held it in {100 * after:.0f} %.")
