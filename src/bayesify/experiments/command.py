@@ -9,7 +9,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -212,7 +212,7 @@ def summarize(rows: Sequence[Row]) -> str:
     lines = [
         [
             row["experiment"],
-            " ".join(str(value) for value in row["setting"].values()),
+            _words(row["setting"]),
             row["metric"],
             _number(row["ours"]) + ("" if row["error"] is None else f" ({_number(row['error'])})"),
             _number(row["published"]) + ("" if row["published_std"] is None else f" ({_number(row['published_std'])})"),
@@ -221,6 +221,13 @@ def summarize(rows: Sequence[Row]) -> str:
         for row in rows
     ]
     return table(["experiment", "setting", "score", "ours (se)", "paper (sd)", "diff/sd"], lines)
+
+
+def _words(setting: Mapping[str, Any]) -> str:
+    """A setting as text: numbers with what they are, names alone."""
+    return ", ".join(
+        str(value) if isinstance(value, str) else f"{key.replace('_', ' ')} {value}" for key, value in setting.items()
+    )
 
 
 def failures(failed: JobsFailed, folder: Path) -> str:
