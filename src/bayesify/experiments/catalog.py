@@ -273,7 +273,7 @@ CATALOG: dict[str, Experiment] = {
             "global_inducing.uci",
             rows.global_inducing_uci,
             parts=_each("--datasets", *_UCI),
-            cost="1 core, not timed",
+            cost="1 core, about 15 min a data set (estimated)",
             results="results/global_inducing",
         ),
         Experiment(
@@ -286,7 +286,8 @@ CATALOG: dict[str, Experiment] = {
                 for prior in ("spatial", "scale")
                 for system in ("fac", "li", "fac-gi", "gi")
             },
-            cost="GPU, not timed",
+            cost="GPU, 2 to 5 min a training of 75 epochs",
+            results="results/global_inducing/cifar10",
         ),
     )
 }
