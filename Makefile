@@ -17,11 +17,11 @@ help:
 
 install: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml papers/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"python {v[0]}.{v[1]} is too old; name a newer one: make install PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) $(TORCH)
-	$(PIP) -e '.[all,dev]'
+	$(PIP) -e '.[all,dev]' -e ./papers
 	@touch $@
 
 demo: install

@@ -8,11 +8,11 @@ from __future__ import annotations
 import argparse
 
 import torch
+from bayesify_papers.function_space.networks import convolutional_network
 from torch import nn
 
 import bayesify
 from bayesify import likelihoods, models, posteriors
-from bayesify.experiments.function_space.networks import convolutional_network
 
 from .timing import adam_step, ratios, record
 

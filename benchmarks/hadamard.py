@@ -54,7 +54,7 @@ def convolution_on_cpu(seconds: float, channels: int = 128, side: int = 16, batc
     part: Any = bnn.posterior
     (size, (member,)) = next(iter(part.groups.items()))
 
-    def formed() -> None:
+    def materialize() -> None:
         bnn(x).square().mean().backward()
 
     def patches() -> None:
@@ -64,7 +64,7 @@ def convolution_on_cpu(seconds: float, channels: int = 128, side: int = 16, batc
         y = member.blocks.multiply(columns, part.left[str(size)], g, part.right[str(size)])
         y.square().mean().backward()
 
-    (ratio,) = ratios(formed, patches, seconds=seconds)
+    (ratio,) = ratios(materialize, patches, seconds=seconds)
     return {"convolution_by_patches_over_formed": round(ratio, 2)}
 
 

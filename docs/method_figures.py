@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import bayesify
-from bayesify.experiments import demo
+from bayesify.demo import run
+from bayesify.demo.figures import bands, entropy_map
 from bayesify.registry import METHODS
-from bayesify.report.figures import bands, entropy_map
 
 ROOT = Path(__file__).parents[1]
 FIGURES = ROOT / "docs" / "methods" / "figures"
@@ -37,11 +37,11 @@ def main() -> None:
     done = {(row["method"], row["problem"], row["seed"]) for row in rows()}
     for seed in range(options.seeds):
         for name in options.methods:
-            for problem in demo.problems(seed):
+            for problem in run.problems(seed):
                 if (name, problem.name, seed) in done:
                     continue
-                epochs = CHAIN if name == "hmc" else demo.EPOCHS
-                outcome = demo.run(METHODS[name], problem, seed=seed, epochs=epochs, budget=None)
+                epochs = CHAIN if name == "hmc" else run.EPOCHS
+                outcome = run.run(METHODS[name], problem, seed=seed, epochs=epochs, budget=None)
                 print(name, problem.name, seed, f"{outcome.seconds:.1f} s", outcome.note, flush=True)
                 if outcome.failed:
                     continue
@@ -102,7 +102,7 @@ def _mean(found: list[dict[str, Any]], key: str) -> float:
     return sum(row[key] for row in found) / len(found)
 
 
-def _draw(problem: demo.Problem, outcome: demo.Outcome, name: str) -> None:
+def _draw(problem: run.Problem, outcome: run.Outcome, name: str) -> None:
     kind, draw = ("svg", bands) if problem.name == "regression" else ("png", entropy_map)
     data = base64.b64decode(draw(problem.data, outcome).partition("base64,")[2])
     (FIGURES / f"{name}-{problem.name}.{kind}").write_bytes(data)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bayesify.posteriors import FullCovariance, KTied, MatrixNormal, MeanField, Posterior
-from bayesify.weights import Layer, Weight
+from bayesify.weights.catalog import Layer, Weight
 
 
 def matrix_entry(weight: Weight, index: tuple[int, ...]) -> tuple[int, int]:

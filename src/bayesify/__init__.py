@@ -21,16 +21,18 @@ from bayesify import (
 )
 from bayesify.draws import Draw, Draws
 from bayesify.function_space import Box, FunctionSpaceVI
-from bayesify.history import History
 from bayesify.laplace import Laplace
 from bayesify.network import BayesianNetwork, bayesianize
-from bayesify.predictive import ClassificationPredictive, Predictive, RegressionPredictive
-from bayesify.pruning import prune
-from bayesify.schedules import KLSchedule
-from bayesify.storage import load, save
-from bayesify.training import fit
+from bayesify.predictive.base import Predictive
+from bayesify.predictive.classification import ClassificationPredictive
+from bayesify.predictive.regression import RegressionPredictive
+from bayesify.storage.save_load import load, save
+from bayesify.training.fitting import fit
+from bayesify.training.history import History
+from bayesify.training.pruning import prune
+from bayesify.training.schedules import KLSchedule
 from bayesify.version import __version__
-from bayesify.weights import count_parameters
+from bayesify.weights.catalog import count_parameters
 
 __all__ = [
     "BayesianNetwork",

@@ -13,7 +13,7 @@ from rich.table import Table
 from bayesify.compare.command import compare
 
 if TYPE_CHECKING:
-    from bayesify.experiments.demo import Outcome, Problem
+    from bayesify.demo.run import Outcome, Problem
     from bayesify.registry import Method
 
 app = typer.Typer(
@@ -100,8 +100,9 @@ def demo(
     chosen = _choose(only, everything)
     path = _report_path(out)
     _need("matplotlib", "jinja2", "torchmetrics")
-    from bayesify.experiments.demo import EPOCHS, QUICK_EPOCHS, problems
-    from bayesify.report import render_demo, write_page
+    from bayesify.demo.report import render_demo
+    from bayesify.demo.run import EPOCHS, QUICK_EPOCHS, problems
+    from bayesify.storage.pages import write_page
 
     outcomes, interrupted = _run(chosen, seed=seed, epochs=QUICK_EPOCHS if quick else EPOCHS, limited=not everything)
     if not outcomes:
@@ -141,7 +142,11 @@ def reproduce(
     Runs that are finished are not run again; what Ctrl-C cut short goes on with the same command. All results are in
     results.jsonl of the folder.
     """
-    from bayesify.experiments.command import run_command
+    if find_spec("bayesify_papers") is None:
+        message = "bayesify reproduce needs the experiments, a package of their own; clone the repository: pip install ./papers"
+        Console(stderr=True).print(message, markup=False, highlight=False)
+        raise typer.Exit(1)
+    from bayesify_papers.command import run_command
 
     raise typer.Exit(
         run_command(
@@ -160,7 +165,7 @@ def reproduce(
 
 
 def _choose(only: str, everything: bool) -> list[Method]:
-    from bayesify.experiments.demo import chosen_methods
+    from bayesify.demo.run import chosen_methods
     from bayesify.registry import get_method
 
     if not only.strip():
@@ -195,7 +200,7 @@ def _run(chosen: list[Method], *, seed: int, epochs: int, limited: bool) -> tupl
     """Outcomes of the methods, and whether Ctrl-C cut them short; progress goes to the error stream."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from bayesify.experiments.demo import BUDGET_SECONDS, run_all
+    from bayesify.demo.run import BUDGET_SECONDS, run_all
 
     outcomes: list[Outcome] = []
     columns = (TextColumn("{task.description:<34}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -222,7 +227,7 @@ def _position(chosen: list[Method], method: Method) -> int:
 
 
 def _print_table(outcomes: list[Outcome]) -> None:
-    from bayesify.report.demo import COLUMNS, table
+    from bayesify.demo.report import COLUMNS, table
 
     groups = {"regression": "1-D", "classification": "moons", "both": ""}
     listing = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=True)

@@ -8,19 +8,11 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from bayesify.execution import (
-    MEMORY_BUDGET,
-    Runner,
-    at,
-    batch_size,
-    count_draws,
-    evaluating,
-    rows_within,
-    select_output,
-    split_rows,
-)
-from bayesify.predictive import Outputs
-from bayesify.structured import StructuredWeight
+from bayesify.predictive.base import Outputs
+from bayesify.running.memory import MEMORY_BUDGET, batch_size, rows_within, split_rows
+from bayesify.running.outputs import at, count_draws, select_output
+from bayesify.running.runner import Runner, evaluating
+from bayesify.weights.structured import StructuredWeight
 
 
 class Draw:
@@ -30,20 +22,20 @@ class Draw:
         runner: The network that the weights belong to.
         weights: Weights under the posterior by `named_parameters()` name.
         kl: KL in nats of the draw, a scalar.
-        own: Buffers that this draw has for itself, by name.
+        buffers: Per-draw buffers, by name.
     """
 
     def __init__(
-        self, runner: Runner, weights: Mapping[str, Tensor], kl: Tensor, own: Mapping[str, Tensor] | None = None
+        self, runner: Runner, weights: Mapping[str, Tensor], kl: Tensor, buffers: Mapping[str, Tensor] | None = None
     ) -> None:
         self._runner = runner
-        self._own = own or {}
+        self._buffers = buffers or {}
         self.weights = dict(weights)
         self.kl = kl
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The network's output with these weights."""
-        return self._runner.call({**self.weights, **self._own}, args, kwargs)
+        return self._runner.call({**self.weights, **self._buffers}, args, kwargs)
 
 
 class Draws:
@@ -53,7 +45,7 @@ class Draws:
         runner: The network that the weights belong to.
         weights: Weights under the posterior by `named_parameters()` name, each [S, *shape], a tensor or a structured weight.
         kl: KL in nats of each draw, [S].
-        own: Buffers that each draw has for itself (an ensemble's batch statistics), one dict per draw.
+        buffers: Per-draw buffers (an ensemble's batch statistics), one dict per draw.
     """
 
     def __init__(
@@ -61,10 +53,10 @@ class Draws:
         runner: Runner,
         weights: Mapping[str, Tensor],
         kl: Tensor,
-        own: Sequence[Mapping[str, Tensor]] | None = None,
+        buffers: Sequence[Mapping[str, Tensor]] | None = None,
     ) -> None:
         self._runner = runner
-        self._own = own
+        self._buffers = buffers
         self.weights = dict(weights)
         self.kl = kl
 
@@ -77,7 +69,7 @@ class Draws:
         Returns:
             [S, B, ...]; a dict, tuple or dataclass of outputs keeps its type and gets the axis of draws in every tensor.
         """
-        return self._runner.run(self.weights, args, kwargs, own=self._own)
+        return self._runner.run(self.weights, args, kwargs, buffers=self._buffers)
 
     @torch.no_grad()
     def outputs(
@@ -109,15 +101,15 @@ class Draws:
             rows, few = rows_within(runner, self.weights, args, kwargs, budget)
         row = select_output(few, output)
         size = len(self) * total * row.element_size() * row.numel() // row.shape[0]
-        frozen, weights, own = runner, self.weights, self._own
+        frozen, weights, buffers = runner, self.weights, self._buffers
         if not (keep or (keep is None and size <= budget)):
             frozen, weights = runner.snapshot(), {name: _copy(weight) for name, weight in weights.items()}
-            own = own and [{name: value.clone() for name, value in part.items()} for part in own]
+            buffers = buffers and [{name: value.clone() for name, value in part.items()} for part in buffers]
 
         def chunks() -> Iterator[Tensor]:
             for part_args, part_kwargs in split_rows(args, kwargs, rows):
                 with torch.no_grad(), evaluating(frozen.network):
-                    yield select_output(frozen.run(weights, part_args, part_kwargs, own=own), output)
+                    yield select_output(frozen.run(weights, part_args, part_kwargs, buffers=buffers), output)
 
         if frozen is not runner:
             return Outputs(chunks=chunks)
@@ -137,11 +129,11 @@ class Draws:
             chosen = range(len(self))[index]
             if len(chosen) == 0:
                 raise IndexError(f"Draws: {index} selects none of {len(self)} draws")
-            return Draws(self._runner, at(self.weights, index), self.kl[index], self._own and self._own[index])
+            return Draws(self._runner, at(self.weights, index), self.kl[index], self._buffers and self._buffers[index])
         if not -len(self) <= index < len(self):
             raise IndexError(f"Draws: index {index} is out of range for {len(self)} draws")
-        own = self._own[index] if self._own else None
-        return Draw(self._runner, at(self.weights, index), self.kl[index], own)
+        buffers = self._buffers[index] if self._buffers else None
+        return Draw(self._runner, at(self.weights, index), self.kl[index], buffers)
 
     def __iter__(self) -> Iterator[Draw]:
         return (self[index] for index in range(len(self)))
@@ -149,19 +141,19 @@ class Draws:
     def __repr__(self) -> str:
         return f"Draws({len(self)} draws of {len(self.weights)} weights of {type(self._runner.network).__name__})"
 
-    def formed(self) -> Draws:
+    def materialize(self) -> Draws:
         """The same draws with every structured weight as a plain tensor."""
         weights = {
-            name: _form(weight) if isinstance(weight, StructuredWeight) else weight
+            name: _materialize(weight) if isinstance(weight, StructuredWeight) else weight
             for name, weight in self.weights.items()
         }
-        return Draws(self._runner, weights, self.kl, self._own)
+        return Draws(self._runner, weights, self.kl, self._buffers)
 
     def detach(self) -> Draws:
         """The same draws, cut off from the parameters of the posterior and from later training of the point estimates."""
-        weights = {name: _copy(weight).detach() for name, weight in self.formed().weights.items()}
-        own = self._own and [{name: value.clone() for name, value in part.items()} for part in self._own]
-        return Draws(self._runner.snapshot(), weights, self.kl.detach(), own)
+        weights = {name: _copy(weight).detach() for name, weight in self.materialize().weights.items()}
+        buffers = self._buffers and [{name: value.clone() for name, value in part.items()} for part in self._buffers]
+        return Draws(self._runner.snapshot(), weights, self.kl.detach(), buffers)
 
 
 def _copy(weight: Tensor) -> Tensor:
@@ -172,5 +164,5 @@ def _copy(weight: Tensor) -> Tensor:
     return weight[:1].clone().expand(weight.shape) if weight.stride(0) == 0 else weight.clone()
 
 
-def _form(weight: StructuredWeight) -> Tensor:
-    return torch.stack([weight.at(index).form() for index in range(weight.shape[0])])
+def _materialize(weight: StructuredWeight) -> Tensor:
+    return torch.stack([weight.at(index).materialize() for index in range(weight.shape[0])])

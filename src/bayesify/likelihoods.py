@@ -13,14 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayesify.maths.constraints import positive, raw_positive
-from bayesify.predictive import (
-    ClassificationPredictive,
-    Outputs,
-    Predictive,
-    RegressionPredictive,
-    check_finite,
-    gaussian_log_density,
-)
+from bayesify.predictive.base import Outputs, Predictive, check_finite
+from bayesify.predictive.classification import ClassificationPredictive
+from bayesify.predictive.regression import RegressionPredictive, gaussian_log_density
 
 
 class Likelihood(nn.Module):

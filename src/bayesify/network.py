@@ -10,29 +10,30 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesify import graphs, objectives
+from bayesify import objectives
+from bayesify.configuration import Choice, make_likelihood, make_prior, parse_posterior, unfold_configuration
 from bayesify.draws import Draws
-from bayesify.execution import Runner, select_output
-from bayesify.inputs import as_inputs, check_inputs, naming_inputs
 from bayesify.likelihoods import Likelihood, should_check
 from bayesify.posteriors.base import DrawRequest, Posterior
 from bayesify.posteriors.ensemble import Ensemble
-from bayesify.predictive import Predictive
+from bayesify.predictive.base import Predictive
 from bayesify.priors import Prior
-from bayesify.selection import Choice, make_likelihood, make_prior, parse_posterior, select, unfold_configuration
-from bayesify.structured import StructuredWeight
-from bayesify.summary import Row, Summary
-from bayesify.weights import (
+from bayesify.running import cuda_graphs
+from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_errors
+from bayesify.running.outputs import select_output
+from bayesify.running.runner import Runner
+from bayesify.weights.catalog import (
     Weight,
     catalog,
     group_layers,
-    is_channels_last,
     owner_of,
-    padding_rows,
     put_in,
     running_statistics,
     take_out,
 )
+from bayesify.weights.layout import NetworkLayout
+from bayesify.weights.selection import select
+from bayesify.weights.summary import Row, Summary
 
 
 def bayesianize(
@@ -115,10 +116,8 @@ class BayesianNetwork(nn.Module):
         self._output = output
         modules = {weight.name: owner_of(net, weight.name)[0] for weight in taken}
         values = take_out(self.network, taken)
-        self._padding = padding_rows(net, taken)
-        self._low_precision = {name: value.dtype for name, value in values.items() if value.dtype == torch.bfloat16}
-        self._channels_last = {name for name, value in values.items() if is_channels_last(value)}
-        values = {name: value.float() if name in self._low_precision else value for name, value in values.items()}
+        self.layout = NetworkLayout(net, taken, values)
+        values = self.layout.widen(values)
         reference = values[taken[0].name]
         self._weights = {weight.name: weight for weight in taken}
         self.prior = prior.bind(self._weights).to(reference)
@@ -195,34 +194,18 @@ class BayesianNetwork(nn.Module):
         for posterior in sorted(self._parts(), key=lambda posterior: posterior.runs_network):
             request = DrawRequest(num_draws, prior, generator, antithetic, local, runner, weights, num_data, members)
             with self._full_precision():
-                part, part_kl = graphs.draw(posterior, request)
-            weights.update(self._suit_network(part))
+                part, part_kl = cuda_graphs.draw(posterior, request)
+            weights.update(self.layout.cast(part))
             kl = kl + part_kl
         ensemble = next((part for part in self._parts() if isinstance(part, Ensemble)), None)
         return Draws(runner, weights, kl.expand(num_draws), ensemble.statistics_of(request) if ensemble else None)
-
-    def _suit_network(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Give drawn weights [S, *shape] the padding rows, types and memory layouts of the network's own, in place."""
-        for name in (
-            self._padding.keys() & weights.keys()
-        ):  # torch does not train the rows that stand for padding either
-            (row, value), weight = self._padding[name], weights[name]
-            weight = weight.form() if isinstance(weight, StructuredWeight) else weight
-            rows = value.to(weight).expand(weight.shape[0], 1, -1)
-            weights[name] = weight.index_copy(1, torch.tensor([row], device=weight.device), rows)
-        for name in self._low_precision.keys() & weights.keys():
-            weights[name] = weights[name].to(self._low_precision[name])
-        for name in self._channels_last & weights.keys():
-            if weights[name].stride(2) != 1:
-                weights[name] = weights[name].movedim(2, -1).contiguous().movedim(-1, 2)
-        return weights
 
     def _means(self) -> dict[str, Tensor]:
         """The posterior means [1, *shape] by name, those of posteriors that run the network given the others'."""
         means: dict[str, Tensor] = {}
         for part in sorted(self._parts(), key=lambda part: part.runs_network):
             others = (
-                {name: mean[0] for name, mean in self._suit_network(dict(means)).items()} if part.runs_network else {}
+                {name: mean[0] for name, mean in self.layout.cast(dict(means)).items()} if part.runs_network else {}
             )
             means |= {name: mean.unsqueeze(0) for name, mean in part.mean_given(others).items()}
         return means
@@ -309,18 +292,20 @@ class BayesianNetwork(nn.Module):
             means = self._means()
             prior = self.prior.typical()
             sizes = {name: weight.numel for name, weight in self._weights.items()}
-            penalty = prior.cross_entropy({name: prior.squares(name, mean) for name, mean in means.items()}, sizes)
-        self._suit_network(means)
+            penalty = prior.cross_entropy(
+                {name: prior.second_moments(name, mean) for name, mean in means.items()}, sizes
+            )
+        self.layout.cast(means)
         draws = Draws(Runner(self.network, self._weights), means, (penalty + prior.kl).expand(1))
         return self._terms(draws, x, y, num_data, example_weights)
 
     def _terms(
         self, draws: Draws, x: Any, y: Tensor, num_data: int, example_weights: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        likelihood = self._needs_likelihood("elbo")
+        likelihood = self.require_likelihood("elbo")
         args, kwargs = as_inputs(x)
         check_inputs(args, kwargs)
-        with naming_inputs(args, kwargs):
+        with explain_shape_errors(args, kwargs):
             outputs = select_output(draws(*args, **kwargs), self._output)
         log_likelihood = objectives.expected_log_likelihood(outputs, y, likelihood, num_data, example_weights)
         if should_check(log_likelihood):
@@ -383,16 +368,16 @@ class BayesianNetwork(nn.Module):
         Raises:
             ValueError: If there is no likelihood, or inputs are not finite.
         """
-        likelihood = self._needs_likelihood("predict")
+        likelihood = self.require_likelihood("predict")
         args, kwargs = as_inputs(x)
         check_inputs(args, kwargs)
         draws = self._draw(self._default_draws() if num_draws is None else num_draws, generator, antithetic)
-        with naming_inputs(args, kwargs):
+        with explain_shape_errors(args, kwargs):
             outputs = draws.outputs(args, kwargs, output=self._output, keep=keep_outputs, memory=memory)
         return likelihood.predictive(outputs)
 
     def _default_draws(self) -> int:
-        supports = {part.support for part in self._parts()} - {1}
+        supports = {part.num_distinct_draws for part in self._parts()} - {1}
         if not supports:
             return 1
         return (supports.pop() if len(supports) == 1 else None) or 32
@@ -401,7 +386,7 @@ class BayesianNetwork(nn.Module):
     def mean_network(self) -> nn.Module:
         """A plain network at the posterior mean: a copy of the original with E_q[w] in its slots."""
         plain = copy.deepcopy(self.network)
-        means = {name: mean[0] for name, mean in self._suit_network(self._means()).items()}
+        means = {name: mean[0] for name, mean in self.layout.cast(self._means()).items()}
         put_in(plain, list(self._weights.values()), means)
         for part in self._parts():
             if isinstance(part, Ensemble):
@@ -448,7 +433,8 @@ class BayesianNetwork(nn.Module):
         """How many weights are under a posterior."""
         return f"{len(self._weights)} of {len(self._catalog.weights)} weights under a posterior"
 
-    def _needs_likelihood(self, what: str) -> Likelihood:
+    def require_likelihood(self, what: str) -> Likelihood:
+        """The likelihood; a `ValueError` that names `what` needs it where there is none."""
         if self.likelihood is None:
             raise ValueError(
                 f"{what}: this network has no likelihood; pass one to bayesianize, such as likelihoods.Categorical()"

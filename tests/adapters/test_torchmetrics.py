@@ -21,7 +21,7 @@ from bayesify.adapters.torchmetrics import (
     collection,
 )
 from bayesify.likelihoods import Bernoulli, Categorical, Gaussian
-from bayesify.predictive import Outputs
+from bayesify.predictive.base import Outputs
 
 GENERATOR = torch.Generator().manual_seed(0)
 F = 2 * torch.randn(5, 60, 3, generator=GENERATOR, dtype=torch.float64)

@@ -12,7 +12,7 @@ import bayesify
 from bayesify import baselines, likelihoods, posteriors, priors
 from bayesify.baselines.layer_passes import LayerPass
 from bayesify.baselines.noisy_kfac import fisher_root, inverse_root
-from bayesify.execution import Runner
+from bayesify.running.runner import Runner
 
 
 def regression(n=40, seed=0):

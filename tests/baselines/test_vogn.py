@@ -93,7 +93,7 @@ def naive_squares(bnn, weights, x, y):
     for row in range(len(y)):
         leaves = {name: value.detach().clone().requires_grad_() for name, value in weights.items()}
         one = [tensor[row : row + 1] for tensor in x]
-        output = bayesify.execution.Runner(bnn.network, bnn.weights).call(leaves, tuple(one), {})
+        output = bayesify.running.runner.Runner(bnn.network, bnn.weights).call(leaves, tuple(one), {})
         loss = -bnn.likelihood.log_prob(output, y[row : row + 1]).sum()
         for (name, leaf), grad in zip(
             leaves.items(), torch.autograd.grad(loss, list(leaves.values()), allow_unused=True), strict=True
@@ -170,7 +170,7 @@ def test_epochs_shuffle_anew():
         return item
 
     loader = DataLoader(TensorDataset(x, y), batch_size=10, shuffle=True)
-    baselines.VOGN(linear(), num_data=30).fit(loader, 2, seed=0, batch=reader)
+    baselines.VOGN(linear(), num_data=30).fit(loader, 2, seed=0, read_batch=reader)
     first, second = torch.cat(order[:3]), torch.cat(order[3:])
     assert not torch.equal(first, second)
     assert torch.equal(first.sort().values, second.sort().values)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from bayesify import posteriors
 from bayesify.cli import app
-from bayesify.experiments import demo as experiment
+from bayesify.demo import run as experiment
 from bayesify.registry import METHODS, Method, register
 
 runner = CliRunner()
@@ -102,7 +102,7 @@ def test_demo_runs_any_registered_method_by_its_entry(brief, tmp_path, add_metho
 
         class Constant:
             def predict(self, x):
-                from bayesify.predictive import Outputs
+                from bayesify.predictive.base import Outputs
 
                 with torch.no_grad():
                     return likelihood.predictive(Outputs(net(x).unsqueeze(0)))
@@ -182,7 +182,7 @@ def test_ctrl_c_keeps_what_is_finished(brief, tmp_path, monkeypatch):
 
 
 ENDLESS = """
-import bayesify.experiments.demo as demo
+import bayesify.demo.run as demo
 
 original = demo.run
 
@@ -225,7 +225,7 @@ def test_ctrl_c_before_anything_is_finished_writes_nothing(tmp_path, monkeypatch
 
 
 def test_an_old_report_survives_a_failed_write(tmp_path, monkeypatch):
-    from bayesify.report import write_page
+    from bayesify.storage.pages import write_page
 
     path = write_page(tmp_path / "report.html", "old")
 

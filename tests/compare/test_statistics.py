@@ -15,7 +15,7 @@ from bayesify.compare.scores import POINTS, score_classification, score_regressi
 from bayesify.compare.summary import Column, cell, show, significant, summarize
 from bayesify.compare.verdict import judge
 from bayesify.likelihoods import Categorical, Gaussian
-from bayesify.predictive import Outputs
+from bayesify.predictive.base import Outputs
 
 
 @pytest.mark.parametrize("level", [0.5, 0.75, 0.9])

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Normal
 
 from bayesify import likelihoods
+from bayesify.configuration import make_likelihood
 from bayesify.likelihoods import Likelihood
-from bayesify.selection import make_likelihood
 
 B, K, S = 5, 3, 4
 NOISE = [0.1, 0.5, 2.0]

@@ -9,7 +9,7 @@ import torch
 from cases import CASES, POSTERIORS, Case, call, close, convert, generator, has_density, pairs, tensors, weights_close
 from matrix import every_pair, some_pairs
 
-from bayesify.execution import Runner
+from bayesify.running.runner import Runner
 
 DRAWS = 4
 
@@ -116,7 +116,7 @@ def test_moments(name: str, leaf: str) -> None:
     bnn = convert(name, CASES[leaf])
     part = bnn.posterior
     with torch.no_grad():
-        draws = bnn.draw(n, generator=generator()).formed().weights
+        draws = bnn.draw(n, generator=generator()).materialize().weights
         mean, variance = part.mean(), part.variance()
     for weight, value in draws.items():
         value, m, v = value.double(), mean[weight].double(), variance[weight].double()

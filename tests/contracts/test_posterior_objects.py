@@ -154,7 +154,7 @@ def compiled_equals_eager(name: str, case: Case) -> None:
     """Draw outside, compile the forward pass given the draw."""
     bnn, inputs = convert(name, case), case.batch()
     with torch.no_grad():
-        weights = {key: value[0] for key, value in bnn.draw(1, generator=generator()).formed().weights.items()}
+        weights = {key: value[0] for key, value in bnn.draw(1, generator=generator()).materialize().weights.items()}
 
     def forward(weights: dict[str, torch.Tensor], *args: Any) -> Any:
         return torch.func.functional_call(bnn.network, weights, args)

@@ -13,7 +13,7 @@ from torch.distributions import Normal
 
 import bayesify
 from bayesify import ClassificationPredictive, RegressionPredictive, likelihoods, posteriors
-from bayesify.predictive import Outputs
+from bayesify.predictive.base import Outputs
 
 S, B, K = 6, 5, 3
 LIKELIHOODS: dict[str, tuple[likelihoods.Likelihood, int]] = {

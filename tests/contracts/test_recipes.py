@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from bayesify import likelihoods, metrics, priors
-from bayesify.predictive import ClassificationPredictive, RegressionPredictive
+from bayesify.configuration import make_posterior
+from bayesify.predictive.classification import ClassificationPredictive
+from bayesify.predictive.regression import RegressionPredictive
 from bayesify.registry import METHODS, get_method
-from bayesify.selection import make_posterior
 
 RECIPES = [name for name, method in METHODS.items() if method.fit is not None]
 

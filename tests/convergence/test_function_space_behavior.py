@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from bayesify_papers.function_space import toy
 from torch import nn
 
 import bayesify
 from bayesify import likelihoods, posteriors
-from bayesify.experiments.function_space import toy
 from bayesify.function_space import Box, FunctionSpaceVI
 
 

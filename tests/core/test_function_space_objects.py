@@ -15,12 +15,12 @@ from bayesify import likelihoods, posteriors
 from bayesify.function_space import (
     Box,
     Context,
+    DatasetContext,
     FunctionSpaceVI,
     GaussianProcess,
-    Jittered,
-    Loader,
     Mixture,
     NeuralTangent,
+    NoisyContext,
 )
 
 
@@ -70,20 +70,20 @@ class TestContexts:
         rows = torch.arange(60.0).reshape(20, 3)
         dataset = TensorDataset(rows) if bare else TensorDataset(rows, torch.zeros(20))
         state = torch.get_rng_state()
-        found = Loader(DataLoader(dataset, batch_size=6, shuffle=True), 8).draw(X, generator())
+        found = DatasetContext(DataLoader(dataset, batch_size=6, shuffle=True), 8).draw(X, generator())
         assert torch.equal(state, torch.get_rng_state())
         assert len(found.unique(dim=0)) == 8
         assert all(any(torch.equal(row, other) for other in rows) for row in found)
-        assert Loader(rows, 50).draw(X, generator()).shape == (50, 3)
-        assert Loader(DataLoader(dataset, batch_size=6), 2, keep=7).draw(X, generator()).shape == (2, 3)
+        assert DatasetContext(rows, 50).draw(X, generator()).shape == (50, 3)
+        assert DatasetContext(DataLoader(dataset, batch_size=6), 2, keep=7).draw(X, generator()).shape == (2, 3)
 
     def test_jitter_has_its_std(self) -> None:
-        found = Jittered(torch.zeros(5, 3), 0.5, 3000).draw(X, generator())
+        found = NoisyContext(torch.zeros(5, 3), 0.5, 3000).draw(X, generator())
         # n = 9000 normal numbers: standard error of a variance 0.25 sqrt(2 / n), k = 5
         assert abs(float(found.square().mean()) - 0.25) < 5 * 0.25 * (2 / 9000) ** 0.5
 
     def test_mixture_and_keyword_inputs(self) -> None:
-        mixture = Mixture(Box(5.0, 6.0, 3), Loader(X, 2))
+        mixture = Mixture(Box(5.0, 6.0, 3), DatasetContext(X, 2))
         found = mixture.draw({"x": X}, generator())["x"]
         assert mixture.n == len(found) == 5
         assert (found[:3] >= 5).all()
@@ -105,13 +105,13 @@ class TestContexts:
         with pytest.raises(ValueError, match=r"ends have shape \[2\], inputs \[3\]"):
             Box(torch.zeros(2), torch.ones(2), 5).draw(X)
         with pytest.raises(ValueError, match="std=0"):
-            Jittered(X, 0.0)
+            NoisyContext(X, 0.0)
         with pytest.raises(ValueError, match="at least two"):
             Mixture(Box(0.0, 1.0))
         with pytest.raises(ValueError, match="same shape"):
-            Loader(torch.zeros(4, 5)).draw(X)
+            DatasetContext(torch.zeros(4, 5)).draw(X)
         with pytest.raises(ValueError, match="no inputs"):
-            Loader(torch.zeros(0, 3)).draw(X)
+            DatasetContext(torch.zeros(0, 3)).draw(X)
         with pytest.raises(ValueError, match="several inputs"):
             Box(0.0, 1.0).draw((X, X))
 
@@ -245,7 +245,7 @@ class TestStorage:
     def test_what_a_file_does_not_hold(self, tmp_path: Path) -> None:
         net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
         prior = GaussianProcess(lambda a, b: torch.exp(-torch.cdist(a, b)))
-        space = FunctionSpaceVI(network(), context=Loader(X, 4), prior=prior)
+        space = FunctionSpaceVI(network(), context=DatasetContext(X, 4), prior=prior)
         bayesify.save(space, tmp_path / "model.safetensors")
         loaded = bayesify.load(tmp_path / "model.safetensors", net)
         torch.testing.assert_close(loaded.function_moments(X), space.function_moments(X))
@@ -293,7 +293,7 @@ def test_predictions_of_several_input_sizes() -> None:
 
 
 def test_a_tangent_prior_follows_the_network_to_another_type() -> None:
-    space = FunctionSpaceVI(network(), context=Loader(X, 3), prior=NeuralTangent())
+    space = FunctionSpaceVI(network(), context=DatasetContext(X, 3), prior=NeuralTangent())
     before = space.function_kl(X[:3])
     torch.testing.assert_close(
         space.to(torch.float64).function_kl(X[:3].double()), before.double(), rtol=1e-4, atol=1e-4
@@ -306,7 +306,7 @@ def test_a_checkpoint_under_a_tangent_prior_holds_no_weights_as_text(tmp_path: P
         net = nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 2))
         bnn = bayesify.bayesianize(net, posteriors.MeanField(), likelihood=likelihoods.Categorical())
         space, path = (
-            FunctionSpaceVI(bnn, context=Loader(X, 3), prior=NeuralTangent()),
+            FunctionSpaceVI(bnn, context=DatasetContext(X, 3), prior=NeuralTangent()),
             tmp_path / f"{width}.safetensors",
         )
         space.fit(loader, epochs=1, seed=0, progress=False, checkpoint=path)
@@ -328,7 +328,7 @@ def test_a_checkpoint_under_a_tangent_prior_holds_no_weights_as_text(tmp_path: P
         (lambda: FunctionSpaceVI(network()).predict(X, method="linearized", chunk=3), "chunk is for method='draws'"),
         (lambda: Mixture(Box(0.0, 1.0), X), "Tensor is not a Context"),  # type: ignore[arg-type]
         (lambda: Box.around(X, widths=-1.0), "widths=-1.0"),
-        (lambda: Jittered(Y, 0.5, 3).draw(Y), "to which no noise can be added"),
+        (lambda: NoisyContext(Y, 0.5, 3).draw(Y), "to which no noise can be added"),
         (
             lambda: FunctionSpaceVI(network(), prior=GaussianProcess(lambda a, b: -torch.eye(len(a)))).function_kl(X),
             "the kernel gives a variance of 0 or below",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import bayesify
 from bayesify import Laplace, likelihoods, models, subnetwork
-from bayesify.laplace.memory import parse_bytes
+from bayesify.running.memory import parse_bytes
 
 
 def network() -> nn.Module:

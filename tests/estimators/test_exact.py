@@ -8,7 +8,8 @@ pytest.importorskip("sklearn", minversion="1.7")
 
 from sklearn.linear_model import Ridge
 
-from bayesify.predictive import Outputs, RegressionPredictive
+from bayesify.predictive.base import Outputs
+from bayesify.predictive.regression import RegressionPredictive
 from bayesify.sklearn import BayesianRegressor
 from bayesify.sklearn.rows import Rows, standardization
 from bayesify.sklearn.units import ScaledPredictive

@@ -6,10 +6,10 @@ import copy
 
 import pytest
 import torch
+from bayesify_papers.function_space.networks import convolutional_network
 
 import bayesify
 from bayesify import likelihoods, posteriors
-from bayesify.experiments.function_space.networks import convolutional_network
 from bayesify.function_space import Box, FunctionSpaceVI
 
 pytestmark = [

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from bayesify_papers.global_inducing import cifar, processes, stacked_training, uci
+from bayesify_papers.global_inducing.stacked import Design, StackedNetworks
+from bayesify_papers.inducing_weights import recorded
 
 import bayesify
 from bayesify import likelihoods, models, posteriors, priors
 from bayesify.deep_gp import DeepGP
-from bayesify.experiments.global_inducing import cifar, processes, stacked_training, uci
-from bayesify.experiments.global_inducing.stacked import Design, StackedNetworks
-from bayesify.experiments.inducing_weights import recorded
 from bayesify.maths.convolution_geometry import Geometry
 from bayesify.maths.convolution_moments import convolution_moments
 

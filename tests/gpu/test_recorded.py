@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-
-from bayesify.experiments.inducing_weights import recorded
-from bayesify.experiments.inducing_weights.classification import SMOKE, SMOKE_SOURCE
-from bayesify.experiments.inducing_weights.systems import SYSTEMS
-from bayesify.experiments.inducing_weights.trainings import Problem
+from bayesify_papers.inducing_weights import recorded
+from bayesify_papers.inducing_weights.classification import SMOKE, SMOKE_SOURCE
+from bayesify_papers.inducing_weights.systems import SYSTEMS
+from bayesify_papers.inducing_weights.trainings import Problem
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

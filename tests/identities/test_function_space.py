@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 import bayesify
 from bayesify import BayesianNetwork, likelihoods, posteriors
-from bayesify.execution import select_output
 from bayesify.function_space import (
     Box,
     FunctionSpaceVI,
@@ -21,6 +20,7 @@ from bayesify.function_space import (
     NeuralTangent,
 )
 from bayesify.function_space.divergence import dense_kl
+from bayesify.running.outputs import select_output
 
 KINDS = ("diagonal", "full", "joint")
 DETERMINISTIC = [case for case in CASES.values() if case.name != "batch_norm_training"]

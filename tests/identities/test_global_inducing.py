@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import bayesify
 from bayesify import BayesianNetwork, likelihoods, posteriors, priors
-from bayesify.execution import Runner
 from bayesify.posteriors import DrawRequest, GlobalInducing, LocalInducing, MeanField, Posterior
+from bayesify.running.runner import Runner
 
 NOISE = 0.3
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bayesify import transforms
-from bayesify.transforms import hadamard, hadamard_matrix, next_power_of_two, walsh
+from bayesify.transforms import hadamard, hadamard_matrix, next_power_of_two, sign_matrices, walsh
 
 SIZES = [2**k for k in range(14)]
 WAYS = {
@@ -125,9 +125,9 @@ def test_what_is_kept_is_an_ordinary_tensor() -> None:
             hadamard(torch.randn(40, 512))
 
     for first in (inside, inference, fake):
-        walsh._MATRICES.clear()
+        sign_matrices._MATRICES.clear()
         first()
-        assert all(type(kept) is Tensor and not kept.is_inference() for kept in walsh._MATRICES.values())
+        assert all(type(kept) is Tensor and not kept.is_inference() for kept in sign_matrices._MATRICES.values())
         leaf = x.clone().requires_grad_()
         hadamard(leaf).square().sum().backward()
         torch.testing.assert_close(hadamard(x), expected)

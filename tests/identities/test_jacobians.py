@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from cases import CASES, Case, call
 from torch import Tensor, nn
 
-from bayesify.execution import Runner, select_output
 from bayesify.jacobians import Jacobians
-from bayesify.weights import catalog
+from bayesify.running.outputs import select_output
+from bayesify.running.runner import Runner
+from bayesify.weights.catalog import catalog
 
 DETERMINISTIC = [case for case in CASES.values() if case.name != "batch_norm_training"]
 

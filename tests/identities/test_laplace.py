@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import bayesify
 from bayesify import Laplace, likelihoods, subnetwork
-from bayesify.execution import select_output
 from bayesify.likelihoods import Likelihood
+from bayesify.running.outputs import select_output
 
 LIKELIHOODS: dict[str, Likelihood] = {
     "gaussian": likelihoods.Gaussian(noise=[0.3, 0.7]),

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import bayesify
 from bayesify import likelihoods, posteriors
-from bayesify.posteriors import local_gaussian
-from bayesify.posteriors.local_gaussian import LocalGaussian
+from bayesify.weights import local_gaussian
+from bayesify.weights.local_gaussian import LocalGaussian
 
 LEAVES = {
     "linear": (nn.Linear(3, 2), (3,)),
@@ -132,5 +132,5 @@ def test_a_formed_weight_is_the_same_in_every_use() -> None:
     with torch.no_grad():
         draw = bnn._draw(1, generator(), local=True)[0]
         output = draw(x)
-        formed = {name: weight.form() for name, weight in draw.weights.items()}
+        formed = {name: weight.materialize() for name, weight in draw.weights.items()}
         torch.testing.assert_close(output, torch.func.functional_call(bnn.network, formed, (x,)))

@@ -11,7 +11,7 @@ from cases import CASES, Case
 from dense_reference import entries, matrix_entry
 from torch import Tensor, nn
 
-from bayesify.weights import Weight, catalog, group_layers
+from bayesify.weights.catalog import Weight, catalog, group_layers
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())

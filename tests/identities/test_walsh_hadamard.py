@@ -19,12 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import bayesify
 from bayesify import BayesianNetwork, likelihoods, posteriors, priors
-from bayesify.execution import Runner
 from bayesify.maths import walsh_hadamard as maths
 from bayesify.maths.planar_flow import STILL, invertible, planar
-from bayesify.posteriors import walsh_hadamard
-from bayesify.posteriors.walsh_hadamard_blocks import Blocks, LocalWalshHadamardWeight, WalshHadamardWeight
+from bayesify.posteriors.walsh_hadamard.blocks import Blocks, LocalWalshHadamardWeight, WalshHadamardWeight
 from bayesify.priors import PriorDraw
+from bayesify.running.runner import Runner
 
 FAMILIES = ["diagonal", "full", "flow"]
 SHAPES = [(1, 1), (2, 3), (5, 5), (8, 8), (13, 50), (50, 13), (4, 64), (1, 50), (50, 1), (3, 1)]
@@ -54,7 +53,7 @@ def numbers(*shape: int) -> Tensor:
 def test_products_and_entries(size: int) -> None:
     left, g, right, x = (numbers(size) for _ in range(4))
     w = dense_w(left, g, right)
-    torch.testing.assert_close(maths.form(left, g, right), w, rtol=0, atol=1e-12)
+    torch.testing.assert_close(maths.materialize(left, g, right), w, rtol=0, atol=1e-12)
     torch.testing.assert_close(maths.multiply(x, left, g, right), w @ x, rtol=0, atol=1e-12)
     c = maths.dyadic_values(g)
     assert all(maths.dyadic(c)[i, j] == c[i ^ j] for i in range(size) for j in range(size))
@@ -101,7 +100,7 @@ def test_empirical_moments_of_appendix_a() -> None:
     n, k, size = 20_000, 5.0, 4
     left, right, mean, root = numbers(size), numbers(size), numbers(size), numbers(size, size)
     m, u, v = maths.moments(left, right, mean, root @ root.T)
-    w = maths.form(left, mean + numbers(n, size) @ root.T, right)
+    w = maths.materialize(left, mean + numbers(n, size) @ root.T, right)
     for products, expected in (((w - m) @ (w - m).mT, u), ((w - m).mT @ (w - m), v * u.trace())):
         error = (products.mean(0) - expected).abs()
         assert bool((error <= k * products.std(0) / math.sqrt(n)).all())
@@ -112,13 +111,16 @@ def test_nearest() -> None:
     """Alternating least squares never moves away, and finds a matrix that is of this form up to a local optimum."""
     matrix = numbers(3, 8, 8)
     distance = [
-        float((maths.form(*maths.nearest(matrix, steps, generator())) - matrix).norm()) for steps in (1, 2, 5, 20, 100)
+        float((maths.materialize(*maths.nearest(matrix, steps, generator())) - matrix).norm())
+        for steps in (1, 2, 5, 20, 100)
     ]
     assert distance == sorted(distance, reverse=True)
     assert distance[-1] < 0.9 * float(matrix.norm())
-    kept = maths.form(*maths.nearest(maths.form(numbers(8).abs() + 1, numbers(8), numbers(8).abs() + 1)[None], 200))
+    kept = maths.materialize(
+        *maths.nearest(maths.materialize(numbers(8).abs() + 1, numbers(8), numbers(8).abs() + 1)[None], 200)
+    )
     assert kept.shape == (1, 8, 8)
-    assert bool(torch.isfinite(maths.form(*maths.nearest(torch.zeros(2, 4, 4)))).all())
+    assert bool(torch.isfinite(maths.materialize(*maths.nearest(torch.zeros(2, 4, 4)))).all())
 
 
 # -- blocks and the structured weight --------------------------------------------------------------------------------
@@ -148,7 +150,7 @@ def test_single_outputs_and_inputs_are_one_block() -> None:
 @pytest.fixture
 def multiplying(monkeypatch: pytest.MonkeyPatch) -> None:
     """Linear layers of any size multiply through their factors."""
-    monkeypatch.setattr(walsh_hadamard, "MULTIPLY_FROM", 1)
+    monkeypatch.setattr("bayesify.posteriors.walsh_hadamard.posterior.MULTIPLY_FROM", 1)
 
 
 def wide(covariance: str = "diagonal", **more: Any) -> BayesianNetwork:
@@ -169,7 +171,7 @@ def test_the_structured_weight_is_the_formed_one(covariance: str) -> None:
     kinds = {name: type(value) for name, value in draws.weights.items()}
     assert kinds["0.weight"] is kinds["2.weight"] is kinds["4.weight"] is WalshHadamardWeight
     assert kinds["0.bias"] is Tensor
-    expected = draws.formed()(x).detach()
+    expected = draws.materialize()(x).detach()
     close(draws(x), expected, torch.float64)
     close(draws[1](x), expected[1], torch.float64)
     runner = Runner(bnn.network, bnn.weights)
@@ -178,7 +180,7 @@ def test_the_structured_weight_is_the_formed_one(covariance: str) -> None:
     close(draws(x.view(2, 3, 5)), expected.view(3, 2, 3, 3), torch.float64)
     parameters = list(bnn.posterior.parameters())
     fast = torch.autograd.grad(bnn.draw(3, generator=generator())(x).square().sum(), parameters, allow_unused=True)
-    slow = torch.autograd.grad(draws.formed()(x).square().sum(), parameters, allow_unused=True)
+    slow = torch.autograd.grad(draws.materialize()(x).square().sum(), parameters, allow_unused=True)
     for one, other in zip(fast, slow, strict=True):
         torch.testing.assert_close(one, other)
     assert copy.deepcopy(draws.weights["0.weight"]).shape == (3, 12, 5)
@@ -404,7 +406,7 @@ def test_moments_of_a_flow() -> None:
     with torch.no_grad():
         for parameter in (parameter for family in bnn.posterior.g.values() for parameter in (family.u, family.w)):  # type: ignore[union-attr, operator]
             parameter.add_(0.7 * torch.randn_like(parameter))
-        draws = bnn.draw(n, generator=generator()).formed().weights
+        draws = bnn.draw(n, generator=generator()).materialize().weights
         mean, variance = bnn.posterior.mean(), bnn.posterior.variance()
     for name, value in draws.items():
         spread = value.var(0)
@@ -481,7 +483,7 @@ def test_what_a_graph_can_record() -> None:
         (nn.Linear(256, 256), {}, False),
     ):
         bnn = bayesify.bayesianize(net, posteriors.WalshHadamard(**options))
-        assert bnn.posterior.recordable == expected
+        assert bnn.posterior.capturable == expected
         plain = all(type(value) is Tensor for value in bnn._draw(1, local=True).weights.values())
         assert plain == expected
 
@@ -555,7 +557,7 @@ def test_entries_agree_with_the_reference_order() -> None:
     weight = layer.weights[0]
     blocks = Blocks.cover(*weight.matrix_shape)
     size = str(blocks.size)
-    square = maths.form(part.left[size], part.g[size].mean_value, part.right[size])
+    square = maths.materialize(part.left[size], part.g[size].mean_value, part.right[size])
     matrix = blocks.assemble(square)
     flat = part.mean()[weight.name].flatten()
     for position, (name, row, col) in enumerate(entries(layer)):

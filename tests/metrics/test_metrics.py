@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bayesify import likelihoods, metrics
-from bayesify.predictive import Outputs
+from bayesify.predictive.base import Outputs
 
 
 def gaussian(outputs, noise=0.25):

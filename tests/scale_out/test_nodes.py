@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bayesify.parallel import count_nodes
+from bayesify.training.distributed import count_nodes
 
 PROGRAM = """
 import os, sys

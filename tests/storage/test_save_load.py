@@ -14,7 +14,7 @@ from torch import nn
 import bayesify
 from bayesify import likelihoods, posteriors, priors
 from bayesify.registry import METHODS
-from bayesify.storage import STORABLE, Storable, register_storable
+from bayesify.storage.save_load import SERIALIZERS, Serializer, register_serializer
 
 
 class Tied(nn.Module):
@@ -254,12 +254,12 @@ def test_other_types_register_themselves(tmp_path, monkeypatch):
         def predict(self, x):
             return self.net(x) + self.shift
 
-    known = dict(STORABLE)
-    monkeypatch.setattr("bayesify.storage.STORABLE", known)
-    monkeypatch.setattr("bayesify.storables.STORABLE", known)
-    from bayesify import storage
+    known = dict(SERIALIZERS)
+    monkeypatch.setattr("bayesify.storage.serializers.SERIALIZERS", known)
+    monkeypatch.setattr("bayesify.storage.save_load.SERIALIZERS", known)
+    from bayesify.storage import save_load as storage
 
-    rule = Storable(
+    rule = Serializer(
         kind=Shifted,
         name="Shifted",
         config=lambda model: {"shift": model.shift, "pair": model.pair},
@@ -267,15 +267,15 @@ def test_other_types_register_themselves(tmp_path, monkeypatch):
         fingerprint=lambda model: storage.fingerprint(model.net),
         restore=lambda net, config, state: Shifted(storage.restore_module(net, state), **config),
     )
-    register_storable(rule)
+    register_serializer(rule)
     with pytest.raises(ValueError, match="'Shifted' is taken"):
-        register_storable(rule)
+        register_serializer(rule)
     model = Shifted(small(), torch.randn(3), (1, 2.5))
     bayesify.save(model, tmp_path / "m.safetensors")
     loaded = bayesify.load(tmp_path / "m.safetensors", small())
     x = torch.randn(5, 4)
     assert torch.equal(loaded.predict(x), model.predict(x))
     assert loaded.pair == (1, 2.5)
-    del storage.STORABLE["Shifted"]
+    del storage.SERIALIZERS["Shifted"]
     with pytest.raises(ValueError, match="holds a 'Shifted', which is unknown"):
         bayesify.load(tmp_path / "m.safetensors", small())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from bayesify import tensor_files
+from bayesify.storage import tensor_files
 
 
 def test_nested_data_comes_back(tmp_path):

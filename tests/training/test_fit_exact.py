@@ -92,7 +92,7 @@ def test_a_step_follows_the_gradient_of_the_negative_elbo_per_example():
         seed=5,
         progress=False,
     )
-    from bayesify.random_streams import derive_seed
+    from bayesify.training.random_streams import derive_seed
 
     generator = torch.Generator().manual_seed(derive_seed(5, "draws", 0))
     elbo = reference.elbo(x, y, num_data=80, num_draws=3, kl_weight=0.5, generator=generator)

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import bayesify
 from bayesify import likelihoods, posteriors
-from bayesify.parallel import FabricProcesses
+from bayesify.training.distributed import FabricProcesses
 
 pytest.importorskip("lightning_fabric")
 X = torch.randn(22, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -146,9 +146,9 @@ def test_parts_of_a_batch_make_up_the_batch(workers):
 
 
 def test_generators_of_draws_differ_between_processes_for_local_noise_only():
-    from bayesify.schedules import KLSchedule
-    from bayesify.training_loop import TrainingLoop
-    from bayesify.training_state import Settings
+    from bayesify.training.loop import TrainingLoop
+    from bayesify.training.schedules import KLSchedule
+    from bayesify.training.state import Settings
 
     class Rank(FabricProcesses):
         def wrap(self, module):

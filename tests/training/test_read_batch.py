@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomS
 
 import bayesify
 from bayesify import likelihoods, posteriors
-from bayesify.batches import count_examples, read_batch
+from bayesify.training.batches import count_examples, parse_batch
 
 X, Y, W = torch.randn(4, 2), torch.arange(4), torch.rand(4)
 
@@ -39,7 +39,7 @@ Pair = namedtuple("Pair", ["targets", "inputs"])
     ],
 )
 def test_forms_of_a_pair(item):
-    batch = read_batch(item)
+    batch = parse_batch(item)
     assert torch.equal(batch.x, X)
     assert torch.equal(batch.y, Y)
     assert batch.weights is None
@@ -48,16 +48,16 @@ def test_forms_of_a_pair(item):
 
 @pytest.mark.parametrize("item", [(X, Y, W), {"x": X, "y": Y, "sample_weight": W}, Example(X, Y, W)])
 def test_forms_with_example_weights(item):
-    assert torch.equal(read_batch(item).weights, W)
+    assert torch.equal(parse_batch(item).weights, W)
 
 
 def test_keyword_inputs_stay_together():
-    batch = read_batch({"input_ids": X, "attention_mask": W, "labels": Y})
+    batch = parse_batch({"input_ids": X, "attention_mask": W, "labels": Y})
     assert list(batch.x) == ["input_ids", "attention_mask"]
 
 
 def test_a_reader_of_the_callers():
-    batch = read_batch({"image": X, "class": Y}, lambda item: (item["image"], item["class"]))
+    batch = parse_batch({"image": X, "class": Y}, lambda item: (item["image"], item["class"]))
     assert torch.equal(batch.x, X)
 
 
@@ -80,7 +80,7 @@ def test_a_reader_of_the_callers():
 )
 def test_what_is_refused(item, error, message):
     with pytest.raises(error, match=message):
-        read_batch(item)
+        parse_batch(item)
 
 
 class Stream(IterableDataset):

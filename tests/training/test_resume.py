@@ -20,7 +20,7 @@ from training.runs import arguments, loader, network, numbers, same
 
 import bayesify
 from bayesify import likelihoods, posteriors, priors
-from bayesify.checkpoints import Checkpoint
+from bayesify.training.checkpoints import Checkpoint
 
 
 class Stop(Exception):

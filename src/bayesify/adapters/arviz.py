@@ -12,9 +12,9 @@ from torch import Tensor
 from bayesify.adapters.drawn import fixed_draws, likelihood_of
 from bayesify.adapters.extras import load
 from bayesify.draws import Draws
-from bayesify.execution import select_output
-from bayesify.inputs import as_inputs, check_inputs
 from bayesify.likelihoods import Likelihood
+from bayesify.running.inputs import as_inputs, check_inputs
+from bayesify.running.outputs import select_output
 
 
 @torch.no_grad()

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from bayesify import objectives
 from bayesify.adapters.extras import load
 from bayesify.adapters.torchmetrics import collection
-from bayesify.batches import BatchReader, count_examples, read_batch
 from bayesify.network import BayesianNetwork
-from bayesify.predictive import Predictive
-from bayesify.schedules import KLSchedule
+from bayesify.predictive.base import Predictive
+from bayesify.training.batches import BatchReader, count_examples, parse_batch
+from bayesify.training.schedules import KLSchedule
 
 _lightning: Any = load("lightning.pytorch", extra="lightning", owner="bayesify.adapters.lightning")
 _Module: Any = _lightning.LightningModule
@@ -42,7 +42,7 @@ class BayesianModule(_Module):
         kl_schedule: Factor on the KL as a function of the epochs that have passed; see `KLSchedule`.
         prediction_draws: Draws for validation, test and prediction; as `predict` if left out.
         prediction_seed: Of these draws, so that epochs are compared by the same ones.
-        batch: A function from what the loader yields to inputs and targets, for loaders of another kind.
+        read_batch: A function from what the loader yields to inputs and targets, for loaders of another kind.
 
     Raises:
         TypeError: If `bnn` is not a `BayesianNetwork`.
@@ -61,12 +61,12 @@ class BayesianModule(_Module):
         kl_schedule: Callable[[float], float] | None = None,
         prediction_draws: int | None = None,
         prediction_seed: int = 0,
-        batch: BatchReader | None = None,
+        read_batch: BatchReader | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(bnn, BayesianNetwork):
             raise TypeError(f"BayesianModule: {type(bnn).__name__}; give what bayesianize(net, posterior) returns")
-        bnn._needs_likelihood("BayesianModule")
+        bnn.require_likelihood("BayesianModule")
         for key, value in (("num_data", num_data), ("num_draws", num_draws), ("prediction_draws", prediction_draws)):
             if value is not None and value < 1:
                 raise ValueError(f"BayesianModule: {key}={value}; give at least 1")
@@ -80,7 +80,7 @@ class BayesianModule(_Module):
         self.kl_weight, self.kl_schedule = kl_weight, kl_schedule or KLSchedule()
         self.prediction_draws, self.prediction_seed = prediction_draws, prediction_seed
         self._make_optimizer = optimizer or (lambda parameters: torch.optim.Adam(parameters, lr=learning_rate))
-        self._reader = batch
+        self._reader = read_batch
 
     def on_fit_start(self) -> None:
         """Count the training examples, where their number was not given."""
@@ -94,7 +94,7 @@ class BayesianModule(_Module):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """The negative evidence lower bound per example, a scalar."""
-        data = read_batch(batch, self._reader)
+        data = parse_batch(batch, self._reader)
         assert self.num_data is not None
         log_likelihood, kl = self.bnn.elbo_terms(
             data.x, data.y, num_data=self.num_data, num_draws=self.num_draws, example_weights=data.weights
@@ -123,7 +123,7 @@ class BayesianModule(_Module):
         return self._score(batch, "test_nll")
 
     def _score(self, item: Any, name: str) -> Predictive:
-        data = read_batch(item, self._reader)
+        data = parse_batch(item, self._reader)
         prediction = self._predict(data.x)
         nll = -prediction.log_prob(data.y).mean()
         self.log(name, nll, batch_size=len(data), on_epoch=True, on_step=False, prog_bar=True, sync_dist=True)
@@ -132,7 +132,7 @@ class BayesianModule(_Module):
     def predict_step(self, batch: Any, batch_idx: int) -> Predictive:
         """The predictive of a batch, with targets beside the inputs or without."""
         try:
-            inputs = read_batch(batch, self._reader).x
+            inputs = parse_batch(batch, self._reader).x
         except (TypeError, ValueError):
             inputs = batch[0] if isinstance(batch, (tuple, list)) and len(batch) == 1 else batch
         return self._predict(inputs)
@@ -153,12 +153,12 @@ class PredictiveScores(_Callback):
     a `Predictive`. Scores go under `val_` and `test_` and their name, such as `val_ece` or `test_crps`.
 
     Args:
-        batch: A function from what the loader yields to inputs and targets, for loaders of another kind.
+        read_batch: A function from what the loader yields to inputs and targets, for loaders of another kind.
     """
 
-    def __init__(self, batch: BatchReader | None = None) -> None:
+    def __init__(self, read_batch: BatchReader | None = None) -> None:
         super().__init__()
-        self._reader = batch
+        self._reader = read_batch
         self._scores: Any = None
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
@@ -194,7 +194,7 @@ class PredictiveScores(_Callback):
         if self._scores is None:
             task = "classification" if hasattr(prediction, "class_probs") else "regression"
             self._scores = collection(task).to(module.device)
-        self._scores.update(prediction, read_batch(item, self._reader).y)
+        self._scores.update(prediction, parse_batch(item, self._reader).y)
 
     def _log(self, module: Any, prefix: str) -> None:
         if self._scores is not None:

@@ -15,11 +15,13 @@ from torch import Tensor, nn
 from bayesify.adapters.drawn import fixed_draws, likelihood_of
 from bayesify.adapters.extras import load
 from bayesify.draws import Draws
-from bayesify.execution import select_output
-from bayesify.inputs import as_inputs, check_inputs
 from bayesify.likelihoods import Likelihood
-from bayesify.predictive import ClassificationPredictive, Outputs, Predictive, RegressionPredictive
-from bayesify.weights import put_in
+from bayesify.predictive.base import Outputs, Predictive
+from bayesify.predictive.classification import ClassificationPredictive
+from bayesify.predictive.regression import RegressionPredictive
+from bayesify.running.inputs import as_inputs, check_inputs
+from bayesify.running.outputs import select_output
+from bayesify.weights.catalog import put_in
 
 REGRESSION = ("mean", "variance", "epistemic")
 CLASSIFICATION = ("probs", "entropy", "mutual_information")
@@ -58,7 +60,7 @@ class PredictiveGraph(nn.Module):
 
     def __init__(self, draws: Draws, likelihood: Likelihood, output: str | int | None, keys: tuple[str, ...]) -> None:
         super().__init__()
-        runner, own = draws._runner, draws._own
+        runner, own = draws._runner, draws._buffers
         source = runner.network
         shared = {id(value): value for value in source.parameters()} | {id(value): value for value in source.buffers()}
         members = []

@@ -10,7 +10,9 @@ from torch import Tensor
 from bayesify.adapters.extras import load
 from bayesify.metrics.scores import COVERAGE_LEVELS, ECE_BINS, brier
 from bayesify.metrics.targets import match_labels, match_values
-from bayesify.predictive import ClassificationPredictive, Outputs, Predictive, RegressionPredictive
+from bayesify.predictive.base import Outputs, Predictive
+from bayesify.predictive.classification import ClassificationPredictive
+from bayesify.predictive.regression import RegressionPredictive
 
 Metric: Any = load("torchmetrics", extra="metrics", owner="bayesify.adapters.torchmetrics").Metric
 

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.adapters.extras import load
+from bayesify.configuration import make_posterior
 from bayesify.likelihoods import Likelihood
 from bayesify.network import BayesianNetwork, bayesianize
-from bayesify.predictive import ClassificationPredictive, RegressionPredictive
+from bayesify.predictive.classification import ClassificationPredictive
+from bayesify.predictive.regression import RegressionPredictive
 from bayesify.priors import Prior
-from bayesify.selection import make_posterior
 
 _transformers: Any = load("transformers", extra="transformers", owner="bayesify.adapters.transformers")
 _Trainer: Any = _transformers.Trainer
@@ -161,7 +162,7 @@ class BayesianTrainer(_Trainer):
     ) -> None:
         if not isinstance(model, BayesianNetwork):
             raise TypeError(f"BayesianTrainer: {type(model).__name__}; give what bayesianize_head(model) returns")
-        model._needs_likelihood("BayesianTrainer")
+        model.require_likelihood("BayesianTrainer")
         if getattr(args, "weight_decay", 0.0):
             raise ValueError(
                 f"BayesianTrainer: weight_decay={args.weight_decay}; the prior does what it stands for, set it to 0"

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from bayesify.batches import BatchReader, check_repeatable, read_batch
-from bayesify.execution import Runner, count_draws, each, evaluating
-from bayesify.inputs import as_inputs
+from bayesify.running.inputs import as_inputs
+from bayesify.running.outputs import count_draws, each
+from bayesify.running.runner import Runner, evaluating
+from bayesify.training.batches import BatchReader, check_repeatable, parse_batch
 
 
 def batch_norms(network: nn.Module) -> dict[str, _BatchNorm]:
@@ -26,7 +27,7 @@ def batch_norms(network: nn.Module) -> dict[str, _BatchNorm]:
 
 @torch.no_grad()
 def refresh_statistics(
-    runner: Runner, weights: Mapping[str, Tensor], loader: Iterable[Any], batch: BatchReader | None = None
+    runner: Runner, weights: Mapping[str, Tensor], loader: Iterable[Any], read_batch: BatchReader | None = None
 ) -> list[dict[str, Tensor]]:
     """Mean and variance of every BatchNorm layer's inputs over a dataset, for each draw.
 
@@ -37,7 +38,7 @@ def refresh_statistics(
         runner: The network.
         weights: By name, each [S, *shape].
         loader: Batches of training data.
-        batch: A function from what the loader yields to inputs and targets.
+        read_batch: A function from what the loader yields to inputs and targets.
 
     Returns:
         Buffers by name, one dict per draw.
@@ -53,7 +54,7 @@ def refresh_statistics(
             own = _fresh(layers)
             seen = 0
             for item in loader:
-                data = read_batch(item, batch).to(next(iter(draw.values())).device)
+                data = parse_batch(item, read_batch).to(next(iter(draw.values())).device)
                 for layer in layers.values():
                     layer.momentum = len(data) / (seen + len(data))
                 args, kwargs = as_inputs(data.x)

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from bayesify.baselines.epochs import run_epochs
-from bayesify.batches import Batch, BatchReader, check_num_data, count_examples, least_examples
 from bayesify.draws import Draws
-from bayesify.execution import Runner
-from bayesify.history import History
 from bayesify.network import BayesianNetwork
 from bayesify.posteriors.base import DrawRequest
 from bayesify.posteriors.ensemble import Ensemble
+from bayesify.running.runner import Runner
+from bayesify.training.batches import Batch, BatchReader, check_num_data, count_examples, min_examples
+from bayesify.training.history import History
 
 
 def fit_members(
@@ -28,7 +28,7 @@ def fit_members(
     learning_rate: float = 1e-3,
     optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
     num_data: int | None = None,
-    batch: BatchReader | None = None,
+    read_batch: BatchReader | None = None,
     checkpoint: str | Path | None = None,
     seed: int | None = None,
     progress: bool = True,
@@ -49,7 +49,7 @@ def fit_members(
         learning_rate: Of Adam.
         optimizer: A function from parameters to another optimizer than Adam.
         num_data: N; counted if left out.
-        batch: A function from what the loader yields to inputs and targets.
+        read_batch: A function from what the loader yields to inputs and targets.
         checkpoint: File in which the run is stored after each epoch; a run whose file exists continues.
         seed: Of everything random; taken from torch's global generator if left out.
         progress: Whether to show a progress bar on the terminal.
@@ -68,9 +68,9 @@ def fit_members(
         raise ValueError("fit_members: ensembles of different sizes in one network; give them the same members")
     if not (learning_rate > 0 and math.isfinite(learning_rate)):
         raise ValueError(f"fit_members: learning_rate={learning_rate}; give a positive number")
-    bnn._needs_likelihood("fit_members")
-    total = count_examples(loader, batch) if num_data is None else num_data
-    check_num_data(total, least_examples(loader))
+    bnn.require_likelihood("fit_members")
+    total = count_examples(loader, read_batch) if num_data is None else num_data
+    check_num_data(total, min_examples(loader))
     trainable = [parameter for parameter in bnn.parameters() if parameter.requires_grad]
     made = optimizer(trainable) if optimizer is not None else torch.optim.Adam(trainable, lr=learning_rate)
     members = parts[0].members
@@ -103,7 +103,7 @@ def fit_members(
             get_state=lambda: {"bnn": dict(bnn.state_dict()), "optimizer": made.state_dict()},
             set_state=set_state,
             seed=seed,
-            batch=batch,
+            read_batch=read_batch,
             checkpoint=checkpoint,
             progress=progress,
         )
@@ -121,5 +121,5 @@ def draw_member(bnn: BayesianNetwork, parts: list[Ensemble], member: int) -> Dra
         drawn, part_kl = part.draw(request)
         weights |= drawn
         kl = kl.to(part_kl) + part_kl
-    bnn._suit_network(weights)
+    bnn.layout.cast(weights)
     return Draws(Runner(bnn.network, bnn.weights), weights, kl.expand(1), parts[0].statistics_of(request))

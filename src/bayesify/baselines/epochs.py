@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from bayesify import tensor_files
-from bayesify.batches import Batch, BatchReader, check_repeatable, count_batches, read_batch
-from bayesify.history import History
-from bayesify.progress import ProgressBar
-from bayesify.random_streams import DataStream, derive_seed, seeded_globals
+from bayesify.storage import tensor_files
+from bayesify.training.batches import Batch, BatchReader, check_repeatable, count_batches, parse_batch
+from bayesify.training.history import History
+from bayesify.training.progress import ProgressBar
+from bayesify.training.random_streams import DataStream, derive_seed, seeded_globals
 
 Step = Callable[[Batch, torch.Generator, float], dict[str, float]]
 """From a batch, the epoch's random numbers and the share of the run that is done to numbers of the step, `nll` among them."""
@@ -31,7 +31,7 @@ def run_epochs(
     set_state: Callable[[Any], None],
     after_epoch: Callable[[], dict[str, float]] | None = None,
     seed: int | None = None,
-    batch: BatchReader | None = None,
+    read_batch: BatchReader | None = None,
     checkpoint: str | Path | None = None,
     progress: bool = True,
 ) -> History:
@@ -43,14 +43,14 @@ def run_epochs(
     Args:
         owner: Whose training it is, for messages and for the checkpoint.
         step: What is done with a batch.
-        loader: Iterable of batches that starts anew each epoch; see `bayesify.batches.read_batch`.
+        loader: Iterable of batches that starts anew each epoch; see `bayesify.training.batches.parse_batch`.
         epochs: Passes over the data.
         device: Where batches go.
         get_state: All that the steps change, as nested data with tensors.
         set_state: Its inverse.
         after_epoch: Called after each epoch; returns further numbers of it.
         seed: Of everything random; taken from torch's global generator if left out.
-        batch: A function from what the loader yields to inputs and targets.
+        read_batch: A function from what the loader yields to inputs and targets.
         checkpoint: File in which the run is stored after each epoch; a run whose file exists continues.
         progress: Whether to show a progress bar on the terminal.
 
@@ -75,7 +75,7 @@ def run_epochs(
     batches = count_batches(loader)
     with ProgressBar(progress, epochs, batches) as bar:
         for epoch in range(len(history) + 1, epochs + 1):
-            row = _epoch(owner, step, loader, epoch, epochs, batches, seed, device, batch, bar)
+            row = _epoch(owner, step, loader, epoch, epochs, batches, seed, device, read_batch, bar)
             if after_epoch is not None:
                 row |= after_epoch()
             history.append({"kl": float("nan"), **row})
@@ -107,7 +107,7 @@ def _epoch(
         torch.manual_seed(derive_seed(seed, owner, "network", epoch))
         for index, item in enumerate(stream.iterate(loader), 1):
             try:
-                data = read_batch(item, reader).to(device)
+                data = parse_batch(item, reader).to(device)
                 share = (epoch - 1 + (index - 1) / batches if batches else epoch - 1) / epochs
                 numbers = step(data, generator, share)
             except (ValueError, TypeError) as error:

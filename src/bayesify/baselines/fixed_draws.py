@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesify.configuration import make_likelihood
 from bayesify.draws import Draws
-from bayesify.execution import Runner
-from bayesify.inputs import as_inputs, check_inputs, naming_inputs
 from bayesify.likelihoods import Likelihood
-from bayesify.predictive import Predictive
-from bayesify.selection import make_likelihood
-from bayesify.storables import Storable, describe, fingerprint, register_storable
-from bayesify.weights import catalog
+from bayesify.predictive.base import Predictive
+from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_errors
+from bayesify.running.runner import Runner
+from bayesify.storage.serializers import Serializer, describe, fingerprint, register_serializer
+from bayesify.weights.catalog import catalog
 
 
 class FixedDraws:
@@ -57,7 +57,7 @@ class FixedDraws:
         """
         args, kwargs = as_inputs(x)
         check_inputs(args, kwargs)
-        with naming_inputs(args, kwargs):
+        with explain_shape_errors(args, kwargs):
             outputs = self.draw(num_draws).outputs(args, kwargs, output=self.output, keep=keep_outputs, memory=memory)
         return self.likelihood.predictive(outputs)
 
@@ -68,7 +68,7 @@ def _state(model: FixedDraws) -> dict[str, Tensor]:
     named.update(runner.network.named_buffers())
     named.update({name: value for name, value in runner.point_values.items() if name in named})
     state = {f"network.{name}": value for name, value in named.items()}
-    state |= {f"draws.{name}": value for name, value in model.draws.formed().weights.items()}
+    state |= {f"draws.{name}": value for name, value in model.draws.materialize().weights.items()}
     return state | {f"likelihood.{name}": value for name, value in model.likelihood.state_dict().items()}
 
 
@@ -106,8 +106,8 @@ def _restore(net: nn.Module, config: Any, state: dict[str, Tensor]) -> FixedDraw
     return FixedDraws(Draws(Runner(network, known), weights, unknown), likelihood, config["output"])
 
 
-register_storable(
-    Storable(
+register_serializer(
+    Serializer(
         kind=FixedDraws,
         name="FixedDraws",
         config=lambda model: {"likelihood": model.likelihood.config(), "output": model.output},

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from bayesify.execution import Runner, select_output
 from bayesify.jacobians.general import example_gradients
 from bayesify.jacobians.rules import Rule, rule_for, widen
-from bayesify.weights import Weight, owner_of
+from bayesify.running.outputs import select_output
+from bayesify.running.runner import Runner
+from bayesify.weights.catalog import Weight, owner_of
 
 EXAMPLES_BYTES = 64 * 2**20
 """Bytes of gradients of single examples that are held at a time."""

@@ -13,13 +13,14 @@ from torch import Tensor
 
 from bayesify.baselines.epochs import run_epochs
 from bayesify.baselines.layer_passes import LayerPass
-from bayesify.batches import Batch, BatchReader, check_num_data, count_examples, least_examples
-from bayesify.execution import Runner, each
-from bayesify.history import History
-from bayesify.inputs import as_inputs, check_inputs, naming_inputs
 from bayesify.jacobians.rules import Rule, widen
 from bayesify.network import BayesianNetwork
 from bayesify.posteriors.base import Posterior, check_count, check_positive
+from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_errors
+from bayesify.running.outputs import each
+from bayesify.running.runner import Runner
+from bayesify.training.batches import Batch, BatchReader, check_num_data, count_examples, min_examples
+from bayesify.training.history import History
 
 
 class NaturalGradient(ABC):
@@ -67,7 +68,7 @@ class NaturalGradient(ABC):
                 raise TypeError(
                     f"{owner}: the posterior is {type(part).__name__}; make the network with {self.family.__name__}()"
                 )
-        self.likelihood = bnn._needs_likelihood(owner)
+        self.likelihood = bnn.require_likelihood(owner)
         check_positive(owner, learning_rate=learning_rate, kl_weight=kl_weight, point_learning_rate=point_learning_rate)
         check_count(owner, num_draws=num_draws)
         if num_data is not None:
@@ -131,7 +132,7 @@ class NaturalGradient(ABC):
         points: list[Tensor | None] = [None] * len(self._points)
         total = 0.0
         for weights in each(draws.weights):
-            with naming_inputs(args, kwargs):
+            with explain_shape_errors(args, kwargs):
                 seen = LayerPass(self._runner, weights, self.rules(), args, kwargs, self.bnn._output)
             with torch.enable_grad():
                 log_prob = self.likelihood.log_prob(seen.outputs, y, has_draws=False)
@@ -232,7 +233,7 @@ class NaturalGradient(ABC):
         epochs: int,
         *,
         schedule: Callable[[float], float] | None = None,
-        batch: BatchReader | None = None,
+        read_batch: BatchReader | None = None,
         checkpoint: str | Path | None = None,
         seed: int | None = None,
         progress: bool = True,
@@ -243,7 +244,7 @@ class NaturalGradient(ABC):
             loader: Iterable of batches that starts anew each epoch.
             epochs: Passes over the data.
             schedule: Factor on the learning rate as a function of the share of the run that is done, from 0 to 1.
-            batch: A function from what the loader yields to inputs and targets.
+            read_batch: A function from what the loader yields to inputs and targets.
             checkpoint: File in which the run is stored after each epoch; a run whose file exists continues.
             seed: Of everything random; taken from torch's global generator if left out.
             progress: Whether to show a progress bar on the terminal.
@@ -252,8 +253,8 @@ class NaturalGradient(ABC):
             Itself; the trained network is `bnn`, the numbers of each epoch are in `history`.
         """
         if self.num_data is None:
-            self.num_data = count_examples(loader, batch)
-        check_num_data(self.num_data, least_examples(loader))
+            self.num_data = count_examples(loader, read_batch)
+        check_num_data(self.num_data, min_examples(loader))
 
         def step(data: Batch, generator: torch.Generator, share: float) -> dict[str, float]:
             rate = self.learning_rate * (1.0 if schedule is None else schedule(share))
@@ -273,7 +274,7 @@ class NaturalGradient(ABC):
                 set_state=self.load_state_dict,
                 after_epoch=self._kl,
                 seed=seed,
-                batch=batch,
+                read_batch=read_batch,
                 checkpoint=checkpoint,
                 progress=progress,
             )

@@ -17,7 +17,7 @@ from bayesify.maths.noise import standard_normal
 from bayesify.network import BayesianNetwork
 from bayesify.posteriors.base import check_count
 from bayesify.posteriors.matrix_normal import MatrixNormal
-from bayesify.weights import Layer, owner_of
+from bayesify.weights.catalog import Layer, owner_of
 
 Fisher = Literal["sampled", "exact", "empirical"]
 

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from bayesify.draws import Draws
-from bayesify.execution import Runner, select_output
-from bayesify.inputs import as_inputs, check_inputs
 from bayesify.network import BayesianNetwork
 from bayesify.objectives import expected_log_likelihood
+from bayesify.running.inputs import as_inputs, check_inputs
+from bayesify.running.outputs import select_output
+from bayesify.running.runner import Runner
 
 
 def nuts(
@@ -98,7 +99,7 @@ class _Potential:
     """-log p(w, y) of all weights as one vector, in float64."""
 
     def __init__(self, bnn: BayesianNetwork, x: Any, y: Tensor, start: dict[str, Tensor]) -> None:
-        self.likelihood = bnn._needs_likelihood("nuts")
+        self.likelihood = bnn.require_likelihood("nuts")
         self.prior = bnn.prior.draw(1)
         if not self.prior.fixed:
             raise ValueError("nuts: the prior draws its scale; use a fixed one, such as Neal()")

@@ -14,13 +14,13 @@ from bayesify.baselines.noisy_kfac import NoisyKFAC
 from bayesify.baselines.nuts import nuts
 from bayesify.baselines.swag import SWAG
 from bayesify.baselines.vogn import VOGN
-from bayesify.batches import Batch, read_batch
 from bayesify.likelihoods import Likelihood
 from bayesify.network import BayesianNetwork, bayesianize
 from bayesify.posteriors.matrix_normal import MatrixNormal
 from bayesify.posteriors.mean_field import MeanField
 from bayesify.posteriors.point import Point
 from bayesify.priors import Prior
+from bayesify.training.batches import Batch, parse_batch
 
 
 def cosine(share: float) -> float:
@@ -127,7 +127,7 @@ def fit_hmc(
 ) -> FixedDraws:
     """As many steps of a chain of `nuts` as there are epochs, after as many of warm-up; see `bayesify.registry.Recipe`."""
     bnn = bayesianize(net, Point(), likelihood=likelihood, prior=prior)
-    batches = [read_batch(item) for item in loader]
+    batches = [parse_batch(item) for item in loader]
     x = torch.cat([batch.x for batch in batches])
     y = torch.cat([batch.y for batch in batches])
     kept = max(1, min(num_draws, epochs))

@@ -14,18 +14,19 @@ from torch import Tensor, nn
 from bayesify.baselines.batch_statistics import batch_norms, refresh_statistics
 from bayesify.baselines.epochs import run_epochs
 from bayesify.baselines.fixed_draws import FixedDraws, restore_likelihood, under
-from bayesify.batches import Batch, BatchReader, count_examples
+from bayesify.configuration import make_likelihood, make_prior
 from bayesify.draws import Draws
-from bayesify.execution import Runner, select_output
-from bayesify.history import History
-from bayesify.inputs import as_inputs, check_inputs, naming_inputs
 from bayesify.likelihoods import Likelihood
 from bayesify.maths.noise import standard_normal
-from bayesify.predictive import Predictive
+from bayesify.predictive.base import Predictive
 from bayesify.priors import Prior
-from bayesify.selection import make_likelihood, make_prior
-from bayesify.storables import Storable, fingerprint, register_storable
-from bayesify.weights import Weight, catalog
+from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_errors
+from bayesify.running.outputs import select_output
+from bayesify.running.runner import Runner
+from bayesify.storage.serializers import Serializer, fingerprint, register_serializer
+from bayesify.training.batches import Batch, BatchReader, count_examples
+from bayesify.training.history import History
+from bayesify.weights.catalog import Weight, catalog
 
 
 class SWAG:
@@ -141,7 +142,7 @@ class SWAG:
         collect_every: int | None = None,
         skip_epochs: int = 0,
         optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
-        batch: BatchReader | None = None,
+        read_batch: BatchReader | None = None,
         checkpoint: str | Path | None = None,
         seed: int | None = None,
         progress: bool = True,
@@ -162,7 +163,7 @@ class SWAG:
             collect_every: Steps between iterates, in place of once an epoch.
             skip_epochs: Epochs before the first iterate is collected.
             optimizer: A function from parameters (with the weight decay in their groups) to another optimizer than SGD.
-            batch: A function from what the loader yields to inputs and targets.
+            read_batch: A function from what the loader yields to inputs and targets.
             checkpoint: File in which the run is stored after each epoch; a run whose file exists continues.
             seed: Of everything random; taken from torch's global generator if left out.
             progress: Whether to show a progress bar on the terminal.
@@ -183,7 +184,7 @@ class SWAG:
                 raise ValueError(f"SWAG: {key}={count}; give an integer of at least {least}")
         if prior is not None and weight_decay:
             raise ValueError("SWAG: a prior and a weight decay say the same thing; give one of them")
-        groups = self._groups(loader, prior, weight_decay, num_data, batch)
+        groups = self._groups(loader, prior, weight_decay, num_data, read_batch)
         made = optimizer(groups) if optimizer else torch.optim.SGD(groups, lr=learning_rate, momentum=momentum)
         done = {"steps": 0, "epochs": 0}
 
@@ -230,7 +231,7 @@ class SWAG:
                 set_state=set_state,
                 after_epoch=after_epoch,
                 seed=seed,
-                batch=batch,
+                read_batch=read_batch,
                 checkpoint=checkpoint,
                 progress=progress,
             )
@@ -255,7 +256,7 @@ class SWAG:
     def _loss(self, data: Batch) -> Tensor:
         args, kwargs = as_inputs(data.x)
         check_inputs(args, kwargs)
-        with naming_inputs(args, kwargs):
+        with explain_shape_errors(args, kwargs):
             outputs = select_output(self.network(*args, **kwargs), self.output)
         log_prob = self.likelihood.log_prob(outputs, data.y, has_draws=False)
         loss = -(log_prob if data.weights is None else log_prob * data.weights).mean()
@@ -272,7 +273,7 @@ class SWAG:
         *,
         generator: torch.Generator | None = None,
         loader: Iterable[Any] | None = None,
-        batch: BatchReader | None = None,
+        read_batch: BatchReader | None = None,
     ) -> Draws:
         r"""Draw functions: $\bar w + \sqrt{c/2}\,(\sqrt v \odot z_1 + D z_2 / \sqrt{K - 1})$.
 
@@ -280,7 +281,7 @@ class SWAG:
             num_draws: S.
             generator: Source of randomness, on any device; the global one if left out.
             loader: Training data, for the batch statistics of each draw; one pass over it per draw.
-            batch: A function from what the loader yields to inputs and targets.
+            read_batch: A function from what the loader yields to inputs and targets.
 
         Returns:
             The draws. Their `kl` is not known and NaN.
@@ -313,7 +314,7 @@ class SWAG:
             weights[name] = drawn.to(self.network.get_parameter(name).dtype)
         runner = Runner(self.network, self.weights).snapshot()
         own = (
-            refresh_statistics(runner, weights, loader, batch)
+            refresh_statistics(runner, weights, loader, read_batch)
             if loader is not None and batch_norms(self.network)
             else None
         )
@@ -424,8 +425,8 @@ def _restore(net: nn.Module, config: Any, state: dict[str, Tensor]) -> SWAG:
     return swag
 
 
-register_storable(
-    Storable(
+register_serializer(
+    Serializer(
         kind=SWAG,
         name="SWAG",
         config=lambda swag: {

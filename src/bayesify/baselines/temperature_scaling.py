@@ -12,15 +12,17 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from bayesify.batches import BatchReader, check_repeatable, read_batch
+from bayesify.configuration import make_likelihood
 from bayesify.draws import Draws
-from bayesify.execution import Runner
-from bayesify.inputs import as_inputs, check_inputs, naming_inputs
 from bayesify.likelihoods import Likelihood
-from bayesify.predictive import ClassificationPredictive, Outputs, Predictive, RegressionPredictive
-from bayesify.selection import make_likelihood
-from bayesify.storables import STORABLE, Storable, fingerprint, register_storable, rule_for
-from bayesify.weights import catalog
+from bayesify.predictive.base import Outputs, Predictive
+from bayesify.predictive.classification import ClassificationPredictive
+from bayesify.predictive.regression import RegressionPredictive
+from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_errors
+from bayesify.running.runner import Runner
+from bayesify.storage.serializers import SERIALIZERS, Serializer, fingerprint, register_serializer, serializer_for
+from bayesify.training.batches import BatchReader, check_repeatable, parse_batch
+from bayesify.weights.catalog import catalog
 
 LOWEST, HIGHEST = 1e-3, 1e3
 """Between these the temperature, or the factor on the variance, is sought."""
@@ -86,7 +88,7 @@ class TemperatureScaling:
         *,
         num_draws: int | None = None,
         seed: int = 0,
-        batch: BatchReader | None = None,
+        read_batch: BatchReader | None = None,
         **options: Any,
     ) -> Self:
         """Find the number that makes validation data most probable.
@@ -95,7 +97,7 @@ class TemperatureScaling:
             loader: Batches of validation data, which the model was not trained on.
             num_draws: Draws of the model's predictions, where it draws; its own default if left out.
             seed: Of the draws: the same functions for every batch.
-            batch: A function from what the loader yields to inputs and targets.
+            read_batch: A function from what the loader yields to inputs and targets.
             options: Further arguments of the model's `predict`.
 
         Returns:
@@ -109,7 +111,7 @@ class TemperatureScaling:
         found: list[tuple[Predictive, Tensor]] = []
         device = self._device()
         for item in loader:
-            data = read_batch(item, batch)
+            data = parse_batch(item, read_batch)
             data = data if device is None else data.to(device)
             drawing = self._drawing(num_draws, seed) | options
             prediction = self._predict(data.x, keep_outputs=True, **drawing)
@@ -149,7 +151,7 @@ class TemperatureScaling:
         name, weight = next(iter(catalog(self.model).weights.items()))
         value = self.model.get_parameter(name).detach().unsqueeze(0)
         draws = Draws(Runner(self.model, {name: weight}), {name: value}, value.new_zeros(1))
-        with naming_inputs(args, kwargs):
+        with explain_shape_errors(args, kwargs):
             outputs = draws.outputs(
                 args,
                 kwargs,
@@ -283,7 +285,7 @@ def _minimize(loss: Any, what: str, points: int = 49, steps: int = 60) -> float:
 
 
 def _config(scaled: TemperatureScaling) -> dict[str, Any]:
-    rule = rule_for(scaled.model)
+    rule = serializer_for(scaled.model)
     return {
         "temperature": scaled.temperature,
         "variance_scale": scaled.variance_scale,
@@ -295,7 +297,7 @@ def _config(scaled: TemperatureScaling) -> dict[str, Any]:
 
 
 def _state(scaled: TemperatureScaling) -> dict[str, Tensor]:
-    state = {f"model.{name}": value for name, value in rule_for(scaled.model).state(scaled.model).items()}
+    state = {f"model.{name}": value for name, value in serializer_for(scaled.model).state(scaled.model).items()}
     if scaled.likelihood is not None:
         state |= {f"likelihood.{name}": value for name, value in scaled.likelihood.state_dict().items()}
     return state
@@ -303,7 +305,7 @@ def _state(scaled: TemperatureScaling) -> dict[str, Tensor]:
 
 def _restore(net: nn.Module, config: Any, state: dict[str, Tensor]) -> TemperatureScaling:
     inner = {name.removeprefix("model."): value for name, value in state.items() if name.startswith("model.")}
-    model = STORABLE[config["type"]].restore(net, config["model"], inner)
+    model = SERIALIZERS[config["type"]].restore(net, config["model"], inner)
     scaled = TemperatureScaling(model, config["likelihood"], output=config["output"])
     if scaled.likelihood is not None:
         own = {
@@ -314,8 +316,8 @@ def _restore(net: nn.Module, config: Any, state: dict[str, Tensor]) -> Temperatu
     return scaled
 
 
-register_storable(
-    Storable(
+register_serializer(
+    Serializer(
         kind=TemperatureScaling,
         name="TemperatureScaling",
         config=_config,
@@ -323,7 +325,7 @@ register_storable(
         fingerprint=lambda scaled: (
             fingerprint(scaled.model)
             if scaled.likelihood is not None
-            else rule_for(scaled.model).fingerprint(scaled.model)
+            else serializer_for(scaled.model).fingerprint(scaled.model)
         ),
         restore=_restore,
     )

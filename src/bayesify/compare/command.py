@@ -80,7 +80,7 @@ def compare(
     from bayesify.compare.folder import REPORT, RESULTS, write_bytes
     from bayesify.compare.page import render
     from bayesify.compare.record import as_json as to_json
-    from bayesify.report import write_page
+    from bayesify.storage.pages import write_page
 
     folder = out
     try:

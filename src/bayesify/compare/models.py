@@ -19,12 +19,13 @@ from bayesify.datasets.scaling import Standardization
 from bayesify.deep_gp import DeepGP as _DeepGP  # noqa: F401
 from bayesify.function_space import FunctionSpaceVI as _FunctionSpaceVI  # noqa: F401
 from bayesify.likelihoods import Categorical, Gaussian, Likelihood
-from bayesify.predictive import Predictive, RegressionPredictive
-from bayesify.random_streams import derive_seed
+from bayesify.predictive.base import Predictive
+from bayesify.predictive.regression import RegressionPredictive
 from bayesify.registry import METHODS
 from bayesify.sklearn.rows import BATCH_SIZE, FULL_BATCH, Rows, standardization
 from bayesify.sklearn.training import FOLD_EFFORT, Plan, estimate_noise, make_network, predict, train
 from bayesify.sklearn.units import ScaledPredictive
+from bayesify.training.random_streams import derive_seed
 
 HIDDEN = (50,)
 """Units of the network's hidden layer, with tanh."""

@@ -15,8 +15,8 @@ from bayesify.compare.errors import InputError
 from bayesify.compare.splits import Parts, make_parts
 from bayesify.compare.tables import read_table
 from bayesify.compare.targets import Task, find_column, read_target
-from bayesify.random_streams import derive_seed
 from bayesify.registry import suggest
+from bayesify.training.random_streams import derive_seed
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -20,10 +20,12 @@ from bayesify.compare.preparation import Preparation
 from bayesify.compare.problems import Problem
 from bayesify.compare.scores import score_classification, score_regression
 from bayesify.compare.tuning import candidates, obstacle
-from bayesify.predictive import ClassificationPredictive, Predictive, RegressionPredictive
-from bayesify.random_streams import derive_seed
-from bayesify.storables import rule_for
-from bayesify.weights import count_parameters
+from bayesify.predictive.base import Predictive
+from bayesify.predictive.classification import ClassificationPredictive
+from bayesify.predictive.regression import RegressionPredictive
+from bayesify.storage.serializers import serializer_for
+from bayesify.training.random_streams import derive_seed
+from bayesify.weights.catalog import count_parameters
 
 Job = Mapping[str, Any]
 Result = dict[str, Any]
@@ -188,7 +190,7 @@ def _count(model: Any) -> int | None:
     if isinstance(model, nn.Module):
         return count_parameters(model)
     try:
-        state = rule_for(model).state(model)
+        state = serializer_for(model).state(model)
     except (TypeError, ValueError):
         return None
     return sum(tensor.numel() for tensor in state.values())
@@ -196,7 +198,7 @@ def _count(model: Any) -> int | None:
 
 def _size(model: Any) -> int | None:
     """Bytes of the model's file."""
-    from bayesify.storage import save
+    from bayesify.storage.save_load import save
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.safetensors"

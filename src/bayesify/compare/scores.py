@@ -10,7 +10,8 @@ import torch
 
 from bayesify import metrics
 from bayesify.compare import conformal
-from bayesify.predictive import ClassificationPredictive, RegressionPredictive
+from bayesify.predictive.classification import ClassificationPredictive
+from bayesify.predictive.regression import RegressionPredictive
 
 LEVELS = (0.5, 0.9, 0.95)
 BINS, POINTS = 10, 20

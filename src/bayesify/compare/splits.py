@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bayesify.compare.errors import InputError
-from bayesify.random_streams import derive_seed
+from bayesify.training.random_streams import derive_seed
 
 LEAST_ROWS = 20
 """Rows below which a comparison makes no sense."""

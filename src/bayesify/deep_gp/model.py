@@ -12,17 +12,17 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from bayesify import objectives
+from bayesify.configuration import make_likelihood
 from bayesify.deep_gp.kernels import KERNELS
 from bayesify.deep_gp.layers import Conditional, GlobalLayer, LocalLayer
 from bayesify.deep_gp.predictive import ProcessPredictive
 from bayesify.deep_gp.starts import around_centers, choose_centers, projection
-from bayesify.execution import MEMORY_BUDGET
-from bayesify.inputs import check_inputs
 from bayesify.likelihoods import Gaussian, Likelihood, should_check
 from bayesify.maths.gamma import widened
 from bayesify.maths.noise import standard_normal
-from bayesify.predictive import Outputs, Predictive
-from bayesify.selection import make_likelihood
+from bayesify.predictive.base import Outputs, Predictive
+from bayesify.running.inputs import check_inputs
+from bayesify.running.memory import MEMORY_BUDGET
 
 HIDDEN_STD = 0.3
 """Standard deviation of the noise on hidden layers' pseudo-outputs before training; the process's own is 1."""
@@ -308,7 +308,7 @@ class DeepGP(nn.Module):
         Returns:
             The history, one entry per epoch.
         """
-        from bayesify.training import fit
+        from bayesify.training.fitting import fit
 
         if isinstance(data, (tuple, list)) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
             data = DataLoader(TensorDataset(*data), batch_size=BATCH, shuffle=True)
@@ -327,7 +327,8 @@ class DeepGP(nn.Module):
     def _parts(self) -> list[DeepGP]:
         return [self]
 
-    def _needs_likelihood(self, what: str) -> Likelihood:
+    def require_likelihood(self, what: str) -> Likelihood:
+        """The likelihood."""
         return self.likelihood
 
     def map_terms(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:

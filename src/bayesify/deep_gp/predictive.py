@@ -7,7 +7,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from bayesify.predictive import Outputs, RegressionPredictive
+from bayesify.predictive.base import Outputs
+from bayesify.predictive.regression import RegressionPredictive
 
 
 class ProcessPredictive(RegressionPredictive):

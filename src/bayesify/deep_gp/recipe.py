@@ -7,10 +7,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from bayesify.batches import read_batch
 from bayesify.deep_gp.model import DeepGP
 from bayesify.likelihoods import Likelihood
 from bayesify.priors import Prior
+from bayesify.training.batches import parse_batch
 
 
 def fit_deep_gp(
@@ -29,7 +29,7 @@ def fit_deep_gp(
 ) -> DeepGP:
     """A deep Gaussian process in place of the network, whose outputs are counted; see `bayesify.registry.Recipe`."""
     with torch.random.fork_rng(devices=[]):  # a loader that shuffles does not move the caller's generator
-        batches = [read_batch(item) for item in loader]
+        batches = [parse_batch(item) for item in loader]
         with torch.no_grad():
             output: Tensor = net(batches[0].x[:2])
     model = DeepGP(

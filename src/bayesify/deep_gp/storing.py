@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.deep_gp.model import DeepGP
-from bayesify.storables import Storable, register_storable
+from bayesify.storage.serializers import Serializer, register_serializer
 
 
 def _state(model: DeepGP) -> dict[str, Tensor]:
@@ -29,8 +29,8 @@ def _restore(net: nn.Module, config: Any, state: dict[str, Tensor]) -> DeepGP:
     return model
 
 
-register_storable(
-    Storable(
+register_serializer(
+    Serializer(
         kind=DeepGP,
         name="DeepGP",
         config=DeepGP.config,

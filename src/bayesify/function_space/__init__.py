@@ -1,6 +1,6 @@
 """Variational inference with a prior over functions."""
 
-from bayesify.function_space.contexts import Box, Context, Jittered, Loader, Mixture
+from bayesify.function_space.contexts import Box, Context, DatasetContext, Mixture, NoisyContext
 from bayesify.function_space.priors import Constant, FunctionPrior, GaussianProcess, NeuralTangent
 from bayesify.function_space.recipe import fit_function_space
 from bayesify.function_space.storing import UnknownPrior
@@ -11,13 +11,13 @@ __all__ = [
     "Box",
     "Constant",
     "Context",
+    "DatasetContext",
     "FunctionPrior",
     "FunctionSpaceVI",
     "GaussianProcess",
-    "Jittered",
-    "Loader",
     "Mixture",
     "NeuralTangent",
+    "NoisyContext",
     "UnknownPrior",
 ]
 

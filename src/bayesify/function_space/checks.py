@@ -9,7 +9,7 @@ from torch import nn
 from bayesify.function_space.priors import FunctionPrior
 from bayesify.network import BayesianNetwork
 from bayesify.posteriors import KTied, MeanField
-from bayesify.weights import owner_of
+from bayesify.weights.catalog import owner_of
 
 INDEPENDENT = (MeanField, KTied)
 """Posteriors whose weights are independent Gaussians, as assumption 1 of the paper asks."""
@@ -63,7 +63,7 @@ def check_choices(covariance: str, layers: str, jitter: Any, context: Any, prior
     if context is not None and not callable(getattr(context, "draw", None)):
         raise TypeError(
             f"FunctionSpaceVI: context is {type(context).__name__}; give a Context such as Box(low, high, n) or "
-            "Loader(loader, n)"
+            "DatasetContext(loader, n)"
         )
     if prior is not None and not isinstance(prior, FunctionPrior):
         raise TypeError(

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from bayesify.batches import read_batch
-from bayesify.inputs import as_inputs
 from bayesify.maths.noise import standard_normal
 from bayesify.posteriors.base import check_count
+from bayesify.running.inputs import as_inputs
+from bayesify.training.batches import parse_batch
 
 IMAGE_RANGE = (0.0, 1.0)
 """Pixel values that a box spans if no others are given."""
@@ -124,8 +124,8 @@ class Box(Context):
         return {"name": self.name, **ends, "n": self.n}
 
 
-class Stored(Context):
-    """Inputs that are held in memory and drawn from at random; the base of `Loader` and `Jittered`.
+class StoredContext(Context):
+    """Inputs that are held in memory and drawn from at random; the base of `DatasetContext` and `NoisyContext`.
 
     Args:
         source: A tensor of inputs [N, ...], or a loader.
@@ -163,7 +163,7 @@ class Stored(Context):
         return torch.cat(parts)[: self.keep]
 
     def _inputs(self, batch: Any) -> Tensor:
-        x = batch if isinstance(batch, Tensor) else read_batch(batch).x if len(batch) > 1 else batch[0]
+        x = batch if isinstance(batch, Tensor) else parse_batch(batch).x if len(batch) > 1 else batch[0]
         (inputs,), _ = _single(x, type(self).__name__)
         return inputs.detach()
 
@@ -191,7 +191,7 @@ class Stored(Context):
         return inputs
 
 
-class Loader(Stored):
+class DatasetContext(StoredContext):
     """Inputs of another dataset, such as images of another kind.
 
     Args:
@@ -206,7 +206,7 @@ class Loader(Stored):
     name = "loader"
 
 
-class Jittered(Stored):
+class NoisyContext(StoredContext):
     """Training inputs under Gaussian noise.
 
     Args:
@@ -224,13 +224,15 @@ class Jittered(Stored):
     def __init__(self, source: Any, std: float, n: int = 10, keep: int = 10_000) -> None:
         super().__init__(source, n, keep)
         if not (std > 0 and math.isfinite(std)):
-            raise ValueError(f"Jittered: std={std}; give a positive number")
+            raise ValueError(f"NoisyContext: std={std}; give a positive number")
         self.std = std
 
     def change(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
         """Adds the noise."""
         if not inputs.is_floating_point():
-            raise ValueError(f"Jittered: inputs are {inputs.dtype}, to which no noise can be added; use Loader")
+            raise ValueError(
+                f"NoisyContext: inputs are {inputs.dtype}, to which no noise can be added; use DatasetContext"
+            )
         noise = standard_normal(inputs.numel(), inputs, generator).view(inputs.shape)
         return torch.add(inputs, noise, alpha=self.std)
 
@@ -257,7 +259,7 @@ class Mixture(Context):
         for context in contexts:
             if not isinstance(context, Context):
                 raise TypeError(
-                    f"Mixture: {type(context).__name__} is not a Context; a tensor of inputs is Loader(inputs, n)"
+                    f"Mixture: {type(context).__name__} is not a Context; a tensor of inputs is DatasetContext(inputs, n)"
                 )
         self.contexts = contexts
         self.n = sum(context.n for context in contexts)
@@ -274,7 +276,7 @@ class Mixture(Context):
         return {"name": self.name, "contexts": [context.config() for context in self.contexts]}
 
 
-class Unknown(Context):
+class MissingContext(Context):
     """The place of a context that was not stored with its model; drawing from it says so.
 
     Args:
@@ -298,13 +300,15 @@ class Unknown(Context):
 
 
 def restore_context(config: dict[str, Any]) -> Context:
-    """A context from its plain data; one that holds inputs comes back as `Unknown`."""
+    """A context from its plain data; one that holds inputs comes back as `MissingContext`."""
     if config["name"] == "box":
         return Box(config.get("low"), config.get("high"), config["n"])
     if config["name"] == "mixture":
         parts = [restore_context(part) for part in config["contexts"]]
-        return Mixture(*parts) if not any(isinstance(part, Unknown) for part in parts) else Unknown(config)
-    return Unknown(config)
+        return (
+            Mixture(*parts) if not any(isinstance(part, MissingContext) for part in parts) else MissingContext(config)
+        )
+    return MissingContext(config)
 
 
 def _single(x: Any, owner: str) -> tuple[tuple[Tensor], str | None]:

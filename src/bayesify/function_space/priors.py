@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from bayesify.execution import Runner
 from bayesify.function_space.moments import Covariance, output_covariance
 from bayesify.jacobians import Jacobians
 from bayesify.likelihoods import should_check
+from bayesify.running.runner import Runner
 
 
 class FunctionPrior(ABC):

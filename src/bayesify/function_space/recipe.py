@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesify.batches import read_batch
 from bayesify.function_space.contexts import Box
 from bayesify.function_space.variational import DEFAULT_VARIANCE, FunctionSpaceVI
-from bayesify.inputs import as_inputs
 from bayesify.likelihoods import Likelihood
 from bayesify.network import bayesianize
 from bayesify.posteriors.mean_field import MeanField
 from bayesify.priors import Prior
+from bayesify.running.inputs import as_inputs
+from bayesify.training.batches import parse_batch
 
 
 def fit_function_space(
@@ -45,7 +45,7 @@ def box_around(loader: Any, widths: float, n: int) -> Box:
     high: Tensor | None = None
     with torch.random.fork_rng(devices=[]):  # a loader that shuffles does not move the caller's generator
         for item in loader:
-            args, kwargs = as_inputs(read_batch(item).x)
+            args, kwargs = as_inputs(parse_batch(item).x)
             x = next(iter((*args, *kwargs.values()))).detach()
             low = x.amin(0) if low is None else torch.minimum(low, x.amin(0))
             high = x.amax(0) if high is None else torch.maximum(high, x.amax(0))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-PATIENCE = 3
+WARMUP_CALLS = 3
 """Calls of one kind before a graph is recorded."""
 
 Part = Callable[[Any, Sequence[Tensor]], Tensor]
@@ -42,7 +42,7 @@ class Recorder:
         if key != self._key:
             self._key, self._count, self._recorded = key, 0, None
         self._count += 1
-        if self._count == PATIENCE + 1:
+        if self._count == WARMUP_CALLS + 1:
             self._recorded = _record(part, inputs, given)
         if self._recorded is None:
             return part(inputs, given)

@@ -11,7 +11,7 @@ from bayesify.function_space.contexts import restore_context
 from bayesify.function_space.moments import Covariance
 from bayesify.function_space.priors import FunctionPrior, restore_prior
 from bayesify.function_space.variational import FunctionSpaceVI
-from bayesify.storables import STORABLE, Storable, register_storable
+from bayesify.storage.serializers import SERIALIZERS, Serializer, register_serializer
 
 NETWORK = "BayesianNetwork"
 
@@ -42,7 +42,7 @@ class UnknownPrior(FunctionPrior):
 
 
 def _config(model: FunctionSpaceVI) -> dict[str, Any]:
-    return {"network": STORABLE[NETWORK].config(model.bnn), "function_space": model.config()}
+    return {"network": SERIALIZERS[NETWORK].config(model.bnn), "function_space": model.config()}
 
 
 def _restore(net: nn.Module, config: Any, state: dict[str, Tensor]) -> FunctionSpaceVI:
@@ -50,20 +50,20 @@ def _restore(net: nn.Module, config: Any, state: dict[str, Tensor]) -> FunctionS
     prior, context = chosen.pop("prior"), chosen.pop("context")
     known = prior["name"] in ("constant", "neural_tangent")
     return FunctionSpaceVI(
-        STORABLE[NETWORK].restore(net, config["network"], state),
+        SERIALIZERS[NETWORK].restore(net, config["network"], state),
         prior=restore_prior(prior) if known else UnknownPrior(prior["name"]),
         context=restore_context(context),
         **chosen,
     )
 
 
-register_storable(
-    Storable(
+register_serializer(
+    Serializer(
         kind=FunctionSpaceVI,
         name="FunctionSpaceVI",
         config=_config,
-        state=lambda model: STORABLE[NETWORK].state(model.bnn),
-        fingerprint=lambda model: STORABLE[NETWORK].fingerprint(model.bnn),
+        state=lambda model: SERIALIZERS[NETWORK].state(model.bnn),
+        fingerprint=lambda model: SERIALIZERS[NETWORK].fingerprint(model.bnn),
         restore=_restore,
     )
 )

@@ -10,21 +10,22 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from bayesify.execution import Runner, batch_size, count_activation_bytes, evaluating, select_output, split_rows
 from bayesify.function_space.checks import COVARIANCES, check_choices, check_network, check_trainable
 from bayesify.function_space.contexts import Box, Context
 from bayesify.function_space.divergence import dense_kl, diagonal_kl
 from bayesify.function_space.moments import Covariance, output_covariance
 from bayesify.function_space.priors import Constant, FunctionPrior
 from bayesify.function_space.recording import Recorder
-from bayesify.history import History
-from bayesify.inputs import as_inputs, check_inputs, naming_inputs
 from bayesify.jacobians import Jacobians, check_deterministic
-from bayesify.laplace.last_layer import last_layer
-from bayesify.laplace.memory import parse_bytes
 from bayesify.likelihoods import should_check
 from bayesify.network import BayesianNetwork
-from bayesify.predictive import Predictive
+from bayesify.predictive.base import Predictive
+from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_errors
+from bayesify.running.last_layer import last_layer
+from bayesify.running.memory import batch_size, count_activation_bytes, parse_bytes, split_rows
+from bayesify.running.outputs import select_output
+from bayesify.running.runner import Runner, evaluating
+from bayesify.training.history import History
 
 DEFAULT_VARIANCE = 10.0
 
@@ -105,7 +106,7 @@ class FunctionSpaceVI:
             return
         runner, weights = self._jacobians.runner, self.bnn.weights
         values = {name: mean.detach() for name, mean in self._means().items()}
-        with naming_inputs(args, kwargs):
+        with explain_shape_errors(args, kwargs):
             found = last_layer(runner, weights, args, kwargs, self.bnn._output, values=values, owner="FunctionSpaceVI")
         layers = {weights[name].layer for name in found}
         names = [name for name in weights if weights[name].layer in layers]
@@ -128,7 +129,7 @@ class FunctionSpaceVI:
     def _means(self) -> dict[str, Tensor]:
         """Means of all weights under the posterior, as the network takes them."""
         means = {name: mean.unsqueeze(0) for part in self.bnn._parts() for name, mean in part.mean().items()}
-        self.bnn._suit_network(means)
+        self.bnn.layout.cast(means)
         found = {name: mean.squeeze(0) for name, mean in means.items()}
         # Torch says of a view of a parameter that it requires gradients even where they are switched off.
         return found if torch.is_grad_enabled() else {name: mean.detach() for name, mean in found.items()}
@@ -191,7 +192,7 @@ class FunctionSpaceVI:
             raise ValueError("FunctionSpaceVI: the batch is empty; give at least one example")
         shapes = tuple(tuple(value.shape[1:]) for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
         if shapes not in self._bytes_per_row:
-            with naming_inputs(args, kwargs):
+            with explain_shape_errors(args, kwargs):
                 size, output = count_activation_bytes(self._jacobians.runner, args, kwargs, means)
             shape = tuple(select_output(output, self._jacobians.output).shape[1:])
             # Forward, backward for each output, and what differentiating that backward pass keeps.
@@ -344,7 +345,7 @@ class FunctionSpaceVI:
         Returns:
             One entry per epoch, with the function-space KL as `kl` and the bound as `elbo`.
         """
-        from bayesify.training import fit
+        from bayesify.training.fitting import fit
 
         check_deterministic(self.bnn.network)
         return fit(self.bnn, train_loader, epochs=epochs, objective=self, **options)
@@ -382,7 +383,7 @@ class FunctionSpaceVI:
             raise TypeError(f"predict: {', '.join(options)} is for method='draws'; leave it out")
         from bayesify.laplace.predictive import OutputGaussian, closed_form
 
-        likelihood = self.bnn._needs_likelihood("predict")
+        likelihood = self.bnn.require_likelihood("predict")
         with evaluating(self.bnn.network):
             mean, found = self.function_moments(x, "example")
         seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device if generator else "cpu"))

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
-from bayesify.execution import SLOW_VMAP, Runner, batch_size, select_output
+from bayesify.running.memory import batch_size
+from bayesify.running.outputs import select_output
+from bayesify.running.runner import SLOW_VMAP, Runner
 
 
 def example_gradients(

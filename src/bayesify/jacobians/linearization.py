@@ -12,12 +12,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils import _pytree as pytree
 
-from bayesify.execution import Runner, count_activation_bytes, select_output, split_rows, spread_rows
-from bayesify.inputs import naming_inputs
 from bayesify.jacobians.general import example_gradients
 from bayesify.jacobians.rules import Rule, rule_for
 from bayesify.jacobians.trace import Pulled, Trace, Use, trace
-from bayesify.weights import owner_of
+from bayesify.running.inputs import explain_shape_errors
+from bayesify.running.memory import count_activation_bytes, split_rows, spread_rows
+from bayesify.running.outputs import select_output
+from bayesify.running.runner import Runner
+from bayesify.weights.catalog import owner_of
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-2}
 """How far a layer's rule may be from automatic differentiation, relative to the largest entry: rounding, not error."""
@@ -114,7 +116,7 @@ class Jacobians:
         leaves = pytree.tree_leaves((args, dict(kwargs)))
         key = tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves if isinstance(leaf, Tensor))
         if key not in self._costs:
-            with naming_inputs(args, kwargs):
+            with explain_shape_errors(args, kwargs):
                 activations, output = count_activation_bytes(self.runner, args, kwargs)
             self._costs[key] = activations, select_output(output, self.output)[:1].numel()
         return self._costs[key]
@@ -124,7 +126,7 @@ class Jacobians:
     ) -> Callable[[], Tensor]:
         def call() -> Tensor:
             # The fused attention kernels have no second derivative.
-            with naming_inputs(args, kwargs), sdpa_kernel(SDPBackend.MATH):
+            with explain_shape_errors(args, kwargs), sdpa_kernel(SDPBackend.MATH):
                 return select_output(self.runner.call(values, args, kwargs), self.output)
 
         return call

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesify.execution import SLOW_VMAP
 from bayesify.jacobians.convolutions import QuickBackward
 from bayesify.jacobians.rules import Rule
 from bayesify.jacobians.second_order import DifferentiableLayers, Pulling
+from bayesify.running.runner import SLOW_VMAP
 
 _REFUSED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """First layers of networks whose gradients cannot be computed for several vectors at once."""

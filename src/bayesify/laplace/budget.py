@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import torch
 
-from bayesify.laplace.memory import in_words
-from bayesify.weights import Weight, group_layers
+from bayesify.running.memory import in_words
+from bayesify.weights.catalog import Weight, group_layers
 
 
 def full_bytes(size: int, dtype: torch.dtype) -> int:

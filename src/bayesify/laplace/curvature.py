@@ -9,13 +9,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from bayesify.batches import Batch, BatchReader, check_repeatable, read_batch
-from bayesify.inputs import as_inputs, check_inputs
 from bayesify.jacobians import Gradients, Jacobians, Linearization
 from bayesify.jacobians.rules import Rule
 from bayesify.laplace.subset import Subset
 from bayesify.likelihoods import Likelihood
-from bayesify.weights import Layer, group_layers
+from bayesify.running.inputs import as_inputs, check_inputs
+from bayesify.training.batches import Batch, BatchReader, check_repeatable, parse_batch
+from bayesify.weights.catalog import Layer, group_layers
 
 Curvature = Literal["ggn", "empirical"]
 
@@ -48,7 +48,7 @@ class Pieces:
         device = next(network.parameters()).device
         seen, rows = 0, None
         for item in self.loader:
-            batch = read_batch(item, self.reader).to(device)
+            batch = parse_batch(item, self.reader).to(device)
             if self.num_examples is not None:
                 batch = batch.rows(slice(0, self.num_examples - seen))
             args, kwargs = as_inputs(batch.x)

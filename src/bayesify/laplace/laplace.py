@@ -10,10 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from bayesify.batches import BatchReader, check_repeatable, read_batch
+from bayesify.configuration import make_likelihood
 from bayesify.draws import Draws
-from bayesify.execution import Runner, batch_size, evaluating, select_output, split_rows
-from bayesify.inputs import as_inputs, check_inputs, naming_inputs
 from bayesify.jacobians import Jacobians, Linearization, check_deterministic
 from bayesify.laplace import curvature as curvatures
 from bayesify.laplace.budget import check_budget
@@ -24,8 +22,6 @@ from bayesify.laplace.covariances import (
     WeightCovariance,
 )
 from bayesify.laplace.kronecker_covariance import KroneckerCovariance
-from bayesify.laplace.last_layer import last_layer
-from bayesify.laplace.memory import in_words, parse_bytes
 from bayesify.laplace.predictive import OutputGaussian, closed_form
 from bayesify.laplace.prior_precision import Precision, check_precision, precision_of, scaled
 from bayesify.laplace.progress import showing
@@ -33,10 +29,15 @@ from bayesify.laplace.subset import Subset
 from bayesify.likelihoods import Gaussian, Likelihood
 from bayesify.maths.constraints import raw_positive
 from bayesify.network import BayesianNetwork
-from bayesify.predictive import Outputs, Predictive
-from bayesify.selection import make_likelihood
-from bayesify.subnetwork import Candidates, as_selector
-from bayesify.weights import catalog
+from bayesify.predictive.base import Outputs, Predictive
+from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_errors
+from bayesify.running.last_layer import last_layer
+from bayesify.running.memory import batch_size, in_words, parse_bytes, split_rows
+from bayesify.running.outputs import select_output
+from bayesify.running.runner import Runner, evaluating
+from bayesify.subnetwork.selectors import Candidates, as_selector
+from bayesify.training.batches import BatchReader, check_repeatable, parse_batch
+from bayesify.weights.catalog import catalog
 
 Structure = Literal["full", "diagonal", "kronecker"]
 Method = Literal["closed_form", "linearized_mc", "network_mc"]
@@ -132,12 +133,12 @@ class Laplace:
     # -- fitting ---------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def fit(self, loader: Iterable[Any], *, batch: BatchReader | None = None, progress: bool = False) -> Laplace:
+    def fit(self, loader: Iterable[Any], *, read_batch: BatchReader | None = None, progress: bool = False) -> Laplace:
         """Choose the weights and add up the curvature, in one pass over the data (two if the choice needs one).
 
         Args:
             loader: Yields batches as for `bayesify.fit`. Under `torch.distributed` each process gives its own part of the data.
-            batch: A function from what the loader yields to inputs and targets.
+            read_batch: A function from what the loader yields to inputs and targets.
             progress: Whether to show a progress bar.
 
         Returns:
@@ -147,7 +148,7 @@ class Laplace:
             ValueError: If the subset is empty or larger than the network, or the covariance exceeds the memory budget.
         """
         self.base_precision, self.posterior = self.prior_precision, None
-        first = read_batch(_first(loader), batch).to(self._device)
+        first = parse_batch(_first(loader), read_batch).to(self._device)
         args, kwargs = as_inputs(first.x)
         check_inputs(args, kwargs)
         everything = Subset(self.weights, dict.fromkeys(self.weights))
@@ -155,19 +156,19 @@ class Laplace:
             self.weights,
             self._values,
             self._frozen,
-            lambda count: self._diagonal(loader, batch, count, progress),
+            lambda count: self._diagonal(loader, read_batch, count, progress),
             lambda: everything.split(self.prior(everything)),
             lambda: last_layer(self._runner, self.weights, args, kwargs, self.output),
         )
         size = candidates.total if self.marginal else self.selector.count(candidates)
         check_budget(self.covariance, size, self.weights, self._dtype, self.memory)
         # The likelihood says what does not fit before any long computation.
-        with naming_inputs(args, kwargs):
+        with explain_shape_errors(args, kwargs):
             outputs = select_output(self._runner.call({}, *next(split_rows(args, kwargs, 2))), self.output)
         self.likelihood.log_prob(outputs, first.rows(slice(0, 2)).y, has_draws=False)
         self.outputs_per_example = outputs[0].numel()
         self.subset = Subset.of_flat(self.weights, self.selector.select(candidates).cpu())
-        self.posterior = self._fit_covariance(self.subset, loader, batch, progress)
+        self.posterior = self._fit_covariance(self.subset, loader, read_batch, progress)
         return self
 
     @property
@@ -182,32 +183,32 @@ class Laplace:
         return self._derivatives[chosen]
 
     def _pieces(
-        self, loader: Iterable[Any], names: Iterable[str], per_row: int, batch: BatchReader | None, **more: Any
+        self, loader: Iterable[Any], names: Iterable[str], per_row: int, read_batch: BatchReader | None, **more: Any
     ) -> curvatures.Pieces:
-        return curvatures.Pieces(loader, self._jacobians(names), self.memory, per_row, batch, **more)
+        return curvatures.Pieces(loader, self._jacobians(names), self.memory, per_row, read_batch, **more)
 
     def _diagonal(
-        self, loader: Iterable[Any], batch: BatchReader | None, num_examples: int | None, progress: bool
+        self, loader: Iterable[Any], read_batch: BatchReader | None, num_examples: int | None, progress: bool
     ) -> dict[str, Tensor]:
         everything = Subset(self.weights, dict.fromkeys(self.weights))
-        pieces = self._pieces(loader, self.weights, 0, batch, num_examples=num_examples)
+        pieces = self._pieces(loader, self.weights, 0, read_batch, num_examples=num_examples)
         with showing(pieces, loader, "diagonal", progress):
             diagonal, _ = curvatures.diagonal_curvature(pieces, everything, self.likelihood, self.curvature)
         return diagonal
 
     def _fit_covariance(
-        self, subset: Subset, loader: Iterable[Any], batch: BatchReader | None, progress: bool
+        self, subset: Subset, loader: Iterable[Any], read_batch: BatchReader | None, progress: bool
     ) -> WeightCovariance:
         likelihood, kind = self.likelihood, self.curvature
         if self.covariance == "full":
             over = Subset(self.weights, dict.fromkeys(self.weights)) if self.marginal else subset
-            pieces = self._pieces(loader, over.names, over.size, batch)
+            pieces = self._pieces(loader, over.names, over.size, read_batch)
             with showing(pieces, loader, "curvature", progress):
                 total, self.data = curvatures.full_curvature(pieces, over, likelihood, kind)
             whole = FullCovariance(over, total, self.prior(over))
             return MarginalCovariance(subset, whole) if self.marginal else whole
         if self.covariance == "diagonal":
-            pieces = self._pieces(loader, subset.names, 0, batch)
+            pieces = self._pieces(loader, subset.names, 0, read_batch)
             with showing(pieces, loader, "curvature", progress):
                 diagonal, self.data = curvatures.diagonal_curvature(pieces, subset, likelihood, kind)
             return DiagonalCovariance(subset, torch.cat([diagonal[name] for name in subset.names]), self.prior(subset))
@@ -217,7 +218,7 @@ class Laplace:
                 f"Laplace: covariance='kronecker' needs whole weights, but only {subset.count(partial[0])} of "
                 f"{subset.weights[partial[0]].numel} entries of {partial[0]} are chosen; use 'full', or a subset by names"
             )
-        pieces = self._pieces(loader, subset.names, 0, batch)
+        pieces = self._pieces(loader, subset.names, 0, read_batch)
         with showing(pieces, loader, "curvature", progress):
             blocks, rest, self.data = curvatures.kronecker_curvature(pieces, subset, likelihood, kind)
         return KroneckerCovariance(subset, blocks, rest, self.prior(subset))

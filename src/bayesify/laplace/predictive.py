@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from bayesify.likelihoods import HeteroscedasticGaussian, Likelihood
-from bayesify.predictive import ClassificationPredictive, Outputs, Predictive, RegressionPredictive, match_targets
+from bayesify.predictive.base import Outputs, Predictive
+from bayesify.predictive.classification import ClassificationPredictive
+from bayesify.predictive.regression import RegressionPredictive, match_targets
 
 NUM_DRAWS = 32
 """Draws from the Gaussian over outputs that `outputs` and `mutual_information` are made of."""

@@ -10,10 +10,10 @@ from bayesify import subnetwork
 from bayesify.baselines.recipes import train_point
 from bayesify.laplace.budget import full_bytes
 from bayesify.laplace.laplace import Laplace
-from bayesify.laplace.memory import parse_bytes
 from bayesify.likelihoods import Likelihood
 from bayesify.priors import Prior
-from bayesify.weights import catalog
+from bayesify.running.memory import parse_bytes
+from bayesify.weights.catalog import catalog
 
 
 def fit_laplace(

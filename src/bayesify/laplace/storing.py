@@ -17,9 +17,9 @@ from bayesify.laplace.curvature import DataTerm, KroneckerBlock
 from bayesify.laplace.kronecker_covariance import KroneckerCovariance
 from bayesify.laplace.laplace import Laplace
 from bayesify.laplace.subset import Subset
-from bayesify.storables import Storable, fingerprint, register_storable
-from bayesify.subnetwork import from_indices
-from bayesify.weights import catalog, group_layers
+from bayesify.storage.serializers import Serializer, fingerprint, register_serializer
+from bayesify.subnetwork.selectors import from_indices
+from bayesify.weights.catalog import catalog, group_layers
 
 
 def _config(laplace: Laplace) -> dict[str, Any]:
@@ -92,8 +92,8 @@ def _under(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(start): torch.as_tensor(value) for name, value in state.items() if name.startswith(start)}
 
 
-register_storable(
-    Storable(
+register_serializer(
+    Serializer(
         kind=Laplace,
         name="Laplace",
         config=_config,

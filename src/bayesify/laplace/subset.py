@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bayesify.jacobians import Gradients
-from bayesify.weights import Weight
+from bayesify.weights.catalog import Weight
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from bayesify.batches import BatchReader, read_batch
-from bayesify.inputs import as_inputs, check_inputs
 from bayesify.laplace.covariances import EIGEN_LIMIT, FullCovariance, MarginalCovariance
 from bayesify.laplace.predictive import OutputGaussian, closed_form
 from bayesify.likelihoods import Gaussian
+from bayesify.running.inputs import as_inputs, check_inputs
+from bayesify.training.batches import BatchReader, parse_batch
 
 if TYPE_CHECKING:
     from bayesify.laplace.laplace import Laplace
@@ -38,7 +38,7 @@ def tune_prior_precision(
     noise: bool = False,
     prediction: Prediction = "closed_form",
     num_draws: int = 32,
-    batch: BatchReader | None = None,
+    read_batch: BatchReader | None = None,
     generator: torch.Generator | None = None,
 ) -> float:
     r"""Choose the factor on the prior precisions that predicts validation data best, or has the largest evidence.
@@ -57,7 +57,7 @@ def tune_prior_precision(
         noise: Whether to choose the variance of a Gaussian likelihood too, by the evidence (MacKay's fixed point).
         prediction: The predictive to judge by: `"closed_form"`, `"linearized_mc"` or `"network_mc"`.
         num_draws: Draws for the Monte Carlo ones.
-        batch: A function from what the loader yields to inputs and targets.
+        read_batch: A function from what the loader yields to inputs and targets.
         generator: Source of randomness; the same numbers for every value.
 
     Returns:
@@ -86,7 +86,7 @@ def tune_prior_precision(
             )
         if loader is None:
             raise ValueError("tune_prior_precision: method='validation' needs a loader of validation data")
-        score = _validation(laplace, loader, base, prediction, num_draws, batch, generator)
+        score = _validation(laplace, loader, base, prediction, num_draws, read_batch, generator)
     candidates = sorted(set(grid))
     scores = score(candidates)
     best = max(range(len(scores)), key=scores.__getitem__)
@@ -118,12 +118,12 @@ def _validation(
     base: float,
     prediction: Prediction,
     num_draws: int,
-    batch: BatchReader | None,
+    read_batch: BatchReader | None,
     generator: torch.Generator | None,
 ) -> Callable[[list[float]], list[float]]:
     posterior = laplace.fitted()[1]
     seed = int(torch.randint(2**31, (), generator=generator, device=generator.device if generator else None))
-    batches = [read_batch(item, batch).to(laplace._device) for item in loader]
+    batches = [parse_batch(item, read_batch).to(laplace._device) for item in loader]
     if not batches:
         raise ValueError("tune_prior_precision: the loader has no examples; give validation data")
 

@@ -46,7 +46,7 @@ def dyadic_sums(matrix: Tensor) -> Tensor:
     return result
 
 
-def form(left: Tensor, g: Tensor, right: Tensor) -> Tensor:
+def materialize(left: Tensor, g: Tensor, right: Tensor) -> Tensor:
     """W itself, from its D different numbers: [..., D] each -> [..., D, D] in O(D^2)."""
     return dyadic(dyadic_values(g)) * left.unsqueeze(-1) * right.unsqueeze(-2)
 
@@ -138,7 +138,7 @@ def moments(left: Tensor, right: Tensor, mean: Tensor, covariance: Tensor) -> tu
         return hadamard(hadamard(inner).mT) * own.unsqueeze(-1) * own
 
     row = side(left, right)
-    return form(left, mean, right), row, side(right, left) / row.trace()
+    return materialize(left, mean, right), row, side(right, left) / row.trace()
 
 
 def geometry(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:

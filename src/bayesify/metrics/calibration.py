@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from bayesify.metrics.targets import match_labels, match_values
-from bayesify.predictive import ClassificationPredictive, RegressionPredictive
+from bayesify.predictive.classification import ClassificationPredictive
+from bayesify.predictive.regression import RegressionPredictive
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from bayesify.metrics.targets import torchmetrics_function
-from bayesify.predictive import ClassificationPredictive, Predictive, RegressionPredictive
+from bayesify.predictive.base import Predictive
+from bayesify.predictive.classification import ClassificationPredictive
+from bayesify.predictive.regression import RegressionPredictive
 
 
 def uncertainties(predictive: Predictive) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bayesify.metrics.ranking import dense_ranks, uncertainties
 from bayesify.metrics.targets import match_labels
-from bayesify.predictive import ClassificationPredictive
+from bayesify.predictive.classification import ClassificationPredictive
 
 
 @dataclass(frozen=True)

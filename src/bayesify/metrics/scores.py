@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from bayesify.metrics.targets import match_labels, match_values, torchmetrics_function
-from bayesify.predictive import ClassificationPredictive, Predictive, RegressionPredictive
+from bayesify.predictive.base import Predictive
+from bayesify.predictive.classification import ClassificationPredictive
+from bayesify.predictive.regression import RegressionPredictive
 
 COVERAGE_LEVELS = (0.5, 0.9, 0.95)
 """Levels of the central intervals whose coverage is reported."""

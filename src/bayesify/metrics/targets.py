@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesify.predictive import ClassificationPredictive, RegressionPredictive, match_targets
+from bayesify.predictive.classification import ClassificationPredictive
+from bayesify.predictive.regression import RegressionPredictive, match_targets
 
 
 def match_values(predictive: RegressionPredictive, y: Tensor) -> Tensor:

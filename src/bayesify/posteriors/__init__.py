@@ -1,19 +1,20 @@
 """Posteriors over the weights of a network, one file a family."""
 
-from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior
+from bayesify.posteriors.base import DrawRequest, Posterior
 from bayesify.posteriors.dropout import Dropout
 from bayesify.posteriors.ensemble import Ensemble
 from bayesify.posteriors.full_covariance import FullCovariance
-from bayesify.posteriors.global_inducing import GlobalInducing
-from bayesify.posteriors.inducing_weights import InducingWeights
+from bayesify.posteriors.global_inducing.posterior import GlobalInducing
+from bayesify.posteriors.inducing_weights.posterior import InducingWeights
 from bayesify.posteriors.k_tied import KTied
 from bayesify.posteriors.local_inducing import LocalInducing
 from bayesify.posteriors.matrix_normal import MatrixNormal
 from bayesify.posteriors.mean_field import MeanField
 from bayesify.posteriors.point import Point
 from bayesify.posteriors.rank_one import RankOne
-from bayesify.posteriors.walsh_hadamard import WalshHadamard
+from bayesify.posteriors.walsh_hadamard.posterior import WalshHadamard
 from bayesify.registry import Method, register
+from bayesify.weights.named_parameters import NamedParameters
 
 __all__ = [
     "DrawRequest",

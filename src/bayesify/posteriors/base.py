@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import copy
 import inspect
-import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from bayesify.maths.noise import standard_normal
 from bayesify.priors import PriorDraw
-from bayesify.weights import Layer, Weight
-
-Computed = TypeVar("Computed")
-_REMEMBERED: weakref.WeakKeyDictionary[nn.Module, dict[Any, Any]] = weakref.WeakKeyDictionary()
+from bayesify.running.caching import Computed, cached
+from bayesify.weights.catalog import Layer, Weight
+from bayesify.weights.named_parameters import decode
 
 
 @dataclass(frozen=True)
@@ -91,12 +88,12 @@ class Posterior(nn.Module):
     name: ClassVar[str]
     runs_network: ClassVar[bool] = False
     """Whether drawing runs the network; such posteriors are drawn after all others."""
-    recordable: bool = False
+    capturable: bool = False
     """Whether drawing is a fixed sequence of operations on the device, which a CUDA graph can record."""
     training_draws: int = 1
     """Draws per step that `fit` uses unless told otherwise."""
     correlated_priors: ClassVar[bool] = False
-    """Whether the KL is known under a prior that correlates the positions of a kernel; see `squares`."""
+    """Whether the KL is known under a prior that correlates the positions of a kernel; see `second_moments`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,7 +145,7 @@ class Posterior(nn.Module):
         """Make the parameters; see `bind` for the arguments."""
 
     @property
-    def support(self) -> int | None:
+    def num_distinct_draws(self) -> int | None:
         """How many different draws there are, where they can be counted: a prediction then takes each once."""
         return None
 
@@ -181,9 +178,9 @@ class Posterior(nn.Module):
 
     def kl(self, prior: PriorDraw) -> Tensor:
         """KL(q || p) in nats by entropy and second moments; a scalar, or [S] for S draws of a hierarchical prior."""
-        return prior.cross_entropy(self.squares(prior), self.sizes()) - self.entropy()
+        return prior.cross_entropy(self.second_moments(prior), self.sizes()) - self.entropy()
 
-    def squares(self, prior: PriorDraw) -> dict[str, Tensor]:
+    def second_moments(self, prior: PriorDraw) -> dict[str, Tensor]:
         r"""Second moments by name: $\mathbb{E}_q \lVert w \rVert^2$, and for kernels with correlated positions (`prior.factor`) the
         matrix $\sum_f \mathbb{E}_q w_f w_f^\top$ over filters, [K, K].
 
@@ -197,7 +194,7 @@ class Posterior(nn.Module):
                 found[name] = (mean[name].square() + variance[name]).sum()
             else:
                 spread = self.spatial_covariance(weight, variance[name], prior.factor[name].shape[-1])
-                found[name] = prior.squares(name, mean[name]) + spread
+                found[name] = prior.second_moments(name, mean[name]) + spread
         return found
 
     def spatial_covariance(self, weight: Weight, variance: Tensor, positions: int) -> Tensor:
@@ -235,33 +232,16 @@ class Posterior(nn.Module):
         """All weights under this posterior."""
         return tuple(weight for layer in self.layers for weight in layer.weights)
 
-    def remembered(self, key: Any, compute: Callable[[], Computed], of: Sequence[Tensor] | None = None) -> Computed:
-        """The result of a computation on the parameters, done once per state of them where gradients are off.
-
-        Args:
-            key: Names the computation.
-            compute: Does it.
-            of: The tensors that the result depends on; all parameters if left out.
-        """
-        if torch.is_grad_enabled() and of is None:
-            return compute()
-        used = self.parameters() if of is None else of
-        state: list[Any] = [(tensor.data_ptr(), tensor._version, tensor.device, tensor.dtype) for tensor in used]
-        if of is None:
-            state.append(steps_taken())
-        known = _REMEMBERED.setdefault(self, {})
-        if key not in known or known[key][0] != state:
-            with torch.inference_mode(False), torch.set_grad_enabled(False):  # the result may outlive the mode
-                known[key] = (state, compute())
-        result: Computed = known[key][1]
-        return result
+    def cached(self, key: Any, compute: Callable[[], Computed], of: Sequence[Tensor] | None = None) -> Computed:
+        """The result of a computation on the parameters, done once per state of them where gradients are off; see `caching`."""
+        return cached(self, key, compute, of)
 
     def count_by_weight(self) -> dict[str, int | None]:
         """Trainable scalars by weight name; what is stored per layer counts with its first weight, `None` for the others."""
         counts: dict[str, int | None] = {}
         stored: dict[str, int] = {}
         for key, parameter in self.named_parameters():
-            owner = _decode(key.rpartition(".")[2])
+            owner = decode(key.rpartition(".")[2])
             stored[owner] = stored.get(owner, 0) + (parameter.numel() if parameter.requires_grad else 0)
         for layer in self.layers:
             by_layer = stored.get(layer.name, 0) if layer.name not in {weight.name for weight in layer.weights} else 0
@@ -298,106 +278,9 @@ def fixed_std(owner: str, prior: PriorDraw, name: str) -> float:
     return float(std)
 
 
-_STEPS = 0
-
-
-def _count_step(*_: Any) -> None:
-    global _STEPS
-    _STEPS += 1
-
-
-register_optimizer_step_post_hook(_count_step)
-
-
-def steps_taken() -> int:
-    """Steps of all optimizers in this process so far: fused ones change parameters without raising their version."""
-    return _STEPS
-
-
-def remembered_values(posterior: Posterior) -> list[Any]:
-    """All that a posterior remembers at this moment, for those who must keep it alive."""
-    return [value for _, value in _REMEMBERED.get(posterior, {}).values()]
-
-
 def repeat_draws(value: Tensor, num_draws: int) -> Tensor:
     """The same value in every draw, without a copy: [*shape] -> [S, *shape]."""
     return value.unsqueeze(0) if num_draws == 1 else value.expand(num_draws, *value.shape)
-
-
-class NamedParameters(nn.Module):
-    """Parameters under dotted names, such as weights' and layers' names, which torch does not allow directly.
-
-    A parameter can be pruned: then only the entries that a mask keeps are stored, in one vector, and `dense` puts them back
-    among zeros. The mask is a buffer next to it.
-    """
-
-    def __init__(self, values: Mapping[str, Tensor], trainable: bool = True) -> None:
-        super().__init__()
-        for name, value in values.items():
-            self.register_parameter(_encode(name), nn.Parameter(value, requires_grad=trainable))
-
-    def __getitem__(self, name: str) -> Tensor:
-        value = self._parameters[_encode(name)]
-        assert value is not None
-        return value
-
-    def items(self) -> list[tuple[str, Tensor]]:
-        """Pairs of name and parameter."""
-        return [(_decode(key), value) for key, value in self._parameters.items() if value is not None]
-
-    def __iter__(self) -> Any:
-        return (_decode(key) for key in self._parameters)
-
-    def __len__(self) -> int:
-        return len(self._parameters)
-
-    def values(self) -> list[Tensor]:
-        """The parameters, in order."""
-        return [value for value in self._parameters.values() if value is not None]
-
-    def mask(self, name: str) -> Tensor | None:
-        """Which entries are kept, in the dense shape; `None` where all are."""
-        return self._buffers.get(_encode(name) + MASK)
-
-    def prune(self, name: str, mask: Tensor) -> None:
-        """Keep only the entries of a parameter where the mask, of its dense shape, is true; it becomes a new parameter."""
-        key, parameter = _encode(name), self[name]
-        kept = self.dense(name).detach()[mask]
-        self._parameters[key] = nn.Parameter(kept, requires_grad=parameter.requires_grad)
-        self.register_buffer(key + MASK, mask)
-
-    def dense(self, name: str) -> Tensor:
-        """A parameter in its dense shape."""
-        return self.scatter(name, self[name])
-
-    def scatter(self, name: str, values: Tensor) -> Tensor:
-        """Values for the stored entries of a parameter, [*batch, stored shape], among zeros: [*batch, *dense shape]."""
-        mask = self.mask(name)
-        if mask is None:
-            return values
-        batch = values.shape[:-1]
-        return values.new_zeros(*batch, *mask.shape).masked_scatter(mask.expand(*batch, *mask.shape), values)
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        theirs = {key for key in state_dict if key.startswith(prefix) and key.endswith(MASK)}
-        ours = {prefix + key for key in self._buffers}
-        if theirs != ours:
-            what = "pruned, but this network is not" if theirs - ours else "not pruned, but this network is"
-            args[-1].append(f"{prefix[:-1]}: the state is {what}; load a pruned network's file with bayesify.load")
-            return
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
-
-MASK = ":mask"
-"""What the name of a mask ends in, after the name of its parameter."""
-
-
-def _encode(name: str) -> str:
-    return name.replace(".", "/") or "/"  # no name holds a slash; "/" is the empty name, of a network that is one layer
-
-
-def _decode(key: str) -> str:
-    return "" if key == "/" else key.replace("/", ".")
 
 
 def check_positive(owner: str, **values: float | None) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior, repeat_draws
-from bayesify.weights import Weight
+from bayesify.posteriors.base import DrawRequest, Posterior, repeat_draws
+from bayesify.weights.catalog import Weight
+from bayesify.weights.named_parameters import NamedParameters
 
 
 class Dropout(Posterior):

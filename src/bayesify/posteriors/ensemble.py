@@ -9,9 +9,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior, check_count
-from bayesify.posteriors.mixture import choose_members
+from bayesify.maths.mixture import choose_members
+from bayesify.posteriors.base import DrawRequest, Posterior, check_count
 from bayesify.priors import PriorDraw
+from bayesify.weights.named_parameters import NamedParameters
 
 
 class Ensemble(Posterior):
@@ -73,7 +74,7 @@ class Ensemble(Posterior):
         return {name: value[chosen] for name, value in self.value.items()}, self.kl(request.prior)
 
     @property
-    def support(self) -> int:
+    def num_distinct_draws(self) -> int:
         """The members."""
         return self.members
 
@@ -115,7 +116,7 @@ class Ensemble(Posterior):
 
     def kl(self, prior: PriorDraw) -> Tensor:
         """Mean over members of `-log p`."""
-        squares = {name: prior.squares(name, value) / self.members for name, value in self.value.items()}
+        squares = {name: prior.second_moments(name, value) / self.members for name, value in self.value.items()}
         return prior.cross_entropy(squares, self.sizes())
 
 

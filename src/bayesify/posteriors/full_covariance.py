@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.maths.constraints import positive, raw_positive, tril
-from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior, check_positive, fixed_std
+from bayesify.posteriors.base import DrawRequest, Posterior, check_positive, fixed_std
 from bayesify.priors import PriorDraw
-from bayesify.weights import Layer, Weight
+from bayesify.weights.catalog import Layer, Weight
+from bayesify.weights.named_parameters import NamedParameters
 
 LARGEST_LAYER = 20_000
 """Scalars in one layer above which a dense covariance is refused: 20,000 of them take 1.6 GB in float32."""

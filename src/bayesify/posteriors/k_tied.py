@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.maths.constraints import positive, raw_positive
-from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior, check_count, check_positive, fixed_std
+from bayesify.posteriors.base import DrawRequest, Posterior, check_count, check_positive, fixed_std
 from bayesify.priors import PriorDraw
+from bayesify.weights.named_parameters import NamedParameters
 
 
 class KTied(Posterior):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.maths.regression import Regression, regress
-from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior, check_count, check_positive
-from bayesify.posteriors.inducing_likelihood import (
+from bayesify.posteriors.base import DrawRequest, Posterior, check_count, check_positive
+from bayesify.posteriors.global_inducing.likelihood import (
     AT_PRIOR,
     NETWORK_PRECISION,
     HalfPrecision,
@@ -19,7 +19,8 @@ from bayesify.posteriors.inducing_likelihood import (
     finite_cholesky,
 )
 from bayesify.priors import PriorDraw
-from bayesify.weights import Layer, Weight
+from bayesify.weights.catalog import Layer, Weight
+from bayesify.weights.named_parameters import NamedParameters
 
 
 class LocalInducing(Posterior):

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.maths.constraints import raw_positive, tril
-from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior, check_positive, fixed_std
+from bayesify.posteriors.base import DrawRequest, Posterior, check_positive, fixed_std
 from bayesify.priors import PriorDraw
-from bayesify.weights import Weight
+from bayesify.weights.catalog import Weight
+from bayesify.weights.named_parameters import NamedParameters
 
 
 class MatrixNormal(Posterior):

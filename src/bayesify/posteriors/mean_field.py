@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from bayesify.maths.constraints import raw_positive
 from bayesify.maths.gaussian import diagonal_moments, draw_diagonals
-from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior, check_positive, fixed_std, repeat_draws
-from bayesify.posteriors.local_gaussian import LocalGaussian
-from bayesify.posteriors.pruning import largest
+from bayesify.maths.largest_entries import largest
+from bayesify.posteriors.base import DrawRequest, Posterior, check_positive, fixed_std, repeat_draws
 from bayesify.priors import PriorDraw
+from bayesify.weights.local_gaussian import LocalGaussian
+from bayesify.weights.named_parameters import NamedParameters
 
 
 class MeanField(Posterior):
@@ -48,7 +49,7 @@ class MeanField(Posterior):
             raise ValueError(f"MeanField: init_std={init_std} is not below max_std={max_std}; give a smaller init_std")
         self.init_std, self.max_std = init_std, max_std
         self.local_reparameterization = local_reparameterization
-        self.recordable = not local_reparameterization
+        self.capturable = not local_reparameterization
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
         """Means at the network's weights, every standard deviation at `init_std`."""
@@ -77,7 +78,7 @@ class MeanField(Posterior):
         noise = [like_layout(part, mean) for part, mean in zip(flat, means, strict=True)]
         prior_stds = [request.prior.std[name] for name in names]
         if not torch.is_grad_enabled():
-            stds = self.remembered("std", lambda: [value.exp() for value in self.log_std().values()])
+            stds = self.cached("std", lambda: [value.exp() for value in self.log_std().values()])
             kl = self.kl(request.prior)
             # The noise is ours alone: no second buffer.
             drawn = [torch.addcmul(*parts, out=parts[2]) for parts in zip(means, stds, noise, strict=True)]
@@ -125,7 +126,7 @@ class MeanField(Posterior):
         """Closed form; see the class."""
         if not prior.fixed:
             return super().kl(prior)
-        return self.remembered(
+        return self.cached(
             ("kl", tuple(prior.std[name] for name in self.sizes())), lambda: super(MeanField, self).kl(prior)
         )
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior, repeat_draws
+from bayesify.posteriors.base import DrawRequest, Posterior, repeat_draws
+from bayesify.weights.named_parameters import NamedParameters
 
 
 class Point(Posterior):
@@ -38,6 +39,6 @@ class Point(Posterior):
         return {name: torch.zeros_like(value) for name, value in self.value.items()}
 
     @property
-    def support(self) -> int:
+    def num_distinct_draws(self) -> int:
         """One."""
         return 1

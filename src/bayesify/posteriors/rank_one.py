@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.maths.constraints import positive, raw_positive
-from bayesify.posteriors.base import DrawRequest, NamedParameters, Posterior, check_count, check_positive
-from bayesify.posteriors.mixture import choose_members
+from bayesify.maths.mixture import choose_members
+from bayesify.posteriors.base import DrawRequest, Posterior, check_count, check_positive
 from bayesify.priors import PriorDraw
+from bayesify.weights.named_parameters import NamedParameters
 
 
 class RankOne(Posterior):
@@ -102,7 +103,7 @@ class RankOne(Posterior):
         factors: Tensor | float = 0.0
         for layer in self.layers:
             for name, value in layer.from_matrix(self.value[layer.name]).items():
-                squares[name] = prior.squares(name, value)
+                squares[name] = prior.second_moments(name, value)
             for mean, raw in (
                 (self.row_mean[layer.name], self.row_raw_std[layer.name]),
                 (self.col_mean[layer.name], self.col_raw_std[layer.name]),

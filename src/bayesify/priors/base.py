@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from bayesify.weights import Weight
+from bayesify.weights.catalog import Weight
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class PriorDraw:
         """Whether all scales are numbers and all entries independent, as those of a prior without hyperparameters are."""
         return not self.factor and not any(isinstance(std, Tensor) for std in self.std.values())
 
-    def squares(self, name: str, value: Tensor) -> Tensor:
+    def second_moments(self, name: str, value: Tensor) -> Tensor:
         r"""What `cross_entropy` needs of one value of a weight: $\lVert w \rVert^2$, or $\sum_f w_f w_f^\top$ over filters, [K, K].
 
         Args:
@@ -63,7 +63,7 @@ class PriorDraw:
            + \frac{1}{2\sigma_w^2} \operatorname{tr} (C C^\top)^{-1} \sum_f \mathbb{E}_q w_f w_f^\top $$
 
         Args:
-            squares: $\mathbb{E}_q$ of `squares`, by name: a scalar or [S], and [K, K] for kernels named in `factor`.
+            squares: $\mathbb{E}_q$ of `second_moments`, by name: a scalar or [S], and [K, K] for kernels named in `factor`.
             sizes: $P_w$, the number of scalars, by name.
         """
         constant = 0.5 * math.log(2 * math.pi) * sum(sizes[name] for name in squares)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from bayesify.priors.base import Prior
-from bayesify.weights import Weight
+from bayesify.weights.catalog import Weight
 
 
 class Gaussian(Prior):

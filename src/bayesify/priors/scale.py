@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from bayesify.maths.gamma import draw_gamma, gamma_kl, inverse_root_moments
 from bayesify.priors.base import Prior, PriorDraw
-from bayesify.weights import Weight
+from bayesify.weights.catalog import Weight
 
 SHAPE = 2.0
 RATE = 2.0

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from bayesify.maths.positive_definite import inverse_from_factor
 from bayesify.maths.wishart import bartlett, bartlett_mean, wishart_kl
 from bayesify.priors.base import Prior, PriorDraw, kernel_positions
-from bayesify.weights import Weight
+from bayesify.weights.catalog import Weight
 
 AT_PRIOR = -80.0
 """Log of nu and of the diagonal of Psi's factor at which they are lost beside K + 1, so that q(L) is the prior."""

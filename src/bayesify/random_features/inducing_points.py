@@ -10,12 +10,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from bayesify.inputs import check_inputs
 from bayesify.laplace.predictive import GaussianRegressionPredictive, OutputGaussian
 from bayesify.likelihoods import Gaussian
-from bayesify.predictive import RegressionPredictive
+from bayesify.predictive.regression import RegressionPredictive
 from bayesify.random_features.features import check_scale, starting_lengthscales
 from bayesify.random_features.process import MEMORY, NOISE
+from bayesify.running.inputs import check_inputs
 
 
 class InducingPointGP(nn.Module):

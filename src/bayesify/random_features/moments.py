@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bayesify.maths.walsh_hadamard import dyadic_sums
 from bayesify.posteriors import FullCovariance, KTied, MeanField, Point, Posterior, WalshHadamard
-from bayesify.posteriors.walsh_hadamard_families import Full
+from bayesify.posteriors.walsh_hadamard.families import Full
 from bayesify.transforms import hadamard
 
 

@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from bayesify import objectives
-from bayesify.inputs import check_inputs
+from bayesify.configuration import make_likelihood, make_posterior
 from bayesify.laplace.predictive import OutputGaussian, closed_form
 from bayesify.likelihoods import Gaussian, Likelihood, should_check
 from bayesify.maths.constraints import positive
 from bayesify.network import BayesianNetwork
 from bayesify.posteriors import FullCovariance, MeanField, Posterior, WalshHadamard
-from bayesify.predictive import Predictive
+from bayesify.predictive.base import Predictive
 from bayesify.priors import Standard
 from bayesify.random_features.features import RandomFeatureNetwork, RandomFourierFeatures
 from bayesify.random_features.moments import has_moments, linear_moments
 from bayesify.registry import get_method
-from bayesify.selection import make_likelihood, make_posterior
+from bayesify.running.inputs import check_inputs
 
 INIT_STD = 0.1
 """Standard deviation of the weights before training, between the prior's 1 and what data leave of it."""
@@ -188,7 +188,7 @@ class RandomFeatureGP(BayesianNetwork):
             )
         if method != "closed_form":
             raise ValueError(f"RandomFeatureGP.predict: method={method!r}; give 'draws' or 'closed_form'")
-        likelihood = self._needs_likelihood("predict")
+        likelihood = self.require_likelihood("predict")
         check_inputs((x,), {})
         mean, variance = self.function_moments(x, memory=MEMORY if memory is None else memory)
         return closed_form(OutputGaussian(mean, torch.diag_embed(variance), seed=0), likelihood)

@@ -8,19 +8,19 @@ from torch import Tensor, nn
 
 from bayesify.random_features.features import RandomFeatureNetwork
 from bayesify.random_features.process import RandomFeatureGP
-from bayesify.storables import STORABLE, Storable, register_storable
+from bayesify.storage.serializers import SERIALIZERS, Serializer, register_serializer
 
 NETWORK = "BayesianNetwork"
 
 
 def _config(process: RandomFeatureGP) -> dict[str, Any]:
-    return {"network": STORABLE[NETWORK].config(process), "exact_bound": process.exact_bound}
+    return {"network": SERIALIZERS[NETWORK].config(process), "exact_bound": process.exact_bound}
 
 
 def _restore(net: nn.Module, config: Any, state: dict[str, Tensor]) -> RandomFeatureGP:
     if not isinstance(net, RandomFeatureNetwork):
         raise ValueError(f"the network given is {type(net).__name__}; give a RandomFeatureNetwork of the same sizes")
-    stored = STORABLE[NETWORK].restore(net, config["network"], state)
+    stored = SERIALIZERS[NETWORK].restore(net, config["network"], state)
     process = RandomFeatureGP(
         net.features.num_inputs,
         net.features.num_features,
@@ -34,13 +34,13 @@ def _restore(net: nn.Module, config: Any, state: dict[str, Tensor]) -> RandomFea
     return process.train(net.training)
 
 
-register_storable(
-    Storable(
+register_serializer(
+    Serializer(
         kind=RandomFeatureGP,
         name="RandomFeatureGP",
         config=_config,
-        state=lambda process: STORABLE[NETWORK].state(process),
-        fingerprint=lambda process: STORABLE[NETWORK].fingerprint(process),
+        state=lambda process: SERIALIZERS[NETWORK].state(process),
+        fingerprint=lambda process: SERIALIZERS[NETWORK].fingerprint(process),
         restore=_restore,
     )
 )

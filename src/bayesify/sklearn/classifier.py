@@ -10,7 +10,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from torch import nn
 
 from bayesify.likelihoods import Categorical, Likelihood
-from bayesify.predictive import ClassificationPredictive
+from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.sklearn.estimator import BayesianEstimator
 from bayesify.sklearn.rows import Rows
 from bayesify.sklearn.training import Plan

@@ -21,11 +21,11 @@ from bayesify.datasets.scaling import Standardization
 from bayesify.function_space import FunctionSpaceVI as _FunctionSpaceVI  # noqa: F401
 from bayesify.likelihoods import Likelihood
 from bayesify.network import BayesianNetwork
-from bayesify.predictive import Predictive
-from bayesify.random_streams import derive_seed
+from bayesify.predictive.base import Predictive
 from bayesify.registry import Method, get_method, suggest
 from bayesify.sklearn.rows import FULL_BATCH, Rows, standardization
 from bayesify.sklearn.training import ACTIVATIONS, Plan, make_network, own_network, predict, train, train_posterior
+from bayesify.training.random_streams import derive_seed
 
 LATER_EFFORT = 0.25
 """Share of the training that a later call of `partial_fit` gets."""

@@ -12,7 +12,7 @@ from sklearn.base import RegressorMixin
 from torch import Tensor, nn
 
 from bayesify.likelihoods import Gaussian, Likelihood
-from bayesify.predictive import RegressionPredictive
+from bayesify.predictive.regression import RegressionPredictive
 from bayesify.sklearn.estimator import BayesianEstimator
 from bayesify.sklearn.rows import Rows
 from bayesify.sklearn.training import Plan, estimate_noise

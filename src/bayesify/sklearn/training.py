@@ -18,12 +18,12 @@ from bayesify.baselines import FixedDraws
 from bayesify.likelihoods import Gaussian, Likelihood
 from bayesify.network import BayesianNetwork, bayesianize
 from bayesify.posteriors import Point
-from bayesify.predictive import Predictive
+from bayesify.predictive.base import Predictive
 from bayesify.priors import Neal
-from bayesify.random_streams import derive_seed
 from bayesify.registry import Method
 from bayesify.sklearn.rows import BATCH_SIZE, FULL_BATCH, Batches, Rows
-from bayesify.training import fit
+from bayesify.training.fitting import fit
+from bayesify.training.random_streams import derive_seed
 
 STEPS, SLOW_STEPS = 500, 200
 """Optimizer steps of the main phase where the rows fit into one batch, and steps of a chain."""
@@ -243,8 +243,8 @@ def predict(model: Any, x: torch.Tensor, num_draws: int, seed: int) -> Predictiv
     """
     takes = inspect.signature(model.predict).parameters.keys()
     arguments: dict[str, Any] = {}
-    if isinstance(model, BayesianNetwork) and model.posterior.support is not None:
-        num_draws = model.posterior.support
+    if isinstance(model, BayesianNetwork) and model.posterior.num_distinct_draws is not None:
+        num_draws = model.posterior.num_distinct_draws
     if isinstance(model, FixedDraws):
         num_draws = min(num_draws, len(model.draws))
     if "num_draws" in takes:

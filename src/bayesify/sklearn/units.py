@@ -7,7 +7,7 @@ from functools import cached_property
 
 from torch import Tensor
 
-from bayesify.predictive import RegressionPredictive, match_targets
+from bayesify.predictive.regression import RegressionPredictive, match_targets
 
 
 class ScaledPredictive(RegressionPredictive):

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bayesify.transforms.walsh import sign_matrix
+from bayesify.transforms.sign_matrices import sign_matrix
 
 SIDE = 64
 """Side of the square tile that products transform: what one group of four warps takes at once."""

@@ -1,0 +1,281 @@
+"""The command `bayesify reproduce`: experiments by name, their runs on any engine, all results in one file."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TextIO
+
+from bayesify.scale_out import ENGINES, JobsFailed, read_results, run_jobs
+from bayesify_papers import records
+from bayesify_papers.catalog import CATALOG, Experiment, select
+from bayesify_papers.rows import Row
+from bayesify_papers.tables import table
+
+ROWS = "results.jsonl"
+ABOUT = "reproduce.json"
+FEW = 40
+"""Rows that are printed in full; of more, the file has all."""
+
+
+def listing(smoke: bool = False) -> str:
+    """The catalog as text: those whose module is there, and those that have a quick run if `smoke` is set."""
+    shown = [one for one in CATALOG.values() if one.available and (one.smoke is not None or not smoke)]
+    name, cost = (max(len(getattr(one, key)) for one in shown) for key in ("name", "cost"))
+    lines: list[str] = []
+    for paper in dict.fromkeys(one.paper for one in shown):
+        lines += ["", paper]
+        lines += [f"  {one.name:{name}}  {one.cost:{cost}}  {one.about}" for one in shown if one.paper == paper]
+    lines += ["", "Costs are of the whole experiment. Our own results are in the repository's folder results."]
+    return "\n".join(lines[1:])
+
+
+def plan(
+    experiments: Sequence[Experiment],
+    *,
+    smoke: bool = False,
+    only: Sequence[str] = (),
+    extra: Sequence[str] = (),
+) -> dict[str, dict[str, Any]]:
+    """Jobs by name, `paper/experiment` or `paper/experiment/part`.
+
+    Args:
+        experiments: From the catalog.
+        smoke: Whether to take the quick runs.
+        only: Parts; all if empty.
+        extra: Further arguments of every run.
+
+    Raises:
+        ValueError: If a part does not exist.
+    """
+    jobs: dict[str, dict[str, Any]] = {}
+    parts: dict[str, None] = {}
+    for one in experiments:
+        for part, arguments in one.runs(smoke).items():
+            parts[part] = None
+            if only and part not in only:
+                continue
+            name = f"{one.name}/{part}" if part else one.name
+            jobs[name] = {"experiment": one.name, "part": part, "arguments": [*arguments, *extra]}
+    if unknown := [part for part in only if part not in parts]:
+        raise ValueError(
+            f"no part {', '.join(unknown)}; choose from {', '.join(part for part in parts if part) or 'none'}"
+        )
+    return jobs
+
+
+def work(job: dict[str, Any], *, folder: str, data: str | None = None, echo: bool = False) -> dict[str, Any]:
+    """One run: the experiment's own program, then its results as rows. What it prints goes to `log.txt` in its folder.
+
+    Args:
+        job: From `plan`.
+        folder: The job works in the folder below that has its name.
+        data: Folder of the data sets.
+        echo: Whether it prints to standard output too.
+
+    Raises:
+        RuntimeError: If the program ends with a status other than 0.
+    """
+    experiment, out = CATALOG[job["experiment"]], Path(folder, job["experiment"], job["part"])
+    out.mkdir(parents=True, exist_ok=True)
+    start = time.perf_counter()
+    with (out / "log.txt").open("a") as log, _environment(data), _prints_to(log, echo):
+        try:
+            status = experiment.main([*job["arguments"], "--out", str(out)])
+        except SystemExit as left:  # argparse
+            status = left.code if isinstance(left.code, int) else 1
+    if status:
+        raise RuntimeError(f"{job['experiment']} ended with status {status}; see {out / 'log.txt'}")
+    return {"rows": experiment.read(out), "seconds": round(time.perf_counter() - start, 1)}
+
+
+def reproduce(
+    experiments: Sequence[Experiment],
+    folder: Path,
+    *,
+    smoke: bool = False,
+    engine: str = "local",
+    workers: int | None = None,
+    data: str | None = None,
+    command: Sequence[str] = (),
+    **options: Any,
+) -> list[Row]:
+    """Run experiments, or go on with them, and write `results.jsonl` and `reproduce.json`.
+
+    Args:
+        experiments: From the catalog.
+        folder: Gets everything. Results of other experiments that are there already stay in the file.
+        smoke: Whether to take the quick runs.
+        engine: Of `scale_out.run_jobs`.
+        workers: Runs at a time; a single local one prints as it goes.
+        data: Folder of the data sets; `BAYESIFY_DATA` if left out.
+        command: What was typed, for the record.
+        options: Of `plan`.
+
+    Returns:
+        All rows of the file.
+
+    Raises:
+        ValueError: If there is no such engine, or the folder holds quick results and real ones are asked for or the reverse.
+        JobsFailed: If runs failed; the others are in the file.
+    """
+    if engine not in ENGINES:
+        raise ValueError(f"engine={engine!r}; choose from {', '.join(ENGINES)}")
+    about = folder / ABOUT
+    if about.is_file() and json.loads(about.read_text()).get("smoke") != smoke:
+        raise ValueError(f"{folder} holds {'real' if smoke else 'smoke'} results; give another --out")
+    jobs = plan(experiments, smoke=smoke, **options)
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = records.facts("bayesify", list(command))
+    facts["command"] = shlex.join(["bayesify", "reproduce", *command])
+    records.write(about, {**facts, "smoke": smoke, "engine": engine})
+    echo = engine == "local" and (workers == 1 or len(jobs) == 1) and not smoke
+    function = partial(work, folder=str(folder.absolute()), data=data, echo=echo)
+    workers = 1 if engine == "local" and len(jobs) == 1 else workers
+    try:
+        run_jobs(function, jobs, folder, engine=engine, workers=workers, progress=not echo, retries=0 if smoke else 2)
+    finally:
+        rows = collect(folder)
+    return rows
+
+
+def run_command(
+    names: Sequence[str],
+    *,
+    show: bool,
+    everything: bool,
+    smoke: bool,
+    out: Path | None,
+    engine: str,
+    workers: int | None,
+    only: Sequence[str],
+    data: str | None,
+    arguments: str,
+) -> int:
+    """What `bayesify reproduce` does with its options; the exit status."""
+    if show or not (names or everything):
+        print(listing(smoke))
+        if not show:
+            print("\nName one: bayesify reproduce walsh-hadamard/table2, or add --all", file=sys.stderr)
+        return 0 if show else 2
+    folder = out or Path("bayesify-reproduce-smoke" if smoke else "bayesify-reproduce")
+    try:
+        chosen = [one for one in (CATALOG.values() if everything else select(list(names))) if one.available]
+        options: dict[str, Any] = {"only": only, "extra": shlex.split(arguments), "command": sys.argv[2:]}
+        rows = reproduce(chosen, folder, smoke=smoke, engine=engine, workers=workers, data=data, **options)
+    except JobsFailed as failed:
+        print(failures(failed, folder), file=sys.stderr)
+        return 1
+    except (ValueError, OSError, ImportError) as error:
+        print(f"bayesify reproduce: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"Interrupted; what is finished is in {folder}. The same command goes on.", file=sys.stderr)
+        return 130
+    print(summarize([row for row in rows if row["experiment"] in {one.name for one in chosen}]))
+    print(folder / ROWS)
+    return 0
+
+
+def collect(folder: Path) -> list[Row]:
+    """Rows of all runs that are finished, in the order of the catalog; also written to `results.jsonl`."""
+    found = read_results(folder)
+    rows: list[Row] = []
+    for name in sorted(found, key=lambda name: (list(CATALOG).index(_experiment(name)), name)):
+        part = name.removeprefix(_experiment(name)).strip("/")
+        rows += [{"experiment": _experiment(name), "part": part, **row} for row in found[name]["rows"]]
+    path = folder / ROWS
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    partial.replace(path)
+    return rows
+
+
+def summarize(rows: Sequence[Row]) -> str:
+    """Rows beside the published numbers; of many, how many there are and how far they are apart."""
+    if len(rows) > FEW:
+        lines = []
+        for name in dict.fromkeys(row["experiment"] for row in rows):
+            own = [row for row in rows if row["experiment"] == name]
+            apart = [abs(row["deviations"]) for row in own if row["deviations"] is not None]
+            within = f"{sum(value <= 1 for value in apart)} of {len(apart)}" if apart else "-"
+            lines.append([name, str(len(own)), str(sum(row["published"] is not None for row in own)), within])
+        return table(["experiment", "rows", "published", "within 1 sd"], lines)
+    lines = [
+        [
+            row["experiment"],
+            _words(row["setting"]),
+            row["metric"],
+            _number(row["ours"]) + ("" if row["error"] is None else f" ({_number(row['error'])})"),
+            _number(row["published"]) + ("" if row["published_std"] is None else f" ({_number(row['published_std'])})"),
+            "-" if row["deviations"] is None else f"{row['deviations']:+.1f}",
+        ]
+        for row in rows
+    ]
+    return table(["experiment", "setting", "score", "ours (se)", "paper (sd)", "diff/sd"], lines)
+
+
+def _words(setting: Mapping[str, Any]) -> str:
+    """A setting as text: numbers with what they are, names alone."""
+    return ", ".join(
+        str(value) if isinstance(value, str) else f"{key.replace('_', ' ')} {value}" for key, value in setting.items()
+    )
+
+
+def failures(failed: JobsFailed, folder: Path) -> str:
+    """What failed and where its log is, a line each."""
+    return "\n".join(
+        f"{name}: {reason.strip().splitlines()[-1]} ({folder / name / 'log.txt'})"
+        for name, reason in failed.reasons.items()
+    )
+
+
+def _experiment(name: str) -> str:
+    return "/".join(name.split("/")[:2])
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+
+
+@contextlib.contextmanager
+def _environment(data: str | None) -> Iterator[None]:
+    """The folder of the data where every experiment looks for it."""
+    before = os.environ.get("BAYESIFY_DATA")
+    if data is not None:
+        os.environ["BAYESIFY_DATA"] = data
+    try:
+        yield
+    finally:
+        if data is not None:
+            os.environ.pop("BAYESIFY_DATA")
+            if before is not None:
+                os.environ["BAYESIFY_DATA"] = before
+
+
+def _prints_to(log: TextIO, echo: bool) -> contextlib.AbstractContextManager[Any]:
+    return contextlib.redirect_stdout(_Both(log, sys.stdout) if echo else log)
+
+
+class _Both(io.TextIOBase):
+    """Text to two files."""
+
+    def __init__(self, *files: TextIO) -> None:
+        self._files = files
+
+    def write(self, text: str) -> int:
+        for file in self._files:
+            file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        for file in self._files:
+            file.flush()

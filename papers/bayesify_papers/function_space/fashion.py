@@ -1,0 +1,171 @@
+"""Fashion-MNIST in, MNIST out: accuracy, calibration and images from elsewhere (the paper's table 1, figures 2, 5 to 8).
+
+    python -m bayesify_papers.function_space.fashion --out DIR [--workers 4] [--seeds 3]
+    python -m bayesify_papers.function_space.fashion --grid --out DIR
+    python -m bayesify_papers.function_space.fashion --evaluate DIR
+
+Function-space inference with several contexts, mean-field inference (three times as many epochs, since its KL falls slowly),
+maximum a posteriori and ensembles of five, all on all training images, then the ablation over the number of context inputs.
+`--grid` trains some settings on all but the last 10,000 training images and scores them on those, for choosing settings without
+the test images. Trainings run at the same time in worker processes, predictions are stored as soon as they are there, and a run
+that was interrupted goes on when the command is given again. `--dataset cifar10` takes CIFAR-10 and SVHN and seven convolutions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+
+from bayesify_papers import records
+from bayesify_papers.function_space import scores
+from bayesify_papers.function_space.networks import CIFAR_WIDTHS
+from bayesify_papers.function_space.trainings import OUTSIDE, Training, classify
+from bayesify_papers.inducing_weights.sources import SYNTHETIC
+from bayesify_papers.inducing_weights.workers import run_jobs
+
+CONTEXTS: tuple[str, ...] = ("notmnist", "outlines", "noise", "train")
+MAIN = "notmnist"
+"""The context of the row called FSVI."""
+
+POINTS, PRIOR_VARIANCE, INIT_STD = 40, 1.0, 0.03
+"""Of function-space rows, chosen by the grid."""
+
+ABLATION: tuple[int, ...] = (2, 10, 20, 80)
+MEAN_FIELD_EPOCHS = 3
+"""How many times as many epochs mean-field inference is trained for."""
+
+TRIED = (
+    ("notmnist", 10, 10.0, 0.01),
+    ("notmnist", 10, 10.0, 0.1),
+    ("notmnist", 10, 1.0, 0.01),
+    ("notmnist", 40, 0.1, 0.01),
+    ("notmnist", 40, 1.0, 0.01),
+    ("notmnist", 40, 1.0, 0.03),
+    ("notmnist", 40, 10.0, 0.01),
+    ("notmnist", 150, 1.0, 0.01),
+    ("notmnist+outlines", 40, 1.0, 0.01),
+    ("notmnist+train", 40, 1.0, 0.01),
+    ("outlines", 40, 1.0, 0.01),
+    ("noise", 40, 1.0, 0.01),
+)
+"""Contexts, context inputs, prior variances and first standard deviations of the grid."""
+
+MEMBERS, APART = 5, 1000
+"""Networks of an ensemble, and the distance between their seeds."""
+
+VALIDATION = 10_000
+
+
+def plan(
+    base: Training,
+    num_seeds: int,
+    main: str = MAIN,
+    contexts: Sequence[str] = CONTEXTS,
+    ablation: Sequence[int] = ABLATION,
+) -> dict[str, Training]:
+    """All trainings by name, those of the main table first.
+
+    Args:
+        base: What they have in common.
+        num_seeds: Trainings of each row of the main table, ensembles included.
+        main: Context of the row called FSVI.
+        contexts: Others that are tried, with one seed.
+        ablation: Numbers of context inputs that are tried, with one seed.
+    """
+
+    def made(name: str, system: str, seed: int, **changes: object) -> tuple[str, Training]:
+        return name, replace(base, system=system, seed=seed, file=f"predictions/{name}", **changes)  # type: ignore[arg-type]
+
+    space = {"points": POINTS, "prior_variance": base.prior_variance or PRIOR_VARIANCE, "init_std": INIT_STD}
+    plain = {"points": 0, "prior_variance": 0.0}
+    seeds = range(1, num_seeds + 1)
+    jobs = [made(f"fsvi-{seed}", "fsvi", seed, context=main, **space) for seed in seeds]
+    longer = {**plain, "epochs": MEAN_FIELD_EPOCHS * base.epochs}
+    jobs = [made(f"mfvi-{seed}", "mfvi", seed, **longer) for seed in seeds] + jobs
+    for seed in seeds:
+        jobs += [made(f"map-{seed}-{k}", "map", seed + APART * k, **plain) for k in range(MEMBERS)]
+    jobs += [made(f"fsvi.{context}-1", "fsvi", 1, context=context, **space) for context in contexts if context != main]
+    jobs += [
+        made(f"fsvi.{points}-1", "fsvi", 1, context=main, **{**space, "points": points})
+        for points in ablation
+        if points >= len(main.split("+"))
+    ]
+    return dict(jobs)
+
+
+def grid(base: Training) -> dict[str, Training]:
+    """Settings that are tried on held-out training images."""
+    jobs: dict[str, Training] = {}
+    for context, points, variance, std in TRIED:
+        jobs[f"fsvi-{context}-{points}-{variance:g}-{std:g}"] = replace(
+            base, system="fsvi", context=context, points=points, prior_variance=variance, init_std=std
+        )
+    jobs["mfvi"] = replace(base, system="mfvi", epochs=MEAN_FIELD_EPOCHS * base.epochs)
+    jobs["map"] = replace(base, system="map")
+    return jobs
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the experiment from the command line."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    defaults = Training("fsvi")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("bayesify-report") / "function_space")
+    parser.add_argument("--evaluate", type=Path, metavar="DIR", help="only score what a run wrote to DIR")
+    parser.add_argument("--grid", action="store_true", help="try settings on held-out training images")
+    parser.add_argument("--smoke", action="store_true", help="tiny synthetic images, seconds on a CPU")
+    parser.add_argument("--dataset", choices=[name for name in OUTSIDE if name != SYNTHETIC], default="fashion_mnist")
+    parser.add_argument("--data", help="folder of the data; BAYESIFY_DATA if left out")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        help="trainings at a time; 4 on a GPU and 1 on a CPU if left out",
+    )
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--context", default=MAIN)
+    for name in ("epochs", "batch", "draws"):
+        parser.add_argument(f"--{name}", type=int, default=getattr(defaults, name))
+    parser.add_argument("--learning-rate", type=float, default=defaults.learning_rate)
+    parser.add_argument("--prior-variance", type=float, default=PRIOR_VARIANCE)
+    chosen = parser.parse_args(given)
+    if chosen.evaluate is not None:
+        return scores.evaluate(chosen.evaluate)
+    base = replace(
+        defaults,
+        dataset=chosen.dataset,
+        folder=chosen.data,
+        device=chosen.device,
+        widths=CIFAR_WIDTHS if chosen.dataset == "cifar10" else defaults.widths,
+        **{name: getattr(chosen, name) for name in ("epochs", "batch", "draws", "learning_rate")},
+    )
+    context, contexts, seeds, ablation = chosen.context, CONTEXTS, chosen.seeds, ABLATION
+    if chosen.smoke:
+        base = replace(base, dataset=SYNTHETIC, epochs=2, batch=100, draws=3, widths=(4, 4, 4), device="cpu")
+        context, contexts, seeds, ablation = "noise", ("noise", "train"), 1, ABLATION[:1]
+    base = replace(base, prior_variance=chosen.prior_variance)
+    workers = chosen.workers or (4 if torch.device(base.device).type == "cuda" else 1)
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    if chosen.grid:
+        held = replace(base, validation=VALIDATION if not chosen.smoke else 100)
+        found = run_jobs(classify, lambda _: grid(held), chosen.out, workers)
+        print(scores.grid_table(found))
+        return 0
+    facts = records.facts("bayesify_papers.function_space.fashion", given)
+    about = {
+        **facts,
+        "workers": workers,
+        "settings": {**asdict(base), "folder": None, "points": POINTS, "context": context},
+    }
+    records.write(chosen.out / "study.json", about)
+    run_jobs(classify, lambda _: plan(base, seeds, context, contexts, ablation), chosen.out, workers)
+    return scores.evaluate(chosen.out)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

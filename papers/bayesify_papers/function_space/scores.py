@@ -1,0 +1,176 @@
+"""Scores of stored predictions, and their tables beside the published numbers."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayesify_papers import records
+from bayesify_papers.function_space import published
+from bayesify_papers.function_space.trainings import load, score, separation
+from bayesify_papers.inducing_weights import predictions
+from bayesify_papers.tables import number, table
+
+TITLES = {"fsvi": "FSVI", "mfvi": "MFVI", "map": "MAP", "ensemble": "Ensemble of 5"}
+BINS = 20
+"""Of the histograms of entropy, from 0 to the logarithm of the number of classes."""
+
+
+def evaluate(folder: Path) -> int:
+    """Score what a run wrote, print the tables and write `results.json`.
+
+    Raises:
+        FileNotFoundError: If the folder holds no run.
+    """
+    path = folder / "study.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} holds no study.json; give the folder that a run wrote")
+    about = json.loads(path.read_text())
+    settings = about["settings"]
+    found = score_all(folder, settings["dataset"], settings["folder"])
+    rows = {row: summarize(entries) for row, entries in found.items()}
+    print(main_table(rows, settings["dataset"]))
+    lines = requirement(rows) if settings["dataset"] == "fashion_mnist" else []
+    print("\n" + "\n".join(lines))
+    print("\n" + ablation_table(rows, settings["points"]))
+    histograms = {row: entries[0]["histogram"] for row, entries in found.items()}
+    content = {**about, "rows": rows, "requirement": lines, "histograms": histograms}
+    records.write(folder / "results.json", content)
+    return 0
+
+
+def score_all(folder: Path, dataset: str, data: str | None) -> dict[str, list[dict[str, Any]]]:
+    """Scores of every stored training by row: `fsvi`, `fsvi.CONTEXT`, `fsvi.POINTS`, `mfvi`, `map`, `ensemble`."""
+    files = {path.stem: path for path in sorted((folder / "predictions").glob("*.npz")) if "partial" not in path.name}
+    if not files:
+        raise FileNotFoundError(f"{folder} holds no predictions; give the folder that a run wrote")
+    images, _ = load(dataset, data, 0)
+    labels = torch.from_numpy(images.test_labels.astype(np.int64))
+    found: dict[str, list[dict[str, Any]]] = {}
+    members: dict[str, list[dict[str, predictions.StoredPrediction]]] = {}
+    for name, path in files.items():
+        row, seed, *member = name.split("-")
+        made = predictions.read(path)
+        if member:
+            members.setdefault(seed, []).append(made)
+        if not member or member == ["0"]:
+            found.setdefault(row, []).append(score_one(made, labels))
+    for parts in members.values():
+        if len(parts) > 1:
+            found.setdefault("ensemble", []).append(score_one(predictions.combine(parts), labels))
+    return found
+
+
+def score_one(made: dict[str, predictions.StoredPrediction], labels: Tensor) -> dict[str, Any]:
+    """Scores and histograms of one prediction."""
+    scores = score(made["test"], labels) | {f"auroc_{key}": value for key, value in separation(made).items()}
+    top = float(np.log(made["test"].class_probs.shape[-1]))
+    histogram = {
+        "entropy_test" if name == "test" else "entropy_outside": [
+            int(count) for count in torch.histc(prediction.entropy.clamp(0, top), BINS, 0, top)
+        ]
+        for name, prediction in made.items()
+    }
+    return {**scores, "histogram": histogram}
+
+
+def summarize(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """Mean and standard deviation over seeds of every number."""
+    keys = [key for key in entries[0] if key != "histogram"]
+    return {
+        "seeds": len(entries),
+        "mean": {key: statistics.fmean(entry[key] for entry in entries) for key in keys},
+        "std": {key: statistics.stdev([entry[key] for entry in entries]) if len(entries) > 1 else 0.0 for key in keys},
+        "worst": {
+            key: (max if key in ("ece", "nll", "brier") else min)(entry[key] for entry in entries) for key in keys
+        },
+    }
+
+
+def main_table(rows: Mapping[str, Any], dataset: str) -> str:
+    """Systems and contexts beside the paper's table 1."""
+    header = ["system", "seeds", "acc %", "ece", "nll", "auroc MI %", "auroc H %"]
+    header += ["paper acc", "paper ece", "paper MI", "paper H"]
+    lines = []
+    for row, entry in rows.items():
+        if row.partition(".")[2].isdigit():
+            continue
+        mean, spread = entry["mean"], entry["std"]
+        theirs = published.TABLE.get(dataset, {}).get(row, {})
+        lines.append(
+            [
+                title(row),
+                str(entry["seeds"]),
+                f"{100 * mean['accuracy']:.2f} ± {100 * spread['accuracy']:.2f}",
+                f"{mean['ece']:.4f} ± {spread['ece']:.4f}",
+                number(mean["nll"]),
+                f"{100 * mean['auroc_mutual_information']:.1f} ± {100 * spread['auroc_mutual_information']:.1f}",
+                f"{100 * mean['auroc_entropy']:.1f} ± {100 * spread['auroc_entropy']:.1f}",
+                *(
+                    number(theirs.get(key), digits)
+                    for key, digits in (
+                        ("accuracy", 0),
+                        ("ece", 2),
+                        ("auroc_mutual_information", 0),
+                        ("auroc_entropy", 0),
+                    )
+                ),
+            ]
+        )
+    return table(
+        header, lines, f"{dataset}: mean and standard deviation over seeds; the paper's columns are its table 1."
+    )
+
+
+def ablation_table(rows: Mapping[str, Any], points: int) -> str:
+    """The number of context inputs (the paper's figure 8), one seed each but for the main row."""
+    counted = {int(row.partition(".")[2]): entry for row, entry in rows.items() if row.partition(".")[2].isdigit()}
+    if "fsvi" in rows:
+        counted[points] = rows["fsvi"]
+    keys = ("accuracy", "ece", "nll", "auroc_mutual_information", "auroc_entropy")
+    lines = [[str(count), *(number(entry["mean"][key], 4) for key in keys)] for count, entry in sorted(counted.items())]
+    return table(["context inputs", *keys], lines, "Number of context inputs.")
+
+
+def grid_table(found: Mapping[str, Mapping[str, Any]]) -> str:
+    """Scores of settings on held-out images."""
+    keys = ("accuracy", "ece", "nll", "auroc_mutual_information", "auroc_entropy", "train_seconds")
+    return table(["setting", *keys], [[name, *(number(row[key], 4) for key in keys)] for name, row in found.items()])
+
+
+def title(row: str) -> str:
+    """A row's name in tables."""
+    system, _, context = row.partition(".")
+    return f"{TITLES.get(system, system)}{f', context {context}' if context else ''}"
+
+
+def requirement(rows: Mapping[str, Any]) -> list[str]:
+    """Whether the worst seed of every function-space row reaches the paper's figures, and which row is best, in words."""
+    lines = []
+    for row, entry in rows.items():
+        if not row.startswith("fsvi") or row.partition(".")[2].isdigit():
+            continue
+        missed = []
+        for key, wanted in published.REQUIRED.items():
+            value = entry["worst"][key] * (1 if key == "ece" else 100)
+            if value > wanted if key == "ece" else value < wanted:
+                missed.append(f"{key} {value:.3f}")
+        state = "met by every seed" if not missed else "NOT met by the worst seed: " + ", ".join(missed)
+        lines.append(f"{title(row)}: accuracy 91 %, ECE 0.02, AUROC 91 % and 86 %: {state}")
+    for key, words in (
+        ("accuracy", "highest accuracy"),
+        ("auroc_mutual_information", "highest AUROC by mutual information"),
+        ("auroc_entropy", "highest AUROC by entropy"),
+    ):
+        best = max(rows, key=lambda row: rows[row]["mean"][key])
+        lines.append(f"{words}: {title(best)}, {100 * rows[best]['mean'][key]:.2f} %")
+    least = min(rows, key=lambda row: rows[row]["mean"]["ece"])
+    lines.append(f"lowest ECE: {title(least)}, {rows[least]['mean']['ece']:.4f}")
+    return lines

@@ -1,0 +1,171 @@
+"""Snelson-like regression and two moons: uncertainty away from the data, beside mean-field inference (figures 1, 3, 4).
+
+    python -m bayesify_papers.function_space.toy --out DIR [--seeds 5]
+
+For each seed both methods train the same network for the same number of steps. The regression is scored by the standard deviation
+of the function two data widths outside the data over its mean at the data, the classification by the entropy on a ring two
+data widths out over its mean at the data. Snelson's own 200 points are used where the folder that BAYESIFY_DATA names has
+`toy/snelson.npz` (arrays `x` and `y`), else a set made in their manner from the seed. Figures are drawn where matplotlib is
+installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayesify import training
+from bayesify.datasets import toy
+from bayesify.function_space import Box, FunctionSpaceVI
+from bayesify.likelihoods import Categorical, Gaussian
+from bayesify.network import BayesianNetwork, bayesianize
+from bayesify.posteriors import MeanField
+from bayesify_papers import records
+from bayesify_papers.function_space.networks import toy_network
+from bayesify_papers.tables import number, table
+
+EPOCHS, LEARNING_RATE, INIT_STD = 400, 1e-2, 0.02
+PRIOR_VARIANCE, POINTS, WIDTHS = 10.0, 10, 2.0
+"""Of function values under the prior; context inputs a step; how far the box goes beyond the data, in data widths."""
+
+DRAWS = 200
+METHODS = {"fsvi": "FSVI", "mfvi": "MFVI"}
+FAR = 3.0
+"""What uncertainty far away over that at the data should be at least."""
+
+
+def snelson(seed: int) -> toy.Regression:
+    """Snelson's data where they are at hand, else data made in their manner; standardized."""
+    folder = os.environ.get("BAYESIFY_DATA")
+    path = Path(folder) / "toy" / "snelson.npz" if folder else None
+    made = toy.snelson(seed=seed)
+    if path is not None and path.is_file():
+        with np.load(path, allow_pickle=False) as stored:
+            x, y = (torch.from_numpy(np.asarray(stored[key], dtype=np.float32)).reshape(-1, 1) for key in ("x", "y"))
+        made = replace(made, x=x, y=y, x_test=x, y_test=y)
+    return made.standardized()
+
+
+def fit(bnn: BayesianNetwork, x: Tensor, y: Tensor, method: str, seed: int, epochs: int = EPOCHS) -> Any:
+    """Train on all data at each step; a model with `predict`."""
+    options: dict[str, Any] = {"epochs": epochs, "learning_rate": LEARNING_RATE, "seed": seed, "progress": False}
+    if method == "mfvi":
+        training.fit(bnn, [(x, y)], **options)
+        return bnn
+    model = FunctionSpaceVI(bnn, 0.0, PRIOR_VARIANCE, Box.around(x, WIDTHS, POINTS))
+    model.fit([(x, y)], **options)
+    return model
+
+
+def network(inputs: int, outputs: int, likelihood: Any, seed: int) -> BayesianNetwork:
+    """The network before training."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return bayesianize(toy_network(inputs, outputs), MeanField(init_std=INIT_STD), likelihood=likelihood)
+
+
+def regression(method: str, seed: int, epochs: int = EPOCHS) -> tuple[dict[str, float], Any]:
+    """Scores of one training on the regression, and the model."""
+    data = snelson(seed)
+    model = fit(network(1, 1, Gaussian(noise=0.1), seed), data.x, data.y, method, seed, epochs)
+    low, high = data.x.min(), data.x.max()
+    far = torch.stack((low - 2 * (high - low), high + 2 * (high - low)))[:, None]
+
+    def spread(x: Tensor) -> Tensor:
+        return model.predict(x, DRAWS, generator=torch.Generator().manual_seed(seed)).epistemic.sqrt()
+
+    inside, outside = float(spread(data.x).mean()), float(spread(far).min())
+    error = model.predict(data.x_test, DRAWS, generator=torch.Generator().manual_seed(seed)).mean - data.y_test
+    rmse = float(error.square().mean().sqrt())
+    return {"inside": inside, "outside": outside, "ratio": outside / inside, "rmse": rmse}, model
+
+
+def classification(method: str, seed: int, epochs: int = EPOCHS) -> tuple[dict[str, float], Any]:
+    """Scores of one training on two moons, and the model."""
+    data = toy.two_moons(noise_std=0.1, seed=seed)
+    model = fit(network(2, 2, Categorical(), seed), data.x, data.y, method, seed, epochs)
+
+    def entropy(x: Tensor) -> float:
+        return float(model.predict(x, DRAWS, generator=torch.Generator().manual_seed(seed)).entropy.mean())
+
+    inside, outside = entropy(data.x), entropy(ring(data.x))
+    labels = model.predict(data.x_test, DRAWS, generator=torch.Generator().manual_seed(seed)).labels
+    accuracy = float((labels == data.y_test).float().mean())
+    return {"inside": inside, "outside": outside, "ratio": outside / inside, "accuracy": accuracy}, model
+
+
+def ring(x: Tensor, widths: float = 2.0, count: int = 64) -> Tensor:
+    """Points of an ellipse around data [N, 2] that stays so many data widths outside of their box: [count, 2]."""
+    low, high = x.amin(0), x.amax(0)
+    angle = 2 * math.pi * torch.arange(count) / count
+    return (low + high) / 2 + (0.5 + widths) * (high - low) * torch.stack((angle.cos(), angle.sin()), dim=1)
+
+
+PROBLEMS = {"snelson": regression, "two_moons": classification}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the experiment from the command line."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("bayesify-report") / "function_space_toy")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=EPOCHS)
+    chosen = parser.parse_args(given)
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    facts = records.facts("bayesify_papers.function_space.toy", given)
+    found: dict[str, dict[str, list[dict[str, float]]]] = {}
+    for problem, run in PROBLEMS.items():
+        models: dict[str, Any] = {}
+        for method in METHODS:
+            for seed in range(chosen.seeds):
+                scores, model = run(method, seed, chosen.epochs)
+                models.setdefault(method, model)
+                found.setdefault(problem, {}).setdefault(method, []).append(scores)
+                print(f"{problem}, {METHODS[method]}, seed {seed}: {scores}", flush=True)
+                records.write(chosen.out / "results.json", {**facts, "scores": found})
+        if find_spec("matplotlib") is not None:
+            from bayesify_papers.function_space import figures
+
+            figures.draw(problem, models, chosen.out / f"{problem}.png")
+    print(report(found))
+    return 0
+
+
+def report(found: dict[str, dict[str, list[dict[str, float]]]]) -> str:
+    """A table, one row for each problem and method."""
+    rows = []
+    for problem, methods in found.items():
+        for method, scores in methods.items():
+            ratios = [entry["ratio"] for entry in scores]
+            mean = {key: sum(entry[key] for entry in scores) / len(scores) for key in ("inside", "outside")}
+            reached = f"{sum(ratio >= FAR for ratio in ratios)} of {len(ratios)}"
+            rows.append(
+                [
+                    problem,
+                    METHODS[method],
+                    number(mean["inside"]),
+                    number(mean["outside"]),
+                    number(min(ratios), 1),
+                    reached,
+                ]
+            )
+    header = ["problem", "method", "at the data", "far away", "least ratio", f"ratio >= {FAR:g}"]
+    return table(
+        header, rows, "Standard deviation of the function (Snelson) and entropy (two moons), means over seeds."
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,247 @@
+"""A cubic with a gap between the data: factorized, local and global inducing posteriors beside HMC (section 3.1, figure 1).
+
+    python -m bayesify_papers.global_inducing.cubic --out DIR [--seeds 5] [--steps 5000] [--smoke]
+
+Two hidden layers of 50 ReLU units under Neal's prior, 100 inducing inputs, 40 points of $x^3$ with noise of standard deviation 3,
+standardized; the noise variance is known. Each seed makes data of its own. Adam, the learning rate falls from 0.02 to 0 along half
+a cosine, the factor on the KL rises from 0.1 to 1 in the first fifth of the steps. There are two references: HMC with two
+chains a seed, all seeds side by side, and NUTS with one chain, a seed after the other, which needs Pyro and many times the
+time. Both start at random networks. What is scored is the standard deviation of the function in the middle of the gap. The figure
+is drawn where matplotlib is installed; results of seeds that the folder holds are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.baselines.nuts import nuts
+from bayesify.datasets import toy
+from bayesify.likelihoods import Gaussian
+from bayesify.maths.constraints import raw_positive
+from bayesify.network import bayesianize
+from bayesify.posteriors import MeanField
+from bayesify.priors import Neal
+from bayesify_papers import records
+from bayesify_papers.global_inducing import hmc
+from bayesify_papers.global_inducing.stacked import Design, StackedNetworks
+from bayesify_papers.global_inducing.stacked_training import Schedule, bounds, train
+from bayesify_papers.tables import number, table
+
+METHODS = ("fac", "li", "gi")
+WIDTH, POINTS, DRAWS = 50, 100, 500
+SCHEDULE = Schedule(steps=5000, learning_rate=2e-2)
+CHAIN = {"num_warmup": 150, "num_draws": 150, "max_tree_depth": 7}
+"""Of NUTS."""
+
+TRAJECTORIES = {"num_warmup": 150, "num_draws": 150, "leapfrogs": 100}
+CHAINS = 2
+"""Of HMC, for each seed."""
+
+LEAST = {"NUTS": 0.5, "HMC": 0.5, "fac": 1.5}
+"""What gi's standard deviation in the gap should be at least, over those of others."""
+
+
+def problem(seed: int) -> toy.Regression:
+    """Data of one seed, standardized."""
+    return toy.cubic(seed=seed).standardized()
+
+
+def points(data: toy.Regression) -> Tensor:
+    """Where functions are scored and drawn: the middle of the gap, the training inputs, and the grid."""
+    assert data.gap is not None
+    return torch.cat((torch.tensor([[sum(data.gap) / 2]]), data.x, data.grid))
+
+
+def describe(outputs: Tensor, data: toy.Regression) -> dict[str, Any]:
+    """Scores and curves from functions at `points`, [S, points]."""
+    mean, std = outputs.mean(0), outputs.std(0)
+    count = len(data.x)
+    return {
+        "gap_std": float(std[0]),
+        "data_std": float(std[1 : count + 1].mean()),
+        "train_rmse": float((mean[1 : count + 1] - data.y[:, 0]).square().mean().sqrt()),
+        "mean": [round(value, 4) for value in mean[count + 1 :].tolist()],
+        "std": [round(value, 4) for value in std[count + 1 :].tolist()],
+    }
+
+
+def variational(
+    method: str, seeds: Sequence[int], schedule: Schedule, num_draws: int = DRAWS
+) -> dict[int, dict[str, Any]]:
+    """Train one posterior on the data of all seeds side by side.
+
+    Args:
+        method: One of `METHODS`.
+        seeds: Of the data.
+        schedule: Of the training.
+        num_draws: For bounds and curves.
+    """
+    problems = [problem(seed) for seed in seeds]
+    x, y = torch.stack([data.x for data in problems]), torch.stack([data.y for data in problems])
+    design = Design((1, WIDTH, WIDTH, 1), (method,) * 3, "neal", POINTS)
+    stack = StackedNetworks(design, x, y, problems[0].noise, learn_noise=False)
+    stack.raw_noise.data = torch.tensor([raw_positive(data.noise) for data in problems])
+
+    def report(step: int, bound: Tensor, seconds: float) -> None:
+        print(
+            f"{method}: step {step}, bounds {[round(value, 1) for value in bound.tolist()]}, {seconds:.0f} s",
+            flush=True,
+        )
+
+    train(stack, x, y, schedule, report=report)
+    found = bounds(stack, x, y, num_draws)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        inputs = torch.stack([points(data) for data in problems])
+        outputs = stack(stack.draw(num_draws, generator).weights, inputs)[..., 0]  # [R, S, points]
+    return {
+        seed: {"elbo": float(found[index]), **describe(outputs[index], data)}
+        for index, (seed, data) in enumerate(zip(seeds, problems, strict=True))
+    }
+
+
+def reference(seeds: Sequence[int], trajectories: Mapping[str, int]) -> dict[int, dict[str, Any]]:
+    """HMC on the data of all seeds side by side, and how far its chains agree (`hmc.shrink_factor` in the middle of the gap)."""
+    problems = [problem(seed) for seed in seeds]
+    x, y, inputs = (
+        torch.stack(part).double().repeat_interleave(CHAINS, 0)
+        for part in (
+            [data.x for data in problems],
+            [data.y for data in problems],
+            [points(data) for data in problems],
+        )
+    )
+    noise = torch.tensor([data.noise for data in problems]).repeat_interleave(CHAINS)
+    posterior = hmc.Posterior((1, WIDTH, WIDTH, 1), x, y, noise)
+
+    def report(step: int, sizes: Tensor, density: Tensor) -> None:
+        print(f"HMC: proposal {step}, step sizes {float(sizes.min()):.4f} to {float(sizes.max()):.4f}", flush=True)
+
+    drawn = hmc.sample(posterior, report=report, **trajectories)
+    outputs = torch.stack(
+        [posterior.outputs(position, inputs)[..., 0] for position in drawn]
+    )  # [draws, R chains, points]
+    found = {}
+    for index, (seed, data) in enumerate(zip(seeds, problems, strict=True)):
+        own = outputs[:, index * CHAINS : (index + 1) * CHAINS]
+        agreement = {"shrink_factor": hmc.shrink_factor(own[..., 0]), "gap_std_by_chain": own[..., 0].std(0).tolist()}
+        found[seed] = {**describe(own.flatten(0, 1).float(), data), **agreement}
+    return found
+
+
+def no_u_turn(seed: int, chain: Mapping[str, int]) -> dict[str, Any]:
+    """NUTS on the data of one seed."""
+    data = problem(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = nn.Sequential(nn.Linear(1, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1))
+    likelihood = Gaussian(noise=data.noise, learn=False)
+    bnn = bayesianize(net, MeanField(), likelihood=likelihood, prior=Neal())
+    draws = nuts(bnn, data.x, data.y, seed=seed, **chain)
+    with torch.no_grad():
+        outputs = draws(points(data))[..., 0]
+    half = len(outputs) // 2
+    return {
+        **describe(outputs, data),
+        "gap_mean_by_half": [float(part[:, 0].mean()) for part in (outputs[:half], outputs[half:])],
+        "gap_std_by_half": [float(part[:, 0].std()) for part in (outputs[:half], outputs[half:])],
+    }
+
+
+def report(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+    """A table over seeds, and whether every seed shows what it should."""
+    rows = []
+    for method, seeds in found.items():
+        for seed, scores in seeds.items():
+            cells = [number(scores.get("elbo"), 1), *(number(scores[key]) for key in ("gap_std", "data_std"))]
+            rows.append([method, seed, *cells])
+    header = ["posterior", "seed", "ELBO", "std in the gap", "std at the data"]
+    lines = [table(header, rows, "Standard deviation of the function, standardized targets.")]
+    for other, least in LEAST.items():
+        common = [seed for seed in found.get("gi", {}) if seed in found.get(other, {})]
+        ratios = [found["gi"][seed]["gap_std"] / max(found[other][seed]["gap_std"], 1e-12) for seed in common]
+        if ratios:
+            verdict = "met by" if min(ratios) >= least else "NOT met by"
+            shown = ", ".join(number(ratio, 2) for ratio in ratios)
+            lines.append(f"gi / {other} in the gap, at least {least:g}: {verdict} all seeds of {len(ratios)} ({shown})")
+    return "\n".join(lines)
+
+
+def draw(found: Mapping[str, Mapping[str, Mapping[str, Any]]], path: Path, seed: int = 0) -> None:
+    """One panel for each method: mean and one standard deviation, as in figure 1; needs matplotlib."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    methods = [method for method in found if str(seed) in found[method]]
+    figure, axes = pyplot.subplots(1, len(methods), figsize=(4 * len(methods), 3.5), sharey=True, squeeze=False)
+    data = problem(seed)
+    grid = data.grid[:, 0].numpy()
+    for axis, method in zip(axes[0], methods, strict=True):
+        mean, std = (torch.tensor(found[method][str(seed)][key]).numpy() for key in ("mean", "std"))
+        axis.set_title(method)
+        axis.fill_between(grid, mean - std, mean + std, color="tab:blue", alpha=0.3, linewidth=0)
+        axis.plot(grid, mean, color="tab:blue", linewidth=1.2)
+        axis.plot(grid, data.truth[:, 0].numpy(), color="black", linewidth=0.8, linestyle="--")
+        axis.plot(data.x[:, 0].numpy(), data.y[:, 0].numpy(), ".", color="tab:red", markersize=4)
+        axis.set_xlim(float(grid.min()), float(grid.max()))
+        axis.set_ylim(-4, 4)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the experiment from the command line."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("bayesify-report") / "global-inducing-cubic")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=SCHEDULE.steps)
+    parser.add_argument("--methods", nargs="+", choices=(*METHODS, "HMC", "NUTS"), default=[*METHODS, "HMC", "NUTS"])
+    parser.add_argument("--smoke", action="store_true", help="one seed and few steps, seconds")
+    chosen = parser.parse_args(given)
+    torch.set_num_threads(1)  # the networks are so small that a second thread only waits
+    steps, seeds, draws, chain, trajectories = chosen.steps, chosen.seeds, DRAWS, CHAIN, TRAJECTORIES
+    if chosen.smoke:
+        steps, seeds, draws, chain = 4, 1, 20, {"num_warmup": 2, "num_draws": 4, "max_tree_depth": 2}
+        trajectories = {"num_warmup": 2, "num_draws": 3, "leapfrogs": 4}
+    schedule = Schedule(steps=steps, learning_rate=SCHEDULE.learning_rate)
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    path = chosen.out / "results.json"
+    found: dict[str, dict[str, Any]] = json.loads(path.read_text())["scores"] if path.is_file() else {}
+    facts = records.facts("bayesify_papers.global_inducing.cubic", given)
+    facts |= {"settings": {"schedule": asdict(schedule), "nuts": chain, "hmc": {**trajectories, "chains": CHAINS}}}
+    for method in chosen.methods:
+        missing = [seed for seed in range(seeds) if str(seed) not in found.get(method, {})]
+        for group in [[seed] for seed in missing] if method == "NUTS" else [missing]:
+            if not group:
+                continue
+            if method == "NUTS":
+                made = {group[0]: no_u_turn(group[0], chain)}
+            else:
+                made = (
+                    reference(group, trajectories) if method == "HMC" else variational(method, group, schedule, draws)
+                )
+            found.setdefault(method, {}).update({str(seed): scores for seed, scores in made.items()})
+            records.write(path, {**facts, "scores": found})
+            print(f"{method}: done for seeds {group}", flush=True)
+    if find_spec("matplotlib") is not None:
+        draw(found, chosen.out / "cubic.png")
+    print(report(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

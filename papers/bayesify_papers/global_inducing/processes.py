@@ -1,0 +1,96 @@
+"""Deep Gaussian processes of two and five layers on UCI splits, with global inducing points and with DSVI."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesify.deep_gp import DeepGP
+from bayesify.likelihoods import Gaussian
+from bayesify_papers.global_inducing.stacked_processes import StackedProcesses
+from bayesify_papers.global_inducing.stacked_training import Schedule, train
+
+MODELS: dict[str, tuple[int, Any]] = {
+    f"dgp{depth}-{name}": (depth, inducing)
+    for depth in (2, 5)
+    for name, inducing in (("gi", "global"), ("dsvi", "local"))
+}
+"""Layers, and the kind of inducing points."""
+
+POINTS, NOISE = 100, 0.1
+
+
+def run(
+    data: str,
+    rows: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Tensor],
+    model: str,
+    schedule: Schedule,
+    num_draws: int,
+) -> dict[str, Any]:
+    """Train on all splits side by side; scores by split.
+
+    Args:
+        data: Name of the data set, for messages.
+        rows: Training rows, test rows and units of the splits, as `uci.stack_splits` makes them.
+        model: A key of `MODELS`.
+        schedule: Of the training.
+        num_draws: For bounds and predictions.
+    """
+    (x, y), (x_test, y_test), units = rows
+    stack = StackedProcesses([make(x[split], y[split], model, seed=split) for split in range(len(x))])
+
+    def report(step: int, bound: Tensor, seconds: float) -> None:
+        mean = float(bound.mean()) / x.shape[1]
+        print(f"{data}, {model}: step {step}, bound {mean:.3f} an example, {seconds:.0f} s", flush=True)
+
+    seconds = train(stack, x, y, schedule, report=report)
+    found = [
+        score(made, (x[split], y[split]), (x_test[split], y_test[split]), float(units[split]), num_draws, seed=split)
+        for split, made in enumerate(stack.hand_back())
+    ]
+    return {**{key: [one[key] for one in found] for key in found[0]}, "seconds": round(seconds, 1)}
+
+
+def make(x: Tensor, y: Tensor, model: str, seed: int = 0) -> DeepGP:
+    """One process before training.
+
+    Args:
+        x: Inputs, [N, D].
+        y: Targets, [N, 1].
+        model: A key of `MODELS`.
+        seed: Of everything random.
+    """
+    depth, inducing = MODELS[model]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return DeepGP(
+            x, y, depth=depth, inducing=inducing, num_inducing=POINTS, likelihood=Gaussian(noise=NOISE), seed=seed
+        )
+
+
+@torch.no_grad()
+def score(
+    made: DeepGP,
+    train: tuple[Tensor, Tensor],
+    test: tuple[Tensor, Tensor],
+    unit: float,
+    num_draws: int,
+    seed: int = 0,
+) -> dict[str, float]:
+    """Bound per example, test log-likelihood and RMSE, in the target's own unit."""
+    generator = torch.Generator(device=train[0].device).manual_seed(seed)
+    count = len(train[0])
+    parts = [
+        float(made.elbo(*train, num_data=count, num_draws=10, generator=generator))
+        for _ in range(max(1, num_draws // 10))
+    ]
+    prediction: Any = made.predict(test[0], num_draws, generator=generator)
+    return {
+        "elbo": sum(parts) / len(parts) / count - math.log(unit),
+        "log_likelihood": float(prediction.log_prob(test[1]).mean()) - math.log(unit),
+        "rmse": float((prediction.mean - test[1]).square().mean().sqrt()) * unit,
+        "noise": float(made.likelihood.noise) * unit**2,  # type: ignore[arg-type]
+    }

@@ -1,0 +1,293 @@
+"""UCI regressions: bounds and test log-likelihoods of networks and deep Gaussian processes (section 3.3, figure 3).
+
+    python -m bayesify_papers.global_inducing.uci --out DIR [--datasets yacht] [--models fac gi] [--device cuda]
+
+Networks of two hidden layers with 50 ReLU units; standard splits, inputs and targets standardized, numbers in the target's own
+unit. All splits of a data set train side by side. The paper's schedule is in an appendix that is missing; here: Adam, the learning
+rate falls from 0.02 to 0 along half a cosine, batches of 128, one draw a step, the factor on the KL rises from 0.1 to 1 in the
+first fifth of the steps, a learned noise variance that starts at 0.1, 100 inducing inputs; the same for every posterior, and for
+deep Gaussian processes of two and five layers (`dgp2-gi`, `dgp2-dsvi`, `dgp5-gi`, `dgp5-dsvi`). Results of each job lie in a file
+of its own; jobs whose file exists are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayesify.datasets import uci
+from bayesify.datasets.scaling import Standardization
+from bayesify_papers import records
+from bayesify_papers.global_inducing import processes
+from bayesify_papers.global_inducing.stacked import PRIORS, STARTS, Design, StackedNetworks
+from bayesify_papers.global_inducing.stacked_training import Schedule, bounds, train
+from bayesify_papers.tables import number, table
+
+DATASETS = ("boston", "concrete", "energy", "wine", "yacht")
+"""The five smallest, those of figure 3."""
+
+MODELS = {"fac": ("fac",) * 3, "li": ("li",) * 3, "gi": ("gi",) * 3, "fac-gi": ("fac", "fac", "gi")}
+WIDTH, POINTS, NOISE, DRAWS = 50, 100, 0.1, 100
+HIDDEN_PRECISION = 1.0
+"""Where the precision of pseudo-outputs starts in hidden layers: with 0.1, noise keeps the layers above from learning (energy)."""
+START = "random"
+SCHEDULE = Schedule(steps=10_000, batch=128, learning_rate=2e-2)
+Rows = tuple[Tensor, Tensor]
+
+
+def stack_splits(data: uci.Table, splits: int | None = None, device: str = "cpu") -> tuple[Rows, Rows, Tensor]:
+    """Training and test rows of all splits, [R, N, ...], standardized, and the targets' units, [R].
+
+    Args:
+        data: A regression whose splits are of one size.
+        splits: Only the first so many.
+        device: Where they go.
+    """
+    parts: list[list[np.ndarray]] = [[], [], [], []]
+    units = []
+    for split in data.splits[:splits]:
+        scale_x, scale_y = Standardization.of(data.X[split.train]), Standardization.of(data.y[split.train])
+        units.append(float(scale_y.std[0, 0]))
+        for index, rows in enumerate((split.train, split.test)):
+            parts[2 * index].append(scale_x(data.X[rows]))
+            parts[2 * index + 1].append(scale_y(data.y[rows]))
+    x, y, x_test, y_test = (torch.from_numpy(np.stack(part)).float().to(device) for part in parts)
+    return (x, y), (x_test, y_test), torch.tensor(units)
+
+
+def run_networks(
+    data: uci.Table,
+    model: str,
+    prior: str,
+    schedule: Schedule,
+    splits: int | None = None,
+    device: str = "cpu",
+    num_draws: int = DRAWS,
+    seed: int = 0,
+    hidden_precision: float = HIDDEN_PRECISION,
+    start: str = START,
+    points: int = POINTS,
+) -> dict[str, Any]:
+    """Train networks on all splits side by side; scores by split.
+
+    Args:
+        data: A regression.
+        model: A key of `MODELS`.
+        prior: One of `PRIORS`.
+        schedule: Of the training.
+        splits: Only the first so many.
+        device: Where to compute.
+        num_draws: For bounds and predictions.
+        seed: Of everything random.
+        hidden_precision: Where the precision of pseudo-outputs of hidden layers starts.
+        start: Where these start, see `Design`.
+        points: M, inducing inputs.
+    """
+    (x, y), test, units = stack_splits(data, splits, device)
+    design = Design(
+        (x.shape[-1], WIDTH, WIDTH, 1), MODELS[model], prior, points, hidden_precision=hidden_precision, start=start
+    )
+    stack = StackedNetworks(design, x.cpu(), y.cpu(), NOISE, seed=seed).to(device)
+
+    def report(step: int, bound: Tensor, seconds: float) -> None:
+        mean = float(bound.mean()) / x.shape[1]
+        print(f"{data.name}, {model}, {prior}: step {step}, bound {mean:.3f} an example, {seconds:.0f} s", flush=True)
+
+    seconds = train(stack, x, y, schedule, seed, report)
+    bound = bounds(stack, x, y, num_draws, seed).cpu() / x.shape[1]
+    density, mean = predictions(stack, *test, num_draws, seed)
+    return {
+        "elbo": (bound - units.log()).tolist(),
+        "log_likelihood": (density.mean(-1).cpu() - units.log()).tolist(),
+        "rmse": ((mean - test[1][..., 0]).square().mean(-1).sqrt().cpu() * units).tolist(),
+        "noise": (stack.noise.detach().cpu() * units.square()).tolist(),
+        "seconds": round(seconds, 1),
+    }
+
+
+@torch.no_grad()
+def predictions(stack: StackedNetworks, x: Tensor, y: Tensor, num_draws: int = DRAWS, seed: int = 0) -> Rows:
+    """Log-density of each test target under the predictive mixture, and the predictive mean: [R, B] each."""
+    generator = torch.Generator(device=x.device).manual_seed(seed)
+    outputs = stack(stack.draw(num_draws, generator).weights, x)
+    density = stack.log_density(outputs, y).logsumexp(1) - math.log(num_draws)
+    return density, outputs.mean(1)[..., 0]
+
+
+def run(
+    folder: Path,
+    tables: Sequence[uci.Table],
+    models: Sequence[str],
+    priors: Sequence[str],
+    schedule: Schedule,
+    *,
+    splits: int | None = None,
+    device: str = "cpu",
+    num_draws: int = DRAWS,
+    hidden_precision: float = HIDDEN_PRECISION,
+    start: str = START,
+    points: int = POINTS,
+    facts: dict[str, Any] | None = None,
+) -> None:
+    """Run the jobs that the folder does not hold yet: one for each data set, prior and model.
+
+    Args:
+        folder: Gets a file for each job.
+        tables: Data sets.
+        models: Keys of `MODELS` and of `processes.MODELS`.
+        priors: For networks; deep Gaussian processes have none of these.
+        schedule: Of every training.
+        splits: Only the first so many.
+        device: Where to compute.
+        num_draws: For bounds and predictions.
+        hidden_precision: Where the precision of pseudo-outputs of networks' hidden layers starts.
+        start: Where these start, see `Design`.
+        points: Inducing inputs of networks.
+        facts: Goes into each file.
+
+    Raises:
+        ValueError: If a file there is of another schedule or of other splits.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for data in tables:
+        for prior in priors:
+            for model in models:
+                name = f"{data.name}-{model}" + (f"-{prior}" if model in MODELS else "")
+                wanted = {"dataset": data.name, "model": model, "prior": prior if model in MODELS else None}
+                count = len(data.splits[:splits])
+                path, settings = folder / f"{name}.json", {**asdict(schedule), "splits": count}
+                if set(MODELS.get(model, ())) & {"li", "gi"}:
+                    settings |= {"hidden_precision": hidden_precision, "start": start, "points": points}
+                before = json.loads(path.read_text()) if path.is_file() else None
+                if before is not None and before["settings"] != settings:
+                    raise ValueError(f"{path} is of other settings; choose another folder, or remove it")
+                if before is not None:
+                    continue
+                if model in MODELS:
+                    scores = run_networks(
+                        data,
+                        model,
+                        prior,
+                        schedule,
+                        splits,
+                        device,
+                        num_draws,
+                        hidden_precision=hidden_precision,
+                        start=start,
+                        points=points,
+                    )
+                else:
+                    rows = stack_splits(data, splits, device)
+                    scores = processes.run(data.name, rows, model, schedule, num_draws)
+                records.write(path, {**(facts or {}), **wanted, "settings": settings, "scores": scores})
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """What jobs wrote to a folder."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+
+
+def summarize(found: Sequence[dict[str, Any]]) -> str:
+    """A table of means and standard errors over splits, and whether gi is above fac under the same prior."""
+    rows = []
+    for one in found:
+        scores = one["scores"]
+        cells = [_mean_and_error(scores[key]) for key in ("elbo", "log_likelihood", "rmse")]
+        rows.append([one["dataset"], one["model"], one["prior"] or "-", str(len(scores["elbo"])), *cells])
+    header = ["data", "model", "prior", "splits", "ELBO an example", "test log-likelihood", "RMSE"]
+    text = table(header, rows, "Means over splits (standard errors), in the target's own unit.")
+    return "\n".join((text, *compare(found)))
+
+
+def compare(found: Sequence[dict[str, Any]]) -> list[str]:
+    """A line for each data set and prior that has both gi and fac: which bound is higher, and the difference in log-likelihood."""
+    by_key = {(one["dataset"], one["prior"], one["model"]): one["scores"] for one in found}
+    lines = []
+    for (dataset, prior, model), gi in by_key.items():
+        fac = by_key.get((dataset, prior, "fac"))
+        if model != "gi" or fac is None:
+            continue
+        size = min(len(gi["elbo"]), len(fac["elbo"]))
+        gain = np.mean(gi["elbo"][:size]) - np.mean(fac["elbo"][:size])
+        apart = np.subtract(gi["log_likelihood"][:size], fac["log_likelihood"][:size])
+        error = max(_error(gi["log_likelihood"][:size]), _error(fac["log_likelihood"][:size]))
+        verdict = "higher" if gain > 0 else "NOT higher"
+        within = "no worse" if apart.mean() >= -error else "WORSE"
+        lines.append(
+            f"{dataset}, {prior}: gi's bound is {verdict} than fac's by {gain:.3f} an example; its test log-likelihood is {within} "
+            f"within a standard error ({apart.mean():+.3f}, standard error {error:.3f})"
+        )
+    return lines
+
+
+def _error(values: Sequence[float]) -> float:
+    return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.inf
+
+
+def _mean_and_error(values: Sequence[float]) -> str:
+    error = _error(values)
+    return f"{np.mean(values):.3f} ({number(error if math.isfinite(error) else None)})"
+
+
+def synthetic(rows: int = 60, inputs: int = 3) -> uci.Table:
+    """A small regression for trying everything out."""
+    generator = np.random.default_rng(0)
+    X = generator.normal(size=(rows, inputs))
+    y = 3 * np.sin(X.sum(1, keepdims=True)) + 0.1 * generator.normal(size=(rows, 1))
+    return uci.Table("synthetic", "regression", X, y, uci.seeded_splits(X, y, count=2), ())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the experiment from the command line."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    every = (*MODELS, *processes.MODELS)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--datasets", nargs="+", choices=list(uci.REGRESSION), default=list(DATASETS))
+    parser.add_argument("--models", nargs="+", choices=every, default=["fac", "gi"])
+    parser.add_argument("--priors", nargs="+", choices=PRIORS, default=["scale"])
+    parser.add_argument("--data", help="folder of the data; BAYESIFY_DATA if left out")
+    parser.add_argument("--splits", type=int, help="only the first so many")
+    parser.add_argument("--steps", type=int, default=SCHEDULE.steps)
+    parser.add_argument("--learning-rate", type=float, default=SCHEDULE.learning_rate)
+    parser.add_argument("--batch", type=int, default=SCHEDULE.batch)
+    parser.add_argument("--hidden-precision", type=float, default=HIDDEN_PRECISION)
+    parser.add_argument("--start", choices=STARTS, default=START, help="where pseudo-outputs of hidden layers start")
+    parser.add_argument("--points", type=int, default=POINTS, help="inducing inputs of networks")
+    parser.add_argument("--draws", type=int, default=SCHEDULE.draws, help="in a step, of networks")
+    parser.add_argument("--first-weight", type=float, default=SCHEDULE.first_weight, help="factor on the KL at first")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, default=Path("bayesify-report") / "global-inducing-uci")
+    parser.add_argument("--table", action="store_true", help="only print the table of what the folder holds")
+    parser.add_argument("--smoke", action="store_true", help="a few rows and steps, seconds")
+    chosen = parser.parse_args(given)
+    if chosen.device == "cpu":
+        torch.set_num_threads(1)  # the networks are so small that a second thread only waits
+    if not chosen.table:
+        facts = records.facts("bayesify_papers.global_inducing.uci", given)
+        schedule = replace(SCHEDULE, steps=chosen.steps, learning_rate=chosen.learning_rate, batch=chosen.batch)
+        schedule = replace(schedule, draws=chosen.draws, first_weight=chosen.first_weight)
+        tables, models = [synthetic()], list(every)
+        if chosen.smoke:
+            schedule = replace(schedule, steps=6, batch=16)
+        else:
+            tables, models = [uci.load(name, chosen.data) for name in chosen.datasets], chosen.models
+        draws = 10 if chosen.smoke else DRAWS
+        options = {"splits": chosen.splits, "device": chosen.device, "num_draws": draws, "facts": facts}
+        options |= {"hidden_precision": chosen.hidden_precision, "start": chosen.start, "points": chosen.points}
+        run(chosen.out, tables, models, chosen.priors, schedule, **options)
+    print(summarize(read(chosen.out)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,236 @@
+"""Fashion-MNIST in full: caps chosen on held-out training images, then several seeds scored once on the test images.
+
+    python -m bayesify_papers.inducing_weights.fashion --out DIR [--workers 8] [--seeds 3]
+    python -m bayesify_papers.inducing_weights.fashion --evaluate DIR
+
+Every setting of `GRID` is trained on all but the last 10,000 training images and scored on those. Of each system the
+setting with the lowest ECE there is taken among those whose accuracy there is within half a point of the
+deterministic network's; the test images have no part in it. What is taken is trained anew on all training images under
+seeds that the grid did not use; Ensemble-W is the deterministic networks of all seeds and as many more as it takes.
+Trainings run at the same time in worker processes, a run that was interrupted goes on when the command is given again,
+and the second command scores what is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bayesify_papers import records
+from bayesify_papers.inducing_weights import predictions, seeds
+from bayesify_papers.inducing_weights.classification import SMOKE, SMOKE_SOURCE, add_recipe, recipe_from
+from bayesify_papers.inducing_weights.sources import Source
+from bayesify_papers.inducing_weights.systems import SYSTEMS, Recipe
+from bayesify_papers.inducing_weights.trainings import Training, classify
+from bayesify_papers.inducing_weights.workers import read_results, run_jobs
+from bayesify_papers.tables import number, table
+
+GRID: dict[str, tuple[dict[str, Any], ...]] = {
+    "deterministic": ({},),
+    "ensemble_u": tuple({"ensemble_max_lambda": cap} for cap in (0.03, 0.05, 0.07)),
+    "ffg_u": tuple({"max_lambda": cap, "max_std": 0.1} for cap in (0.01, 0.015, 0.02, 0.03)),
+    "ffg_w": tuple({"mean_field_max_std": cap} for cap in (0.02, 0.03, 0.05)),
+}
+"""Settings that are tried, by system."""
+
+ACCURACY_LOSS = 0.005
+"""How far below the deterministic network's accuracy on the held-out images a setting may lie."""
+
+GRID_SEED, FIRST_SEED, APART = 0, 1, 1000
+"""Seed of the grid, first one of the final trainings, and the distance between those of Ensemble-W's further networks."""
+
+VALIDATION, CORRUPTED_IMAGES = 10_000, 1000
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is run.
+
+    Args:
+        recipe: Of everything that the grid leaves alone.
+        source: On what the final networks are trained and scored.
+        validation: Training images that the grid holds out.
+        num_seeds: Final trainings of each system.
+        device: Where to train.
+        settings: What is tried, as in `GRID`.
+    """
+
+    recipe: Recipe
+    source: Source
+    validation: int = VALIDATION
+    num_seeds: int = 3
+    device: str = "cpu"
+    settings: Mapping[str, Sequence[dict[str, Any]]] = field(default_factory=lambda: GRID)
+
+    def plan(self, results: Mapping[str, dict[str, Any]]) -> dict[str, Training]:
+        """The trainings that can be run given what is known, the grid first, then the longest."""
+        jobs = dict(self.grid())
+        chosen = self.choose(results)
+        finals = range(FIRST_SEED, FIRST_SEED + self.num_seeds)
+        for system in ("ensemble_u", "ffg_u", "deterministic", "ffg_w"):
+            if system in chosen:
+                for seed in finals:
+                    jobs[f"{system}-{seed}"] = self.final(system, seed, chosen[system])
+        for index in range(1, self.recipe.members - self.num_seeds + 1):
+            single = self.final("deterministic", FIRST_SEED + APART * index, {})
+            jobs[f"member-{index}"] = replace(single, file=f"members/{index}")
+        return jobs
+
+    def grid(self) -> dict[str, Training]:
+        """The trainings of the grid, the longest first."""
+        source = replace(self.source, validation=self.validation, outside=False, corrupted_images=0)
+        return {
+            f"grid-{system}-{index}": Training(system, replace(self.recipe, **setting), source, GRID_SEED, self.device)
+            for system in ("ensemble_u", "ffg_u", "ffg_w", "deterministic")
+            for index, setting in enumerate(self.settings[system])
+        }
+
+    def final(self, system: str, seed: int, setting: Mapping[str, Any]) -> Training:
+        """One training on all training images."""
+        recipe = replace(self.recipe, **setting)
+        return Training(system, recipe, self.source, seed, self.device, file=f"seed-{seed}/{system}")
+
+    def choose(self, results: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        """The setting of each system whose part of the grid is finished."""
+        return choose(self.settings, results)
+
+
+def choose(
+    tried: Mapping[str, Sequence[dict[str, Any]]], results: Mapping[str, dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """The setting with the lowest ECE among those that are accurate enough, of each system whose grid is finished.
+
+    Args:
+        tried: Settings by system, as in `GRID`.
+        results: Of the trainings, by name.
+    """
+    if "grid-deterministic-0" not in results:
+        return {}
+    least = results["grid-deterministic-0"]["accuracy"] - ACCURACY_LOSS
+    chosen = {}
+    for system, settings in tried.items():
+        names = [f"grid-{system}-{index}" for index in range(len(settings))]
+        if all(name in results for name in names):
+            ranks = [(max(0.0, least - results[name]["accuracy"]), results[name]["ece"]) for name in names]
+            chosen[system] = settings[ranks.index(min(ranks))]
+    return chosen
+
+
+def prepare(study: Study, folder: Path, facts: dict[str, Any]) -> None:
+    """Write `study.json`, unless a run that this one goes on with did, and the labels of the scored images."""
+    for seed in range(FIRST_SEED, FIRST_SEED + study.num_seeds):
+        place = folder / f"seed-{seed}"
+        place.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(place / "labels.npz", test=study.source.images().test_labels)
+    if not (folder / "study.json").is_file():
+        varied = {key for settings in study.settings.values() for setting in settings for key in setting}
+        fixed = {key: value for key, value in asdict(study.recipe).items() if key not in varied}
+        about = {"dataset": study.source.dataset, "validation": study.validation, "settings": fixed}
+        records.write(folder / "study.json", {**facts, **about, "grid": dict(study.settings)})
+
+
+def evaluate(folder: Path) -> int:
+    """Score what a run wrote, print the tables and write `results.json`."""
+    about = seeds.read(folder)
+    tried = about.pop("grid")
+    results = read_results(folder)
+    chosen = choose(tried, results)
+    rows = [
+        {"system": system, "setting": setting, **_scores(results[f"grid-{system}-{index}"])}
+        for system, settings in tried.items()
+        for index, setting in enumerate(settings)
+        if f"grid-{system}-{index}" in results
+    ]
+    print(_grid_table(rows, chosen, about["validation"]) + "\n")
+    members = about["settings"]["members"]
+    _combine(folder, members)
+    for key, part in (("parameters", "parameters"), ("seconds", "train_seconds")):
+        final = [result for name, result in results.items() if not name.startswith("grid-")]
+        about[key] = {result["system"]: result[part] for result in reversed(final)}
+        about[key]["ensemble_w"] = round(members * about[key].get("deterministic", 0), 1)
+    found = seeds.score(folder)
+    print(seeds.tables(found, about))
+    lines = seeds.requirement(found)
+    print("\n" + "\n".join(lines))
+    about |= {"tried": rows, "chosen": chosen}
+    records.write(folder / "results.json", {**about, **seeds.summary(found), "requirement": lines})
+    return 0
+
+
+def _combine(folder: Path, members: int) -> None:
+    """Ensemble-W out of the deterministic networks, beside the first seed's predictions, once there are enough."""
+    files = [*sorted(folder.glob("seed-*/deterministic.npz")), *sorted((folder / "members").glob("*.npz"))][:members]
+    if len(files) == members:
+        together = predictions.combine([predictions.read(file) for file in files])
+        predictions.write(folder / f"seed-{FIRST_SEED}" / "ensemble_w.npz", together)
+
+
+def _scores(result: dict[str, Any]) -> dict[str, float]:
+    return {key: round(result[key], 5) for key in ("accuracy", "nll", "ece", "brier")}
+
+
+def _grid_table(tried: Sequence[dict[str, Any]], chosen: dict[str, dict[str, Any]], count: int) -> str:
+    rows = [
+        [
+            SYSTEMS[entry["system"]].title,
+            ", ".join(f"{key}={value:g}" for key, value in entry["setting"].items()) or "-",
+            number(100 * entry["accuracy"], 2),
+            number(entry["nll"]),
+            number(100 * entry["ece"], 2),
+            "taken" if chosen.get(entry["system"]) == entry["setting"] else "",
+        ]
+        for entry in tried
+    ]
+    return table(
+        ["system", "setting", "acc %", "nll", "ece %", ""], rows, f"Scored on {count:,} training images held out."
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the study from the command line."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--data", help="folder of the data; BAYESIFY_DATA if left out")
+    parser.add_argument("--out", type=Path, default=Path("bayesify-report") / "fashion")
+    parser.add_argument("--evaluate", type=Path, metavar="DIR", help="only score what a run wrote to DIR")
+    parser.add_argument("--smoke", action="store_true", help="tiny synthetic images, seconds on a CPU")
+    parser.add_argument("--workers", type=int, help="trainings at a time; 8 on a GPU and 1 on a CPU if left out")
+    parser.add_argument("--seeds", type=int, default=3, help="final trainings of each system")
+    parser.add_argument("--num-train", type=int, help="only the first so many training images")
+    parser.add_argument(
+        "--validation", type=int, default=VALIDATION, metavar="N", help="images that the grid holds out"
+    )
+    parser.add_argument("--corrupted-images", type=int, default=CORRUPTED_IMAGES)
+    add_recipe(parser)
+    chosen = parser.parse_args(given)
+    if chosen.evaluate is not None:
+        return evaluate(chosen.evaluate)
+    if chosen.seeds < 1:
+        parser.error(f"--seeds {chosen.seeds}; give at least 1")
+    few = {system: settings[:2] for system, settings in GRID.items()}
+    small = replace(SMOKE_SOURCE, num_train=150, corrupted_images=20)
+    study = Study(replace(SMOKE, epochs=1), small, validation=50, num_seeds=1, settings=few)
+    if not chosen.smoke:
+        source = Source("fashion_mnist", chosen.data, chosen.num_train, corrupted_images=chosen.corrupted_images)
+        recipe, device = recipe_from(chosen), chosen.device
+        study = Study(recipe, source, chosen.validation, chosen.seeds, device)
+    workers = chosen.workers or (8 if torch.device(study.device).type == "cuda" else 1)
+    facts = records.facts("bayesify_papers.inducing_weights.fashion", given)
+    prepare(study, chosen.out, {**facts, "workers": workers})
+    run_jobs(classify, study.plan, chosen.out, workers)
+    if find_spec("torchmetrics") is None:
+        print(f"torchmetrics is not installed here; score with: --evaluate {chosen.out}")
+        return 0
+    return evaluate(chosen.out)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,192 @@
+"""Accuracy and calibration after pruning, with and without fine-tuning (section 4.3, the paper's table 7).
+
+    python -m bayesify_papers.inducing_weights.pruning --out DIR [--workers 6] [--seeds 3]
+
+FFG-U loses the smallest entries of Z, FFG-W the weights with the smallest |mean| / std. As in appendix K the rest is
+fine-tuned by a new Adam at a learning rate of 1e-4, for a sixth as many epochs as the training had. Fashion-MNIST and the
+small network of `fashion`, under the caps chosen there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bayesify.network import BayesianNetwork
+from bayesify.training.fitting import fit
+from bayesify.training.pruning import prune
+from bayesify.weights.catalog import count_parameters
+from bayesify_papers import records
+from bayesify_papers.inducing_weights import published
+from bayesify_papers.inducing_weights.classification import SMOKE, SMOKE_SOURCE, add_recipe, recipe_from
+from bayesify_papers.inducing_weights.sources import Source
+from bayesify_papers.inducing_weights.systems import SYSTEMS, MemoryBatches, Recipe
+from bayesify_papers.inducing_weights.trainings import Problem, problem
+from bayesify_papers.inducing_weights.workers import run_jobs
+from bayesify_papers.tables import number, table
+
+KEEP: dict[str, tuple[float, ...]] = {"ffg_u": (0.75, 0.5, 0.25), "ffg_w": (0.5, 0.1, 0.01)}
+"""Fractions that are kept: of the entries of Z, and of the weights."""
+
+LEARNING_RATE = 1e-4
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """One network to train, and to prune to each fraction from where its training ended.
+
+    Args:
+        system: `"ffg_u"` or `"ffg_w"`.
+        recipe: How it is trained.
+        source: On what.
+        fine_tuning: Epochs after pruning.
+        seed: Of everything random.
+        device: Where.
+    """
+
+    system: str
+    recipe: Recipe
+    source: Source
+    fine_tuning: int
+    seed: int = 0
+    device: str = "cpu"
+
+
+def work(job: Pruning, folder: Path) -> dict[str, Any]:
+    """Scores of the whole network, and of each pruned one before and after fine-tuning; nothing is written to `folder`."""
+    given = problem(job.source, job.device)
+    network, _ = given.train(job.system, job.recipe, job.seed)
+    rows = [{"keep": 1.0, "fine_tuned": False, **_score(given, network, job)}]
+    for keep in KEEP[job.system]:
+        pruned = prune(copy.deepcopy(network), keep)
+        rows.append({"keep": keep, "fine_tuned": False, **_score(given, pruned, job)})
+        fit(
+            pruned,
+            MemoryBatches(given.x, given.y, job.recipe.batch),
+            num_data=len(given.x),
+            epochs=job.fine_tuning,
+            learning_rate=LEARNING_RATE,
+            precision=job.recipe.precision,
+            seed=job.seed,
+            progress=False,
+        )
+        rows.append({"keep": keep, "fine_tuned": True, **_score(given, pruned.eval(), job)})
+    return {"system": job.system, "seed": job.seed, "rows": rows}
+
+
+def _score(given: Problem, network: BayesianNetwork, job: Pruning) -> dict[str, float]:
+    made = given.predict_one([network], "test", job.recipe.prediction_draws, job.seed)
+    return {"parameters": count_parameters(network), **given.score(made)}
+
+
+def means(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Scores of each system, fraction and kind, means over seeds.
+
+    Args:
+        results: From `work`.
+    """
+    grouped: dict[tuple[str, float, bool], list[dict[str, float]]] = {}
+    for result in results:
+        for row in result["rows"]:
+            grouped.setdefault((result["system"], row["keep"], row["fine_tuned"]), []).append(row)
+    return [
+        {
+            "system": system,
+            "keep": keep,
+            "fine_tuned": fine_tuned,
+            "seeds": len(rows),
+            "parameters": rows[0]["parameters"],
+        }
+        | {key: round(statistics.fmean(row[key] for row in rows), 5) for key in ("accuracy", "nll", "ece", "brier")}
+        for (system, keep, fine_tuned), rows in grouped.items()
+    ]
+
+
+def summarize(rows: Sequence[dict[str, Any]], dataset: str) -> str:
+    """The table beside the published one.
+
+    Args:
+        rows: From `means`.
+        dataset: What the networks were trained on.
+    """
+    cells = []
+    for row in rows:
+        theirs = published.CIFAR10_PRUNED[row["system"]].get(row["keep"], {})
+        if row["keep"] < 1 and not row["fine_tuned"]:
+            theirs = {}
+        cells.append(
+            [
+                SYSTEMS[row["system"]].title,
+                f"{100 * row['keep']:g}",
+                "-" if row["keep"] == 1 else "yes" if row["fine_tuned"] else "no",
+                f"{row['parameters']:,}",
+                number(100 * row["accuracy"], 2),
+                number(row["nll"]),
+                number(100 * row["ece"], 2),
+                number(theirs.get("accuracy"), 2),
+                number(theirs.get("nll"), 2),
+                number(theirs.get("ece"), 2),
+            ]
+        )
+    header = [
+        "system",
+        "kept %",
+        "fine-tuned",
+        "parameters",
+        "acc %",
+        "nll",
+        "ece %",
+        "paper acc",
+        "paper nll",
+        "paper ece",
+    ]
+    return table(
+        header,
+        cells,
+        f"Pruned, {dataset}; the paper's columns are its table 7, a ResNet-50 on CIFAR-10, all fine-tuned.",
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the experiment from the command line."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--data", help="folder of the data; BAYESIFY_DATA if left out")
+    parser.add_argument("--out", type=Path, default=Path("bayesify-report") / "pruning")
+    parser.add_argument("--smoke", action="store_true", help="tiny synthetic images, seconds on a CPU")
+    parser.add_argument("--workers", type=int, help="trainings at a time; 6 on a GPU and 1 on a CPU if left out")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--num-train", type=int, help="only the first so many training images")
+    parser.add_argument("--fine-tuning", type=int, help="epochs after pruning; a sixth of the training's if left out")
+    add_recipe(parser)
+    chosen = parser.parse_args(given)
+    recipe, source, device, seeds = replace(SMOKE, epochs=1), replace(SMOKE_SOURCE, corrupted_images=0), "cpu", 1
+    if not chosen.smoke:
+        source = Source("fashion_mnist", chosen.data, chosen.num_train, outside=False)
+        recipe, device, seeds = recipe_from(chosen), chosen.device, chosen.seeds
+    epochs = chosen.fine_tuning or max(1, recipe.epochs // 6)
+    jobs = {
+        f"{system}-{seed}": Pruning(system, recipe, source, epochs, seed, device)
+        for system in KEEP
+        for seed in range(1, seeds + 1)
+    }
+    workers = chosen.workers or (6 if torch.device(device).type == "cuda" else 1)
+    facts = records.facts("bayesify_papers.inducing_weights.pruning", given)
+    results = run_jobs(work, lambda done: jobs, chosen.out, workers)
+    rows = means([results[name] for name in jobs])
+    print(summarize(rows, source.dataset))
+    content = {"dataset": source.dataset, "workers": workers, "fine_tuning": epochs, "settings": asdict(recipe)}
+    records.write(chosen.out / "pruning.json", {**facts, **content, "rows": rows})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

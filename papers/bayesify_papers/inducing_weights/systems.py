@@ -1,0 +1,222 @@
+"""The systems that the paper compares on images, and the recipe that trains them all alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.likelihoods import Categorical
+from bayesify.models.resnet import BasicBlock, ResNet
+from bayesify.network import BayesianNetwork, bayesianize
+from bayesify.posteriors import InducingWeights, MeanField, Point
+from bayesify.posteriors.base import Posterior
+from bayesify.priors import Neal, Prior, Standard
+from bayesify.training.schedules import KLSchedule
+from bayesify_papers.inducing_weights.recorded import as_recordable, fit_recorded
+
+SPREADS = ("raw_lambda", "raw_std")
+"""Parameters that say how wide a posterior is. They start some e-folds below where they end and take steps in log space,
+so that a short training needs a higher learning rate for them."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How every system is trained (appendix J.2, shortened): Adam, a learning rate that falls to a tenth after two thirds,
+    a KL weight of 0 for a third of the epochs, then growing over a sixth, then 1.
+
+    The caps are those that `fashion` chose on held-out training images; for FFG-U they are the paper's, for Ensemble-U and FFG-W
+    below its 0.1.
+
+    Args:
+        epochs: Passes over the data, the same for every system.
+        batch: Images in a step.
+        learning_rate: Of Adam.
+        inducing_learning_rate: Of Adam for the inducing weights; very short trainings want a higher one.
+        spread_learning_rate: Of the parameters in `SPREADS`.
+        depth: Residual blocks in each of the four stages.
+        width: Channels of the first stage.
+        inducing: M, rows and columns of U in every layer.
+        max_lambda: Cap on lambda in FFG-U.
+        max_std: Cap on the standard deviations of q(U) in FFG-U.
+        ensemble_max_lambda: Cap on lambda in Ensemble-U.
+        mean_field_max_std: Cap on the standard deviations of FFG-W.
+        members: Of both ensembles.
+        ensemble_draws: Draws of Ensemble-U in a training step; as many as members uses each once.
+        prediction_draws: For testing.
+        precision: Of the network in training.
+        augment: Whether training images are mirrored and shifted at random, as is usual for photographs.
+    """
+
+    epochs: int = 24
+    batch: int = 500
+    learning_rate: float = 1e-3
+    inducing_learning_rate: float = 1e-3
+    spread_learning_rate: float = 2e-2
+    depth: int = 1
+    width: int = 32
+    inducing: int = 64
+    max_lambda: float = 0.03
+    max_std: float = 0.1
+    ensemble_max_lambda: float = 0.05
+    mean_field_max_std: float = 0.02
+    members: int = 5
+    ensemble_draws: int = 2
+    prediction_draws: int = 20
+    precision: Literal["float32", "bf16"] = "float32"
+    augment: bool = False
+
+    def network(self, channels: int, num_classes: int) -> nn.Module:
+        """The network that all systems share: a small ResNet with the stem for small images."""
+        depths = (self.depth,) * 4
+        return ResNet(BasicBlock, depths, num_classes, "cifar", channels, self.width)
+
+
+@dataclass(frozen=True)
+class System:
+    """One line of the tables.
+
+    Args:
+        title: The paper's name.
+        posterior: What the weights are under.
+        prior: Of the weights.
+        point: Whether the weights are point estimates, trained by maximum likelihood: no KL, one draw.
+        apart: Whether it is several networks, as many as members, trained apart, that predict together.
+        members: Whether the posterior has members, several of which a training step draws.
+    """
+
+    title: str
+    posterior: Callable[[Recipe], Posterior]
+    prior: type[Prior] = Neal
+    point: bool = False
+    apart: bool = False
+    members: bool = False
+
+    def count_networks(self, recipe: Recipe) -> int:
+        """Networks that are trained apart."""
+        return recipe.members if self.apart else 1
+
+    def count_draws(self, recipe: Recipe) -> int:
+        """Draws of each network for testing."""
+        return 1 if self.point else recipe.prediction_draws
+
+
+def _inducing(recipe: Recipe) -> Posterior:
+    size = recipe.inducing
+    return InducingWeights(size, size, max_lambda=recipe.max_lambda, max_std=recipe.max_std)
+
+
+def _inducing_ensemble(recipe: Recipe) -> Posterior:
+    size, cap = recipe.inducing, recipe.ensemble_max_lambda
+    return InducingWeights(size, size, q="ensemble", members=recipe.members, max_lambda=cap)
+
+
+SYSTEMS: dict[str, System] = {
+    "deterministic": System("Deterministic", lambda recipe: Point(), point=True),
+    "ffg_u": System("FFG-U", _inducing),
+    "ensemble_u": System("Ensemble-U", _inducing_ensemble, members=True),
+    "ffg_w": System("FFG-W", lambda recipe: MeanField(max_std=recipe.mean_field_max_std), prior=Standard),
+    "ensemble_w": System("Ensemble-W", lambda recipe: Point(), point=True, apart=True),
+}
+"""In the order in which they are trained. The first network of Ensemble-W is the deterministic one."""
+
+
+class MemoryBatches:
+    """Shuffled batches of tensors that lie on the device already.
+
+    Each epoch has its own order, made from torch's global random numbers. A last batch that is not
+    full is left out.
+
+    Args:
+        x: Inputs, [N, ...].
+        y: Targets, [N].
+        batch: Examples in a batch.
+        augment: Whether images are mirrored with probability 1/2 and shifted by up to an eighth of their side.
+
+    Raises:
+        ValueError: If there is not one full batch.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, batch: int, augment: bool = False) -> None:
+        if not 1 <= batch <= len(x):
+            raise ValueError(f"MemoryBatches: batch={batch} of {len(x)} examples; give 1 to {len(x)}")
+        self.x, self.y, self.batch, self.augment = x, y, batch, augment
+
+    def __len__(self) -> int:
+        return len(self.x) // self.batch
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        order = torch.randperm(len(self.x))[: len(self) * self.batch].to(self.x.device)
+        for index in order.split(self.batch):
+            x = self.x[index]
+            yield (mirror_and_shift(x) if self.augment else x), self.y[index]
+
+
+def mirror_and_shift(x: Tensor) -> Tensor:
+    """Each image mirrored or not, and shifted by its own number of pixels under a border of zeros (torch's random numbers).
+
+    Args:
+        x: Images, [B, C, H, W].
+    """
+    count, _, height, width = x.shape
+    reach = max(1, width // 8)
+    rows, columns = torch.randint(-reach, reach + 1, (2, count, 1)).to(x.device)
+    mirrored = (torch.rand(count, 1) < 0.5).to(x.device)
+    up = torch.arange(height, device=x.device) + rows + reach  # [B, H]
+    across = torch.arange(width, device=x.device)
+    across = torch.where(mirrored, across.flip(0), across) + columns + reach  # [B, W]
+    padded = nn.functional.pad(x, (reach,) * 4)
+    example = torch.arange(count, device=x.device)[:, None, None]
+    return padded.movedim(1, -1)[example, up[:, :, None], across[:, None]].movedim(-1, 1)  # [B, C, H, W]
+
+
+def train(
+    system: System, recipe: Recipe, x: Tensor, y: Tensor, *, num_classes: int, seed: int
+) -> tuple[BayesianNetwork, list[dict[str, Any]]]:
+    """One network of a system, trained on its device.
+
+    Args:
+        system: From `SYSTEMS`.
+        recipe: How.
+        x: Images, normalized, [N, C, H, W].
+        y: Labels, [N].
+        num_classes: Outputs of the network.
+        seed: Of the start and of everything random in training.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = recipe.network(x.shape[1], num_classes)
+        if x.is_cuda:
+            net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        bnn = bayesianize(net, system.posterior(recipe), likelihood=Categorical(), prior=system.prior())
+    bnn.to(x.device)
+    history = fit_recorded(
+        bnn,
+        MemoryBatches(x, y, recipe.batch, recipe.augment),
+        as_recordable(make_adam(bnn, recipe), x.device),
+        num_data=len(x),
+        epochs=recipe.epochs,
+        kl_schedule=KLSchedule(recipe.epochs / 3, recipe.epochs / 6),
+        kl_weight=0.0 if system.point else 1.0,
+        num_draws=recipe.ensemble_draws if system.members else 1,
+        precision=recipe.precision,
+        decay_epoch=-(-2 * recipe.epochs // 3),
+        seed=seed,
+    )
+    return bnn.eval(), history
+
+
+def make_adam(bnn: BayesianNetwork, recipe: Recipe) -> torch.optim.Optimizer:
+    """Adam with the recipe's learning rates: of spreads, of the rest of an inducing posterior, and of everything else."""
+    inducing = any(isinstance(posterior, InducingWeights) for posterior in bnn.posteriors)
+    groups: dict[float, list[nn.Parameter]] = {}
+    for name, parameter in bnn.named_parameters():
+        rate = recipe.inducing_learning_rate if inducing and name.startswith("posteriors.") else recipe.learning_rate
+        if any(part in SPREADS for part in name.split(".")):
+            rate = recipe.spread_learning_rate
+        groups.setdefault(rate, []).append(parameter)
+    fused = next(bnn.parameters()).device.type in ("cpu", "cuda")
+    return torch.optim.Adam([{"params": params, "lr": rate} for rate, params in groups.items()], fused=fused)

@@ -1,0 +1,131 @@
+"""Scores of stored predictions on shifted images, and their tables beside the published numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bayesify import metrics
+from bayesify_papers.subnetwork import published, shifted_images
+from bayesify_papers.tables import number, table
+
+REJECTED = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+"""Shares of a rejection-classification curve that are tabulated."""
+
+
+def score(folder: Path) -> dict[str, dict[str, Any]]:
+    """Scores of every variant whose predictions lie in a folder.
+
+    Args:
+        folder: What `shifted_images.run` wrote.
+
+    Returns:
+        By variant: `shifted` with `accuracy, nll, ece, brier` of each set, `ood` with AUROC by entropy and by maximum
+        probability, and `rejection` with accuracies at `REJECTED` when everything from elsewhere counts as an error.
+
+    Raises:
+        FileNotFoundError: If there are no predictions.
+        ImportError: If torchmetrics is missing.
+    """
+    if not (folder / "run.json").is_file():
+        raise FileNotFoundError(f"{folder} holds no run.json; give the folder that a run wrote")
+    names = json.loads((folder / "run.json").read_text())["systems"]
+    with np.load(folder / "labels.npz", allow_pickle=False) as stored:
+        labels = torch.from_numpy(stored["labels"].astype(np.int64))
+    return {name: _score(shifted_images.read(folder, name), labels) for name in names}
+
+
+def _score(made: Mapping[str, Any], labels: torch.Tensor) -> dict[str, Any]:
+    scores: dict[str, Any] = {"shifted": {}, "ood": {}, "rejection": {}}
+    plain = next(prediction for name, prediction in made.items() if name.startswith("shifted/"))
+    for name, prediction in made.items():
+        kind, _, rest = name.partition("/")
+        if kind == "shifted":
+            scores["shifted"][rest] = metrics.evaluate(prediction, labels)
+            continue
+        ranked = metrics.ood(plain, prediction)
+        scores["ood"][rest] = {key: ranked[key] for key in ("auroc_entropy", "auroc_max_probability")}
+        curve = metrics.rejection_curve(plain, labels, outside=prediction, num_points=len(REJECTED))
+        scores["rejection"][rest] = [float(value) for value in curve.accuracy]
+    return scores
+
+
+def title(name: str) -> str:
+    """A variant's name for tables: the paper's for the systems that it has."""
+    base, _, ending = name.rpartition("_")
+    known = {**published.TITLES, "last_layer": "Last layer", "largest_magnitude": "Largest magnitude"}
+    if name in known:
+        return known[name]
+    return f"{known.get(base, base)}, {ending}"
+
+
+def shift_table(
+    scores: Mapping[str, Any],
+    key: str,
+    columns: Mapping[str, Sequence[str]],
+    theirs: Mapping[str, Mapping[str, Sequence[float]]],
+    text: str,
+) -> str:
+    """One score by shift, each system's row followed by the paper's.
+
+    Args:
+        scores: From `score`.
+        key: `"ll"`, `"error"`, `"ece"` or `"brier"`.
+        columns: Names of the sets whose mean makes each column, by its title.
+        theirs: Published numbers by system and score, one per column; empty if the columns are not the paper's.
+        text: The table's title.
+    """
+    rows = []
+    for name, system in scores.items():
+        cells = []
+        for sets in columns.values():
+            values = [_value(system["shifted"][one], key) for one in sets if one in system["shifted"]]
+            cells.append(number(float(np.mean(values)), 2) if values else "-")
+        rows.append([title(name), *cells])
+        if name in theirs:
+            rows.append([f"  paper's {title(name)}", *(number(value, 2) for value in theirs[name][key])])
+    return table([key, *columns], rows, text)
+
+
+def _value(scores: Mapping[str, float], key: str) -> float:
+    if key == "ll":
+        return -scores["nll"]
+    return 1 - scores["accuracy"] if key == "error" else scores[key]
+
+
+def ood_table(scores: Mapping[str, Any], dataset: str, paper_set: str) -> str:
+    """AUROC against every set from elsewhere, and the paper's where it has one."""
+    outside = list(dict.fromkeys(name for system in scores.values() for name in system["ood"]))
+    rows = []
+    for name, system in scores.items():
+        theirs = published.OOD_AUROC.get(dataset, {}).get(name)
+        cells = [
+            number(system["ood"][one][key]) for one in outside for key in ("auroc_entropy", "auroc_max_probability")
+        ]
+        rows.append([title(name), *cells, "-" if theirs is None else f"{theirs[0]:.2f} ({theirs[1]:.2f})"])
+    header = ["auroc", *(f"{one} {by}" for one in outside for by in ("H", "p")), f"paper, {paper_set}"]
+    return table(
+        header,
+        rows,
+        "Out of distribution: AUROC by entropy (H) and by maximum probability (p); the paper's is its table 1.",
+    )
+
+
+def rejection_table(scores: Mapping[str, Any]) -> str:
+    """Accuracy after turning away the least certain of test images and images from elsewhere together (figure 6)."""
+    rows = [
+        [title(name), outside, *(number(value, 3) for value in curve)]
+        for name, system in scores.items()
+        for outside, curve in system["rejection"].items()
+    ]
+    header = ["accuracy", "outside", *(f"{share:.0%}" for share in REJECTED)]
+    return table(
+        header,
+        rows,
+        "Rejection-classification by entropy, by the share turned away; the paper shows figure 6 and no numbers.",
+    )

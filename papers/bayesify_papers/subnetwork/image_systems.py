@@ -1,0 +1,409 @@
+"""The systems that the paper compares on images: from a trained network to a function that predicts probabilities."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from bayesify import subnetwork
+from bayesify.baselines.swag import SWAG
+from bayesify.baselines.vogn import VOGN
+from bayesify.laplace import Laplace
+from bayesify.laplace.covariances import DiagonalCovariance, FullCovariance
+from bayesify.likelihoods import Categorical
+from bayesify.network import BayesianNetwork, bayesianize
+from bayesify.posteriors import Dropout, MeanField
+from bayesify.predictive.base import Predictive
+from bayesify.predictive.classification import ClassificationPredictive
+from bayesify.priors import Gaussian as GaussianPrior
+from bayesify.training.fitting import fit
+from bayesify_papers.subnetwork import image_training, published
+from bayesify_papers.subnetwork.image_training import Batches, Recipe
+
+Predict = Callable[[Tensor], Tensor]
+"""From normalized images on the device, [B, C, H, W], to probabilities, [B, classes]."""
+
+MEMORY = 4 * 2**30
+"""Budget in bytes for activations on a GPU."""
+
+GRID = tuple(10.0**power for power in range(-12, 6, 2))
+"""Prior precisions of the first search. The paper's goes from 1e-4 to 1e4 in steps of ten (appendix C.3); the weights of largest
+variance have so little curvature that ours must go lower."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the systems are made with.
+
+    Args:
+        size: Weights of a subnetwork.
+        num_fit: Training images for the curvature; they stand for all of them.
+        num_select: Of these, how many choose the subnetwork.
+        num_validation: Training images that are set aside, for prior precisions.
+        num_tune: Of these, how many are used.
+        grid: Prior precisions of the first search.
+        tune: Which prior precisions are tried beside the paper's: `"tuned"` is the best on validation images, `"widest"` the
+            smallest that costs little there, `"shifted"` the best on shifted validation images.
+        cost: Of `"widest"`: the log-likelihood that validation images may lose against MAP; in the paper's table 2 its posterior
+            loses 0.06 nats.
+        draws: Of dropout, SWAG, VOGN and the diagonal posterior; 16 in the paper.
+        members: Of the ensemble.
+        apart_batch: Images in a step of what is trained apart (256 in the paper) but the ensemble.
+        swag_epochs: After training.
+        swag_learning_rate: Constant.
+        vogn_epochs: In place of the recipe's, since a step costs several.
+        vogn_learning_rate: Of VOGN.
+        vogn_prior_std: Of VOGN's prior.
+        vogn_damping: Of VOGN.
+        chunk: Images that a Laplace posterior predicts at a time.
+        memory: Budget of a Laplace posterior.
+    """
+
+    size: int = published.SUBNETWORK_SIZE
+    num_fit: int = 10_000
+    num_select: int = 10_000
+    num_validation: int = 5_000
+    num_tune: int = 300
+    grid: tuple[float, ...] = GRID
+    tune: tuple[str, ...] = ("tuned", "widest", "shifted")
+    cost: float = 0.06
+    draws: int = 16
+    members: int = 5
+    apart_batch: int = 256
+    swag_epochs: int = 20
+    swag_learning_rate: float = 0.05
+    vogn_epochs: int = 90
+    vogn_learning_rate: float = 1e-3
+    vogn_prior_std: float = 0.1
+    vogn_damping: float = 1e-3
+    chunk: int = 250
+    memory: str = "24GiB"
+
+
+@dataclass
+class Workshop:
+    """A data set on a device with what systems share: the MAP estimate is trained once.
+
+    Args:
+        folder: Keeps trained networks.
+        x: Training images, normalized, [N, C, H, W].
+        y: Labels, [N].
+        validation: Images and labels that were set aside.
+        shifted: The same, shifted as the test images will be.
+        num_classes: Outputs.
+        recipe: Of training.
+        settings: Of systems.
+        seed: Of everything random.
+    """
+
+    folder: Path
+    x: Tensor
+    y: Tensor
+    validation: tuple[Tensor, Tensor]
+    shifted: tuple[Tensor, Tensor]
+    num_classes: int
+    recipe: Recipe
+    settings: Settings
+    seed: int = 0
+
+    def network(self, member: int = 0) -> tuple[nn.Module, float]:
+        """A trained network of the ensemble, and the seconds of its training; the first one is the MAP estimate."""
+        made = image_training.trained(
+            self.folder / f"network-{self.seed + member}.pt",
+            self.recipe,
+            self.x,
+            self.y,
+            num_classes=self.num_classes,
+            seed=self.seed + member,
+            settings={"recipe": asdict(self.recipe), "num_train": len(self.x)},
+        )
+        return made
+
+    @cached_property
+    def map_estimate(self) -> nn.Module:
+        """The network that the Laplace posteriors are around."""
+        return self.network()[0]
+
+    def fit_batches(self, batch: int = 250) -> list[tuple[Tensor, ...]]:
+        """The training images that curvature is computed from, with weights that make them stand for all."""
+        count = self.settings.num_fit
+        weights = torch.full((count,), len(self.x) / count, device=self.x.device)
+        return _cut(batch, self.x[:count], self.y[:count], weights)
+
+    def validation_score(self, predict: Predict, part: tuple[Tensor, Tensor]) -> float:
+        """Mean log-likelihood of the first `num_tune` of some labeled images."""
+        x, y = (values[: self.settings.num_tune] for values in part)
+        return float(predict(x).double().gather(1, y[:, None]).clamp_min(1e-37).log().mean())
+
+
+def _cut(batch: int, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
+    return list(zip(*(tensor.split(batch) for tensor in tensors), strict=True))
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A system that is ready to predict.
+
+    Args:
+        name: Under which its predictions are stored.
+        predict: From images to probabilities.
+        facts: What the run should say about it.
+    """
+
+    name: str
+    predict: Predict
+    facts: dict[str, Any]
+
+
+def _point(net: nn.Module, chunk: int = 2000) -> Predict:
+    def predict(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return torch.cat([net(part).double().softmax(-1) for part in x.split(chunk)])
+
+    return predict
+
+
+def _map(shop: Workshop) -> Iterator[Variant]:
+    net, seconds = shop.network()
+    yield Variant("map", _point(net), {"train_seconds": round(seconds, 1)})
+
+
+def _ensemble(shop: Workshop) -> Iterator[Variant]:
+    members = [shop.network(index) for index in range(shop.settings.members)]
+    predictors = [_point(net) for net, _ in members]
+    facts = {"train_seconds": round(sum(seconds for _, seconds in members), 1)}
+    yield Variant("ensemble", lambda x: torch.stack([predict(x) for predict in predictors]).mean(0), facts)
+
+
+def _laplace(
+    shop: Workshop, name: str, subset: Any, covariance: Literal["full", "diagonal"] = "full"
+) -> Iterator[Variant]:
+    """The posterior at the paper's prior precision, and at those that validation images choose."""
+    settings, start = shop.settings, time.perf_counter()
+    base = published.PRIOR_PRECISION.get(name, 1.0)
+    laplace = Laplace(
+        shop.map_estimate,
+        Categorical(),
+        subset=subset,
+        covariance=covariance,
+        prior_precision=base,
+        memory=settings.memory,
+    )
+    laplace.fit(shop.fit_batches())
+    facts: dict[str, Any] = {"fit_seconds": round(time.perf_counter() - start, 1)}
+
+    def predict(x: Tensor) -> Tensor:
+        if covariance == "diagonal":
+            generator = torch.Generator(x.device).manual_seed(shop.seed)
+            return _probs(laplace.predict(x, method="network_mc", num_draws=settings.draws, generator=generator))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".* to factorize it")
+            return torch.cat([_probs(laplace.predict(part)) for part in x.split(settings.chunk)])
+
+    if name in published.PRIOR_PRECISION:
+        yield Variant(name, predict, {**facts, "prior_precision": base})
+    if not settings.tune:
+        return
+    start = time.perf_counter()
+    grid = [precision for precision in settings.grid if precision >= _least(laplace)] or [max(settings.grid)]
+    floor = shop.validation_score(_point(shop.map_estimate), shop.validation) - settings.cost
+    found = search(lambda precision: _scores(shop, laplace, precision / base, predict), grid, settings.tune, floor)
+    facts["tune_seconds"] = round(time.perf_counter() - start, 1)
+    for ending, (precision, tried) in found.items():
+        laplace.set_prior_factor(precision / base)
+        yield Variant(f"{name}_{ending}", predict, {**facts, "prior_precision": precision, "tried": tried})
+
+
+def _scores(shop: Workshop, laplace: Laplace, factor: float, predict: Predict) -> dict[str, float]:
+    """Mean log-likelihoods of validation images, as they are and shifted, under a factor on the prior precision."""
+    laplace.set_prior_factor(factor)
+    scores = {"tuned": shop.validation_score(predict, shop.validation)}
+    if "shifted" in shop.settings.tune:
+        scores["shifted"] = shop.validation_score(predict, shop.shifted)
+    return scores
+
+
+def _least(laplace: Laplace) -> float:
+    """The prior precision below which rounding errors of the curvature would stand in for it."""
+    posterior = laplace.posterior
+    assert isinstance(posterior, (FullCovariance, DiagonalCovariance))
+    curvature = posterior.curvature
+    return 1e-4 * float((curvature.diagonal() if curvature.ndim == 2 else curvature).mean())
+
+
+def search(
+    score: Callable[[float], Mapping[str, float]], grid: Sequence[float], endings: Sequence[str], floor: float
+) -> dict[str, tuple[float, dict[str, float]]]:
+    """The best prior precision by each of several rules: of those on a grid, then of some between.
+
+    `"tuned"` and `"shifted"` are the largest of these two scores; a tenth and ten times the grid's best are tried too.
+    `"widest"` is the smallest precision down to which the score `"tuned"` stays above a floor, bisected twice between two
+    values of the grid.
+
+    Args:
+        score: From a prior precision to the scores; called once for each value.
+        grid: Of the first search.
+        endings: Rules.
+        floor: For `"widest"`.
+
+    Returns:
+        By rule: the chosen value, and the score of every value that was tried.
+    """
+    known = {precision: score(precision) for precision in grid}
+
+    def look(precision: float) -> Mapping[str, float]:
+        if precision not in known:
+            known[precision] = score(precision)
+        return known[precision]
+
+    found = {}
+    for ending in endings:
+        key = "tuned" if ending == "widest" else ending
+        if ending == "widest":
+            falling = sorted(known, reverse=True)
+            count = next((place for place, one in enumerate(falling) if known[one][key] < floor), len(falling))
+            best = falling[max(0, count - 1)]
+            for _ in range(2 if 0 < count < len(falling) else 0):
+                below = max(precision for precision in known if precision < best)
+                middle = math.sqrt(below * best)
+                best = middle if look(middle)[key] >= floor else best
+        else:
+            best = max(known, key=lambda precision: known[precision][key])
+            for near in (best / 10, best * 10):
+                look(near)
+            best = max(known, key=lambda precision: known[precision][key])
+        found[ending] = (best, key)
+    return {
+        ending: (best, {f"{precision:g}": round(known[precision][key], 4) for precision in sorted(known)})
+        for ending, (best, key) in found.items()
+    }
+
+
+def _probs(made: Predictive) -> Tensor:
+    assert isinstance(made, ClassificationPredictive)
+    return made.probs
+
+
+def _subnetwork(shop: Workshop) -> Iterator[Variant]:
+    chosen = subnetwork.largest_variance(shop.settings.size, num_examples=shop.settings.num_select)
+    yield from _laplace(shop, "subnetwork", chosen)
+
+
+def _random(shop: Workshop) -> Iterator[Variant]:
+    yield from _laplace(shop, "random", subnetwork.random(shop.settings.size, seed=shop.seed))
+
+
+def _largest_magnitude(shop: Workshop) -> Iterator[Variant]:
+    yield from _laplace(shop, "largest_magnitude", subnetwork.largest_magnitude(shop.settings.size))
+
+
+def _last_layer(shop: Workshop) -> Iterator[Variant]:
+    yield from _laplace(shop, "last_layer", "last_layer")
+
+
+def _diagonal(shop: Workshop) -> Iterator[Variant]:
+    yield from _laplace(shop, "diagonal", "all", covariance="diagonal")
+
+
+def _bayesian(bnn: BayesianNetwork, shop: Workshop) -> Predict:
+    def predict(x: Tensor) -> Tensor:
+        generator = torch.Generator(x.device).manual_seed(shop.seed)
+        return _probs(bnn.predict(x, shop.settings.draws, generator=generator, memory=MEMORY if x.is_cuda else None))
+
+    return predict
+
+
+def _dropout(shop: Workshop) -> Iterator[Variant]:
+    """Masks between the two convolutions of each block, rate 0.1 (appendix C.3), trained from the start."""
+    recipe, start = replace(shop.recipe, batch=min(shop.settings.apart_batch, len(shop.x))), time.perf_counter()
+    net = image_training.make(recipe, shop.x.shape[1], shop.num_classes, shop.seed)
+    if shop.x.is_cuda:
+        net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    bnn = bayesianize(net, {"layer*.conv2": Dropout(rate=0.1)}, likelihood=Categorical()).to(shop.x.device)
+    fit(
+        bnn,
+        Batches(shop.x, shop.y, recipe.batch, seed=shop.seed, crops=recipe.crops),
+        num_data=len(shop.x),
+        epochs=recipe.epochs,
+        optimizer=lambda parameters: torch.optim.SGD(
+            parameters, lr=recipe.learning_rate, momentum=recipe.momentum, weight_decay=recipe.weight_decay
+        ),
+        scheduler=lambda sgd: torch.optim.lr_scheduler.LambdaLR(sgd, lambda epoch: image_training.rate(recipe, epoch)),
+        kl_weight=0.0,
+        num_draws=1,
+        precision=recipe.precision if shop.x.is_cuda else "float32",
+        seed=shop.seed,
+        progress=False,
+    )
+    bnn.eval()
+    yield Variant("dropout", _bayesian(bnn, shop), {"train_seconds": round(time.perf_counter() - start, 1)})
+
+
+def _swag(shop: Workshop) -> Iterator[Variant]:
+    """SGD at a constant learning rate from the MAP estimate on; each draw has batch statistics of its own."""
+    settings, start = shop.settings, time.perf_counter()
+    batches = Batches(shop.x, shop.y, settings.apart_batch, seed=shop.seed, crops=shop.recipe.crops)
+    swag = SWAG(shop.map_estimate, Categorical(), rank=min(20, settings.swag_epochs))
+    swag.fit(
+        batches,
+        settings.swag_epochs,
+        settings.swag_learning_rate,
+        momentum=shop.recipe.momentum,
+        weight_decay=shop.recipe.weight_decay,
+        seed=shop.seed,
+        progress=False,
+    )
+    generator = torch.Generator().manual_seed(shop.seed)
+    draws = swag.draw(settings.draws, generator=generator, loader=shop.fit_batches(batch=500))
+    facts = {"train_seconds": round(time.perf_counter() - start, 1)}
+
+    def predict(x: Tensor) -> Tensor:
+        return _probs(swag.predict(x, draws=draws, memory=MEMORY if x.is_cuda else None))
+
+    yield Variant("swag", predict, facts)
+
+
+def _vogn(shop: Workshop) -> Iterator[Variant]:
+    """Mean-field Gaussians over convolutions and the last layer, trained from the start (Osawa et al. 2019)."""
+    settings, start = shop.settings, time.perf_counter()
+    net = image_training.make(shop.recipe, shop.x.shape[1], shop.num_classes, shop.seed)
+    prior = GaussianPrior(std=settings.vogn_prior_std)
+    bnn = bayesianize(net, MeanField(), likelihood=Categorical(), prior=prior).to(shop.x.device)
+    trainer = VOGN(bnn, num_data=len(shop.x), learning_rate=settings.vogn_learning_rate, damping=settings.vogn_damping)
+    batches = Batches(shop.x, shop.y, settings.apart_batch, seed=shop.seed, crops=shop.recipe.crops)
+    recipe = replace(shop.recipe, epochs=settings.vogn_epochs)
+    trainer.fit(
+        batches,
+        settings.vogn_epochs,
+        schedule=lambda share: image_training.rate(recipe, share * settings.vogn_epochs),
+        seed=shop.seed,
+        progress=False,
+    )
+    bnn.eval()
+    yield Variant("vogn", _bayesian(bnn, shop), {"train_seconds": round(time.perf_counter() - start, 1)})
+
+
+SYSTEMS: dict[str, Callable[[Workshop], Iterator[Variant]]] = {
+    "map": _map,
+    "subnetwork": _subnetwork,
+    "random": _random,
+    "largest_magnitude": _largest_magnitude,
+    "last_layer": _last_layer,
+    "diagonal": _diagonal,
+    "dropout": _dropout,
+    "swag": _swag,
+    "vogn": _vogn,
+    "ensemble": _ensemble,
+}
+"""In the order in which they run. The paper has no largest magnitude and no last layer on images."""
+
+DEFAULT = tuple(name for name in SYSTEMS if name != "largest_magnitude")

@@ -1,0 +1,147 @@
+"""Predictions of all systems on shifted images: made, stored set by set, scored."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayesify.datasets.download import write_arrays
+from bayesify.datasets.images import Images
+from bayesify.datasets.scaling import Standardization
+from bayesify.predictive.base import Outputs
+from bayesify.predictive.classification import ClassificationPredictive
+from bayesify_papers import records
+from bayesify_papers.subnetwork.image_systems import SYSTEMS, Settings, Workshop
+from bayesify_papers.subnetwork.image_training import Recipe
+
+
+@dataclass(frozen=True)
+class Task:
+    """What systems are trained on and what they predict.
+
+    Args:
+        data: Training images; its test images are not used here.
+        validation_shift: From images of the validation part, uint8, to shifted ones.
+        sets: Images to predict by name, uint8: `"shifted/..."` have the labels of `labels`, `"ood/..."` have none.
+        labels: Of every shifted set.
+    """
+
+    data: Images
+    validation_shift: Any
+    sets: Mapping[str, np.ndarray]
+    labels: np.ndarray
+
+
+def run(
+    folder: Path,
+    task: Task,
+    recipe: Recipe,
+    settings: Settings,
+    *,
+    systems: Sequence[str],
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    facts: Mapping[str, Any] | None = None,
+) -> None:
+    """Train systems and write what they predict; what the folder holds under the same settings is not made again.
+
+    Args:
+        folder: Gets one `.npz` per system, `labels.npz`, `run.json` and the trained networks.
+        task: Images.
+        recipe: Of training.
+        settings: Of systems.
+        systems: Names from `SYSTEMS`.
+        seed: Of everything random.
+        device: Where.
+        facts: Goes into `run.json`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    device = torch.device(device)
+    path = folder / "run.json"
+    about = {"dataset": task.data.name, "seed": seed, "recipe": asdict(recipe), "settings": asdict(settings)}
+    about = json.loads(json.dumps({**about, "num_train": len(task.data.train_images), "sets": list(task.sets)}))
+    content: dict[str, Any] = {**(facts or {}), **about, "systems": {}}
+    if path.is_file():
+        former = json.loads(path.read_text())
+        if all(former.get(key) == value for key, value in about.items()):
+            content["systems"] = former["systems"]
+    write_arrays(folder / "labels.npz", {"labels": task.labels})
+    shop, scale = _workshop(folder, task, recipe, settings, seed, device)
+    for name in systems:
+        if any(entry.get("system") == name for entry in content["systems"].values()):
+            print(f"{name}: its predictions are there already", flush=True)
+            continue
+        made: dict[str, Any] = {}
+        for variant in SYSTEMS[name](shop):
+            start = time.perf_counter()
+            arrays = {}
+            for set_name, pictures in task.sets.items():
+                probs = variant.predict(_to_device(scale, pictures, device))
+                arrays[set_name] = probs.double().clamp_min(1e-37).log().float().cpu().numpy()
+            write_arrays(folder / f"{variant.name}.npz", arrays)
+            seconds = round(time.perf_counter() - start, 1)
+            made[variant.name] = {"system": name, **variant.facts, "predict_seconds": seconds}
+            numbers = {key: value for key, value in made[variant.name].items() if isinstance(value, float)}
+            shown = ", ".join(f"{key} {value:g}" for key, value in numbers.items())
+            print(f"{variant.name}: {shown}\n{_brief(arrays, task.labels)}", flush=True)
+        content["systems"] |= made
+        records.write(path, content)
+
+
+def _workshop(
+    folder: Path, task: Task, recipe: Recipe, settings: Settings, seed: int, device: torch.device
+) -> tuple[Workshop, Standardization]:
+    data, aside = task.data, settings.num_validation
+    order = np.random.default_rng(0).permutation(len(data.train_images))
+    train, held = order[aside:], order[:aside]
+    scale = Standardization.of(data.train_images[train], (0, 2, 3))
+    labels = torch.from_numpy(data.train_labels.astype(np.int64))
+    held_images = data.train_images[held]
+    shop = Workshop(
+        folder=folder,
+        x=_to_device(scale, data.train_images[train], device),
+        y=labels[train].to(device),
+        validation=(_to_device(scale, held_images, device), labels[held].to(device)),
+        shifted=(_to_device(scale, task.validation_shift(held_images), device), labels[held].to(device)),
+        num_classes=int(data.train_labels.max()) + 1,
+        recipe=recipe,
+        settings=replace(settings, num_fit=min(settings.num_fit, len(train))),
+        seed=seed,
+    )
+    return shop, scale
+
+
+def _to_device(scale: Standardization, pictures: np.ndarray, device: torch.device) -> Tensor:
+    moved = torch.from_numpy(np.ascontiguousarray(pictures)).to(device).float()
+    mean, std = (torch.from_numpy(value).float().to(device) for value in (scale.mean, scale.std))
+    return (moved - mean) / std
+
+
+def _brief(arrays: Mapping[str, np.ndarray], labels: np.ndarray) -> str:
+    """Log-likelihood and accuracy of each shifted set, which need no package."""
+    lines = []
+    for name, log_probs in arrays.items():
+        if name.startswith("shifted/"):
+            ll = float(log_probs[np.arange(len(labels)), labels].mean())
+            accuracy = float((log_probs.argmax(1) == labels).mean())
+            lines.append(f"  {name.partition('/')[2]}: log-likelihood {ll:.3f}, accuracy {accuracy:.4f}")
+    return "\n".join(lines)
+
+
+def read(folder: Path, name: str) -> dict[str, ClassificationPredictive]:
+    """What a variant predicted, by the name of the set."""
+    with np.load(folder / f"{name}.npz", allow_pickle=False) as stored:
+        return {key: as_predictive(torch.from_numpy(stored[key])) for key in stored}
+
+
+def as_predictive(log_probs: Tensor) -> ClassificationPredictive:
+    """A prediction from log-probabilities, [B, C]."""
+    return ClassificationPredictive(Outputs(kept=log_probs.unsqueeze(0)), lambda outputs: outputs)

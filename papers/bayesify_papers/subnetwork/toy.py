@@ -1,0 +1,271 @@
+"""The 1-D regression of section 5.1 (figure 2): the posteriors around one MAP estimate, a panel each.
+
+    python -m bayesify_papers.subnetwork.toy [--dataset matern] [--seeds 3] [--out DIR] [--smoke]
+
+Network, prior precision and sizes are the paper's: two hidden layers of 50 ReLU units, 3 on each of the 2,600 weights, biases
+left out, 50, 3 and 1 % of the weights. The last layer has the marginal of the full posterior (appendix C.1). The paper's data are
+two clusters from a set of the depth uncertainty paper that it does not name: `matern` is that paper's set with two clusters and
+lies in the folder of the data; `cosine` is made from a seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bayesify import subnetwork
+from bayesify.datasets import toy
+from bayesify.datasets.download import obtain
+from bayesify.laplace import Laplace
+from bayesify.laplace.covariances import DiagonalCovariance
+from bayesify.likelihoods import Gaussian
+from bayesify.predictive.base import Outputs
+from bayesify.predictive.regression import RegressionPredictive
+from bayesify_papers import records
+from bayesify_papers.subnetwork import map_regression
+from bayesify_papers.tables import number, table
+
+HIDDEN_LAYERS, WIDTH, PRIOR_PRECISION = 2, 50, 3.0
+SHARES = (0.5, 0.03, 0.01)
+RECIPE = map_regression.Recipe(epochs=20_000, patience=None)
+SMOKE = map_regression.Recipe(epochs=20, patience=None)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Points, and where to draw the functions.
+
+    Args:
+        name: Of the set.
+        x: Inputs, [N, 1].
+        y: Targets, [N, 1].
+        grid: Evenly spaced inputs, [G, 1].
+        gap: Ends of the stretch between the clusters.
+    """
+
+    name: str
+    x: Tensor
+    y: Tensor
+    grid: Tensor
+    gap: tuple[float, float]
+
+
+def load(name: str, folder: str | Path | None = None) -> Data:
+    """`"matern"`, from the folder of the data, or `"cosine"`, both standardized.
+
+    Raises:
+        FileNotFoundError: If the folder does not hold `toy/matern_1d.npz`.
+    """
+    if name == "cosine":
+        made = toy.cosine().standardized()
+        assert made.gap is not None
+        return Data(name, made.x, made.y, made.grid, made.gap)
+    with np.load(obtain("toy", "toy/matern_1d.npz", folder), allow_pickle=False) as stored:
+        x, y = torch.from_numpy(stored["x"]).float(), torch.from_numpy(stored["y"]).float()
+    ordered = x[:, 0].sort().values
+    place = int(ordered.diff().argmax())
+    grid = torch.linspace(float(ordered[0]) - 1.2, float(ordered[-1]) + 1.2, 240)[:, None]
+    return Data(name, x, y, grid, (float(ordered[place]), float(ordered[place + 1])))
+
+
+Predict = Callable[[Tensor], RegressionPredictive]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one posterior did under one seed.
+
+    Args:
+        system: Its name.
+        seed: Of the network, its training and the random subnetwork.
+        num_weights: Weights that have a variance.
+        at_data: Mean epistemic standard deviation at the training inputs.
+        in_gap: The same between the clusters.
+        outside: The same beyond the data.
+    """
+
+    system: str
+    seed: int
+    num_weights: int
+    at_data: float
+    in_gap: float
+    outside: float
+
+
+def systems(num_weights: int, seed: int, curvature: Tensor) -> dict[str, dict[str, Any]]:
+    """Arguments of `Laplace` for each posterior, by title; the number in brackets counts weights.
+
+    Args:
+        num_weights: All of them.
+        seed: Of the random subnetworks.
+        curvature: Diagonal of the curvature, [num_weights]. Where it is 0 the data do not reach a weight: its variance is the
+            prior's, the largest there is, and the paper's rule takes it first, although most such weights belong to units
+            that are never active. The rows of live weights leave them out.
+    """
+    made: dict[str, dict[str, Any]] = {
+        f"Diagonal ({num_weights})": {"covariance": "diagonal"},
+        f"Last layer ({WIDTH})": {"subset": "last_layer", "marginal": True},
+        f"Full ({num_weights})": {},
+    }
+    for share in SHARES:
+        size = math.ceil(share * num_weights)
+        made[f"Largest variance {share:.0%} ({size})"] = {"subset": subnetwork.largest_variance(size)}
+    live = int((curvature > 0).sum())
+    order = curvature.masked_fill(curvature == 0, math.inf).argsort()
+    for share in SHARES:
+        size = min(live, math.ceil(share * num_weights))
+        made[f"Live weights {share:.0%} ({size})"] = {"subset": subnetwork.from_indices(order[:size])}
+    for share in SHARES:
+        size = math.ceil(share * num_weights)
+        made[f"Random {share:.0%} ({size})"] = {"subset": subnetwork.random(size, seed=seed)}
+    return made
+
+
+def predictors(data: Data, recipe: map_regression.Recipe, seed: int) -> dict[str, Predict]:
+    """Train the network, and give what predicts by each posterior around it."""
+    net = map_regression.make(1, HIDDEN_LAYERS, WIDTH, seed)
+    likelihood = map_regression.train(net, data.x, data.y, recipe, seed=seed)
+    num_weights = map_regression.freeze_biases(net)
+    made: dict[str, Predict] = {"MAP (0)": _point(net, likelihood)}
+    diagonal = Laplace(net, likelihood, covariance="diagonal").fit([(data.x, data.y)]).posterior
+    assert isinstance(diagonal, DiagonalCovariance)
+    for title, options in systems(num_weights, seed, diagonal.curvature).items():
+        laplace = Laplace(net, likelihood, prior_precision=PRIOR_PRECISION, **options).fit([(data.x, data.y)])
+        made[title] = _predictor(laplace)
+    return made
+
+
+def _predictor(laplace: Laplace) -> Predict:
+    def predict(x: Tensor) -> RegressionPredictive:
+        made = laplace.predict(x)
+        assert isinstance(made, RegressionPredictive)
+        return made
+
+    return predict
+
+
+def _point(net: nn.Module, likelihood: Gaussian) -> Predict:
+    def predict(x: Tensor) -> RegressionPredictive:
+        with torch.no_grad():
+            return likelihood.predictive(Outputs(kept=net(x).unsqueeze(0)))
+
+    return predict
+
+
+def judge(title: str, seed: int, predict: Predict, data: Data) -> Outcome:
+    """How wide a posterior's functions spread, where there are data and where there are none."""
+    x, (low, high) = data.grid[:, 0], data.gap
+    gap = data.grid[(x > low) & (x < high)]
+    outside = data.grid[(x < data.x.min()) | (x > data.x.max())]
+    spread = [float(predict(place).epistemic.clamp_min(0).sqrt().mean()) for place in (data.x, gap, outside)]
+    name, _, rest = title.rpartition(" (")
+    return Outcome(name, seed, int(rest[:-1]), *spread)
+
+
+def summarize(outcomes: Sequence[Outcome], dataset: str) -> str:
+    """The table: medians over seeds."""
+    rows = []
+    full = statistics.median(outcome.in_gap for outcome in outcomes if outcome.system == "Full")
+    for system in dict.fromkeys(outcome.system for outcome in outcomes):
+        own = [outcome for outcome in outcomes if outcome.system == system]
+        spread = [statistics.median(getattr(one, key) for one in own) for key in ("at_data", "in_gap", "outside")]
+        share = f"{spread[1] / full:.0%}" if full > 0 else "-"
+        rows.append([system, str(own[0].num_weights), str(len(own)), *(number(value) for value in spread), share])
+    header = ["posterior", "weights", "seeds", "std at data", "in the gap", "outside", "of full's in the gap"]
+    title = f"1-D regression, {dataset}: epistemic std, medians over seeds; the paper shows figure 2 and no numbers."
+    return table(header, rows, title)
+
+
+def figure(panels: dict[str, Predict], data: Data, path: Path) -> None:
+    """One panel per posterior: mean, and one epistemic and one total standard deviation around it (figure 2)."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    columns = 5
+    rows = -(-len(panels) // columns)
+    sheet = Figure(figsize=(2.9 * columns, 2.4 * rows), layout="constrained")
+    FigureCanvasAgg(sheet)
+    axes = sheet.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flatten()
+    x, y = data.grid[:, 0].numpy(), data.y[:, 0].numpy()
+    reach = 1.2 * float(np.abs(y).max()) + 0.5
+    for place, (title, predict) in zip(axes, panels.items(), strict=False):
+        made = predict(data.grid)
+        mean, total = made.mean[:, 0].numpy(), made.std[:, 0].numpy()
+        epistemic = made.epistemic[:, 0].clamp_min(0).sqrt().numpy()
+        place.fill_between(x, mean - total, mean + total, color="#4a90c4", alpha=0.25, linewidth=0)
+        place.fill_between(x, mean - epistemic, mean + epistemic, color="#4a90c4", alpha=0.35, linewidth=0)
+        place.plot(x, mean, color="#1b3a5c", linewidth=1.6)
+        place.plot(data.x[:, 0].numpy(), y, "o", color="#c2571a", markersize=1.6, markeredgewidth=0)
+        place.set_title(title, fontsize=10)
+        place.set(xlim=(x[0], x[-1]), ylim=(-reach, reach))
+        place.spines[["top", "right"]].set_visible(False)
+    for place in axes[len(panels) :]:
+        place.set_axis_off()
+    for place in axes[max(0, len(panels) - columns) : len(panels)]:  # the lowest panel of each column
+        place.tick_params(labelbottom=True)
+    for kind in ("png", "svg"):
+        sheet.savefig(path.with_suffix(f".{kind}"), dpi=150)
+
+
+def run(data: Data, seeds: int, recipe: map_regression.Recipe, folder: Path, facts: dict[str, Any]) -> list[Outcome]:
+    """Train, judge and draw; seeds that `toy.json` holds under the same settings are not run again.
+
+    Args:
+        data: Points.
+        seeds: How many.
+        recipe: Of the MAP estimate.
+        folder: Gets `toy.json` and, if matplotlib is installed, the figure of the first seed.
+        facts: Goes into the JSON file.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "toy.json"
+    content: dict[str, Any] = {"dataset": data.name, "settings": asdict(recipe), "prior_precision": PRIOR_PRECISION}
+    outcomes: list[Outcome] = []
+    if path.is_file():
+        former = json.loads(path.read_text())
+        if all(former.get(key) == value for key, value in content.items()):
+            outcomes = [Outcome(**entry) for entry in former["outcomes"] if entry["seed"] < seeds]
+    for seed in range(seeds):
+        if any(outcome.seed == seed for outcome in outcomes):
+            continue
+        panels = predictors(data, recipe, seed)
+        outcomes += [judge(title, seed, predict, data) for title, predict in panels.items()]
+        records.write(path, {**facts, **content, "outcomes": [asdict(outcome) for outcome in outcomes]})
+        print(f"seed {seed}: {len(panels)} posteriors", flush=True)
+        if seed == 0 and find_spec("matplotlib") is not None:
+            figure(panels, data, folder / "toy")
+    return outcomes
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the experiment from the command line."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--dataset", choices=("matern", "cosine"), default="cosine")
+    parser.add_argument("--data", help="folder of the data; BAYESIFY_DATA if left out")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("bayesify-report") / "subnetwork-toy")
+    parser.add_argument("--smoke", action="store_true", help="a few steps of everything")
+    chosen = parser.parse_args(given)
+    torch.set_num_threads(1)  # the networks are so small that a second thread only waits
+    data = load(chosen.dataset, chosen.data)
+    facts = records.facts("bayesify_papers.subnetwork.toy", given)
+    seeds, recipe = (1, SMOKE) if chosen.smoke else (chosen.seeds, RECIPE)
+    print(summarize(run(data, seeds, recipe, chosen.out, facts), data.name))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

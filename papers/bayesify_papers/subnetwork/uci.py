@@ -1,0 +1,317 @@
+"""UCI regression of section 5.2 (figure 3): subnetworks of large networks against whole small networks.
+
+    python -m bayesify_papers.subnetwork.uci --datasets wine kin8nm protein [--splits 5] [--out DIR] [--smoke]
+
+Four networks (1 or 2 hidden layers of 50 or 100 ReLU units), standard and gap splits, 15 % of the training rows for early
+stopping and for the prior precision (appendix C.2). Of each network the posterior covers as many weights as each smaller network
+has, chosen by largest variance, and at last all of them; biases are point estimates. Every split of every network is stored as
+soon as it is there, and a run goes on where an earlier one ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayesify import subnetwork
+from bayesify.datasets import Standardization, uci
+from bayesify.laplace import Laplace
+from bayesify.likelihoods import Gaussian
+from bayesify_papers import records
+from bayesify_papers.subnetwork import map_regression
+from bayesify_papers.tables import number, table
+
+DATASETS = ("wine", "kin8nm", "protein")
+NETWORKS = ((1, 50), (1, 100), (2, 50), (2, 100))
+"""Hidden layers and their width."""
+
+MEMORY = "4GiB"
+"""Budget of a posterior; 11,200 weights take 1.4 GiB."""
+
+PRIOR_PRECISIONS = (1e-4, 1e-3, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 100.0, 1000.0)
+"""The list of appendix C.2."""
+
+RECIPE = map_regression.Recipe()
+RECIPES = {"protein": replace(RECIPE, epochs=500, patience=125)}
+SMOKE = map_regression.Recipe(epochs=3, patience=2)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One posterior on one split.
+
+    Args:
+        dataset: Short name.
+        gap: Whether the split is a gap split.
+        split: Its number.
+        hidden_layers: Of the network.
+        width: Of its hidden layers.
+        num_weights: Weights that have a variance; 0 is MAP.
+        log_likelihood: Mean over test rows in nats, in the target's own unit.
+        rmse: In the target's own unit.
+        prior_precision: The chosen one; `None` for MAP.
+        seconds: Of fitting and tuning; of training, for MAP.
+    """
+
+    dataset: str
+    gap: bool
+    split: int
+    hidden_layers: int
+    width: int
+    num_weights: int
+    log_likelihood: float
+    rmse: float
+    prior_precision: float | None
+    seconds: float
+
+    @property
+    def key(self) -> tuple[str, bool, int, int, int]:
+        """What was run: data set, kind of split, its number, and the network."""
+        return self.dataset, self.gap, self.split, self.hidden_layers, self.width
+
+
+def count_weights(inputs: int, hidden_layers: int, width: int) -> int:
+    """Weights without biases: `(inputs + 1) width + (hidden_layers - 1) width^2` (section 5.2)."""
+    return (inputs + 1) * width + (hidden_layers - 1) * width**2
+
+
+def subnetwork_sizes(inputs: int, hidden_layers: int, width: int, networks: Sequence[tuple[int, int]]) -> list[int]:
+    """Sizes of the networks that are not larger than this one, ascending: the last is its own."""
+    own = count_weights(inputs, hidden_layers, width)
+    return sorted({size for size in (count_weights(inputs, *network) for network in networks) if size < own} | {own})
+
+
+def run_split(
+    table_: uci.Table,
+    split: uci.Split,
+    *,
+    gap: bool,
+    index: int,
+    network: tuple[int, int],
+    networks: Sequence[tuple[int, int]],
+    recipe: map_regression.Recipe,
+    largest: int | None = None,
+    device: torch.device | str = "cpu",
+) -> list[Outcome]:
+    """Train a network on a split, and score MAP and every subnetwork.
+
+    Args:
+        table_: Data.
+        split: Its training rows are divided here.
+        gap: Whether it is a gap split.
+        index: Its number, which is also the seed.
+        network: Hidden layers and width.
+        networks: Whose sizes the subnetworks have.
+        recipe: Of the MAP estimate.
+        largest: No subnetwork is larger.
+        device: Where to compute.
+    """
+    rows = split.with_validation(0.15, seed=index)
+    scale_x, scale_y = Standardization.of(table_.X[rows.train]), Standardization.of(table_.y[rows.train])
+
+    def part(which: np.ndarray) -> tuple[Tensor, Tensor]:
+        x, y = scale_x(table_.X[which]), scale_y(table_.y[which])
+        return torch.from_numpy(x).float().to(device), torch.from_numpy(y).float().to(device)
+
+    train, validation, test = part(rows.train), part(rows.validation), part(rows.test)
+    unit = float(scale_y.std[0, 0])
+    start = time.perf_counter()
+    net = map_regression.make(table_.X.shape[1], *network, seed=index).to(device)
+    likelihood = map_regression.train(net, *train, recipe, validation=validation, seed=index)
+
+    def outcome(size: int, log_likelihood: Tensor, precision: float | None, since: float) -> Outcome:
+        with torch.no_grad():
+            rmse = float((net(test[0]) - test[1]).square().mean().sqrt()) * unit
+        mean, seconds = float(log_likelihood.mean()) - math.log(unit), time.perf_counter() - since
+        return Outcome(table_.name, gap, index, *network, size, mean, rmse, precision, round(seconds, 2))
+
+    with torch.no_grad():
+        point = likelihood.log_density(net(test[0]), test[1])
+    outcomes = [outcome(0, point, None, start)]
+    map_regression.freeze_biases(net)
+    for size in subnetwork_sizes(table_.X.shape[1], *network, networks):
+        if largest is not None and size > largest:
+            break
+        start = time.perf_counter()
+        laplace, precision = fit_laplace(net, likelihood, size, train, validation)
+        outcomes.append(outcome(size, laplace.predict(test[0]).log_prob(test[1]), precision, start))
+    return outcomes
+
+
+def fit_laplace(
+    net: torch.nn.Module,
+    likelihood: Gaussian,
+    size: int,
+    train: tuple[Tensor, Tensor],
+    validation: tuple[Tensor, Tensor],
+) -> tuple[Laplace, float]:
+    """A Laplace approximation over a subnetwork, with the prior precision of best validation log-likelihood."""
+    whole = size == sum(parameter.numel() for parameter in net.parameters() if parameter.requires_grad)
+    chosen = "all" if whole else subnetwork.largest_variance(size)
+    laplace = Laplace(net, likelihood, subset=chosen, memory=MEMORY)
+    laplace.fit(_batches(*train))
+    precision = laplace.tune_prior_precision(_batches(*validation), grid=PRIOR_PRECISIONS, fine=False)
+    return laplace, precision
+
+
+def _batches(x: Tensor, y: Tensor, batch: int = 512) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(x.split(batch), y.split(batch), strict=True))
+
+
+def summarize(outcomes: Sequence[Outcome]) -> str:
+    """A table per data set and kind of split: mean test log-likelihood and its standard error, weights across."""
+    texts = []
+    for dataset, gap in dict.fromkeys((outcome.dataset, outcome.gap) for outcome in outcomes):
+        chosen = [outcome for outcome in outcomes if (outcome.dataset, outcome.gap) == (dataset, gap)]
+        sizes = sorted({outcome.num_weights for outcome in chosen})
+        rows = []
+        for network in dict.fromkeys((outcome.hidden_layers, outcome.width) for outcome in chosen):
+            own = [outcome for outcome in chosen if (outcome.hidden_layers, outcome.width) == network]
+            cells = [_mean_and_error([one.log_likelihood for one in own if one.num_weights == size]) for size in sizes]
+            splits = len({outcome.split for outcome in own})
+            rows.append([f"{network[0]} x {network[1]}", str(splits), *cells])
+        header = ["network", "splits", *("MAP" if size == 0 else f"{size:,}" for size in sizes)]
+        kind = "gap splits" if gap else "standard splits"
+        title = (
+            f"{dataset}, {kind}: mean test log-likelihood (standard error) by the number of weights with a variance; "
+            "the paper shows figure 3 and no numbers."
+        )
+        texts.append(table(header, rows, title))
+    return "\n\n".join(texts)
+
+
+def _mean_and_error(values: list[float]) -> str:
+    if not values:
+        return "-"
+    error = float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
+    return f"{np.mean(values):.3f} ({number(error)})"
+
+
+def run(
+    folder: Path,
+    tables: Sequence[uci.Table],
+    *,
+    kinds: Sequence[str] = ("standard", "gap"),
+    splits: int | None = None,
+    networks: Sequence[tuple[int, int]] = NETWORKS,
+    recipes: dict[str, map_regression.Recipe] | None = None,
+    largest: int | None = None,
+    device: torch.device | str = "cpu",
+    facts: dict[str, Any] | None = None,
+) -> list[Outcome]:
+    """Run what `uci.jsonl` in the folder does not hold yet.
+
+    Args:
+        folder: Gets `uci.jsonl`, one line per posterior, and `uci.json` with the facts and settings of the run.
+        tables: Data sets.
+        kinds: `"standard"`, `"gap"` or both.
+        splits: Only the first so many of each kind.
+        networks: Hidden layers and width of each.
+        recipes: Of the MAP estimates, by data set.
+        largest: No subnetwork is larger.
+        device: Where to compute.
+        facts: Goes into the JSON file.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "uci.jsonl"
+    outcomes = read(path)
+    done = {outcome.key for outcome in outcomes}
+    by_name = recipes or {table_.name: RECIPES.get(table_.name, RECIPE) for table_ in tables}
+    settings = {"networks": list(networks), "largest": largest, "prior_precisions": PRIOR_PRECISIONS}
+    recipe_facts = {name: asdict(recipe) for name, recipe in by_name.items()}
+    records.write(folder / "uci.json", {**(facts or {}), "settings": settings, "recipes": recipe_facts})
+    for table_ in tables:
+        for kind in kinds:
+            every = table_.splits if kind == "standard" else table_.gap_splits
+            for index, split in enumerate(every[:splits]):
+                for network in networks:
+                    if (table_.name, kind == "gap", index, *network) in done:
+                        continue
+                    made = run_split(
+                        table_,
+                        split,
+                        gap=kind == "gap",
+                        index=index,
+                        network=network,
+                        networks=networks,
+                        recipe=by_name[table_.name],
+                        largest=largest,
+                        device=device,
+                    )
+                    with path.open("a") as stream:
+                        stream.write("".join(json.dumps(asdict(outcome)) + "\n" for outcome in made))
+                    outcomes += made
+                    scores = ", ".join(f"{one.num_weights}: {one.log_likelihood:.3f}" for one in made)
+                    print(f"{table_.name} {kind} {index}, {network[0]} x {network[1]}: {scores}", flush=True)
+    return outcomes
+
+
+def read(path: Path) -> list[Outcome]:
+    """What earlier runs stored; a last line that was cut off by a kill does not count."""
+    if not path.is_file():
+        return []
+    text = path.read_text()
+    if not text.endswith("\n"):
+        text = text[: text.rfind("\n") + 1]
+        path.write_text(text)
+    return [Outcome(**json.loads(line)) for line in text.splitlines()]
+
+
+def synthetic(rows: int = 120, inputs: int = 3) -> uci.Table:
+    """A small regression for trying everything out."""
+    generator = np.random.default_rng(0)
+    X = generator.normal(size=(rows, inputs))
+    y = np.sin(X.sum(1, keepdims=True)) + 0.1 * generator.normal(size=(rows, 1))
+    order = np.argsort(X[:, 0])
+    third = rows // 3
+    gap = uci.Split(np.r_[order[:third], order[2 * third :]], order[third : 2 * third])
+    return uci.Table("synthetic", "regression", X, y, uci.seeded_splits(X, y, count=2), (gap,))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the experiment from the command line."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--datasets", nargs="+", choices=list(uci.REGRESSION), default=list(DATASETS))
+    parser.add_argument("--data", help="folder of the data; BAYESIFY_DATA if left out")
+    parser.add_argument("--kinds", nargs="+", choices=("standard", "gap"), default=["standard", "gap"])
+    parser.add_argument("--splits", type=int, help="only the first so many of each kind")
+    parser.add_argument("--largest", type=int, help="no subnetwork of more weights")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, default=Path("bayesify-report") / "subnetwork-uci")
+    parser.add_argument("--smoke", action="store_true", help="a few rows, two small networks, seconds")
+    chosen = parser.parse_args(given)
+    if chosen.device == "cpu":
+        torch.set_num_threads(1)  # the networks are so small that a second thread only waits
+    facts = records.facts("bayesify_papers.subnetwork.uci", given)
+    if chosen.smoke:
+        options: dict[str, Any] = {"networks": ((1, 4), (2, 6)), "recipes": {"synthetic": SMOKE}}
+        outcomes = run(chosen.out, [synthetic()], splits=1, facts=facts, **options)
+    else:
+        tables = [uci.load(name, chosen.data) for name in chosen.datasets]
+        outcomes = run(
+            chosen.out,
+            tables,
+            kinds=chosen.kinds,
+            splits=chosen.splits,
+            largest=chosen.largest,
+            device=chosen.device,
+            facts=facts,
+        )
+    print(summarize(outcomes))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,213 @@
+"""Table 9: two and three hidden layers of 64 to 512 units on EEG, letter and magic, several splits side by side.
+
+    python -m bayesify_papers.walsh_hadamard.classification [--datasets magic] [--layers 2] [--widths 64] [--out DIR] [--smoke]
+
+The schedule of appendix D.1, where a softmax has no noise variance: 50,500 steps of Adam on batches of 64. The paper does not say
+how the sets are divided; here a split is a random tenth for testing (`datasets.uci.seeded_splits`). Columns are standardized by
+training rows; EEG has a few huge spikes, so its columns are cut to 5 standard deviations of the central 98 % first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayesify.datasets import Standardization, uci
+from bayesify.likelihoods import Categorical
+from bayesify.models import mlp
+from bayesify.network import BayesianNetwork, bayesianize
+from bayesify.predictive.classification import ClassificationPredictive
+from bayesify.priors import Neal
+from bayesify_papers import records
+from bayesify_papers.tables import table
+from bayesify_papers.walsh_hadamard import published
+from bayesify_papers.walsh_hadamard.regression import MODELS, deviations
+from bayesify_papers.walsh_hadamard.shallow_regression import SMOKE
+from bayesify_papers.walsh_hadamard.stacked import Stack
+from bayesify_papers.walsh_hadamard.stacked_training import Recipe, Trainer, train
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One network on its split.
+
+    Args:
+        dataset: Name.
+        model: A key of `regression.MODELS`.
+        hidden_layers: Of the network.
+        width: Of its hidden layers.
+        split: Number of the split.
+        error: Share of test rows with another class than the most probable one.
+        mnll: Mean negative log-likelihood of test rows, in nats.
+    """
+
+    dataset: str
+    model: str
+    hidden_layers: int
+    width: int
+    split: int
+    error: float
+    mnll: float
+
+
+def scaled(train: np.ndarray, test: np.ndarray, cut: bool) -> tuple[Tensor, Tensor]:
+    """Columns standardized by training rows.
+
+    Args:
+        train: Training inputs.
+        test: Test inputs.
+        cut: Whether to cut columns to 5 standard deviations around the mean of their central 98 %, before standardization.
+    """
+    if cut:
+        low, high = np.quantile(train, [0.01, 0.99], axis=0)
+        middle = np.ma.masked_array(train, (train < low) | (train > high))
+        mean, std = np.asarray(middle.mean(0)), np.asarray(middle.std(0))
+        train, test = (np.clip(part, mean - 5 * std, mean + 5 * std) for part in (train, test))
+    scale = Standardization.of(train)
+    return torch.from_numpy(scale(train)).float(), torch.from_numpy(scale(test)).float()
+
+
+def make(model: str, sizes: Sequence[int], seed: int) -> BayesianNetwork:
+    """An untrained network with the given layer sizes."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return bayesianize(mlp(sizes), MODELS[model](), likelihood=Categorical(), prior=Neal())
+
+
+def run_setting(
+    folder: Path,
+    data: uci.Table,
+    model: str,
+    hidden_layers: int,
+    width: int,
+    recipe: Recipe,
+    *,
+    splits: int = 5,
+    num_draws: int = 64,
+    facts: dict[str, Any] | None = None,
+) -> list[Outcome]:
+    """Train one setting on several splits of a data set, or read what an earlier run stored.
+
+    Args:
+        folder: Gets a `.jsonl` file with a line per split and a `.json` file with how they were made; holds a checkpoint meanwhile.
+        data: Data set.
+        model: A key of `regression.MODELS`.
+        hidden_layers: Of the network.
+        width: Of its hidden layers.
+        recipe: Schedule.
+        splits: The first so many.
+        num_draws: Draws of a prediction.
+        facts: Goes into the JSON file.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = f"{data.name}-{model.lower()}-{hidden_layers}x{width}"
+    path, checkpoint = folder / f"{stem}.jsonl", folder / f"{stem}.ckpt"
+    if path.is_file():
+        return read(path)
+    parts = [(scaled(data.X[s.train], data.X[s.test], data.name == "eeg"), s) for s in data.splits[:splits]]
+    sizes = [data.X.shape[1], *[width] * hidden_layers, data.num_classes]
+    stack = Stack([make(model, sizes, seed) for seed in range(len(parts))])
+    x = torch.stack([inputs for (inputs, _), _ in parts])
+    y = torch.stack([torch.from_numpy(data.y[split.train]) for _, split in parts])
+
+    def report(step: int, seconds: float) -> None:
+        print(f"{stem}: step {step:,} of {recipe.total:,}, {1e3 * seconds / step:.2f} ms each", flush=True)
+
+    seconds = train(Trainer(stack, x, y, recipe), checkpoint, report=report)
+    outcomes = []
+    for index, (network, ((_, test), split)) in enumerate(zip(stack.networks, parts, strict=True)):
+        labels = torch.from_numpy(data.y[split.test])
+        prediction = network.predict(test, num_draws, generator=torch.Generator().manual_seed(index))
+        assert isinstance(prediction, ClassificationPredictive)
+        error = float((prediction.probs.argmax(-1) != labels).double().mean())
+        mnll = -float(prediction.log_prob(labels).mean())
+        outcomes.append(
+            Outcome(data.name, model, hidden_layers, width, index, *(round(value, 6) for value in (error, mnll)))
+        )
+    content = {"recipe": asdict(recipe), "num_draws": num_draws, "splits": len(outcomes)}
+    records.write(folder / f"{stem}.json", {**(facts or {}), **content, "processor_seconds": round(seconds, 1)})
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text("".join(json.dumps(asdict(outcome)) + "\n" for outcome in outcomes))
+    partial.replace(path)
+    checkpoint.unlink(missing_ok=True)
+    return outcomes
+
+
+def read(path: Path) -> list[Outcome]:
+    """Outcomes that an earlier run stored."""
+    return [Outcome(**json.loads(line)) for line in path.read_text().splitlines()]
+
+
+def summarize(outcomes: Sequence[Outcome]) -> str:
+    """Table 9 beside the paper's: means over splits, standard errors, and differences in published deviations."""
+    lines = []
+    for key in dict.fromkeys((one.dataset, one.model, one.hidden_layers, one.width) for one in outcomes):
+        dataset, model, layers, width = key
+        own = [one for one in outcomes if (one.dataset, one.model, one.hidden_layers, one.width) == key]
+        cells = []
+        for score, every in (("error", published.CLASSIFICATION_ERROR), ("mnll", published.CLASSIFICATION_MNLL)):
+            values = [getattr(one, score) for one in own]
+            error = float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
+            theirs, mean = every.get(model, {}).get((layers, width), {}).get(dataset), float(np.mean(values))
+            cells += [f"{mean:.3f} ({error:.3f})", "-" if theirs is None else f"{theirs[0]:.2f} ({theirs[1]:.2f})"]
+            cells.append("-" if theirs is None else f"{deviations(mean, theirs):+.1f}")
+        lines.append([dataset, model, f"{layers} x {width}", str(len(own)), *cells])
+    header = ["data", "model", "hidden", "splits", "error", "paper", "diff/sd", "mnll", "paper", "diff/sd"]
+    title = "Classification: test error and mean negative log-likelihood, mean over splits (standard error); paper: mean (sd)."
+    return table(header, lines, title)
+
+
+def synthetic(rows: int = 60, inputs: int = 3) -> uci.Table:
+    """A small classification for trying everything out."""
+    generator = np.random.default_rng(0)
+    X = generator.normal(size=(rows, inputs))
+    y = np.digitize(X.sum(1), [-1, 1]).astype(np.int64)
+    return uci.Table("synthetic", "classification", X, y, uci.seeded_splits(X, y, count=3))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the experiment from the command line."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--datasets", nargs="+", choices=uci.CLASSIFICATION, default=list(uci.CLASSIFICATION))
+    parser.add_argument("--layers", nargs="+", type=int, choices=(2, 3), default=[2, 3])
+    parser.add_argument("--widths", nargs="+", type=int, choices=published.WIDTHS, default=list(published.WIDTHS))
+    parser.add_argument("--models", nargs="+", choices=("WHVI", "MCD", "MFG"), default=["WHVI"])
+    parser.add_argument("--data", help="folder of the data; BAYESIFY_DATA if left out")
+    parser.add_argument("--splits", type=int, default=5, help="the first so many")
+    parser.add_argument("--steps", type=int, default=Recipe().steps, help="steps after the first 500")
+    parser.add_argument("--out", type=Path, default=Path("bayesify-report") / "walsh-hadamard-classification")
+    parser.add_argument("--table", action="store_true", help="only print the table of what the folder holds")
+    parser.add_argument("--smoke", action="store_true", help="a few rows and steps, seconds")
+    chosen = parser.parse_args(given)
+    torch.set_num_threads(1)
+    if chosen.table:
+        print(summarize([one for path in sorted(chosen.out.glob("*.jsonl")) for one in read(path)]))
+        return 0
+    facts = records.facts("bayesify_papers.walsh_hadamard.classification", given)
+    recipe = SMOKE if chosen.smoke else Recipe(steps=chosen.steps)
+    outcomes: list[Outcome] = []
+    for width in [64] if chosen.smoke else chosen.widths:
+        for layers in chosen.layers:
+            for name in ["synthetic"] if chosen.smoke else chosen.datasets:
+                data = synthetic() if chosen.smoke else uci.load(name, chosen.data)
+                for model in chosen.models:
+                    outcomes += run_setting(
+                        chosen.out, data, model, layers, width, recipe, splits=chosen.splits, facts=facts
+                    )
+    print(summarize(outcomes))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

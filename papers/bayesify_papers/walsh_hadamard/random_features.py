@@ -1,0 +1,383 @@
+"""Gaussian processes with random features on five functions (appendix D.4, figure 4): test error by number of parameters.
+
+    python -m bayesify_papers.walsh_hadamard.random_features [--out DIR] [--smoke]
+
+The paper's schedule: 12,000 Adam steps, the noise fixed for the first 10,000. Walsh-Hadamard weights of one D x D block
+(n = D^2 features) are compared with as many parameters spent on direct inference of fewer features, and on inducing points.
+The text does not say the size of a batch (64 here, as for its networks), and shows its results in a figure without numbers. Every
+training is stored as it ends: the same command with the same folder continues. Processes that share the work, each with its
+own functions and folder, are brought together by `--merge` and the files that they wrote.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.datasets import computer_experiments
+from bayesify.likelihoods import Gaussian
+from bayesify.posteriors import FullCovariance, MeanField, WalshHadamard
+from bayesify.random_features import InducingPointGP, RandomFeatureGP
+from bayesify.random_features.inducing_points import count_inducing_parameters
+from bayesify.random_features.process import INIT_STD
+from bayesify_papers import records
+from bayesify_papers.tables import number, table
+
+Covariance = Literal["diagonal", "full"]
+System = Literal["walsh_hadamard", "fourier", "inducing_points"]
+FUNCTIONS = tuple(computer_experiments.SIMULATORS)
+TITLES = {"walsh_hadamard": "WHVI", "fourier": "Fourier features", "inducing_points": "inducing points"}
+TRAIN_SHARE = 0.2
+"""Of the points; the others are for testing."""
+LEARNING_RATES = {name: 5e-3 if name == "hartmann6" else 6e-4 for name in FUNCTIONS}
+
+
+@dataclass(frozen=True)
+class Training:
+    """How long, how fast and on how much.
+
+    Args:
+        steps: Of Adam.
+        fixed_noise: Steps before the noise is trained.
+        batch_size: Of a step.
+        num_points: Evaluations of each function; the paper's if left out.
+    """
+
+    steps: int = 12_000
+    fixed_noise: int = 10_000
+    batch_size: int = 64
+    num_points: int | None = None
+
+
+SMOKE = Training(steps=6, fixed_noise=4, batch_size=32, num_points=200)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Training and test points of one function: inputs from 0 to 1, outputs of mean 0 and variance 1 in training."""
+
+    x: Tensor
+    y: Tensor
+    x_test: Tensor
+    y_test: Tensor
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training.
+
+    Args:
+        function: From `FUNCTIONS`.
+        system: What the weights or the process are.
+        covariance: Of its Gaussian.
+        block: D of the Walsh-Hadamard block whose number of parameters it matches.
+        seed: Of split, start and batches.
+    """
+
+    function: str
+    system: System
+    covariance: Covariance
+    block: int
+    seed: int = 0
+
+    @property
+    def budget(self) -> int:
+        """Parameters of the Walsh-Hadamard posterior: 4 D, or 3 D + D (D + 1) / 2."""
+        spread = self.block if self.covariance == "diagonal" else self.block * (self.block + 1) // 2
+        return 3 * self.block + spread
+
+    @property
+    def size(self) -> int:
+        """Features, or inducing points: the fewest that take at least the budget; features come in pairs."""
+        if self.system == "walsh_hadamard":
+            return self.block**2
+        if self.system == "fourier":
+            count = _fourier_parameters(self.covariance)
+            return _fewest(count, self.budget, range(2, self.budget + 2, 2))
+        inputs = computer_experiments.SIMULATORS[self.function].num_inputs
+        return _fewest(
+            lambda size: count_inducing_parameters(size, inputs, self.covariance), self.budget, range(1, self.budget)
+        )
+
+    @property
+    def parameters(self) -> int:
+        """Of posterior and inducing points, without kernel and noise."""
+        if self.system == "walsh_hadamard":
+            return self.budget
+        if self.system == "fourier":
+            return _fourier_parameters(self.covariance)(self.size)
+        inputs = computer_experiments.SIMULATORS[self.function].num_inputs
+        return count_inducing_parameters(self.size, inputs, self.covariance)
+
+
+def _fourier_parameters(covariance: Covariance) -> Callable[[int], int]:
+    if covariance == "diagonal":
+        return lambda size: 2 * size
+    return lambda size: size + size * (size + 1) // 2
+
+
+def _fewest(count: Callable[[int], int], budget: int, sizes: Iterable[int]) -> int:
+    return next(size for size in sizes if count(size) >= budget)
+
+
+def prepare(name: str, training: Training, seed: int) -> Problem:
+    """Space-filling evaluations, split at random."""
+    data = computer_experiments.sample(name, training.num_points, seed=seed)
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))
+    cut = int(TRAIN_SHARE * len(data))
+    train, test = order[:cut], order[cut:]
+    mean, std = data.y[train].mean(), data.y[train].std(unbiased=False)
+    y = (data.y - mean) / std
+    return Problem(data.x[train], y[train], data.x[test], y[test])
+
+
+def make(job: Job, x: Tensor) -> RandomFeatureGP | InducingPointGP:
+    """The untrained model of a job.
+
+    Args:
+        job: Which.
+        x: Training inputs; inducing points start at some of them.
+    """
+    if job.system == "inducing_points":
+        chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(job.seed))[: job.size]
+        return InducingPointGP(x[chosen], job.covariance)
+    if job.system == "walsh_hadamard":
+        posterior: Any = WalshHadamard(covariance=job.covariance, init_std=INIT_STD)
+    else:
+        posterior = (MeanField if job.covariance == "diagonal" else FullCovariance)(init_std=INIT_STD)
+    return RandomFeatureGP(x.shape[-1], job.size, posterior=posterior, seed=job.seed)
+
+
+def train(
+    model: RandomFeatureGP | InducingPointGP,
+    problem: Problem,
+    training: Training,
+    learning_rate: float,
+    seed: int,
+) -> None:
+    """Maximize the bound in place; it is closed form for all systems, so batches are the only noise."""
+    likelihood, count = model.likelihood, len(problem.x)
+    assert isinstance(likelihood, Gaussian)
+    assert isinstance(likelihood.raw_noise, nn.Parameter)
+    optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate, fused=True)
+    generator = torch.Generator().manual_seed(seed)
+    size = min(training.batch_size, count)
+    for step in range(training.steps):
+        likelihood.raw_noise.requires_grad_(step >= training.fixed_noise)
+        rows = torch.randint(count, (size,), generator=generator).to(problem.x.device)
+        optimizer.zero_grad(set_to_none=True)
+        loss = -model.elbo(problem.x[rows], problem.y[rows], num_data=count) / count
+        loss.backward()
+        optimizer.step()
+
+
+def judge(job: Job, model: RandomFeatureGP | InducingPointGP, problem: Problem, seconds: float) -> dict[str, Any]:
+    """The row of a trained model: test RMSE and NLL in units of the outputs' standard deviation."""
+    with torch.no_grad():
+        mean, variance = model.function_moments(problem.x_test)
+        assert isinstance(model.likelihood, Gaussian)
+        noise = model.likelihood.noise
+        error = (problem.y_test - mean).square()
+        nll = 0.5 * (error / (variance + noise) + (2 * math.pi * (variance + noise)).log())
+    return {
+        **asdict(job),
+        "size": job.size,
+        "parameters": job.parameters,
+        "rmse": float(error.mean().sqrt()),
+        "nll": float(nll.mean()),
+        "noise_std": float(noise.sqrt()),
+        "seconds": round(seconds, 1),
+    }
+
+
+def jobs(
+    functions: Sequence[str],
+    systems: Sequence[System],
+    covariances: Sequence[Covariance],
+    blocks: Sequence[int],
+    seeds: int,
+) -> list[Job]:
+    """All trainings, whole comparisons first: the systems of one function and size follow each other."""
+    return [
+        Job(function, system, covariance, block, seed)
+        for seed in range(seeds)
+        for covariance in covariances
+        for block in blocks
+        for function in functions
+        for system in systems
+    ]
+
+
+def read(path: Path, training: Training) -> list[dict[str, Any]]:
+    """Rows of a file that an earlier run left, or none.
+
+    Raises:
+        ValueError: If they were trained in another way.
+    """
+    if not path.exists():
+        return []
+    content = json.loads(path.read_text())
+    if content.get("training") != asdict(training):
+        raise ValueError(f"random_features: {path} was trained in another way; give another --out, or remove it")
+    rows: list[dict[str, Any]] = content["rows"]
+    return rows
+
+
+def run(
+    wanted: Sequence[Job],
+    training: Training,
+    path: Path | None = None,
+    facts: dict[str, Any] | None = None,
+    device: str = "cpu",
+    merge: Sequence[Path] = (),
+) -> list[dict[str, Any]]:
+    """Train and score what is not yet in the file, or in the files to merge with it.
+
+    Args:
+        wanted: Trainings.
+        training: How.
+        path: JSON file of results, written after each training; nothing is written if left out.
+        facts: Goes into the file.
+        device: Where to train.
+        merge: Files of other runs.
+    """
+    keys = [field.name for field in fields(Job)]
+    known: set[tuple[Any, ...]] = set()
+    rows: list[dict[str, Any]] = []
+    for source in [*([path] if path is not None else []), *merge]:
+        new = [row for row in read(source, training) if tuple(row[key] for key in keys) not in known]
+        known |= {tuple(row[key] for key in keys) for row in new}
+        rows += new
+
+    def store() -> None:
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            records.write(path, {**(facts or {}), "training": asdict(training), "rows": rows})
+
+    if merge:
+        store()
+    for index, job in enumerate(wanted):
+        if tuple(asdict(job).values()) in known:
+            continue
+        problem = prepare(job.function, training, job.seed)
+        problem = Problem(*(tensor.to(device) for tensor in vars(problem).values()))
+        model = make(job, problem.x.cpu()).to(device)
+        start = time.process_time()
+        train(model, problem, training, LEARNING_RATES[job.function], job.seed)
+        rows.append(judge(job, model, problem, time.process_time() - start))
+        print(
+            f"{index + 1} of {len(wanted)}: {job.function}, {job.covariance}, {TITLES[job.system]}, "
+            f"{job.parameters} parameters: rmse {rows[-1]['rmse']:.4f}, {rows[-1]['seconds']} s",
+            flush=True,
+        )
+        store()
+    return rows
+
+
+def summarize(rows: Sequence[dict[str, Any]]) -> str:
+    """Test RMSE of the three systems side by side, and how often the order is the paper's."""
+    cases = dict.fromkeys((row["covariance"], row["block"], row["function"]) for row in rows)
+    lines, ahead, behind, whole = [], 0, 0, 0
+    for covariance, block, function in cases:
+        own = [
+            row for row in rows if (row["covariance"], row["block"], row["function"]) == (covariance, block, function)
+        ]
+        found = {system: [row["rmse"] for row in own if row["system"] == system] for system in get_args(System)}
+        means = {system: sum(values) / len(values) if values else None for system, values in found.items()}
+        lines.append(
+            [function, covariance, str(block), str(own[0]["parameters"])]
+            + [number(means[system], 4) for system in TITLES]
+            + [str(max(len(values) for values in found.values()))]
+        )
+        first, second, third = means.values()
+        if first is not None and second is not None and third is not None:
+            whole += 1
+            ahead += first < second
+            behind += third < first
+    header = ["function", "covariance", "block", "parameters", *TITLES.values(), "seeds"]
+    title = "Test RMSE over the outputs' standard deviation. The paper shows a figure without numbers."
+    claims = (
+        f"The paper finds WHVI ahead of Fourier features (here in {ahead} of {whole} comparisons), and inducing points "
+        f"ahead of WHVI (here in {behind} of {whole})."
+    )
+    return table(header, lines, title) + "\n" + claims
+
+
+def figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Test error by number of parameters, a row of panels for each covariance (figure 4)."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    covariances = list(dict.fromkeys(row["covariance"] for row in rows))
+    functions = list(dict.fromkeys(row["function"] for row in rows))
+    sheet = Figure(figsize=(2.6 * len(functions), 2.4 * len(covariances)), layout="constrained")
+    FigureCanvasAgg(sheet)
+    axes = sheet.subplots(len(covariances), len(functions), squeeze=False)
+    for line, covariance in zip(axes, covariances, strict=True):
+        for place, function in zip(line, functions, strict=True):
+            for system, color in zip(TITLES, ("#c2571a", "#4a90c4", "#3b7a3b"), strict=True):
+                chosen = (function, covariance, system)
+                own = [row for row in rows if (row["function"], row["covariance"], row["system"]) == chosen]
+                own.sort(key=lambda row: row["parameters"])
+                place.loglog(
+                    [row["parameters"] for row in own],
+                    [row["rmse"] for row in own],
+                    "o-",
+                    color=color,
+                    markersize=3,
+                    label=TITLES[system],
+                )
+            place.set(title=f"{function}, {covariance}", xlabel="parameters", ylabel="test RMSE")
+            place.spines[["top", "right"]].set_visible(False)
+    axes[0][0].legend(frameon=False, fontsize="small")
+    for kind in ("png", "svg"):
+        sheet.savefig(path.with_suffix(f".{kind}"), dpi=150)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the experiment from the command line."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("bayesify-report") / "random_features")
+    parser.add_argument("--smoke", action="store_true", help="a few steps of everything")
+    parser.add_argument("--functions", nargs="+", choices=FUNCTIONS, default=list(FUNCTIONS))
+    parser.add_argument("--systems", nargs="+", choices=get_args(System), default=list(get_args(System)))
+    parser.add_argument("--covariances", nargs="+", choices=get_args(Covariance), default=list(get_args(Covariance)))
+    parser.add_argument("--blocks", nargs="+", type=int, default=[16, 32, 64], help="D of the Walsh-Hadamard block")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=Training().steps, help="the last sixth trains the noise")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument(
+        "--merge", nargs="+", type=Path, default=[], help="files of other runs; nothing is trained then"
+    )
+    chosen = parser.parse_args(given)
+    systems = list(chosen.systems)
+    if "inducing_points" in systems and find_spec("gpytorch") is None:
+        print("Inducing points are left out: gpytorch is not installed; pip install 'bayesify[gp]'")
+        systems.remove("inducing_points")
+    training = SMOKE if chosen.smoke else Training(chosen.steps, chosen.steps * 5 // 6)
+    blocks, seeds = ([4], 1) if chosen.smoke else (chosen.blocks, chosen.seeds)
+    if chosen.device == "cpu":
+        torch.set_num_threads(1)  # the matrices are so small that a second thread only waits
+    facts = records.facts("bayesify_papers.walsh_hadamard.random_features", given)
+    wanted = [] if chosen.merge else jobs(chosen.functions, systems, chosen.covariances, blocks, seeds)
+    rows = run(wanted, training, chosen.out / "random_features.json", facts, chosen.device, chosen.merge)
+    if rows and find_spec("matplotlib") is not None:
+        figure(rows, chosen.out / "random_features")
+    print(summarize(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,320 @@
+"""Regression on UCI data as in appendix D: all splits of a data set side by side, results that a later run goes on from."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bayesify.datasets import Standardization, uci
+from bayesify.likelihoods import Gaussian
+from bayesify.models import mlp
+from bayesify.network import BayesianNetwork, bayesianize
+from bayesify.posteriors import Dropout, MeanField, WalshHadamard
+from bayesify.posteriors.base import Posterior
+from bayesify.priors import Neal
+from bayesify_papers import records
+from bayesify_papers.tables import table
+from bayesify_papers.walsh_hadamard.published import COMPARABLE, Score
+from bayesify_papers.walsh_hadamard.stacked import Stack
+from bayesify_papers.walsh_hadamard.stacked_training import Recipe, Trainer, train
+
+MODELS: dict[str, Callable[[], Posterior]] = {
+    "WHVI": WalshHadamard,
+    "MFG": lambda: MeanField(init_std=1e-3),
+    "MCD": lambda: Dropout(0.005),
+}
+"""Posteriors by the paper's names; its fourth, NNG, is `baselines.NoisyKFAC` and is not trained side by side."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is trained, apart from data and schedule.
+
+    Args:
+        model: A key of `MODELS`.
+        hidden_layers: Of the network.
+        width: Of each.
+        prior_scale: Standard deviation of the prior times the root of the fan-in (`priors.Neal`).
+        init_scale: Factor on torch's own starting weights.
+        point_biases: Whether biases are point estimates without a prior, rather than under the posterior.
+        shrink: Factor by which g and its prior are smaller, and $S_1 S_2$ larger, than the library starts them; see `rescale`.
+        activation: `"relu"` or `"tanh"`.
+        covariance: Of q(g), `"diagonal"` or `"full"`, for WHVI.
+        noise: Starting noise variance of standardized targets.
+        validation: Whether a tenth of the training rows is set aside and scored in place of the test rows.
+    """
+
+    model: str
+    hidden_layers: int
+    width: int
+    prior_scale: float = 1.0
+    init_scale: float = 1.0
+    point_biases: bool = False
+    shrink: float = 1.0
+    activation: Literal["relu", "tanh"] = "relu"
+    covariance: Literal["diagonal", "full"] = "diagonal"
+    noise: float = 0.1
+    validation: bool = False
+
+    def __post_init__(self) -> None:
+        if self.shrink != 1 and (self.model != "WHVI" or not self.point_biases):
+            raise ValueError(
+                f"Setting: shrink={self.shrink} is for WHVI with point_biases=True, whose prior is over g alone"
+            )
+
+    def stem(self, dataset: str) -> str:
+        """Name of the files of a training."""
+        stem = f"{dataset}-{self.model.lower()}-{self.hidden_layers}x{self.width}"
+        if not self.validation:
+            return stem
+        kind = f"{self.activation}-{self.covariance}{'-points' if self.point_biases else ''}"
+        return f"{stem}-{kind}-prior{self.prior_scale:g}-init{self.init_scale:g}-shrink{self.shrink:g}-validation"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One network on its split.
+
+    Args:
+        dataset: Short name.
+        model: A key of `MODELS`.
+        hidden_layers: Of the network.
+        width: Of its hidden layers.
+        split: Number of the split.
+        rmse: Of the predictive mean on test rows, in the target's own unit.
+        mnll: Mean negative log-likelihood of the mixture of draws on test rows, in nats, in the target's own unit.
+        noise_std: Learned standard deviation of the noise, in the target's own unit.
+    """
+
+    dataset: str
+    model: str
+    hidden_layers: int
+    width: int
+    split: int
+    rmse: float
+    mnll: float
+    noise_std: float
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Standardized rows of all splits of a data set.
+
+    Args:
+        x: Training inputs, [R, N, D].
+        y: Training targets, [R, N, 1].
+        tests: Inputs and targets that are scored, of each split.
+        units: Standard deviation of the targets in their own unit, of each split.
+    """
+
+    x: Tensor
+    y: Tensor
+    tests: list[tuple[Tensor, Tensor]]
+    units: list[float]
+
+    @classmethod
+    def of(cls, data: uci.Table, splits: Sequence[uci.Split], validation: bool = False) -> Rows:
+        """Scale each split by the statistics of its training rows.
+
+        Args:
+            data: Data set.
+            splits: All with as many training rows.
+            validation: See `Setting`.
+        """
+        parts: list[tuple[Tensor, Tensor, tuple[Tensor, Tensor], float]] = []
+        for index, split in enumerate(splits):
+            rows = split.with_validation(0.1, seed=index) if validation else split
+            scale_x, scale_y = Standardization.of(data.X[rows.train]), Standardization.of(data.y[rows.train])
+
+            def part(
+                which: np.ndarray, scale_x: Standardization = scale_x, scale_y: Standardization = scale_y
+            ) -> tuple[Tensor, Tensor]:
+                x, y = scale_x(data.X[which]), scale_y(data.y[which])
+                return torch.from_numpy(x).float(), torch.from_numpy(y).float()
+
+            scored = part(rows.validation if validation else rows.test)
+            parts.append((*part(rows.train), scored, float(scale_y.std[0, 0])))
+        x, y, tests, units = zip(*parts, strict=True)
+        return cls(torch.stack(x), torch.stack(y), list(tests), list(units))
+
+
+def make(setting: Setting, inputs: int, seed: int) -> BayesianNetwork:
+    """The untrained network of a setting."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        activation = nn.ReLU if setting.activation == "relu" else nn.Tanh
+        net = mlp([inputs, *[setting.width] * setting.hidden_layers, 1], activation)
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.mul_(setting.init_scale)
+        likelihood, prior = Gaussian(noise=setting.noise), Neal(setting.prior_scale / setting.shrink)
+        posterior = WalshHadamard(setting.covariance) if setting.model == "WHVI" else MODELS[setting.model]()
+        choice = {"*.weight": posterior} if setting.point_biases else posterior
+        network = bayesianize(net, choice, likelihood=likelihood, prior=prior)
+    if isinstance(network.posterior, WalshHadamard):
+        rescale(network.posterior, setting.shrink)
+    return network
+
+
+@torch.no_grad()
+def rescale(posterior: WalshHadamard, shrink: float) -> None:
+    r"""Make g smaller by a factor and $S_1$, $S_2$ larger by its root, in place.
+
+    W keeps its distribution, and where the prior of g shrinks likewise the KL does too: only the steps of Adam, whose size does not
+    depend on the scale of a parameter, become larger for g beside its size. The paper's prior variance of g, 1e-5, is of that kind.
+    """
+    for size in posterior.groups:
+        family: Any = posterior.g[str(size)]
+        family.mean_value.div_(shrink)
+        family.log_std.sub_(math.log(shrink))
+        for side in (posterior.left, posterior.right):
+            side[str(size)].mul_(math.sqrt(shrink))
+
+
+def judge(
+    network: BayesianNetwork, x: Tensor, y: Tensor, unit: float, num_draws: int, seed: int
+) -> tuple[float, float]:
+    """RMSE and mean negative log-likelihood of rows, in the target's own unit."""
+    prediction = network.predict(x, num_draws, generator=torch.Generator().manual_seed(seed))
+    rmse = float((prediction.mean - y).square().mean().sqrt()) * unit  # type: ignore[attr-defined]
+    return rmse, math.log(unit) - float(prediction.log_prob(y).mean())
+
+
+def run_setting(
+    folder: Path,
+    data: uci.Table,
+    setting: Setting,
+    recipe: Recipe,
+    *,
+    splits: int | None = None,
+    num_draws: int = 64,
+    facts: dict[str, Any] | None = None,
+) -> list[Outcome]:
+    """Train one setting on all splits of a data set, or read what an earlier run stored.
+
+    Args:
+        folder: Gets a `.jsonl` file with a line per split and a `.json` file with how they were made; holds a checkpoint meanwhile.
+        data: Data set.
+        setting: What to train.
+        recipe: How.
+        splits: Only the first so many.
+        num_draws: Draws of a prediction.
+        facts: Goes into the JSON file.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = setting.stem(data.name)
+    path, checkpoint = folder / f"{stem}.jsonl", folder / f"{stem}.ckpt"
+    if path.is_file():
+        return read([path])
+    rows = Rows.of(data, data.splits[:splits], setting.validation)
+    stack = Stack([make(setting, data.X.shape[1], seed) for seed in range(len(rows.units))])
+    trainer = Trainer(stack, rows.x, rows.y, recipe)
+
+    def report(step: int, seconds: float) -> None:
+        print(f"{stem}: step {step:,} of {recipe.total:,}, {1e3 * seconds / step:.2f} ms each", flush=True)
+
+    seconds = train(trainer, checkpoint, report=report)
+    outcomes = []
+    for index, (network, scored, unit) in enumerate(zip(stack.networks, rows.tests, rows.units, strict=True)):
+        scores = judge(network, *scored, unit, num_draws, seed=index)
+        noise_std = math.sqrt(float(network.likelihood.noise.detach())) * unit  # type: ignore[union-attr, operator]
+        key = (data.name, setting.model, setting.hidden_layers, setting.width, index)
+        outcomes.append(Outcome(*key, *(round(value, 6) for value in (*scores, noise_std))))
+    content = {
+        **(facts or {}),
+        "dataset": data.name,
+        "setting": asdict(setting),
+        "recipe": asdict(recipe),
+        "num_draws": num_draws,
+        "splits": len(outcomes),
+        "processor_seconds": round(seconds, 1),
+    }
+    records.write(folder / f"{stem}.json", content)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text("".join(json.dumps(asdict(outcome)) + "\n" for outcome in outcomes))
+    partial.replace(path)
+    checkpoint.unlink(missing_ok=True)
+    return outcomes
+
+
+def read(paths: Iterable[Path]) -> list[Outcome]:
+    """Outcomes that earlier runs stored."""
+    return [Outcome(**json.loads(line)) for path in paths for line in path.read_text().splitlines()]
+
+
+def read_folder(folder: Path) -> list[Outcome]:
+    """All outcomes on test rows that a folder holds."""
+    return read(path for path in sorted(folder.glob("*.jsonl")) if not path.stem.endswith("-validation"))
+
+
+# -- beside the paper ---------------------------------------------------------------------------------------------------
+
+
+def deviations(ours: float, published: Score) -> float:
+    """How far our mean, rounded to the two printed digits, is above the published one, in published standard deviations."""
+    mean, std = published
+    difference = round(round(ours, 2) - mean, 2)
+    return 0.0 if difference == 0 else difference / std if std else math.copysign(math.inf, difference)
+
+
+def within(ours: float, published: Score) -> bool:
+    """Whether our mean is no worse than the published one by more than a published standard deviation; both as printed."""
+    return deviations(ours, published) <= 1
+
+
+def compare(
+    outcomes: Sequence[Outcome], published: Callable[[str, Outcome], Score | None], title: str, order: Sequence[str]
+) -> str:
+    """The table: means over splits and their standard errors, the published scores, and the difference in their deviations.
+
+    Args:
+        outcomes: Of any settings.
+        published: The paper's score by `"rmse"` or `"mnll"` and an outcome of the setting.
+        title: A line above.
+        order: Data sets in the order of rows.
+    """
+    lines = []
+    settings = dict.fromkeys((one.model, one.hidden_layers, one.width) for one in outcomes)
+    for model, layers, width in settings:
+        for dataset in order:
+            chosen = [
+                one
+                for one in outcomes
+                if (one.dataset, one.model, one.hidden_layers, one.width) == (dataset, model, layers, width)
+            ]
+            if not chosen:
+                continue
+            cells, verdicts = [], []
+            for score in ("rmse", "mnll"):
+                values = [getattr(one, score) for one in chosen]
+                error = float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
+                theirs, mean = published(score, chosen[0]), float(np.mean(values))
+                cells += [f"{mean:.3f} ({error:.3f})", "-" if theirs is None else f"{theirs[0]:.2f} ({theirs[1]:.2f})"]
+                cells.append("-" if theirs is None else f"{deviations(mean, theirs):+.1f}")
+                verdicts.append(theirs is not None and within(mean, theirs))
+            verdict = "yes" if all(verdicts) else "no"
+            lines.append([dataset, model, f"{layers} x {width}", str(len(chosen)), *cells, verdict])
+            if dataset not in COMPARABLE:
+                lines[-1][-1] = "not comparable"
+    header = [
+        "data",
+        "model",
+        "hidden",
+        "splits",
+        "rmse",
+        "paper",
+        "diff/sd",
+        "mnll",
+        "paper",
+        "diff/sd",
+        "within 1 sd",
+    ]
+    return table(header, lines, title)

@@ -1,0 +1,116 @@
+"""Choices that the supplement leaves open, compared on a tenth of the training rows of every split; test rows are not looked at.
+
+    python -m bayesify_papers.walsh_hadamard.validation --dataset boston --scales 1 2 3 [--point-biases] [--out DIR]
+
+All candidates and all splits of a data set train side by side. A candidate is a scale of the prior and of the starting weights
+(`--prior-scales` gives the prior's own) and a factor by which g is made smaller (`--shrink`, see `regression.rescale`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bayesify.datasets import uci
+from bayesify_papers import records
+from bayesify_papers.tables import table
+from bayesify_papers.walsh_hadamard.regression import Rows, Setting, judge, make
+from bayesify_papers.walsh_hadamard.shallow_regression import ORDER, SMOKE, setting, synthetic
+from bayesify_papers.walsh_hadamard.stacked import Stack
+from bayesify_papers.walsh_hadamard.stacked_training import Recipe, Trainer, train
+
+Scores = list[dict[str, float]]
+"""Mean scores over splits of each candidate."""
+
+
+def run(data: uci.Table, candidates: Sequence[Setting], recipe: Recipe, splits: int | None = None) -> Scores:
+    """Train candidates of one shape on all splits side by side, and score them on the rows set aside.
+
+    Args:
+        data: Data set.
+        candidates: They differ in what leaves the shape of parameters alone.
+        recipe: How to train.
+        splits: Only the first so many.
+    """
+    rows = Rows.of(data, data.splits[:splits], validation=True)
+    count, inputs = len(rows.units), data.X.shape[1]
+    stack = Stack([make(candidate, inputs, seed) for candidate in candidates for seed in range(count)])
+    x, y = (part.repeat(len(candidates), 1, 1) for part in (rows.x, rows.y))
+
+    def scores() -> Scores:
+        stack.hand_back()
+        found = []
+        for index in range(len(candidates)):
+            own = stack.networks[index * count : (index + 1) * count]
+            pairs = [
+                judge(network, *scored, unit, 64, seed)
+                for seed, (network, scored, unit) in enumerate(zip(own, rows.tests, rows.units, strict=True))
+            ]
+            rmse, mnll = np.mean(pairs, axis=0)
+            found.append({"rmse": round(float(rmse), 4), "mnll": round(float(mnll), 4)})
+        return found
+
+    def report(step: int, seconds: float) -> None:
+        if step % 10_000 == 0:
+            every = "; ".join(f"{one['rmse']:.3f} {one['mnll']:.3f}" for one in scores())
+            print(f"{data.name}: step {step:,} of {recipe.total:,}: {every}", flush=True)
+
+    train(Trainer(stack, x, y, recipe), report=report)
+    return scores()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compare candidates from the command line."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--dataset", choices=ORDER, default="boston")
+    parser.add_argument("--model", default="WHVI")
+    parser.add_argument("--data", help="folder of the data; BAYESIFY_DATA if left out")
+    parser.add_argument("--scales", nargs="+", type=float, default=[1.0, 2.0])
+    parser.add_argument("--prior-scales", nargs="+", type=float, help="one for each scale")
+    parser.add_argument("--shrink", nargs="+", type=float, help="one for each scale; with --point-biases")
+    parser.add_argument("--point-biases", action="store_true")
+    parser.add_argument("--activation", choices=("relu", "tanh"), default="relu")
+    parser.add_argument("--covariance", choices=("diagonal", "full"), default="diagonal")
+    parser.add_argument("--splits", type=int, help="only the first so many")
+    parser.add_argument("--steps", type=int, default=Recipe().steps)
+    parser.add_argument("--learning-rate", type=float, default=Recipe().learning_rate)
+    parser.add_argument("--out", type=Path, default=Path("bayesify-report") / "walsh-hadamard-validation")
+    parser.add_argument("--smoke", action="store_true", help="a few rows and steps, seconds")
+    chosen = parser.parse_args(given)
+    torch.set_num_threads(1)
+    facts = records.facts("bayesify_papers.walsh_hadamard.validation", given)
+    data = synthetic() if chosen.smoke else uci.load(chosen.dataset, chosen.data)
+    recipe = SMOKE if chosen.smoke else Recipe(steps=chosen.steps, learning_rate=chosen.learning_rate)
+    width = setting(chosen.dataset, chosen.model).width
+    priors, shrinks = chosen.prior_scales or chosen.scales, chosen.shrink or [1.0] * len(chosen.scales)
+    same = {"point_biases": chosen.point_biases, "activation": chosen.activation, "covariance": chosen.covariance}
+    candidates = [
+        Setting(chosen.model, 1, width, prior, scale, shrink=shrink, validation=True, **same)
+        for scale, prior, shrink in zip(chosen.scales, priors, shrinks, strict=True)
+    ]
+    found = run(data, candidates, recipe, chosen.splits)
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    name = f"{candidates[0].stem(data.name)}-and-{len(candidates) - 1}-others.json"
+    outcomes = [{**asdict(one), **scores} for one, scores in zip(candidates, found, strict=True)]
+    records.write(chosen.out / name, {**facts, "dataset": data.name, "recipe": asdict(recipe), "outcomes": outcomes})
+    cells = [
+        [
+            *(f"{value:g}" for value in (one.init_scale, one.prior_scale, one.shrink)),
+            *(f"{scores[key]:.3f}" for key in ("rmse", "mnll")),
+        ]
+        for one, scores in zip(candidates, found, strict=True)
+    ]
+    biases = "point estimates" if chosen.point_biases else "Gaussians"
+    print(table(["start", "prior", "shrink", "rmse", "mnll"], cells, f"{data.name}, rows set aside, biases {biases}:"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

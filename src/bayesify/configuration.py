@@ -1,0 +1,153 @@
+"""Posteriors, priors and likelihoods from names, plain data and files."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from bayesify import likelihoods, priors
+from bayesify.likelihoods import Likelihood
+from bayesify.posteriors.base import Posterior
+from bayesify.priors import Prior
+from bayesify.registry import get_method, suggest
+
+Choice = Any  # a posterior, a name, a dict from selector to posterior, plain data, or a path to a JSON file
+
+
+def parse_posterior(choice: Choice) -> list[tuple[str | nn.Module | None, Posterior]]:
+    """Pairs of selector and posterior from any form that `bayesianize` accepts.
+
+    Raises:
+        ValueError: If a name is unknown or an option does not exist.
+        TypeError: If the choice is of a kind that means nothing here.
+    """
+    if isinstance(choice, (str, Path)) and str(choice).endswith(".json"):
+        choice = read_json(choice)
+    if isinstance(choice, Mapping) and not isinstance(choice.get("name"), str):
+        if not choice:
+            raise ValueError(
+                "bayesianize: an empty dict of posteriors; give at least one selector, such as {'*': MeanField()}"
+            )
+        for selector in choice:
+            if not isinstance(selector, (str, nn.Module)):
+                raise TypeError(
+                    f"bayesianize: selector {selector!r}; give a name, a glob, a class name such as 'Linear', or a module"
+                )
+        return [(selector, make_posterior(entry)) for selector, entry in choice.items()]
+    return [(None, make_posterior(choice))]
+
+
+def unfold_configuration(net: nn.Module, posterior: Any, likelihood: Any, prior: Any, output: Any) -> tuple[Any, ...]:
+    """Posterior, likelihood, prior and output from a whole configuration, or from the path of its file; what is given besides wins.
+
+    A choice that is no whole configuration is returned as it is.
+
+    Raises:
+        ValueError: If the file is not JSON, or the configuration has a key that means nothing.
+    """
+    if isinstance(posterior, (str, Path)) and str(posterior).endswith(".json"):
+        posterior = read_json(posterior)
+    if isinstance(posterior, Mapping) and "posterior" in posterior and not _selects(net, posterior, "posterior"):
+        whole = dict(posterior)
+        check_keys(whole)
+        posterior = whole["posterior"]
+        likelihood = whole.get("likelihood") if likelihood is None else likelihood
+        prior = whole.get("prior") if prior is None else prior
+        output = whole.get("output") if output is None else output
+    return posterior, likelihood, prior, output
+
+
+def _selects(net: nn.Module, choice: Mapping[Any, Any], key: str) -> bool:
+    """Whether a key of the configuration is a selector here: the network has a module of that name and nothing else is said."""
+    return key in dict(net.named_children()) and not {"prior", "likelihood", "output"} & set(choice)
+
+
+def check_keys(configuration: Mapping[str, Any]) -> None:
+    """Raise `ValueError` for a key of a whole configuration that means nothing."""
+    known = ("posterior", "prior", "likelihood", "output")
+    for key in configuration:
+        if key not in known:
+            raise ValueError(f"bayesianize: unknown key {key!r} in the configuration; {suggest(str(key), known)}")
+
+
+def make_posterior(entry: Any) -> Posterior:
+    """A posterior from an instance, a class, a name, or a dict with its name and arguments."""
+    if isinstance(entry, Posterior):
+        return entry
+    if isinstance(entry, type) and issubclass(entry, Posterior):
+        return entry()
+    if isinstance(entry, str):
+        entry = {"name": entry}
+    if not isinstance(entry, Mapping):
+        raise TypeError(f"bayesianize: {type(entry).__name__} is not a posterior; give an instance, a name or a dict")
+    if not isinstance(entry.get("name"), str):
+        raise ValueError(f"bayesianize: no 'name' in {dict(entry)}; give the posterior's name beside its options")
+    method = get_method(entry["name"])
+    if method.posterior is None:
+        raise ValueError(
+            f"bayesianize: {method.name!r} is not a posterior of a network; use its own class: Laplace, FunctionSpaceVI, or one in "
+            "bayesify.baselines or bayesify.deep_gp"
+        )
+    made: Posterior = _construct(method.posterior, entry)
+    return made
+
+
+def make_prior(entry: Any) -> Prior:
+    """A prior from an instance, a name, a dict with its name and arguments, or `None` for Neal's."""
+    if entry is None:
+        return priors.Neal()
+    if isinstance(entry, Prior):
+        return entry
+    made: Prior = _named(entry, priors.REGISTRY, "prior")
+    return made
+
+
+def make_likelihood(entry: Any) -> Likelihood | None:
+    """A likelihood from an instance, a name, a dict with its name and arguments, or `None`."""
+    if entry is None or isinstance(entry, Likelihood):
+        return entry
+    made: Likelihood = _named(entry, likelihoods.REGISTRY, "likelihood")
+    return made
+
+
+def _named(entry: Any, known: Mapping[str, type], what: str) -> Any:
+    if isinstance(entry, type) and entry in known.values():
+        return _construct(entry, {})
+    entry = {"name": entry} if isinstance(entry, str) else entry
+    if not isinstance(entry, Mapping) or "name" not in entry:
+        raise TypeError(f"bayesianize: {entry!r} is not a {what}; give an instance, a name, or a dict with a name")
+    if entry["name"] not in known:
+        raise ValueError(f"unknown {what} {entry['name']!r}; {suggest(str(entry['name']), known)}")
+    return _construct(known[entry["name"]], entry)
+
+
+def _construct(kind: type, entry: Mapping[str, Any]) -> Any:
+    arguments = {key: value for key, value in entry.items() if key != "name"}
+    try:
+        return kind(**arguments)
+    except TypeError as error:
+        raise ValueError(f"{kind.__name__}: {error}; its options are {', '.join(_options(kind)) or 'none'}") from None
+
+
+def _options(kind: type) -> list[str]:
+
+    return [key for key in inspect.signature(kind.__init__).parameters if key != "self"]  # type: ignore[misc]
+
+
+def read_json(path: str | Path) -> Any:
+    """Plain data from a JSON file.
+
+    Raises:
+        ValueError: If the file is missing or is not JSON.
+    """
+    try:
+        return json.loads(Path(path).read_text())
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such file; give the path of a JSON file that configures a posterior") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not valid JSON ({error}); write it with json.dump(bnn.config(), file)") from None

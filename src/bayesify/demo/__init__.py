@@ -1,0 +1,1 @@
+"""The demonstration: every method on toy problems, and its report."""

@@ -1,0 +1,143 @@
+"""The demonstration's table and page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bayesify.demo import figures
+from bayesify.demo.run import HIDDEN, PREDICTION_DRAWS, Outcome, Problem
+from bayesify.version import __version__
+
+MISSING = "–"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method in the table, as text.
+
+    Args:
+        title: Of the method.
+        name: In code and on the command line.
+        paper: Its source.
+        cells: One text per column of `COLUMNS`.
+        notes: What failed or stopped early, if anything.
+    """
+
+    title: str
+    name: str
+    paper: str
+    cells: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+COLUMNS = (
+    ("regression", "NLL", "nats"),
+    ("regression", "90 %\ncover", "%"),
+    ("regression", "std gap\n/ data", "ratio"),
+    ("classification", "NLL", "nats"),
+    ("classification", "accuracy", "%"),
+    ("classification", "ECE", "%"),
+    ("both", "time", "s"),
+    ("both", "parameters", "1-D / moons"),
+)
+"""Problem, heading and unit of each column."""
+
+
+def table(outcomes: Sequence[Outcome]) -> list[Row]:
+    """The outcomes as one row per method, in the order in which methods first appear."""
+    rows = []
+    for name in dict.fromkeys(outcome.method.name for outcome in outcomes):
+        mine = {outcome.problem: outcome for outcome in outcomes if outcome.method.name == name}
+        method = next(iter(mine.values())).method
+        curve, moons = mine.get("regression"), mine.get("classification")
+        cells = (
+            _score(curve, "nll", "{:.2f}"),
+            _score(curve, "coverage_90", "{:.0f}", 100),
+            _gap_ratio(curve),
+            _score(moons, "nll", "{:.3f}"),
+            _score(moons, "accuracy", "{:.1f}", 100),
+            _score(moons, "ece", "{:.1f}", 100),
+            f"{sum(outcome.seconds for outcome in mine.values()):.1f}",
+            " / ".join(_parameters(outcome) for outcome in (curve, moons)),
+        )
+        notes = tuple(
+            f"{'failed on' if outcome.failed else 'on'} {PLACES[outcome.problem]}: {outcome.note}"
+            for outcome in mine.values()
+            if outcome.note
+        )
+        rows.append(Row(method.title, name, method.paper, cells, notes))
+    return rows
+
+
+SHORT = {"regression": "1-D: ", "classification": "Moons: ", "both": ""}
+PLACES = {"regression": "the 1-D problem", "classification": "two moons"}
+
+
+def _one_line(heading: str) -> str:
+    return heading.replace("\n", " ")
+
+
+def _score(outcome: Outcome | None, name: str, form: str, factor: float = 1.0) -> str:
+    if outcome is None:
+        return MISSING
+    return "failed" if outcome.failed else form.format(factor * outcome.scores[name])
+
+
+def _gap_ratio(outcome: Outcome | None) -> str:
+    if outcome is None or outcome.failed:
+        return MISSING
+    data, gap = outcome.scores["std_data"], outcome.scores["std_gap"]
+    return f"{gap / data:.1f}" if data > 1e-4 else MISSING
+
+
+def _parameters(outcome: Outcome | None) -> str:
+    return MISSING if outcome is None or outcome.num_parameters is None else f"{outcome.num_parameters:,}"
+
+
+def render_demo(
+    outcomes: Sequence[Outcome],
+    problems: Sequence[Problem],
+    *,
+    seed: int,
+    unfinished: Sequence[str] = (),
+    quick: bool = False,
+) -> str:
+    """The demonstration's page: HTML with everything inside it.
+
+    Args:
+        outcomes: What the methods found.
+        problems: What they were run on.
+        seed: It is named on the page.
+        unfinished: Titles of methods that were chosen but did not run to the end.
+        quick: Whether training was too brief to converge, which the page then says.
+    """
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(Path(__file__).with_name("demo.html").read_text(encoding="utf-8"))
+    by_problem = {problem.name: problem for problem in problems}
+    curve, moons = by_problem["regression"], by_problem["classification"]
+    return template.render(
+        version=__version__,
+        seed=seed,
+        hidden=HIDDEN,
+        draws=PREDICTION_DRAWS,
+        columns=[(group, _one_line(heading), unit) for group, heading, unit in COLUMNS],
+        labels=[f"{SHORT[group]}{_one_line(heading)}, {unit}" for group, heading, unit in COLUMNS],
+        rows=table(outcomes),
+        unfinished=list(unfinished),
+        quick=quick,
+        num_data={name: len(problem.data.x) for name, problem in by_problem.items()},
+        bands=[
+            (outcome, figures.bands(curve.data, outcome))
+            for outcome in outcomes
+            if outcome.problem == "regression" and not outcome.failed
+        ],
+        maps=[
+            (outcome, figures.entropy_map(moons.data, outcome))
+            for outcome in outcomes
+            if outcome.problem == "classification" and not outcome.failed
+        ],
+    )

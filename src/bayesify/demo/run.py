@@ -1,0 +1,287 @@
+"""The demonstration: every registered method on a regression with a gap and on two moons."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesify import metrics
+from bayesify.datasets import toy
+from bayesify.likelihoods import Categorical, Gaussian, Likelihood
+from bayesify.network import bayesianize
+from bayesify.predictive.base import Predictive
+from bayesify.predictive.classification import ClassificationPredictive
+from bayesify.predictive.regression import RegressionPredictive
+from bayesify.priors import Neal
+from bayesify.registry import METHODS, Method
+from bayesify.training.fitting import fit
+from bayesify.weights.catalog import count_parameters
+
+HIDDEN = 20
+"""Hidden units of the demonstration's networks, one layer with tanh."""
+PRIOR_SCALE = 4.0
+"""Of the `Neal` prior, as in the inducing weights paper's toy regression."""
+MAP_EPOCHS, EPOCHS, QUICK_EPOCHS = 100, 400, 60
+"""Full-batch steps: of the MAP phase, of the variational phase, and of the latter where only a quick look is wanted."""
+LEARNING_RATE = 0.1
+TRAINING_DRAWS, PREDICTION_DRAWS = 8, 60
+BUDGET_SECONDS = 8.0
+"""Processor time of one method's training on one problem, after which it stops where it is."""
+MAP_SIDE = 60
+"""Points along each side of the two moons' map."""
+
+Report = Callable[[float], None]
+"""Is told the share of the training that is done, between 0 and 1."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem of the demonstration.
+
+    Args:
+        name: `"regression"` or `"classification"`.
+        title: For headings.
+        data: The toy data.
+        likelihood: Of the targets.
+        num_inputs: Inputs of the network.
+        num_outputs: Outputs of the network.
+        effort: Share of the epochs that it needs.
+    """
+
+    name: str
+    title: str
+    data: Any
+    likelihood: Likelihood
+    num_inputs: int
+    num_outputs: int
+    effort: float = 1.0
+
+    def network(self, seed: int) -> nn.Module:
+        """A network with one hidden layer, the same for the same seed."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return nn.Sequential(nn.Linear(self.num_inputs, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, self.num_outputs))
+
+    @property
+    def loader(self) -> list[tuple[Tensor, Tensor]]:
+        """The training data as one batch."""
+        return [(self.data.x, self.data.y)]
+
+    @property
+    def grid(self) -> Tensor:
+        """Inputs of the figure."""
+        return self.data.grid if self.name == "regression" else self.data.grid(MAP_SIDE)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one method did on one problem.
+
+    Args:
+        method: The method.
+        problem: The problem's name.
+        scores: From `metrics.evaluate` on test data, and for a regression `std_data` and `std_gap`: mean epistemic standard
+            deviation at the training inputs and in the gap. Empty where it failed.
+        seconds: Training time of this process, which is what a clock shows where nothing else runs.
+        num_parameters: Trainable scalars, where they can be counted.
+        figure: Arrays on the problem's grid, by name: `mean`, `epistemic_std`, `std`; or `probs`, `entropy`.
+        note: Why it failed or stopped early; empty if all went well.
+    """
+
+    method: Method
+    problem: str
+    scores: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    num_parameters: int | None = None
+    figure: dict[str, Tensor] = field(default_factory=dict)
+    note: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether there is nothing to show but the note."""
+        return not self.scores
+
+
+def problems(seed: int = 0) -> list[Problem]:
+    """The two problems of the demonstration.
+
+    Args:
+        seed: Of the data.
+    """
+    cosine = toy.cosine(num_data=60, seed=seed)
+    return [
+        Problem("regression", "Regression with a gap", cosine, Gaussian(noise=cosine.noise, learn=False), 1, 1),
+        Problem("classification", "Two moons", toy.two_moons(seed=seed), Categorical(), 2, 2, effort=0.6),
+    ]
+
+
+def chosen_methods(everything: bool = False) -> list[Method]:
+    """Registered methods that the demonstration runs: those within its time budget, or all."""
+    return [method for method in METHODS.values() if everything or not method.slow]
+
+
+def run(
+    method: Method,
+    problem: Problem,
+    *,
+    seed: int = 0,
+    epochs: int = EPOCHS,
+    budget: float | None = BUDGET_SECONDS,
+    report: Report | None = None,
+) -> Outcome:
+    """Train one method on one problem and score it; what goes wrong becomes the outcome's note.
+
+    Args:
+        method: From the registry; it is trained by its own recipe, or by the one for all posteriors.
+        problem: From `problems`.
+        seed: Of network, training and prediction.
+        epochs: Of the variational phase, before the problem's `effort`; a quarter as many MAP epochs come first.
+        budget: Seconds after which training stops where it is; `None` for no limit. A method with its own recipe
+            is not interrupted.
+        report: Is told the share of the training that is done.
+    """
+    epochs = max(1, round(problem.effort * epochs))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # these networks are so small that a second thread only waits
+    start = time.process_time()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            if method.fit is not None:
+                model, note = _own_recipe(method, problem, seed, epochs), ""
+            else:
+                model, note = _posterior_recipe(method, problem, seed, epochs, budget, report)
+            seconds = time.process_time() - start
+            scores, figure = _score(model, problem, seed)
+        counted = count_parameters(model) if isinstance(model, nn.Module) else None
+        return Outcome(method, problem.name, scores, seconds, counted, figure, note)
+    except Exception as error:
+        return Outcome(method, problem.name, seconds=time.process_time() - start, note=_reason(error))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def run_all(
+    methods: Sequence[Method],
+    *,
+    seed: int = 0,
+    epochs: int = EPOCHS,
+    budget: float | None = BUDGET_SECONDS,
+    report: Callable[[Method, Problem, float], None] | None = None,
+) -> Iterator[Outcome]:
+    """Outcomes one after the other, both problems of a method together, so that an interrupted run keeps what is finished.
+
+    Args:
+        methods: What to run.
+        seed: Of data, networks, training and prediction.
+        epochs: See `run`.
+        budget: See `run`.
+        report: Is told the share of the present training that is done.
+    """
+    made = problems(seed)
+    with torch.random.fork_rng(devices=[]):  # what torch loads on first use is nobody's training time
+        _posterior_recipe(METHODS["point"], made[0], seed, 1, None, None)
+    for method in methods:
+        for problem in made:
+
+            def tell(share: float, method: Method = method, problem: Problem = problem) -> None:
+                if report is not None:
+                    report(method, problem, share)
+
+            yield run(method, problem, seed=seed, epochs=epochs, budget=budget, report=tell)
+
+
+def _own_recipe(method: Method, problem: Problem, seed: int, epochs: int) -> Any:
+    assert method.fit is not None
+    return method.fit(
+        problem.network(seed),
+        problem.likelihood,
+        problem.loader,
+        prior=Neal(PRIOR_SCALE),
+        num_data=len(problem.data.x),
+        epochs=epochs,
+        seed=seed,
+        **method.options,
+    )
+
+
+def _posterior_recipe(
+    method: Method, problem: Problem, seed: int, epochs: int, budget: float | None, report: Report | None
+) -> tuple[nn.Module, str]:
+    if method.posterior is None:
+        raise ValueError(f"{method.name}: neither a posterior nor a recipe is registered")
+    bnn = bayesianize(
+        problem.network(seed),
+        method.posterior(**method.options),
+        likelihood=problem.likelihood,
+        prior=Neal(PRIOR_SCALE),
+    )
+    map_epochs = max(1, epochs * MAP_EPOCHS // EPOCHS)
+    total, start, stopped = epochs + map_epochs, time.process_time(), 0
+
+    def watch(_: Any, history: Sequence[Any]) -> bool:
+        nonlocal stopped
+        done = len(history)
+        if report is not None:
+            report(done / total)
+        if budget is not None and done < total and time.process_time() - start > budget:
+            stopped = done
+        return stopped > 0
+
+    fit(
+        bnn,
+        problem.loader,
+        epochs=epochs,
+        map_epochs=map_epochs,
+        learning_rate=LEARNING_RATE,
+        scheduler=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total),
+        num_draws=max(TRAINING_DRAWS, bnn.posterior.training_draws),
+        callbacks=[watch],
+        seed=seed,
+        progress=False,
+    )
+    return bnn, f"stopped at its {budget:g} s after {stopped} of {total} steps" if stopped else ""
+
+
+def _score(model: Any, problem: Problem, seed: int) -> tuple[dict[str, float], dict[str, Tensor]]:
+    by_draws = {"num_draws", "generator"} <= inspect.signature(model.predict).parameters.keys()
+
+    def predict(x: Tensor) -> Predictive:
+        if not by_draws:
+            prediction: Predictive = model.predict(x)
+            return prediction
+        generator = torch.Generator().manual_seed(seed)  # the same functions for every x
+        prediction = model.predict(x, num_draws=PREDICTION_DRAWS, generator=generator)
+        return prediction
+
+    scores = metrics.evaluate(predict(problem.data.x_test), problem.data.y_test)
+    for name, value in scores.items():
+        if not math.isfinite(value):
+            raise ValueError(f"{name} is {value} on the test data")
+    grid = predict(problem.grid)
+    if isinstance(grid, RegressionPredictive):
+        figure = {"mean": grid.mean[:, 0], "epistemic_std": grid.epistemic[:, 0].sqrt(), "std": grid.std[:, 0]}
+        low, high = problem.data.gap
+        inside = (problem.grid[:, 0] > low) & (problem.grid[:, 0] < high)
+        trained = predict(problem.data.x)
+        assert isinstance(trained, RegressionPredictive)
+        scores["std_gap"] = float(figure["epistemic_std"][inside].mean())
+        scores["std_data"] = float(trained.epistemic.sqrt().mean())
+    else:
+        assert isinstance(grid, ClassificationPredictive)
+        figure = {"probs": grid.probs[:, 1], "entropy": grid.entropy}
+    return scores, {name: values.detach().cpu() for name, values in figure.items()}
+
+
+def _reason(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    text = lines[0] if lines else ""
+    words = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return words if len(words) <= 200 else words[:199] + "…"

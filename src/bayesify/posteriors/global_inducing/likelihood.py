@@ -1,0 +1,134 @@
+"""What regressions on pseudo-outputs share: the prior's scale by layer, and the precision of pseudo-outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from bayesify.maths.cholesky import stable_cholesky
+from bayesify.maths.constraints import tril
+from bayesify.priors import PriorDraw
+from bayesify.weights.catalog import Layer
+
+AT_PRIOR = -60.0
+"""Log precision at which pseudo-outputs are lost beside the prior in double precision."""
+NETWORK_PRECISION = 300.0
+r"""Precision $\lambda$, times positions, of pseudo-outputs that start at the network's. Where the prior's outputs have variance 1
+and there are as many inducing inputs as columns, one layer's mean differs from weights drawn from the prior by at most
+$1 / (2 \sqrt{\lambda})$ in its outputs there (root mean square), and its draws scatter by at most $1 / \sqrt{\lambda}$."""
+
+
+class PriorScale:
+    r"""The prior's covariance $T T^\top$ over a row of `[W b]` of each layer, as products with T.
+
+    T is diagonal, but for kernels under a prior that correlates their positions, where it has one block per input channel.
+
+    Args:
+        prior: Scales of S draws, or of all draws alike.
+        layers: The layers.
+        num_draws: S.
+
+    Attributes:
+        batched: What differs between draws, [S, ...] each, by a key of its own.
+    """
+
+    def __init__(self, prior: PriorDraw, layers: Sequence[Layer], num_draws: int) -> None:
+        self.fixed: dict[str, float | Tensor] = {}
+        self.batched: dict[str, Tensor] = {}
+        for weight in (weight for layer in layers for weight in layer.weights):
+            for kind, value in (("std", prior.std[weight.name]), ("factor", prior.factor.get(weight.name))):
+                if isinstance(value, Tensor) and value.ndim:
+                    self.batched[f"{kind} {weight.name}"] = value.expand(num_draws, *value.shape[1:])
+                elif value is not None:
+                    self.fixed[f"{kind} {weight.name}"] = value
+
+    def at(self, values: Mapping[str, Tensor]) -> Self:
+        """The scale of one draw, given what `batched` holds for it."""
+        one = object.__new__(type(self))
+        one.fixed, one.batched = {**self.fixed, **values}, {}
+        return one
+
+    def first(self) -> Self:
+        """The scale of the first draw."""
+        return self.at({key: value[0] for key, value in self.batched.items()})
+
+    def aligned(self) -> Self:
+        """All draws at once: scales [S, 1, 1, 1] and factors [S, 1, 1, K, K] that multiply rows [S, G, R, D]."""
+
+        def align(key: str, value: Tensor) -> Tensor:
+            return value.view(-1, 1, 1, 1) if key.startswith("std") else value[:, None, None]
+
+        return self.at({key: align(key, value) for key, value in self.batched.items()})
+
+    def pull(self, layer: Layer, rows: Tensor) -> Tensor:
+        """Rows times T, [..., D]."""
+        return self._times(layer, rows, transposed=False)
+
+    def push(self, layer: Layer, rows: Tensor) -> Tensor:
+        r"""Rows times $T^\top$, [..., D]: whitened weights become weights."""
+        return self._times(layer, rows, transposed=True)
+
+    def _times(self, layer: Layer, rows: Tensor, transposed: bool) -> Tensor:
+        stds = [self.fixed[f"std {weight.name}"] for weight in layer.weights]
+        factors: list[Any] = [self.fixed.get(f"factor {weight.name}") for weight in layer.weights]
+        if all(factor is None for factor in factors) and _alike(stds):
+            return rows * stds[0]
+        parts = []
+        widths = [weight.matrix_shape[1] for weight in layer.weights]
+        for part, std, factor in zip(rows.split(widths, -1), stds, factors, strict=True):
+            if factor is not None:
+                blocks = part.unflatten(-1, (-1, factor.shape[-1]))
+                part = (blocks @ (factor.mT if transposed else factor)).flatten(-2)
+            parts.append(part * std)
+        batch = torch.broadcast_shapes(*(part.shape[:-1] for part in parts))
+        return torch.cat([part.expand(*batch, -1) for part in parts], -1)
+
+
+def _alike(stds: Sequence[float | Tensor]) -> bool:
+    first = stds[0]
+    return all(std is first or (isinstance(std, float) and isinstance(first, float) and std == first) for std in stds)
+
+
+class HalfPrecision:
+    r"""The product with $\Lambda^{1/2}$ along the first axis of a tensor, of M.
+
+    Args:
+        log_diagonal: Logs of a diagonal $\Lambda$, [M].
+        lower: For a full one, $\Lambda = C C^\top$: the strictly lower entries of C, packed,
+        raw_diagonal: and its diagonal before softplus, [M]. The product is then with $C^\top$.
+
+    Attributes:
+        numbers: The roots of a diagonal $\Lambda$, [M]; `None` for a full one.
+    """
+
+    def __init__(
+        self, log_diagonal: Tensor | None = None, lower: Tensor | None = None, raw_diagonal: Tensor | None = None
+    ) -> None:
+        self.numbers = None if log_diagonal is None else (0.5 * log_diagonal).exp()
+        self.factor = None if lower is None or raw_diagonal is None else tril(lower, raw_diagonal)
+
+    def __call__(self, value: Tensor) -> Tensor:
+        """The product."""
+        if self.numbers is not None:
+            return value * self.numbers.view(-1, *[1] * (value.ndim - 1))
+        assert self.factor is not None
+        return (self.factor.mT @ value.reshape(len(self.factor), -1)).view(value.shape)
+
+
+def finite_cholesky(matrix: Tensor, what: str) -> Tensor:
+    """`stable_cholesky`, for matrices of pseudo-outputs' precisions.
+
+    Raises:
+        ValueError: If the matrix is not finite, which a factorization lets through, or not positive definite.
+    """
+    recording = matrix.is_cuda and torch.cuda.is_current_stream_capturing()
+    if not recording and not bool(torch.isfinite(matrix).all()):
+        size = matrix.shape[-1]
+        raise ValueError(
+            f"{what} ({size} x {size}) is not finite; lower the learning rate, or start from a smaller precision, and look for "
+            "infinity in what the layers below make of the inducing inputs"
+        )
+    return stable_cholesky(matrix, what)

@@ -1,0 +1,157 @@
+"""Linear maps inside a network: what each one sees when the network runs, and the two matrices of its regression."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.posteriors.global_inducing.likelihood import HalfPrecision
+from bayesify.weights.catalog import Layer, owner_of
+
+OWNER = "GlobalInducing"
+
+
+@dataclass(frozen=True)
+class LinearMap:
+    r"""One layer `[W b]` of a network as a regression from what the layer sees to pseudo-outputs.
+
+    Args:
+        layer: Its weights.
+        hooked: Name of the module at whose call the layer's input is seen.
+    """
+
+    layer: Layer
+    hooked: str
+    features_axis: ClassVar[int] = -1
+    """Axis of the pseudo-outputs that counts the layer's outputs."""
+
+    @property
+    def has_weight(self) -> bool:
+        """Whether the layer's matrix is under the posterior, and not its bias alone."""
+        return not self.layer.weights[0].is_bias
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether the layer's bias is under the posterior."""
+        return self.layer.weights[-1].is_bias
+
+    def seen(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
+        """Features [M, *positions, d], one entry for each group of the layer's outputs that sees features of its own."""
+        return [argument(args, kwargs, 0, "input")]
+
+    def output_shape(self, seen: list[Tensor], module: nn.Module) -> tuple[int, ...]:
+        """Shape of the pseudo-outputs."""
+        positions = seen[0].shape[1:-1] if self.has_weight else ()
+        return (seen[0].shape[0], *positions, self.layer.rows)
+
+    def outputs(self, module: nn.Module, seen: list[Tensor], matrix: Tensor) -> Tensor:
+        r"""$A [W\ b]^\top$: what the layer's weights under the posterior make of its features, of `output_shape`.
+
+        Args:
+            module: The layer's module.
+            seen: From `seen`.
+            matrix: `[W b]`, [rows, cols].
+        """
+        bias = matrix[:, -1] if self.has_bias else matrix.new_zeros(len(matrix))
+        if not self.has_weight:
+            return bias.expand(self.output_shape(seen, module)).clone()
+        weights = matrix[:, : self.layer.weights[0].matrix_shape[1]].chunk(len(seen))
+        return torch.cat([features @ part.mT for features, part in zip(seen, weights, strict=True)], -1) + bias
+
+    def moments(
+        self, module: nn.Module, seen: list[Tensor], targets: Tensor, mix: HalfPrecision
+    ) -> tuple[Tensor, Tensor]:
+        r"""$A^\top \Lambda A$, [G, D, D], and $A^\top \Lambda V$, [G, D, R].
+
+        Args:
+            module: The layer's module.
+            seen: From `seen`.
+            targets: V, of `output_shape`.
+            mix: Multiplies a tensor by $\Lambda^{1/2}$ along its first axis.
+        """
+        parts = mix(targets).flatten(0, -2).chunk(len(seen), -1)
+        ones = mix(targets.new_ones(targets.shape[0], *[1] * (targets.ndim - 1))).expand(*targets.shape[:-1], 1)
+        grams, crosses = [], []
+        for features, part in zip(seen, parts, strict=True):
+            columns = [mix(features).flatten(0, -2)] if self.has_weight else []
+            columns += [ones.flatten(0, -2)] if self.has_bias else []
+            design = torch.cat(columns, -1) if len(columns) > 1 else columns[0]
+            grams.append(design.mT @ design)
+            crosses.append(design.mT @ part)
+        return torch.stack(grams), torch.stack(crosses)
+
+
+class BilinearMap(LinearMap):
+    """`nn.Bilinear`: linear in the products of its two inputs."""
+
+    def seen(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
+        """All products of an entry of the first input with one of the second."""
+        left, right = argument(args, kwargs, 0, "input1"), argument(args, kwargs, 1, "input2")
+        return [(left.unsqueeze(-1) * right.unsqueeze(-2)).flatten(-2)]
+
+
+class AttentionInput(LinearMap):
+    """The projections of queries, keys and values in `nn.MultiheadAttention`, stacked in one matrix or each by itself."""
+
+    def seen(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
+        """The queries, keys or values; for the stacked matrix one entry if they are the same tensor."""
+        names = ("query", "key", "value")
+        given = [argument(args, kwargs, index, name) for index, name in enumerate(names)]
+        leaf = self.layer.name.rpartition(".")[2]
+        for name, tensor in zip(names, given, strict=True):
+            if leaf == f"{name[0]}_proj":
+                return [tensor]
+        if not self.has_weight or (given[0] is given[1] and given[1] is given[2]):
+            return given[:1]
+        if len({tensor.shape for tensor in given}) > 1:
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in given)
+            raise ValueError(
+                f"{OWNER}: {self.layer.name} projects queries, keys and values of different shapes ({shapes}) by one matrix; "
+                "give it another posterior, such as MeanField()"
+            )
+        return given
+
+
+class AttentionOutput(LinearMap):
+    """The projection at the end of `nn.MultiheadAttention`, which torch applies without calling its module."""
+
+    def seen(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
+        """What the heads make: the module's own output with the identity for this projection."""
+        assert isinstance(module, nn.MultiheadAttention)
+        slots: dict[str, Any] = module.out_proj._parameters
+        kept = dict(slots)
+        query = argument(args, kwargs, 0, "query")
+        try:
+            slots["weight"] = torch.eye(module.embed_dim, dtype=query.dtype, device=query.device)
+            slots["bias"] = query.new_zeros(module.embed_dim)
+            heads: Tensor = module.forward(*args, **{**kwargs, "need_weights": False})[0]
+        finally:
+            slots.update(kept)
+        return [heads]
+
+
+def argument(args: tuple[Any, ...], kwargs: Mapping[str, Any], index: int, name: str) -> Any:
+    """An argument of a call, by position or by name."""
+    return args[index] if index < len(args) else kwargs[name]
+
+
+def find_dense_map(network: nn.Module, layer: Layer) -> LinearMap | None:
+    """The linear map of vectors that a layer of weights is; `None` if it is something else."""
+    weight = layer.weights[0]
+    module, _ = owner_of(network, weight.name)
+    path = weight.name.rpartition(".")[0]
+    parent_path = path.rpartition(".")[0]
+    parent = network.get_submodule(parent_path) if path else None
+    if isinstance(parent, nn.MultiheadAttention) and path.rpartition(".")[2] == "out_proj":
+        return AttentionOutput(layer, parent_path)
+    if isinstance(module, nn.MultiheadAttention) and weight.kind == "matrix":
+        return AttentionInput(layer, path)
+    if isinstance(module, nn.Bilinear):
+        return BilinearMap(layer, path)
+    if isinstance(module, nn.Linear):
+        return LinearMap(layer, path)
+    return None

@@ -1,0 +1,412 @@
+"""Global inducing points: each layer's weights given what the layers below make of learned inputs."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from bayesify.maths.constraints import raw_positive
+from bayesify.maths.regression import Regression, regress
+from bayesify.posteriors.base import DrawRequest, Posterior, check_positive
+from bayesify.posteriors.global_inducing.inputs import (
+    InducingInputs,
+    check_inputs,
+    describe_inputs,
+    first_examples,
+)
+from bayesify.posteriors.global_inducing.likelihood import (
+    AT_PRIOR,
+    NETWORK_PRECISION,
+    HalfPrecision,
+    PriorScale,
+    finite_cholesky,
+)
+from bayesify.posteriors.global_inducing.maps import LinearMap
+from bayesify.posteriors.global_inducing.trace import check_targets, start_outputs, trace
+from bayesify.priors import PriorDraw
+from bayesify.running.outputs import each
+from bayesify.running.runner import SLOW_VMAP, Runner, evaluating, refuse_vmap
+from bayesify.weights.catalog import owner_of
+from bayesify.weights.named_parameters import NamedParameters
+from bayesify.weights.structured import StructuredWeight
+
+Step = Callable[[LinearMap, Regression | None], Tensor]
+
+
+class GlobalInducing(Posterior):
+    r"""Bayesian linear regression in every layer, from inducing inputs sent through the layers below (Ober & Aitchison 2021; gi).
+
+    With $U_0$ the inducing inputs, $A_l$ what layer l sees of them (a ones column for its bias) under the weights drawn below, and
+    the prior $\mathcal{N}(0, T T^\top)$ over a row of `[W b]`,
+
+    $$ q(W_l | W_1, \dots, W_{l-1}) = \prod_r \mathcal{N}(w_r;\, \Sigma A_l^\top \Lambda_l v_r,\, \Sigma), \qquad
+       \Sigma = ((T T^\top)^{-1} + A_l^\top \Lambda_l A_l)^{-1} $$
+
+    (eq. 11, algorithm 1). To draw, the network runs on $U_0$ alone and each layer's weights are drawn when its input is
+    there; the same weights then serve any data. Layers are correlated, and q over all weights is not Gaussian. With one
+    layer, $U_0 = X$, $V = Y$ and $\Lambda = 1 / \text{noise}$ it is the exact posterior of linear regression.
+
+    Layers may be linear, bilinear, convolutions of any kind, and the projections of `nn.MultiheadAttention`, in any network whose
+    layers keep the examples along their first axis and apart. Other weights go to other posteriors:
+    `{"fc": GlobalInducing(...), "*": MeanField()}` (fac -> gi) draws theirs first. A layer that is called several times is drawn
+    at its first call. The pass over the inducing inputs is in evaluation mode.
+
+    Marginals have no closed form: `mean` and `variance` are those of each layer given the layers below at their means,
+    and `kl` is an estimate from one draw.
+
+    Stored: `inducing_inputs`; `pseudo_outputs` V and `log_precision` (the diagonal of $\log \Lambda$, one number for each inducing
+    input, shared by all positions of an image), or for a full $\Lambda$ its Cholesky factor, by layer.
+
+    Args:
+        inputs: Where $U_0$ starts: M inputs of the network as a tensor, a tuple of positional or a dict of keyword inputs; or
+            only their shape (a list of integers), or M (for networks that start with a linear layer), for standard
+            normal numbers.
+        targets: Where V of the last layer starts: labels, or standardized targets. As in all other layers if left out.
+        precision: Where the diagonal of $\Lambda$ starts; if left out, 1 divided by the positions of a layer, and
+            `NETWORK_PRECISION` divided by them where V starts at the network's.
+        last_precision: The same for the last layer alone. With targets that are data, N / M divided by the noise variance starts it
+            at about the exact posterior given the layers below; a small `precision` then starts these near the prior.
+        covariance: `"diagonal"`, or `"full"` for a $\Lambda$ that correlates the inducing inputs.
+        learned: `"all"` layers, or only the `"last"`: the others are drawn from the prior then (rand -> gi).
+        kl_form: `"closed"`, the KL of each layer given the layers below; or `"sampled"`, $\log q - \log p$ at the draw: the
+            bound then has no variance where q is exact.
+        init: Where V of the layers starts: `"random"`, standard normal numbers (the paper's); or `"network"`, what each layer of
+            the network given to `bayesianize` makes of the inducing inputs, $V_l = A_l [W_l\ b_l]^\top$. With at least as many
+            inducing inputs (times positions) as columns the mean of q then starts close to that network.
+
+    Raises:
+        ValueError: If an argument is not as said, inputs are not finite, the network mixes examples, or a layer is
+            not a linear map.
+    """
+
+    name = "global_inducing"
+    runs_network = True
+    correlated_priors = True
+
+    def __init__(
+        self,
+        inputs: Any,
+        targets: Any = None,
+        precision: float | None = None,
+        covariance: Literal["diagonal", "full"] = "diagonal",
+        learned: Literal["all", "last"] = "all",
+        kl_form: Literal["closed", "sampled"] = "closed",
+        last_precision: float | None = None,
+        init: Literal["random", "network"] = "random",
+    ) -> None:
+        super().__init__()
+        check_positive("GlobalInducing", precision=precision, last_precision=last_precision)
+        for key, value, known in (
+            ("covariance", covariance, ("diagonal", "full")),
+            ("learned", learned, ("all", "last")),
+            ("kl_form", kl_form, ("closed", "sampled")),
+            ("init", init, ("random", "network")),
+        ):
+            if value not in known:
+                raise ValueError(f"GlobalInducing: {key}={value!r}; give {known[0]!r} or {known[1]!r}")
+        self.inputs, self.targets, self.precision = check_inputs(inputs), check_targets(targets), precision
+        self.covariance, self.learned, self.kl_form = covariance, learned, kl_form
+        if init == "network" and learned == "last":
+            raise ValueError(
+                "GlobalInducing: init='network' starts every layer at the network's, but learned='last' draws the lower ones from "
+                "the prior; use init='random'"
+            )
+        self.last_precision, self.init = last_precision, init
+
+    @classmethod
+    def from_loader(cls, loader: Iterable[Any], points: int, **options: Any) -> Self:
+        """Inducing inputs and targets from the first examples of a loader.
+
+        Args:
+            loader: Batches (inputs, targets).
+            points: M.
+            options: The other arguments of the posterior.
+
+        Raises:
+            ValueError: If the loader has fewer examples.
+        """
+        inputs, targets = first_examples(loader, points)
+        return cls(inputs, options.pop("targets", targets), **options)
+
+    def config(self) -> dict[str, Any]:
+        """The posterior as plain data: of inputs the shapes, of targets nothing, since their values are in the state."""
+        return {**super().config(), "inputs": describe_inputs(self.inputs), "targets": None}
+
+    # -- making ----------------------------------------------------------------------------------------------------
+
+    def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
+        """Run the network once on the inducing inputs to see which layer is called when, and with what."""
+        like = next(iter(values.values()))
+        self.types = {
+            weight.name: getattr(modules[weight.name], weight.name.rpartition(".")[2]).dtype for weight in self.weights
+        }
+        self.inducing_inputs = InducingInputs(self.inputs, self.runner.network, like)
+        self._check_network(self.runner.network)
+        found = trace(self.runner, self.layers, self.inducing_inputs.arguments(self._type()), values)
+        self.maps = {entry.layer.name: entry for entry, _ in found}
+        start = [(entry, made) for entry, made in found if self.learned == "all" or entry is found[-1][0]]
+        outputs = {
+            entry.layer.name: made if self.init == "network" else torch.randn_like(made) for entry, made in start
+        }
+        if self.targets is not None:
+            last, made = found[-1]
+            outputs[last.layer.name] = start_outputs(self.targets, last, tuple(made.shape), like)
+        self.pseudo_outputs = NamedParameters(outputs)
+        size = self.inducing_inputs.num_points
+        logs = {}
+        for entry, made in start:
+            positions = made.numel() // (size * entry.layer.rows)
+            usual = (NETWORK_PRECISION if self.init == "network" else 1.0) / positions
+            logs[entry.layer.name] = math.log(self.precision or usual)
+        if self.last_precision is not None:
+            logs[found[-1][0].layer.name] = math.log(self.last_precision)
+        if self.covariance == "diagonal":
+            self.log_precision = NamedParameters({name: like.new_full((size,), value) for name, value in logs.items()})
+        else:
+            self.raw_diagonal = NamedParameters(
+                {name: like.new_full((size,), raw_positive(math.exp(value / 2))) for name, value in logs.items()}
+            )
+            self.lower = NamedParameters({name: like.new_zeros(size * (size - 1) // 2) for name in logs})
+        self.inputs, self.targets = describe_inputs(self.inputs), None
+
+    def _type(self) -> torch.dtype | None:
+        """Type of the network's weights where it is of low precision."""
+        low = [dtype for dtype in self.types.values() if dtype == torch.bfloat16]
+        return low[0] if low else None
+
+    @staticmethod
+    def _check_network(network: nn.Module) -> None:
+        for path, module in network.named_modules():
+            if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
+                raise ValueError(
+                    f"GlobalInducing: {path} ({type(module).__name__}) normalizes by the batch, so inducing inputs and data would "
+                    "change each other; use GroupNorm, or freeze it (in evaluation mode, with running statistics)"
+                )
+
+    # -- drawing ---------------------------------------------------------------------------------------------------
+
+    def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
+        """Run the network on the inducing inputs, drawing each layer when it is called; draws together where `vmap` can."""
+        runner: Runner = request.runner or self.runner
+        self._check_network(runner.network)
+        others = self._others(runner, request.weights or {})
+        if request.local and any(
+            isinstance(value, StructuredWeight) and not value.batchable for value in others.values()
+        ):
+            raise ValueError(
+                "GlobalInducing: another posterior draws noise for each example, but inducing inputs and data need the same "
+                "weights; use local_reparameterization=False there"
+            )
+        layers = [entry.layer for entry in self.maps.values()]
+        like = next(self.parameters())
+        noise = request.normals([layer.numel for layer in layers], like)
+        scale = PriorScale(request.prior, self.layers, request.num_draws)
+        batched = {
+            **{f"noise {layer.name}": part for layer, part in zip(layers, noise, strict=True)},
+            **{f"prior {key}": value for key, value in scale.batched.items()},
+            **{f"other {key}": value for key, value in others.items()},
+        }
+        shared = {"closed": self.kl_form == "closed"}
+
+        def one(values: dict[str, Tensor], careful: bool = False) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+            return self._draw_one(runner, _cut(values, "noise "), scale.at(_cut(values, "prior ")), _cut(values, "other "),
+                                  shared["closed"], careful)  # fmt: skip
+
+        weights, kl, failed = self._run(runner, batched, request.num_draws, one)
+        recording = failed.is_cuda and torch.cuda.is_current_stream_capturing()
+        if not recording and bool(failed.any()):
+            weights, kl, _ = self._run(
+                runner, batched, request.num_draws, lambda values: one(values, careful=True), "loop"
+            )
+        return weights, kl
+
+    @staticmethod
+    def _run(
+        runner: Runner, batched: dict[str, Tensor], num_draws: int, one: Callable[[Any], Any], mode: str | None = None
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        structured = any(isinstance(value, StructuredWeight) for value in batched.values())
+        if (mode or runner.mode(num_draws)) == "vmap" and not structured:
+            try:
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("error", message=SLOW_VMAP)
+                    found: Any = torch.func.vmap(one, randomness="different")(batched)
+                    return found
+            except (RuntimeError, UserWarning) as refusal:
+                if isinstance(refusal, torch.OutOfMemoryError):
+                    raise
+                results = [
+                    one(values) for values in each(batched)
+                ]  # a mistake of the caller's fails here in plain words
+                refuse_vmap(runner.network, refusal)
+                return _stacked(results)
+        return _stacked([one(values) for values in each(batched)])
+
+    def _draw_one(
+        self,
+        runner: Runner,
+        noise: dict[str, Tensor],
+        scale: PriorScale,
+        others: dict[str, Tensor],
+        closed: bool,
+        careful: bool,
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        kls: list[Tensor] = []
+        failures: list[Tensor] = []
+
+        def step(entry: LinearMap, regression: Regression | None) -> Tensor:
+            eps = noise[entry.layer.name]
+            if regression is None:
+                return eps.view(1, entry.layer.cols, entry.layer.rows)
+            eps = eps.view(regression.mean.shape)
+            drawn = regression.draw(eps)
+            kls.append(regression.closed_kl() if closed else regression.sampled_kl(eps, drawn))
+            failures.append(regression.failed.sum())
+            return drawn
+
+        weights = self._walk(runner, others, scale, step, careful)
+        return weights, torch.stack(kls).sum(), torch.stack(failures).sum()
+
+    def _walk(
+        self, runner: Runner, others: Mapping[str, Tensor], scale: PriorScale, step: Step, careful: bool = False
+    ) -> dict[str, Tensor]:
+        """Run the network on the inducing inputs; `step` makes each layer's whitened weights, [G, D, R], when it is called."""
+        network, low = runner.network, self._type()
+        drawn: dict[str, Tensor] = {}
+        slots = {name: owner_of(network, name) for weight in self.weights for name in (weight.name, *weight.aliases)}
+
+        def put(entry: LinearMap, module: nn.Module, args: Any, kwargs: Any) -> None:
+            whitened = step(entry, self._regress(entry, module, entry.seen(module, args, kwargs), scale, careful)
+                            if entry.layer.name in self.pseudo_outputs else None)  # fmt: skip
+            matrix = scale.push(entry.layer, whitened.mT).flatten(-3, -2)  # [rows, D]
+            drawn.update(entry.layer.from_matrix(matrix))
+            for weight in entry.layer.weights:
+                value = drawn[weight.name].to(self.types[weight.name]) if low else drawn[weight.name]
+                for name in (weight.name, *weight.aliases):
+                    owner, leaf = slots[name]
+                    owner._parameters[leaf] = value  # type: ignore[assignment]
+
+        by_module: dict[str, list[LinearMap]] = {}
+        for entry in self.maps.values():
+            by_module.setdefault(entry.hooked, []).append(entry)
+        handles = []
+        for path, entries in by_module.items():
+
+            def meet(module: nn.Module, args: Any, kwargs: Any, entries: list[LinearMap] = entries) -> None:
+                for entry in entries:
+                    if entry.layer.weights[0].name not in drawn:
+                        put(entry, module, args, kwargs)
+
+            handles.append(network.get_submodule(path).register_forward_pre_hook(meet, with_kwargs=True))
+        try:
+            with evaluating(network) if network.training else nullcontext():
+                runner.call(others, *self.inducing_inputs.arguments(low))
+        finally:
+            for handle in handles:
+                handle.remove()
+            for owner, leaf in slots.values():
+                owner._parameters[leaf] = None
+        return {weight.name: drawn[weight.name] for weight in self.weights}
+
+    def _regress(
+        self, entry: LinearMap, module: nn.Module, seen: list[Tensor], scale: PriorScale, careful: bool
+    ) -> Regression:
+        name, targets = entry.layer.name, self.pseudo_outputs[entry.layer.name]
+        seen = [features.to(targets.dtype) for features in seen]
+        gram, cross = entry.moments(module, seen, targets, self._mix(name))
+        gram = scale.pull(entry.layer, scale.pull(entry.layer, gram).mT)  # T^T A^T Lambda A T
+        cross = scale.pull(entry.layer, cross.mT).mT
+        what = f"GlobalInducing: the precision of layer {name or '(the network)'}"
+        return regress(gram, cross, (lambda matrix: finite_cholesky(matrix, what)) if careful else None)
+
+    def _mix(self, layer: str) -> HalfPrecision:
+        if self.covariance == "diagonal":
+            return HalfPrecision(log_diagonal=self.log_precision[layer])
+        return HalfPrecision(lower=self.lower[layer], raw_diagonal=self.raw_diagonal[layer])
+
+    def _others(self, runner: Runner, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        own = {weight.name for weight in self.weights}
+        missing = [name for name in runner.weights if name not in own and name not in weights]
+        if missing:
+            raise ValueError(
+                f"GlobalInducing: {missing[0]} is not drawn yet when the network runs on the inducing inputs; put all layers that "
+                "need the network under one GlobalInducing, and use mean_network() for means"
+            )
+        return {name: value for name, value in weights.items() if name not in own}
+
+    # -- moments ---------------------------------------------------------------------------------------------------
+
+    def mean(self) -> dict[str, Tensor]:
+        """Each layer's mean given the layers below at their means; not the marginal mean, which has no closed form."""
+        return self.mean_given({})
+
+    def mean_given(self, others: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The same with the other posteriors' weights at the given means."""
+
+        def step(entry: LinearMap, regression: Regression | None) -> Tensor:
+            if regression is None:
+                return next(self.parameters()).new_zeros(1, entry.layer.cols, entry.layer.rows)
+            return regression.mean
+
+        assert self.bound_prior is not None
+        scale = PriorScale(self.bound_prior, self.layers, 1)
+        return self._walk(self.runner, self._others(self.runner, others), scale.first(), step, careful=True)
+
+    def variance(self) -> dict[str, Tensor]:
+        """Each layer's variances given the layers below at their means; marginal ones are larger, and have no closed form."""
+        found: dict[str, Tensor] = {}
+        assert self.bound_prior is not None
+        scale = PriorScale(self.bound_prior, self.layers, 1).first()
+
+        def step(entry: LinearMap, regression: Regression | None) -> Tensor:
+            layer = entry.layer
+            if regression is None:
+                whole = torch.eye(layer.cols).to(next(self.parameters())).unsqueeze(0)
+                mean = whole.new_zeros(1, layer.cols, layer.rows)
+            else:
+                whole, mean = regression.root, regression.mean
+            spread = scale.push(layer, whole).square().sum(-2)  # T (I + B)^-1 T^T, its diagonal, [G, D]
+            rows = spread.unsqueeze(-2).expand(-1, layer.rows // spread.shape[0], -1).flatten(0, 1)
+            found.update(layer.from_matrix(rows))
+            return mean
+
+        self._walk(self.runner, self._others(self.runner, {}), scale, step, careful=True)
+        return {weight.name: found[weight.name] for weight in self.weights}
+
+    def kl(self, prior: PriorDraw) -> Tensor:
+        """KL(q || p) in nats, estimated from one draw."""
+        return self.draw(DrawRequest(1, prior, runner=self.runner))[1].mean()
+
+    @torch.no_grad()
+    def set_to_prior(self, prior: PriorDraw) -> None:
+        """Pseudo-outputs to 0, their precision to almost none."""
+        for name in self.pseudo_outputs:
+            self.pseudo_outputs[name].zero_()
+            if self.covariance == "diagonal":
+                self.log_precision[name].fill_(AT_PRIOR)
+            else:
+                self.raw_diagonal[name].fill_(AT_PRIOR)
+                self.lower[name].zero_()
+
+
+def _cut(values: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
+
+
+def _stacked(results: list[tuple[dict[str, Tensor], Tensor, Tensor]]) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    """Draws one by one as draws together."""
+    if len(results) == 1:
+        weights, kl, failed = results[0]
+        return {name: value.unsqueeze(0) for name, value in weights.items()}, kl.unsqueeze(0), failed
+    names = results[0][0]
+    return (
+        {name: torch.stack([weights[name] for weights, _, _ in results]) for name in names},
+        torch.stack([kl for _, kl, _ in results]),
+        torch.stack([failed for _, _, failed in results]),
+    )

@@ -1,0 +1,203 @@
+"""One look at a network with inducing inputs: which layer is called when, what it sees, and whether examples stay apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from bayesify.posteriors.global_inducing.convolutions import Convolution, TransposedConvolution
+from bayesify.posteriors.global_inducing.maps import OWNER, LinearMap, find_dense_map
+from bayesify.running.runner import Runner, evaluating
+from bayesify.weights.catalog import Layer, owner_of
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+TOLERANCE = 1e-2
+"""Relative change of a layer's input, by leaving examples out, above which a network is said to mix them: far above rounding."""
+
+
+@torch.no_grad()
+def trace(
+    runner: Runner, layers: Sequence[Layer], arguments: Arguments, values: Mapping[str, Tensor]
+) -> list[tuple[LinearMap, Tensor]]:
+    """Layers in the order of their calls, with what the network's own weights make there of the inducing inputs.
+
+    Args:
+        runner: The network.
+        layers: What is under the posterior.
+        arguments: The inducing inputs.
+        values: The network's own weights, by name.
+
+    Raises:
+        ValueError: If a layer is not a linear map, is not called, or sees examples along another axis or mixed.
+    """
+    maps = [find_map(runner.network, layer) for layer in layers]
+    for entry in maps:
+        _check_ties(runner.network, entry)
+    points = next(value for value in (*arguments[0], *arguments[1].values())).shape[0]
+    seen = _look(runner, maps, arguments, values)
+    for entry in maps:
+        if entry.layer.name not in seen:
+            raise ValueError(
+                f"{OWNER}: {entry.layer.name} is not called when the network runs; give it another posterior, such as MeanField()"
+            )
+        for features in seen[entry.layer.name]:
+            if features.ndim < 2 or features.shape[0] != points:
+                raise ValueError(
+                    f"{OWNER}: {entry.layer.name} sees inputs of shape {tuple(features.shape)} for {points} inducing inputs; the "
+                    "layers must keep the examples along the first axis (batch_first=True in attention)"
+                )
+    _check_apart(runner, maps, arguments, values, seen, points)
+    order = {name: position for position, name in enumerate(seen)}
+    called = sorted(maps, key=lambda entry: order[entry.layer.name])
+    modules = {entry.layer.name: runner.network.get_submodule(entry.hooked) for entry in maps}
+    made = []
+    for entry in called:
+        matrix = entry.layer.to_matrix(values)
+        own = [part.to(matrix.dtype) for part in seen[entry.layer.name]]
+        made.append((entry, entry.outputs(modules[entry.layer.name], own, matrix)))
+    return made
+
+
+def find_map(network: nn.Module, layer: Layer) -> LinearMap:
+    """The linear map that a layer of weights is.
+
+    Raises:
+        ValueError: If it is none, or none whose input can be seen from outside.
+    """
+    found = find_dense_map(network, layer)
+    if found is not None:
+        return found
+    weight = layer.weights[0]
+    module, path = owner_of(network, weight.name)[0], weight.name.rpartition(".")[0]
+    if isinstance(module, _ConvTransposeNd):
+        return TransposedConvolution(layer, path)
+    if isinstance(module, _ConvNd):
+        return Convolution(layer, path)
+    raise ValueError(
+        f"{OWNER}: {weight.name} belongs to {type(module).__name__}, which is not a linear map of inputs that can be seen; give it "
+        f"another posterior, such as {{'{layer.name}': MeanField(), '*': GlobalInducing(...)}}"
+    )
+
+
+def _look(
+    runner: Runner, maps: Sequence[LinearMap], arguments: Arguments, values: Mapping[str, Tensor]
+) -> dict[str, list[Tensor]]:
+    """What each layer sees at its first call, in the order of calls."""
+    seen: dict[str, list[Tensor]] = {}
+    handles = []
+    for entry in maps:
+
+        def look(module: nn.Module, args: Any, kwargs: Any, entry: LinearMap = entry) -> None:
+            if entry.layer.name not in seen:
+                seen[entry.layer.name] = entry.seen(module, args, kwargs)
+
+        handles.append(runner.network.get_submodule(entry.hooked).register_forward_pre_hook(look, with_kwargs=True))
+    dtypes = {arg.dtype for arg in (*arguments[0], *arguments[1].values()) if arg.is_floating_point()}
+    if torch.bfloat16 in dtypes:
+        values = {name: value.to(torch.bfloat16) for name, value in values.items()}
+    try:
+        with evaluating(runner.network):
+            runner.call(values, *arguments)
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        if str(error).startswith(OWNER):
+            raise
+        shapes = ", ".join(str(tuple(arg.shape)) for arg in (*arguments[0], *arguments[1].values()))
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise ValueError(
+            f"{OWNER}: the network does not run on inducing inputs of shape {shapes} ({reason}); give inputs as it takes them"
+        ) from error
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen
+
+
+def _check_apart(
+    runner: Runner,
+    maps: Sequence[LinearMap],
+    arguments: Arguments,
+    values: Mapping[str, Tensor],
+    seen: Mapping[str, list[Tensor]],
+    points: int,
+) -> None:
+    """Compare what layers see of the first inducing inputs with and without the others."""
+    some = max(1, points // 2)
+
+    def cut(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return torch.cat((value[:some], value[:some].flip(0))) if points == 1 else value[:some]
+
+    fewer = (tuple(cut(arg) for arg in arguments[0]), {key: cut(value) for key, value in arguments[1].items()})
+    alone = _look(runner, maps, fewer, values)
+    for entry in maps:
+        for whole, part in zip(seen[entry.layer.name], alone[entry.layer.name], strict=True):
+            kept = whole[:some].double()
+            if part.shape[1:] != whole.shape[1:] or float((part[:some] - kept).abs().max()) > TOLERANCE * float(
+                kept.abs().max()
+            ):
+                raise ValueError(
+                    f"{OWNER}: what {entry.layer.name} sees of an example depends on the other examples; the network must keep "
+                    "examples apart (GroupNorm in place of batch statistics), or give this layer another posterior"
+                )
+
+
+def _check_ties(network: nn.Module, entry: LinearMap) -> None:
+    for weight in entry.layer.weights:
+        for alias in weight.aliases:
+            owner = owner_of(network, alias)[0]
+            if owner is not owner_of(network, weight.name)[0]:
+                raise ValueError(
+                    f"{OWNER}: {weight.name} is tied to {alias}, and each would see inputs of its own; give it another posterior, "
+                    f"such as {{'{weight.name}': MeanField(), '*': GlobalInducing(...)}}"
+                )
+
+
+def check_targets(targets: Any) -> Tensor | None:
+    """Starting pseudo-outputs of the last layer, cut off from whatever made them.
+
+    Raises:
+        ValueError: If they are not a tensor or sequence of numbers, or not finite.
+    """
+    if targets is None:
+        return None
+    try:
+        made = torch.as_tensor(targets).detach().clone()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"{OWNER}: targets are {type(targets).__name__}; give a tensor of labels or numbers"
+        ) from error
+    if not bool(torch.isfinite(made).all()):
+        raise ValueError(f"{OWNER}: targets hold NaN or infinity; give finite numbers")
+    return made
+
+
+def start_outputs(targets: Tensor, last: LinearMap, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Targets as pseudo-outputs of the last layer: labels as one-hot rows, numbers as they are.
+
+    Raises:
+        ValueError: If they do not fit the layer's outputs.
+    """
+    axis = last.features_axis % len(shape)
+    width, rest = shape[axis], shape[:axis] + shape[axis + 1 :]
+    name = last.layer.name or "(the network)"
+    if not targets.is_floating_point() and tuple(targets.shape) == rest:
+        if int(targets.min()) < 0 or int(targets.max()) >= width:
+            raise ValueError(
+                f"{OWNER}: targets hold the label {int(targets.max() if targets.max() >= width else targets.min())}, but the last "
+                f"layer {name} has {width} outputs; labels go from 0 to {width - 1}"
+            )
+        return F.one_hot(targets.long(), width).movedim(-1, axis).to(like)
+    if tuple(targets.shape) == rest and width == 1:
+        targets = targets.unsqueeze(axis)
+    if tuple(targets.shape) != shape:
+        raise ValueError(
+            f"{OWNER}: targets of shape {tuple(targets.shape)}; the last layer {name} makes {shape} of the inducing "
+            f"inputs: give {shape[0]} rows, and {width} numbers or one label for each output"
+        )
+    return targets.to(like).clone()

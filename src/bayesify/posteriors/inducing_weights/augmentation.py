@@ -1,0 +1,110 @@
+"""Weight matrices augmented with inducing matrices: their parameters and where these start."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.maths.constraints import positive, raw_positive
+from bayesify.maths.largest_entries import largest
+from bayesify.maths.matheron import Factors, factorize
+from bayesify.weights.named_parameters import NamedParameters
+
+INIT_D = 1e-3
+INIT_LAMBDA = 1e-4
+
+
+class Augmentation(nn.Module):
+    r"""L matrices, each augmented with an inducing matrix of the same size: the parameters $Z_r, Z_c, D_r, D_c, \lambda$.
+
+    Args:
+        z_row: Starting $Z_r$ of each group of equal matrices, [G, M_r, d_out].
+        z_col: Starting $Z_c$ of each group, [G, M_c, d_in].
+        max_lambda: Cap on $\lambda$; 0 makes W given U a point estimate, without a parameter.
+    """
+
+    def __init__(self, z_row: Sequence[Tensor], z_col: Sequence[Tensor], max_lambda: float | None) -> None:
+        super().__init__()
+        self.max_lambda = max_lambda
+        self.z_row = NamedParameters({str(index): z for index, z in enumerate(z_row)})
+        self.z_col = NamedParameters({str(index): z for index, z in enumerate(z_col)})
+        count, like = sum(z.shape[0] for z in z_row), z_row[0]
+        self.raw_d_row = nn.Parameter(like.new_full((count, like.shape[1]), raw_positive(INIT_D)))
+        self.raw_d_col = nn.Parameter(like.new_full((count, z_col[0].shape[1]), raw_positive(INIT_D)))
+        self.raw_lambda: nn.Parameter | None = None
+        if max_lambda != 0:
+            start = INIT_LAMBDA if max_lambda is None else min(INIT_LAMBDA, 0.5 * max_lambda)
+            self.raw_lambda = nn.Parameter(like.new_full((count,), raw_positive(start, max_lambda)))
+        shapes = [(r.shape[-1], c.shape[-1]) for r, c in zip(z_row, z_col, strict=True) for _ in range(r.shape[0])]
+        self.shapes = shapes
+        self.sizes: Tensor
+        self.register_buffer("sizes", like.new_tensor([d_out * d_in for d_out, d_in in shapes]), persistent=False)
+
+    def scale(self) -> Tensor | None:
+        r"""$\lambda$ of each matrix, [L], or `None` for 0."""
+        return None if self.raw_lambda is None else positive(self.raw_lambda, self.max_lambda)
+
+    def factors(self) -> Factors:
+        """What all draws share."""
+        rows, cols = ([side.dense(name) for name in side] for side in (self.z_row, self.z_col))
+        return factorize(rows, cols, positive(self.raw_d_row), positive(self.raw_d_col))
+
+    @torch.no_grad()
+    def prune(self, keep: float) -> None:
+        """Keep the largest entries of each Z, so that no layer is cut off from its inducing weights."""
+        for side in (self.z_row, self.z_col):
+            for name in side:
+                masks, dense = side.mask(name), side.dense(name).abs()
+                chosen = [
+                    largest({"": z}, {"": None if masks is None else masks[index]}, keep)[""]
+                    for index, z in enumerate(dense)
+                ]
+                side.prune(name, torch.stack(chosen))
+
+    def conditional_kl(self, num_data: int | None = None) -> Tensor | float:
+        r"""$\sum_l \beta_l R(\lambda_l)$ with R as in eq. 8; left out, 0, where $\lambda$ is.
+
+        Args:
+            num_data: N, for $\beta_l = \min(1, N / d_{in})$ (eq. 45); 1 if left out.
+        """
+        scale = self.scale()
+        if scale is None:
+            return 0.0
+        sizes = self.sizes
+        if num_data is not None:
+            sizes = sizes * sizes.new_tensor([min(1.0, num_data / d_in) for _, d_in in self.shapes])
+        return (sizes * (0.5 * scale.square() - scale.log() - 0.5)).sum()
+
+
+def random_start(m_r: int, m_c: int, d_out: int, d_in: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Appendix J: entries of Z from N(0, 1/M), of U's mean from N(0, 1)."""
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=like.dtype, device=like.device)
+
+    return normal(m_r, d_out) / math.sqrt(m_r), normal(m_c, d_in) / math.sqrt(m_c), normal(m_r, m_c)
+
+
+def network_start(m_r: int, m_c: int, matrix: Tensor, whiten: bool) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Z and U whose conditional mean is the best approximation of a matrix, over sigma, by one of rank min(M_r, M_c).
+
+    With `[W b] / sigma = P S Q^T` cut to that rank, Z_r = P^T and Z_c = Q^T have orthonormal rows, so Psi is
+    $(1 + D^2) I$ and $U = (1 + D^2)^2 S$ ($(1 + D^2) S$ if whitened) gives the mean exactly for any D. Rows of Z beyond the
+    rank are random in the orthogonal complement, where there is one, and meet zeros in U: they change nothing at the
+    start and can learn.
+    """
+    p, s, qt = torch.linalg.svd(matrix.double(), full_matrices=False)
+    rank = min(m_r, m_c, s.shape[0])
+
+    def rows(basis: Tensor, count: int) -> Tensor:
+        extra = torch.randn(count - rank, basis.shape[1], dtype=basis.dtype, device=basis.device) / math.sqrt(count)
+        return torch.cat([basis, extra - extra @ basis.mT @ basis])
+
+    z_row, z_col = rows(p[:, :rank].mT, m_r), rows(qt[:rank], m_c)
+    factor = 1 + INIT_D**2
+    u = torch.zeros(m_r, m_c, dtype=matrix.dtype, device=matrix.device)
+    u.diagonal()[:rank] = s[:rank].to(matrix) * (factor if whiten else factor**2)
+    return z_row.to(matrix), z_col.to(matrix), u

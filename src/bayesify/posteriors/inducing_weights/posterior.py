@@ -1,0 +1,433 @@
+"""Inducing weights: a posterior smaller than the network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.maths.constraints import raw_positive
+from bayesify.maths.matheron import Factors, conditional_draw, conditional_mean, noise_shapes
+from bayesify.maths.mixture import choose_members
+from bayesify.posteriors.base import DrawRequest, Posterior, check_count
+from bayesify.posteriors.inducing_weights.augmentation import Augmentation, network_start, random_start
+from bayesify.posteriors.inducing_weights.matrix import (
+    FAMILIES,
+    InducingMatrix,
+    gathered,
+    make_inducing_matrix,
+)
+from bayesify.priors import PriorDraw
+from bayesify.weights.catalog import Layer
+
+INIT_STD = 1e-3
+
+
+class InducingWeights(Posterior):
+    r"""Each layer's weights given a small matrix of inducing weights U (Ritter et al. 2021; FFG-U, FCG-U, Ensemble-U).
+
+    The prior $p(W) = \mathcal{N}(0, \sigma^2 I)$ over a layer's `[W b]` is augmented with U of `rows x cols`
+    without changing its marginal (eq. 5). The posterior keeps the prior's conditional up to a scale,
+    $q(W | U) = \mathcal{N}(\mu_{W|U}, \lambda^2 \Sigma_{W|U})$ (eq. 7), and puts its parameters into q(U). Draws
+    come from the extended Matheron rule (eq. 11, see `maths.matheron`); layers of equal size are drawn together.
+    The KL is that of the joint over (W, U), closed form (eq. 9):
+
+    $$ \mathrm{KL} = \sum_l R(\lambda_l) + \mathrm{KL}(q(U_l) \| p(U_l)), \qquad
+       R(\lambda) = d_{out} d_{in} (\tfrac12 \lambda^2 - \log \lambda - \tfrac12) $$
+
+    A layer stores `rows d_out + cols d_in + rows + cols + 1 + 2 rows cols` numbers for a diagonal q(U), its bias
+    counted in d_in, and `members rows cols` in place of the last term for an ensemble. Layers smaller than U keep
+    its full size unless `fit_to_layer`.
+
+    Stored, with a leading axis over layers of equal size: `z_row`, `z_col`, `raw_d_row`, `raw_d_col` (softplus),
+    `raw_lambda` (softplus, or a scaled sigmoid under a cap), and the parameters of q(U).
+
+    Args:
+        rows: Rows of U, the outputs' side.
+        cols: Columns of U, the inputs' side.
+        q: Family of q(U): `"diagonal"`, `"matrix"` (matrix normal), `"full"`, or `"ensemble"` (its KL is left out).
+        members: Members of an ensemble.
+        max_lambda: Cap on $\lambda$. 0 makes W given U a point estimate; R is left out then.
+        max_std: Cap on the standard deviations of a diagonal q(U). 0 makes U a point estimate, with $-\log p(U)$
+            for its KL.
+        whiten: Store U so that its prior is standard normal (appendix H).
+        init: `"random"` (appendix J), or `"network"`: the conditional mean starts at the best approximation of the
+            network's `[W b]` of rank `min(rows, cols)`.
+        fit_to_layer: Cut rows and cols to the layer's own size.
+        function_space_kl: Weight R by $\beta_l = \min(1, N / d_{in})$ (eq. 45), N the `num_data` given to `elbo`.
+        shared: Sizes of one global inducing matrix that all layers' U depend on, which correlates layers (appendix
+            H); needs `whiten` and equal columns in every layer.
+
+    Raises:
+        ValueError: If a size is below 1, a cap is negative, a name is unknown, or `shared` does not fit.
+    """
+
+    name = "inducing"
+    correlated_priors = True
+
+    def __init__(
+        self,
+        rows: int = 64,
+        cols: int = 64,
+        q: Literal["diagonal", "matrix", "full", "ensemble"] = "diagonal",
+        members: int = 5,
+        max_lambda: float | None = None,
+        max_std: float | None = None,
+        whiten: bool = True,
+        init: Literal["random", "network"] = "random",
+        fit_to_layer: bool = False,
+        function_space_kl: bool = False,
+        shared: tuple[int, int] | None = None,
+    ) -> None:
+        super().__init__()
+        check_count("InducingWeights", rows=rows, cols=cols, members=members)
+        for key, cap in (("max_lambda", max_lambda), ("max_std", max_std)):
+            if cap is not None and not (cap >= 0 and math.isfinite(cap)):
+                raise ValueError(f"InducingWeights: {key}={cap}; give a number of at least 0, or None for no cap")
+        if q not in FAMILIES:
+            raise ValueError(f"InducingWeights: q={q!r}; give one of {', '.join(FAMILIES)}")
+        if max_std is not None and q != "diagonal":
+            raise ValueError(f"InducingWeights: max_std caps a diagonal q(U), not q={q!r}; leave it out")
+        if init not in ("random", "network"):
+            raise ValueError(f"InducingWeights: init={init!r}; give 'random' or 'network'")
+        if shared is not None:
+            if not isinstance(shared, Sequence) or len(shared) != 2:
+                raise ValueError(f"InducingWeights: shared={shared}; give two sizes, (rows, cols)")
+            check_count("InducingWeights", shared_rows=shared[0], shared_cols=shared[1])
+            if not whiten:
+                raise ValueError("InducingWeights: shared inducing weights need whiten=True")
+            if fit_to_layer:
+                raise ValueError("InducingWeights: shared needs the same cols in every layer; use fit_to_layer=False")
+            if init == "network":
+                raise ValueError("InducingWeights: shared starts at random; use init='random'")
+        self.rows, self.cols, self.q, self.members = rows, cols, q, members
+        self.max_lambda, self.max_std, self.whiten, self.init = max_lambda, max_std, whiten, init
+        self.fit_to_layer, self.function_space_kl = fit_to_layer, function_space_kl
+        self.shared = None if shared is None else (int(shared[0]), int(shared[1]))
+        self.capturable = q != "ensemble" and not function_space_kl
+
+    # -- making ----------------------------------------------------------------------------------------------------
+
+    def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
+        """Put layers with U of one size into a block, in it layers of equal size into a group, and start the parameters."""
+        blocks: dict[tuple[int, int], dict[tuple[int, int], list[Layer]]] = {}
+        for layer in self.layers:
+            groups = blocks.setdefault(self._inducing_size(layer), {})
+            groups.setdefault((layer.rows, layer.cols), []).append(layer)
+        self.blocks = [[tuple(group) for group in groups.values()] for groups in blocks.values()]
+        self.augmentations = nn.ModuleList()
+        self.inducing = nn.ModuleList()
+        for block in self.blocks:
+            z_row, z_col, means = [], [], []
+            for group in block:
+                starts = [self._start(layer, layer.to_matrix(values)) for layer in group]
+                rows, cols, mean = (torch.stack(part) for part in zip(*starts, strict=True))
+                z_row.append(rows)
+                z_col.append(cols)
+                means.append(mean)
+            self.augmentations.append(Augmentation(z_row, z_col, self.max_lambda))
+            if self.shared is None:
+                self.inducing.append(self._family(torch.cat(means)))
+        if self.shared is not None:
+            tall = len(self.layers) * self.rows
+            rows, cols, mean = random_start(*self.shared, tall, self.cols, values[self.weights[0].name])
+            self.augmentations.append(Augmentation([rows[None]], [cols[None]], self.max_lambda))
+            self.inducing.append(self._family(mean[None]))
+
+    def _inducing_size(self, layer: Layer) -> tuple[int, int]:
+        if self.fit_to_layer:
+            return min(self.rows, layer.rows), min(self.cols, layer.cols)
+        return self.rows, self.cols
+
+    def _family(self, mean: Tensor) -> InducingMatrix:
+        return make_inducing_matrix(
+            self.q, mean, whiten=self.whiten, init_std=INIT_STD, max_std=self.max_std, members=self.members
+        )
+
+    def _start(self, layer: Layer, matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Z_r [M_r, d_out], Z_c [M_c, d_in] and the mean of U [M_r, M_c] for one layer."""
+        m_r, m_c = self._inducing_size(layer)
+        if self.init == "random":
+            return random_start(m_r, m_c, layer.rows, layer.cols, matrix)
+        columns = []
+        for weight in layer.weights:
+            std = self._prior().std[weight.name]
+            if isinstance(std, Tensor) or weight.name in self._prior().factor:
+                raise ValueError(
+                    "InducingWeights: init='network' needs a fixed prior, such as Neal(); this one draws its scale"
+                )
+            columns.append(matrix.new_full((weight.matrix_shape[1],), std))
+        return network_start(m_r, m_c, matrix / torch.cat(columns), self.whiten)
+
+    def _augmented(self) -> list[Augmentation]:
+        return list(self.augmentations)  # type: ignore[arg-type]
+
+    def _families(self) -> list[InducingMatrix]:
+        return list(self.inducing)  # type: ignore[arg-type]
+
+    # -- drawing ---------------------------------------------------------------------------------------------------
+
+    def factors(self) -> list[Factors]:
+        """Factors of every block, computed once per state of the parameters where no gradient is needed."""
+        return self.cached("factors", lambda: [part.factors() for part in self._augmented()])
+
+    def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
+        """All layers by the extended Matheron rule, with the noise of the whole network in one call."""
+        factors, families, draws = self.factors(), self._families(), request.num_draws
+        scales = self.cached("scales", lambda: [part.scale() for part in self._augmented()])
+        shapes: list[tuple[int, ...]] = [(family.count, draws, *family.noise_shape()) for family in families]
+        ends = [len(shapes)]
+        for scale, factor in zip(scales, factors, strict=True):
+            shapes += noise_shapes(factor, draws) if scale is not None else []
+            ends.append(len(shapes))
+        like = self._augmented()[0].raw_d_row
+        flat = request.normals([math.prod(shape) // draws for shape in shapes], like)
+        noise = [
+            gathered(part, shape[0], shape[2:], request.antithetic) for part, shape in zip(flat, shapes, strict=True)
+        ]
+        matheron = [noise[start:end] for start, end in pairwise(ends)]
+        chosen = choose_members(self.members, draws, request.generator, like.device) if self.q == "ensemble" else None
+        u = [family.draw(part, chosen) for family, part in zip(families, noise[: len(families)], strict=True)]
+        if self.shared is not None:
+            u = [
+                self._split_shared(
+                    self._conditional(factors[-1], u[0], scales[-1], like.new_ones(1), matheron[-1])[0][0]
+                )
+            ]
+        weights: dict[str, Tensor] = {}
+        for index, block in enumerate(self.blocks):
+            family = families[index] if self.shared is None else families[0]
+            whitened = family.whitened(u[index], factors[index] if self.shared is None else None)
+            sigma, columns = self._sigma(block, request.prior, like)
+            matrices = self._conditional(factors[index], whitened, scales[index], sigma, matheron[index])
+            self._unpack(block, matrices, columns, weights)
+        weights = {name: request.prior.color(name, value) for name, value in weights.items()}
+        return weights, self._kl(factors, request.num_data)
+
+    @staticmethod
+    def _conditional(
+        factors: Factors, u: Tensor, scale: Tensor | None, sigma: Tensor, noise: list[Tensor]
+    ) -> list[Tensor]:
+        if scale is None:
+            return conditional_mean(factors, u * sigma.reshape(sigma.shape[0], -1, 1, 1))
+        return conditional_draw(factors, u, scale, sigma, noise)
+
+    def _split_shared(self, tall: Tensor) -> Tensor:
+        """All layers' U out of one tall matrix: [S, L M_r, M_c] -> [L, S, M_r, M_c]."""
+        return tall.unflatten(-2, (-1, self.rows)).movedim(-3, 0)
+
+    def _sigma(
+        self, block: list[tuple[Layer, ...]], prior: PriorDraw, like: Tensor
+    ) -> tuple[Tensor, list[list[Tensor] | None]]:
+        """Prior standard deviation of each layer, [L] or [L, S], and what is left for its columns where those differ.
+
+        The scale of a layer is its first weight's; where the bias has another one, its column is multiplied by the ratio.
+        """
+        layers = [layer for group in block for layer in group]
+        first = [prior.std[layer.weights[0].name] for layer in layers]
+        columns: list[list[Tensor] | None] = []
+        for layer in layers:
+            stds = [prior.std[weight.name] for weight in layer.weights]
+            same = all(std is stds[0] or (isinstance(std, float) and std == stds[0]) for std in stds)
+            columns.append(
+                None if same else [torch.as_tensor(std / stds[0], dtype=like.dtype, device=like.device) for std in stds]
+            )
+        if all(isinstance(std, float) for std in first):
+            key = ("sigma", tuple(first), like.device, like.dtype)
+            return self.cached(key, lambda: like.new_tensor(first), of=()), columns
+        found = [torch.as_tensor(std, dtype=like.dtype, device=like.device) for std in first]
+        return torch.stack(torch.broadcast_tensors(*found)), columns
+
+    @staticmethod
+    def _unpack(
+        block: list[tuple[Layer, ...]],
+        matrices: list[Tensor],
+        columns: list[list[Tensor] | None],
+        into: dict[str, Tensor],
+        power: int = 1,
+    ) -> None:
+        rest = iter(columns)
+        for group, stacked in zip(block, matrices, strict=True):
+            for layer, matrix in zip(group, stacked.unbind(0), strict=True):
+                ratios = next(rest)
+                for index, (name, value) in enumerate(layer.from_matrix(matrix).items()):
+                    if ratios is not None and index:
+                        ratio = ratios[index] ** power
+                        value = value * ratio.reshape(ratio.shape + (1,) * (value.ndim - 1))
+                    into[name] = value
+
+    # -- bound and moments -----------------------------------------------------------------------------------------
+
+    def kl(self, prior: PriorDraw) -> Tensor:
+        """KL of the joint over (W, U) in nats; see the class."""
+        return self._kl(self.factors(), None)
+
+    def _kl(self, factors: list[Factors], num_data: int | None) -> Tensor:
+        counted = num_data if self.function_space_kl else None
+
+        def compute() -> Tensor:
+            total: Any = 0.0
+            for family, factor in zip(self._families(), factors if self.shared is None else factors[-1:], strict=True):
+                total = total + family.kl(factor)
+            for index, part in enumerate(self._augmented()):
+                total = total + part.conditional_kl(counted if index < len(self.blocks) else None)
+            return torch.as_tensor(total)
+
+        return self.cached(("kl", counted), compute)
+
+    def _mean_u(self, factors: list[Factors]) -> list[Tensor]:
+        """Whitened E[U] of every block, [L, 1, M_r, M_c]."""
+        families = self._families()
+        if self.shared is not None:
+            return [self._split_shared(conditional_mean(factors[-1], families[0].mean().unsqueeze(1))[0][0])]
+        return [
+            family.whitened(family.mean().unsqueeze(1), factor)
+            for family, factor in zip(families, factors, strict=True)
+        ]
+
+    def mean(self) -> dict[str, Tensor]:
+        """E[W] = sigma A_r^T E[U] A_c, with sigma of the prior given to `bayesianize`, its mean where it is drawn."""
+        factors = self.factors()
+        result: dict[str, Tensor] = {}
+        for block, u, factor in zip(self.blocks, self._mean_u(factors), factors, strict=False):
+            sigma, columns = self._sigma(block, self._prior(), u)
+            matrices = conditional_mean(factor, u * sigma.reshape(sigma.shape[0], -1, 1, 1))
+            self._unpack(block, [matrix[:, 0] for matrix in matrices], columns, result)
+        return {name: self._prior().color(name, value.unsqueeze(0))[0] for name, value in result.items()}
+
+    def variance(self) -> dict[str, Tensor]:
+        """Variance of each entry of W under q(W), U and a drawn sigma integrated out, in closed form.
+
+        Raises:
+            ValueError: If the prior correlates the positions of a kernel.
+        """
+        if len(self._prior().factor):
+            raise ValueError(
+                "InducingWeights: variances have no closed form under a prior that correlates the positions of a kernel; "
+                "take them from draws"
+            )
+        factors = self.factors()
+        result: dict[str, Tensor] = {}
+        for index, block in enumerate(self.blocks):
+            factor, scale = factors[index], self._augmented()[index].scale()
+            sigma, columns = self._sigma(block, self._prior(), factor.row_rest)
+            spreads, position = [], 0
+            for group, row, col in zip(block, factor.row_reach, factor.col_reach, strict=True):
+                members = range(position, position + len(group))
+                spread = torch.stack([self._spread(index, factors, row, col, position, member) for member in members])
+                if scale is not None:
+                    kept = row.square().sum(-2).unsqueeze(-1) * col.square().sum(-2).unsqueeze(-2)
+                    spread = spread + scale[members.start : members.stop, None, None].square() * (1 - kept).clamp_min(0)
+                spreads.append(
+                    spread * sigma[members.start : members.stop].reshape(len(group), -1)[:, :1, None].square()
+                )
+                position = members.stop
+            self._unpack(block, spreads, columns, result, power=2)
+        if len(self._prior().std_variance):
+            mean, stds, variances = self.mean(), self._prior().std, self._prior().std_variance
+            for name, value in result.items():
+                std = torch.as_tensor(stds[name])
+                result[name] = value + variances[name] / std.square() * (value + mean[name].square())
+        return result
+
+    def inducing_covariance(self) -> dict[str, Tensor]:
+        """Covariance of q(U) as it is stored, by layer, or of the one matrix under the name `shared`.
+
+        Returns:
+            [M_r M_c, M_r M_c] each, entries of U in row-major order.
+
+        Raises:
+            ValueError: If q is an ensemble, which is a mixture of points.
+        """
+        if self.shared is not None:
+            return {"shared": self._families()[0].covariance()[0]}
+        result: dict[str, Tensor] = {}
+        for block, family in zip(self.blocks, self._families(), strict=True):
+            names = [layer.name for group in block for layer in group]
+            result |= dict(zip(names, family.covariance().unbind(0), strict=True))
+        return result
+
+    def _spread(
+        self, block: int, factors: list[Factors], row: Tensor, col: Tensor, position: int, member: int
+    ) -> Tensor:
+        """Variance of one layer's W / sigma that comes from its U: [d_out, d_in].
+
+        Args:
+            block: Index of the layer's block.
+            factors: Of every block.
+            row: Row reach of the layer's group.
+            col: Column reach of the layer's group.
+            position: Where the group starts in the block.
+            member: Where the layer stands in the block.
+        """
+        own_row, own_col = row[member - position], col[member - position]
+        if self.shared is None:
+            if not self.whiten:
+                own_row = torch.linalg.solve_triangular(factors[block].row_tril[member].mT, own_row, upper=True)
+                own_col = torch.linalg.solve_triangular(factors[block].col_tril[member].mT, own_col, upper=True)
+            return self._families()[block].reached_variance(own_row, own_col, member)
+        top, scale = factors[-1], self._augmented()[-1].scale()
+        above_row = top.row_reach[0][0][:, member * self.rows : (member + 1) * self.rows] @ own_row
+        above_col = top.col_reach[0][0] @ own_col
+        spread = self._families()[0].reached_variance(above_row, above_col, 0)
+        if scale is not None:
+            whole = own_row.square().sum(0)[:, None] * own_col.square().sum(0)
+            known = above_row.square().sum(0)[:, None] * above_col.square().sum(0)
+            spread = spread + scale.square() * (whole - known).clamp_min(0)
+        return spread
+
+    def _prior(self) -> PriorDraw:
+        if self.bound_prior is None:
+            raise ValueError(
+                "InducingWeights: W's scale is the prior's; make the posterior by bayesianize, which binds one"
+            )
+        return self.bound_prior
+
+    @torch.no_grad()
+    def set_to_prior(self, prior: PriorDraw) -> None:
+        """lambda to 1, q(U) to p(U)."""
+        if self.max_lambda is not None and self.max_lambda <= 1:
+            raise ValueError(f"InducingWeights: max_lambda={self.max_lambda} keeps lambda from 1; raise the cap")
+        factors = self.factors()
+        for family, factor in zip(self._families(), factors if self.shared is None else factors[-1:], strict=True):
+            family.set_to_prior(factor)
+        for part in self._augmented():
+            assert part.raw_lambda is not None
+            part.raw_lambda.fill_(raw_positive(1.0, self.max_lambda))
+
+    def prune(self, keep: float) -> None:
+        """Keep the entries of Z with the largest absolute value, the same fraction in every layer."""
+        for part in self._augmented()[: len(self.blocks)]:
+            part.prune(keep)
+
+    def count_by_weight(self) -> dict[str, int | None]:
+        """Trainable scalars by layer, counted with its first weight; what is shared by all layers is left out."""
+        counts: dict[str, int | None] = {}
+        for index, block in enumerate(self.blocks):
+            part, layers = self._augmented()[index], sum(len(group) for group in block)
+            small = [part.raw_d_row, part.raw_d_col, *([part.raw_lambda] if part.raw_lambda is not None else [])]
+            small += list(self._families()[index].parameters()) if self.shared is None else []
+            each = sum(parameter.numel() for parameter in small) // layers
+            for group, rows, cols in zip(block, part.z_row.values(), part.z_col.values(), strict=True):
+                for layer in group:
+                    counts |= {weight.name: None for weight in layer.weights}
+                    counts[layer.weights[0].name] = each + (rows.numel() + cols.numel()) // len(group)
+        return counts
+
+    def remarks(self) -> dict[str, str]:
+        """The layers that are smaller than U in a direction, with what `fit_to_layer=True` would save there."""
+        result: dict[str, str] = {}
+        for layer in self.layers:
+            rows, cols = min(self.rows, layer.rows), min(self.cols, layer.cols)
+            if self.fit_to_layer or self.shared is not None or (rows, cols) == (self.rows, self.cols):
+                continue
+            numbers = self.members if self.q == "ensemble" else 2
+            saved = (self.rows - rows) * (layer.rows + 1) + (self.cols - cols) * (layer.cols + 1)
+            saved += numbers * (self.rows * self.cols - rows * cols) if self.q in ("diagonal", "ensemble") else 0
+            more = "" if self.q in ("diagonal", "ensemble") else " and more in q(U)"
+            result[layer.weights[0].name] = f"smaller than U: fit_to_layer=True would save {saved:,}{more}"
+        return result

@@ -1,0 +1,208 @@
+"""Matrices of any size out of square Walsh-Hadamard blocks, and weights that multiply through them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bayesify.maths.noise import standard_normal
+from bayesify.maths.walsh_hadamard import materialize, multiply
+from bayesify.transforms import next_power_of_two
+from bayesify.weights.structured import StructuredWeight
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How K square blocks of size D, a power of two, cover a matrix; what they cover beyond it is cut off.
+
+    The shorter side is padded to D and the longer one is a stack of blocks. A single row or column of n
+    entries is one block of at least n entries, read row by row.
+
+    Args:
+        rows: Of the matrix.
+        cols: Of the matrix.
+        size: D.
+        count: K.
+        along: Which side is a stack: `"rows"`, `"cols"`, or `"entries"` for a single row or column.
+    """
+
+    rows: int
+    cols: int
+    size: int
+    count: int
+    along: Literal["rows", "cols", "entries"]
+
+    @classmethod
+    def cover(cls, rows: int, cols: int) -> Self:
+        """The blocks of a matrix."""
+        if min(rows, cols) == 1:
+            return cls(rows, cols, next_power_of_two(math.isqrt(rows * cols - 1) + 1), 1, "entries")
+        size = next_power_of_two(min(rows, cols))
+        return cls(rows, cols, size, -(-max(rows, cols) // size), "rows" if rows >= cols else "cols")
+
+    def assemble(self, blocks: Tensor) -> Tensor:
+        """The matrix from its blocks: [..., K, D, D] -> [..., rows, cols]."""
+        if self.along == "entries":
+            flat = blocks.flatten(-3)[..., : self.rows * self.cols]
+            return flat.unflatten(-1, (self.rows, self.cols))
+        whole = blocks.flatten(-3, -2) if self.along == "rows" else blocks.movedim(-3, -2).flatten(-2)
+        return whole[..., : self.rows, : self.cols]
+
+    def disassemble(self, matrix: Tensor) -> Tensor:
+        """Blocks that make up a matrix, zeros where they cover more: [rows, cols] -> [K, D, D]."""
+        size, count = self.size, self.count
+        if self.along == "entries":
+            return F.pad(matrix.reshape(-1), (0, size * size - matrix.numel())).view(1, size, size)
+        tall, wide = (count * size, size) if self.along == "rows" else (size, count * size)
+        padded = F.pad(matrix, (0, wide - self.cols, 0, tall - self.rows))
+        if self.along == "rows":
+            return padded.view(count, size, size)
+        return padded.view(size, count, size).movedim(1, 0)
+
+    def multiply(self, x: Tensor, left: Tensor, g: Tensor, right: Tensor) -> Tensor:
+        """x W^T without forming W: [..., cols] -> [..., rows], with factors [K, D] or g [..., K, D]."""
+        wide = self.size if self.along == "rows" else self.size * self.count
+        if self.cols < wide:
+            x = F.pad(x, (0, wide - self.cols))
+        if self.along == "rows":
+            y = multiply(x.unsqueeze(-2), left, g, right).flatten(-2)
+        else:
+            y = multiply(x.unflatten(-1, (self.count, self.size)), left, g, right)
+            y = y.sum(-2) if self.count > 1 else y.squeeze(-2)
+        return y[..., : self.rows] if y.shape[-1] > self.rows else y
+
+
+class WalshHadamardWeight(StructuredWeight):
+    r"""A drawn weight $S_1 H \operatorname{diag}(g) H S_2$, in blocks, that `F.linear` multiplies in O(D log D) without forming it.
+
+    Shapes:
+        left, g, right: [K, D], or with a leading axis of draws.
+    """
+
+    left_: Tensor
+    g_: Tensor
+    right_: Tensor
+    blocks_: Blocks
+
+    def __new__(cls, left: Tensor, g: Tensor, right: Tensor, blocks: Blocks) -> Self:
+        """A weight from the diagonals of its factors."""
+        weight = cls.wrap(torch.Size((*g.shape[:-2], blocks.rows, blocks.cols)), g)
+        weight.left_, weight.g_, weight.right_, weight.blocks_ = left, g, right, blocks
+        return weight
+
+    def components(self) -> tuple[Tensor, ...]:
+        """Diagonals of the three factors."""
+        return self.left_, self.g_, self.right_
+
+    def static(self) -> Any:
+        """The blocks."""
+        return self.blocks_
+
+    @classmethod
+    def from_components(cls, components: list[Tensor], static: Any) -> Self:
+        """From the diagonals."""
+        left, g, right = components
+        return cls(left, g, right, static)
+
+    def materialize(self) -> Tensor:
+        """The matrix."""
+        return self.blocks_.assemble(materialize(self.left_, self.g_, self.right_))
+
+
+@WalshHadamardWeight.rule(F.linear)
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if not isinstance(weight, WalshHadamardWeight) or isinstance(x, StructuredWeight):
+        return NotImplemented
+    y = weight.blocks_.multiply(x, weight.left_, weight.g_, weight.right_)
+    return _finish(y, bias)
+
+
+def _finish(y: Tensor, bias: Tensor | None) -> Tensor:
+    y = y if bias is None else y + bias
+    if torch.is_autocast_enabled(y.device.type):
+        return y.to(torch.get_autocast_dtype(y.device.type))
+    return y
+
+
+class LocalWalshHadamardWeight(StructuredWeight):
+    r"""The same with g drawn anew for each example, the first axis of the input.
+
+    $g_b = \mu + s \circ (\epsilon_b + N \epsilon_b)$. Each example's output keeps its distribution and the gradient has less
+    variance; the joint over examples is destroyed, so it serves the training objective only. Outside
+    `F.linear` it is one plain draw.
+
+    Shapes:
+        left, mean, std, right: [K, D]; lower: [K, D, D] or [K, 0, 0] where $\Sigma$ is diagonal; or with a leading axis of draws.
+    """
+
+    batchable = False
+    parts_: tuple[Tensor, ...]
+    blocks_: Blocks
+    generator_: torch.Generator | None
+    formed_: Tensor | None
+
+    def __new__(
+        cls,
+        left: Tensor,
+        mean: Tensor,
+        std: Tensor,
+        lower: Tensor,
+        right: Tensor,
+        blocks: Blocks,
+        generator: torch.Generator | None,
+    ) -> Self:
+        """A weight from its factors and the distribution of g."""
+        weight = cls.wrap(torch.Size((*mean.shape[:-2], blocks.rows, blocks.cols)), mean)
+        weight.parts_ = (left, mean, std, lower, right)
+        weight.blocks_, weight.generator_, weight.formed_ = blocks, generator, None
+        return weight
+
+    def components(self) -> tuple[Tensor, ...]:
+        """$s_1$, then mean, standard deviation and lower factor of g, then $s_2$."""
+        return self.parts_
+
+    def static(self) -> Any:
+        """The blocks and the generator."""
+        return self.blocks_, self.generator_
+
+    @classmethod
+    def from_components(cls, components: list[Tensor], static: Any) -> Self:
+        """From the factors."""
+        left, mean, std, lower, right = components
+        return cls(left, mean, std, lower, right, *static)
+
+    def materialize(self) -> Tensor:
+        """One draw of the weight, the same in every use."""
+        if self.formed_ is None:
+            left, mean, _, _, right = self.parts_
+            self.formed_ = self.blocks_.assemble(materialize(left, self.draw(mean.shape), right))
+        return self.formed_
+
+    def draw(self, shape: tuple[int, ...]) -> Tensor:
+        """Draws of g of a shape that ends in [K, D]."""
+        _, mean, std, lower, _ = self.parts_
+        noise = standard_normal(math.prod(shape), mean, self.generator_).view(shape)
+        if lower.shape[-1]:
+            noise = noise + (lower @ noise.unsqueeze(-1)).squeeze(-1)
+        return torch.addcmul(mean, std, noise)
+
+
+@LocalWalshHadamardWeight.rule(F.linear)
+def _local_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if not isinstance(weight, LocalWalshHadamardWeight) or isinstance(x, StructuredWeight) or x.ndim < 2:
+        return NotImplemented
+    left, mean, _, _, right = weight.parts_
+    if weight.blocks_.along == "entries":
+        drawn = weight.blocks_.assemble(
+            materialize(left, weight.draw((x.shape[0], *mean.shape)), right)
+        )  # [B, rows, cols]
+        between = (1,) * (x.ndim - 2)
+        y = (drawn.view(x.shape[0], *between, *drawn.shape[1:]) @ x.unsqueeze(-1)).squeeze(-1)
+        return _finish(y, bias)
+    g = weight.draw((x.shape[0], *(1,) * (x.ndim - 2), *mean.shape))
+    return _finish(weight.blocks_.multiply(x, left, g, right), bias)

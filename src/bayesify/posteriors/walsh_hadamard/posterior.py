@@ -1,0 +1,280 @@
+"""Walsh-Hadamard variational inference: O(D) numbers and O(D log D) time for a layer of D x D weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.maths.gaussian import draw_diagonals
+from bayesify.maths.walsh_hadamard import dyadic, dyadic_values, nearest
+from bayesify.posteriors.base import DrawRequest, Posterior, check_count, check_positive, fixed_std, repeat_draws
+from bayesify.posteriors.mean_field import MeanField
+from bayesify.posteriors.walsh_hadamard.blocks import Blocks, LocalWalshHadamardWeight, WalshHadamardWeight
+from bayesify.posteriors.walsh_hadamard.families import FAMILIES, Diagonal
+from bayesify.priors import PriorDraw
+from bayesify.weights.catalog import Layer, Weight
+from bayesify.weights.named_parameters import NamedParameters
+
+MULTIPLY_FROM = 256
+"""Size of a block from which a linear layer multiplies through its factors; a smaller one is quicker to form."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One weight of a group: its blocks are `start` to `stop` there; `fast` where a linear layer uses it without forming it."""
+
+    weight: Weight
+    blocks: Blocks
+    start: int
+    stop: int
+    linear: bool
+
+    @property
+    def fast(self) -> bool:
+        return self.linear and self.blocks.along != "entries" and self.blocks.size >= MULTIPLY_FROM
+
+
+class WalshHadamard(Posterior):
+    r"""Weight matrices with a random diagonal between two Walsh-Hadamard transforms (Rossi et al. 2020; WHVI).
+
+    $$ W = S_1 H \operatorname{diag}(g) H S_2, \qquad q(g) = \mathcal{N}(\mu, \Sigma), \qquad
+       p(g) = \mathcal{N}(0, D \sigma^2 I) $$
+
+    H is the orthonormal transform of size D, a power of two, $S_1$ and $S_2$ are learned diagonals without a prior, and $\sigma$ is
+    the prior's standard deviation of the weight: where $S_1$ and $S_2$ hold signs, an entry of W has the prior's variance.
+    The KL is that of g, closed form, with D terms in place of $D^2$. Entry (i, j) of W is $s_{1i} s_{2j} c_{i \oplus j}$ with
+    $c = D^{-1/2} H g$, so W has rank D in its randomness and no density over all matrices.
+
+    A matrix with other sides is padded and stacked from blocks with numbers of their own (see `Blocks`); a layer with one
+    output or one input is one block, reshaped. A kernel is seen as outputs x (inputs x kernel) and formed once a
+    draw. Linear layers with blocks of 256 and more multiply in O(D log D) and never form W, smaller ones form it, which is
+    quicker there. Biases, and other vectors, are independent Gaussians that start at the network's.
+
+    Stored for all blocks of one size together: `left` ($s_1$), `right` ($s_2$), and q(g) with `mean_value`, `log_std`
+    and what its family adds: 4 D numbers a block for a diagonal one.
+
+    Args:
+        covariance: Family of q(g): `"diagonal"`, `"full"` (a Cholesky factor), or `"flow"` (planar layers; its KL is
+            an estimate from each draw).
+        flow_length: Planar layers of a flow.
+        init_std: Standard deviation of every weight before training.
+        init: `"random"`: signs for $S_1$, $S_2$ and $\mu$, which make W a multiple of an orthogonal matrix, as large as the
+            network's own weight; `"network"`: the nearest W that alternating least squares finds (`maths.walsh_hadamard.nearest`).
+        local_reparameterization: In the training objective, draw g for each example in linear layers; predictions
+            always share it over examples, so that a draw is a function.
+
+    Raises:
+        ValueError: If a name is unknown, `flow_length` is below 1, `init_std` is not positive, or a flow is to be local.
+    """
+
+    name = "walsh_hadamard"
+
+    def __init__(
+        self,
+        covariance: Literal["diagonal", "full", "flow"] = "diagonal",
+        flow_length: int = 4,
+        init_std: float = 1e-3,
+        init: Literal["random", "network"] = "random",
+        local_reparameterization: bool = False,
+    ) -> None:
+        super().__init__()
+        if covariance not in FAMILIES:
+            raise ValueError(f"WalshHadamard: covariance={covariance!r}; give one of {', '.join(FAMILIES)}")
+        check_count("WalshHadamard", flow_length=flow_length)
+        check_positive("WalshHadamard", init_std=init_std)
+        if init not in ("random", "network"):
+            raise ValueError(f"WalshHadamard: init={init!r}; give 'random' or 'network'")
+        if covariance == "flow" and local_reparameterization:
+            raise ValueError(
+                "WalshHadamard: the KL of a flow belongs to one draw of g, not one per example; "
+                "use covariance='diagonal' or 'full' with local_reparameterization"
+            )
+        self.covariance, self.flow_length, self.init_std = covariance, flow_length, init_std
+        self.init, self.local_reparameterization = init, local_reparameterization
+
+    # -- making ----------------------------------------------------------------------------------------------------
+
+    def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
+        """Put the blocks of all weights into groups of one size, and start the parameters."""
+        groups: dict[int, list[_Part]] = {}
+        rest: list[Layer] = []
+        for layer in self.layers:
+            vectors = tuple(weight for weight in layer.weights if not _is_matrix(weight))
+            rest += [Layer(layer.name, vectors)] if vectors else []
+            for weight in layer.weights:
+                if _is_matrix(weight):
+                    blocks = Blocks.cover(*weight.matrix_shape)
+                    linear = isinstance(modules[weight.name], nn.Linear) and not weight.aliases
+                    parts = groups.setdefault(blocks.size, [])
+                    start = parts[-1].stop if parts else 0
+                    parts.append(_Part(weight, blocks, start, start + blocks.count, linear))
+        self.groups = dict(sorted(groups.items()))
+        self.vectors = None
+        if rest:
+            self.vectors = MeanField(init_std=self.init_std).bind(tuple(rest), values, modules, self.bound_prior)
+        starts = {size: self._start(size, parts, values) for size, parts in self.groups.items()}
+        self.left = NamedParameters({str(size): start[0] for size, start in starts.items()})
+        self.right = NamedParameters({str(size): start[2] for size, start in starts.items()})
+        more: dict[str, Any] = {"length": self.flow_length} if self.covariance == "flow" else {}
+        self.g = nn.ModuleDict(
+            {
+                str(size): FAMILIES[self.covariance](start[1], self.init_std * math.sqrt(size), **more)
+                for size, start in starts.items()
+            }
+        )
+        every = [part for parts in groups.values() for part in parts]
+        self.capturable = not any(part.linear if self.local_reparameterization else part.fast for part in every)
+
+    def _start(self, size: int, parts: list[_Part], values: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """$s_1$, the mean of g and $s_2$ of a group, [K, D] each."""
+        found = []
+        for part in parts:
+            matrix = part.weight.to_matrix(values[part.weight.name])
+            if self.init == "network":
+                found.append(nearest(part.blocks.disassemble(matrix)))
+                continue
+            shape = (part.blocks.count, size)
+            spread = float(matrix.square().mean().sqrt())
+            spread = spread if 0 < spread < math.inf else 1 / math.sqrt(part.weight.fan_in or 1)
+            left, g, right = (
+                2.0 * torch.randint(2, shape, device=matrix.device).to(matrix.dtype) - 1 for _ in range(3)
+            )
+            found.append((left, spread * math.sqrt(size) * g, right))
+        return tuple(torch.cat(factors) for factors in zip(*found, strict=True))
+
+    def _family(self, size: int) -> Diagonal:
+        return self.g[str(size)]  # type: ignore[return-value]
+
+    def _prior_std(self, size: int, prior: PriorDraw) -> Tensor:
+        """Standard deviation of p(g) for each block of a group, [K, 1] or [S, K, 1]."""
+        parts, like = self.groups[size], self.left[str(size)]
+        stds = [prior.std[part.weight.name] for part in parts for _ in range(part.blocks.count)]
+        if not any(isinstance(std, Tensor) for std in stds):
+            key = ("prior", size, tuple(stds), like.dtype, like.device)
+            scales = [[float(std) * math.sqrt(size)] for std in stds]
+            return self.cached(key, lambda: like.new_tensor(scales), of=())
+        columns = [torch.as_tensor(std, dtype=like.dtype, device=like.device) for std in stds]
+        return math.sqrt(size) * torch.stack(torch.broadcast_tensors(*columns), dim=-1).unsqueeze(-1)
+
+    # -- drawing ---------------------------------------------------------------------------------------------------
+
+    def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
+        """g of all blocks with the noise of the network in one call; weights are formed, or stay factors in linear layers."""
+        weights: dict[str, Tensor] = {}
+        kl: Any = 0.0
+        if self.vectors is not None:
+            weights, kl = self.vectors.draw(request)
+        if self.groups:
+            drawn, g_kl = self._draw_g(request)
+            kl = kl + g_kl
+            for size, g in zip(self.groups, drawn, strict=True):
+                self._hand_out(size, g, request, weights)
+        return {weight.name: weights[weight.name] for weight in self.weights}, kl
+
+    def _draw_g(self, request: DrawRequest) -> tuple[list[Tensor], Tensor]:
+        """Draws of g of every group, [S, K, D] each, and the KL of all, a scalar or [S]."""
+        families = [self._family(size) for size in self.groups]
+        shapes = [family.mean_value.shape for family in families]
+        flat = request.normals([shape.numel() for shape in shapes], families[0].mean_value)
+        noise = [eps.view(request.num_draws, *shape) for eps, shape in zip(flat, shapes, strict=True)]
+        stds = [self._prior_std(size, request.prior) for size in self.groups]
+        if self.covariance == "diagonal" and all(std.ndim == 2 for std in stds):  # in units of p(g), one node for all
+            means = [family.mean_value / std for family, std in zip(families, stds, strict=True)]
+            logs = [family.log_std - std.log() for family, std in zip(families, stds, strict=True)]
+            units, kl = draw_diagonals(means, logs, noise, [1.0] * len(stds))
+            return [unit * std for unit, std in zip(units, stds, strict=True)], kl
+        parts = [family.draw(eps, std) for family, eps, std in zip(families, noise, stds, strict=True)]
+        total = parts[0][1]
+        for _, kl in parts[1:]:
+            total = total + kl
+        return [g for g, _ in parts], total
+
+    def _hand_out(self, size: int, g: Tensor, request: DrawRequest, into: dict[str, Tensor]) -> None:
+        """The weights of a group from draws of its g, [S, K, D]."""
+        left, right = self.left[str(size)], self.right[str(size)]
+        local = request.local and self.local_reparameterization
+        formed: list[_Part] = []
+        for part in self.groups[size]:
+            chosen = slice(part.start, part.stop)
+            if local and part.linear:
+                family = self._family(size)
+                factors = (left, family.mean_value, family.log_std.exp(), family.lower(), right)
+                pieces = [repeat_draws(factor[chosen], request.num_draws) for factor in factors]
+                into[part.weight.name] = LocalWalshHadamardWeight.from_components(
+                    pieces, (part.blocks, request.generator)
+                )
+            elif part.fast:
+                sides = [repeat_draws(side[chosen], request.num_draws) for side in (left, right)]
+                into[part.weight.name] = WalshHadamardWeight(sides[0], g[:, chosen], sides[1], part.blocks)
+            else:
+                formed.append(part)
+        if formed:
+            self._form(formed, dyadic_values(g), left, right, into)
+
+    def _form(self, parts: list[_Part], c: Tensor, left: Tensor, right: Tensor, into: dict[str, Tensor]) -> None:
+        """Weights from the D numbers that each block consists of, [..., K, D], all blocks in one call where all are formed."""
+        whole = parts[-1].stop - parts[0].start == sum(part.blocks.count for part in parts)
+        for batch in [parts] if whole else [[part] for part in parts]:
+            chosen = slice(batch[0].start, batch[-1].stop)
+            blocks = dyadic(c[..., chosen, :]) * left[chosen].unsqueeze(-1) * right[chosen].unsqueeze(-2)
+            pieces = blocks.split([part.blocks.count for part in batch], dim=-3)
+            for part, piece in zip(batch, pieces, strict=True):
+                into[part.weight.name] = part.weight.from_matrix(part.blocks.assemble(piece))
+
+    # -- bound and moments -----------------------------------------------------------------------------------------
+
+    def kl(self, prior: PriorDraw) -> Tensor:
+        """KL of g of all blocks, and of the vectors, in nats; from fixed draws for a flow."""
+        total: Any = self.vectors.kl(prior) if self.vectors is not None else 0.0
+        for size in self.groups:
+            total = total + self._family(size).kl(self._prior_std(size, prior))
+        return torch.as_tensor(total)
+
+    def mean(self) -> dict[str, Tensor]:
+        """E[W] = S_1 H diag(E[g]) H S_2; from fixed draws for a flow."""
+        return self._moments("mean")
+
+    def variance(self) -> dict[str, Tensor]:
+        r"""$s_{1i}^2 s_{2j}^2 \operatorname{Var}(c_{i \oplus j})$, closed form; from fixed draws for a flow."""
+        return self._moments("variance")
+
+    def _moments(self, which: Literal["mean", "variance"]) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = getattr(self.vectors, which)() if self.vectors is not None else {}
+        for size, parts in self.groups.items():
+            family, left, right = self._family(size), self.left[str(size)], self.right[str(size)]
+            if which == "mean":
+                self._form(parts, dyadic_values(family.mean()), left, right, found)
+            else:
+                self._form(parts, family.reached_variance() / size, left.square(), right.square(), found)
+        return {weight.name: found[weight.name] for weight in self.weights}
+
+    @torch.no_grad()
+    def set_to_prior(self, prior: PriorDraw) -> None:
+        """q(g) to p(g), S_1 and S_2 to their signs: each entry of W then has the prior's mean and variance."""
+        if self.vectors is not None:
+            self.vectors.set_to_prior(prior)
+        for size in self.groups:
+            for part in self.groups[size]:
+                fixed_std("WalshHadamard", prior, part.weight.name)
+            self._family(size).set_to_prior(self._prior_std(size, prior))
+            for side in (self.left[str(size)], self.right[str(size)]):
+                side.copy_(torch.where(side < 0, -1.0, 1.0))
+
+    def count_by_weight(self) -> dict[str, int | None]:
+        """Trainable scalars by weight name."""
+        counts = self.vectors.count_by_weight() if self.vectors is not None else {}
+        for size, parts in self.groups.items():
+            family = [*self.g[str(size)].parameters(), self.left[str(size)], self.right[str(size)]]
+            each = sum(parameter.numel() // parameter.shape[0] for parameter in family if parameter.requires_grad)
+            counts |= {part.weight.name: each * part.blocks.count for part in parts}
+        return {weight.name: counts[weight.name] for weight in self.weights}
+
+
+def _is_matrix(weight: Weight) -> bool:
+    """Whether a weight is a matrix in blocks rather than a vector."""
+    return len(weight.shape) >= 2

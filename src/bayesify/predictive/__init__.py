@@ -1,0 +1,7 @@
+"""What a prediction is: a mixture over draws, reduced to means, spreads, probabilities and scores."""
+
+from bayesify.predictive.base import Outputs, Predictive
+from bayesify.predictive.classification import ClassificationPredictive
+from bayesify.predictive.regression import RegressionPredictive
+
+__all__ = ["ClassificationPredictive", "Outputs", "Predictive", "RegressionPredictive"]

@@ -1,0 +1,117 @@
+"""Predictions of classes: a mixture over draws of categorical distributions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from bayesify.predictive.base import Outputs, Predictive
+
+
+class ClassificationPredictive(Predictive):
+    r"""A mixture over draws of categorical distributions: $p(y) = \frac1S \sum_s p_s(y)$.
+
+    Args:
+        outputs: The network's outputs of each draw.
+        log_probs: Log-probabilities [S, rows, ..., C] from outputs, classes last.
+        binary: Whether each entry is a yes or no of its own: then C = 2, and `probs` is the probability of yes.
+        ignore_index: A label that stands for "no label here" and adds nothing to `log_prob`.
+    """
+
+    def __init__(
+        self,
+        outputs: Outputs,
+        log_probs: Callable[[Tensor], Tensor],
+        *,
+        binary: bool = False,
+        ignore_index: int | None = None,
+    ) -> None:
+        super().__init__(outputs)
+        self._log_probs = log_probs
+        self._binary = binary
+        self._ignore_index = ignore_index
+
+    @cached_property
+    def _summary(self) -> tuple[Tensor, Tensor]:
+        def reduce(outputs: Tensor) -> tuple[Tensor, Tensor]:
+            log_probs = self._log_probs(outputs)
+            return log_probs.exp().mean(0), _entropy(log_probs).mean(0)
+
+        summary: tuple[Tensor, Tensor] = self._source.map(reduce)
+        return summary
+
+    @property
+    def class_probs(self) -> Tensor:
+        """Probability of each class, classes last: [B, ..., C]; for yes-or-no outputs [B, ..., 2]."""
+        return self._summary[0]
+
+    @property
+    def probs(self) -> Tensor:
+        """Probability of each class [B, C], or of yes for each yes-or-no output [B, O]."""
+        return self.class_probs[..., 1] if self._binary else self.class_probs
+
+    @property
+    def labels(self) -> Tensor:
+        """The most probable class of each example: [B], or [B, O] for yes-or-no outputs."""
+        return self.class_probs.argmax(-1)
+
+    @property
+    def confidence(self) -> Tensor:
+        """Probability of the most probable class: [B], or [B, O] for yes-or-no outputs."""
+        return self.class_probs.amax(-1)
+
+    @cached_property
+    def entropy(self) -> Tensor:
+        """Entropy of the mixture in nats, the whole uncertainty: [B], or [B, O] for yes-or-no outputs."""
+        return torch.special.entr(self.class_probs).sum(-1)
+
+    @property
+    def aleatoric_entropy(self) -> Tensor:
+        """Mean over draws of each draw's entropy in nats, the noise in the data: [B], or [B, O]."""
+        return self._summary[1]
+
+    @property
+    def mutual_information(self) -> Tensor:
+        """Entropy less aleatoric entropy in nats, what the draws disagree about: [B], or [B, O]; never negative."""
+        return (self.entropy - self.aleatoric_entropy).clamp_min(0.0)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """`logsumexp_s sum log p_s(y) - log S`, the sum over positions or outputs of one example: [B]."""
+        if y.shape != self.labels.shape:
+            if y.shape == (*self.labels.shape, 1):
+                y = y.squeeze(-1)
+            elif (*y.shape, 1) == self.labels.shape:
+                y = y.unsqueeze(-1)
+            else:
+                raise ValueError(f"log_prob: targets {tuple(y.shape)}; give labels of shape {tuple(self.labels.shape)}")
+        ignored = torch.zeros_like(y, dtype=torch.bool) if self._ignore_index is None else y == self._ignore_index
+        labels = self._checked_labels(y.masked_fill(ignored, 0))
+
+        def score(outputs: Tensor, y: Tensor, ignored: Tensor) -> Tensor:
+            log_probs = self._log_probs(outputs)
+            index = y.expand(log_probs.shape[:-1]).unsqueeze(-1)
+            per_draw = log_probs.gather(-1, index).squeeze(-1).masked_fill(ignored, 0.0)
+            per_draw = per_draw.flatten(2).sum(-1) if per_draw.ndim > 2 else per_draw
+            return per_draw.logsumexp(0) - math.log(per_draw.shape[0])
+
+        result: Tensor = self._source.map(score, labels, ignored)
+        return result
+
+    def _checked_labels(self, y: Tensor) -> Tensor:
+        labels, classes = y.long(), self.class_probs.shape[-1]
+        if not torch.equal(labels.to(y.dtype), y):
+            wrong = y[labels.to(y.dtype) != y][0].item()
+            raise ValueError(f"log_prob: label {wrong} is not an integer; give labels from 0 to {classes - 1}")
+        outside = (labels < 0) | (labels >= classes)
+        if bool(outside.any()):
+            wrong = labels[outside][0].item()
+            raise ValueError(f"log_prob: label {wrong} is out of range; labels go from 0 to {classes - 1}")
+        return labels
+
+
+def _entropy(log_probs: Tensor) -> Tensor:
+    return -(log_probs.exp() * log_probs.clamp_min(torch.finfo(log_probs.dtype).min)).sum(-1)

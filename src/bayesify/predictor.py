@@ -1,0 +1,113 @@
+"""The two contracts: what predicts, and what trains."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.draws import Draws
+from bayesify.likelihoods import Likelihood
+from bayesify.predictive.base import Predictive
+
+if TYPE_CHECKING:
+    from bayesify.training.batches import Batch
+
+Phase = Literal["map", "variational"]
+"""Which objective a step maximizes: that of the posterior mean, or the evidence lower bound."""
+
+
+class Predictor(ABC):
+    """What gives a predictive distribution for inputs: networks under a posterior, Laplace, SWAG, ensembles, processes.
+
+    Adapters, estimators, metrics, conformal prediction and reports know this contract and nothing else. Options of one method
+    only are further keyword arguments of its `predict`.
+
+    Attributes:
+        likelihood: p(y | outputs), or `None` where none was given yet.
+        output: Which of several outputs of the network the likelihood is about; see `bayesianize`.
+    """
+
+    likelihood: Likelihood | None
+    output: str | int | None
+
+    @abstractmethod
+    def predict(
+        self,
+        x: Any,
+        num_draws: int | None = None,
+        *,
+        generator: torch.Generator | None = None,
+        memory: int | str | None = None,
+    ) -> Predictive:
+        """The predictive distribution of a batch, in evaluation mode, without gradients.
+
+        Args:
+            x: Inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
+            num_draws: S; what suits the method by default.
+            generator: Source of randomness; a predictor without any has no use for it and says so.
+            memory: Budget in bytes, or text such as `"1GiB"`.
+        """
+
+    @abstractmethod
+    def config(self) -> dict[str, Any]:
+        """All choices as plain data and tensors, for `save`."""
+
+    @abstractmethod
+    def state(self) -> Mapping[str, Tensor]:
+        """The tensors to store, by dotted name."""
+
+    @classmethod
+    @abstractmethod
+    def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
+        """The predictor that `config` and `state` describe, over a copy of the network."""
+
+
+class Drawable(Predictor):
+    """A predictor from which functions can be drawn."""
+
+    @abstractmethod
+    def draw(self, num_draws: int = 1, *, generator: torch.Generator | None = None) -> Draws:
+        """Draw functions, the same for every input."""
+
+
+class Trainable(ABC):
+    """What `fit` can train: parameters, and an objective in two terms.
+
+    Attributes:
+        phases: Which phases it has; `"map"` is for those with a posterior mean to train first.
+    """
+
+    phases: ClassVar[tuple[Phase, ...]] = ("variational",)
+
+    @property
+    @abstractmethod
+    def module(self) -> nn.Module:
+        """What holds parameters, buffers and modes."""
+
+    @property
+    @abstractmethod
+    def training_draws(self) -> int:
+        """Draws per step that `fit` uses by default."""
+
+    @property
+    def keeps_mode(self) -> bool:
+        """Whether it trains in the mode (train or eval) that it is in."""
+        return False
+
+    @abstractmethod
+    def terms(
+        self, batch: Batch, *, phase: Phase, num_data: int, num_draws: int, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The two terms of the objective for a batch in nats of the whole dataset: what is maximized is `first - beta * second`.
+
+        Returns:
+            Expected log-likelihood and KL (or what stands in for it), each [S].
+        """
+
+    @abstractmethod
+    def config(self) -> dict[str, Any]:
+        """All choices as plain data, for a checkpoint to be compared with."""

@@ -1,0 +1,1 @@
+"""A draw through a network: one at a time, by `vmap` or in a loop, within a memory budget, by CUDA graphs."""

@@ -1,0 +1,125 @@
+"""Memory budgets: as users write them, and how many rows of a batch fit into one."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bayesify.running.outputs import WeightDict, at, count_draws
+
+if TYPE_CHECKING:
+    from bayesify.running.runner import Runner
+
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+def parse_bytes(size: int | str) -> int:
+    """A number of bytes from an integer or from text such as `"1GiB"` or `"500 MB"`.
+
+    Raises:
+        ValueError: If it is neither, or not positive.
+    """
+    text = str(size).strip()
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", text)
+    if isinstance(size, bool) or match is None or match[2].upper() not in UNITS or float(match[1]) <= 0:
+        raise ValueError(f"memory={size!r}; give a positive number of bytes, or text such as '1GiB'")
+    return int(float(match[1]) * UNITS[match[2].upper()])
+
+
+def in_words(size: int) -> str:
+    """A number of bytes for people."""
+    return f"{size / 2**30:.3g} GiB" if size >= 2**30 else f"{size / 2**20:.3g} MiB"
+
+
+MEMORY_BUDGET = 256 * 2**20
+"""Bytes of activations that one chunk of a prediction may hold, unless the caller gives another budget."""
+
+
+def batch_size(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+    """Examples in a batch: the length of the first input tensor."""
+    for leaf in pytree.tree_leaves((args, dict(kwargs))):
+        if isinstance(leaf, Tensor) and leaf.ndim:
+            return leaf.shape[0]
+    raise ValueError("predict: no tensor with a batch dimension among the inputs; give at least one")
+
+
+def split_rows(args: tuple[Any, ...], kwargs: Mapping[str, Any], rows: int) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Cut a batch into pieces of `rows` examples; inputs that do not have the batch's length go to every piece whole."""
+    total = batch_size(args, kwargs)
+    for start in range(0, total, rows):
+
+        def cut(leaf: Any, start: int = start) -> Any:
+            if isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[0] == total:
+                return leaf[start : start + rows]
+            return leaf
+
+        yield pytree.tree_map(cut, (args, dict(kwargs)))
+
+
+def spread_rows(args: tuple[Any, ...], kwargs: Mapping[str, Any], rows: int) -> tuple[Any, dict[str, Any]]:
+    """Some examples from all over a batch, those of its halves in turn; inputs that do not have the batch's length stay whole."""
+    total = batch_size(args, kwargs)
+    count = min(rows, total)
+    places = [(total - 1) * place // max(1, count - 1) for place in range(count)]
+    middle = (count + 1) // 2
+    index = [place for pair in zip_longest(places[middle:], places[:middle]) for place in pair if place is not None]
+
+    def pick(leaf: Any) -> Any:
+        return leaf[index] if isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[0] == total else leaf
+
+    found: tuple[Any, dict[str, Any]] = pytree.tree_map(pick, (args, dict(kwargs)))
+    return found
+
+
+def rows_within(
+    runner: Runner, values: WeightDict, args: tuple[Any, ...], kwargs: Mapping[str, Any], budget: int
+) -> tuple[int, Any]:
+    """How many examples fit into a budget of activation memory with all draws at once, and the output of a few examples.
+
+    Measured by one pass of one draw over a few examples that adds up the bytes of every tensor it makes, which
+    is more than what is alive at one time.
+    """
+    num_draws = count_draws(values) if runner.mode(count_draws(values)) == "vmap" else 1
+    per_row, output = count_activation_bytes(runner, args, kwargs, at(values, 0))
+    return max(1, math.floor(budget / max(1, per_row * num_draws))), output
+
+
+@torch.no_grad()
+def count_activation_bytes(
+    runner: Runner, args: tuple[Any, ...], kwargs: Mapping[str, Any], values: WeightDict | None = None
+) -> tuple[float, Any]:
+    """Bytes that one pass makes per example, and the output of a few examples."""
+    probe = min(batch_size(args, kwargs), 4)
+    few_args, few_kwargs = next(split_rows(args, kwargs, probe))
+    with _CountBytes() as counter:
+        output = runner.call(values or {}, few_args, few_kwargs)
+    return counter.bytes / probe, output
+
+
+class _CountBytes(TorchDispatchMode):
+    """Adds up the bytes of the tensors that operations return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        known = {_storage(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        for leaf in pytree.tree_leaves(output):
+            if isinstance(leaf, Tensor) and _storage(leaf) not in known:  # a view holds no memory of its own
+                self.bytes += leaf.numel() * leaf.element_size()
+        return output
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

@@ -1,0 +1,31 @@
+"""Which weights of a trained network get a posterior: the subnetworks of `Laplace`."""
+
+from bayesify.subnetwork.selectors import (
+    Candidates,
+    Selector,
+    as_selector,
+    everything,
+    from_indices,
+    from_mask,
+    from_names,
+    largest_magnitude,
+    largest_variance,
+    last_layer,
+    posterior_gap,
+    random,
+)
+
+__all__ = [
+    "Candidates",
+    "Selector",
+    "as_selector",
+    "everything",
+    "from_indices",
+    "from_mask",
+    "from_names",
+    "largest_magnitude",
+    "largest_variance",
+    "last_layer",
+    "posterior_gap",
+    "random",
+]

@@ -1,0 +1,381 @@
+"""Which weights of a trained network get a posterior: the subnetworks of `Laplace`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from random import Random
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from bayesify.weights.catalog import Weight
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What a selector may look at.
+
+    Args:
+        weights: The trainable weights by name, in the order of `named_parameters()`.
+        values: Their point estimates.
+        frozen: Names of weights that are not trained.
+        curvatures: Computes the diagonal of the curvature by name, in a pass over the data, or over its first examples.
+        precisions: Prior precisions by name.
+        last: Computes the names of the weights of the layer that runs last.
+    """
+
+    weights: Mapping[str, Weight]
+    values: Mapping[str, Tensor]
+    frozen: Sequence[str]
+    curvatures: Callable[[int | None], Mapping[str, Tensor]]
+    precisions: Callable[[], Mapping[str, Tensor]]
+    last: Callable[[], Sequence[str]]
+
+    @property
+    def total(self) -> int:
+        """Number of trainable scalars."""
+        return sum(weight.numel for weight in self.weights.values())
+
+    def flat(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Tensors by name laid end to end."""
+        return torch.cat([values[name].reshape(-1) for name in self.weights])
+
+
+class Selector(ABC):
+    """A rule that chooses entries of a network's trainable weights."""
+
+    @abstractmethod
+    def count(self, candidates: Candidates) -> int:
+        """How many entries it will choose, found without a pass over the data.
+
+        Raises:
+            ValueError: If it asks for what the network does not have.
+        """
+
+    @abstractmethod
+    def select(self, candidates: Candidates) -> Tensor:
+        """Indices of the chosen entries into all trainable weights laid end to end in the order of `named_parameters()`."""
+
+
+class _OfSize(Selector):
+    name: ClassVar[str]
+
+    def __init__(self, size: int | float) -> None:
+        name = self.name
+        if isinstance(size, bool) or not isinstance(size, Real) or not size > 0:
+            raise ValueError(f"subnetwork.{name}: size={size}; give a number of weights, or a share between 0 and 1")
+        if not isinstance(size, Integral) and size > 1:
+            raise ValueError(f"subnetwork.{name}: size={size}; a share is at most 1.0, a number of weights is an int")
+        self.size: int | float = int(size) if isinstance(size, Integral) else float(size)
+
+    def count(self, candidates: Candidates) -> int:
+        """`size`, or that share of the weights, at least one."""
+        total = candidates.total
+        if isinstance(self.size, float):
+            return max(1, round(self.size * total))
+        if self.size > total:
+            raise ValueError(
+                f"subnetwork: size={self.size}, but the network has {total} trainable weights; give at most {total}"
+            )
+        return self.size
+
+
+class _LargestVariance(_OfSize):
+    name = "largest_variance"
+
+    def __init__(self, size: int | float, num_examples: int | None, skip_flat: bool) -> None:
+        super().__init__(size)
+        if num_examples is not None and not (isinstance(num_examples, Integral) and num_examples >= 1):
+            raise ValueError(f"subnetwork.largest_variance: num_examples={num_examples}; give at least 1")
+        self.num_examples = num_examples
+        self.skip_flat = skip_flat
+
+    def select(self, candidates: Candidates) -> Tensor:
+        curvature = candidates.flat(candidates.curvatures(self.num_examples))
+        variances = 1 / (curvature + candidates.flat(candidates.precisions()))
+        if self.skip_flat:
+            variances = torch.where(curvature > 0, variances, -variances)
+        return variances.topk(self.count(candidates)).indices
+
+
+class _LargestMagnitude(_OfSize):
+    name = "largest_magnitude"
+
+    def select(self, candidates: Candidates) -> Tensor:
+        return candidates.flat(candidates.values).abs().topk(self.count(candidates)).indices
+
+
+class _Random(_OfSize):
+    name = "random"
+
+    def __init__(self, size: int | float, seed: int) -> None:
+        super().__init__(size)
+        self.seed = seed
+
+    def select(self, candidates: Candidates) -> Tensor:
+        return torch.tensor(Random(self.seed).sample(range(candidates.total), self.count(candidates)))
+
+
+class _Names(Selector):
+    def __init__(self, names: Sequence[str]) -> None:
+        if isinstance(names, str) or not names:
+            raise ValueError(f"subnetwork.from_names: names={names!r}; give a list with at least one parameter's name")
+        self.names = list(names)
+
+    def _checked(self, candidates: Candidates) -> Sequence[str]:
+        for name in self.names:
+            if name in candidates.frozen:
+                raise ValueError(f"subnetwork: {name} is frozen (requires_grad=False); leave it out, or unfreeze it")
+            if name not in candidates.weights:
+                raise ValueError(
+                    f"subnetwork: the network has no parameter {name!r}; it has {', '.join(candidates.weights)}"
+                )
+        return self.names
+
+    def count(self, candidates: Candidates) -> int:
+        return sum(candidates.weights[name].numel for name in self._checked(candidates))
+
+    def select(self, candidates: Candidates) -> Tensor:
+        return _positions(candidates, self._checked(candidates))
+
+
+class _LastLayer(_Names):
+    def __init__(self) -> None:
+        self.names = []
+
+    def _checked(self, candidates: Candidates) -> Sequence[str]:
+        return candidates.last()
+
+
+class _Everything(_Names):
+    def __init__(self) -> None:
+        self.names = []
+
+    def _checked(self, candidates: Candidates) -> Sequence[str]:
+        return list(candidates.weights)
+
+
+class _Indices(Selector):
+    def __init__(self, indices: Tensor | Sequence[int]) -> None:
+        found = torch.as_tensor(indices)
+        if found.numel() == 0:
+            raise ValueError("subnetwork.from_indices: no indices; give at least one")
+        if found.ndim != 1 or found.is_floating_point() or found.dtype == torch.bool:
+            raise ValueError("subnetwork.from_indices: give a list of integers; from_mask takes a mask")
+        if len(found.unique()) != len(found):
+            raise ValueError("subnetwork.from_indices: an index appears twice; give each once")
+        self.indices = found.long().cpu()
+
+    def count(self, candidates: Candidates) -> int:
+        low, high = int(self.indices.min()), int(self.indices.max())
+        if low < 0 or high >= candidates.total:
+            wrong = low if low < 0 else high
+            raise ValueError(
+                f"subnetwork.from_indices: index {wrong} is out of range; the network has {candidates.total} trainable weights"
+            )
+        return len(self.indices)
+
+    def select(self, candidates: Candidates) -> Tensor:
+        self.count(candidates)
+        return self.indices
+
+
+class _Mask(Selector):
+    def __init__(self, mask: Mapping[str, Any] | Any) -> None:
+        if isinstance(mask, Mapping):
+            self.mask: dict[str, Tensor] | Tensor = {str(key): _as_mask(part) for key, part in mask.items()}
+        else:
+            self.mask = _as_mask(mask)
+
+    def _flat(self, candidates: Candidates) -> Tensor:
+        if isinstance(self.mask, Tensor):
+            flat = self.mask.reshape(-1).bool().cpu()
+            if flat.numel() != candidates.total:
+                raise ValueError(
+                    f"subnetwork.from_mask: {flat.numel()} entries, but the network has {candidates.total} trainable weights"
+                )
+        else:
+            unknown = set(self.mask) - set(candidates.weights)
+            if unknown:
+                why = "is frozen" if min(unknown) in candidates.frozen else "is no parameter of the network"
+                raise ValueError(f"subnetwork.from_mask: {min(unknown)!r} {why}; leave it out")
+            parts = []
+            for name, weight in candidates.weights.items():
+                part = self.mask.get(name, torch.zeros(weight.shape, dtype=torch.bool))
+                if part.shape != weight.shape:
+                    raise ValueError(
+                        f"subnetwork.from_mask: {name} has shape {tuple(weight.shape)}, its mask {tuple(part.shape)}"
+                    )
+                parts.append(part.reshape(-1).bool().cpu())
+            flat = torch.cat(parts)
+        if not bool(flat.any()):
+            raise ValueError("subnetwork.from_mask: the mask is empty; choose at least one weight")
+        return flat
+
+    def count(self, candidates: Candidates) -> int:
+        return int(self._flat(candidates).sum())
+
+    def select(self, candidates: Candidates) -> Tensor:
+        return self._flat(candidates).nonzero().squeeze(-1)
+
+
+def _as_mask(values: Any) -> Tensor:
+    """True and false, or 1 and 0, as a boolean tensor."""
+    found = torch.as_tensor(values)
+    if found.dtype != torch.bool and not bool(((found == 0) | (found == 1)).all()):
+        raise ValueError("subnetwork: a mask holds true and false, or 1 and 0; for positions use from_indices")
+    return found.bool()
+
+
+def _positions(candidates: Candidates, names: Sequence[str]) -> Tensor:
+    parts, start = [], 0
+    for name, weight in candidates.weights.items():
+        if name in names:
+            parts.append(torch.arange(start, start + weight.numel))
+        start += weight.numel
+    return torch.cat(parts)
+
+
+def largest_variance(size: int | float, num_examples: int | None = None, *, skip_flat: bool = False) -> Selector:
+    r"""The weights with the largest variance $1 / (H_{dd} + \lambda)$ under the diagonal Laplace posterior.
+
+    The strategy of Daxberger et al. 2021, section 4: with the full posterior's variances it minimizes the squared
+    2-Wasserstein distance between the subnetwork's posterior and the whole network's; the diagonal stands for them.
+
+    Args:
+        size: Number of weights S, or a share of all trainable weights as a float between 0 and 1.
+        num_examples: Use only the first so many examples for the variances; all if left out.
+        skip_flat: Take weights without any curvature (those of units that no example switches on) last. They have the
+            largest variances of all, the prior's, and yet change no prediction near the data; the paper takes them first.
+
+    Raises:
+        ValueError: If the size is not positive, or a share is above 1.
+    """
+    return _LargestVariance(size, num_examples, skip_flat)
+
+
+def random(size: int | float, seed: int = 0) -> Selector:
+    """Weights chosen uniformly at random: the baseline of Daxberger et al. 2021.
+
+    Args:
+        size: Number of weights, or a share as a float.
+        seed: Of the choice.
+    """
+    return _Random(size, seed)
+
+
+def largest_magnitude(size: int | float) -> Selector:
+    """The weights with the largest absolute value.
+
+    Args:
+        size: Number of weights, or a share as a float.
+    """
+    return _LargestMagnitude(size)
+
+
+def last_layer() -> Selector:
+    """All weights of the layer that runs last: the neural-linear model."""
+    return _LastLayer()
+
+
+def everything() -> Selector:
+    """All trainable weights."""
+    return _Everything()
+
+
+def from_indices(indices: Tensor | Sequence[int]) -> Selector:
+    """Weights by index into all trainable weights laid end to end: ordered as `named_parameters()`, row-major.
+
+    Args:
+        indices: Integers, each once, in any order.
+    """
+    return _Indices(indices)
+
+
+def from_names(names: Sequence[str]) -> Selector:
+    """Whole parameters by their `named_parameters()` names.
+
+    Args:
+        names: At least one.
+    """
+    return _Names(names)
+
+
+def from_mask(mask: Mapping[str, Tensor] | Tensor) -> Selector:
+    """Weights where a mask is true.
+
+    Args:
+        mask: Boolean tensors in the parameters' shapes by name (a missing one chooses nothing there), or one vector over all
+            trainable weights.
+    """
+    return _Mask(mask)
+
+
+def as_selector(subset: Any) -> Selector:
+    """A selector from what users give: `"all"`, `"last_layer"`, a list of names, a mask by name, or a selector."""
+    if isinstance(subset, Selector):
+        return subset
+    if isinstance(subset, Tensor):
+        return from_mask(subset)
+    if subset == "all":
+        return everything()
+    if subset == "last_layer":
+        return last_layer()
+    if isinstance(subset, str):
+        raise ValueError(
+            f"Laplace: subset={subset!r}; give 'all', 'last_layer', a list of parameter names, or a selector such as "
+            "bayesify.subnetwork.largest_variance(size=1000)"
+        )
+    if isinstance(subset, (Mapping, Tensor)):
+        return from_mask(subset)
+    if not isinstance(subset, Sequence) or not all(isinstance(name, str) for name in subset):
+        raise ValueError(
+            f"Laplace: subset={subset!r}; give 'all', 'last_layer', a list of parameter names, or a selector such as "
+            "bayesify.subnetwork.largest_variance(size=1000)"
+        )
+    return from_names(list(subset))
+
+
+def posterior_gap(covariance: Tensor, mask: Tensor) -> Tensor:
+    r"""Squared 2-Wasserstein distance between $\mathcal{N}(m, \Sigma)$ and $\mathcal{N}(m, M \odot \Sigma)$, the posterior gap.
+
+    $$ \operatorname{tr}\Sigma + \operatorname{tr}(M \odot \Sigma) - 2 \operatorname{tr}\,(\Sigma\,(M \odot \Sigma))^{1/2} $$
+
+    (Daxberger et al. 2021, equation 12), with $M = m m^\top$ for a mask m. The trace of the root is the sum of the roots of the
+    product's eigenvalues, which are those of the symmetric $R^\top \Sigma R$ with $R R^\top = M \odot \Sigma$.
+
+    Args:
+        covariance: $\Sigma$, [P, P].
+        mask: m, [P], true for weights that keep their posterior.
+
+    Returns:
+        A scalar, 0 for a mask that is true everywhere.
+
+    Raises:
+        ValueError: If the shapes do not fit, or the matrix is not a covariance.
+    """
+    covariance, chosen = torch.as_tensor(covariance), _as_mask(mask).reshape(-1)
+    covariance = covariance if covariance.is_floating_point() else covariance.double()
+    if covariance.ndim != 2 or covariance.shape != (chosen.numel(), chosen.numel()):
+        raise ValueError(
+            f"posterior_gap: covariance {tuple(covariance.shape)} with a mask of {chosen.numel()}; give [P, P] and [P]"
+        )
+    scale = covariance.abs().amax()
+    symmetric = bool(torch.isfinite(scale)) and bool((covariance - covariance.T).abs().amax() <= 1e-4 * scale)
+    if not symmetric or bool((covariance.diagonal() < 0).any()):
+        raise ValueError("posterior_gap: the covariance is not finite, not symmetric, or has a negative variance")
+    least = torch.linalg.eigvalsh(0.5 * (covariance + covariance.T)).amin()
+    if bool(least < -1e-4 * scale):
+        raise ValueError(
+            f"posterior_gap: the covariance has the eigenvalue {float(least):.3g}; give a positive definite one"
+        )
+    inside = covariance[chosen][:, chosen]
+    values, vectors = torch.linalg.eigh(inside)
+    root = vectors * values.clamp_min(0).sqrt()  # inside = root root^T
+    middle = root.T @ inside @ root
+    roots = torch.linalg.eigvalsh(0.5 * (middle + middle.T)).clamp_min(0).sqrt()
+    return covariance.diagonal().sum() + inside.diagonal().sum() - 2 * roots.sum()

@@ -1,0 +1,7 @@
+"""Training: `fit`, the one loop, batches, checkpoints, history, schedules and processes."""
+
+from bayesify.training.fitting import fit
+from bayesify.training.history import History
+from bayesify.training.schedules import KLSchedule
+
+__all__ = ["History", "KLSchedule", "fit"]

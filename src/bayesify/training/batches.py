@@ -1,0 +1,223 @@
+"""What a loader yields, as inputs, targets and example weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader, SubsetRandomSampler
+
+TARGET_KEYS = ("y", "labels", "label", "targets", "target")
+WEIGHT_KEYS = ("weights", "sample_weight", "example_weights")
+INPUT_KEYS = ("x", "inputs", "input")
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """One batch of B examples.
+
+    Args:
+        x: Inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
+        y: Targets, [B, ...].
+        weights: Example weights, [B], or `None`.
+    """
+
+    x: Any
+    y: Tensor
+    weights: Tensor | None = None
+
+    def __len__(self) -> int:
+        return self.y.shape[0]
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on a device."""
+
+        def move(leaf: Any) -> Any:
+            return leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf
+
+        return Batch(*pytree.tree_map(move, (self.x, self.y, self.weights)))
+
+    def rows(self, index: slice) -> Batch:
+        """Some of the examples; inputs that do not have the batch's length are kept whole."""
+
+        def cut(leaf: Any) -> Any:
+            fits = isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[0] == len(self)
+            return leaf[index] if fits else leaf
+
+        return Batch(*pytree.tree_map(cut, (self.x, self.y, self.weights)))
+
+
+BatchReader = Callable[[Any], Any]
+
+
+def parse_batch(item: Any, reader: BatchReader | None = None) -> Batch:
+    """A batch from what a loader yields.
+
+    Pairs are (inputs, targets), triples (inputs, targets, example weights). In dicts, dataclasses and named tuples the
+    target is called `y`, `labels`, `label`, `targets` or `target` and example weights `weights`, `sample_weight` or
+    `example_weights`; all other entries are keyword inputs of the network, except that a single one called `x`,
+    `inputs` or `input` is its positional input.
+
+    Args:
+        item: What the loader yields.
+        reader: A function from that to any of these forms, for loaders of another kind.
+
+    Raises:
+        ValueError: If it is not clear what is what.
+        TypeError: If the item is of another kind.
+    """
+    if reader is not None:
+        item = reader(item)
+    if isinstance(item, Batch):
+        return item
+    fields = _fields(item)
+    if fields is not None:
+        return _from_fields(fields)
+    if isinstance(item, (tuple, list)):
+        if len(item) not in (2, 3):
+            raise ValueError(
+                f"a batch has {len(item)} entries; give (inputs, targets) or (inputs, targets, example weights), "
+                "with several inputs as one tuple or dict, or pass read_batch= to say what is what"
+            )
+        return _checked(*item)
+    raise TypeError(
+        f"a batch is {type(item).__name__}; give (inputs, targets), a dict or a dataclass, or pass read_batch= to convert it"
+    )
+
+
+def _fields(item: Any) -> dict[str, Any] | None:
+    if isinstance(item, Mapping):
+        return dict(item)
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        return {entry.name: getattr(item, entry.name) for entry in dataclasses.fields(item)}
+    if isinstance(item, tuple) and hasattr(item, "_asdict"):
+        named: dict[str, Any] = item._asdict()
+        return named if any(key in named for key in TARGET_KEYS) else None
+    return None
+
+
+def _from_fields(fields: dict[str, Any]) -> Batch:
+    fields = {key: value for key, value in fields.items() if value is not None}
+    targets = [key for key in TARGET_KEYS if key in fields]
+    if len(targets) != 1:
+        found = " and ".join(targets) if targets else "no target"
+        raise ValueError(
+            f"a batch has {found} among its entries {list(fields)}; "
+            f"give exactly one of {', '.join(TARGET_KEYS)}, or pass read_batch= to say what is what"
+        )
+    y = fields.pop(targets[0])
+    weight_keys = [key for key in WEIGHT_KEYS if key in fields]
+    if len(weight_keys) > 1:
+        raise ValueError(f"a batch has {' and '.join(weight_keys)}; give one kind of example weights")
+    weights = fields.pop(weight_keys[0]) if weight_keys else None
+    if not fields:
+        raise ValueError(f"a batch has only {targets[0]!r}; give the inputs too")
+    only = next(iter(fields))
+    x = fields[only] if len(fields) == 1 and only in INPUT_KEYS else fields
+    return _checked(x, y, weights)
+
+
+def _checked(x: Any, y: Any, weights: Any = None) -> Batch:
+    def as_tensor(leaf: Any) -> Any:
+        return torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf
+
+    x, y, weights = pytree.tree_map(as_tensor, (x, y, weights))
+    for what, value in (("targets", y), ("example weights", weights)):
+        if not isinstance(value, Tensor) and not (value is None and what != "targets"):
+            raise TypeError(f"a batch's {what} are {type(value).__name__}; give a tensor with one row per example")
+    if y.ndim == 0:
+        raise ValueError("a batch's targets are a single number; give one row per example, [B] or [B, ...]")
+    if y.shape[0] == 0:
+        raise ValueError("a batch has no examples; drop empty batches in the loader")
+    if weights is not None and weights.shape != (y.shape[0],):
+        raise ValueError(
+            f"a batch's example weights have shape {tuple(weights.shape)}; give one per example, [{y.shape[0]}]"
+        )
+    return Batch(x, y, weights)
+
+
+def count_examples(loader: Iterable[Any], reader: BatchReader | None = None) -> int:
+    """Examples in a loader's dataset: its length, that of the chosen subset, or a count in one pass.
+
+    Raises:
+        ValueError: If there are none, or the dataset is a stream without a length.
+    """
+    dataset = getattr(loader, "dataset", None)
+    sampler = getattr(loader, "sampler", None)
+    if isinstance(sampler, SubsetRandomSampler) and not _yields_batches(loader):
+        count = len(sampler)
+    elif dataset is not None and hasattr(dataset, "__len__") and not _yields_batches(loader):
+        count = len(dataset)
+    elif isinstance(loader, DataLoader) and not hasattr(dataset, "__len__"):
+        raise ValueError(
+            f"fit: {type(dataset).__name__} has no length; give num_data, the number of examples in the whole dataset"
+        )
+    else:
+        check_repeatable(loader)
+        count = sum(len(parse_batch(item, reader)) for item in loader)
+    if count == 0:
+        raise ValueError("fit: the loader has no examples; give a loader over at least one")
+    return count
+
+
+def min_examples(loader: Any, seen: int | None = None) -> int | None:
+    """Examples that a loader's dataset has at least, `None` if that is not known.
+
+    Args:
+        loader: The loader; the lengths of its dataset and its sampler count, where it cuts the batches itself.
+        seen: Examples of one epoch, once there was one: for loaders that do not say, or whose batches are chosen elsewhere.
+    """
+    dataset: Any = getattr(loader, "dataset", None)
+    sampler: Any = getattr(loader, "sampler", None)
+    if not hasattr(dataset, "__len__") or _yields_batches(loader):
+        return seen
+    if getattr(loader, "batch_size", None) is None and getattr(loader, "batch_sampler", None) is not None:
+        return min(seen, len(dataset)) if seen is not None else None
+    return min(len(dataset), len(sampler)) if hasattr(sampler, "__len__") else len(dataset)
+
+
+def _yields_batches(loader: Any) -> bool:
+    """Whether the items of a loader's dataset are batches already."""
+    return isinstance(loader, DataLoader) and loader.batch_sampler is None
+
+
+def check_num_data(num_data: int, found: int | None) -> None:
+    """Raise `ValueError` if there are more examples than the dataset is said to have."""
+    if found is not None and num_data < found:
+        raise ValueError(
+            f"fit: num_data={num_data}, but the loader has {found} examples; give at least {found}, or leave it out "
+            "to count them: a number too small makes the prior too strong"
+        )
+
+
+def batch_size(loader: Any) -> int | None:
+    """Examples in a loader's whole batches, `None` if it does not say."""
+    size = getattr(loader, "batch_size", None)
+    if size is None:
+        size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    return size if isinstance(size, int) else None
+
+
+def count_batches(loader: Any) -> int | None:
+    """Batches that a loader yields, `None` if it does not say."""
+    try:
+        return len(loader)
+    except TypeError:
+        return None
+
+
+def check_repeatable(loader: Any) -> None:
+    """Raise `TypeError` for what cannot be iterated once per epoch."""
+    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        raise TypeError(f"fit: the loader is {type(loader).__name__}; give a DataLoader or another iterable of batches")
+    if isinstance(loader, Tensor):
+        raise TypeError("fit: the loader is a Tensor; give a DataLoader, or a list of batches [(x, y), ...]")
+    if hasattr(loader, "__next__"):
+        raise TypeError(
+            f"fit: the loader is {type(loader).__name__}, which runs once; give an iterable that starts anew each epoch"
+        )

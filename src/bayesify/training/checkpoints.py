@@ -1,0 +1,119 @@
+"""A training run on disk: all that is needed to continue it to the bit-identical result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.storage import tensor_files
+from bayesify.version import __version__
+
+NOT_ALWAYS_TOLD = {"batch_size", "learning_rate", "betas", "momentum", "weight_decay"}  # see `training_state.describe`
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state of a run of `fit` between two steps.
+
+    Args:
+        settings: What the continued run must have in common with this one.
+        position: Epoch, batch, running sums.
+        history: Rows of the epochs that are done.
+        model: See `model_state`.
+        best: The same at the best epoch so far, or `None`.
+        optimizer: Its `state_dict`.
+        scheduler: Its `state_dict`, or `None`.
+        draws: State of the generator of draws, one per process.
+        network: State of the global generators, one per process.
+        shuffles: State of the loader's own generators at the start of the epoch.
+    """
+
+    settings: dict[str, Any]
+    position: dict[str, Any]
+    history: list[dict[str, Any]]
+    model: dict[str, Any]
+    best: dict[str, Any] | None
+    optimizer: dict[str, Any]
+    scheduler: dict[str, Any] | None
+    draws: list[Tensor]
+    network: list[Tensor]
+    shuffles: list[Tensor]
+
+    def write(self, path: Path) -> None:
+        """Write it in one step of the file system."""
+        state = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        packed, tensors = tensor_files.pack(state, "run")
+        header = {"library_version": __version__, "run": packed}
+        tensor_files.write(path, "checkpoint", header, tensors)
+
+    @staticmethod
+    def read(path: Path) -> Checkpoint:
+        """A checkpoint from a file.
+
+        Raises:
+            ValueError: If the file is cut short, altered, or no checkpoint.
+        """
+        header, tensors = tensor_files.read(path, "checkpoint")
+        return Checkpoint(**tensor_files.unpack(header["run"], tensors))
+
+    def check_fits(self, path: Path, settings: dict[str, Any], model: dict[str, Any], epochs: int) -> None:
+        """Raise `ValueError` if another network or other settings wrote this checkpoint, or it is beyond the last epoch.
+
+        Args:
+            path: Where it was read.
+            settings: Those of the run that would continue it; entries that only one of the two has are left aside where they
+                are not always told.
+            model: See `model_state`.
+            epochs: All epochs of that run, those of the MAP phase included.
+        """
+        ours, theirs = _shapes(model), _shapes(self.model)
+        if ours != theirs:
+            place = next(name for name in (*ours, *theirs) if ours.get(name) != theirs.get(name))
+            raise ValueError(
+                f"{path}: belongs to another network: {place} is {theirs.get(place, 'missing')} there and "
+                f"{ours.get(place, 'missing')} here; give another checkpoint path, or resume=False to overwrite it"
+            )
+        for key in dict.fromkeys((*self.settings, *settings)):
+            if (key in settings) != (key in self.settings) and key.split(" ")[0] in NOT_ALWAYS_TOLD:
+                continue
+            before, now = self.settings.get(key), settings.get(key)
+            if before != now:
+                raise ValueError(
+                    f"{path}: was written with {key}={before!r}, this run has {now!r}; "
+                    "use the same, or resume=False to start anew"
+                )
+        done = self.position["epoch"]
+        if done + (self.position["batches"] > 0) > epochs:
+            raise ValueError(
+                f"{path}: holds {done} epochs{' and part of the next' if self.position['batches'] else ''}, this run has "
+                f"{epochs} (epochs and map_epochs together); give at least as many, or resume=False to start anew"
+            )
+
+
+def _shapes(model: dict[str, Any]) -> dict[str, str]:
+    return {
+        name: f"{tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+        for name, value in model.items()
+    }
+
+
+def model_state(module: nn.Module) -> dict[str, Any]:
+    """A module's `state_dict`, and the buffers that it leaves out."""
+    state = dict(module.state_dict())
+    for name, buffer in module.named_buffers():
+        state.setdefault(name, buffer.detach())
+    return state
+
+
+@torch.no_grad()
+def set_model_state(module: nn.Module, state: dict[str, Any]) -> None:
+    """Inverse of `model_state`."""
+    known = set(module.state_dict())
+    module.load_state_dict({name: value for name, value in state.items() if name in known})
+    for name, buffer in module.named_buffers():
+        if name not in known:
+            buffer.copy_(state[name])

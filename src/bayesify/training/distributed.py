@@ -1,0 +1,219 @@
+"""The processes that train together: one, or several under Lightning Fabric."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from bayesify.training.batches import Batch, BatchReader, parse_batch
+
+
+class Processes:
+    """One process; the base of what several do.
+
+    Attributes:
+        rank: Which process this is.
+        count: How many there are.
+    """
+
+    rank = 0
+    count = 1
+
+    def device(self, asked: torch.device | None) -> torch.device:
+        """Where this process trains."""
+        assert asked is not None
+        if asked.type == "cuda" and not torch.cuda.is_available():
+            raise ValueError(f"fit: device={str(asked)!r}, but torch sees no CUDA device here; use device='cpu'")
+        if asked.type == "cuda" and (asked.index or 0) >= torch.cuda.device_count():
+            raise ValueError(
+                f"fit: device={str(asked)!r}, but this machine has {torch.cuda.device_count()} CUDA devices"
+            )
+        return asked
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        """The module whose backward pass averages gradients over processes."""
+        return module
+
+    def without_sync(self, module: nn.Module) -> AbstractContextManager[Any]:
+        """A context in which backward passes only add to this process's gradients."""
+        return nullcontext()
+
+    def total(self, values: list[float]) -> list[float]:
+        """Sums over processes."""
+        return values
+
+    def gather(self, state: Tensor) -> list[Tensor]:
+        """A tensor of every process, in order of rank."""
+        return [state]
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set in any process."""
+        return flag
+
+    def agree(self, value: int) -> int:
+        """The first process's value."""
+        return value
+
+    def barrier(self) -> None:
+        """Wait for all processes."""
+
+    def batches(
+        self, loader: Iterable[Any], iterate: Callable[[Iterable[Any]], Iterator[Any]], reader: BatchReader | None
+    ) -> Iterator[tuple[Batch, int, int]]:
+        """This process's part of each batch, its number of examples, and that of the whole batch."""
+        for item in iterate(loader):
+            batch = parse_batch(item, reader)
+            yield batch, len(batch), len(batch)
+
+
+class FabricProcesses(Processes):
+    """Several processes, each of which works on its part of every batch.
+
+    The loader's batch is the whole batch: rank r of R takes its examples r, r + R, ... A map-style `DataLoader` loads only
+    those; of anything else each process loads all and keeps its part.
+
+    Args:
+        fabric: A launched `lightning_fabric.Fabric`.
+    """
+
+    def __init__(self, fabric: Any) -> None:
+        self._fabric = fabric
+        self.rank, self.count = fabric.global_rank, fabric.world_size
+        self._device: torch.device = fabric.device  # one of the kind that was asked for
+
+    def device(self, asked: torch.device | None) -> torch.device:
+        """The device that Fabric gave to this process."""
+        return self._device
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        """The module inside DistributedDataParallel."""
+        wrapped: nn.Module = self._fabric.setup_module(module, move_to_device=False)
+        return wrapped
+
+    def without_sync(self, module: nn.Module) -> AbstractContextManager[Any]:
+        """DistributedDataParallel's `no_sync`."""
+        context: AbstractContextManager[Any] = self._fabric.no_backward_sync(module)
+        return context
+
+    def total(self, values: list[float]) -> list[float]:
+        """Sums over processes, in float64 where the device has it."""
+        dtype = torch.float32 if self._device.type == "mps" else torch.float64
+        result = self._fabric.all_reduce(torch.tensor(values, dtype=dtype, device=self._device), reduce_op="sum")
+        return [float(value) for value in result]
+
+    def gather(self, state: Tensor) -> list[Tensor]:
+        """A tensor of every process, in order of rank, on the CPU."""
+        gathered: Tensor = self._fabric.all_gather(state.to(self._device))
+        return list(gathered.cpu().view(self.count, *state.shape))
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set in any process."""
+        return self.total([float(flag)])[0] > 0
+
+    def agree(self, value: int) -> int:
+        """The first process's value."""
+        agreed: int = self._fabric.broadcast(value)
+        return agreed
+
+    def barrier(self) -> None:
+        """Wait for all processes."""
+        self._fabric.barrier()
+
+    def batches(
+        self, loader: Iterable[Any], iterate: Callable[[Iterable[Any]], Iterator[Any]], reader: BatchReader | None
+    ) -> Iterator[tuple[Batch, int, int]]:
+        """This process's part of each batch, its number of examples, and that of the whole batch.
+
+        A batch with fewer examples than processes leaves some without; those get one example of the batch, counted as 0.
+        """
+        if isinstance(loader, DataLoader) and loader.batch_sampler is not None and not _streams(loader):
+            sampler = _PartSampler(loader.batch_sampler, self.rank, self.count)
+            for item in iterate(_with_sampler(loader, sampler)):
+                batch, whole = parse_batch(item, reader), sampler.sizes.popleft()
+                yield batch, _part(whole, self.rank, self.count), whole
+            return
+        for item in iterate(loader):
+            batch = parse_batch(item, reader)
+            own = _part(len(batch), self.rank, self.count)
+            yield batch.rows(slice(self.rank, None, self.count) if own else slice(0, 1)), own, len(batch)
+
+
+def _streams(loader: DataLoader[Any]) -> bool:
+    return isinstance(loader.dataset, IterableDataset)
+
+
+def _part(size: int, rank: int, count: int) -> int:
+    return len(range(rank, size, count))
+
+
+class _PartSampler:
+    """A batch sampler that yields one process's part of each batch of another, and remembers the whole batch's size."""
+
+    def __init__(self, batches: Any, rank: int, count: int) -> None:
+        self._batches, self._rank, self._count = batches, rank, count
+        self.sizes: deque[int] = deque()
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for batch in self._batches:
+            self.sizes.append(len(batch))
+            yield list(batch)[self._rank :: self._count] or list(batch)[:1]
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+
+def _with_sampler(loader: DataLoader[Any], sampler: _PartSampler) -> DataLoader[Any]:
+    return DataLoader(
+        loader.dataset,
+        batch_sampler=sampler,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=loader.generator,
+        prefetch_factor=loader.prefetch_factor,
+    )
+
+
+def count_nodes() -> int:
+    """Machines that torchrun started this program on; 1 without it."""
+    return int(os.environ.get("GROUP_WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in os.environ else 1
+
+
+def make_fabric(device: torch.device | None, devices: int, launch: str, *, unused: bool) -> Any:
+    """A Fabric over several devices of one kind.
+
+    Args:
+        device: Gives the kind; CUDA if there is any and it is left out.
+        devices: How many on each machine.
+        launch: `"script"` or `"fork"`.
+        unused: Whether steps may leave trainable parameters without a gradient, as those of the MAP phase do.
+
+    Raises:
+        ImportError: If Lightning Fabric is not installed.
+        ValueError: If this machine has fewer devices.
+    """
+    try:
+        from lightning_fabric import Fabric
+        from lightning_fabric.strategies import DDPStrategy
+    except ImportError:
+        raise ImportError(
+            f"fit: devices={devices} needs Lightning Fabric; install it with pip install 'bayesify[train]'"
+        ) from None
+    kind = device.type if device is not None else ("cuda" if torch.cuda.is_available() else "cpu")
+    if kind == "cuda" and torch.cuda.device_count() < devices:
+        raise ValueError(f"fit: devices={devices}, but this machine has {torch.cuda.device_count()} CUDA devices")
+    starts: dict[str, Any] = {"script": "popen", "fork": "fork"}
+    if launch not in starts:
+        raise ValueError(f"fit: launch={launch!r}; give 'script' or 'fork'")
+    ddp = DDPStrategy(start_method=starts[launch], find_unused_parameters=unused)
+    return Fabric(accelerator=kind, devices=devices, num_nodes=count_nodes(), strategy=ddp)

@@ -1,0 +1,48 @@
+"""Hadamard matrices as tensors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_MATRICES: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
+
+
+def hadamard_matrix(size: int, like: Tensor) -> Tensor:
+    r"""Sylvester's matrix of signs, $(-1)^{\text{popcount}(i \wedge j)}$ at row i and column j: symmetric, $H H = D I$.
+
+    Computed on the device, so that it can be made inside a compiled or recorded function.
+
+    Args:
+        size: D, a power of two.
+        like: Gives type and device.
+
+    Returns:
+        [D, D], entries 1 and -1.
+    """
+    index = torch.arange(size, device=like.device)
+    both = index.unsqueeze(-1) & index
+    for shift in (16, 8, 4, 2, 1):
+        if size > 1 << shift:
+            both = both ^ (both >> shift)
+    return (1 - 2 * (both & 1)).to(like.dtype)
+
+
+def sign_matrix(size: int, like: Tensor) -> Tensor:
+    """`hadamard_matrix`, kept per size, type and device.
+
+    What is made under a compiler, under a mode that watches or fakes operations, or while a CUDA graph is recorded is
+    not kept: it belongs to them.
+    """
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+        return hadamard_matrix(size, like)
+    key = (size, like.dtype, like.device)
+    known = _MATRICES.get(key)
+    if known is not None:
+        return known
+    if like.is_cuda and torch.cuda.is_current_stream_capturing():
+        return hadamard_matrix(size, like)
+    with torch.inference_mode(False), torch.no_grad():
+        made = hadamard_matrix(size, torch.empty(0, dtype=like.dtype, device=like.device))
+    _MATRICES[key] = made
+    return made

@@ -1,0 +1,46 @@
+"""How the weights of a network lie in memory: padding rows, low precision and channels last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.weights.catalog import Weight, is_channels_last, padding_rows
+from bayesify.weights.structured import StructuredWeight
+
+
+class NetworkLayout:
+    """Types, memory layouts and padding rows of a network's own weights, which drawn ones take on.
+
+    Args:
+        net: The network.
+        weights: The weights under a posterior.
+        values: Their values in the network, by name.
+    """
+
+    def __init__(self, net: nn.Module, weights: list[Weight], values: Mapping[str, Tensor]) -> None:
+        self._padding = padding_rows(net, weights)
+        self._low_precision = {name: value.dtype for name, value in values.items() if value.dtype == torch.bfloat16}
+        self._channels_last = {name for name, value in values.items() if is_channels_last(value)}
+
+    def widen(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Values in at least float32, the type of a posterior's parameters."""
+        return {name: value.float() if name in self._low_precision else value for name, value in values.items()}
+
+    def cast(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Give drawn weights [S, *shape] the padding rows, types and memory layouts of the network's own, in place."""
+        for name in (
+            self._padding.keys() & weights.keys()
+        ):  # torch does not train the rows that stand for padding either
+            (row, value), weight = self._padding[name], weights[name]
+            weight = weight.materialize() if isinstance(weight, StructuredWeight) else weight
+            rows = value.to(weight).expand(weight.shape[0], 1, -1)
+            weights[name] = weight.index_copy(1, torch.tensor([row], device=weight.device), rows)
+        for name in self._low_precision.keys() & weights.keys():
+            weights[name] = weights[name].to(self._low_precision[name])
+        for name in self._channels_last & weights.keys():
+            if weights[name].stride(2) != 1:
+                weights[name] = weights[name].movedim(2, -1).contiguous().movedim(-1, 2)
+        return weights

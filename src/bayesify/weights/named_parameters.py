@@ -1,0 +1,86 @@
+"""Parameters under the names of weights and layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+
+class NamedParameters(nn.Module):
+    """Parameters under dotted names, such as weights' and layers' names, which torch does not allow directly.
+
+    A parameter can be pruned: then only the entries that a mask keeps are stored, in one vector, and `dense` puts them back
+    among zeros. The mask is a buffer next to it.
+    """
+
+    def __init__(self, values: Mapping[str, Tensor], trainable: bool = True) -> None:
+        super().__init__()
+        for name, value in values.items():
+            self.register_parameter(encode(name), nn.Parameter(value, requires_grad=trainable))
+
+    def __getitem__(self, name: str) -> Tensor:
+        value = self._parameters[encode(name)]
+        assert value is not None
+        return value
+
+    def items(self) -> list[tuple[str, Tensor]]:
+        """Pairs of name and parameter."""
+        return [(decode(key), value) for key, value in self._parameters.items() if value is not None]
+
+    def __iter__(self) -> Any:
+        return (decode(key) for key in self._parameters)
+
+    def __len__(self) -> int:
+        return len(self._parameters)
+
+    def values(self) -> list[Tensor]:
+        """The parameters, in order."""
+        return [value for value in self._parameters.values() if value is not None]
+
+    def mask(self, name: str) -> Tensor | None:
+        """Which entries are kept, in the dense shape; `None` where all are."""
+        return self._buffers.get(encode(name) + MASK)
+
+    def prune(self, name: str, mask: Tensor) -> None:
+        """Keep only the entries of a parameter where the mask, of its dense shape, is true; it becomes a new parameter."""
+        key, parameter = encode(name), self[name]
+        kept = self.dense(name).detach()[mask]
+        self._parameters[key] = nn.Parameter(kept, requires_grad=parameter.requires_grad)
+        self.register_buffer(key + MASK, mask)
+
+    def dense(self, name: str) -> Tensor:
+        """A parameter in its dense shape."""
+        return self.scatter(name, self[name])
+
+    def scatter(self, name: str, values: Tensor) -> Tensor:
+        """Values for the stored entries of a parameter, [*batch, stored shape], among zeros: [*batch, *dense shape]."""
+        mask = self.mask(name)
+        if mask is None:
+            return values
+        batch = values.shape[:-1]
+        return values.new_zeros(*batch, *mask.shape).masked_scatter(mask.expand(*batch, *mask.shape), values)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        theirs = {key for key in state_dict if key.startswith(prefix) and key.endswith(MASK)}
+        ours = {prefix + key for key in self._buffers}
+        if theirs != ours:
+            what = "pruned, but this network is not" if theirs - ours else "not pruned, but this network is"
+            args[-1].append(f"{prefix[:-1]}: the state is {what}; load a pruned network's file with bayesify.load")
+            return
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+MASK = ":mask"
+"""What the name of a mask ends in, after the name of its parameter."""
+
+
+def encode(name: str) -> str:
+    """A dotted name as a key that torch allows."""
+    return name.replace(".", "/") or "/"  # no name holds a slash; "/" is the empty name, of a network that is one layer
+
+
+def decode(key: str) -> str:
+    """Inverse of `encode`."""
+    return "" if key == "/" else key.replace("/", ".")

@@ -1,0 +1,118 @@
+"""Which posterior takes which weight: selectors, plain data and files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from bayesify.registry import suggest
+from bayesify.weights.catalog import Catalog, Weight
+
+
+@dataclass
+class Selection:
+    """Weights by the selector that took them, and why each other weight was left alone.
+
+    Args:
+        taken: Pairs of selector and its weights, in the order of the selectors; `None` selects everything.
+        left: Reason by name for every weight that stays a point estimate.
+    """
+
+    taken: list[tuple[str | None, list[Weight]]] = field(default_factory=list)
+    left: dict[str, str] = field(default_factory=dict)
+
+
+def select(network: nn.Module, catalog: Catalog, selectors: list[str | nn.Module | None]) -> Selection:
+    """Give each weight to the first selector that matches it.
+
+    A selector is a dotted name of a module or parameter, a glob over such names whose `*` crosses dots, the name of a
+    module's class or of one of its bases, a module object, or `None` for everything. A module that matches brings all
+    weights below it. Scale and shift of normalization layers stay point estimates unless the selector names them or
+    matches nothing else; frozen parameters always do.
+
+    Raises:
+        ValueError: If a selector is left without a weight.
+    """
+    free = {name: weight for name, weight in catalog.weights.items() if name not in catalog.refused}
+    result = Selection(left=dict(catalog.refused.items()))
+    modules = dict(network.named_modules(remove_duplicate=False))
+    for selector in selectors:
+        matched, asked = _match(selector, modules, catalog)
+        found = [weight for name, weight in free.items() if name in matched]
+        wanted = [weight for weight in found if weight.kind != "norm" or weight.name in asked]
+        if not wanted and selector is not None and all(catalog.weights[name].kind == "norm" for name in matched):
+            wanted = found
+        if not wanted:
+            raise ValueError(_why_empty(selector, matched, catalog, modules))
+        for weight in wanted:
+            del free[weight.name]
+        result.taken.append((_label(selector, modules), wanted))
+    for name, weight in free.items():
+        norm = weight.kind == "norm"
+        result.left[name] = "normalization layer; name it to include it" if norm else "no selector matches it"
+    return result
+
+
+def _match(
+    selector: str | nn.Module | None, modules: Mapping[str, nn.Module], catalog: Catalog
+) -> tuple[set[str], set[str]]:
+    """Names of the weights that a selector matches, and of those that it names directly."""
+    first = {alias: weight.name for weight in catalog.weights.values() for alias in (weight.name, *weight.aliases)}
+    if selector is None:
+        return set(catalog.weights), set()
+    if isinstance(selector, nn.Module):
+        if not any(module is selector for module in modules.values()):
+            raise ValueError(f"bayesianize: the selector {type(selector).__name__} is not a module of this network")
+        hits, glob = {path for path, module in modules.items() if module is selector}, False
+    else:
+        glob = any(character in selector for character in "*?[")
+        if glob:
+            hits = {path for path in modules if path and fnmatchcase(path, selector)}
+        else:
+            hits = {
+                path
+                for path, module in modules.items()
+                if path == selector or any(base.__name__ == selector for base in type(module).__mro__[:-2])
+            }
+    matched, asked = set(), set()
+    for alias, name in first.items():
+        parents = [alias[:cut] for cut in range(len(alias)) if alias[cut] == "."] + [""]
+        if any(parent in hits for parent in parents):
+            matched.add(name)
+            if not glob and alias.rpartition(".")[0] in hits:
+                asked.add(name)
+        if isinstance(selector, str) and (fnmatchcase(alias, selector) if glob else alias == selector):
+            matched.add(name)
+            if not glob:
+                asked.add(name)
+    return matched, asked
+
+
+def _label(selector: str | nn.Module | None, modules: Mapping[str, nn.Module]) -> str | None:
+    if isinstance(selector, nn.Module):
+        return next(path for path, module in modules.items() if module is selector)
+    return selector
+
+
+def _why_empty(
+    selector: str | nn.Module | None, matched: set[str], catalog: Catalog, modules: Mapping[str, nn.Module]
+) -> str:
+    label = _label(selector, modules)
+    if selector is None:
+        kinds = {weight.kind for name, weight in catalog.weights.items() if name not in catalog.refused}
+        if kinds == {"norm"}:
+            return "bayesianize: only normalization layers have weights here; name them in a selector to include them"
+        return "bayesianize: every parameter is frozen; set requires_grad on those that are to be Bayesian"
+    if not matched:
+        known = (
+            [path for path in modules if path] + list(catalog.weights) + [type(m).__name__ for m in modules.values()]
+        )
+        return f"bayesianize: selector {label!r} matches no weight; {suggest(str(label), dict.fromkeys(known))}"
+    refused = [name for name in matched if name in catalog.refused]
+    if len(refused) == len(matched):
+        reason = catalog.refused[refused[0]]
+        return f"bayesianize: selector {label!r} matches only {refused[0]}: {reason}; unfreeze it or drop the selector"
+    return f"bayesianize: selector {label!r} is left without a weight: earlier selectors took them; put it first or drop it"

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bayesify_papers.catalog import CATALOG
+from bayesify_papers.command import reproduce
+
+KEYS = {"experiment", "part", "setting", "metric", "runs", "ours", "error", "published", "published_std"}
+
+
+@dataclass
+class Smoke:
+    """What a quick run left: its folder, what it printed, its rows."""
+
+    folder: Path
+    printed: str
+    rows: list[dict[str, Any]]
+
+
+@pytest.fixture
+def smoke(tmp_path: Path) -> Callable[[str], Smoke]:
+    """The quick run of an experiment, by the way of `bayesify reproduce`; each is run by one test only."""
+
+    def run(name: str) -> Smoke:
+        rows = reproduce([CATALOG[name]], tmp_path, smoke=True)
+        assert rows == [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+        assert rows
+        for row in rows:
+            assert set(row) >= KEYS
+            assert row["experiment"] == name
+            assert math.isfinite(row["ours"]), row
+        return Smoke(tmp_path / name, (tmp_path / name / "log.txt").read_text(), rows)
+
+    return run

@@ -1,0 +1,77 @@
+"""The function-space experiments run end to end on tiny problems, resume, and score by known formulas."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from bayesify_papers.function_space import fashion, scores, toy, trainings
+from bayesify_papers.function_space.networks import convolutional_network
+
+
+def test_fashion_smoke_writes_tables_and_resumes(smoke: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    done = smoke("function-space/fashion")
+    assert "FSVI, context train" in done.printed
+    assert "Ensemble of 5" in done.printed
+    results = json.loads((done.folder / "results.json").read_text())
+    assert {"fsvi", "mfvi", "map", "ensemble", "fsvi.train", "fsvi.2"} <= set(results["rows"])
+    assert sum(results["histograms"]["fsvi"]["entropy_test"]) == 200
+    assert fashion.main(["--smoke", "--out", str(done.folder)]) == 0
+    assert "fsvi-1: accuracy" not in capsys.readouterr().out  # nothing was trained again
+    with pytest.raises(FileNotFoundError, match="holds no study"):
+        scores.evaluate(done.folder / "elsewhere")
+
+
+def test_rank_auroc_counts_pairs() -> None:
+    inside, outside = torch.tensor([0.0, 1.0, 1.0, 2.0]), torch.tensor([1.0, 3.0, 0.5])
+    pairs = [(1.0 if b > a else 0.5 if b == a else 0.0) for a in inside for b in outside]
+    assert trainings.rank_auroc(inside, outside) == pytest.approx(sum(pairs) / len(pairs))
+
+
+def test_points_of_a_mixture_are_shared() -> None:
+    job = trainings.Training("fsvi", context="noise+train", points=5)
+    context = trainings.make_context(job, torch.rand(10, 1, 4, 4))
+    assert context.n == 5
+    for wrong in ("mnist", "noise+mnist"):
+        with pytest.raises(ValueError, match="known: notmnist"):
+            trainings.make_context(trainings.Training("fsvi", context=wrong, points=5), torch.rand(10, 1, 4, 4))
+
+
+def test_requirement_is_about_the_worst_seed() -> None:
+    entry = {
+        "accuracy": 0.92,
+        "ece": 0.01,
+        "nll": 0.2,
+        "brier": 0.1,
+        "auroc_entropy": 0.9,
+        "auroc_mutual_information": 0.95,
+    }
+    met = scores.requirement({"fsvi": scores.summarize([entry])})
+    assert "met by every seed" in met[0]
+    bad = scores.requirement({"fsvi": scores.summarize([entry, {**entry, "ece": 0.03}])})
+    assert "NOT met" in bad[0]
+    assert "ece 0.030" in bad[0]
+
+
+def test_networks_have_the_layers_of_the_paper() -> None:
+    for widths, side in (((32, 64, 128), 28), ((64, 64, 128, 128, 256, 256, 256), 32)):
+        net = convolutional_network(1, side, 10, widths)
+        assert sum(isinstance(module, torch.nn.Conv2d) for module in net) == len(widths)
+        assert net(torch.zeros(1, 1, side, side)).shape == (1, 10)
+
+
+def test_toy_writes_results(smoke: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BAYESIFY_DATA", raising=False)
+    done = smoke("function-space/toy")
+    assert "two_moons" in done.printed
+    found = json.loads((done.folder / "results.json").read_text())["scores"]
+    assert set(found) == {"snelson", "two_moons"}
+
+
+def test_ring_stays_outside() -> None:
+    x = torch.rand(50, 2)
+    low, high = x.amin(0), x.amax(0)
+    away = ((toy.ring(x) - (low + high) / 2) / (high - low)).norm(dim=1)
+    torch.testing.assert_close(away, torch.full((64,), 2.5))

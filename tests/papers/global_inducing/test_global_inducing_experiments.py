@@ -1,0 +1,170 @@
+"""The experiments with global inducing points run on tiny problems, go on where they stopped, and judge as they say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bayesify_papers.global_inducing import cifar, cubic, deep_linear, published, uci
+from bayesify_papers.global_inducing.stacked import Design, StackedNetworks
+
+from bayesify.datasets import toy
+
+
+def test_cubic_smoke_writes_results_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cubic.main(["--smoke", "--out", str(tmp_path), "--methods", "fac", "gi"]) == 0
+    assert cubic.main(["--smoke", "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("gi: done") == 1
+    assert printed.count("NUTS: done") == 1
+    scores = json.loads((tmp_path / "results.json").read_text())["scores"]
+    assert set(scores) == {"fac", "li", "gi", "HMC", "NUTS"}
+    assert len(scores["gi"]["0"]["std"]) == 200
+    assert (tmp_path / "cubic.png").is_file()
+
+
+def test_cubic_is_judged_by_the_worst_seed() -> None:
+    def made(*spreads: float) -> dict[str, dict[str, float]]:
+        return {str(seed): {"gap_std": spread, "data_std": 0.1} for seed, spread in enumerate(spreads)}
+
+    text = cubic.report({"fac": made(0.2, 0.1), "gi": made(0.32, 0.2), "NUTS": made(0.5, 0.5)})
+    assert "gi / NUTS in the gap, at least 0.5: NOT met by all seeds of 2 (0.64, 0.40)" in text
+    assert "gi / fac in the gap, at least 1.5: met by all seeds of 2 (1.60, 2.00)" in text
+
+
+def test_deep_linear_smoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        assert deep_linear.main(["--smoke", "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("rand-gi, width 4, depth 3") == 1
+    results = json.loads((tmp_path / "results.json").read_text())
+    # One regression on a tenth of the inputs, with their weight: a few nats below the evidence at once.
+    assert results["evidence"] - 20 < results["bounds"]["gi-4-1"]["elbo"] < results["evidence"] + 1
+    assert (tmp_path / "deep_linear.png").is_file()
+
+
+def test_compressed_rows_have_the_likelihood_of_all() -> None:
+    data = toy.linear(40, 3, noise=0.3)
+    x, y, constant = deep_linear.compress(data.x.double(), data.y.double(), 0.3)
+    weight = torch.randn(3, 1, dtype=torch.float64)
+
+    def log_density(inputs: torch.Tensor, targets: torch.Tensor) -> float:
+        return float(torch.distributions.Normal(inputs @ weight, 0.3**0.5).log_prob(targets).sum())
+
+    assert log_density(x, y) + constant == pytest.approx(log_density(data.x.double(), data.y.double()), rel=1e-10)
+
+
+def test_deep_linear_compares_losses() -> None:
+    bounds = {"gi-50-1": -300.0, "gi-50-10": -304.0, "fac-50-1": -300.0, "fac-50-10": -400.0}
+    found = {key: {"elbo": value} for key, value in bounds.items()}
+    assert deep_linear.requirement(found).endswith(": met")
+    assert deep_linear.requirement({**found, "gi-50-10": {"elbo": -306.0}}).endswith("NOT met")
+    assert deep_linear.requirement({}) == ""
+    assert deep_linear.kinds("rand-gi", 3) == ("rand", "rand", "gi")
+    assert deep_linear.kinds("li", 2) == ("li", "li")
+
+
+def test_uci_smoke_runs_every_model_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert uci.main(["--smoke", "--out", str(tmp_path)]) == 0
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.json")}
+    assert len(times) == len(uci.MODELS) + 4
+    assert uci.main(["--smoke", "--out", str(tmp_path)]) == 0
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.json")} == times
+    assert "dgp5-dsvi" in capsys.readouterr().out
+    for other in (["--splits", "1"], ["--points", "7"], ["--start", "network"], ["--hidden-precision", "3"]):
+        with pytest.raises(ValueError, match="is of other settings"):
+            uci.main(["--smoke", *other, "--out", str(tmp_path)])
+
+
+def test_uci_networks_have_the_inducing_inputs_that_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    class Seen(uci.StackedNetworks):
+        def __init__(self, design: Any, *others: Any, **more: Any) -> None:
+            made.append(design)
+            super().__init__(design, *others, **more)
+
+    monkeypatch.setattr(uci, "StackedNetworks", Seen)
+    schedule = uci.Schedule(steps=2, batch=16)
+    uci.run_networks(
+        uci.synthetic(), "gi", "scale", schedule, num_draws=10, hidden_precision=3.0, start="network", points=7
+    )
+    assert (made[0].points, made[0].hidden_precision, made[0].start) == (7, 3.0, "network")
+
+
+def test_a_start_at_a_network_has_its_outputs_as_pseudo_outputs() -> None:
+    x, y = torch.randn(2, 30, 3), torch.randn(2, 30, 1)
+    design = Design((3, 5, 4, 1), ("gi",) * 3, points=20, hidden_precision=1e6, start="network")
+    stack = StackedNetworks(design, x, y)
+    one, other = (stack.draw(1, torch.Generator().manual_seed(seed)).weights for seed in (0, 1))
+    for layer in (0, 1):  # at this precision hidden layers are those of one network
+        torch.testing.assert_close(one[layer], other[layer], rtol=0.02, atol=0.02)
+    with pytest.raises(ValueError, match="start='other'"):
+        Design((3, 1), ("gi",), start="other")
+
+
+def test_uci_numbers_are_in_the_target_s_unit() -> None:
+    data = uci.synthetic()
+    (x, y), (x_test, _), units = uci.stack_splits(data)
+    split = data.splits[1]
+    assert x.shape == (2, 54, 3)
+    assert x_test.shape == (2, 6, 3)
+    assert float(units[1]) == pytest.approx(float(data.y[split.train].std()))
+    assert float(y[1].std(unbiased=False)) == pytest.approx(1.0, rel=1e-5)
+
+
+def test_uci_compares_bounds_and_likelihoods() -> None:
+    def job(model: str, elbo: list[float], likelihood: list[float]) -> dict[str, Any]:
+        scores = {"elbo": elbo, "log_likelihood": likelihood, "rmse": [1.0, 1.0]}
+        return {"dataset": "yacht", "model": model, "prior": "scale", "scores": scores}
+
+    found = [job("fac", [-1.0, -1.2], [-0.5, -0.7]), job("gi", [-0.9, -1.1], [-0.55, -0.75])]
+    (line,) = uci.compare(found)
+    assert "is higher than fac's by 0.100" in line
+    assert "no worse within a standard error (-0.050, standard error 0.100)" in line
+    (line,) = uci.compare([found[0], job("gi", [-1.9, -1.1], [-0.75, -0.95])])
+    assert "NOT higher" in line
+    assert "WORSE" in line
+    assert uci.compare(found[:1]) == []
+
+
+def test_cifar_smoke_trains_every_system_and_keeps_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cifar.main(["--smoke", "--out", str(tmp_path)]) == 0
+    capsys.readouterr()
+    assert cifar.main(["--smoke", "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "epoch" not in printed.replace("epochs", "")
+    assert "86.70" in printed
+    scores = json.loads((tmp_path / "results.json").read_text())["scores"]
+    assert set(scores) == {f"{system}_spatial" for system in cifar.SYSTEMS}
+    assert not list(tmp_path.glob("*.checkpoint"))
+
+
+def test_cifar_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = cifar.images.synthetic(20, 10, side=8)
+    setting = cifar.Setting(epochs=3, points=4, batch=10, width=4, draws=2)
+    whole = cifar.run("gi", "scale", data, setting, tmp_path / "whole")
+    seen: list[int] = []
+    save = cifar._save
+
+    def stop(path: Path, bnn: Any, optimizer: Any, generator: Any, history: Any) -> None:
+        save(path, bnn, optimizer, generator, history)
+        seen.append(len(history))
+        if seen == [1, 2]:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(cifar, "_save", stop)
+    with pytest.raises(KeyboardInterrupt):
+        cifar.run("gi", "scale", data, setting, tmp_path / "cut")
+    again = cifar.run("gi", "scale", data, setting, tmp_path / "cut")
+    assert seen == [1, 2, 3]
+    assert again["elbo"] == pytest.approx(whole["elbo"], rel=1e-5)
+    assert [row["nll"] for row in again["history"]] == pytest.approx([row["nll"] for row in whole["history"]], rel=1e-5)
+
+
+def test_published_numbers_are_of_table_1() -> None:
+    assert published.CIFAR10["gi"]["spatial"] == (-0.40, 86.70, -0.68)
+    assert set(published.CIFAR10) == set(cifar.SYSTEMS)

@@ -1,0 +1,203 @@
+"""Classification: the recipe, the batches, stored predictions, tables, the command, and training without luck."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from bayesify_papers.inducing_weights import classification, predictions, scores, sources
+from bayesify_papers.inducing_weights.systems import SYSTEMS, MemoryBatches, Recipe, make_adam, mirror_and_shift, train
+
+from bayesify import metrics
+from bayesify.datasets import images
+from bayesify.likelihoods import Categorical
+from bayesify.network import bayesianize
+from bayesify.predictive.base import Outputs
+from bayesify.predictive.classification import ClassificationPredictive
+
+pytest.importorskip("torchmetrics")
+
+
+def test_batches_hold_every_example_once_and_repeat_by_seed():
+    x = torch.arange(10.0)[:, None]
+    batches = MemoryBatches(x, torch.arange(10), 3)
+    assert len(batches) == 3
+    orders = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        parts = list(batches)
+        assert all(torch.equal(a[:, 0].long(), b) for a, b in parts)
+        orders.append(torch.cat([b for _, b in parts]).tolist())
+    assert len(set(orders[0])) == 9
+    assert orders[0] == orders[1] != orders[2]
+    with pytest.raises(ValueError, match="give 1 to 10"):
+        MemoryBatches(x, torch.arange(10), 11)
+
+
+def test_images_are_mirrored_and_shifted_each_on_its_own():
+    x = torch.rand(200, 2, 8, 8) + 1
+    torch.manual_seed(0)
+    made = mirror_and_shift(x)
+    torch.manual_seed(0)
+    rows, columns = torch.randint(-1, 2, (2, 200, 1))
+    mirrored = torch.rand(200, 1) < 0.5
+    assert 60 < mirrored.sum() < 140
+    assert len({(int(row), int(column)) for row, column in zip(rows, columns, strict=True)}) == 9
+    for index in range(200):
+        padded = torch.nn.functional.pad(x[index], (1, 1, 1, 1))
+        top, left = 1 + int(rows[index]), 1 + int(columns[index])
+        cut = padded[:, top : top + 8, left : left + 8]
+        assert torch.equal(made[index], cut.flip(-1) if mirrored[index] else cut)
+
+
+def test_spreads_have_their_own_learning_rate():
+    recipe = replace(classification.SMOKE, learning_rate=0.1, inducing_learning_rate=0.3, spread_learning_rate=0.7)
+    for name, expected in (
+        ("ffg_u", {"raw_lambda", "raw_std"}),
+        ("ffg_w", {"raw_std"}),
+        ("ensemble_u", {"raw_lambda"}),
+    ):
+        bnn = bayesianize(recipe.network(1, 3), SYSTEMS[name].posterior(recipe), likelihood=Categorical())
+        quick = {id(p) for group in make_adam(bnn, recipe).param_groups if group["lr"] == 0.7 for p in group["params"]}
+        names = {key for key, parameter in bnn.named_parameters() if id(parameter) in quick}
+        assert {part for key in names for part in key.split(".") if part.startswith("raw_")} == expected
+        rates = {group["lr"] for group in make_adam(bnn, recipe).param_groups}
+        assert rates == ({0.1, 0.7} if name == "ffg_w" else {0.1, 0.3, 0.7})
+        total = sum(len(group["params"]) for group in make_adam(bnn, recipe).param_groups)
+        assert total == len(list(bnn.parameters()))
+
+
+def test_stored_predictions_score_as_the_draws_do(tmp_path):
+    logits = 2 * torch.randn(4, 50, 3)
+    y = torch.randint(0, 3, (50,))
+    full = ClassificationPredictive(Outputs(kept=logits), lambda outputs: outputs.log_softmax(-1))
+    made = predictions.StoredPrediction(full.class_probs, full.aleatoric_entropy)
+    predictions.write(tmp_path / "a.npz", {"test": made, "ood/b": made})
+    read = predictions.read(tmp_path / "a.npz")
+    assert list(read) == ["test", "ood/b"]
+    for key, value in metrics.evaluate(full, y).items():
+        assert metrics.evaluate(read["test"], y)[key] == pytest.approx(value, abs=1e-6)
+    assert torch.allclose(read["ood/b"].mutual_information, full.mutual_information, atol=1e-6)
+
+
+def test_networks_predict_together():
+    recipe, x = classification.SMOKE, torch.randn(6, 1, 12, 12)
+    networks = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        net = bayesianize(recipe.network(1, 3), SYSTEMS["deterministic"].posterior(recipe), likelihood=Categorical())
+        networks.append(net.eval())
+    together = predictions.predict(networks, x, 1, 0)
+    apart = [network.predict(x, 1) for network in networks]
+    assert torch.allclose(together.probs, sum(part.probs for part in apart) / 2, atol=1e-6)
+    assert torch.allclose(together.aleatoric_entropy, sum(part.entropy for part in apart) / 2, atol=1e-6)
+    stored = [{"test": predictions.predict([network], x, 1, 0)} for network in networks]
+    combined = predictions.combine(stored)["test"]
+    assert torch.allclose(combined.probs, together.probs, atol=1e-6)
+    assert torch.allclose(combined.mutual_information, together.mutual_information, atol=1e-6)
+    with pytest.raises(ValueError, match="different sets"):
+        predictions.combine([stored[0], {}])
+
+
+def test_other_sets_take_the_shape_of_the_training_set():
+    small = np.arange(2 * 28 * 28, dtype=np.uint8).reshape(2, 1, 28, 28)
+    like = sources.like(small, np.zeros((1, 3, 32, 32), dtype=np.uint8))
+    assert like.shape == (2, 3, 32, 32)
+    assert np.array_equal(like[:, 2, 2:30, 2:30], small[:, 0])
+    assert like.sum(dtype=np.int64) == 3 * small.sum(dtype=np.int64)
+
+
+def test_normalization():
+    pictures = np.random.default_rng(0).integers(0, 256, (20, 3, 6, 6), dtype=np.uint8)
+    scaled = sources.Normalization(pictures)(pictures, torch.device("cpu"))
+    assert scaled.mean((0, 2, 3)).abs().max() < 1e-5
+    assert (scaled.std((0, 2, 3), unbiased=False) - 1).abs().max() < 1e-5
+
+
+def test_smoke_trains_writes_and_scores(smoke, capsys):
+    done = smoke("inducing-weights/cifar10")
+    written = json.loads((done.folder / "results.json").read_text())
+    assert set(written["scores"]) == set(SYSTEMS)
+    assert {"date", "command", "hardware", "versions", "settings", "seconds", "parameters"} <= set(written)
+    assert written["parameters"]["ensemble_w"] == classification.SMOKE.members * written["parameters"]["deterministic"]
+    assert {"auroc_entropy", "aupr_mutual_information"} <= set(written["scores"]["ffg_u"]["ood"]["noise"])
+    assert "the paper has no numbers for synthetic" in done.printed
+    assert classification.main(["--evaluate", str(done.folder)]) == 0
+    assert capsys.readouterr().out.strip() in done.printed
+
+
+def test_a_validation_run_never_sees_the_test_images(tmp_path, capsys, monkeypatch):
+    data = images.synthetic()
+    monkeypatch.setattr(
+        images, "synthetic", lambda: replace(data, test_images=data.test_images[:0], test_labels=data.test_labels[:0])
+    )
+    sources._images.cache_clear()
+    options = ["--smoke", "--validation", "100", "--out", str(tmp_path), "--systems", "deterministic"]
+    assert classification.main(options) == 0
+    sources._images.cache_clear()
+    assert "100 training images that were held out" in capsys.readouterr().out
+    written = json.loads((tmp_path / "results.json").read_text())
+    assert written["validation"] == 100
+    with np.load(tmp_path / "labels.npz") as stored:
+        assert np.array_equal(stored["test"], data.train_labels[-100:])
+
+
+def test_held_out_images_take_no_part_in_training():
+    data = sources.hold_out(images.synthetic(50, 20), 10)
+    whole = images.synthetic(50, 20)
+    assert np.array_equal(data.train_images, whole.train_images[:40])
+    assert np.array_equal(data.test_images, whole.train_images[40:])
+    assert np.array_equal(data.test_labels, whole.train_labels[40:])
+    with pytest.raises(ValueError, match="hold out fewer"):
+        sources.hold_out(whole, 50)
+    with pytest.raises(ValueError, match="validation=-1"):
+        sources.Source(validation=-1)
+
+
+def test_the_cifar_table_has_the_published_numbers():
+    test = {"accuracy": 0.9, "nll": 0.3, "ece": 0.02, "brier": 0.1}
+    corrupted = {f"contrast-{severity}": test for severity in range(1, 6)}
+    text = scores.tables({"ffg_u": {"test": test, "ood": {}, "corrupted": corrupted}}, "cifar10", {})
+    assert "94.40" in text
+    assert "86.90" in text
+    assert ".91" in text
+
+
+def test_the_requirement_is_judged():
+    def system(accuracy: float, ece: float) -> dict:
+        return {"test": {"accuracy": accuracy, "ece": ece}}
+
+    plain = {"deterministic": system(0.92, 0.04)}
+    assert scores.requirement({**plain, "ffg_u": system(0.912, 0.02)})[0].endswith(": met")
+    assert scores.requirement({**plain, "ffg_u": system(0.909, 0.01)})[0].endswith("NOT met")
+    assert scores.requirement({**plain, "ensemble_u": system(0.93, 0.021)})[0].endswith("NOT met")
+
+
+def test_evaluating_an_empty_folder_says_so(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"labels\.npz"):
+        classification.evaluate(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", ["ffg_u", "ensemble_u"])
+def test_trains_without_luck(name):
+    """Five seeds on synthetic images: every test NLL within 0.05 nats of the median, far below that of chance, 2.30."""
+    data, recipe = images.synthetic(600, 400, noise_std=0.45), LUCK
+    scale = sources.Normalization(data.train_images)
+    x, x_test = (scale(part, torch.device("cpu")) for part in (data.train_images, data.test_images))
+    y, y_test = (torch.from_numpy(part.astype(np.int64)) for part in (data.train_labels, data.test_labels))
+    nlls = []
+    for seed in range(5):
+        bnn, _ = train(SYSTEMS[name], recipe, x, y, num_classes=10, seed=seed)
+        nlls.append(metrics.evaluate(predictions.predict([bnn], x_test, 10, 0), y_test)["nll"])
+    median = statistics.median(nlls)
+    assert median < 0.3
+    assert all(abs(nll - median) < 0.05 for nll in nlls)
+
+
+LUCK = Recipe(epochs=30, batch=50, inducing_learning_rate=1e-2, width=4, inducing=8, members=2, ensemble_draws=2)

@@ -1,0 +1,67 @@
+"""The two-cluster regression: its settings are the paper's, it runs, and it trains without luck."""
+
+from __future__ import annotations
+
+import json
+import statistics
+
+import pytest
+from bayesify_papers.inducing_weights import regression
+
+from bayesify.datasets import toy
+from bayesify.weights.catalog import count_parameters
+
+pytest.importorskip("torchmetrics")
+
+
+def test_inducing_sizes_are_the_papers():
+    """25 x 2 for the input layer, its bias counted, and 1 x 25 for the output layer (appendix J.1)."""
+    first = 25 * 50 + 2 * 2 + 25 + 2 + 1 + 2 * 25 * 2
+    second = 1 * 1 + 25 * 51 + 1 + 25 + 1 + 2 * 1 * 25
+    assert count_parameters(regression.make("FFG-U", 0)) == first + second
+    assert count_parameters(regression.make("Ensemble-U", 0)) == first + second + (8 - 2) * (25 * 2 + 1 * 25)
+
+
+def test_prior_is_four_over_the_root_of_the_inputs():
+    std = regression.make("FFG-W", 0).prior.draw(1).std
+    assert std["0.weight"] == std["0.bias"] == 4.0
+    assert std["2.weight"] == std["2.bias"] == pytest.approx(4 / 50**0.5)
+
+
+def test_smoke(smoke):
+    pytest.importorskip("pyro")
+    systems = [*regression.SYSTEMS, regression.REFERENCE]
+    done = smoke("inducing-weights/regression")
+    written = json.loads((done.folder / "regression.json").read_text())
+    assert [outcome["system"] for outcome in written["outcomes"]] == systems
+    assert written["command"].startswith("python -m bayesify_papers")
+    assert "no numbers" in done.printed
+    assert all(system in done.printed for system in systems)
+
+
+def test_figure_has_a_panel_per_system(tmp_path):
+    pytest.importorskip("matplotlib")
+    data, training = toy.cosine(), regression.SMOKE
+    panels = {name: regression.predictor("FFG-W", data, training, 0) for name in ("one", "two", "three", "four")}
+    regression.figure(panels, data, tmp_path / "figure")
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+    text = (tmp_path / "figure.svg").read_text()
+    assert text.count("fill-opacity") + text.count("opacity: 0.25") >= 12  # three bands in each of four panels
+
+
+def test_summary_says_how_far_the_worst_seed_is():
+    outcomes = [regression.Outcome("FFG-U", seed, nll, 0.1, 2.0, 1.0) for seed, nll in enumerate((-0.7, -0.72, -0.4))]
+    line = next(line for line in regression.summarize(outcomes).splitlines() if line.startswith("FFG-U"))
+    assert line.split()[1:4] == ["3", "-0.700", "0.300"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("system", ["FFG-U", "Ensemble-U"])
+def test_trains_without_luck(system):
+    """Five seeds, the settings of the experiment: every test NLL within 0.05 nats of the median, far from a bad fit."""
+    outcomes = regression.run([system], 5, regression.Training())
+    nlls = [outcome.nll for outcome in outcomes]
+    median = statistics.median(nlls)
+    assert median < -0.6  # a constant has +10, a deterministic fit about -0.75, the noise alone -0.88
+    assert all(abs(nll - median) < 0.05 for nll in nlls)

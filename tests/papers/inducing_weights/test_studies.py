@@ -1,0 +1,293 @@
+"""Studies of many trainings: jobs and their order, recorded steps, the choice of caps, pruning, the ablation."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from bayesify_papers.inducing_weights import ablation, fashion, predictions, pruning, scores, seeds, sources, trainings
+from bayesify_papers.inducing_weights.classification import SMOKE, SMOKE_SOURCE
+from bayesify_papers.inducing_weights.recorded import as_recordable, fit_recorded, scale_learning_rates
+from bayesify_papers.inducing_weights.sources import SYNTHETIC, Source
+from bayesify_papers.inducing_weights.systems import MemoryBatches, Recipe
+from bayesify_papers.inducing_weights.workers import run_jobs
+from torch import nn
+
+from bayesify.datasets import images
+from bayesify.likelihoods import Categorical
+from bayesify.network import bayesianize
+from bayesify.posteriors import MeanField, Point
+from bayesify.training.schedules import KLSchedule
+
+pytest.importorskip("torchmetrics")
+
+
+@dataclass(frozen=True)
+class Square:
+    number: int
+    fails: bool = False
+
+
+def square(job, folder):
+    if job.fails:
+        raise ValueError("no square")
+    with (folder / "log").open("a") as log:
+        log.write(f"{job.number}\n")
+    return {"value": job.number**2}
+
+
+def log(folder):
+    return [int(line) for line in (folder / "log").read_text().split()]
+
+
+# -- jobs ---------------------------------------------------------------------------------------------------------------
+
+
+def test_later_jobs_depend_on_earlier_ones_and_come_in_order(tmp_path):
+    def plan(done):
+        jobs = {"a": Square(2), "b": Square(3)}
+        return jobs | ({"c": Square(done["a"]["value"] + done["b"]["value"])} if {"a", "b"} <= done.keys() else {})
+
+    results = run_jobs(square, plan, tmp_path, 1)
+    assert {name: result["value"] for name, result in results.items()} == {"a": 4, "b": 9, "c": 169}
+    assert log(tmp_path) == [2, 3, 13]
+
+
+def test_an_interrupted_run_goes_on_and_a_changed_job_runs_again(tmp_path):
+    with pytest.raises(ValueError, match="no square"):
+        run_jobs(square, lambda done: {"a": Square(2), "b": Square(3, fails=True)}, tmp_path, 1)
+    jobs = {"a": Square(2), "b": Square(3)}
+    assert run_jobs(square, lambda done: jobs, tmp_path, 1)["b"]["value"] == 9
+    assert log(tmp_path) == [2, 3]
+    assert run_jobs(square, lambda done: {**jobs, "a": Square(5)}, tmp_path, 1)["a"]["value"] == 25
+    assert log(tmp_path) == [2, 3, 5]
+    with pytest.raises(ValueError, match="workers=0"):
+        run_jobs(square, lambda done: jobs, tmp_path, 0)
+
+
+@pytest.mark.slow
+def test_worker_processes_give_the_results_of_one(tmp_path):
+    source = replace(SMOKE_SOURCE, corrupted_images=0)
+    jobs = {
+        name: trainings.Training(name, replace(SMOKE, epochs=1), source, 1, file=name) for name in ("ffg_w", "ffg_u")
+    }
+    alone, together = (
+        run_jobs(trainings.classify, lambda done: jobs, tmp_path / str(workers), workers) for workers in (1, 2)
+    )
+    for name in jobs:
+        assert together[name]["nll"] == pytest.approx(alone[name]["nll"], abs=1e-4)
+        assert (tmp_path / "2" / f"{name}.npz").is_file()
+    bad = {"bad": replace(jobs["ffg_w"], system="none"), "good": jobs["ffg_w"]}
+    with pytest.raises(RuntimeError, match="1 jobs failed, bad because of"):
+        run_jobs(trainings.classify, lambda done: bad, tmp_path / "bad", 2)
+    assert (tmp_path / "bad" / "jobs" / "good.json").is_file()
+
+
+# -- steps --------------------------------------------------------------------------------------------------------------
+
+
+def test_recorded_training_of_a_point_estimate_is_plain_training():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    x, y = torch.randn(60, 4), torch.randint(0, 3, (60,))
+    bnn = bayesianize(net, Point(), likelihood=Categorical())
+    batches = MemoryBatches(x, y, 20)
+    history = fit_recorded(
+        bnn,
+        batches,
+        as_recordable(torch.optim.Adam(bnn.parameters(), 1e-2), x.device),
+        num_data=60,
+        epochs=4,
+        kl_schedule=KLSchedule(),
+        kl_weight=0.0,
+        decay_epoch=3,
+        seed=5,
+    )
+    adam, losses = torch.optim.Adam(net.parameters(), 1e-2), []
+    torch.manual_seed(5)
+    for epoch in range(4):
+        if epoch == 3:
+            scale_learning_rates(adam, 0.1)
+        losses.append(0.0)
+        for batch_x, batch_y in batches:
+            adam.zero_grad()
+            loss = nn.functional.cross_entropy(net(batch_x), batch_y)
+            loss.backward()
+            adam.step()
+            losses[-1] += loss.item() / 3
+    assert [row["nll"] for row in history] == pytest.approx(losses, abs=1e-5)
+    assert torch.allclose(bnn.eval()(x), net(x), atol=1e-4)
+
+
+def test_the_kl_weight_follows_its_schedule_and_what_is_not_finite_is_reported():
+    torch.manual_seed(0)
+    x, y = torch.randn(20, 2), torch.randint(0, 2, (20,))
+    bnn = bayesianize(nn.Linear(2, 2), MeanField(), likelihood=Categorical())
+    options = {"num_data": 20, "epochs": 3, "kl_schedule": KLSchedule(1, 1)}
+    adam = torch.optim.Adam(bnn.parameters(), 1e-2)
+    history = fit_recorded(bnn, MemoryBatches(x, y, 10), adam, **options)
+    assert [row["kl_weight"] for row in history] == [0.0, 0.5, 1.0]
+    scale_learning_rates(adam, 1e40)
+    with pytest.raises(ValueError, match="not finite"):
+        fit_recorded(bnn, MemoryBatches(x, y, 10), adam, **options)
+
+
+# -- the choice of caps -------------------------------------------------------------------------------------------------
+
+
+def grid(system: str, *pairs: tuple[float, float]) -> dict:
+    return {f"grid-{system}-{i}": {"accuracy": acc, "ece": ece} for i, (acc, ece) in enumerate(pairs)}
+
+
+def test_the_lowest_ece_is_taken_among_settings_that_are_accurate_enough():
+    study = fashion.Study(Recipe(), Source())
+    plain = grid("deterministic", (0.92, 0.05))
+    found = grid("ensemble_u", (0.921, 0.02), (0.914, 0.001), (0.916, 0.01))
+    assert study.choose(found) == {}
+    assert study.choose(plain | found)["ensemble_u"] == fashion.GRID["ensemble_u"][2]
+    assert "ffg_u" not in study.choose(plain | found)
+    poor = grid("ensemble_u", (0.90, 0.001), (0.91, 0.02), (0.90, 0.002))
+    assert study.choose(plain | poor)["ensemble_u"] == fashion.GRID["ensemble_u"][1]
+
+
+def test_the_grid_holds_images_out_and_final_trainings_have_fresh_seeds():
+    study = fashion.Study(Recipe(), Source(corrupted_images=10))
+    known = grid("deterministic", (0.92, 0.05))
+    known |= grid("ffg_u", *[(0.92, 0.02 - 0.001 * index) for index in range(len(fashion.GRID["ffg_u"]))])
+    plan = study.plan(known)
+    tried = {name: job for name, job in plan.items() if name.startswith("grid")}
+    final = {name: job for name, job in plan.items() if not name.startswith("grid")}
+    assert all(job.source.validation == 10_000 and not job.source.outside for job in tried.values())
+    assert all(job.source == study.source for job in final.values())
+    assert not {job.seed for job in tried.values()} & {job.seed for job in final.values()}
+    assert len({job.seed for name, job in final.items() if job.system == "deterministic"}) == Recipe().members
+    assert final["ffg_u-2"].recipe.max_lambda == fashion.GRID["ffg_u"][-1]["max_lambda"]
+    assert "ensemble_u-1" not in final
+
+
+def test_scores_of_a_training_are_those_of_the_metrics(tmp_path):
+    job = trainings.Training("ffg_w", replace(SMOKE, epochs=1), SMOKE_SOURCE, file="seed-1/ffg_w")
+    result = trainings.classify(job, tmp_path)
+    np.savez(tmp_path / "seed-1" / "labels.npz", test=SMOKE_SOURCE.images().test_labels)
+    scored = seeds.score(tmp_path)[1]["ffg_w"]["test"]
+    assert {key: result[key] for key in scored} == pytest.approx(scored, abs=1e-6)
+
+
+def test_smoke_chooses_trains_scores_and_goes_on(smoke, capsys):
+    done = smoke("inducing-weights/fashion")
+    tmp_path, printed = done.folder, done.printed
+    assert printed.count("taken") == len(fashion.GRID)
+    written = json.loads((tmp_path / "results.json").read_text())
+    assert written["seeds"] == [1]
+    assert {"date", "command", "hardware", "versions", "settings", "chosen", "tried"} <= set(written)
+    assert written["settings"]["epochs"] == 1
+    assert "max_lambda" not in written["settings"]
+    assert len(written["requirement"]) == 4
+    members = [
+        predictions.read(tmp_path / "seed-1" / "deterministic.npz"),
+        predictions.read(tmp_path / "members" / "1.npz"),
+    ]
+    both = predictions.read(tmp_path / "seed-1" / "ensemble_w.npz")["test"].probs
+    assert torch.allclose(both, sum(member["test"].probs for member in members) / 2, atol=1e-6)
+    assert fashion.main(["--smoke", "--out", str(tmp_path)]) == 0
+    again = capsys.readouterr().out
+    assert " s  " not in again.split("Scored on")[0]
+    assert again.split("Scored on")[1] == printed.split("Scored on")[1]
+
+
+def test_what_is_there_of_an_interrupted_study_is_scored(tmp_path, capsys):
+    with pytest.raises(FileNotFoundError, match=r"study\.json"):
+        fashion.evaluate(tmp_path)
+    study = fashion.Study(replace(SMOKE, epochs=1), replace(SMOKE_SOURCE, corrupted_images=0), validation=50)
+    fashion.prepare(study, tmp_path, {"date": "2026-01-01"})
+    with pytest.raises(FileNotFoundError, match="no predictions"):
+        fashion.evaluate(tmp_path)
+    run_jobs(trainings.classify, lambda done: {"ffg_w-2": study.final("ffg_w", 2, {})}, tmp_path, 1)
+    fashion.prepare(study, tmp_path, {"date": "2026-01-02"})
+    assert fashion.evaluate(tmp_path) == 0
+    assert "FFG-W" in capsys.readouterr().out
+    written = json.loads((tmp_path / "results.json").read_text())
+    assert (written["seeds"], written["date"]) == ([2], "2026-01-01")
+
+
+def test_means_and_standard_errors():
+    def system(accuracy):
+        test = {"accuracy": accuracy, "nll": 1.0, "ece": 0.1, "brier": 0.2}
+        return {"test": test, "ood": {"b": {"auroc_entropy": 0.5}}, "corrupted": {"contrast-5": test}}
+
+    found = {1: {"ffg_u": system(0.8), "ffg_w": system(0.5)}, 2: {"ffg_u": system(0.9)}}
+    made = seeds.summary(found)
+    assert made["mean"]["ffg_u"]["accuracy"] == 0.85
+    assert made["mean"]["ffg_u"]["corrupted/5/accuracy"] == 0.85
+    assert made["standard_error"]["ffg_u"]["accuracy"] == 0.05
+    assert "ffg_w" not in made["standard_error"]
+    about = {"dataset": "d", "parameters": {"ffg_u": 5, "ffg_w": 6}, "seconds": {"ffg_u": 1, "ffg_w": 1}}
+    assert "85.00 ± 5.00" in seeds.tables(found, about)
+
+
+def test_reduced_training_has_the_accuracy_of_the_deterministic_network_at_half_its_ece(monkeypatch):
+    """200 noisy images, 1,000 to test on: the deterministic network is overconfident, ECE near 0.26 for two seeds tried, and
+    both inducing posteriors had 0.05 to 0.08 and 5 to 10 points more accuracy, whose standard error is 1.6 points."""
+    data = images.synthetic(200, 1000, side=8, noise_std=0.5)
+    monkeypatch.setattr(sources, "_images", lambda source: data)
+    monkeypatch.setattr(sources, "_scored", lambda source: {"test": data.test_images})
+    problem = trainings.Problem(Source(SYNTHETIC), "cpu")
+    recipe = Recipe(
+        epochs=40,
+        batch=50,
+        learning_rate=1e-2,
+        inducing_learning_rate=1e-2,
+        spread_learning_rate=0.1,
+        width=4,
+        inducing=8,
+        members=2,
+        ensemble_draws=1,
+        max_lambda=0.08,
+        ensemble_max_lambda=0.1,
+    )
+    found = {}
+    for name, draws in (("deterministic", 1), ("ffg_u", 10), ("ensemble_u", 10)):
+        network, _ = problem.train(name, recipe, seed=0)
+        found[name] = {"test": problem.score(problem.predict_one([network], "test", draws, seed=0))}
+    lines = scores.requirement(found)
+    assert len(lines) == 2
+    assert all(line.endswith(": met") for line in lines), lines
+
+
+# -- pruning and the ablation -------------------------------------------------------------------------------------------
+
+
+def test_pruning_smoke(smoke):
+    done = smoke("inducing-weights/pruning")
+    rows = json.loads((done.folder / "pruning.json").read_text())["rows"]
+    assert len(rows) == 2 * 7
+    counts = {(row["system"], row["keep"]): row["parameters"] for row in rows}
+    z = 2 * (counts["ffg_u", 1.0] - counts["ffg_u", 0.5])
+    assert counts["ffg_u", 1.0] - counts["ffg_u", 0.25] == pytest.approx(0.75 * z, abs=20)
+    for keep in pruning.KEEP["ffg_u"]:
+        before, after = ((row["nll"]) for row in rows if row["system"] == "ffg_u" and row["keep"] == keep)
+        assert before != after
+    line = next(line for line in done.printed.splitlines() if line.split()[:3] == ["FFG-U", "50", "yes"])
+    assert line.split()[-3:] == ["94.31", "0.18", "2.31"]
+
+
+def test_ablation_changes_one_thing_at_a_time():
+    recipe = Recipe()
+    for name, variant in ablation.variants(recipe):
+        fields = ("inducing", "max_lambda", "ensemble_max_lambda", "max_std")
+        changed = [field for field in fields if getattr(variant, field) != getattr(recipe, field)]
+        assert len(changed) <= 1, (name, changed)
+    planned = ablation.jobs(recipe, ablation.SIZES, Source(SYNTHETIC), "cpu", 0)
+    settings = [(job.system, *ablation.setting(job.system, job.recipe).values()) for job in planned.values()]
+    assert len(settings) == len(set(settings))
+
+
+def test_ablation_smoke(smoke):
+    done = smoke("inducing-weights/ablation")
+    rows = json.loads((done.folder / "ablation.json").read_text())["rows"]
+    assert {row["max_lambda"] for row in rows if row["system"] == "ffg_u"} >= set(ablation.LAMBDAS)
+    assert {row["max_std"] for row in rows if row["system"] == "ffg_u"} >= set(ablation.STDS)
+    assert "figure without numbers" in done.printed

@@ -1,0 +1,188 @@
+"""Subnetworks on shifted images: the published numbers, the pieces, and everything once on tiny images."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from bayesify_papers.subnetwork import (
+    corrupted_cifar,
+    image_scores,
+    image_systems,
+    image_training,
+    published,
+    rotated_mnist,
+    shifted_images,
+)
+from bayesify_papers.subnetwork.image_systems import DEFAULT
+from bayesify_papers.subnetwork.image_training import Batches, Recipe
+
+from bayesify.weights.catalog import count_parameters
+
+
+def test_published_tables_are_whole():
+    for tables, columns in ((published.ROTATED_MNIST, 13), (published.CORRUPTED_CIFAR10, 6)):
+        assert set(tables) == set(published.TITLES)
+        for name, system in tables.items():
+            assert {key for key in system if not key.endswith("_std")} == {"ll", "error", "ece", "brier"}
+            assert all(len(values) == columns for values in system.values()), name
+            assert max(system["ll"]) < 0
+    at_60 = published.ANGLES.index(60)
+    assert published.ROTATED_MNIST["subnetwork"]["ll"][at_60] == -2.10
+    assert published.ROTATED_MNIST["map"]["ll"][at_60] == -4.29
+    assert published.ROTATED_MNIST["map"]["error"][at_60] == 0.63
+    assert published.CORRUPTED_CIFAR10["subnetwork"]["ll"] == (-0.27, -0.51, -0.73, -1.06, -1.25, -1.47)
+
+
+def test_the_network_is_the_papers():
+    """ResNet-18 with a 3x3 stem and no max-pool; the last BatchNorm of each block starts at 0."""
+    net = image_training.make(Recipe(), 3, 10, 0)
+    assert count_parameters(net) == 11_173_962
+    assert all(float(module.bn2.weight.detach().abs().max()) == 0 for module in net.layer3)
+
+
+def test_learning_rate_falls_at_the_papers_epochs():
+    assert [round(image_training.rate(Recipe(), epoch), 6) for epoch in (0, 39.9, 40, 69.9, 70, 89)] == [
+        1,
+        1,
+        0.1,
+        0.1,
+        0.01,
+        0.01,
+    ]
+    recipe = corrupted_cifar.RECIPE
+    assert [round(image_training.rate(recipe, epoch), 6) for epoch in (149, 150, 225)] == [1, 0.1, 0.01]
+
+
+def test_batches_visit_every_image_once_and_crops_move_whole_images():
+    x = torch.arange(40.0).reshape(10, 1, 2, 2)
+    seen = torch.cat([y for _, y in Batches(x, torch.arange(10), 5, seed=1)])
+    assert sorted(seen.tolist()) == list(range(10))
+    pictures = torch.zeros(64, 1, 12, 12)
+    pictures[:, :, 5:7, 4] = torch.tensor([1.0, 2.0])
+    (moved, _), *_ = Batches(pictures, torch.zeros(64), 64, crops=True)
+    assert torch.equal(moved.sum((1, 2, 3)), pictures.sum((1, 2, 3)))
+    places = {tuple(image[0].argmax().unsqueeze(0).tolist()) for image in moved}
+    assert len(places) > 10
+    for image in moved[:, 0]:
+        row, column = divmod(int(image.argmax()), 12)
+        assert image[row - 1, column] == 1
+
+
+def test_search_tries_each_value_once():
+    tried = []
+
+    def score(precision):
+        tried.append(precision)
+        return {"tuned": -abs(np.log10(precision) - 1), "shifted": -abs(np.log10(precision) + 2)}
+
+    found = image_systems.search(score, (1e-2, 1.0, 1e2), ("tuned", "shifted"), 0.0)
+    assert found["tuned"][0] == 10.0
+    assert found["shifted"][0] == 1e-2
+    assert len(tried) == len(set(tried)) == len(found["shifted"][1])
+
+
+@pytest.mark.parametrize(("least", "wanted"), [(0.2, 10**-0.5), (1e-9, 1e-4), (1e9, 100.0), (0.05, 10**-1)])
+def test_the_widest_posterior_stays_above_the_floor(least, wanted):
+    """The score falls below the floor under a precision of `least`; steps of the grid are bisected twice."""
+    found = image_systems.search(
+        lambda precision: {"tuned": 0.0 if precision >= least else -1.0}, (1e-4, 1e-2, 1.0, 1e2), ("widest",), -0.5
+    )
+    assert found["widest"][0] == pytest.approx(wanted)
+
+
+def test_random_turns_use_every_angle():
+    pictures = np.random.default_rng(0).integers(0, 256, (26, 1, 8, 8), dtype=np.uint8)
+    turned = rotated_mnist.turn_at_random(pictures)
+    assert sum(np.array_equal(one, other) for one, other in zip(pictures, turned, strict=True)) == 2
+    flipped = sum(np.array_equal(np.rot90(one, 2, (1, 2)), other) for one, other in zip(pictures, turned, strict=True))
+    assert flipped == 2
+
+
+def test_random_corruptions_leave_a_sixth():
+    pictures = np.random.default_rng(0).integers(60, 200, (60, 3, 8, 8), dtype=np.uint8)
+    corrupted = corrupted_cifar.corrupt_at_random(pictures)
+    assert sum(np.array_equal(one, other) for one, other in zip(pictures, corrupted, strict=True)) == 10
+
+
+def test_scores_of_known_predictions(tmp_path):
+    """Half of the labels right with probability 0.8, half wrong; images from elsewhere less certain than all."""
+    labels = np.zeros(10, np.uint8)
+    inside = np.full((10, 3), 0.1, np.float32)
+    inside[:5, 0], inside[5:, 1] = 0.8, 0.8
+    outside = np.full((10, 3), 1 / 3, np.float32)
+    (tmp_path / "run.json").write_text(json.dumps({"systems": {"map": {}}}))
+    np.savez(tmp_path / "labels.npz", labels=labels)
+    np.savez(tmp_path / "map.npz", **{"shifted/0": np.log(inside), "ood/far": np.log(outside)})
+    pytest.importorskip("torchmetrics")
+    scores = image_scores.score(tmp_path)["map"]
+    assert scores["shifted"]["0"]["accuracy"] == 0.5
+    assert scores["shifted"]["0"]["nll"] == pytest.approx(-(np.log(0.8) + np.log(0.1)) / 2, abs=1e-5)
+    assert scores["shifted"]["0"]["ece"] == pytest.approx(0.3, abs=1e-5)
+    assert scores["ood"]["far"]["auroc_entropy"] == 1.0
+    assert scores["rejection"]["far"][0] == pytest.approx(0.25)
+    assert scores["rejection"]["far"][5] == pytest.approx(0.5)
+
+
+def test_requirement_in_words():
+    def system(nll, accuracy):
+        return {"shifted": {"60": {"nll": nll, "accuracy": accuracy}}}
+
+    lines = rotated_mnist.requirement(
+        {"map": system(4.3, 0.37), "subnetwork": system(2.1, 0.365), "random": system(3.0, 0.37)}
+    )
+    assert len(lines) == 1
+    assert "+2.20" in lines[0]
+    assert lines[0].endswith(": met")
+    assert rotated_mnist.requirement({"map": system(4.3, 0.37), "subnetwork": system(2.9, 0.37)})[0].endswith("NOT met")
+    assert rotated_mnist.requirement({"map": system(4.3, 0.37), "subnetwork": system(2.1, 0.35)})[0].endswith("NOT met")
+
+
+def test_rotated_mnist_smoke_and_resume(smoke, capsys):
+    pytest.importorskip("torchmetrics")
+    done = smoke("subnetwork/rotated-mnist")
+    results = json.loads((done.folder / "results.json").read_text())
+    assert set(results["scores"]) >= {
+        "map",
+        "subnetwork",
+        "subnetwork_tuned",
+        "subnetwork_widest",
+        "subnetwork_shifted",
+        "last_layer_tuned",
+        "last_layer_widest",
+        "last_layer_shifted",
+    }
+    assert results["systems"]["subnetwork"]["prior_precision"] == 500.0
+    for word in ("Log-likelihood by angle", "Out of distribution", "Rejection-classification", "at 60 degrees"):
+        assert word in done.printed
+    (done.folder / "network-0.pt").unlink()  # nothing is trained again
+    assert rotated_mnist.main(["--smoke", "--out", str(done.folder)]) == 0
+    assert capsys.readouterr().out.count("there already") == len(DEFAULT)
+    assert not (done.folder / "network-0.pt").exists()
+
+
+def test_a_trained_network_is_read_back(tmp_path):
+    recipe = Recipe(epochs=1, batch=10, depth=1, width=2)
+    x, y = torch.randn(20, 1, 8, 8), torch.arange(20) % 2
+    path = tmp_path / "network.pt"
+    first, _ = image_training.trained(path, recipe, x, y, num_classes=2, seed=0, settings={"a": 1})
+    stamp = path.stat().st_mtime_ns
+    second, _ = image_training.trained(path, recipe, x, y, num_classes=2, seed=0, settings={"a": 1})
+    assert path.stat().st_mtime_ns == stamp
+    assert torch.equal(first(x), second(x))
+    image_training.trained(path, recipe, x, y, num_classes=2, seed=0, settings={"a": 2})
+    assert path.stat().st_mtime_ns != stamp
+
+
+def test_every_system_runs(smoke):
+    pytest.importorskip("torchmetrics")
+    found = {path.stem.partition("_")[0] for path in smoke("subnetwork/corrupted-cifar").folder.glob("*.npz")}
+    assert {"map", "subnetwork", "random", "last", "diagonal", "dropout", "swag", "vogn", "ensemble"} <= found
+
+
+def test_predictions_keep_small_probabilities(tmp_path):
+    log_probs = torch.tensor([[0.0, -80.0]])
+    made = shifted_images.as_predictive(log_probs)
+    assert float(made.log_prob(torch.tensor([1]))) == pytest.approx(-80.0)

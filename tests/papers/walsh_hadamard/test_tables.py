@@ -1,0 +1,159 @@
+"""The commands of tables 2, 7, 8 and 9 run, go on from what they stored, and compare as they say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from bayesify_papers.walsh_hadamard import (
+    classification,
+    deep_regression,
+    published,
+    regression,
+    shallow_regression,
+    validation,
+)
+from bayesify_papers.walsh_hadamard.stacked_training import Recipe
+
+from bayesify.likelihoods import Gaussian
+
+
+def test_published_tables_have_all_rows() -> None:
+    assert published.SHALLOW_RMSE["boston"]["WHVI"] == (2.56, 0.15)
+    assert published.SHALLOW_MNLL["yacht"]["WHVI"] == (1.28, 0.22)
+    assert published.DEEP_RMSE["WHVI"][512]["boston"] == (2.99, 0.69)
+    assert published.DEEP_RMSE["MCD"][64]["power"] is None
+    assert published.DEEP_MNLL["MFG"][512]["power"] == (3.04, 0.03)
+    assert published.DEEP_MNLL["WHVI"][64]["yacht"] == (2.56, 1.33)
+    assert published.CLASSIFICATION_ERROR["WHVI"][2, 64]["eeg"] == (0.25, 0.01)
+    assert published.CLASSIFICATION_MNLL["WHVI"][3, 512]["letter"] == (0.90, 0.01)
+    for table in (published.DEEP_RMSE, published.DEEP_MNLL):
+        assert {width for rows in table.values() for width in rows} == set(published.WIDTHS)
+        assert all(set(row) == set(published.DATASETS) for rows in table.values() for row in rows.values())
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "deviations", "within"),
+    [
+        (2.714, (2.56, 0.15), 1.0, True),  # 2.71 as printed
+        (2.716, (2.56, 0.15), 0.16 / 0.15, False),
+        (0.084, (0.08, 0.0), 0.0, True),
+        (0.086, (0.08, 0.0), float("inf"), False),
+        (0.07, (0.08, 0.0), -float("inf"), True),
+        (-0.90, (-0.78, 0.10), -1.2, True),
+    ],
+)
+def test_differences_are_in_printed_digits(
+    ours: float, theirs: tuple[float, float], deviations: float, within: bool
+) -> None:
+    assert regression.deviations(ours, theirs) == pytest.approx(deviations)
+    assert regression.within(ours, theirs) == within
+
+
+def test_rows_are_scaled_by_training_rows_alone() -> None:
+    data = shallow_regression.synthetic()
+    rows = regression.Rows.of(data, data.splits)
+    assert rows.x.shape == (3, 54, 3)
+    assert rows.y.shape == (3, 54, 1)
+    torch.testing.assert_close(rows.x.mean(1), torch.zeros(3, 3), rtol=0, atol=1e-6)
+    torch.testing.assert_close(rows.y.std(1, correction=0), torch.ones(3, 1), rtol=0, atol=1e-6)
+    split = data.splits[1]
+    unit = data.y[split.train].std()
+    assert rows.units[1] == pytest.approx(unit)
+    expected = (data.y[split.test] - data.y[split.train].mean()) / unit
+    np.testing.assert_allclose(rows.tests[1][1].numpy(), expected, rtol=1e-5)
+    aside = regression.Rows.of(data, data.splits, validation=True)
+    assert aside.x.shape[1] + aside.tests[0][0].shape[0] == 54
+
+
+def test_scores_are_in_the_targets_own_unit() -> None:
+    """A network whose weights do not vary: a Gaussian around its outputs, by hand in the unit of the data."""
+    setting = regression.Setting("MCD", 1, 4, noise=0.5)
+    network = regression.make(setting, 3, seed=0)
+    torch.manual_seed(1)
+    x, y, unit = torch.randn(20, 3), torch.randn(20, 1), 7.0
+    object.__setattr__(network.posterior, "rate", 0.0)
+    rmse, mnll = regression.judge(network, x, y, unit, num_draws=2, seed=0)
+    outputs = network.mean_network()(x).detach() * unit
+    assert isinstance(network.likelihood, Gaussian)
+    noise = torch.distributions.Normal(outputs, float(network.likelihood.noise.detach()) ** 0.5 * unit)
+    assert rmse == pytest.approx(float((outputs - y * unit).square().mean().sqrt()), rel=1e-5)
+    assert mnll == pytest.approx(-float(noise.log_prob(y * unit).mean()), rel=1e-5)
+
+
+def test_a_smaller_g_is_the_same_network() -> None:
+    made = [
+        regression.make(regression.Setting("WHVI", 1, 9, point_biases=True, shrink=shrink), 3, seed=0).double()
+        for shrink in (1.0, 25.0)
+    ]
+    x = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    first, second = (network.draw(3, generator=torch.Generator().manual_seed(1)) for network in made)
+    torch.testing.assert_close(first(x), second(x), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(first.kl, second.kl, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="shrink=2"):
+        regression.Setting("MFG", 1, 9, shrink=2)
+
+
+def test_table_2_goes_on_from_what_is_stored(smoke: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    done = smoke("walsh-hadamard/table2")
+    tmp_path, first = done.folder, done.printed
+    assert "step 20 of 20" in first
+    assert "synthetic" in first
+    stored = [json.loads(line) for line in (tmp_path / "synthetic-whvi-1x50.jsonl").read_text().splitlines()]
+    assert [line["split"] for line in stored] == [0, 1, 2]
+    facts = json.loads((tmp_path / "synthetic-whvi-1x50.json").read_text())
+    assert facts["command"].endswith(f"--smoke --out {tmp_path}")
+    assert facts["recipe"]["steps"] == 15
+    assert not list(tmp_path.glob("*.ckpt"))
+    assert shallow_regression.main(["--smoke", "--out", str(tmp_path)]) == 0
+    second = capsys.readouterr().out
+    assert "step" not in second
+    assert second in first
+    assert shallow_regression.main(["--table", "--out", str(tmp_path)]) == 0
+    assert sorted(capsys.readouterr().out.split()) == sorted(second.split())
+
+
+def test_settings_follow_the_paper() -> None:
+    assert shallow_regression.setting("protein", "WHVI").width == 100
+    assert shallow_regression.setting("boston", "WHVI").width == 50
+    recipe = Recipe()
+    assert (recipe.fixed_noise_steps, recipe.steps, recipe.batch) == (500, 50_000, 64)
+
+
+def test_tables_7_and_8(smoke: Any) -> None:
+    assert "2 x 256" in smoke("walsh-hadamard/deep").printed
+    outcome = regression.Outcome("yacht", "WHVI", 2, 64, 0, 0.9, 2.0, 0.1)
+    assert deep_regression.published_score("rmse", outcome) == (0.82, 0.18)
+    assert "+0.4" in deep_regression.summarize([outcome])
+
+
+def test_table_9(smoke: Any) -> None:
+    done = smoke("walsh-hadamard/table9")
+    assert "3 x 64" in done.printed
+    assert classification.main(["--table", "--out", str(done.folder)]) == 0
+    outcome = classification.Outcome("magic", "WHVI", 2, 64, 0, 0.15, 0.36)
+    assert "+2.0" in classification.summarize([outcome])
+
+
+def test_spikes_are_cut() -> None:
+    generator = np.random.default_rng(0)
+    train, test = generator.normal(size=(500, 2)), generator.normal(size=(50, 2))
+    train[3, 0] = 1e6
+    scaled, _ = classification.scaled(train, test, cut=True)
+    assert scaled[:, 0].abs().max() < 6
+    untouched, _ = classification.scaled(train, test, cut=False)
+    assert untouched[3, 0] > 20
+
+
+def test_candidates_are_compared_on_rows_set_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--smoke", "--point-biases", "--scales", "1", "2", "--out", str(tmp_path)]
+    assert validation.main(arguments) == 0
+    assert "point estimates" in capsys.readouterr().out
+    (path,) = tmp_path.glob("*.json")
+    outcomes = json.loads(path.read_text())["outcomes"]
+    assert [one["init_scale"] for one in outcomes] == [1.0, 2.0]
+    assert all(one["point_biases"] and np.isfinite(one["mnll"]) for one in outcomes)
