@@ -49,7 +49,7 @@ format: install
 # Overwrites the committed benchmarks/results and the README's tables with this machine's figures.
 bench: install
 	$(BIN)/python -m benchmarks.run
-	$(BIN)/python -m benchmarks.speed_table
+	$(BIN)/python -m tools.speed_table
 
 # laplace-torch beside ours, in an environment of its own: it asks for packages that the library does not want (torchvision).
 bench-peers: .venv-peers/.installed

@@ -94,7 +94,7 @@ CATALOG: dict[str, Experiment] = {
             "inducing_weights.regression",
             rows.cosine_regression,
             cost="1 core, 15 min",
-            results="results/inducing_weights/regression_*.json",
+            results="papers/results/inducing_weights/regression_*.json",
         ),
         Experiment(
             "inducing-weights/cifar10",
@@ -110,7 +110,7 @@ CATALOG: dict[str, Experiment] = {
             "inducing_weights.fashion",
             rows.inducing_fashion,
             cost="GPU, 1 to 2 min a training",
-            results="results/inducing_weights/fashion_mnist.json",
+            results="papers/results/inducing_weights/fashion_mnist.json",
         ),
         Experiment(
             "inducing-weights/ablation",
@@ -148,7 +148,7 @@ CATALOG: dict[str, Experiment] = {
             rows.subnetwork_toy,
             parts=_each("--dataset", "cosine", "matern"),
             cost="1 core, minutes",
-            results="results/subnetwork/toy-*",
+            results="papers/results/subnetwork/toy-*",
         ),
         Experiment(
             "subnetwork/uci",
@@ -157,7 +157,7 @@ CATALOG: dict[str, Experiment] = {
             rows.subnetwork_uci,
             parts=_each("--datasets", "kin8nm", "wine", "protein"),
             cost="1 core, hours",
-            results="results/subnetwork/uci-*",
+            results="papers/results/subnetwork/uci-*",
         ),
         Experiment(
             "subnetwork/rotated-mnist",
@@ -166,7 +166,7 @@ CATALOG: dict[str, Experiment] = {
             rows.rotated_mnist,
             parts=_each("--seed", 0, 1, 2),
             cost="GPU, 10 min a seed",
-            results="results/subnetwork/rotated_mnist.json",
+            results="papers/results/subnetwork/rotated_mnist.json",
         ),
         Experiment(
             "subnetwork/corrupted-cifar",
@@ -183,7 +183,7 @@ CATALOG: dict[str, Experiment] = {
             rows.function_space_toy,
             smoke=("--seeds", "1", "--epochs", "3"),
             cost="1 core, minutes",
-            results="results/function_space/toy.json",
+            results="papers/results/function_space/toy.json",
         ),
         Experiment(
             "function-space/fashion",
@@ -191,7 +191,7 @@ CATALOG: dict[str, Experiment] = {
             "function_space.fashion",
             rows.function_space_images,
             cost="GPU, not timed",
-            results="results/function_space/fashion_mnist.json",
+            results="papers/results/function_space/fashion_mnist.json",
         ),
         Experiment(
             "function-space/cifar10",
@@ -208,7 +208,7 @@ CATALOG: dict[str, Experiment] = {
             "walsh_hadamard.approximability",
             rows.approximability,
             cost="1 core, 4 min",
-            results="results/walsh_hadamard/approximability.json",
+            results="papers/results/walsh_hadamard/approximability.json",
         ),
         Experiment(
             "walsh-hadamard/table2",
@@ -217,7 +217,7 @@ CATALOG: dict[str, Experiment] = {
             rows.walsh_hadamard_table2,
             parts=_each("--datasets", *_TABLES),
             cost="1 core, 3 min a data set",
-            results="results/walsh_hadamard/table2",
+            results="papers/results/walsh_hadamard/table2",
         ),
         Experiment(
             "walsh-hadamard/deep",
@@ -240,7 +240,7 @@ CATALOG: dict[str, Experiment] = {
             "walsh_hadamard.random_features",
             rows.random_features,
             cost="1 core, 2 h",
-            results="results/walsh_hadamard/random_features.json",
+            results="papers/results/walsh_hadamard/random_features.json",
         ),
         Experiment(
             "walsh-hadamard/transform-time",
@@ -249,7 +249,7 @@ CATALOG: dict[str, Experiment] = {
             rows.transform_time,
             arguments=("--measure",),
             cost="1 core, 1 min",
-            results="results/walsh_hadamard/transform_time.json",
+            results="papers/results/walsh_hadamard/transform_time.json",
         ),
         Experiment(
             "global-inducing/cubic",
@@ -257,7 +257,7 @@ CATALOG: dict[str, Experiment] = {
             "global_inducing.cubic",
             rows.global_inducing_cubic,
             cost="1 core, not timed",
-            results="results/global_inducing/cubic",
+            results="papers/results/global_inducing/cubic",
         ),
         Experiment(
             "global-inducing/deep-linear",
@@ -265,7 +265,7 @@ CATALOG: dict[str, Experiment] = {
             "global_inducing.deep_linear",
             rows.deep_linear,
             cost="1 core, 1 h",
-            results="results/global_inducing/deep_linear",
+            results="papers/results/global_inducing/deep_linear",
         ),
         Experiment(
             "global-inducing/uci",
@@ -274,7 +274,7 @@ CATALOG: dict[str, Experiment] = {
             rows.global_inducing_uci,
             parts=_each("--datasets", *_UCI),
             cost="1 core, about 15 min a data set (estimated)",
-            results="results/global_inducing",
+            results="papers/results/global_inducing",
         ),
         Experiment(
             "global-inducing/cifar10",
@@ -287,7 +287,7 @@ CATALOG: dict[str, Experiment] = {
                 for system in ("fac", "li", "fac-gi", "gi")
             },
             cost="GPU, 2 to 5 min a training of 75 epochs",
-            results="results/global_inducing/cifar10",
+            results="papers/results/global_inducing/cifar10",
         ),
     )
 }

@@ -107,9 +107,9 @@ def find(found: list[rows.Row], metric: str, **setting: Any) -> rows.Row:
 
 
 def test_our_table_2_beside_the_papers() -> None:
-    found = rows.walsh_hadamard_table2(ROOT / "results/walsh_hadamard/table2/splits")
+    found = rows.walsh_hadamard_table2(ROOT / "papers/results/walsh_hadamard/table2/splits")
     yacht = find(found, "rmse", dataset="yacht", model="WHVI")
-    lines = (ROOT / "results/walsh_hadamard/table2/splits/yacht-whvi-1x50.jsonl").read_text().splitlines()
+    lines = (ROOT / "papers/results/walsh_hadamard/table2/splits/yacht-whvi-1x50.jsonl").read_text().splitlines()
     mean = sum(json.loads(line)["rmse"] for line in lines) / 20
     assert yacht["runs"] == 20
     assert yacht["ours"] == pytest.approx(mean)
@@ -121,7 +121,7 @@ def test_our_table_2_beside_the_papers() -> None:
 
 
 def copied(folder: Path, file: str) -> Path:
-    shutil.copy(ROOT / "results" / file, folder / "results.json")
+    shutil.copy(ROOT / "papers" / "results" / file, folder / "results.json")
     return folder
 
 

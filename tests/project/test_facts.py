@@ -70,10 +70,10 @@ def test_sizes_in_the_readmes_table():
 
 def test_speed_in_the_readme_is_what_was_measured(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))
-    from benchmarks.speed_table import END, START, tables
+    from tools.speed_table import END, START, tables
 
     shown = README.split(START)[1].split(END)[0]
-    assert shown.strip() == tables(), "run python -m benchmarks.speed_table"
+    assert shown.strip() == tables(), "run python -m tools.speed_table"
     assert shown.count("| ResNet") == 4
     assert "overwrites the committed files" in README
     assert "Overwrites the committed benchmarks/results" in MAKEFILE

@@ -1,0 +1,68 @@
+"""The README's tables of speed, from the stored results; run it after a benchmark to bring the README up to date."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+START, END = "<!-- speed: from benchmarks/results, by python -m tools.speed_table -->", "<!-- end of speed -->"
+POSTERIORS = {"inducing": "`InducingWeights`, 64 x 64", "mean_field": "`MeanField`"}
+NETWORKS = {"resnet18": "ResNet-18", "resnet50": "ResNet-50"}
+COLUMNS = ("5_draws", "one_at_a_time", "existing_draws", "bf16/5_draws", "training_step")
+ON_CPU = {
+    "mlp_16_existing_draws": "16 draws that exist already, MLP 784-256-256-10",
+    "mlp_16_fresh_draws": "16 fresh draws of it, `MeanField`",
+    "mlp_16_fresh_draws_antithetic": "the same in antithetic pairs",
+    "mlp_mean_field_step": "training step of it, one draw of the weights",
+    "mlp_mean_field_step_local": "the same with local reparameterization",
+    "conv_16_existing_draws": "16 draws that exist already, small convolutional network",
+    "conv_16_fresh_draws": "16 fresh draws of it, `MeanField`",
+}
+
+
+def tables() -> str:
+    """Both tables in Markdown, each with its machine and its command."""
+    gpu, cpu = stored("resnets_gpu"), stored("foundation_cpu")
+    lines = [
+        f"{gpu['hardware']['gpu']}, torch {gpu['versions']['torch']}, batch {gpu['batch']} (steps {gpu['step_batch']}), "
+        f"`{gpu['command']}`:",
+        "",
+        "| | a fresh draw, 5 at a time | alone | a draw that exists | fresh in bfloat16 | training step |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for network, title in NETWORKS.items():
+        for posterior, name in POSTERIORS.items():
+            cells = [number(gpu["figures"].get(f"{network}/{posterior}/{column}")) for column in COLUMNS]
+            lines.append(f"| {title}, {name} | " + " | ".join(cells) + " |")
+    lines += [
+        "",
+        f"{cpu['hardware']['threads']} threads of a {cpu['hardware']['cpu']}, torch {cpu['versions']['torch']}, "
+        f"`{cpu['command']}`:",
+        "",
+        "| | ratio |",
+        "| --- | --- |",
+        *(f"| {title} | {number(cpu['figures'].get(key))} |" for key, title in ON_CPU.items()),
+    ]
+    return "\n".join(lines)
+
+
+def stored(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+    return content
+
+
+def number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def main() -> None:
+    readme = ROOT / "README.md"
+    before, rest = readme.read_text().split(START)
+    _, after = rest.split(END)
+    readme.write_text(f"{before}{START}\n\n{tables()}\n\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()
