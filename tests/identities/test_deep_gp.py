@@ -418,6 +418,31 @@ def test_bad_calls_are_named() -> None:
         gp.elbo(X, Y, num_data=5)
 
 
+@pytest.mark.parametrize("noticed", [False, True])
+@pytest.mark.parametrize("inducing", ["global", "local"])
+def test_a_broken_parameter_is_named_whatever_lapack_notices(
+    inducing: str, noticed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some machines' factorizations report NaN, others let it through."""
+    original = torch.linalg.cholesky_ex
+
+    def cholesky_ex(matrix: Tensor) -> tuple[Tensor, Tensor]:
+        factor, failed = original(matrix)
+        broken = ~torch.isfinite(matrix).all(-1).all(-1)
+        failed = torch.where(broken, int(noticed), failed)
+        return torch.where(broken[..., None, None] & (not noticed), torch.nan, factor), failed
+
+    gp = DeepGP(X, Y, inducing=inducing)  # type: ignore[arg-type]
+    with torch.no_grad():
+        gp.layers[1].kernel.raw_amplitude.fill_(math.nan)  # type: ignore[union-attr, operator]
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", cholesky_ex)
+    for call in (lambda: gp.elbo(X, Y, num_data=5), lambda: gp.predict(X), gp.kl):
+        with pytest.raises(
+            ValueError, match=r"DeepGP: layers\.1\.kernel\.raw_amplitude holds NaN .* lower the learning rate"
+        ):
+            call()
+
+
 @pytest.mark.parametrize("inducing", ["global", "local"])
 def test_a_matrix_that_cannot_be_factorized_names_its_layer(inducing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     gp = DeepGP(X, Y, inducing=inducing)  # type: ignore[arg-type]

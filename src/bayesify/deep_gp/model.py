@@ -162,10 +162,18 @@ class DeepGP(nn.Module):
         """Every layer's process given S draws of the inducing values below, and the KL of each draw.
 
         Global: hidden layers given their drawn values, the last one with its values integrated out. Local: all integrated out.
+        A parameter that is not finite is named by a `ValueError`.
 
         Returns:
             One conditional per layer, and [S] in nats.
         """
+        try:
+            return self._conditionals(num_draws, generator)
+        except ValueError:
+            self._check_parameters()
+            raise
+
+    def _conditionals(self, num_draws: int, generator: torch.Generator | None) -> tuple[list[Conditional], Tensor]:
         total: Tensor = torch.zeros(1)
         parts: list[Conditional] = []
         if self.inducing_inputs is None:
@@ -270,10 +278,13 @@ class DeepGP(nn.Module):
     def _check_result(self, value: Tensor) -> None:
         if bool(torch.isfinite(value).all()):
             return
+        self._check_parameters()
+        raise ValueError("elbo is not finite although all parameters are; standardize the inputs and targets")
+
+    def _check_parameters(self) -> None:
         for name, parameter in self.named_parameters():
             if not bool(torch.isfinite(parameter).all()):
-                raise ValueError(f"elbo is not finite: {name} holds NaN or infinity; lower the learning rate")
-        raise ValueError("elbo is not finite although all parameters are; standardize the inputs and targets")
+                raise ValueError(f"DeepGP: {name} holds NaN or infinity; lower the learning rate") from None
 
     def _check(self, x: Any) -> None:
         check_inputs((x,), {})

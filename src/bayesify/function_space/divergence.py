@@ -7,6 +7,8 @@ import warnings
 import torch
 from torch import Tensor
 
+from bayesify.maths.cholesky import checked_cholesky
+
 JITTER = {torch.float64: 1e-10, torch.float32: 1e-5}
 """Share of the mean variance that is added where a covariance is not of full rank, by arithmetic."""
 
@@ -67,18 +69,18 @@ def _log_diagonal(factor: Tensor) -> Tensor:
 @torch.no_grad()
 def _has_full_rank(covariance: Tensor) -> Tensor:
     """Whether all Cholesky pivots stand above rounding."""
-    factor, failed = torch.linalg.cholesky_ex(covariance)
+    factor, failed = checked_cholesky(covariance)
     pivots = factor.diagonal(dim1=-2, dim2=-1).square()
     size = covariance.diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True)
     floor = 10 * covariance.shape[-1] * torch.finfo(covariance.dtype).eps * size
-    return (failed == 0).all() & (pivots > floor).all()
+    return ~failed.any() & (pivots > floor).all()
 
 
 def _factorize(covariance: Tensor, jitter: float, whose: str) -> Tensor:
     diagonal = covariance.diagonal(dim1=-2, dim2=-1)
     added = jitter * diagonal.mean(-1, keepdim=True).expand(diagonal.shape)
-    factor, failed = torch.linalg.cholesky_ex(covariance + torch.diag_embed(added))
-    if bool((failed != 0).any()):
+    factor, failed = checked_cholesky(covariance + torch.diag_embed(added))
+    if bool(failed.any()):
         raise ValueError(
             f"function_kl: {whose} covariance at the context inputs has no Cholesky factor with jitter={jitter:g}; repeated "
             "context inputs or too many of them? give fewer, a larger jitter, or covariance='diagonal'"

@@ -11,6 +11,16 @@ JITTERS = (1e-7, 1e-6, 1e-5, 1e-4)
 """Multiples of the mean diagonal that are added, one after the other, when a factorization fails."""
 
 
+def checked_cholesky(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Lower factors [..., n, n], and where there is none [...]: not positive definite, or not finite.
+
+    Whether a factorization notices NaN or infinity depends on the machine's LAPACK; one that is let through reaches the factor's
+    diagonal, where it is looked for.
+    """
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    return factor, (failed > 0) | ~torch.isfinite(factor.diagonal(dim1=-2, dim2=-1)).all(-1)
+
+
 def stable_cholesky(matrix: Tensor, what: str) -> Tensor:
     r"""Lower factor L of a positive definite matrix, $L L^\top = A$, with jitter on the diagonal only where rounding asks for it.
 
@@ -23,16 +33,16 @@ def stable_cholesky(matrix: Tensor, what: str) -> Tensor:
     Raises:
         ValueError: If it is not positive definite, or not finite.
     """
-    factor, failed = torch.linalg.cholesky_ex(matrix)
+    factor, failed = checked_cholesky(matrix)
     if matrix.is_cuda and torch.cuda.is_current_stream_capturing():
-        return torch.where((failed > 0)[..., None, None], torch.nan, factor)
+        return torch.where(failed[..., None, None], torch.nan, factor)
     if not bool(failed.any()):
         return factor
     if not bool(torch.isfinite(matrix).all()):
         raise ValueError(f"{what} is not finite; look for NaN or infinity in the data and in the network's outputs")
     mean = matrix.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)
     for jitter in JITTERS:
-        factor, failed = torch.linalg.cholesky_ex(matrix + torch.diag_embed((jitter * mean).expand(matrix.shape[:-1])))
+        factor, failed = checked_cholesky(matrix + torch.diag_embed((jitter * mean).expand(matrix.shape[:-1])))
         if not bool(failed.any()):
             warnings.warn(f"{what}: added {jitter:g} of its mean diagonal to factorize it", stacklevel=3)
             return factor
