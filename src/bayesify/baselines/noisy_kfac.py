@@ -13,6 +13,9 @@ from bayesify.baselines.layer_passes import EXAMPLES_BYTES, LayerPass, layer_rul
 from bayesify.baselines.natural_gradient import NaturalGradient, check_damping, raw_softplus
 from bayesify.jacobians.rules import Rule, widen
 from bayesify.likelihoods import Categorical, Likelihood, as_float
+from bayesify.maths.cholesky import stable_cholesky
+from bayesify.maths.eigen import stable_eigh
+from bayesify.maths.gamma import widened
 from bayesify.maths.noise import standard_normal
 from bayesify.network import BayesianNetwork
 from bayesify.posteriors.base import check_count
@@ -282,10 +285,10 @@ def damped_roots(inputs: Tensor, gradients: Tensor, damping: float) -> tuple[Ten
 
 def inverse_root(matrix: Tensor, damping: Tensor) -> Tensor:
     """L, lower triangular, with `L L^T = (matrix + damping I)^-1`, by one Cholesky factorization of the flipped matrix."""
-    damped = matrix + torch.diag(damping.expand(len(matrix)))
-    upper = torch.linalg.cholesky(damped.flip(0, 1)).flip(0, 1)  # damped = U U^T
-    identity = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
-    return torch.linalg.solve_triangular(upper, identity, upper=True).T
+    damped = widened(matrix) + torch.diag(widened(damping).expand(len(matrix)))
+    upper = stable_cholesky(damped.flip(0, 1), "NoisyKFAC: a damped factor of the Fisher").flip(0, 1)  # damped = U U^T
+    identity = torch.eye(len(matrix), dtype=upper.dtype, device=matrix.device)
+    return torch.linalg.solve_triangular(upper, identity, upper=True).T.to(matrix.dtype)
 
 
 def set_tril(lower: Tensor, raw_diagonal: Tensor, value: Tensor) -> None:
@@ -312,6 +315,6 @@ def fisher_root(likelihood: Likelihood, outputs: Tensor) -> Tensor:
     fisher = likelihood.fisher(outputs).detach()
     diagonal = fisher.diagonal(dim1=-2, dim2=-1)
     if not torch.equal(fisher, torch.diag_embed(diagonal)):
-        values, vectors = torch.linalg.eigh(fisher)
+        values, vectors = stable_eigh(fisher, "NoisyKFAC: the likelihood's Fisher information")
         return vectors * values.clamp_min(0.0).sqrt().unsqueeze(-2)
     return torch.diag_embed(diagonal.sqrt())

@@ -11,9 +11,12 @@ from torch import Tensor
 from bayesify.jacobians import Gradients
 from bayesify.laplace.subset import Subset
 from bayesify.maths.cholesky import stable_cholesky
+from bayesify.maths.eigen import stable_eigh
+from bayesify.maths.gamma import widened
 
 EIGEN_LIMIT = 8192
-"""Largest subset whose full curvature is diagonalized to serve all prior precisions; above it, each one is factorized."""
+"""Largest subset whose full curvature is diagonalized to serve all prior precisions, in float64; above it, each one is factorized
+in the network's type."""
 
 
 class WeightCovariance(ABC):
@@ -109,16 +112,22 @@ class FullCovariance(WeightCovariance):
 
     @cached_property
     def _factor(self) -> Tensor:
-        """Lower Cholesky factor of the precision."""
-        precision = self.curvature.clone()
-        precision.diagonal().add_(self.factor * self.prior)
-        return stable_cholesky(precision, f"Laplace: the posterior precision of {len(self.prior)} weights")
+        """Lower Cholesky factor of the precision, computed in float64 up to `EIGEN_LIMIT` weights."""
+        precision = self._widened(self.curvature).clone()
+        precision.diagonal().add_(self.factor * self._widened(self.prior))
+        factor = stable_cholesky(precision, f"Laplace: the posterior precision of {len(self.prior)} weights")
+        return factor.to(self.curvature)
+
+    def _widened(self, value: Tensor) -> Tensor:
+        """In float64 where the subset is small enough, and its device has that type."""
+        return value if len(self.prior) > EIGEN_LIMIT else widened(value)
 
     @cached_property
     def _eigen(self) -> tuple[Tensor, Tensor]:
         r"""Eigenvalues and $\delta^{-1/2} Q$ of $\delta^{-1/2} H \delta^{-1/2} = Q \Lambda Q^\top$."""
         root = self.prior.rsqrt()
-        values, vectors = torch.linalg.eigh(root[:, None] * self.curvature * root)
+        what = f"Laplace: the curvature of {len(self.prior)} weights"
+        values, vectors = stable_eigh(root[:, None] * self.curvature * root, what)
         return values.clamp_min(0), root[:, None] * vectors
 
     def spectrum(self) -> Tensor:
@@ -157,7 +166,7 @@ class FullCovariance(WeightCovariance):
 
     def dense(self) -> Tensor:
         """The inverse by the factor."""
-        return torch.cholesky_inverse(self._factor)
+        return torch.cholesky_inverse(self._widened(self._factor)).to(self._factor)
 
     def variances(self) -> Tensor:
         """The inverse's diagonal."""
@@ -167,7 +176,8 @@ class FullCovariance(WeightCovariance):
         """From the eigenvalues where they are known, else from the factor."""
         if "_eigen" in self.__dict__ or len(self.prior) <= 512:
             return (self._eigen[0] / self.factor).log1p().sum()
-        return 2 * self._factor.diagonal().log().sum() - (self.factor * self.prior).log().sum()
+        factor, prior = self._widened(self._factor.diagonal()), self._widened(self.prior)
+        return (2 * factor.log().sum() - (self.factor * prior).log().sum()).to(self.prior)
 
     def tensors(self) -> dict[str, Tensor]:
         """H; its two halves are equal, both are stored."""

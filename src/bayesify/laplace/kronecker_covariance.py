@@ -12,6 +12,7 @@ from bayesify.jacobians.rules import fold_product
 from bayesify.laplace.covariances import WeightCovariance
 from bayesify.laplace.curvature import KroneckerBlock, layer_factors
 from bayesify.laplace.subset import Subset
+from bayesify.maths.eigen import stable_eigh
 
 
 class KroneckerCovariance(WeightCovariance):
@@ -62,8 +63,9 @@ class KroneckerCovariance(WeightCovariance):
         """For each block the products of eigenvalues [d_out, d_in], and the eigenvectors of G and of A."""
         found = []
         for block in self.blocks:
-            in_values, in_vectors = torch.linalg.eigh(block.inputs)
-            out_values, out_vectors = torch.linalg.eigh(block.slopes)
+            what = f"Laplace: the Kronecker factor of {block.layer.name}'s"
+            in_values, in_vectors = stable_eigh(block.inputs, f"{what} inputs")
+            out_values, out_vectors = stable_eigh(block.slopes, f"{what} outputs")
             found.append((out_values.clamp_min(0)[:, None] * in_values.clamp_min(0), out_vectors, in_vectors))
         return found
 

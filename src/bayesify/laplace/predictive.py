@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 from bayesify.likelihoods import HeteroscedasticGaussian, Likelihood
+from bayesify.maths.cholesky import stable_cholesky
+from bayesify.maths.eigen import stable_eigh
+from bayesify.maths.gamma import widened
 from bayesify.predictive.base import Outputs, Predictive
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive, match_targets
@@ -47,7 +50,7 @@ class OutputGaussian:
                 "time, more memory=, or method='linearized_mc'"
             )
         generator = torch.Generator(device="cpu").manual_seed(self._seed)
-        values, vectors = torch.linalg.eigh(self.covariance)
+        values, vectors = stable_eigh(self.covariance, "Predictive: the covariance of the outputs")
         root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
         noise = torch.randn(NUM_DRAWS, *root.shape[:2], 1, generator=generator, dtype=root.dtype).to(root.device)
         return self.mean + (root @ noise).squeeze(-1).reshape(NUM_DRAWS, *self.mean.shape)
@@ -91,12 +94,13 @@ class GaussianRegressionPredictive(RegressionPredictive):
         if not self._correlated:
             return super().log_prob(y)
         mean, _, noise = self._parts
-        residual = (match_targets(y, mean) - mean).reshape(len(mean), -1, 1)
-        covariance = self._gaussian.covariance + torch.diag_embed(noise.reshape(len(mean), -1))
-        factor = torch.linalg.cholesky(covariance)
+        residual = widened(match_targets(y, mean) - mean).reshape(len(mean), -1, 1)
+        covariance = widened(self._gaussian.covariance) + torch.diag_embed(noise.reshape(len(mean), -1))
+        factor = stable_cholesky(covariance, "Predictive: the covariance of the targets")
         white = torch.linalg.solve_triangular(factor, residual, upper=False).squeeze(-1)
         log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        return -0.5 * white.square().sum(-1) - log_det - 0.5 * white.shape[-1] * math.log(2 * math.pi)
+        found = -0.5 * white.square().sum(-1) - log_det - 0.5 * white.shape[-1] * math.log(2 * math.pi)
+        return found.to(mean.dtype)
 
     def _rowwise(self, function: Callable[..., Tensor], y: Tensor) -> Tensor:
         mean = self._parts[0].unsqueeze(0)

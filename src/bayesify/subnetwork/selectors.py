@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from bayesify.maths.eigen import stable_eigh
+from bayesify.maths.gamma import widened
 from bayesify.weights.catalog import Weight
 
 
@@ -360,6 +362,7 @@ def posterior_gap(covariance: Tensor, mask: Tensor) -> Tensor:
     """
     covariance, chosen = torch.as_tensor(covariance), _as_mask(mask).reshape(-1)
     covariance = covariance if covariance.is_floating_point() else covariance.double()
+    dtype = covariance.dtype
     if covariance.ndim != 2 or covariance.shape != (chosen.numel(), chosen.numel()):
         raise ValueError(
             f"posterior_gap: covariance {tuple(covariance.shape)} with a mask of {chosen.numel()}; give [P, P] and [P]"
@@ -368,14 +371,15 @@ def posterior_gap(covariance: Tensor, mask: Tensor) -> Tensor:
     symmetric = bool(torch.isfinite(scale)) and bool((covariance - covariance.T).abs().amax() <= 1e-4 * scale)
     if not symmetric or bool((covariance.diagonal() < 0).any()):
         raise ValueError("posterior_gap: the covariance is not finite, not symmetric, or has a negative variance")
-    least = torch.linalg.eigvalsh(0.5 * (covariance + covariance.T)).amin()
+    covariance = widened(covariance)
+    least = stable_eigh(0.5 * (covariance + covariance.T), "posterior_gap: the covariance")[0].amin()
     if bool(least < -1e-4 * scale):
         raise ValueError(
             f"posterior_gap: the covariance has the eigenvalue {float(least):.3g}; give a positive definite one"
         )
     inside = covariance[chosen][:, chosen]
-    values, vectors = torch.linalg.eigh(inside)
+    values, vectors = stable_eigh(inside, "posterior_gap: the covariance")
     root = vectors * values.clamp_min(0).sqrt()  # inside = root root^T
     middle = root.T @ inside @ root
-    roots = torch.linalg.eigvalsh(0.5 * (middle + middle.T)).clamp_min(0).sqrt()
-    return covariance.diagonal().sum() + inside.diagonal().sum() - 2 * roots.sum()
+    roots = stable_eigh(0.5 * (middle + middle.T), "posterior_gap: the product")[0].clamp_min(0).sqrt()
+    return (covariance.diagonal().sum() + inside.diagonal().sum() - 2 * roots.sum()).to(dtype)
