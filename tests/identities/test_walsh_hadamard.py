@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -363,6 +364,26 @@ def test_planar_layer() -> None:
         assert float((w * invertible(u, w)).sum()) > -1
     still = STILL * w / w.square().sum()
     torch.testing.assert_close(planar(z, still, w, b)[0], z, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1, 5, 512])
+def test_planar_layers_are_one_to_one_in_floating_point(size: int, dtype: torch.dtype) -> None:
+    """w . u far below 0, where softplus is 0: the product of the stored numbers stays above -1, in exact arithmetic too."""
+    seeded = generator(0)
+    for scale in (1.0, 10.0, 100.0, 1000.0):
+        w = torch.randn(50, size, dtype=torch.float64, generator=seeded)
+        aside = torch.randn(50, size, dtype=torch.float64, generator=seeded) / math.sqrt(size)
+        w, u = (w / math.sqrt(size)).to(dtype), (aside - scale * w / math.sqrt(size)).to(dtype)
+        step = invertible(u, w)
+        assert bool(((w * step).sum(-1) > -1).all())
+        products = [
+            sum(Fraction(a) * Fraction(b) for a, b in zip(*rows, strict=True))
+            for rows in zip(w.tolist(), step.tolist(), strict=True)
+        ]
+        assert min(products) > -1
+        z, b = torch.zeros(50, size, dtype=dtype), torch.zeros(50, dtype=dtype)  # tanh' is 1
+        assert bool(torch.isfinite(planar(z, u, w, b)[1]).all())
 
 
 def test_kl_of_a_flow() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -11,17 +12,41 @@ STILL = math.log(math.e - 1)
 """The value of w . u at which the constrained u is 0 along w, and the layer the identity if u is a multiple of w."""
 
 
-def invertible(u: Tensor, w: Tensor) -> Tensor:
-    r"""The part of u that keeps a planar layer one to one: $w \cdot \hat u > -1$.
+ROUNDINGS = 32
+"""How many rounding errors of w . u the constrained product stays above -1."""
 
-    $$ \hat u = u + (\text{softplus}(w \cdot u) - 1 - w \cdot u)\, w / |w|^2 $$
+
+def slope(u: Tensor, w: Tensor) -> Tensor:
+    r"""$w \cdot \hat u$ of a layer that is one to one, above -1 by more than rounding takes away.
+
+    $$ w \cdot \hat u = \epsilon + (1 - \epsilon)\, \text{softplus}(w \cdot u) - 1, \qquad
+       \epsilon = 32\, \text{eps}\, (1 + |u| |w|) \le \tfrac12 $$
+
+    The softplus alone is 0 in floating point where $w \cdot u$ is far below 0, and the layer not one to one.
+
+    Args:
+        u: [..., D].
+        w: [..., D].
+
+    Returns:
+        [..., 1].
+    """
+    size = torch.linalg.vector_norm(u, dim=-1, keepdim=True) * torch.linalg.vector_norm(w, dim=-1, keepdim=True)
+    least = (ROUNDINGS * torch.finfo(u.dtype).eps * (1 + size)).clamp_max(0.5)
+    return least + (1 - least) * F.softplus((w * u).sum(-1, keepdim=True)) - 1
+
+
+def invertible(u: Tensor, w: Tensor) -> Tensor:
+    r"""The part of u that keeps a planar layer one to one: $w \cdot \hat u > -1$, as `slope` gives it.
+
+    $$ \hat u = u + (w \cdot \hat u - w \cdot u)\, w / |w|^2 $$
 
     Args:
         u: [..., D].
         w: [..., D].
     """
     product = (w * u).sum(-1, keepdim=True)
-    return u + (F.softplus(product) - 1 - product) * w / w.square().sum(-1, keepdim=True)
+    return u + (slope(u, w) - product) * w / w.square().sum(-1, keepdim=True)
 
 
 def planar(z: Tensor, u: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -39,7 +64,6 @@ def planar(z: Tensor, u: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         f(z), [..., D], and the log-determinant, [...].
     """
-    step = invertible(u, w)
     activation = ((w * z).sum(-1) + b).tanh()
-    log_det = ((w * step).sum(-1) * (1 - activation.square())).log1p()
-    return z + step * activation.unsqueeze(-1), log_det
+    log_det = (slope(u, w).squeeze(-1) * (1 - activation.square())).log1p()
+    return z + invertible(u, w) * activation.unsqueeze(-1), log_det
