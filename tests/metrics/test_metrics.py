@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from bayesify import likelihoods, metrics
+from bayesify.metrics.ranking import areas
 from bayesify.predictive.base import Outputs
 
 
@@ -227,6 +228,25 @@ class TestOod:
             "auroc_epistemic": 1.0, "aupr_epistemic": 1.0, "auroc_variance": 1.0, "aupr_variance": 1.0
         }  # fmt: skip
         assert metrics.ood(outside, inside)["auroc_variance"] == 0.0
+
+    @pytest.mark.parametrize(("low", "high"), [(3, 7), (12, 8), (49, 100), (1000, 37)])
+    def test_perfect_and_hopeless_are_exact(self, low, high):
+        """Areas of counts, not sums of rounded steps: 1 and 0 for any number of examples, 1/2 for ties."""
+        ranks = torch.arange(low + high)
+        assert areas(ranks[:low], ranks[low:]) == (1.0, 1.0)
+        assert areas(ranks[high:], ranks[:high])[0] == 0.0
+        equal = torch.zeros(low + high, dtype=torch.long)
+        assert areas(equal[:low], equal[low:]) == (0.5, high / (low + high))
+
+    def test_areas_with_ties_are_torchmetrics(self):
+        from torchmetrics.functional.classification import binary_auroc, binary_average_precision
+
+        ranks = torch.randint(15, (200,), generator=torch.Generator().manual_seed(0))
+        target = (torch.arange(200) >= 120).long()
+        found = areas(ranks[:120], ranks[120:])
+        scores = ranks / 15  # float32, as torchmetrics adds up: 1e-5 is some steps of it
+        assert found[0] == pytest.approx(float(binary_auroc(scores, target)), abs=1e-5)
+        assert found[1] == pytest.approx(float(binary_average_precision(scores, target)), abs=1e-5)
 
     def test_several_labels_give_one_score_per_example(self):
         found = metrics.ood(bernoulli(5 * random(4, 20, 3)), bernoulli(0.1 * random(4, 25, 3, seed=1)))

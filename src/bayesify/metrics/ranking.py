@@ -7,7 +7,6 @@ import math
 import torch
 from torch import Tensor
 
-from bayesify.metrics.targets import torchmetrics_function
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
@@ -46,7 +45,7 @@ def uncertainties(predictive: Predictive) -> dict[str, Tensor]:
 
 
 def ood(inside: Predictive, outside: Predictive) -> dict[str, float]:
-    """How well uncertainty tells examples like the training data from others.
+    """How well uncertainty tells examples like the training data from others; exact but for the last rounding.
 
     Examples outside are the positive class and uncertainty is the score. AUROC is the probability that a random example
     outside is less certain than a random one inside (ties count half): 0.5 is chance, 1 is perfect. AUPR is the
@@ -62,9 +61,7 @@ def ood(inside: Predictive, outside: Predictive) -> dict[str, float]:
 
     Raises:
         ValueError: If one is a regression and the other is not, one is empty, or an uncertainty is not finite.
-        ImportError: If torchmetrics is missing.
     """
-    auroc, precision = torchmetrics_function("binary_auroc"), torchmetrics_function("binary_average_precision")
     scores_inside, scores_outside = uncertainties(inside), uncertainties(outside)
     if scores_inside.keys() != scores_outside.keys():
         raise ValueError("ood: one prediction is a regression and the other a classification; give two of a kind")
@@ -73,12 +70,24 @@ def ood(inside: Predictive, outside: Predictive) -> dict[str, float]:
         high = scores_outside[name].to(low)
         if not len(low) or not len(high):
             raise ValueError("ood: a prediction without examples; give at least one inside and one outside")
-        ranks = dense_ranks(torch.cat((low, high)), name).double()
-        ranks = ranks / ranks.amax().clamp_min(1)  # torchmetrics squashes values above 1 together
-        target = torch.cat((torch.zeros_like(low), torch.ones_like(high))).long()
-        result[f"auroc_{name}"] = float(auroc(ranks, target))
-        result[f"aupr_{name}"] = float(precision(ranks, target))
+        ranks = dense_ranks(torch.cat((low, high)), name)
+        result[f"auroc_{name}"], result[f"aupr_{name}"] = areas(ranks[: len(low)], ranks[len(low) :])
     return result
+
+
+def areas(low: Tensor, high: Tensor) -> tuple[float, float]:
+    """AUROC and average precision of telling positive examples from negative ones by rank, from counts.
+
+    Args:
+        low: Ranks of the negative examples from 0, [N].
+        high: Ranks of the positive ones, [M].
+    """
+    size = int(torch.cat((low, high)).max()) + 1
+    negative, positive = (torch.bincount(ranks.cpu(), minlength=size).flip(0) for ranks in (low, high))  # highest first
+    passed, found = negative.cumsum(0), positive.cumsum(0)
+    right = int((positive * (2 * (len(low) - passed) + negative)).sum())  # pairs in order count 2, ties 1
+    precision = found.double() / (found + passed)
+    return right / (2 * len(low) * len(high)), float((positive * precision).sum()) / len(high)
 
 
 def dense_ranks(scores: Tensor, name: str) -> Tensor:
