@@ -128,7 +128,7 @@ def test_scores_that_are_not_finite_are_refused():
 # -- table and verdict -------------------------------------------------------------------------------------------------
 
 
-def result(nll, seconds=1.0, cover=0.9, error=None, fall=False):
+def result(nll, seconds=1.0, cover=0.9, error=None, fall=False, parameters=10):
     if error is not None:
         return {"error": error}
     scores = {"nll": nll, "rmse": nll, "crps": nll, "calibration": 0.02}
@@ -139,7 +139,7 @@ def result(nll, seconds=1.0, cover=0.9, error=None, fall=False):
         "scores": scores,
         "curves": {"rejection": np.linspace(1.0, 0.5 if fall else 1.0, POINTS).tolist()},
         "times": {"train_seconds": seconds, "tune_seconds": 0.0, "predict_ms": 1.0},
-        "parameters": 10,
+        "parameters": parameters,
         "bytes": 2000,
         "rows": {"fit": 80, "test": 20},
     }
@@ -184,7 +184,7 @@ def test_interrupted_methods_are_ranked_on_what_all_have():
 
 
 def test_a_clear_verdict():
-    better = [result(value, seconds=10.0, cover=0.7, fall=True) for value in (0.5, 0.52, 0.51)]
+    better = [result(value, cover=0.7, fall=True, parameters=100) for value in (0.5, 0.52, 0.51)]
     found = results(
         point=[1.0, 1.02, 1.0], temperature_scaled=[0.9, 0.93, 0.9], laplace=better, swag=[0.51, 0.51, 0.52]
     )
@@ -194,11 +194,25 @@ def test_a_clear_verdict():
     assert verdict.headline == "Use Laplace."
     assert verdict.certainty == "clear"
     assert "Against a plain (deterministic) network: NLL lower by 0.497 nats, a clear difference" in text
-    assert "cannot tell 1 other method from it: SWAG. Of these SWAG trains 10 times as fast." in text
+    assert "cannot tell 1 other method from it: SWAG. Of these SWAG has 10 times fewer parameters." in text
     assert "2.00 wide in price" in text
     assert "held the truth in 70 % of test rows, too narrow: it is too sure" in text
     assert "1.50 wide and held it in 90 %" in text
     assert "falls from 1.00" in text
+
+
+@pytest.mark.parametrize("seconds", [1e-9, 0.4, 1e4])
+def test_measured_seconds_change_no_word(seconds):
+    """They differ from run to run; the verdict of the same scores does not."""
+    found = results(
+        point=[1.0, 1.02, 1.0],
+        laplace=[result(value, seconds=seconds) for value in (0.5, 0.52, 0.51)],
+        swag=[0.51, 0.51, 0.52],
+    )
+    told = results(point=[1.0, 1.02, 1.0], laplace=[0.5, 0.52, 0.51], swag=[0.51, 0.51, 0.52])
+    names = ["point", "laplace", "swag"]
+    verdicts = [judge(summarize(each, names, "regression", BASELINES), each, "y") for each in (found, told)]
+    assert verdicts[0] == verdicts[1]
 
 
 def test_coverage_of_few_rows_is_not_called_wrong():

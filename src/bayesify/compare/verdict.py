@@ -15,7 +15,8 @@ from bayesify.compare.tuning import BASELINES, TEMPERATURE
 
 TURNED_AWAY = 4 * POINTS // 20
 """Position in a rejection curve: a fifth of the rows is turned away."""
-NOTABLY_CHEAPER = 2.0
+NOTABLY_SMALLER = 2
+"""Times as few parameters from which on a method that is as good is named for it; measured times would differ between runs."""
 NOTICED = 0.8
 """AUROC from which on rows of another kind are noticed."""
 
@@ -126,20 +127,12 @@ def _ties(best: Row, summary: Summary) -> list[str]:
     names = _list([row.title for row in tied[:4]]) + (f" and {len(tied) - 4} more" if len(tied) > 4 else "")
     plural = "methods" if len(tied) > 1 else "method"
     told = f"These splits cannot tell {len(tied)} other {plural} from it: {names}."
-    time = best.means.get("train_seconds")
-    cheaper = [row for row in tied if _cheaper(row, time)]
-    if cheaper:
-        pick = min(cheaper, key=lambda row: (row.means["nll"], row.name))
-        seconds = pick.means["train_seconds"]
-        assert seconds is not None
-        assert time is not None
-        told += f" Of these {pick.title} trains {time / max(seconds, 1e-3):.0f} times as fast."
+    size = best.means.get("parameters") or 0
+    smaller = [row for row in tied if 0 < (row.means.get("parameters") or 0) * NOTABLY_SMALLER <= size]
+    if smaller:
+        pick = min(smaller, key=lambda row: (row.means["nll"], row.name))
+        told += f" Of these {pick.title} has {size / (pick.means['parameters'] or 1):.0f} times fewer parameters."
     return [told]
-
-
-def _cheaper(row: Row, time: float | None) -> bool:
-    seconds = row.means.get("train_seconds")
-    return seconds is not None and time is not None and seconds * NOTABLY_CHEAPER < time
 
 
 def _sureness(best: Row, summary: Summary, results: Results, target: str) -> list[str]:
