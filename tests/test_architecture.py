@@ -149,22 +149,33 @@ def test_files_have_one_subject() -> None:
 
 PROGRAM = """
 import json, sys, time
-start = time.perf_counter()
+start = time.process_time()
 import torch
-middle = time.perf_counter()
+middle, before = time.process_time(), set(sys.modules)
 import bayesify
-end = time.perf_counter()
-print(json.dumps([list(sys.modules), middle - start, end - middle]))
+end = time.process_time()
+print(json.dumps([list(before), list(set(sys.modules) - before), middle - start, end - middle]))
 """
 
 
 def test_import_loads_torch_and_numpy_only_and_is_quick() -> None:
-    """`import bayesify` takes less than twice `import torch`: what it adds, in the same process, takes less than that."""
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    loaded, torch, more = json.loads(done.stdout)
-    assert not set(OPTIONAL) & set(loaded)
-    assert more < torch, f"import torch {torch:.2f} s, import bayesify {more:.2f} s more"
+    """`import bayesify` takes less than twice `import torch`: what it adds, in the same process, takes less than that.
+
+    It adds its own files only, a fifth as many as torch has. Processor time, the best of a few tries, where it is a quarter of
+    torch's: other work on the machine, or files that are read for the first time, do not decide.
+    """
+    times = []
+    for _ in range(4):
+        done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        before, added, torch, more = json.loads(done.stdout)
+        assert not set(OPTIONAL) & {*before, *added}
+        assert {name.partition(".")[0] for name in added} - {"torch", *sys.stdlib_module_names} == {"bayesify"}
+        assert len(added) < len(before) / 2
+        times.append(f"import torch {torch:.2f} s, import bayesify {more:.2f} s more")
+        if more < torch:
+            return
+    raise AssertionError("; ".join(times))
 
 
 def public_modules() -> list[str]:

@@ -37,7 +37,7 @@ def test_twenty_kills(tmp_path):
     subprocess.run([*arguments, "--out", "whole"], cwd=tmp_path, check=True, capture_output=True)
     whole = time.monotonic() - start
     killed = 0
-    for kill in range(KILLS):
+    while killed < KILLS:
         process = subprocess.Popen(
             [*arguments, "--out", "parts", "--resume"],
             cwd=tmp_path,
@@ -47,17 +47,17 @@ def test_twenty_kills(tmp_path):
         # From the first import to a little more than a kill's share of the whole after it.
         try:
             process.wait(generator.uniform(0.05, 0.75) * whole)
+            whole *= 0.9  # done before the kill: the machine is less busy than it was, or there was little to do
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             killed += 1
         process.wait()
         jobs = tmp_path / "parts" / "jobs"
         if (
-            kill >= KILLS // 2 and jobs.exists()
+            killed >= KILLS // 2 and jobs.exists()
         ):  # go on with the kills although the work is done: some runs are to do again
             for path in sorted(jobs.glob("*.json"))[:: generator.integers(2, 4)]:
                 path.unlink()
-    assert killed > 0.5 * KILLS
     subprocess.run([*arguments, "--out", "parts", "--resume"], cwd=tmp_path, check=True, capture_output=True)
     assert without_times(tmp_path / "parts") == without_times(tmp_path / "whole")
     assert [path.name for path in (tmp_path / "parts").iterdir() if path.name.endswith(".tmp")] == []

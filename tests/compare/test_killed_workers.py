@@ -49,7 +49,9 @@ def test_killed_with_two_workers(tmp_path):
         )
         while program.poll() is None and not ((parts / "settings.json").exists() and finished(parts) >= moment):
             time.sleep(0.05)
-        time.sleep(generator.uniform(0, 2))  # within the next run
+        seen, until = finished(parts), time.monotonic() + generator.uniform(0, 2)
+        while program.poll() is None and finished(parts) <= seen and time.monotonic() < until:
+            time.sleep(0.01)  # within the next run, or right after it on a fast machine
         if program.poll() is None:
             kills += 1
             if turn % 2:

@@ -25,12 +25,14 @@ def hold(job):
     except ImportError:
         tqdm = list
     tqdm([], disable=True)
+    open(job["mark"], "w").close()
     time.sleep(job["seconds"])
     return {"slept": job["seconds"]}
 
 if __name__ == "__main__":
     lock, *seconds = map(int, sys.argv[2:])
-    jobs = {f"j{i}": {"seconds": each, "lock": bool(lock)} for i, each in enumerate(seconds)}
+    mark = sys.argv[1] + "/started"
+    jobs = {f"j{i}": {"seconds": each, "lock": bool(lock), "mark": f"{mark}{i}"} for i, each in enumerate(seconds)}
     run_jobs(hold, jobs, sys.argv[1], workers=2)
     print("last line")
 """
@@ -63,11 +65,11 @@ def test_an_interruption_at_the_terminal_says_nothing_else(tmp_path: Path) -> No
     pytest.importorskip("joblib")
     program = start(tmp_path, False, 0, 60, 60)
     deadline = time.monotonic() + 100
-    while not (tmp_path / "jobs" / "j0.json").exists() and time.monotonic() < deadline:
+    awaited = [tmp_path / "jobs" / "j0.json", tmp_path / "started1", tmp_path / "started2"]
+    while not all(path.exists() for path in awaited) and time.monotonic() < deadline:
         time.sleep(0.1)
-    time.sleep(2)
     os.killpg(program.pid, signal.SIGINT)
-    output, errors = program.communicate(timeout=30)
+    output, errors = program.communicate(timeout=120)
     assert output == ""
     assert errors.count("Traceback") == 1
     assert errors.endswith("KeyboardInterrupt\n")
