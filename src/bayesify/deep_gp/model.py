@@ -324,9 +324,8 @@ class DeepGP(nn.Module):
         if isinstance(data, (tuple, list)) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
             data = DataLoader(TensorDataset(*data), batch_size=BATCH, shuffle=True)
         if "scheduler" not in options and "optimizer" not in options:
-            options["scheduler"] = lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(
-                optimizer, max(1, epochs)
-            )
+            last = max(1, epochs)
+            options["scheduler"] = lambda made: torch.optim.lr_scheduler.CosineAnnealingLR(made, last)
         model: Any = self
         return fit(model, data, epochs=epochs, learning_rate=learning_rate, seed=seed, **options)
 
