@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bayesify.compare.command import compare
+from bayesify.compare.terminal import say
 
 if TYPE_CHECKING:
     from bayesify.demo.run import Outcome, Problem
@@ -144,7 +145,7 @@ def reproduce(
     """
     if find_spec("bayesify_papers") is None:
         message = "bayesify reproduce needs the experiments, a package of their own; clone the repository: pip install ./papers"
-        Console(stderr=True).print(message, markup=False, highlight=False)
+        say(Console(stderr=True), message)
         raise typer.Exit(1)
     from bayesify_papers.command import run_command
 
@@ -190,9 +191,7 @@ def _report_path(folder: Path) -> Path:
 def _need(*modules: str) -> None:
     missing = [module for module in modules if find_spec(module) is None]
     if missing:
-        Console(stderr=True).print(
-            f"bayesify demo needs {', '.join(missing)}; pip install 'bayesify[all]'", markup=False, highlight=False
-        )
+        say(Console(stderr=True), f"bayesify demo needs {', '.join(missing)}; pip install 'bayesify[all]'")
         raise typer.Exit(1)
 
 
@@ -241,4 +240,4 @@ def _print_table(outcomes: list[Outcome]) -> None:
     console.print(listing)
     for row in rows:
         for note in row.notes:
-            console.print(f"{row.title} {note}", style="yellow", highlight=False, markup=False)
+            say(console, f"{row.title} {note}", style="yellow")

@@ -193,10 +193,10 @@ def test_failed_runs_are_tried_again(csv, tmp_path, methods):
 def test_ctrl_c_keeps_what_is_finished(csv, tmp_path, monkeypatch):
     original = comparison.run_method
 
-    def interrupted(job):
+    def interrupted(path, job):
         if job["method"] == "laplace" and job["split"] == 1:
             raise KeyboardInterrupt
-        return original(job)
+        return original(path, job)
 
     monkeypatch.setattr(comparison, "run_method", interrupted)
     arguments = (csv, "--target", "price", "--methods", "laplace", "--out", tmp_path / "out", "--workers", 1)
@@ -211,7 +211,7 @@ def test_ctrl_c_keeps_what_is_finished(csv, tmp_path, monkeypatch):
 
 
 def test_ctrl_c_before_anything_is_finished(csv, tmp_path, monkeypatch):
-    def interrupted(job):
+    def interrupted(path, job):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(comparison, "estimate_noise", interrupted)

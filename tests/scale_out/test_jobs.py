@@ -80,7 +80,8 @@ def test_results_are_files_and_are_not_made_again(tmp_path: Path) -> None:
     first = run_jobs(mortal, given, tmp_path, workers=1, progress=lambda *each: told.append(each))
     assert first == {"j0": {"x": 0}, "j1": {"x": 1}, "j2": {"x": 2}} == read_results(tmp_path)
     assert told == [("j0", 1, 3), ("j1", 2, 3), ("j2", 3, 3)]
-    assert json.loads((tmp_path / "jobs" / "j1.json").read_text()) == {"job": given["j1"], "result": {"x": 1}}
+    stored = json.loads((tmp_path / "jobs" / "j1.json").read_text())
+    assert {key: stored[key] for key in ("job", "result")} == {"job": given["j1"], "result": {"x": 1}}
     assert not list(tmp_path.rglob("*.partial"))
     assert run_jobs(mortal, given, tmp_path, workers=1) == first
     assert attempts(tmp_path) == [1, 1, 1]
@@ -93,6 +94,30 @@ def test_other_jobs_and_unreadable_files_are_run_again(tmp_path: Path) -> None:
     given["j1"]["x"] = 7
     assert run_jobs(mortal, given, tmp_path, workers=1) == {"j0": {"x": 0}, "j1": {"x": 7}, "j2": {"x": 2}}
     assert attempts(tmp_path) == [2, 2, 1]
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "3", "null", '{"job": {}}', "[" * 10_000, "\x00"])
+def test_files_that_hold_something_else_are_run_again(tmp_path: Path, text: str) -> None:
+    given = make(tmp_path, 2)
+    first = run_jobs(mortal, given, tmp_path, workers=1)
+    (tmp_path / "jobs" / "j0.json").write_text(text)
+    assert list(read_results(tmp_path)) == ["j1"]
+    assert run_jobs(mortal, given, tmp_path, workers=1) == first
+    assert attempts(tmp_path) == [2, 1]
+
+
+def test_a_result_that_was_altered_is_not_used(tmp_path: Path) -> None:
+    given = make(tmp_path, 2)
+    first = run_jobs(mortal, given, tmp_path, workers=1)
+    path = tmp_path / "jobs" / "j1.json"
+    stored = json.loads(path.read_text())
+    path.write_text(json.dumps(stored))  # other spaces, the same content
+    assert read_results(tmp_path) == first
+    stored["result"]["x"] = 5
+    path.write_text(json.dumps(stored))
+    assert list(read_results(tmp_path)) == ["j0"]
+    assert run_jobs(mortal, given, tmp_path, workers=1) == first
+    assert attempts(tmp_path) == [1, 2]
 
 
 def test_dataclasses_reach_the_function_as_they_are(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+
+from bayesify.compare.terminal import plain, say
 
 if TYPE_CHECKING:
     from bayesify.compare.comparison import Comparison
@@ -70,17 +73,13 @@ def compare(
     errors = Console(stderr=True)
     missing = [module for module in NEEDED if find_spec(module) is None]
     if missing:
-        errors.print(
-            f"bayesify compare needs {', '.join(missing)}; pip install 'bayesify[all]'", markup=False, highlight=False
-        )
+        say(errors, f"bayesify compare needs {', '.join(missing)}; pip install 'bayesify[all]'")
         raise typer.Exit(1)
     from bayesify.compare.comparison import Question
     from bayesify.compare.comparison import compare as run
     from bayesify.compare.errors import InputError
-    from bayesify.compare.folder import REPORT, RESULTS, write_bytes
-    from bayesify.compare.page import render
+    from bayesify.compare.folder import REPORT
     from bayesify.compare.record import as_json as to_json
-    from bayesify.storage.pages import write_page
 
     folder = out
     try:
@@ -97,6 +96,7 @@ def compare(
             seed,
         )
         folder = out or Path(f"bayesify-compare-{question.name}")
+        page = (folder / REPORT).absolute()
         with _Progress(errors) as progress:
             comparison = run(
                 question,
@@ -105,28 +105,23 @@ def compare(
                 engine=engine.value,
                 workers=workers or None,
                 progress=progress.tell,
+                report=partial(_write, folder),
             )
-        record = to_json(comparison)
-        write_bytes(folder / RESULTS, record.encode())
-        page = write_page(folder / REPORT, render(comparison))
     except (InputError, FileNotFoundError) as error:
-        errors.print(f"bayesify compare: {error}", markup=False, highlight=False, soft_wrap=True)
+        say(errors, f"bayesify compare: {error}", soft_wrap=True)
         raise typer.Exit(2) from error
     except OSError as error:
-        errors.print(
-            f"bayesify compare: {folder} cannot be written: {error.strerror or error}; finished runs are kept. Mend that and "
-            "run the same command with --resume.",
-            markup=False, highlight=False, soft_wrap=True,
-        )  # fmt: skip
+        reason = f"{folder} cannot be written: {error.strerror or error}; finished runs are kept."
+        say(errors, f"bayesify compare: {reason} Mend that and run the same command with --resume.", soft_wrap=True)
         raise typer.Exit(1) from error
     except KeyboardInterrupt as error:
         errors.print("Interrupted before a run was finished; nothing is there to report.")
         raise typer.Exit(INTERRUPTED) from error
     if as_json:
-        print(record)
+        print(to_json(comparison))
     else:
         _print(comparison)
-        print(page)
+        print(plain(page))
     if comparison.unfinished:
         errors.print("Interrupted; the same command with --resume goes on.")
         raise typer.Exit(INTERRUPTED)
@@ -136,6 +131,16 @@ def compare(
 
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _write(folder: Path, comparison: Comparison) -> None:
+    from bayesify.compare.folder import REPORT, RESULTS, write_bytes
+    from bayesify.compare.page import render
+    from bayesify.compare.record import as_json
+    from bayesify.storage.pages import write_page
+
+    write_bytes(folder / RESULTS, as_json(comparison).encode())
+    write_page(folder / REPORT, render(comparison))
 
 
 def _print(comparison: Comparison) -> None:
@@ -158,14 +163,14 @@ def _print(comparison: Comparison) -> None:
     console.print(listing)
     for row in summary.rows:
         if row.failure:
-            console.print(f"{row.title} {row.failure}", style="yellow", highlight=False, markup=False)
+            say(console, f"{row.title} {row.failure}", style="yellow")
     for note in comparison.problem.notes:
-        console.print(note, style="dim", highlight=False, markup=False)
+        say(console, note, style="dim")
     verdict = judge(summary, comparison.results, comparison.problem.target)
     if verdict is not None:
-        console.print(f"\n{verdict.headline}", style="bold", highlight=False, markup=False)
+        say(console, f"\n{verdict.headline}", style="bold")
         for sentence in verdict.sentences:
-            console.print(sentence, highlight=False, markup=False)
+            say(console, sentence)
     print()
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from bayesify.compare.targets import Task
 from bayesify.compare.tuning import BASELINES, effort
 from bayesify.registry import METHODS, get_method
 from bayesify.scale_out import ENGINES, JobsFailed, run_jobs
+from bayesify.scale_out.result_files import read_result
+from bayesify.scale_out.workers import Function
 
 Progress = Callable[[str, int, int], None]
 """Is told the name of a finished run, and how many of how many are finished."""
@@ -114,8 +116,12 @@ def compare(
     engine: str = "local",
     workers: int | None = None,
     progress: Progress | None = None,
+    report: Callable[[Comparison], None] | None = None,
 ) -> Comparison:
     """Run a comparison; every finished run is on disk at once.
+
+    A run is known by its data, settings, split and method, not by where the folder lies: a folder may be moved. No other process
+    can use the folder meanwhile.
 
     Args:
         question: What to compare.
@@ -124,6 +130,7 @@ def compare(
         engine: Where runs are done; see `bayesify.scale_out.run_jobs`.
         workers: How many at a time.
         progress: Is told of finished runs.
+        report: Is called with the comparison while the folder is still held, to write into it.
 
     Returns:
         The comparison; after Ctrl-C, that of what is finished, with `unfinished` methods.
@@ -149,55 +156,64 @@ def compare(
     if problem.standard and splits > len(problem.standard):
         raise InputError(f"--splits {splits}: {problem.name} comes with {len(problem.standard)} splits")
     settings = {"target": problem.target, "quick": question.quick, "seed": question.seed}
-    data = open_folder(folder, problem, settings, resume=resume)
-    drop_failed(folder)
-    methods = question.chosen()
+    with open_folder(folder, problem, settings, resume=resume) as data:
+        drop_failed(folder)
+        results = _results(question, problem, splits, folder, data, engine, workers, progress)
+        methods = question.chosen()
+        summary = summarize(results, methods, problem.task, BASELINES)
+        unfinished = [method for method in methods if any((method, split) not in results for split in range(splits))]
+        found = Comparison(question, problem, tuple(methods), splits, results, summary, tuple(unfinished))
+        if report is not None:
+            report(found)
+    return found
+
+
+def _results(
+    question: Question,
+    problem: Problem,
+    splits: int,
+    folder: Path,
+    data: Path,
+    engine: str,
+    workers: int | None,
+    progress: Progress | None,
+) -> dict[tuple[str, int], Mapping[str, Any]]:
+    """Of every method and split; after Ctrl-C, of those that are finished."""
     results: dict[tuple[str, int], Mapping[str, Any]] = {}
-    shared = {"data": str(data), "seed": question.seed, "quick": question.quick}
+    shared = {"data": problem.fingerprint, "seed": question.seed, "quick": question.quick}
     options: dict[str, Any] = {"engine": engine, "workers": workers, "progress": progress}
-    names = {run_name(method, split): (method, split) for split in range(splits) for method in methods}
+    names = {f"{method}-{split}": (method, split) for split in range(splits) for method in question.chosen()}
     try:
         noises: dict[str, dict[str, Any]] = {}
         if problem.task == "regression":
             first = {f"noise-{split}": {**shared, "split": split} for split in range(splits)}
-            noises = _noises(first, folder, options)
+            noises = _noises(partial(estimate_noise, str(data)), first, folder, options)
         jobs = {
             name: {**shared, "split": split, "method": method, "noise": _noise(noises, split)}
             for name, (method, split) in names.items()
         }
-        results |= {names[name]: result for name, result in run_jobs(run_method, jobs, folder, **options).items()}
+        found = run_jobs(partial(run_method, str(data)), jobs, folder, **options)
+        results |= {names[name]: result for name, result in found.items()}
     except JobsFailed as failure:  # workers that died again and again, as for want of memory
         results |= {names[name]: result for name, result in failure.results.items()}
         results |= {names[name]: {"error": reason.splitlines()[-1]} for name, reason in failure.reasons.items()}
     except ImportError as error:
         raise InputError(f"--engine {engine}: {error}") from error
     except KeyboardInterrupt:
-        results |= {key: found for name, key in names.items() if (found := read_result(folder, name)) is not None}
+        for name, (method, split) in names.items():
+            stored = read_result(folder, name)
+            if stored is not None and {**shared, "split": split, "method": method}.items() <= stored[0].items():
+                results[method, split] = stored[1]
         if not results:
             raise
-    summary = summarize(results, methods, problem.task, BASELINES)
-    unfinished = [method for method in methods if any((method, split) not in results for split in range(splits))]
-    return Comparison(question, problem, tuple(methods), splits, results, summary, tuple(unfinished))
+    return results
 
 
-def run_name(method: str, split: int) -> str:
-    """The name of a run, and of its file."""
-    return f"{method}-{split}"
-
-
-def read_result(folder: Path, name: str) -> dict[str, Any] | None:
-    """The result of a finished run; `None` if there is none."""
-    path = folder / "jobs" / f"{name}.json"
+def _noises(
+    function: Function, jobs: Mapping[str, Any], folder: Path, options: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
     try:
-        result: dict[str, Any] = json.loads(path.read_text())["result"]
-    except (OSError, ValueError, KeyError):
-        return None
-    return result
-
-
-def _noises(jobs: Mapping[str, Any], folder: Path, options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    try:
-        return run_jobs(estimate_noise, jobs, folder, **options)
+        return run_jobs(function, jobs, folder, **options)
     except (ArithmeticError, RuntimeError, ValueError) as error:
         if isinstance(error, InputError):
             raise

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,18 @@ import numpy as np
 
 from bayesify.compare.errors import InputError
 from bayesify.compare.problems import Problem
+from bayesify.scale_out.result_files import read_result
+from bayesify.storage.locks import InUse, locked
 
-SETTINGS, DATA, RESULTS, REPORT = "settings.json", "data.npz", "results.json", "report.html"
-FORMAT = 1
+SETTINGS, DATA, RESULTS, REPORT, LOCK = "settings.json", "data.npz", "results.json", "report.html", ".lock"
+FORMAT = 2
 WORDS = {"target": "--target", "seed": "--seed", "format": "format"}
 """How settings are called in messages."""
 
 
-def open_folder(folder: Path, problem: Problem, settings: Mapping[str, Any], *, resume: bool) -> Path:
-    """Make the folder ready for runs: data and settings are in it, and nothing that does not belong to them.
+@contextmanager
+def open_folder(folder: Path, problem: Problem, settings: Mapping[str, Any], *, resume: bool) -> Iterator[Path]:
+    """Hold the folder, ready for runs: data and settings are in it, and nothing that does not belong to them.
 
     Args:
         folder: Made if it is not there.
@@ -29,37 +33,53 @@ def open_folder(folder: Path, problem: Problem, settings: Mapping[str, Any], *, 
         settings: What results depend on, as plain data.
         resume: Whether results of earlier runs are wanted.
 
-    Returns:
+    Yields:
         The file with the data, which runs read.
 
     Raises:
-        InputError: If the folder cannot be written, holds results that nobody asked to go on with, or results of other settings.
+        InputError: If the folder cannot be written, is in use, holds results that nobody asked to go on with, results of other
+            settings, or results whose settings cannot be read.
     """
-    wanted = {"format": FORMAT, "fingerprint": problem.fingerprint, **settings}
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--out {folder}: is a file; give a folder")
-    known = _read(folder / SETTINGS)
+    with ExitStack() as held:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(locked(folder / LOCK))
+            _check(folder, wanted := {"format": FORMAT, "fingerprint": problem.fingerprint, **settings}, resume)
+            buffer = io.BytesIO()
+            np.savez(buffer, **problem.arrays())  # type: ignore[arg-type]
+            write_bytes(folder / DATA, buffer.getvalue())
+            write_bytes(folder / SETTINGS, json.dumps(wanted, indent=1).encode())
+        except InUse as error:
+            raise InputError(f"{folder}: {error}; wait for it, or choose another folder by --out") from error
+        except OSError as error:
+            words = error.strerror or error
+            raise InputError(f"{folder}: cannot be written: {words}; choose another folder by --out") from error
+        yield (folder / DATA).absolute()
+
+
+def _check(folder: Path, wanted: Mapping[str, Any], resume: bool) -> None:
+    """Refuse a folder whose finished runs are not wanted, or cannot be known to belong to what is wanted."""
     finished = len(list((folder / "jobs").glob("*.json")))
-    if known is not None and finished and not resume:
+    if not finished:
+        return
+    known = _read(folder / SETTINGS)
+    if known is None:
+        raise InputError(
+            f"{folder}: what its {finished} finished runs were made from is not known, as {SETTINGS} is missing or damaged; "
+            "delete the folder, or choose another by --out"
+        )
+    if not resume:
         raise InputError(
             f"{folder}: holds {finished} finished runs; go on with them by --resume, or choose another folder by --out"
         )
-    if known is not None and finished:
-        for key, value in wanted.items():
-            if known.get(key) != value:
-                raise InputError(
-                    f"{folder}: its runs were made with {_other(key, known.get(key), value)}; "
-                    "use the same, or choose another folder by --out"
-                )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        buffer = io.BytesIO()
-        np.savez(buffer, **problem.arrays())  # type: ignore[arg-type]
-        write_bytes(folder / DATA, buffer.getvalue())
-        write_bytes(folder / SETTINGS, json.dumps(wanted, indent=1).encode())
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be written: {error.strerror}; choose another folder by --out") from error
-    return (folder / DATA).absolute()
+    for key, value in wanted.items():
+        if known.get(key) != value:
+            raise InputError(
+                f"{folder}: its runs were made with {_other(key, known.get(key), value)}; "
+                "use the same, or choose another folder by --out"
+            )
 
 
 def _other(key: str, known: Any, wanted: Any) -> str:
@@ -73,10 +93,10 @@ def _other(key: str, known: Any, wanted: Any) -> str:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError):
+        found = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
         return None
-    return found
+    return found if isinstance(found, dict) else None
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -97,11 +117,11 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def drop_failed(folder: Path) -> int:
-    """Forget runs that failed, so that they are tried again; returns how many."""
+    """Forget runs that failed or whose files are damaged, so that they are done again; returns how many."""
     dropped = 0
     for path in (folder / "jobs").glob("*.json"):
-        stored = _read(path)
-        if stored is None or "error" in stored.get("result", {}):
+        found = read_result(folder, path.stem)
+        if found is None or not isinstance(found[1], dict) or "error" in found[1]:
             path.unlink()
             dropped += 1
     return dropped

@@ -57,9 +57,9 @@ class Problem:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of all values, which tells whether a folder's runs were made from the same data."""
+        """A hash of everything but the file's name, which tells whether results were made from the same data."""
         digest = hashlib.sha256()
-        for key, value in self.arrays().items():
+        for key, value in replace(self, name="").arrays().items():
             digest.update(key.encode() + repr((value.dtype.str, value.shape)).encode())
             digest.update("\n".join(value.ravel().tolist()).encode() if value.dtype.kind == "U" else value.tobytes())
         return digest.hexdigest()[:16]

@@ -37,40 +37,55 @@ TIMES = ("train_seconds", "tune_seconds", "predict_ms")
 """What differs from one run to the next; everything else is the same for the same seed."""
 
 
-def estimate_noise(job: Job) -> Result:
+def estimate_noise(path: str, job: Job) -> Result:
     """The noise of a split's regression, which all methods share.
 
     Args:
-        job: `data` (a file of `Problem.arrays`), `split`, `seed`, `quick`.
+        path: A file of `Problem.arrays`; no part of what makes a job.
+        job: `data` (their fingerprint), `split`, `seed`, `quick`.
 
     Returns:
         `noise`, in standardized units.
+
+    Raises:
+        ValueError: If the file holds other data.
     """
+    problem = _read(path, job)
     with _alone():
-        problem = Problem.read(Path(job["data"]))
         data, _ = _data(problem, job)
         return {"noise": noise_of(data, quick=job["quick"], seed=_seed(job))}
 
 
-def run_method(job: Job) -> Result:
+def run_method(path: str, job: Job) -> Result:
     """Tune, train and score one method on one split; what goes wrong with the method becomes `error`.
 
     Args:
+        path: As above.
         job: `data`, `split`, `seed` and `quick` as above, `method`, and `noise` (`None` for a classification).
 
     Returns:
         `scores`, `curves`, `times`, `parameters`, `bytes`, `choice`, `rows` (of each part), and `ood` where there are other inputs;
         or `error`.
+
+    Raises:
+        ValueError: If the file holds other data.
     """
+    problem = _read(path, job)
     try:
         with _alone():
-            return _run(job)
+            return _run(problem, job)
     except Exception as error:
         return {"error": _reason(error)}
 
 
-def _run(job: Job) -> Result:
-    problem = Problem.read(Path(job["data"]))
+def _read(path: str, job: Job) -> Problem:
+    problem = Problem.read(Path(path))
+    if problem.fingerprint != job["data"]:
+        raise ValueError(f"{path} holds other data than this comparison's; give each comparison a folder of its own")
+    return problem
+
+
+def _run(problem: Problem, job: Job) -> Result:
     data, inputs = _data(problem, job)
     parts = problem.parts(job["split"], job["seed"])
     targets = {name: problem.values[rows] for name, rows in vars(parts).items()}

@@ -57,14 +57,15 @@ def run_jobs(
     """Run every job, several at a time, and keep each result as a file.
 
     The result of a job is written to `folder/jobs/NAME.json` with the job that made it, at once and whole, as soon as it is
-    there. A later call with an equal job of that name reads the file in its place. A job that raises or whose worker dies
+    there. A later call with an equal job of that name reads the file in its place, unless it was altered. A job that raises or whose worker dies
     is run again; one whose worker died is run alone then, so that it cannot take others with it.
 
     Results do not depend on the engine or on the number of workers: each job starts with the global generators of Python,
     NumPy and torch seeded by its name, and computes with the same number of threads.
 
     Args:
-        function: From a job to its result, a dictionary that JSON can hold. Defined at the top of a module.
+        function: From a job to its result, a dictionary that JSON can hold. Defined at the top of a module; what a result
+            does not depend on, such as the place of a file, is bound by `functools.partial` and is no part of the job.
         jobs: By name: what JSON can hold, or a dataclass of it. A name is a file name, or several with `/` between.
         folder: Where results lie.
         engine: `"local"`, processes of this machine; `"dask"`, the cluster of the present `distributed.Client`, of

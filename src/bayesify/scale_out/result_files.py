@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import uuid
@@ -15,7 +16,7 @@ def result_path(folder: Path, name: str) -> Path:
 
 
 def write_result(folder: Path, name: str, job: Any, result: dict[str, Any]) -> None:
-    """Write a result with its job, replacing the file at once.
+    """Write a result with its job and a checksum of both, replacing the file at once.
 
     Raises:
         OSError: If it cannot be written, as on a full disk; no part of a file stays behind.
@@ -25,7 +26,8 @@ def write_result(folder: Path, name: str, job: Any, result: dict[str, Any]) -> N
     partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
     try:
         with partial.open("w") as file:
-            file.write(json.dumps({"job": job, "result": result}, indent=2) + "\n")
+            content = {"job": job, "result": result, "sha256": _checksum(job, result)}
+            file.write(json.dumps(content, indent=2) + "\n")
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
@@ -34,12 +36,17 @@ def write_result(folder: Path, name: str, job: Any, result: dict[str, Any]) -> N
 
 
 def read_result(folder: Path, name: str) -> tuple[Any, dict[str, Any]] | None:
-    """The job and the result in a file; `None` if there is none that can be read."""
+    """The job and the result in a file; `None` if there is none, or none as it was written."""
     try:
         content = json.loads(result_path(folder, name).read_text())
-        return content["job"], content["result"]
-    except (OSError, ValueError, KeyError, TypeError):
+        job, result = content["job"], content["result"]
+        return (job, result) if content["sha256"] == _checksum(job, result) else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
+
+
+def _checksum(job: Any, result: Any) -> str:
+    return hashlib.sha256(json.dumps([job, result], sort_keys=True).encode()).hexdigest()
 
 
 def read_results(folder: Path | str) -> dict[str, dict[str, Any]]:

@@ -1,0 +1,57 @@
+"""One process at a time: a lock that ends with the process that holds it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows: no lock
+    fcntl = None  # type: ignore[assignment]
+
+
+class InUse(OSError):
+    """Another process holds the lock."""
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock file; it is gone afterwards.
+
+    The operating system keeps the lock, so that it ends with its process however that ends; a file that a killed process left
+    behind locks nothing.
+
+    Args:
+        path: Of the lock file, in a folder that exists.
+
+    Raises:
+        InUse: If another process, which the message names, or another thread of this one holds it.
+        OSError: If the file cannot be written.
+    """
+    if fcntl is None:
+        yield
+        return
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(handle, 100).decode(errors="replace").strip()
+            os.close(handle)
+            raise InUse(f"is in use by {holder if holder.isprintable() and holder else 'another process'}") from None
+        try:
+            if os.path.samestat(os.fstat(handle), os.stat(path)):
+                break
+        except FileNotFoundError:
+            pass  # its holder removed the file between our two steps
+        os.close(handle)
+    try:
+        os.truncate(handle, 0)
+        os.write(handle, f"process {os.getpid()} on {os.uname().nodename}".encode())
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(handle)
