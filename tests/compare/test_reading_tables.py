@@ -41,6 +41,28 @@ def test_other_encodings_are_read_and_named(tmp_path):
     assert "Windows-1252" in notes[0]
 
 
+BOMBS = {
+    "numbers": lambda pyarrow: {"a": pyarrow.array(np.zeros(5_000_000))},
+    "columns": lambda pyarrow: {f"a{k}": pyarrow.array(np.zeros(100_000, np.int8)) for k in range(50)},
+    "texts": lambda pyarrow: {"a": pyarrow.DictionaryArray.from_arrays(np.zeros(50_000, np.int32), ["x" * 10_000]).cast("string")},
+    "lists": lambda pyarrow: {"a": pyarrow.array([np.zeros(1_000_000)] * 5)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_parquet_file_that_unpacks_to_much_more_is_refused(tmp_path, monkeypatch, bomb):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr("bayesify.compare.tables.MOST_BYTES", 1 << 25)
+    path = tmp_path / "bomb.parquet"
+    parquet.write_table(pyarrow.table(BOMBS[bomb](pyarrow)), path, compression="zstd")
+    assert path.stat().st_size < 1 << 20
+    with pytest.raises(InputError, match=r"bomb\.parquet: holds 0\.\d GiB when unpacked, more than"):
+        read_table(path)
+    monkeypatch.setattr("bayesify.compare.tables.MOST_BYTES", 1 << 31)
+    assert len(read_table(path)[0]) >= 5
+
+
 def test_parquet(tmp_path):
     pytest.importorskip("pyarrow")
     frame = pandas.DataFrame({"a": [1.0, None], "when": pandas.to_datetime(["2020-01-01", "2021-05-03"])})

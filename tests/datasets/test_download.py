@@ -6,8 +6,11 @@ import functools
 import gzip
 import hashlib
 import io
+import os
+import stat
 import tarfile
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -82,13 +85,16 @@ def test_folders_come_first(tmp_path, monkeypatch):
     def make(folder: Path) -> dict[str, np.ndarray]:
         return {"made": np.arange(3)}
 
-    path = download.obtain("test", "deep/x.npz", None, make)
+    path, arrays = download.obtain("test", "deep/x.npz", None, make)
+    assert arrays["made"].tolist() == [0, 1, 2]
     assert path == tmp_path / "cache" / "deep" / "x.npz"
     monkeypatch.setenv("BAYESIFY_DATA", str(tmp_path / "data"))
-    assert download.obtain("test", "deep/x.npz", None, None) == path
+    assert download.obtain("test", "deep/x.npz", None, None)[0] == path
     (tmp_path / "data" / "deep").mkdir(parents=True)
-    (tmp_path / "data" / "deep" / "x.npz").touch()
-    assert download.obtain("test", "deep/x.npz", None, make) == tmp_path / "data" / "deep" / "x.npz"
+    np.savez(tmp_path / "data" / "deep" / "x.npz", other=np.arange(2))
+    found, arrays = download.obtain("test", "deep/x.npz", None, make)
+    assert found == tmp_path / "data" / "deep" / "x.npz"
+    assert list(arrays) == ["other"]
     with pytest.raises(FileNotFoundError, match=r"put deep/x\.npz there"):
         download.obtain("test", "deep/x.npz", tmp_path, make)
 
@@ -128,6 +134,11 @@ def test_mnist_from_idx(server, monkeypatch):
     monkeypatch.setitem(image_sources.COUNTS, "mnist", (20, 10, 10))
     with pytest.raises(ValueError, match="train_images came with another checksum"):
         images.load("mnist")
+    other = home / "mirror"
+    other.mkdir()
+    for file in image_sources.IDX_FILES.values():
+        (other / file).write_bytes(gzip.compress(b"<html>please sign in</html>"))
+    monkeypatch.setitem(image_sources.HOMES, "mnist", (f"{address}/mirror", address))
     monkeypatch.setitem(image_sources.ARRAY_SHA256, "mnist", {key: download.digest(parts[key]) for key in parts})
     loaded = images.load("mnist")
     assert np.array_equal(loaded.train_images[:, 0], parts["train_images"])
@@ -149,6 +160,116 @@ def test_idx_files_that_are_not(tmp_path):
     path.write_bytes(gzip.compress(gzip.decompress(idx(np.zeros(9, np.uint8)))[:-1]))
     with pytest.raises(ValueError, match=r"its header says \[9\]"):
         image_sources.read_idx(path)
+    path.write_bytes(gzip.compress(b"\x00\x00\x08\x02\x00"))
+    with pytest.raises(ValueError, match="its header says"):
+        image_sources.read_idx(path)
+
+
+def test_a_gzip_bomb_is_not_unpacked(tmp_path):
+    """Neither one that says how large it is nor one that lies."""
+    path, zeros = tmp_path / "x.gz", bytes(1 << 26)
+    path.write_bytes(gzip.compress(bytes([0, 0, 8, 2]) + np.array([1 << 20, 1 << 12], ">u4").tobytes() + zeros))
+    with pytest.raises(ValueError, match="would unpack to 4,294,967,296 bytes, more than 1,073,741,824"):
+        image_sources.read_idx(path)
+    path.write_bytes(gzip.compress(bytes([0, 0, 8, 1]) + np.array([9], ">u4").tobytes() + zeros))
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="10 bytes or more"):
+        image_sources.read_idx(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 24
+
+
+def test_what_fails_its_check_is_removed_and_the_next_mirror_is_tried(server, tmp_path):
+    address, home = server
+    (home / "page").write_text("<html>please sign in</html>")
+    (home / "file").write_text("1 2 3")
+    path = tmp_path / "got" / "numbers.txt"
+    with pytest.raises(ValueError, match=r"page gave a file that is not the right one: could not convert"):
+        download.fetch([f"{address}/page"], path, check=np.loadtxt)
+    assert not list(path.parent.iterdir())
+    assert download.fetch([f"{address}/page", f"{address}/file"], path, check=np.loadtxt).read_text() == "1 2 3"
+    path.write_text("left by an earlier version")
+    download.fetch([f"{address}/file"], path, check=np.loadtxt)
+    assert path.read_text() == "1 2 3"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes of files")
+def test_files_get_the_mode_that_the_umask_leaves(server, tmp_path):
+    address, home = server
+    (home / "file").write_text("1 2 3")
+    before = os.umask(0o022)
+    try:
+        download.fetch([f"{address}/file"], tmp_path / "file")
+        download.write_arrays(tmp_path / "x.npz", {"a": np.arange(3)})
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("file", "x.npz")} == {0o644}
+
+
+def test_an_endless_answer_is_cut_off(server, tmp_path, monkeypatch):
+    address, home = server
+    (home / "file").write_bytes(bytes(3 << 20))
+    monkeypatch.setattr(download, "MOST_BYTES", 1 << 20)
+    with pytest.raises(OSError, match="more than 1,048,576 bytes came"):
+        download.fetch([f"{address}/file"], tmp_path / "got" / "file")
+    assert not list((tmp_path / "got").iterdir())
+
+
+def test_a_damaged_cache_is_downloaded_again(tmp_path, monkeypatch):
+    right, calls = {"a": np.arange(4)}, []
+
+    def make(folder: Path) -> dict[str, np.ndarray]:
+        calls.append(folder)
+        return right
+
+    def check(arrays) -> None:
+        if list(arrays) != ["a"] or arrays["a"].tolist() != [0, 1, 2, 3]:
+            raise ValueError("another checksum")
+
+    path = tmp_path / "cache" / "x.npz"
+    path.parent.mkdir()
+    for number, damage in enumerate((b"", b"<html>", b"PK\x03\x04" + bytes(30), None)):
+        path.write_bytes(damage or b"")
+        if damage is None:
+            np.savez(path, a=np.arange(4)[::-1])
+        with pytest.raises(ValueError, match=r"test: .*x\.npz: .*replace or delete it"):
+            download.obtain("test", "x.npz", None, None, check)
+        assert download.obtain("test", "x.npz", None, make, check)[1] is right
+        assert len(calls) == number + 1
+    assert download.obtain("test", "x.npz", None, make, check)[1]["a"].tolist() == [0, 1, 2, 3]
+    assert len(calls) == 4
+    monkeypatch.setattr(download, "MOST_BYTES", 10)
+    with pytest.raises(ValueError, match="more than 10"):
+        download.obtain("test", "x.npz", None, None, check)
+
+
+def test_leftovers_of_an_earlier_attempt_are_replaced_once(tmp_path):
+    """A wrong file that an interrupted download left behind does not stay for ever; a wrong source is asked once more at most."""
+    calls = []
+
+    def make(folder: Path) -> dict[str, np.ndarray]:
+        calls.append((folder / "part").is_file())
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / "part").exists():
+            (folder / "part").write_text(content[0])
+        return {"a": np.array([(folder / "part").read_text() == "right"])}
+
+    def check(arrays) -> None:
+        if not arrays["a"].all():
+            raise ValueError("wrong")
+
+    work, content = tmp_path / "cache" / "downloads" / "x", ["right"]
+    work.mkdir(parents=True)
+    (work / "part").write_text("wrong")
+    assert download.obtain("test", "x.npz", None, make, check)[1]["a"].all()
+    assert calls == [True, False]
+    calls.clear()
+    content[0] = "wrong"
+    with pytest.raises(ValueError, match="wrong; what came was removed"):
+        download.obtain("test", "y.npz", None, make, check)
+    assert calls == [False]
+    assert not (tmp_path / "cache" / "downloads" / "y").exists()
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
@@ -214,5 +335,5 @@ def test_two_processes_that_download_at_the_same_time(tmp_path, monkeypatch):
         assert not folder.exists()
         return {"a": np.frombuffer((folder / "part").read_bytes())}
 
-    assert download.obtain("test", "set.npz", make=slower) == tmp_path / "set.npz"
+    assert download.obtain("test", "set.npz", make=slower)[0] == tmp_path / "set.npz"
     assert np.load(tmp_path / "set.npz")["a"].shape == (3,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bayesify.datasets import images
+from bayesify.datasets import image_sources, images
 
 
 @pytest.fixture
@@ -31,6 +31,9 @@ def test_gray_images_get_a_channel(folder):
 
 def test_the_folder_comes_from_the_environment(folder, monkeypatch):
     monkeypatch.setenv("BAYESIFY_DATA", str(folder[0]))
+    with pytest.raises(ValueError, match=r"notmnist_test10k\.npz: .*should have 10000 images"):
+        images.load("notmnist")
+    monkeypatch.setattr(image_sources, "verify", lambda name, arrays: None)
     assert len(images.load("notmnist").test_images) == 4
     assert len(images.load("notmnist").train_images) == 0
 

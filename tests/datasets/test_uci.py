@@ -97,7 +97,9 @@ def test_archive_text():
     with pytest.raises(ValueError, match="row 0 of magic has 3"):
         uci_sources.read_classification("magic", "1,2,g\n")
     with pytest.raises(ValueError, match=r"should be \[19020, 10\]"):
-        uci_sources.verify_classification("magic", magic)
+        uci_sources.verify("magic", magic)
+    with pytest.raises(ValueError, match="has a label 'x'; it should be one of g, h"):
+        uci_sources.read_classification("magic", "1.5," * 10 + "x\n")
 
 
 def test_regression_is_downloaded_once_and_verified(tmp_path, monkeypatch):
@@ -134,10 +136,7 @@ def test_regression_is_downloaded_once_and_verified(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["yacht", "wine", "kin8nm"])
 def test_the_published_files(name):
     """Sizes, the known checksums, and splits that partition the rows."""
-    file = uci.REGRESSION[name]
-    with np.load(Path(str(DATA)) / "uci" / f"{file}.npz") as stored:
-        assert uci_sources.digest_all({key: stored[key] for key in stored}) == uci_sources.REGRESSION_SHA256[file]
-    table = uci.load(name, DATA)
+    table = uci.load(name)
     assert len(table.splits) == 20
     assert len(table.gap_splits) == table.X.shape[1]
     for split in (*table.splits, *table.gap_splits):
@@ -145,7 +144,37 @@ def test_the_published_files(name):
 
 
 @needs_data
-def test_the_published_classifications():
-    for name in uci.CLASSIFICATION:
-        with np.load(Path(str(DATA)) / "uci_classification" / f"{name}.npz") as stored:
-            uci_sources.verify_classification(name, {key: stored[key] for key in stored})
+@pytest.mark.parametrize("name", uci.CLASSIFICATION)
+def test_the_published_classifications(name, tmp_path, monkeypatch):
+    """They pass in any order of rows; one value or one label that is not theirs is noticed."""
+    assert uci.load(name).task == "classification"
+    with np.load(Path(str(DATA)) / "uci_classification" / f"{name}.npz") as stored:
+        X, y = stored["X"], stored["y"]
+    order = np.random.default_rng(0).permutation(len(X))
+    uci_sources.verify(name, {"X": X[order], "y": y[order]})
+    swapped, shifted = y.copy(), X.copy()
+    other = int(np.argmax(y != y[0]))
+    swapped[[0, other]] = y[[other, 0]]  # the counts of the classes stay
+    shifted[3, 2] += 0.01
+    for arrays in ({"X": X, "y": swapped}, {"X": shifted, "y": y}):
+        with pytest.raises(ValueError, match="another checksum"):
+            uci_sources.verify(name, arrays)
+    place = tmp_path / "uci_classification"
+    place.mkdir()
+    np.savez(place / f"{name}.npz", X=X, y=swapped)
+    monkeypatch.setenv("BAYESIFY_DATA", str(tmp_path))
+    with pytest.raises(ValueError, match=rf"{name}\.npz: .*another checksum"):
+        uci.load(name)
+
+
+@pytest.mark.parametrize("page", ["<html>please sign in</html>", "4329.23," * 13 + "7,1\n"])
+def test_a_page_in_place_of_the_data_is_not_kept(tmp_path, monkeypatch, page):
+    home = tmp_path / "00264"
+    home.mkdir()
+    (home / "EEG Eye State.arff").write_text(page)
+    monkeypatch.setattr(uci_sources, "ARCHIVE", tmp_path.as_uri())
+    monkeypatch.setenv("BAYESIFY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("BAYESIFY_DATA", raising=False)
+    with pytest.raises(ValueError, match=r"uci: .*what came was removed"):
+        uci.load("eeg")
+    assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []

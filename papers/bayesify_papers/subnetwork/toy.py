@@ -72,8 +72,8 @@ def load(name: str, folder: str | Path | None = None) -> Data:
         made = toy.cosine().standardized()
         assert made.gap is not None
         return Data(name, made.x, made.y, made.grid, made.gap)
-    with np.load(obtain("toy", "toy/matern_1d.npz", folder), allow_pickle=False) as stored:
-        x, y = torch.from_numpy(stored["x"]).float(), torch.from_numpy(stored["y"]).float()
+    _, stored = obtain("toy", "toy/matern_1d.npz", folder)
+    x, y = torch.from_numpy(stored["x"]).float(), torch.from_numpy(stored["y"]).float()
     ordered = x[:, 0].sort().values
     place = int(ordered.diff().argmax())
     grid = torch.linspace(float(ordered[0]) - 1.2, float(ordered[-1]) + 1.2, 240)[:, None]

@@ -34,6 +34,8 @@ MISSING_MARKS = (
 RAGGED = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
 """How pandas says that a line is too long."""
 SEPARATORS = (",", ";", "\t", "|")
+MOST_BYTES = 2 << 30
+"""Of a Parquet file when unpacked; a larger one is refused before it fills the memory."""
 KNOWN_BINARIES = {
     b"PK\x03\x04": "a spreadsheet or zip archive; save the sheet as CSV",
     b"\xd0\xcf\x11\xe0": "an old spreadsheet; save the sheet as CSV",
@@ -59,7 +61,7 @@ def read_table(path: Path) -> tuple[DataFrame, list[str]]:
 
     Raises:
         InputError: If the file is not there, cannot be read, is empty or binary, has two columns of one name, lines of different
-            lengths, or no rows.
+            lengths, or no rows; or if it is Parquet of more than `MOST_BYTES` when unpacked.
     """
     if not path.exists():
         raise InputError(f"{path}: there is no such file")
@@ -92,18 +94,50 @@ def _check_names(path: Path, names: list[str]) -> None:
 
 def _read_parquet(path: Path) -> DataFrame:
     try:
-        import pyarrow.parquet as parquet
+        from pyarrow import parquet
     except ImportError as error:
         raise InputError(f"{path}: Parquet needs pyarrow; pip install 'bayesify[compare]', or save as CSV") from error
     try:
-        table = parquet.read_table(path)
-        _check_names(path, [str(name).strip() for name in table.column_names])
+        with parquet.ParquetFile(path) as file:
+            about, texts = (
+                file.metadata,
+                {field.name: field.type for field in file.schema_arrow if _is_text(field.type)},
+            )
+            _check_names(path, [str(name).strip() for name in file.schema_arrow.names])
+        groups = [about.row_group(index) for index in range(about.num_row_groups)]
+        values = sum(group.column(index).num_values for group in groups for index in range(group.num_columns))
+        _check_size(path, max(8 * values, sum(group.total_byte_size for group in groups)))
+        # Texts come as numbers of entries of a list, so that one long text for all rows costs nothing before it is refused.
+        table = parquet.read_table(path, read_dictionary=list(texts))
+        _check_size(path, sum(_text_bytes(chunk) for name in texts for chunk in table.column(name).chunks))
+        for name, kind in texts.items():
+            table = table.set_column(table.column_names.index(name), name, table.column(name).cast(kind))
         frame: DataFrame = table.to_pandas()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, MemoryError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{path}: is damaged or no Parquet file: {_first_line(error)}") from error
     return frame.reset_index(drop=True)
+
+
+def _is_text(kind: Any) -> bool:
+    from pyarrow import types
+
+    return any(test(kind) for test in (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary))
+
+
+def _text_bytes(chunk: Any) -> int:
+    """Bytes of a column of texts, stored as numbers of entries of a list, when written out."""
+    from pyarrow import compute
+
+    return compute.sum(compute.binary_length(chunk.dictionary).take(chunk.indices)).as_py() or 0
+
+
+def _check_size(path: Path, size: int) -> None:
+    if size > MOST_BYTES:
+        raise InputError(
+            f"{path}: holds {size / 2**30:.1f} GiB when unpacked, more than {MOST_BYTES >> 30}; save fewer rows or columns"
+        )
 
 
 def _read_csv(path: Path, content: bytes) -> tuple[DataFrame, list[str]]:

@@ -8,7 +8,7 @@ from rich.console import Console
 
 
 def plain(text: object) -> str:
-    """Text without characters that a terminal obeys or hides, such as escapes and marks of direction; they become `\\x1b` and the like."""
+    """Text in which what a terminal obeys or hides, such as escapes and marks of direction, is written as `\\x1b` and the like."""
     shown = (sign if sign.isprintable() or sign == "\n" else ascii(sign)[1:-1] for sign in str(text))
     return "".join(shown)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-import tempfile
 import urllib.error
 import urllib.request
+import uuid
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +27,13 @@ CHUNK = 1 << 20
 SECONDS = 60
 """Bytes that are read at a time, and how long a server may be silent."""
 
+MOST_BYTES = 1 << 30
+"""Of a download, and of a file's arrays when unpacked; larger ones are refused. The largest set, SVHN, has 310 million."""
+
+Arrays = dict[str, np.ndarray]
+Check = Callable[[Mapping[str, np.ndarray]], None]
+"""Raises `ValueError` if arrays are not those of a data set."""
+
 
 def cache_folder() -> Path:
     """The folder for downloads: `BAYESIFY_CACHE`, else `bayesify` in the user's cache folder."""
@@ -39,102 +48,171 @@ def obtain(
     owner: str,
     file: str,
     folder: str | Path | None = None,
-    make: Callable[[Path], Mapping[str, np.ndarray]] | None = None,
-) -> Path:
-    """The path of a data file: in a folder, in the cache, or downloaded into the cache.
+    make: Callable[[Path], Arrays] | None = None,
+    check: Check | None = None,
+) -> tuple[Path, Arrays]:
+    """A data file and its arrays: from a folder, from the cache, or downloaded into the cache.
 
     Args:
         owner: Who asks, for messages.
         file: Name of the file, with its folder below the data folder.
-        folder: The only place to look if given; else the folder that `BAYESIFY_DATA` names, then the cache.
-        make: Downloads: from a folder for what it fetches to the arrays of the file. Left out, nothing is downloaded.
+        folder: The only place to look if given, and its file is taken as it is; else the folder that `BAYESIFY_DATA` names, then
+            the cache.
+        make: Downloads: from a folder for what it fetches to the arrays of the file. By default nothing is downloaded.
+        check: Of all arrays but those of a given folder. What fails it in the cache is removed and downloaded again.
 
     Raises:
         FileNotFoundError: If the file is nowhere and cannot be downloaded, with the reason.
-        ValueError: If what came is not what was expected.
+        ValueError: If the arrays are not what was expected; nothing of such a download is kept.
     """
     if folder is not None:
         path = Path(folder) / file
         if not path.is_file():
             raise FileNotFoundError(f"{owner}: {path} does not exist; put {file} there or set {VARIABLE} to its folder")
-        return path
+        return path, _read(owner, path)
     named = os.environ.get(VARIABLE)
     cache = cache_folder()
-    for place in ([Path(named)] if named else []) + [cache]:
-        if (place / file).is_file():
-            return place / file
+    if named and (Path(named) / file).is_file():
+        return Path(named) / file, _read(owner, Path(named) / file, check)
+    path = cache / file
+    if path.is_file():
+        try:
+            return path, _read(owner, path, check)
+        except ValueError:
+            if make is None:
+                raise
+            path.unlink(missing_ok=True)
     looked = f"{VARIABLE} ({named})" if named else f"{VARIABLE} (not set)"
     remedy = f"set {VARIABLE} to a folder that holds {file}"
     if make is None:
         raise FileNotFoundError(
             f"{owner}: {file} is neither in {looked} nor in {cache}; {remedy}, or allow the download"
         )
-    path = cache / file
+    work = cache / "downloads" / Path(file).stem
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        work = cache / "downloads" / Path(file).stem
-        write_arrays(path, make(work))
+        arrays = _download(work, make, check)
+        write_arrays(path, arrays)
     except OSError as error:
         if path.is_file():  # another process was quicker and has cleared its downloads away
-            return path
+            return path, _read(owner, path, check)
         raise FileNotFoundError(
             f"{owner}: {file} is neither in {looked} nor in {cache}, and it could not be downloaded: {error}; {remedy}, or "
             f"connect to the network and give {CACHE} a folder that can be written"
         ) from error
     _remove(work)
-    return path
+    return path, arrays
 
 
-def fetch(sources: Sequence[str], path: Path, *, sha256: str | None = None, progress: bool = True) -> Path:
-    """Download a file, so that the path holds nothing or the whole file; one that is there already is kept.
+def _download(work: Path, make: Callable[[Path], Arrays], check: Check | None) -> Arrays:
+    """Download and check; what does not pass is removed, and once replaced if it may be from an earlier attempt."""
+    resumed = work.is_dir()
+    try:
+        arrays = make(work)
+        if check is not None:
+            check(arrays)
+    except ValueError as error:
+        _remove(work)
+        if resumed:
+            return _download(work, make, check)
+        raise ValueError(f"{error}; what came was removed, so that a later call tries again") from error
+    return arrays
+
+
+def _read(owner: str, path: Path, check: Check | None = None) -> Arrays:
+    """The arrays of an `.npz`.
+
+    Raises:
+        ValueError: If it is none, is too large, or does not pass the check; the message names the file.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+        if size > MOST_BYTES:
+            raise ValueError(f"holds {size:,} bytes when unpacked, more than {MOST_BYTES:,}")
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = {key: stored[key] for key in stored}
+        if check is not None:
+            check(arrays)
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{owner}: {path}: {error}; it is damaged or another file: replace or delete it") from error
+    return arrays
+
+
+def fetch(
+    sources: Sequence[str],
+    path: Path,
+    *,
+    sha256: str | None = None,
+    check: Callable[[Path], object] | None = None,
+    progress: bool = True,
+) -> Path:
+    """Download a file, so that the path holds nothing or the whole file; one that is there already and passes is kept.
 
     Args:
         sources: Addresses of the same file, tried in order: `https://`, `http://` or `file://`.
         path: Where it goes; its folder is made.
-        sha256: Of the file, in hexadecimal digits; not compared if left out.
+        sha256: Of the file, in hexadecimal digits; by default it is not compared.
+        check: Raises `ValueError` if the file is not what it should be, such as a page that asks for a password.
         progress: Whether to show a bar on a terminal.
 
     Raises:
         OSError: If no address answers, with what each said.
-        ValueError: If the last file that came has another checksum.
+        ValueError: If the last file that came does not pass; it is not kept.
     """
-    if path.is_file() and (sha256 is None or checksum(path) == sha256):
+    if path.is_file() and _fault(path, sha256, check) is None:
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     said: list[str] = []
     wrong: str | None = None
     for source in sources:
-        handle, partial = tempfile.mkstemp(prefix=path.name + ".", suffix=".partial", dir=path.parent)
+        partial = _beside(path)
         try:
-            with os.fdopen(handle, "wb") as stream:
-                found = _copy(source, stream, path.name, progress)
-            if sha256 is None or found == sha256:
+            with partial.open("xb") as stream:
+                _copy(source, stream, path.name, progress)
+            if (fault := _fault(partial, sha256, check)) is None:
                 os.replace(partial, path)
                 return path
-            wrong = f"{source} has sha256 {found}, not {sha256}; the file has changed or was damaged on its way"
+            wrong = f"{source} {fault}"
         except (OSError, ValueError) as error:
             said.append(f"{source}: {getattr(error, 'reason', None) or error}")
         finally:
-            Path(partial).unlink(missing_ok=True)
+            partial.unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
     if wrong is not None:
         raise ValueError(wrong)
     raise OSError("; ".join(said) or f"no address for {path.name}")
 
 
-def _copy(source: str, stream: Any, title: str, progress: bool) -> str:
-    """Copy what an address holds into a stream, and give its sha256."""
-    digest = hashlib.sha256()
+def _fault(path: Path, sha256: str | None, check: Callable[[Path], object] | None) -> str | None:
+    """What is wrong with a file; `None` if nothing is."""
+    if sha256 is not None and (found := checksum(path)) != sha256:
+        return f"has sha256 {found}, not {sha256}; the file has changed or was damaged on its way"
+    try:
+        if check is not None:
+            check(path)
+    except ValueError as error:
+        return f"gave a file that is not the right one: {error}"
+    return None
+
+
+def _copy(source: str, stream: Any, title: str, progress: bool) -> None:
+    """Copy what an address holds into a stream.
+
+    Raises:
+        OSError: If it is cut short, or larger than a data set can be.
+    """
     request = urllib.request.Request(source, headers={"User-Agent": "bayesify"})
     with urllib.request.urlopen(request, timeout=SECONDS) as answer, _Bar(title, answer, progress) as bar:
         expected, got = answer.headers.get("Content-Length"), 0
         while chunk := answer.read(CHUNK):
             stream.write(chunk)
-            digest.update(chunk)
             got += len(chunk)
             bar.advance(len(chunk))
+            if got > MOST_BYTES:
+                raise OSError(f"more than {MOST_BYTES:,} bytes came; no data set has that many")
     if expected is not None and got != int(expected):
         raise OSError(f"the connection ended after {got} of {expected} bytes")
-    return digest.hexdigest()
 
 
 class _Bar:
@@ -181,13 +259,18 @@ def digest(array: np.ndarray) -> str:
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write an `.npz`, replacing the file at once."""
-    handle, partial = tempfile.mkstemp(prefix=path.name + ".", suffix=".partial", dir=path.parent)
+    partial = _beside(path)
     try:
-        with os.fdopen(handle, "wb") as stream:
+        with partial.open("xb") as stream:
             np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]
         os.replace(partial, path)
     finally:
-        Path(partial).unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
+
+
+def _beside(path: Path) -> Path:
+    """A name that nobody else uses, for a file until it is whole; the file gets the mode that the umask leaves."""
+    return path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
 
 
 def _remove(folder: Path) -> None:

@@ -8,13 +8,15 @@ no unpickling.
 from __future__ import annotations
 
 import gzip
+import math
 import tarfile
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from bayesify.datasets.download import digest, fetch
+from bayesify.datasets.download import MOST_BYTES, digest, fetch
 
 IDX_FILES = {
     "train_images": "train-images-idx3-ubyte.gz",
@@ -45,7 +47,7 @@ FILE_SHA256 = {
     "train_32x32.mat": "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
     "test_32x32.mat": "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
 }
-"""Of files as they are downloaded. MNIST's may be packed anew by a mirror: there the arrays count."""
+"""Of files as they are downloaded. MNIST's may be packed again by a mirror: there the arrays count."""
 
 ARRAY_SHA256: dict[str, dict[str, str]] = {
     "mnist": {
@@ -102,7 +104,7 @@ def download(name: str, folder: Path) -> dict[str, np.ndarray]:
         arrays = _svhn(folder)
     else:
         wanted = [key for key in IDX_FILES if COUNTS[name][0] or key.startswith("test")]
-        arrays = {key: read_idx(_get(name, IDX_FILES[key], folder)) for key in wanted}
+        arrays = {key: read_idx(_get(name, IDX_FILES[key], folder, key)) for key in wanted}
     verify(name, arrays)
     return arrays
 
@@ -111,12 +113,14 @@ def verify(name: str, arrays: Mapping[str, np.ndarray]) -> None:
     """Compare arrays with what is known of a set: checksums where there are any, numbers of images and classes.
 
     Raises:
-        ValueError: If something differs, by the name of the array.
+        ValueError: If something differs or is missing, by the name of the array.
     """
     num_train, num_test, num_classes = COUNTS[name]
     for part, count in (("train", num_train), ("test", num_test)):
         if not count:
             continue
+        if missing := {f"{part}_images", f"{part}_labels"} - set(arrays):
+            raise ValueError(f"images: {name} came without {' and '.join(sorted(missing))}")
         images, labels = arrays[f"{part}_images"], arrays[f"{part}_labels"]
         if len(images) != count or labels.shape != (count,) or len(np.unique(labels)) != num_classes:
             raise ValueError(
@@ -127,33 +131,43 @@ def verify(name: str, arrays: Mapping[str, np.ndarray]) -> None:
             raise ValueError(
                 f"images: {name}'s {part}_labels came unbalanced; each class should have {count // num_classes}"
             )
-    for key, expected in ARRAY_SHA256.get(name, {}).items():
-        if digest(arrays[key]) != expected:
-            raise ValueError(f"images: {name}'s {key} came with another checksum; the source has changed or is damaged")
+    for key in ARRAY_SHA256.get(name, {}):
+        _compare(name, key, arrays[key])
 
 
-def _get(name: str, file: str, folder: Path) -> Path:
-    return fetch([f"{home}/{file}" for home in HOMES[name]], folder / file, sha256=FILE_SHA256.get(file))
+def _compare(name: str, key: str, array: np.ndarray) -> None:
+    if digest(array) != ARRAY_SHA256[name][key]:
+        raise ValueError(f"images: {name}'s {key} came with another checksum; the source has changed or is damaged")
+
+
+def _get(name: str, file: str, folder: Path, key: str | None = None) -> Path:
+    """Download a file; one of IDX is the array `key`."""
+    check = None if key is None else lambda path: _compare(name, key, read_idx(path))
+    return fetch([f"{home}/{file}" for home in HOMES[name]], folder / file, sha256=FILE_SHA256.get(file), check=check)
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """The uint8 array of a gzipped IDX file (LeCun et al. 1998).
+    """The uint8 array of a gzipped IDX file (LeCun et al. 1998); never more than its header and `MOST_BYTES` allow is unpacked.
 
     Raises:
         ValueError: If it is not one.
     """
     try:
-        raw = gzip.decompress(path.read_bytes())
-    except (OSError, EOFError) as error:
+        with gzip.open(path) as stream:
+            start = stream.read(4)
+            if len(start) < 4 or start[:3] != b"\x00\x00\x08":
+                raise ValueError(f"images: {path.name} is not an IDX file of bytes")
+            sizes = stream.read(4 * start[3])
+            shape = np.frombuffer(sizes[: len(sizes) // 4 * 4], ">u4").tolist()
+            size = math.prod(shape)
+            if size > MOST_BYTES:
+                raise ValueError(f"images: {path.name} would unpack to {size:,} bytes, more than {MOST_BYTES:,}")
+            raw = stream.read(size + 1)
+    except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"images: {path.name} is not a whole gzip file: {error}") from error
-    if len(raw) < 4 or raw[:3] != b"\x00\x00\x08":
-        raise ValueError(f"images: {path.name} is not an IDX file of bytes")
-    axes = raw[3]
-    shape = np.frombuffer(raw, ">u4", axes, offset=4).astype(int).tolist()
-    start = 4 + 4 * axes
-    if len(raw) - start != int(np.prod(shape)):
-        raise ValueError(f"images: {path.name} ends after {len(raw)} bytes; its header says {shape}")
-    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape).copy()
+    if len(shape) != start[3] or len(raw) != size:
+        raise ValueError(f"images: {path.name} has {len(raw)} bytes or more; its header says {shape}")
+    return np.frombuffer(raw, np.uint8).reshape(shape).copy()
 
 
 def _cifar(name: str, folder: Path) -> dict[str, np.ndarray]:

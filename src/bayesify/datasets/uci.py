@@ -93,8 +93,8 @@ def load(name: str, folder: str | Path | None = None, *, download: bool = True) 
     """Read a UCI data set.
 
     A folder comes first: the one that is given, or the one that `BAYESIFY_DATA` names, or the cache (`BAYESIFY_CACHE`, else the
-    user's cache folder). What is in none of them is downloaded, verified and kept in the cache: regressions and `letter` by
-    sha256 of all values, `eeg` and `magic` by their sizes and class counts.
+    user's cache folder). What is in none of them is downloaded and kept in the cache. All but the files of a folder that is given
+    are verified by sha256 of all values.
 
     Regressions have the splits of Hernández-Lobato & Adams (2015), 20 of 90 and 10 % (5 for protein), and the gap splits of Foong
     et al. (2019). Classifications have none that all agree on: see `seeded_splits`.
@@ -124,9 +124,9 @@ def load(name: str, folder: str | Path | None = None, *, download: bool = True) 
 
 
 def _read(file: str, name: str, folder: str | Path | None, download: bool) -> dict[str, np.ndarray]:
-    path = obtain("uci", file, folder, partial(uci_sources.download, Path(file).stem) if download else None)
-    with np.load(path, allow_pickle=False) as stored:
-        arrays = {key: stored[key] for key in stored}
+    stem = Path(file).stem
+    make = partial(uci_sources.download, stem) if download else None
+    path, arrays = obtain("uci", file, folder, make, partial(uci_sources.verify, stem))
     if not {"X", "y"} <= set(arrays) or arrays["X"].ndim != 2 or len(arrays["X"]) != len(arrays["y"]):
         raise ValueError(f"uci: {path} holds no X [N, D] with y of N rows; it is not the file of {name}")
     return arrays

@@ -57,8 +57,8 @@ def run_jobs(
     """Run every job, several at a time, and keep each result as a file.
 
     The result of a job is written to `folder/jobs/NAME.json` with the job that made it, at once and whole, as soon as it is
-    there. A later call with an equal job of that name reads the file in its place, unless it was altered. A job that raises or whose worker dies
-    is run again; one whose worker died is run alone then, so that it cannot take others with it.
+    there. A later call with an equal job of that name reads the file in its place, unless it was altered. A job that raises
+    or whose worker dies is run again; one whose worker died is run alone then, so that it cannot take others with it.
 
     Results do not depend on the engine or on the number of workers: each job starts with the global generators of Python,
     NumPy and torch seeded by its name, and computes with the same number of threads.
