@@ -8,12 +8,13 @@ PIP    := $(VENV)/$(INSTALL)
 #   make install TORCH="torch==2.13.0 --index-url <wheel index of your CUDA version>"
 TORCH  ?= torch
 
-.PHONY: install demo test test-slow test-gpu lint format bench bench-peers docs wheel clean help
+.PHONY: install demo test test-all test-slow test-gpu lint format bench bench-peers docs wheel clean help
 
 help:
 	@echo "make install   environment in $(VENV)         make lint    ruff and mypy"
 	@echo "make demo      all methods on toy problems   make bench   ratios against plain passes; overwrites benchmarks/results"
 	@echo "make test      the tests                     make docs    the site, in site/"
+	@echo "make test-all  slow ones too, all extras     make wheel   wheel and source distribution, in dist/"
 
 install: $(VENV)/.installed
 
@@ -31,6 +32,11 @@ demo: install
 test: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --maxprocesses 8
 
+# Everything that needs no GPU, slow tests too, with the extras that are too large for `all`.
+test-all: install
+	$(PIP) -e '.[transformers,dask,ray]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --maxprocesses 8 -m 'not gpu'
+
 test-slow: install
 	$(BIN)/python -m pytest -q -m slow
 
@@ -46,7 +52,7 @@ format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Overwrites the committed benchmarks/results and the README's tables with this machine's figures.
+# Overwrites the committed benchmarks/results and the tables of docs/speed.md with this machine's figures.
 bench: install
 	$(BIN)/python -m benchmarks.run
 	$(BIN)/python -m tools.speed_table
@@ -67,7 +73,7 @@ docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 wheel: install
-	$(BIN)/python -m build --wheel --no-isolation
+	$(BIN)/python -m build --no-isolation
 
 clean:
 	rm -rf $(VENV) .venv-peers build dist site .mypy_cache .ruff_cache .pytest_cache

@@ -23,6 +23,27 @@ def test_continuous_integration_runs_the_readmes_command():
     assert "make test" in README
 
 
+def test_files_for_the_public_host_are_valid_and_run_targets_that_exist():
+    yaml = pytest.importorskip("yaml")
+    files = [*(ROOT / ".github").rglob("*.yml"), ROOT / ".pre-commit-config.yaml"]
+    contents = {path.name: yaml.safe_load(path.read_text()) for path in files}
+    assert {"lint", "test", "docs", "package"} == set(contents["ci.yml"]["jobs"])
+    runners = {entry["runner"] for entry in contents["ci.yml"]["jobs"]["test"]["strategy"]["matrix"]["include"]}
+    assert runners == {"ubuntu-24.04", "ubuntu-24.04-arm"}
+    targets = set(re.findall(r"^([a-z-]+):", MAKEFILE, re.MULTILINE))
+    commands = re.findall(r"run: make ([a-z-]+)", "".join(path.read_text() for path in files))
+    assert len(commands) >= 5
+    assert set(commands) <= targets
+    for name in ("bug.yml", "feature.yml", "numbers.yml"):
+        assert {"name", "description", "body"} <= set(contents[name])
+
+
+def test_all_tests_bring_the_extras_that_all_leaves_out():
+    rule = re.search(r"^test-all: install\n(.*?)\n\n", MAKEFILE, re.MULTILINE | re.DOTALL)[1]
+    assert "'.[transformers,dask,ray]'" in rule
+    assert "-m 'not gpu'" in rule
+
+
 @pytest.mark.parametrize("target", ["install", "demo", "test", "lint", "bench", "docs"])
 def test_every_target_installs_first(target):
     rule = re.search(rf"^{target}:(.*)$", MAKEFILE, re.MULTILINE)

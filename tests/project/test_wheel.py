@@ -1,7 +1,8 @@
-"""The wheel: built without network access, installed into an empty folder, imported from there."""
+"""The source distribution and the wheel made from it, without network access; the wheel installed into an empty folder."""
 
 import subprocess
 import sys
+import tarfile
 import zipfile
 from email.parser import Parser
 from pathlib import Path
@@ -25,11 +26,18 @@ def run(*command, cwd, **environment):
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wheel")
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT, cwd=folder)
-    (built,) = folder.glob("*.whl")
-    return built
+def built(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("built")
+    run(
+        sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT, cwd=folder
+    )  # the wheel from the sdist
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(built):
+    (found,) = built.glob("*.whl")
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +57,17 @@ def test_wheel_holds_the_package_and_nothing_else(wheel):
     assert {str(path.relative_to(ROOT / "src")) for path in files} == {
         name for name in names if name.startswith("bayesify/")
     }
+
+
+def test_source_distribution_holds_the_repository(built):
+    (archive,) = built.glob("*.tar.gz")
+    with tarfile.open(archive) as content:
+        names = {name.split("/", 1)[1] for name in content.getnames()}
+    assert {"pyproject.toml", "README.md", "LICENSE", "tests/conftest.py", "papers/pyproject.toml"} <= names
+    assert not [name for name in names if "__pycache__" in name or name.startswith((".venv", "site/"))]
+    if (ROOT / ".git").exists():
+        tracked = {name for name in run("git", "ls-files", cwd=ROOT).splitlines() if (ROOT / name).exists()}
+        assert tracked - names == set()
 
 
 def test_wheel_metadata(wheel):
