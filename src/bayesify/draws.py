@@ -16,7 +16,7 @@ from bayesify.weights.structured import StructuredWeight
 
 
 class Draw:
-    """One function from the posterior.
+    """One function from the posterior; every argument is an attribute too.
 
     Args:
         runner: The network that the weights belong to.
@@ -28,18 +28,18 @@ class Draw:
     def __init__(
         self, runner: Runner, weights: Mapping[str, Tensor], kl: Tensor, buffers: Mapping[str, Tensor] | None = None
     ) -> None:
-        self._runner = runner
-        self._buffers = buffers or {}
+        self.runner = runner
+        self.buffers = buffers or {}
         self.weights = dict(weights)
         self.kl = kl
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The network's output with these weights."""
-        return self._runner.call({**self.weights, **self._buffers}, args, kwargs)
+        return self.runner.call({**self.weights, **self.buffers}, args, kwargs)
 
 
 class Draws:
-    """S functions from the posterior, the same S for every input.
+    """S functions from the posterior, the same S for every input; every argument is an attribute too.
 
     Args:
         runner: The network that the weights belong to.
@@ -55,8 +55,8 @@ class Draws:
         kl: Tensor,
         buffers: Sequence[Mapping[str, Tensor]] | None = None,
     ) -> None:
-        self._runner = runner
-        self._buffers = buffers
+        self.runner = runner
+        self.buffers = buffers
         self.weights = dict(weights)
         self.kl = kl
 
@@ -69,7 +69,7 @@ class Draws:
         Returns:
             [S, B, ...]; a dict, tuple or dataclass of outputs keeps its type and gets the axis of draws in every tensor.
         """
-        return self._runner.run(self.weights, args, kwargs, buffers=self._buffers)
+        return self.runner.run(self.weights, args, kwargs, buffers=self.buffers)
 
     @torch.no_grad()
     def outputs(
@@ -96,12 +96,12 @@ class Draws:
         total = batch_size(args, kwargs)
         if total == 0:
             raise ValueError("predict: the batch is empty; give at least one example")
-        runner = self._runner
+        runner = self.runner
         with evaluating(runner.network):
             rows, few = rows_within(runner, self.weights, args, kwargs, budget)
         row = select_output(few, output)
         size = len(self) * total * row.element_size() * row.numel() // row.shape[0]
-        frozen, weights, buffers = runner, self.weights, self._buffers
+        frozen, weights, buffers = runner, self.weights, self.buffers
         if not (keep or (keep is None and size <= budget)):
             frozen, weights = runner.snapshot(), {name: _copy(weight) for name, weight in weights.items()}
             buffers = buffers and [{name: value.clone() for name, value in part.items()} for part in buffers]
@@ -129,17 +129,17 @@ class Draws:
             chosen = range(len(self))[index]
             if len(chosen) == 0:
                 raise IndexError(f"Draws: {index} selects none of {len(self)} draws")
-            return Draws(self._runner, at(self.weights, index), self.kl[index], self._buffers and self._buffers[index])
+            return Draws(self.runner, at(self.weights, index), self.kl[index], self.buffers and self.buffers[index])
         if not -len(self) <= index < len(self):
             raise IndexError(f"Draws: index {index} is out of range for {len(self)} draws")
-        buffers = self._buffers[index] if self._buffers else None
-        return Draw(self._runner, at(self.weights, index), self.kl[index], buffers)
+        buffers = self.buffers[index] if self.buffers else None
+        return Draw(self.runner, at(self.weights, index), self.kl[index], buffers)
 
     def __iter__(self) -> Iterator[Draw]:
         return (self[index] for index in range(len(self)))
 
     def __repr__(self) -> str:
-        return f"Draws({len(self)} draws of {len(self.weights)} weights of {type(self._runner.network).__name__})"
+        return f"Draws({len(self)} draws of {len(self.weights)} weights of {type(self.runner.network).__name__})"
 
     def materialize(self) -> Draws:
         """The same draws with every structured weight as a plain tensor."""
@@ -147,13 +147,13 @@ class Draws:
             name: _materialize(weight) if isinstance(weight, StructuredWeight) else weight
             for name, weight in self.weights.items()
         }
-        return Draws(self._runner, weights, self.kl, self._buffers)
+        return Draws(self.runner, weights, self.kl, self.buffers)
 
     def detach(self) -> Draws:
         """The same draws, cut off from the parameters of the posterior and from later training of the point estimates."""
         weights = {name: _copy(weight).detach() for name, weight in self.materialize().weights.items()}
-        buffers = self._buffers and [{name: value.clone() for name, value in part.items()} for part in self._buffers]
-        return Draws(self._runner.snapshot(), weights, self.kl.detach(), buffers)
+        buffers = self.buffers and [{name: value.clone() for name, value in part.items()} for part in self.buffers]
+        return Draws(self.runner.snapshot(), weights, self.kl.detach(), buffers)
 
 
 def _copy(weight: Tensor) -> Tensor:

@@ -274,6 +274,11 @@ class Categorical(Likelihood):
             raise ValueError("likelihoods.Categorical: class_axis=0 is the examples; give the axis of the classes")
         self._class_axis, self._ignore_index = class_axis, ignore_index
 
+    @property
+    def class_axis(self) -> int:
+        """Axis of the outputs that holds the classes."""
+        return self._class_axis
+
     def _classes_last(self, outputs: Tensor) -> Tensor:
         return outputs.movedim(self._class_axis if self._class_axis < 0 else self._class_axis + 1, -1)
 

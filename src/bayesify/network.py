@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import ChainMap
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -14,8 +15,7 @@ from bayesify import objectives
 from bayesify.configuration import Choice, make_likelihood, make_prior, parse_posterior, unfold_configuration
 from bayesify.draws import Draws
 from bayesify.likelihoods import Likelihood, should_check
-from bayesify.posteriors.base import DrawRequest, Posterior
-from bayesify.posteriors.ensemble import Ensemble
+from bayesify.posteriors.base import DrawRequest, Posterior, Posteriors
 from bayesify.predictive.base import Predictive
 from bayesify.priors import Prior
 from bayesify.running import cuda_graphs
@@ -113,7 +113,7 @@ class BayesianNetwork(nn.Module):
         self._catalog = known
         self._left = selection.left
         self._selectors = [selector for selector, _ in selection.taken]
-        self._output = output
+        self.output = output
         modules = {weight.name: owner_of(net, weight.name)[0] for weight in taken}
         values = take_out(self.network, taken)
         self.layout = NetworkLayout(net, taken, values)
@@ -122,13 +122,12 @@ class BayesianNetwork(nn.Module):
         self._weights = {weight.name: weight for weight in taken}
         self.prior = prior.bind(self._weights).to(reference)
         scales = self.prior.live()
-        self.posteriors = nn.ModuleList(
+        self.posteriors = Posteriors(
             posterior.bind(group_layers(weights), values, modules, scales, Runner(self.network, self._weights))
             for (_, posterior), (_, weights) in zip(posteriors, selection.taken, strict=True)
         )
-        for part in self._parts():
-            if isinstance(part, Ensemble):
-                part.keep_statistics(running_statistics(self.network))
+        for part in self.posteriors:
+            part.bind_buffers(running_statistics(self.network), list(self.posteriors))
         self.likelihood = copy.deepcopy(likelihood).to(reference) if likelihood is not None else None
         self.train(net.training)
 
@@ -150,23 +149,30 @@ class BayesianNetwork(nn.Module):
         """
         if len(self.posteriors) > 1:
             raise ValueError(f"this network has {len(self.posteriors)} posteriors; use bnn.posteriors[i]")
-        return self._parts()[0]
-
-    def _parts(self) -> list[Posterior]:
-        return list(self.posteriors)  # type: ignore[arg-type]
+        return next(iter(self.posteriors))
 
     @property
     def weights(self) -> dict[str, Weight]:
         """The weights under a posterior, by name."""
         return dict(self._weights)
 
-    def draw(self, num_draws: int = 1, *, generator: torch.Generator | None = None, antithetic: bool = False) -> Draws:
+    def draw(
+        self,
+        num_draws: int = 1,
+        *,
+        generator: torch.Generator | None = None,
+        antithetic: bool = False,
+        local: bool = False,
+        num_data: int | None = None,
+    ) -> Draws:
         """Draw functions from the posterior.
 
         Args:
             num_draws: S.
             generator: Source of randomness, on any device; the global one if left out.
             antithetic: Draw Gaussian noise in pairs of opposite sign: half the random numbers, less Monte Carlo error.
+            local: Whether noise may differ between examples: for a training objective only, never for prediction.
+            num_data: N, where the draws are for a bound over a dataset of that size.
 
         Returns:
             The draws; differentiable by the posterior's parameters.
@@ -174,50 +180,41 @@ class BayesianNetwork(nn.Module):
         Raises:
             ValueError: If `num_draws` is below 1.
         """
-        return self._draw(num_draws, generator, antithetic)
-
-    def _draw(
-        self,
-        num_draws: int,
-        generator: torch.Generator | None = None,
-        antithetic: bool = False,
-        local: bool = False,
-        num_data: int | None = None,
-    ) -> Draws:
         if not isinstance(num_draws, int) or isinstance(num_draws, bool) or num_draws < 1:
             raise ValueError(f"num_draws={num_draws}; give an integer of at least 1")
         runner = Runner(self.network, self._weights)
         prior = self.prior.draw(num_draws, generator)
         weights: dict[str, Tensor] = {}
-        members: dict[int, Tensor] = {}
+        networks: dict[int, Tensor] = {}
         kl: Any = prior.kl
-        for posterior in sorted(self._parts(), key=lambda posterior: posterior.runs_network):
-            request = DrawRequest(num_draws, prior, generator, antithetic, local, runner, weights, num_data, members)
-            with self._full_precision():
+        for posterior in sorted(self.posteriors, key=lambda posterior: posterior.runs_network):
+            request = DrawRequest(num_draws, prior, generator, antithetic, local, runner, weights, num_data, networks)
+            with self.full_precision():
                 part, part_kl = cuda_graphs.draw(posterior, request)
             weights.update(self.layout.cast(part))
             kl = kl + part_kl
-        ensemble = next((part for part in self._parts() if isinstance(part, Ensemble)), None)
-        return Draws(runner, weights, kl.expand(num_draws), ensemble.statistics_of(request) if ensemble else None)
+        owned = [found for part in self.posteriors if (found := part.buffers_for(request)) is not None]
+        buffers = [dict(ChainMap(*each)) for each in zip(*owned, strict=True)]
+        return Draws(runner, weights, kl.expand(num_draws), buffers or None)
 
     def _means(self) -> dict[str, Tensor]:
         """The posterior means [1, *shape] by name, those of posteriors that run the network given the others'."""
         means: dict[str, Tensor] = {}
-        for part in sorted(self._parts(), key=lambda part: part.runs_network):
+        for part in sorted(self.posteriors, key=lambda part: part.runs_network):
             others = (
                 {name: mean[0] for name, mean in self.layout.cast(dict(means)).items()} if part.runs_network else {}
             )
             means |= {name: mean.unsqueeze(0) for name, mean in part.mean_given(others).items()}
         return means
 
-    def _full_precision(self) -> AbstractContextManager[Any]:
+    def full_precision(self) -> AbstractContextManager[Any]:
         """Autocast is for the network: a KL that is summed or a factor that is inverted in bfloat16 is off by percents."""
         device = next(self.posteriors.parameters()).device.type
         return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
     def forward(self, *args: Any, generator: torch.Generator | None = None, **kwargs: Any) -> Any:
         """The network's output with one fresh draw of the weights."""
-        return self._draw(1, generator)[0](*args, **kwargs)
+        return self.draw(1, generator=generator)[0](*args, **kwargs)
 
     # -- training --------------------------------------------------------------------------------------------------
 
@@ -276,8 +273,8 @@ class BayesianNetwork(nn.Module):
         antithetic: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """The two terms of `elbo` apart: the data term and the KL of each draw, both [S] and in nats."""
-        draws = self._draw(num_draws, generator, antithetic, local=True, num_data=num_data)
-        return self._terms(draws, x, y, num_data, example_weights)
+        draws = self.draw(num_draws, generator=generator, antithetic=antithetic, local=True, num_data=num_data)
+        return self.terms_of(draws, x, y, num_data=num_data, example_weights=example_weights)
 
     def map_objective(self, x: Any, y: Tensor, *, num_data: int, example_weights: Tensor | None = None) -> Tensor:
         r"""$\log p(\mathcal{D} | m) + \log p(m)$ at the posterior mean m, in nats, a scalar; maximise it."""
@@ -288,7 +285,7 @@ class BayesianNetwork(nn.Module):
         self, x: Any, y: Tensor, *, num_data: int, example_weights: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         r"""The two terms of `map_objective` apart: the data term and $-\log p$ of the mean, each [1]."""
-        with self._full_precision():
+        with self.full_precision():
             means = self._means()
             prior = self.prior.typical()
             sizes = {name: weight.numel for name, weight in self._weights.items()}
@@ -297,16 +294,17 @@ class BayesianNetwork(nn.Module):
             )
         self.layout.cast(means)
         draws = Draws(Runner(self.network, self._weights), means, (penalty + prior.kl).expand(1))
-        return self._terms(draws, x, y, num_data, example_weights)
+        return self.terms_of(draws, x, y, num_data=num_data, example_weights=example_weights)
 
-    def _terms(
-        self, draws: Draws, x: Any, y: Tensor, num_data: int, example_weights: Tensor | None
+    def terms_of(
+        self, draws: Draws, x: Any, y: Tensor, *, num_data: int, example_weights: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
+        """The data term of given draws and their KL, both [S] and in nats; see `elbo`."""
         likelihood = self.require_likelihood("elbo")
         args, kwargs = as_inputs(x)
         check_inputs(args, kwargs)
         with explain_shape_errors(args, kwargs):
-            outputs = select_output(draws(*args, **kwargs), self._output)
+            outputs = select_output(draws(*args, **kwargs), self.output)
         log_likelihood = objectives.expected_log_likelihood(outputs, y, likelihood, num_data, example_weights)
         if should_check(log_likelihood):
             objectives.check_result((log_likelihood - draws.kl).sum(), draws.weights, outputs)
@@ -314,11 +312,11 @@ class BayesianNetwork(nn.Module):
 
     def kl(self, *, generator: torch.Generator | None = None) -> Tensor:
         """KL(q || p) in nats, summed over all weights: a scalar; an estimate from one draw where there is no closed form."""
-        if any(posterior.runs_network for posterior in self._parts()):
-            return self._draw(1, generator).kl.mean()
+        if any(posterior.runs_network for posterior in self.posteriors):
+            return self.draw(1, generator=generator).kl.mean()
         prior = self.prior.draw(1, generator)
         total: Any = prior.kl
-        for posterior in self._parts():
+        for posterior in self.posteriors:
             total = total + posterior.kl(prior)
         return torch.as_tensor(total).mean()
 
@@ -331,7 +329,7 @@ class BayesianNetwork(nn.Module):
         before = [copy.deepcopy(part.state_dict()) for part in (self.posteriors, self.prior)]
         try:
             self.prior.set_to_prior()
-            for posterior in self._parts():
+            for posterior in self.posteriors:
                 posterior.set_to_prior(self.prior.draw(1))
         except ValueError:
             self.posteriors.load_state_dict(before[0])
@@ -371,13 +369,14 @@ class BayesianNetwork(nn.Module):
         likelihood = self.require_likelihood("predict")
         args, kwargs = as_inputs(x)
         check_inputs(args, kwargs)
-        draws = self._draw(self._default_draws() if num_draws is None else num_draws, generator, antithetic)
+        count = self._default_draws() if num_draws is None else num_draws
+        draws = self.draw(count, generator=generator, antithetic=antithetic)
         with explain_shape_errors(args, kwargs):
-            outputs = draws.outputs(args, kwargs, output=self._output, keep=keep_outputs, memory=memory)
+            outputs = draws.outputs(args, kwargs, output=self.output, keep=keep_outputs, memory=memory)
         return likelihood.predictive(outputs)
 
     def _default_draws(self) -> int:
-        supports = {part.num_distinct_draws for part in self._parts()} - {1}
+        supports = {part.num_distinct_draws for part in self.posteriors} - {1}
         if not supports:
             return 1
         return (supports.pop() if len(supports) == 1 else None) or 32
@@ -388,9 +387,8 @@ class BayesianNetwork(nn.Module):
         plain = copy.deepcopy(self.network)
         means = {name: mean[0] for name, mean in self.layout.cast(self._means()).items()}
         put_in(plain, list(self._weights.values()), means)
-        for part in self._parts():
-            if isinstance(part, Ensemble):
-                part.average_statistics(plain)
+        for part in self.posteriors:
+            part.average_buffers(plain)
         return plain
 
     # -- description -----------------------------------------------------------------------------------------------
@@ -400,19 +398,21 @@ class BayesianNetwork(nn.Module):
         if self._selectors == [None]:
             posterior: Any = self.posterior.config()
         else:
-            posterior = {selector: part.config() for selector, part in zip(self._selectors, self._parts(), strict=True)}
+            posterior = {
+                selector: part.config() for selector, part in zip(self._selectors, self.posteriors, strict=True)
+            }
         return {
             "posterior": posterior,
             "prior": self.prior.config(),
             "likelihood": self.likelihood.config() if self.likelihood is not None else None,
-            "output": self._output,
+            "output": self.output,
         }
 
     def summary(self) -> Summary:
         """Each weight, its posterior or why it was left alone, and parameters before and after."""
         drawn: dict[str, tuple[str, int | None]] = {}
         remarks = dict(self._left)
-        for posterior in self._parts():
+        for posterior in self.posteriors:
             remarks |= posterior.remarks()
             for name, count in posterior.count_by_weight().items():
                 drawn[name] = (type(posterior).__name__, count)

@@ -87,7 +87,7 @@ def test_activations_of_one_member_are_held():
 def test_small_networks_run_together_and_convolutions_in_a_loop():
     for net, mode in ((mlp(), "vmap"), (conv(), "loop")):
         bnn = bayesify.bayesianize(net, posteriors.Ensemble(MEMBERS), likelihood="categorical")
-        assert bnn.draw(MEMBERS)._runner.mode(MEMBERS) == mode
+        assert bnn.draw(MEMBERS).runner.mode(MEMBERS) == mode
 
 
 def test_interrupted_training_continues_to_the_same_result(tmp_path):

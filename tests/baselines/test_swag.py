@@ -103,13 +103,13 @@ def test_each_draw_gets_statistics_of_the_data_under_its_own_weights():
     for index, draw in enumerate(draws):
         maps = nn.functional.conv2d(x, draw.weights["0.weight"], draw.weights["0.bias"])
         parts = maps[:30].transpose(0, 1).flatten(1).var(1), maps[30:].transpose(0, 1).flatten(1).var(1)
-        own = draws._buffers[index]
+        own = draws.buffers[index]
         torch.testing.assert_close(own["1.running_mean"], maps.mean((0, 2, 3)), rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(own["1.running_var"], 0.75 * parts[0] + 0.25 * parts[1], rtol=1e-5, atol=1e-6)
     again = swag.predict(x, draws=draws)
     torch.testing.assert_close(again.outputs, draws[0:3].outputs((x,), {}).kept)
     assert swag.network[1].momentum == model[1].momentum
-    assert not torch.equal(draws._buffers[0]["1.running_mean"], draws._buffers[1]["1.running_mean"])
+    assert not torch.equal(draws.buffers[0]["1.running_mean"], draws.buffers[1]["1.running_mean"])
     plain = swag.mean_network(loader).eval()
     torch.testing.assert_close(plain[1].running_mean, plain[0](x).mean((0, 2, 3)).detach(), rtol=1e-5, atol=1e-6)
 

@@ -97,7 +97,7 @@ def test_mean_network(name: str, case: Case) -> None:
         assert all(found[alias] is found[weight.name] for alias in weight.aliases)
     with torch.no_grad():
         weights_close({key: found[key] for key in bnn.weights}, bnn.posterior.mean())
-        expected = call(bnn.draw(1)[0].__class__(bnn.draw(1)._runner, bnn.posterior.mean(), torch.zeros(())), inputs)
+        expected = call(bnn.draw(1)[0].__class__(bnn.draw(1).runner, bnn.posterior.mean(), torch.zeros(())), inputs)
         close(call(plain, inputs), expected)
     assert plain.training == case.training
     own = {id(parameter) for parameter in bnn.parameters()}

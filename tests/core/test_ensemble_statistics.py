@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -99,6 +100,45 @@ def test_two_ensembles_of_one_network_take_the_same_members():
     weights = bnn.draw(30).weights
     pairs = {(a.sum().item(), b.sum().item()) for a, b in zip(weights["0.weight"], weights["1.weight"], strict=True)}
     assert len(pairs) == 3
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (3, 3), (2, 3), (2, 4), (4, 2)])
+def test_several_ensembles_are_networks_with_one_set_of_statistics_each(sizes):
+    """Network n of lcm(K1, K2) has member n mod K of each ensemble, and the statistics it would have alone."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 1)
+    )
+    chosen = {"0": posteriors.Ensemble(sizes[0]), "2": posteriors.Ensemble(sizes[1])}
+    bnn = bayesify.bayesianize(net, chosen, likelihood=likelihoods.Gaussian(0.1))
+    x, count = torch.randn(64, 2) * 3 + 5, math.lcm(*sizes)
+    bnn.train()
+    with torch.no_grad():
+        for batch in x.split(16):
+            bnn.draw(count)(batch)  # every network sees every batch once
+    bnn.eval()
+    alone = []
+    for index in range(count):
+        plain = copy.deepcopy(net)
+        state = plain.state_dict()
+        for part in bnn.posteriors:
+            state |= {name: value[index % part.members].detach() for name, value in part.value.items()}
+        plain.load_state_dict(state)
+        for batch in x.split(16):
+            plain.train()(batch)
+        alone.append(plain.eval())
+    with torch.no_grad():
+        outputs = torch.stack([plain(x) for plain in alone])
+        prediction = bnn.predict(x)
+    assert prediction.outputs.shape[0] == count  # by default each network once
+    torch.testing.assert_close(prediction.mean, outputs.mean(0), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(prediction.epistemic, outputs.var(0, unbiased=False), rtol=1e-3, atol=1e-5)
+    plain = dict(bnn.mean_network().named_buffers())
+    for name in ("1.running_mean", "1.running_var", "3.running_mean", "3.running_var"):
+        expected = torch.stack([dict(each.named_buffers())[name] for each in alone]).mean(0)
+        torch.testing.assert_close(plain[name], expected, rtol=1e-4, atol=1e-5)
+    if count == 1:
+        torch.testing.assert_close(bnn.mean_network().eval()(x), prediction.mean, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["mean_field", "ensemble", "matrix_normal", "dropout"])

@@ -58,7 +58,7 @@ def test_moments_of_one_example(name: str, monkeypatch: pytest.MonkeyPatch) -> N
 
         monkeypatch.setattr(local_gaussian, "standard_normal", constant)
         with torch.no_grad():
-            draws = bnn._draw(1, local=True)
+            draws = bnn.draw(1, local=True)
             assert all(isinstance(weight, LocalGaussian) for weight in draws.weights.values())
             output: Tensor = draws(x)[0]
         return output
@@ -93,7 +93,7 @@ def test_only_the_training_objective_uses_it() -> None:
     bnn.likelihood = likelihoods.Gaussian()
     x = torch.randn(1, 3).expand(6, -1)
     with torch.no_grad():
-        local = bnn._draw(1, generator(), local=True)(x)[0]
+        local = bnn.draw(1, generator=generator(), local=True)(x)[0]
         assert not torch.allclose(local[0], local[1]), "examples have noise of their own in training"
         for outputs in (bnn(x), bnn.draw(2)(x)[1], bnn.predict(x, 2).outputs[0]):
             torch.testing.assert_close(outputs[0], outputs[1]), "a prediction is a function of x"
@@ -119,7 +119,7 @@ def test_the_objective_is_unbiased() -> None:
 def test_a_tied_weight_is_drawn_once() -> None:
     """Two uses of one weight must see one value, so a tied weight is never local."""
     bnn = convert("mean_field", CASES["tied"], local_reparameterization=True)
-    weights = bnn._draw(1, generator(), local=True).weights
+    weights = bnn.draw(1, generator=generator(), local=True).weights
     assert not isinstance(weights["embedding.weight"], LocalGaussian)
     assert isinstance(weights["body.weight"], LocalGaussian)
 
@@ -130,7 +130,7 @@ def test_a_formed_weight_is_the_same_in_every_use() -> None:
     bnn = convert("mean_field", case, local_reparameterization=True)
     x = case.batch()[0]
     with torch.no_grad():
-        draw = bnn._draw(1, generator(), local=True)[0]
+        draw = bnn.draw(1, generator=generator(), local=True)[0]
         output = draw(x)
         formed = {name: weight.materialize() for name, weight in draw.weights.items()}
         torch.testing.assert_close(output, torch.func.functional_call(bnn.network, formed, (x,)))

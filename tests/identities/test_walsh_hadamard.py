@@ -452,7 +452,7 @@ def test_noise_per_example(covariance: str, shape: tuple[int, int]) -> None:
     part: Any = bnn.posterior
     x = numbers(shape[1])
     with torch.no_grad():
-        local = bnn._draw(1, generator(), local=True)
+        local = bnn.draw(1, generator=generator(), local=True)
         assert isinstance(local.weights["weight"], LocalWalshHadamardWeight)
         outputs = local[0](x.expand(n, 2, -1))
         shared = bnn.draw(1)
@@ -505,7 +505,7 @@ def test_what_a_graph_can_record() -> None:
     ):
         bnn = bayesify.bayesianize(net, posteriors.WalshHadamard(**options))
         assert bnn.posterior.capturable == expected
-        plain = all(type(value) is Tensor for value in bnn._draw(1, local=True).weights.values())
+        plain = all(type(value) is Tensor for value in bnn.draw(1, local=True).weights.values())
         assert plain == expected
 
 

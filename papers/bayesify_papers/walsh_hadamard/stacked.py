@@ -324,7 +324,7 @@ def _prior_stds(network: BayesianNetwork) -> Tensor:
     ]
     if isinstance(posterior, WalshHadamard):
         for size in posterior.groups:
-            stds.append(posterior._prior_std(size, prior).cpu().expand(-1, size).flatten().double())
+            stds.append(posterior.prior_std(size, prior).cpu().expand(-1, size).flatten().double())
     return torch.cat(stds)
 
 

@@ -76,7 +76,7 @@ class BayesianModule(_Module):
             raise ValueError(f"BayesianModule: kl_weight={kl_weight}; give a number of at least 0")
         self.bnn = bnn
         self.num_data = num_data
-        self.num_draws = num_draws or max(posterior.training_draws for posterior in bnn._parts())
+        self.num_draws = num_draws or max(posterior.training_draws for posterior in bnn.posteriors)
         self.kl_weight, self.kl_schedule = kl_weight, kl_schedule or KLSchedule()
         self.prediction_draws, self.prediction_seed = prediction_draws, prediction_seed
         self._make_optimizer = optimizer or (lambda parameters: torch.optim.Adam(parameters, lr=learning_rate))

@@ -60,7 +60,7 @@ class PredictiveGraph(nn.Module):
 
     def __init__(self, draws: Draws, likelihood: Likelihood, output: str | int | None, keys: tuple[str, ...]) -> None:
         super().__init__()
-        runner, own = draws._runner, draws._buffers
+        runner, own = draws.runner, draws.buffers
         source = runner.network
         shared = {id(value): value for value in source.parameters()} | {id(value): value for value in source.buffers()}
         members = []

@@ -61,8 +61,8 @@ def fit_members(
         TypeError: If the posterior is not an `Ensemble`.
         ValueError: If an argument is out of range, or ensembles of one network have different sizes.
     """
-    parts = [part for part in bnn._parts() if isinstance(part, Ensemble)] if isinstance(bnn, BayesianNetwork) else []
-    if not parts or len(parts) < len(bnn._parts()):
+    parts = [part for part in bnn.posteriors if isinstance(part, Ensemble)] if isinstance(bnn, BayesianNetwork) else []
+    if not parts or len(parts) < len(bnn.posteriors):
         raise TypeError("fit_members: the posterior is not an Ensemble; make the network with posteriors.Ensemble()")
     if len({part.members for part in parts}) > 1:
         raise ValueError("fit_members: ensembles of different sizes in one network; give them the same members")
@@ -80,7 +80,7 @@ def fit_members(
         sums = [0.0, 0.0]
         for member in range(members):
             draws = draw_member(bnn, parts, member)
-            log_likelihood, kl = bnn._terms(draws, data.x, data.y, total, data.weights)
+            log_likelihood, kl = bnn.terms_of(draws, data.x, data.y, num_data=total, example_weights=data.weights)
             (-(log_likelihood - kl).sum() / (total * members)).backward()
             sums[0] -= float(log_likelihood.detach().sum()) / (total * members)
             sums[1] += float(kl.detach().sum()) / members
@@ -114,7 +114,7 @@ def fit_members(
 def draw_member(bnn: BayesianNetwork, parts: list[Ensemble], member: int) -> Draws:
     """One member of an ensemble as a draw, with its own batch statistics, differentiable by its weights."""
     chosen = {parts[0].members: torch.tensor([member], device=next(parts[0].parameters()).device)}
-    request = DrawRequest(1, bnn.prior.draw(1), members=chosen)
+    request = DrawRequest(1, bnn.prior.draw(1), networks=chosen)
     weights: dict[str, Tensor] = {}
     kl = torch.zeros(())
     for part in parts:
@@ -122,4 +122,4 @@ def draw_member(bnn: BayesianNetwork, parts: list[Ensemble], member: int) -> Dra
         weights |= drawn
         kl = kl.to(part_kl) + part_kl
     bnn.layout.cast(weights)
-    return Draws(Runner(bnn.network, bnn.weights), weights, kl.expand(1), parts[0].statistics_of(request))
+    return Draws(Runner(bnn.network, bnn.weights), weights, kl.expand(1), parts[0].buffers_for(request))

@@ -63,7 +63,7 @@ class FixedDraws:
 
 
 def _state(model: FixedDraws) -> dict[str, Tensor]:
-    runner = model.draws._runner
+    runner = model.draws.runner
     named: dict[str, Tensor] = dict(runner.network.named_parameters())
     named.update(runner.network.named_buffers())
     named.update({name: value for name, value in runner.point_values.items() if name in named})
@@ -73,7 +73,7 @@ def _state(model: FixedDraws) -> dict[str, Tensor]:
 
 
 def _fingerprint(model: FixedDraws) -> dict[str, str]:
-    runner = model.draws._runner
+    runner = model.draws.runner
     result = fingerprint(runner.network)
     for name, value in model.draws.weights.items():
         for alias in (name, *runner.weights[name].aliases):

@@ -63,7 +63,7 @@ class NaturalGradient(ABC):
         owner = type(self).__name__
         if not isinstance(bnn, BayesianNetwork):
             raise TypeError(f"{owner}: {type(bnn).__name__} is not a BayesianNetwork; make one with bayesianize")
-        for part in bnn._parts():
+        for part in bnn.posteriors:
             if type(part) is not self.family:
                 raise TypeError(
                     f"{owner}: the posterior is {type(part).__name__}; make the network with {self.family.__name__}()"
@@ -133,7 +133,7 @@ class NaturalGradient(ABC):
         total = 0.0
         for weights in each(draws.weights):
             with explain_shape_errors(args, kwargs):
-                seen = LayerPass(self._runner, weights, self.rules(), args, kwargs, self.bnn._output)
+                seen = LayerPass(self._runner, weights, self.rules(), args, kwargs, self.bnn.output)
             with torch.enable_grad():
                 log_prob = self.likelihood.log_prob(seen.outputs, y, has_draws=False)
                 loss = -(log_prob if example_weights is None else log_prob * example_weights).sum()

@@ -120,7 +120,7 @@ class NoisyKFAC(NaturalGradient):
         self._inverses: dict[str, tuple[Tensor, Tensor]] = {}
 
     def _layers(self) -> Iterator[tuple[MatrixNormal, Layer]]:
-        for part in self.bnn._parts():
+        for part in self.bnn.posteriors:
             assert isinstance(part, MatrixNormal)
             for layer in part.layers:
                 yield part, layer
@@ -308,7 +308,7 @@ def fisher_root(likelihood: Likelihood, outputs: Tensor) -> Tensor:
     """
     outputs = as_float(outputs)
     if isinstance(likelihood, Categorical):
-        if likelihood._class_axis not in (-1, outputs.ndim - 1):
+        if likelihood.class_axis not in (-1, outputs.ndim - 1):
             raise ValueError("NoisyKFAC: classes are not on the last axis of the outputs; use fisher='empirical'")
         probs = outputs.softmax(-1)
         return torch.diag_embed(probs.sqrt()) - probs.unsqueeze(-1) * probs.sqrt().unsqueeze(-2)

@@ -90,7 +90,7 @@ def nuts(
 
 def _start(bnn: BayesianNetwork) -> dict[str, Tensor]:
     means: dict[str, Tensor] = {}
-    for posterior in bnn._parts():
+    for posterior in bnn.posteriors:
         means |= {name: mean.detach() for name, mean in posterior.mean().items()}
     return means
 
@@ -106,7 +106,7 @@ class _Potential:
         self.runner = Runner(bnn.network, bnn.weights)
         self.shapes = {name: tuple(value.shape) for name, value in start.items()}
         self.sizes = {name: value.numel() for name, value in start.items()}
-        self.dtype, self.output = next(iter(start.values())).dtype, bnn._output
+        self.dtype, self.output = next(iter(start.values())).dtype, bnn.output
         (self.args, self.kwargs), self.y = as_inputs(x), y
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:

@@ -103,7 +103,7 @@ class VOGN(NaturalGradient):
         return name.rpartition(".")[0] in self._rules and not self.bnn.weights[name].aliases
 
     def _mean_fields(self) -> list[MeanField]:
-        return [part for part in self.bnn._parts() if isinstance(part, MeanField)]
+        return [part for part in self.bnn.posteriors if isinstance(part, MeanField)]
 
     def rules(self) -> Mapping[str, Rule]:
         """Rules of all layers that have one."""
@@ -134,7 +134,7 @@ class VOGN(NaturalGradient):
                 general.append(name)
         if general:
             self._check_uncoupled(general[0])
-            found = general_squares(self._runner, seen.weights, general, args, kwargs, at_outputs, self.bnn._output)
+            found = general_squares(self._runner, seen.weights, general, args, kwargs, at_outputs, self.bnn.output)
             squares |= {name: value / batch for name, value in found.items()}
         return {"squares": squares}
 

@@ -334,9 +334,6 @@ class DeepGP(nn.Module):
         """Itself: what `fit` asks for the number of draws and the kind of noise."""
         return (self,)
 
-    def _parts(self) -> list[DeepGP]:
-        return [self]
-
     def require_likelihood(self, what: str) -> Likelihood:
         """The likelihood."""
         return self.likelihood

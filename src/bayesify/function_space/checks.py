@@ -28,7 +28,7 @@ def check_network(bnn: Any) -> None:
         raise TypeError(
             f"FunctionSpaceVI: bnn is {type(bnn).__name__}; make a BayesianNetwork with bayesianize(net, MeanField())"
         )
-    for part in bnn._parts():
+    for part in bnn.posteriors:
         if not isinstance(part, INDEPENDENT):
             raise ValueError(
                 f"FunctionSpaceVI: {type(part).__name__} is not a posterior of independent Gaussian weights with means and "

@@ -143,7 +143,7 @@ def _of_table(
 ) -> Iterator[Tensor]:
     """From the rows of an embedding table that were looked up; the others have no part."""
     words, place = kept.unique(return_inverse=True)
-    g = rule._without_padding(kept, g)  # [K, B, T, D]
+    g = rule.without_padding(kept, g)  # [K, B, T, D]
     rows, size = g.shape[0] * g.shape[1], g.shape[-1]
     pieces = _pieces(size, rows * len(words) * g.element_size(), memory)
 

@@ -88,7 +88,7 @@ class FunctionSpaceVI:
         self.covariance, self.layers, self.jitter = covariance, layers, jitter
         self._memory = None if memory is None else parse_bytes(memory)
         self._settled = layers == "all"
-        self._jacobians = Jacobians(Runner(bnn.network, bnn.weights), list(bnn.weights), output=bnn._output)
+        self._jacobians = Jacobians(Runner(bnn.network, bnn.weights), list(bnn.weights), output=bnn.output)
         self.prior = copy.deepcopy(prior) if prior is not None else Constant(prior_mean, prior_variance)
         self._bind()
         self._recorder = Recorder(bnn)
@@ -107,10 +107,10 @@ class FunctionSpaceVI:
         runner, weights = self._jacobians.runner, self.bnn.weights
         values = {name: mean.detach() for name, mean in self._means().items()}
         with explain_shape_errors(args, kwargs):
-            found = last_layer(runner, weights, args, kwargs, self.bnn._output, values=values, owner="FunctionSpaceVI")
+            found = last_layer(runner, weights, args, kwargs, self.bnn.output, values=values, owner="FunctionSpaceVI")
         layers = {weights[name].layer for name in found}
         names = [name for name in weights if weights[name].layer in layers]
-        self._jacobians = Jacobians(runner, names, output=self.bnn._output)
+        self._jacobians = Jacobians(runner, names, output=self.bnn.output)
         self._bind()
         self._settled = True
 
@@ -128,7 +128,7 @@ class FunctionSpaceVI:
 
     def _means(self) -> dict[str, Tensor]:
         """Means of all weights under the posterior, as the network takes them."""
-        means = {name: mean.unsqueeze(0) for part in self.bnn._parts() for name, mean in part.mean().items()}
+        means = {name: mean.unsqueeze(0) for part in self.bnn.posteriors for name, mean in part.mean().items()}
         self.bnn.layout.cast(means)
         found = {name: mean.squeeze(0) for name, mean in means.items()}
         # Torch says of a view of a parameter that it requires gradients even where they are switched off.
@@ -136,7 +136,7 @@ class FunctionSpaceVI:
 
     def _variances(self) -> dict[str, Tensor]:
         """Variances of the weights that are linearized."""
-        found = {name: value for part in self.bnn._parts() for name, value in part.variance().items()}
+        found = {name: value for part in self.bnn.posteriors for name, value in part.variance().items()}
         return {name: found[name] for name in self._jacobians.names}
 
     def function_moments(
@@ -329,9 +329,9 @@ class FunctionSpaceVI:
         """The two terms of `objective` apart: the data term of each draw [S], and the KL, a scalar."""
         check_deterministic(self.bnn.network)
         check_trainable(self.bnn)
-        draws = self.bnn._draw(num_draws, generator, num_data=num_data)
-        data, _ = self.bnn._terms(draws, x, y, num_data, example_weights)
-        with self.bnn._full_precision():
+        draws = self.bnn.draw(num_draws, generator=generator, num_data=num_data)
+        data, _ = self.bnn.terms_of(draws, x, y, num_data=num_data, example_weights=example_weights)
+        with self.bnn.full_precision():
             return data, self.function_kl(self.context.draw(x, generator))
 
     def fit(self, train_loader: Iterable[Any], *, epochs: int, **options: Any) -> History:

@@ -243,14 +243,14 @@ class LookupRule(Rule):
 
     def dense(self, leaf: str, kept: Tensor, g: Tensor) -> Tensor:
         """Gradients added up by row."""
-        g = self._without_padding(kept, g)  # [K, B, T, D]
+        g = self.without_padding(kept, g)  # [K, B, T, D]
         table = g.new_zeros(g.shape[0], g.shape[1], self.module.num_embeddings, g.shape[-1])
         index = kept.unsqueeze(-1).expand(g.shape)
         return table.scatter_add(2, index, g)
 
     def columns(self, leaf: str, kept: Tensor, g: Tensor, index: Tensor) -> Tensor:
         """Only the chosen entries."""
-        g = self._without_padding(kept, g)
+        g = self.without_padding(kept, g)
         rows, cols = index // g.shape[-1], index % g.shape[-1]
         parts = []
         for part in chunk_entries(len(index), g[..., :1].numel()):
@@ -258,7 +258,8 @@ class LookupRule(Rule):
             parts.append((g[..., cols[part]] * hit).sum(2))
         return torch.cat(parts, dim=-1)
 
-    def _without_padding(self, kept: Tensor, g: Tensor) -> Tensor:
+    def without_padding(self, kept: Tensor, g: Tensor) -> Tensor:
+        """Gradients [K, B, T, D] with those at the padding index set to 0."""
         g = widen(g).reshape(*g.shape[:2], -1, g.shape[-1])
         if self.module.padding_idx is None:
             return g

@@ -64,6 +64,8 @@ class Laplace:
     Attributes:
         network: The copy.
         likelihood: A copy of the given one.
+        values: The trained weights by name.
+        dtype: In which curvature and covariances are computed: float64 for such a network, else float32.
         subset: The chosen weights, after `fit`.
         posterior: The Gaussian over them, after `fit`.
         data: Log-likelihood and count of the examples, after `fit`.
@@ -115,15 +117,15 @@ class Laplace:
         self.network = copy.deepcopy(net).requires_grad_(False)
         reference = self.network.get_parameter(next(iter(self.weights)))
         self.likelihood = copy.deepcopy(made).to(reference.device)
-        self._dtype = torch.float64 if reference.dtype == torch.float64 else torch.float32
-        self.likelihood.to(self._dtype)
+        self.dtype = torch.float64 if reference.dtype == torch.float64 else torch.float32
+        self.likelihood.to(self.dtype)
         self.selector = as_selector(subset)
         self.covariance, self.curvature, self.marginal = covariance, curvature, marginal
         self.memory = parse_bytes(memory)
         self.output = output
         self.base_precision = check_precision(prior_precision, self.weights)
         self._runner = Runner(self.network, known.weights)
-        self._values = {name: self.network.get_parameter(name).detach() for name in self.weights}
+        self.values = {name: self.network.get_parameter(name).detach() for name in self.weights}
         self.subset: Subset | None = None
         self.posterior: WeightCovariance | None = None
         self._derivatives: dict[tuple[str, ...], Jacobians] = {}
@@ -148,20 +150,20 @@ class Laplace:
             ValueError: If the subset is empty or larger than the network, or the covariance exceeds the memory budget.
         """
         self.base_precision, self.posterior = self.prior_precision, None
-        first = parse_batch(_first(loader), read_batch).to(self._device)
+        first = parse_batch(_first(loader), read_batch).to(self.device)
         args, kwargs = as_inputs(first.x)
         check_inputs(args, kwargs)
         everything = Subset(self.weights, dict.fromkeys(self.weights))
         candidates = Candidates(
             self.weights,
-            self._values,
+            self.values,
             self._frozen,
             lambda count: self._diagonal(loader, read_batch, count, progress),
             lambda: everything.split(self.prior(everything)),
             lambda: last_layer(self._runner, self.weights, args, kwargs, self.output),
         )
         size = candidates.total if self.marginal else self.selector.count(candidates)
-        check_budget(self.covariance, size, self.weights, self._dtype, self.memory)
+        check_budget(self.covariance, size, self.weights, self.dtype, self.memory)
         # The likelihood says what does not fit before any long computation.
         with explain_shape_errors(args, kwargs):
             outputs = select_output(self._runner.call({}, *next(split_rows(args, kwargs, 2))), self.output)
@@ -172,8 +174,9 @@ class Laplace:
         return self
 
     @property
-    def _device(self) -> torch.device:
-        return next(iter(self._values.values())).device
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(iter(self.values.values())).device
 
     def _jacobians(self, names: Iterable[str]) -> Jacobians:
         """Derivatives by some weights; kept, since the first batch goes through a comparison."""
@@ -226,9 +229,7 @@ class Laplace:
     def prior(self, subset: Subset) -> Tensor:
         """Prior precision of each chosen weight as it was given, before tuning: [S]."""
         counts = [(subset.count(name), precision_of(self.base_precision, name)) for name in subset.names]
-        return torch.cat(
-            [torch.full((count,), value, dtype=self._dtype, device=self._device) for count, value in counts]
-        )
+        return torch.cat([torch.full((count,), value, dtype=self.dtype, device=self.device) for count, value in counts])
 
     @property
     def prior_precision(self) -> Precision:
@@ -260,13 +261,13 @@ class Laplace:
         """
         _check_draws(num_draws)
         subset, posterior = self.fitted()
-        weights = subset.fill(posterior.draw(num_draws, generator), self._values)
+        weights = subset.fill(posterior.draw(num_draws, generator), self.values)
         return Draws(self._runner, weights, self.kl().expand(num_draws))
 
     def kl(self) -> Tensor:
         r"""KL of the posterior over the chosen weights to their prior $\mathcal{N}(0, \lambda^{-1})$ in nats, a scalar."""
         subset, posterior = self.fitted()
-        mean = subset.take(self._values).to(self._dtype)
+        mean = subset.take(self.values).to(self.dtype)
         prior = posterior.factor * self.prior(subset)
         trace = (prior * posterior.variances()).sum()
         log_det = posterior.log_det_ratio()
@@ -291,10 +292,11 @@ class Laplace:
         subset, posterior = self.fitted()
         if isinstance(posterior, MarginalCovariance):
             subset = posterior.whole.subset
-        return self._evidence(posterior, subset)
+        return self.evidence_of(posterior, subset)
 
-    def _evidence(self, posterior: WeightCovariance, subset: Subset) -> Tensor:
-        mean = subset.take(self._values).to(self._dtype)
+    def evidence_of(self, posterior: WeightCovariance, subset: Subset) -> Tensor:
+        """`log_evidence` under another Gaussian over the chosen weights."""
+        mean = subset.take(self.values).to(self.dtype)
         penalty = 0.5 * (posterior.factor * posterior.prior * mean.square()).sum()
         return self.data.log_likelihood - penalty - 0.5 * posterior.log_det_ratio()
 
@@ -372,11 +374,11 @@ class Laplace:
         subset, posterior = self.fitted()
         means, spreads = [], []
         offsets = posterior.draw(num_draws, generator) if method == "linearized_mc" else None
-        for point in self._linearizations(args, kwargs, budget):
+        for point in self.linearizations(args, kwargs, budget):
             gradients = point.pull(point.identity())
-            mean = point.outputs.detach().to(self._dtype)
+            mean = point.outputs.detach().to(self.dtype)
             if offsets is not None:
-                moved = torch.zeros(num_draws, *gradients.shape, dtype=self._dtype, device=mean.device)
+                moved = torch.zeros(num_draws, *gradients.shape, dtype=self.dtype, device=mean.device)
                 for name, part in subset.split(offsets).items():
                     moved += torch.einsum("kbn,sn->skb", subset.gradients(gradients, name).detach(), part)
                 spreads.append(mean + moved.movedim(1, -1).reshape(num_draws, *mean.shape))
@@ -408,7 +410,7 @@ class Laplace:
         check_inputs(args, kwargs)
         if joint:
             rows = batch_size(args, kwargs) * self.outputs_per_example
-            size = rows * (rows + 2 * posterior.held) * torch.finfo(self._dtype).bits // 8
+            size = rows * (rows + 2 * posterior.held) * torch.finfo(self.dtype).bits // 8
             if size > self.memory:
                 raise ValueError(
                     f"Laplace: a joint covariance of {rows} function values takes {in_words(size)}, more than "
@@ -416,12 +418,13 @@ class Laplace:
                 )
         budget = 2**62 if joint else self.memory
         found = []
-        for point in self._linearizations(args, kwargs, budget):
+        for point in self.linearizations(args, kwargs, budget):
             gradients = point.pull(point.identity())
             found.append(posterior.joint(gradients) if joint else posterior.outputs(gradients))
         return found[0] if joint else torch.cat(found)
 
-    def _linearizations(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], budget: int) -> Iterable[Linearization]:
+    def linearizations(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], budget: int) -> Iterable[Linearization]:
+        """The network linearized in the chosen weights, for pieces of a batch that stay within a budget of bytes."""
         subset, posterior = self.fitted()
         jacobians = self._jacobians(subset.names)
         if batch_size(args, kwargs) == 0:

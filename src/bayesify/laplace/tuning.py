@@ -109,7 +109,7 @@ def _evidence(laplace: Laplace, base: float) -> Callable[[list[float]], list[flo
     over = posterior.whole.subset if isinstance(posterior, MarginalCovariance) else subset
     if isinstance(posterior, FullCovariance) and len(posterior.prior) <= EIGEN_LIMIT:
         posterior.spectrum()
-    return lambda values: [float(laplace._evidence(posterior.rescaled(value / base), over)) for value in values]
+    return lambda values: [float(laplace.evidence_of(posterior.rescaled(value / base), over)) for value in values]
 
 
 def _validation(
@@ -123,7 +123,7 @@ def _validation(
 ) -> Callable[[list[float]], list[float]]:
     posterior = laplace.fitted()[1]
     seed = int(torch.randint(2**31, (), generator=generator, device=generator.device if generator else None))
-    batches = [parse_batch(item, read_batch).to(laplace._device) for item in loader]
+    batches = [parse_batch(item, read_batch).to(laplace.device) for item in loader]
     if not batches:
         raise ValueError("tune_prior_precision: the loader has no examples; give validation data")
 
@@ -141,9 +141,9 @@ def _validation(
             args, kwargs = as_inputs(part.x)
             check_inputs(args, kwargs)
             start = 0
-            for point in laplace._linearizations(args, kwargs, laplace.memory):
+            for point in laplace.linearizations(args, kwargs, laplace.memory):
                 gradients = point.pull(point.identity())
-                mean = point.outputs.detach().to(laplace._dtype)
+                mean = point.outputs.detach().to(laplace.dtype)
                 y = part.y[start : start + len(mean)]
                 start += len(mean)
                 found = (
@@ -162,7 +162,7 @@ def _validation(
             total, count = 0.0, 0
             for part in batches:
                 made = laplace.predict(
-                    part.x, prediction, num_draws, generator=torch.Generator(laplace._device).manual_seed(seed)
+                    part.x, prediction, num_draws, generator=torch.Generator(laplace.device).manual_seed(seed)
                 )
                 total += float(made.log_prob(part.y).double().sum())
                 count += len(part)
@@ -183,7 +183,7 @@ def _fit_noise(laplace: Laplace, steps: int = 50) -> None:
         raise ValueError("tune_prior_precision: noise=True needs covariance='full' without marginal=True")
     start = float(likelihood.noise.detach())
     spectrum: Tensor = posterior.spectrum().double() * start  # of the curvature for unit noise, whitened by the prior
-    mean = subset.take(laplace._values).double()
+    mean = subset.take(laplace.values).double()
     norm = float((posterior.prior.double() * mean.square()).sum())
     count, variance, factor = laplace.num_outputs, start, posterior.factor
     for _ in range(steps):

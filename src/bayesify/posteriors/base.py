@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -32,7 +32,8 @@ class DrawRequest:
         runner: The network, for posteriors that run it in order to draw.
         weights: The draws of other posteriors of the same network, for those that run it.
         num_data: Examples in the dataset, where the draw is for a bound over it.
-        members: Which member of an ensemble each draw takes, [S], by the size of the ensemble; whoever draws first chooses.
+        networks: Which of the networks that ensembles make together each draw is, [S], by their number; whoever draws first
+            chooses.
     """
 
     num_draws: int
@@ -43,7 +44,7 @@ class DrawRequest:
     runner: Any = None
     weights: Mapping[str, Tensor] | None = None
     num_data: int | None = None
-    members: dict[int, Tensor] = field(default_factory=dict)
+    networks: dict[int, Tensor] = field(default_factory=dict)
 
     def normals(self, sizes: Sequence[int], like: Tensor) -> list[Tensor]:
         """Standard normal numbers for several weights in one call.
@@ -143,6 +144,23 @@ class Posterior(nn.Module):
     @abstractmethod
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
         """Make the parameters; see `bind` for the arguments."""
+
+    # -- buffers that differ between draws -------------------------------------------------------------------------
+
+    def bind_buffers(self, buffers: Mapping[str, Tensor], posteriors: Sequence[Posterior]) -> None:
+        """Take charge of buffers that are not the same in every draw; called once all posteriors of the network are bound.
+
+        Args:
+            buffers: Running statistics of the network's normalization layers, by name.
+            posteriors: All posteriors of the network, this one among them.
+        """
+
+    def buffers_for(self, request: DrawRequest) -> list[dict[str, Tensor]] | None:
+        """The buffers of each draw of a request that was drawn, which the network reads and updates; `None`: has none."""
+        return None
+
+    def average_buffers(self, network: nn.Module) -> None:
+        """Put buffers that suit the posterior mean into a plain network, in place."""
 
     @property
     def num_distinct_draws(self) -> int | None:
@@ -257,6 +275,13 @@ class Posterior(nn.Module):
     def sizes(self) -> dict[str, int]:
         """Scalars in each weight, by name."""
         return {weight.name: weight.numel for weight in self.weights}
+
+
+class Posteriors(nn.ModuleList):
+    """The posteriors of one network, in the order of their selectors."""
+
+    def __iter__(self) -> Iterator[Posterior]:  # type: ignore[override]
+        return super().__iter__()  # type: ignore[return-value]
 
 
 def _correlated() -> list[str]:

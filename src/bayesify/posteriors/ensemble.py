@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -19,7 +20,9 @@ class Ensemble(Posterior):
     r"""Several point estimates trained together: $q(w) = \frac1K \sum_k \delta(w - m_k)$ (Lakshminarayanan et al. 2017).
 
     It has no density, so `kl` is the mean over members of $-\log p(m_k)$: with it the ELBO is the mean of the members' MAP
-    objectives. Draws visit the members equally often. Each member has its own running statistics of BatchNorm layers.
+    objectives. Draws visit the members equally often. Each member has its own running statistics of BatchNorm layers. Several
+    ensembles of one network, of $K_1, K_2, \dots$ members, are $L = \operatorname{lcm}(K_1, K_2, \dots)$ networks: the n-th takes
+    member n mod $K_i$ of each and has its own statistics. With equal sizes these are K networks.
     Stored: `value`, with a leading axis of members.
 
     Args:
@@ -41,7 +44,7 @@ class Ensemble(Posterior):
         if init not in ("reset", "network"):
             raise ValueError(f"Ensemble: init={init!r}; give 'reset' or 'network'")
         self.members, self.init = members, init
-        self.training_draws = members
+        self.training_draws = self.num_networks = members
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
         """Start the members apart."""
@@ -65,41 +68,42 @@ class Ensemble(Posterior):
         self.value = NamedParameters({name: torch.stack(members) for name, members in stacked.items()})
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
-        """Members in random order, each equally often; several ensembles of one network take the same ones."""
-        if self.members not in request.members:
+        """Members in random order, each equally often; several ensembles of one network take those of the same networks."""
+        if self.num_networks not in request.networks:
             device = self.value.values()[0].device
-            drawn = choose_members(self.members, request.num_draws, request.generator, device)
-            request.members[self.members] = drawn
-        chosen = request.members[self.members]
+            drawn = choose_members(self.num_networks, request.num_draws, request.generator, device)
+            request.networks[self.num_networks] = drawn
+        chosen = request.networks[self.num_networks] % self.members
         return {name: value[chosen] for name, value in self.value.items()}, self.kl(request.prior)
 
     @property
     def num_distinct_draws(self) -> int:
-        """The members."""
-        return self.members
+        """The members, or the networks that this and other ensembles make together."""
+        return self.num_networks
 
-    def keep_statistics(self, buffers: Mapping[str, Tensor]) -> None:
-        """Give each member batch statistics of its own: those of unrelated networks have no meaningful average.
+    def bind_buffers(self, buffers: Mapping[str, Tensor], posteriors: Sequence[Posterior]) -> None:
+        """Give each network batch statistics of its own, kept by the first ensemble: unrelated ones have no meaningful average."""
+        ensembles = [part for part in posteriors if isinstance(part, Ensemble)]
+        self.num_networks = math.lcm(*(part.members for part in ensembles))
+        for name, value in buffers.items() if self is ensembles[0] else ():
+            self.register_buffer(f"statistics:{name.replace('.', '/')}", torch.stack([value] * self.num_networks))
 
-        Args:
-            buffers: Running statistics of the network's normalization layers, by name.
-        """
-        for name, value in buffers.items():
-            self.register_buffer(f"statistics:{name.replace('.', '/')}", torch.stack([value] * self.members))
-
-    def statistics_of(self, request: DrawRequest) -> list[dict[str, Tensor]]:
+    def buffers_for(self, request: DrawRequest) -> list[dict[str, Tensor]] | None:
         """Views of the statistics that each draw of a request uses and updates."""
-        chosen = request.members[self.members].tolist()
-        return [{name: value[member] for name, value in self._statistics().items()} for member in chosen]
+        statistics = self._statistics()
+        if not statistics:
+            return None
+        chosen = request.networks[self.num_networks].tolist()
+        return [{name: value[network] for name, value in statistics.items()} for network in chosen]
 
-    def average_statistics(self, network: nn.Module) -> None:
-        """Put the members' mean statistics into a plain network, in place."""
+    def average_buffers(self, network: nn.Module) -> None:
+        """Put the networks' mean statistics into a plain network, in place."""
         buffers = dict(network.named_buffers(remove_duplicate=False))
         for name, value in self._statistics().items():
             buffers[name].copy_(value.mean(0) if value.is_floating_point() else value[0])
 
     def _statistics(self) -> dict[str, Tensor]:
-        """Each running statistic of the network by name, with a leading axis of members."""
+        """Each running statistic of the network by name, with a leading axis of networks."""
         return {
             key.removeprefix("statistics:").replace("/", "."): value
             for key, value in self._buffers.items()

@@ -66,7 +66,7 @@ def _walsh_hadamard(posterior: WalshHadamard, name: str, features: Tensor) -> tu
         (size, part) for size, parts in posterior.groups.items() for part in parts if part.weight.name == name
     )
     left, right = posterior.left[str(size)][part.start], posterior.right[str(size)][part.start]
-    family = posterior._family(size)
+    family = posterior.family(size)
     entries = F.pad(features, (0, size * size - features.shape[-1])).unflatten(-1, (size, size))
     sums = dyadic_sums(entries * (left.unsqueeze(-1) * right))  # [B, D]
     slope = hadamard(sums) / math.sqrt(size)  # a

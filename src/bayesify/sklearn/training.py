@@ -219,7 +219,7 @@ def train_posterior(bnn: BayesianNetwork, rows: Rows, plan: Plan, *, effort: flo
         bnn,
         batches,
         epochs=epochs,
-        num_draws=max(plan.num_draws, *(part.training_draws for part in bnn._parts())),
+        num_draws=max(plan.num_draws, *(part.training_draws for part in bnn.posteriors)),
         scheduler=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total),
         step_scheduler="step",
         callbacks=[cap],

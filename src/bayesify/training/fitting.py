@@ -161,7 +161,7 @@ def fit(
         map_epochs=map_epochs,
         kl_weight=float(kl_weight),
         kl_schedule=kl_schedule or KLSchedule(),
-        num_draws=num_draws or max(posterior.training_draws for posterior in bnn._parts()),
+        num_draws=num_draws or max(posterior.training_draws for posterior in bnn.posteriors),
         accumulate=accumulate,
         clip_norm=clip_norm,
         precision=precision,

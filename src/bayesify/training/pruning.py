@@ -28,7 +28,7 @@ def prune(bnn: BayesianNetwork, keep: float) -> BayesianNetwork:
         raise TypeError(f"prune: {type(bnn).__name__} is not a BayesianNetwork; make one with bayesianize")
     if isinstance(keep, bool) or not isinstance(keep, (int, float)) or not 0 < keep <= 1:
         raise ValueError(f"prune: keep={keep}; give a fraction above 0 and at most 1")
-    parts = bnn._parts()
+    parts = bnn.posteriors
     for part in parts:
         part.check_prunable(keep)
     for part in parts:

@@ -147,10 +147,11 @@ class WalshHadamard(Posterior):
             found.append((left, spread * math.sqrt(size) * g, right))
         return tuple(torch.cat(factors) for factors in zip(*found, strict=True))
 
-    def _family(self, size: int) -> Diagonal:
+    def family(self, size: int) -> Diagonal:
+        """q(g) of the blocks of one size."""
         return self.g[str(size)]  # type: ignore[return-value]
 
-    def _prior_std(self, size: int, prior: PriorDraw) -> Tensor:
+    def prior_std(self, size: int, prior: PriorDraw) -> Tensor:
         """Standard deviation of p(g) for each block of a group, [K, 1] or [S, K, 1]."""
         parts, like = self.groups[size], self.left[str(size)]
         stds = [prior.std[part.weight.name] for part in parts for _ in range(part.blocks.count)]
@@ -178,11 +179,11 @@ class WalshHadamard(Posterior):
 
     def _draw_g(self, request: DrawRequest) -> tuple[list[Tensor], Tensor]:
         """Draws of g of every group, [S, K, D] each, and the KL of all, a scalar or [S]."""
-        families = [self._family(size) for size in self.groups]
+        families = [self.family(size) for size in self.groups]
         shapes = [family.mean_value.shape for family in families]
         flat = request.normals([shape.numel() for shape in shapes], families[0].mean_value)
         noise = [eps.view(request.num_draws, *shape) for eps, shape in zip(flat, shapes, strict=True)]
-        stds = [self._prior_std(size, request.prior) for size in self.groups]
+        stds = [self.prior_std(size, request.prior) for size in self.groups]
         if self.covariance == "diagonal" and all(std.ndim == 2 for std in stds):  # in units of p(g), one node for all
             means = [family.mean_value / std for family, std in zip(families, stds, strict=True)]
             logs = [family.log_std - std.log() for family, std in zip(families, stds, strict=True)]
@@ -202,7 +203,7 @@ class WalshHadamard(Posterior):
         for part in self.groups[size]:
             chosen = slice(part.start, part.stop)
             if local and part.linear:
-                family = self._family(size)
+                family = self.family(size)
                 factors = (left, family.mean_value, family.log_std.exp(), family.lower(), right)
                 pieces = [repeat_draws(factor[chosen], request.num_draws) for factor in factors]
                 into[part.weight.name] = LocalWalshHadamardWeight.from_components(
@@ -232,7 +233,7 @@ class WalshHadamard(Posterior):
         """KL of g of all blocks, and of the vectors, in nats; from fixed draws for a flow."""
         total: Any = self.vectors.kl(prior) if self.vectors is not None else 0.0
         for size in self.groups:
-            total = total + self._family(size).kl(self._prior_std(size, prior))
+            total = total + self.family(size).kl(self.prior_std(size, prior))
         return torch.as_tensor(total)
 
     def mean(self) -> dict[str, Tensor]:
@@ -246,7 +247,7 @@ class WalshHadamard(Posterior):
     def _moments(self, which: Literal["mean", "variance"]) -> dict[str, Tensor]:
         found: dict[str, Tensor] = getattr(self.vectors, which)() if self.vectors is not None else {}
         for size, parts in self.groups.items():
-            family, left, right = self._family(size), self.left[str(size)], self.right[str(size)]
+            family, left, right = self.family(size), self.left[str(size)], self.right[str(size)]
             if which == "mean":
                 self._form(parts, dyadic_values(family.mean()), left, right, found)
             else:
@@ -261,7 +262,7 @@ class WalshHadamard(Posterior):
         for size in self.groups:
             for part in self.groups[size]:
                 fixed_std("WalshHadamard", prior, part.weight.name)
-            self._family(size).set_to_prior(self._prior_std(size, prior))
+            self.family(size).set_to_prior(self.prior_std(size, prior))
             for side in (self.left[str(size)], self.right[str(size)]):
                 side.copy_(torch.where(side < 0, -1.0, 1.0))
 
