@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 from bayesify.maths.constraints import positive, raw_positive
 from bayesify.predictive.base import Outputs, Predictive, check_finite
 from bayesify.predictive.classification import ClassificationPredictive
-from bayesify.predictive.regression import RegressionPredictive, gaussian_log_density
+from bayesify.predictive.gaussian import GaussianRegressionPredictive, OutputGaussian, ProbitPredictive
+from bayesify.predictive.regression import RegressionPredictive, gaussian_log_density, with_variance
 
 
 class Likelihood(nn.Module):
@@ -94,6 +96,10 @@ class Likelihood(nn.Module):
     @abstractmethod
     def predictive(self, outputs: Outputs) -> Predictive:
         """The predictive distribution from the outputs of each draw."""
+
+    @abstractmethod
+    def closed_form(self, outputs: OutputGaussian) -> Predictive:
+        """The predictive distribution of a Gaussian over outputs: exact for Gaussian noise, the extended probit for classes."""
 
     @abstractmethod
     def fisher(self, outputs: Tensor) -> Tensor:
@@ -199,7 +205,12 @@ class Gaussian(Likelihood):
     def predictive(self, outputs: Outputs) -> RegressionPredictive:
         """A Gaussian around each draw's outputs."""
         noise = self.noise.detach().clone()
-        return RegressionPredictive(outputs, lambda f: (as_float(f), noise.to(as_float(f))))
+        return RegressionPredictive(outputs, partial(_around, variance=noise))
+
+    def closed_form(self, outputs: OutputGaussian) -> RegressionPredictive:
+        """Exact: $\\mathcal{N}(y; f, C + \\text{noise})$."""
+        noise = self.noise.detach().to(outputs.mean).expand(outputs.mean.shape).clone()
+        return GaussianRegressionPredictive(outputs, outputs.mean, outputs.variance, noise, correlated=True)
 
     def fisher(self, outputs: Tensor) -> Tensor:
         """`I / noise`."""
@@ -243,7 +254,13 @@ class HeteroscedasticGaussian(Likelihood):
 
     def predictive(self, outputs: Outputs) -> RegressionPredictive:
         """A Gaussian per draw with that draw's own variance."""
-        return RegressionPredictive(outputs, self.components)
+        return RegressionPredictive(outputs, HeteroscedasticGaussian.components)
+
+    def closed_form(self, outputs: OutputGaussian) -> RegressionPredictive:
+        r"""A Gaussian whose noise is its expectation under the Gaussian over log-variances, $\exp(f_v + C_{vv} / 2)$."""
+        (mean, log_noise), (variance, spread) = outputs.mean.chunk(2, dim=-1), outputs.variance.chunk(2, dim=-1)
+        noise = (log_noise.clamp(-20, 20) + 0.5 * spread).clamp_max(20).exp()
+        return GaussianRegressionPredictive(outputs, mean, variance, noise, correlated=False)
 
     def fisher(self, outputs: Tensor) -> Tensor:
         """`diag(1 / v, 1 / 2)`."""
@@ -318,11 +335,15 @@ class Categorical(Likelihood):
 
     def predictive(self, outputs: Outputs) -> ClassificationPredictive:
         """A mixture of the draws' class probabilities."""
-        return ClassificationPredictive(
-            outputs,
-            lambda f: F.log_softmax(self._classes_last(as_float(f)), dim=-1),
-            ignore_index=self._ignore_index,
-        )
+        return ClassificationPredictive(outputs, self._log_probs(), ignore_index=self._ignore_index)
+
+    def closed_form(self, outputs: OutputGaussian) -> ClassificationPredictive:
+        """By the extended probit approximation."""
+        return ProbitPredictive(outputs, self._log_probs(), ignore_index=self._ignore_index)
+
+    def _log_probs(self) -> Callable[[Tensor], Tensor]:
+        axis = self._class_axis if self._class_axis < 0 else self._class_axis + 1
+        return partial(_class_log_probs, axis=axis)
 
     def fisher(self, outputs: Tensor) -> Tensor:
         """`diag(p) - p p^T` over the last axis."""
@@ -375,12 +396,11 @@ class Bernoulli(Likelihood):
 
     def predictive(self, outputs: Outputs) -> ClassificationPredictive:
         """A mixture of the draws' probabilities."""
+        return ClassificationPredictive(outputs, _binary_log_probs, binary=True)
 
-        def log_probs(f: Tensor) -> Tensor:
-            f = as_float(f)
-            return torch.stack((F.logsigmoid(-f), F.logsigmoid(f)), dim=-1)
-
-        return ClassificationPredictive(outputs, log_probs, binary=True)
+    def closed_form(self, outputs: OutputGaussian) -> ClassificationPredictive:
+        """By the extended probit approximation."""
+        return ProbitPredictive(outputs, _binary_log_probs, binary=True)
 
     def fisher(self, outputs: Tensor) -> Tensor:
         """`diag(p (1 - p))`."""
@@ -404,6 +424,19 @@ def spread_factor(factor: Tensor) -> Tensor:
 def as_float(outputs: Tensor) -> Tensor:
     """Outputs in at least float32: half precision loses the small differences that log-densities live on."""
     return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
+
+
+def _around(outputs: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    return with_variance(as_float(outputs), variance)
+
+
+def _class_log_probs(outputs: Tensor, axis: int) -> Tensor:
+    return F.log_softmax(as_float(outputs).movedim(axis, -1), dim=-1)
+
+
+def _binary_log_probs(outputs: Tensor) -> Tensor:
+    outputs = as_float(outputs)
+    return torch.stack((F.logsigmoid(-outputs), F.logsigmoid(outputs)), dim=-1)
 
 
 def should_check(tensor: Tensor) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.distributions import Normal
 import bayesify
 from bayesify import ClassificationPredictive, RegressionPredictive, likelihoods, posteriors
 from bayesify.predictive.base import Outputs
+from bayesify.predictive.gaussian import OutputGaussian
 
 S, B, K = 6, 5, 3
 LIKELIHOODS: dict[str, tuple[likelihoods.Likelihood, int]] = {
@@ -286,3 +288,87 @@ def test_targets_that_cannot_be() -> None:
     y[1, 2] = math.nan
     with pytest.raises(ValueError, match=r"targets hold nan at index \[1, 2\]"):
         prediction.log_prob(y)
+
+
+def reduced(prediction: Any, y: Tensor) -> list[Tensor]:
+    if isinstance(prediction, RegressionPredictive):
+        found = [
+            prediction.mean,
+            prediction.variance,
+            prediction.epistemic,
+            prediction.quantile(0.3),
+            prediction.crps(y),
+        ]
+    else:
+        found = [prediction.probs, prediction.entropy, prediction.mutual_information]
+    return [*found, prediction.outputs, prediction.log_prob(y)]
+
+
+def targets(name: str, mean: Tensor) -> Tensor:
+    if name == "categorical":
+        return torch.arange(len(mean)) % K
+    return (torch.rand(len(mean), K) > 0.5).double() if name == "bernoulli" else torch.randn(len(mean), K).double()
+
+
+def closed_form(name: str) -> Any:
+    likelihood, width = LIKELIHOODS[name]
+    root = torch.randn(B, width, width, dtype=torch.float64)
+    return likelihood.double().closed_form(OutputGaussian(torch.randn(B, width).double(), root @ root.mT, seed=1))
+
+
+@pytest.mark.parametrize("name", LIKELIHOODS)
+@pytest.mark.parametrize("make", [lambda name: predict(name)[0], closed_form], ids=["draws", "closed_form"])
+def test_a_pickled_prediction_says_the_same(name: str, make: Any) -> None:
+    prediction = make(name)
+    fresh = pickle.loads(pickle.dumps(prediction))
+    y = targets(name, torch.zeros(B))
+    for before, after in zip(reduced(prediction, y), reduced(fresh, y), strict=True):
+        assert torch.equal(before, after)
+    again = pickle.loads(pickle.dumps(prediction))  # after everything was computed once
+    assert type(again) is type(prediction)
+    assert len(again) == B
+    assert f"{B} examples" in repr(again)
+    assert len(repr(again)) < 100
+
+
+def test_a_streamed_prediction_says_that_it_cannot_be_pickled() -> None:
+    bnn = bayesify.bayesianize(nn.Linear(3, 2), "mean_field", likelihood=likelihoods.Gaussian(0.1))
+    prediction = bnn.predict(torch.randn(50, 3), keep_outputs=False)
+    assert "chunk by chunk" in repr(prediction)
+    with pytest.raises(RuntimeError, match=r"cannot be pickled.*keep_outputs=True"):
+        pickle.dumps(prediction)
+
+
+@pytest.mark.parametrize("name", LIKELIHOODS)
+def test_other_outputs_under_the_same_distribution(name: str) -> None:
+    prediction, f = predict(name)
+    y = targets(name, f[0])
+    before = reduced(prediction, y)
+    other = 0.5 * f.flip(1) + 0.1
+    expected = reduced(LIKELIHOODS[name][0].predictive(Outputs(kept=other)), y)
+    streamed = type(prediction).with_outputs(prediction, Outputs(chunks=lambda: iter(other.split(2, dim=1))))
+    for made in (prediction.with_outputs(other), prediction.map_outputs(lambda f: 0.5 * f.flip(1) + 0.1)):
+        for found, wanted in zip(reduced(made, y), expected, strict=True):
+            torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(streamed.log_prob(y), expected[-1])
+    torch.testing.assert_close(streamed.map_outputs(lambda f: f).log_prob(y), expected[-1])
+    for found, wanted in zip(reduced(prediction, y), before, strict=True):
+        assert torch.equal(found, wanted)
+    with pytest.raises(TypeError, match="no mixture over draws"):
+        closed_form(name).with_outputs(f)
+
+
+def twice_the_variance(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    return mean + 1, 2 * variance
+
+
+@pytest.mark.parametrize("name", REGRESSION)
+def test_other_gaussians_for_the_same_draws(name: str) -> None:
+    prediction, f = predict(name)
+    made = prediction.map_components(twice_the_variance)
+    torch.testing.assert_close(made.mean, prediction.mean + 1)
+    torch.testing.assert_close(made.aleatoric, 2 * prediction.aleatoric)
+    torch.testing.assert_close(made.epistemic, prediction.epistemic)
+    assert torch.equal(made.outputs, f)
+    y = torch.randn(B, K).double()
+    assert torch.equal(pickle.loads(pickle.dumps(made)).log_prob(y), made.log_prob(y))

@@ -26,7 +26,7 @@ class StoredPrediction(ClassificationPredictive):
     """
 
     def __init__(self, probs: Tensor, aleatoric_entropy: Tensor) -> None:
-        super().__init__(Outputs(kept=probs.log().unsqueeze(0)), lambda outputs: outputs)
+        super().__init__(Outputs(kept=probs.log().unsqueeze(0)))
         self._summary = (probs, aleatoric_entropy)
 
 

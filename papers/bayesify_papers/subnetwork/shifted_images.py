@@ -144,4 +144,4 @@ def read(folder: Path, name: str) -> dict[str, ClassificationPredictive]:
 
 def as_predictive(log_probs: Tensor) -> ClassificationPredictive:
     """A prediction from log-probabilities, [B, C]."""
-    return ClassificationPredictive(Outputs(kept=log_probs.unsqueeze(0)), lambda outputs: outputs)
+    return ClassificationPredictive(Outputs(kept=log_probs.unsqueeze(0)))

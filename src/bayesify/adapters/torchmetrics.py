@@ -86,7 +86,7 @@ def as_predictive(prediction: Predictive | Tensor) -> Predictive:
             f"torchmetrics: a tensor of shape {tuple(prediction.shape)} does not hold class probabilities; "
             "pass what predict(x) returns, or probabilities [B, C] that sum to 1"
         )
-    return ClassificationPredictive(Outputs(kept=prediction.log().unsqueeze(0)), lambda logs: logs)
+    return ClassificationPredictive(Outputs(kept=prediction.log().unsqueeze(0)))
 
 
 class NLL(PredictiveScore):

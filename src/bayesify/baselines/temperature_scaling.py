@@ -6,7 +6,8 @@ import copy
 import inspect
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -15,8 +16,7 @@ from torch import Tensor, nn
 from bayesify.configuration import make_likelihood
 from bayesify.draws import Draws
 from bayesify.likelihoods import Likelihood
-from bayesify.predictive.base import Outputs, Predictive
-from bayesify.predictive.classification import ClassificationPredictive
+from bayesify.predictive.base import Predictive
 from bayesify.predictive.regression import RegressionPredictive
 from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_errors
 from bayesify.running.runner import Runner
@@ -115,7 +115,8 @@ class TemperatureScaling:
             data = data if device is None else data.to(device)
             drawing = self._drawing(num_draws, seed) | options
             prediction = self._predict(data.x, keep_outputs=True, **drawing)
-            found.append((_widened(prediction), data.y))
+            # In float64, in which one number is fitted to rounding.
+            found.append((prediction.with_outputs(prediction.outputs.double()), data.y))
         if not found:
             raise ValueError("TemperatureScaling: the loader yields no batch; give one over validation data")
         if isinstance(found[0][0], RegressionPredictive):
@@ -204,43 +205,17 @@ def rescale(
     Raises:
         TypeError: If the prediction is no mixture over draws.
     """
-    if type(prediction) is RegressionPredictive:
-        components = prediction._components
-
-        def scaled(outputs: Tensor) -> tuple[Tensor, Tensor]:
-            mean, variance = components(outputs)
-            return mean, variance * variance_scale
-
-        return RegressionPredictive(prediction._source, scaled)
-    if type(prediction) is ClassificationPredictive:
-        made = copy.copy(prediction)
-        made.__dict__ = {
-            key: value for key, value in vars(prediction).items() if key.startswith("_") and key != "_summary"
-        }
-        made._source = _divided(prediction._source, temperature)
-        return made
-    raise TypeError(
-        f"TemperatureScaling: {type(prediction).__name__} is no mixture over draws of outputs; use a prediction by draws"
-    )
+    if not prediction.is_mixture:
+        raise TypeError(
+            f"TemperatureScaling: {type(prediction).__name__} is no mixture over draws of outputs; use a prediction by draws"
+        )
+    if isinstance(prediction, RegressionPredictive):
+        return prediction.map_components(partial(_scaled, factor=variance_scale))
+    return prediction.map_outputs(lambda outputs: outputs / temperature)
 
 
-def _divided(source: Outputs, temperature: float | Tensor) -> Outputs:
-    if source.kept is not None:
-        return Outputs(kept=source.kept / temperature)
-
-    def chunks() -> Iterator[Tensor]:
-        return (chunk / temperature for chunk in source)
-
-    return Outputs(chunks=chunks)
-
-
-def _widened(prediction: Predictive) -> Predictive:
-    """The same prediction in float64, in which one number is fitted to rounding."""
-    made = copy.copy(prediction)
-    made._source = Outputs(kept=prediction.outputs.double())
-    made.__dict__.pop("_summary", None)
-    made.__dict__.pop("_moments", None)
-    return made
+def _scaled(mean: Tensor, variance: Tensor, factor: float | Tensor) -> tuple[Tensor, Tensor]:
+    return mean, variance * factor
 
 
 def _nll(

@@ -23,15 +23,12 @@ class ProcessPredictive(RegressionPredictive):
         seed: Of `outputs`.
     """
 
+    is_mixture = False
+
     def __init__(self, mean: Tensor, variance: Tensor, noise: Tensor, seed: int) -> None:
         self._mean, self._variance, self._seed = mean, variance, seed
         self._noise = noise.to(mean).expand(mean.shape[1:])
-        outputs = mean.shape[-1]
-
-        def components(both: Tensor) -> tuple[Tensor, Tensor]:
-            return both[..., :outputs], both[..., outputs:]
-
-        super().__init__(Outputs(kept=torch.cat((mean, variance + self._noise), dim=-1)), components)
+        super().__init__(Outputs(kept=torch.cat((mean, variance + self._noise), dim=-1)), _halves)
 
     @cached_property
     def _moments(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -54,3 +51,8 @@ class ProcessPredictive(RegressionPredictive):
         generator = torch.Generator().manual_seed(self._seed)
         noise = torch.randn(self._mean.shape, generator=generator, dtype=self._mean.dtype).to(self._mean.device)
         return self._mean + self._variance.sqrt() * noise
+
+
+def _halves(both: Tensor) -> tuple[Tensor, Tensor]:
+    mean, variance = both.chunk(2, dim=-1)
+    return mean, variance

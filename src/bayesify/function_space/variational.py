@@ -20,6 +20,7 @@ from bayesify.jacobians import Jacobians, check_deterministic
 from bayesify.likelihoods import should_check
 from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Predictive
+from bayesify.predictive.gaussian import OutputGaussian
 from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_errors
 from bayesify.running.last_layer import last_layer
 from bayesify.running.memory import batch_size, count_activation_bytes, parse_bytes, split_rows
@@ -381,13 +382,11 @@ class FunctionSpaceVI:
             raise ValueError(f"predict: method={method!r}; give 'draws' or 'linearized'")
         if options:
             raise TypeError(f"predict: {', '.join(options)} is for method='draws'; leave it out")
-        from bayesify.laplace.predictive import OutputGaussian, closed_form
-
         likelihood = self.bnn.require_likelihood("predict")
         with evaluating(self.bnn.network):
             mean, found = self.function_moments(x, "example")
         seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device if generator else "cpu"))
-        return closed_form(OutputGaussian(mean.reshape(-1, *self._output_shape), found, seed), likelihood)
+        return likelihood.closed_form(OutputGaussian(mean.reshape(-1, *self._output_shape), found, seed))
 
     def config(self) -> dict[str, Any]:
         """All choices as plain data, those of the network left out."""

@@ -22,7 +22,6 @@ from bayesify.laplace.covariances import (
     WeightCovariance,
 )
 from bayesify.laplace.kronecker_covariance import KroneckerCovariance
-from bayesify.laplace.predictive import OutputGaussian, closed_form
 from bayesify.laplace.prior_precision import Precision, check_precision, precision_of, scaled
 from bayesify.laplace.progress import showing
 from bayesify.laplace.subset import Subset
@@ -30,6 +29,7 @@ from bayesify.likelihoods import Gaussian, Likelihood
 from bayesify.maths.constraints import raw_positive
 from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Outputs, Predictive
+from bayesify.predictive.gaussian import OutputGaussian
 from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_errors
 from bayesify.running.last_layer import last_layer
 from bayesify.running.memory import batch_size, in_words, parse_bytes, split_rows
@@ -392,7 +392,7 @@ class Laplace:
         seed = torch.initial_seed() % 2**31  # nothing is drawn unless asked for, and then the same each time
         if generator is not None:
             seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
-        return closed_form(OutputGaussian(torch.cat(means), torch.cat(spreads), seed), self.likelihood)
+        return self.likelihood.closed_form(OutputGaussian(torch.cat(means), torch.cat(spreads), seed))
 
     @torch.no_grad()
     def output_covariance(self, x: Any, *, joint: bool = False) -> Tensor:

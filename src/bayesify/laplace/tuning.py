@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from bayesify.laplace.covariances import EIGEN_LIMIT, FullCovariance, MarginalCovariance
-from bayesify.laplace.predictive import OutputGaussian, closed_form
 from bayesify.likelihoods import Gaussian
+from bayesify.predictive.gaussian import OutputGaussian
 from bayesify.running.inputs import as_inputs, check_inputs
 from bayesify.training.batches import BatchReader, parse_batch
 
@@ -150,7 +150,7 @@ def _validation(
                     own.outputs(gradients).unsqueeze(0) if own is not None else posterior.outputs(gradients, factors)
                 )
                 for place, covariance in enumerate(found):
-                    made = closed_form(OutputGaussian(mean, covariance, seed), laplace.likelihood)
+                    made = laplace.likelihood.closed_form(OutputGaussian(mean, covariance, seed))
                     totals[place] += made.log_prob(y).double().sum().cpu()
                 count += len(mean)
         return (totals / count).tolist()

@@ -280,7 +280,7 @@ class Posterior(nn.Module):
 class Posteriors(nn.ModuleList):
     """The posteriors of one network, in the order of their selectors."""
 
-    def __iter__(self) -> Iterator[Posterior]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[Posterior]:
         return super().__iter__()  # type: ignore[return-value]
 
 

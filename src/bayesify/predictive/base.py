@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import cached_property
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -35,6 +37,20 @@ class Outputs:
         per_row = max(1, self.kept[:, :1].numel())
         yield from self.kept.split(max(1, ELEMENTS_AT_ONCE // per_row), dim=1)
 
+    def transform(self, function: Callable[[Tensor], Tensor]) -> Outputs:
+        """A function of the outputs, entry by entry of the first two axes: kept or computed again as these are."""
+        if self.kept is not None:
+            return Outputs(kept=function(self.kept))
+        return Outputs(chunks=lambda: (function(chunk) for chunk in self))
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.kept is None:
+            raise RuntimeError(
+                "Predictive: cannot be pickled or copied, its outputs are computed chunk by chunk from the network; "
+                "call predict(..., keep_outputs=True), or predict fewer rows at a time"
+            )
+        return vars(self)
+
     def map(self, function: Callable[..., Any], *rowwise: Tensor) -> Any:
         """Apply a function to each chunk and join the results along their first axis, the examples.
 
@@ -59,12 +75,49 @@ class Outputs:
 class Predictive:
     """The predictive distribution of a batch of examples, a mixture over draws.
 
+    It can be pickled where its outputs are kept.
+
     Args:
         outputs: The network's outputs of each draw.
     """
 
+    is_mixture: ClassVar[bool] = True
+    """Whether it is a mixture over draws of a distribution given each draw's outputs, and nothing else."""
+
     def __init__(self, outputs: Outputs) -> None:
         self._source = outputs
+
+    def with_outputs(self, outputs: Tensor | Outputs) -> Self:
+        """The same mixture over other outputs of the draws, [S, B, ...]; this one stays as it is.
+
+        Raises:
+            TypeError: If this is no mixture over draws of outputs, but a closed form.
+        """
+        made = self._fresh()
+        made._source = outputs if isinstance(outputs, Outputs) else Outputs(kept=outputs)
+        return made
+
+    def map_outputs(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """The same mixture with a function of each draw's outputs in their place, such as logits over a temperature.
+
+        Raises:
+            TypeError: If this is no mixture over draws of outputs, but a closed form.
+        """
+        return self.with_outputs(self._source.transform(function))
+
+    def _fresh(self) -> Self:
+        """A copy without what was computed from the outputs."""
+        if not self.is_mixture:
+            raise TypeError(
+                f"{type(self).__name__} is no mixture over draws of outputs; use a prediction by draws, such as "
+                "method='draws' or method='network_mc'"
+            )
+        made = copy.copy(self)
+        for kind in type(self).__mro__:
+            for name, member in vars(kind).items():
+                if isinstance(member, cached_property):
+                    vars(made).pop(name, None)
+        return made
 
     @property
     def outputs(self) -> Tensor:
@@ -87,6 +140,13 @@ class Predictive:
     def __len__(self) -> int:
         kept = self._source.kept
         return kept.shape[1] if kept is not None else sum(chunk.shape[1] for chunk in self._source)
+
+    def __repr__(self) -> str:
+        kept = self._source.kept
+        if kept is None:
+            return f"{type(self).__name__}(outputs computed chunk by chunk)"
+        draws = f"{kept.shape[0]} draws" if self.is_mixture else "closed form"
+        return f"{type(self).__name__}({draws}, {kept.shape[1]} examples, outputs {list(kept.shape[2:])})"
 
 
 def check_finite(tensor: Tensor, what: str) -> None:

@@ -17,7 +17,8 @@ class ClassificationPredictive(Predictive):
 
     Args:
         outputs: The network's outputs of each draw.
-        log_probs: Log-probabilities [S, rows, ..., C] from outputs, classes last.
+        log_probs: Log-probabilities [S, rows, ..., C] from outputs, classes last; by default outputs are log-probabilities.
+            A function of a module (or a partial of one), so that predictions can be pickled.
         binary: Whether each entry is a yes or no of its own: then C = 2, and `probs` is the probability of yes.
         ignore_index: A label that stands for "no label here" and adds nothing to `log_prob`.
     """
@@ -25,13 +26,13 @@ class ClassificationPredictive(Predictive):
     def __init__(
         self,
         outputs: Outputs,
-        log_probs: Callable[[Tensor], Tensor],
+        log_probs: Callable[[Tensor], Tensor] | None = None,
         *,
         binary: bool = False,
         ignore_index: int | None = None,
     ) -> None:
         super().__init__(outputs)
-        self._log_probs = log_probs
+        self._log_probs = log_probs or as_given
         self._binary = binary
         self._ignore_index = ignore_index
 
@@ -111,6 +112,11 @@ class ClassificationPredictive(Predictive):
             wrong = labels[outside][0].item()
             raise ValueError(f"log_prob: label {wrong} is out of range; labels go from 0 to {classes - 1}")
         return labels
+
+
+def as_given(outputs: Tensor) -> Tensor:
+    """Outputs that are log-probabilities already."""
+    return outputs
 
 
 def _entropy(log_probs: Tensor) -> Tensor:

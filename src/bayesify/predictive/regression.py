@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -17,12 +18,23 @@ class RegressionPredictive(Predictive):
 
     Args:
         outputs: The network's outputs of each draw.
-        components: Means and variances [S, rows, O] of the Gaussians, from outputs [S, rows, ...].
+        components: Means and variances [S, rows, O] of the Gaussians, from outputs [S, rows, ...]. A function of a module (or
+            a partial of one), so that predictions can be pickled.
     """
 
     def __init__(self, outputs: Outputs, components: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
         super().__init__(outputs)
         self._components = components
+
+    def map_components(self, function: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Self:
+        """The same draws with other Gaussians: a function of their means and variances [S, rows, O] in place of these.
+
+        Raises:
+            TypeError: If this is no mixture over draws of outputs, but a closed form.
+        """
+        made = self._fresh()
+        made._components = partial(_composed, self._components, function)
+        return made
 
     @cached_property
     def _moments(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -134,6 +146,19 @@ class RegressionPredictive(Predictive):
     def _rowwise(self, function: Callable[..., Tensor], y: Tensor) -> Tensor:
         result: Tensor = self._source.map(function, match_targets(y, self.mean))
         return result
+
+
+def _composed(
+    inner: Callable[[Tensor], tuple[Tensor, Tensor]],
+    outer: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    outputs: Tensor,
+) -> tuple[Tensor, Tensor]:
+    return outer(*inner(outputs))
+
+
+def with_variance(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """Components of Gaussians around outputs, with a given variance."""
+    return mean, variance.to(mean)
 
 
 def match_targets(y: Tensor, mean: Tensor) -> Tensor:

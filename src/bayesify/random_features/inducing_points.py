@@ -10,8 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from bayesify.laplace.predictive import GaussianRegressionPredictive, OutputGaussian
 from bayesify.likelihoods import Gaussian
+from bayesify.predictive.gaussian import OutputGaussian
 from bayesify.predictive.regression import RegressionPredictive
 from bayesify.random_features.features import check_scale, starting_lengthscales
 from bayesify.random_features.process import MEMORY, NOISE
@@ -114,7 +114,7 @@ class InducingPointGP(nn.Module):
         """
         check_inputs((x,), {})
         mean, variance = self.function_moments(x, memory=memory)
-        return GaussianRegressionPredictive(OutputGaussian(mean, variance.unsqueeze(-1), seed=0), self.likelihood)
+        return self.likelihood.closed_form(OutputGaussian(mean, variance.unsqueeze(-1), seed=0))
 
 
 def count_inducing_parameters(num_inducing: int, num_inputs: int, covariance: Literal["diagonal", "full"]) -> int:

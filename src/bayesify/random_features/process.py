@@ -10,12 +10,12 @@ from torch import Tensor
 
 from bayesify import objectives
 from bayesify.configuration import make_likelihood, make_posterior
-from bayesify.laplace.predictive import OutputGaussian, closed_form
 from bayesify.likelihoods import Gaussian, Likelihood, should_check
 from bayesify.maths.constraints import positive
 from bayesify.network import BayesianNetwork
 from bayesify.posteriors import FullCovariance, MeanField, Posterior, WalshHadamard
 from bayesify.predictive.base import Predictive
+from bayesify.predictive.gaussian import OutputGaussian
 from bayesify.priors import Standard
 from bayesify.random_features.features import RandomFeatureNetwork, RandomFourierFeatures
 from bayesify.random_features.moments import has_moments, linear_moments
@@ -191,7 +191,7 @@ class RandomFeatureGP(BayesianNetwork):
         likelihood = self.require_likelihood("predict")
         check_inputs((x,), {})
         mean, variance = self.function_moments(x, memory=MEMORY if memory is None else memory)
-        return closed_form(OutputGaussian(mean, torch.diag_embed(variance), seed=0), likelihood)
+        return likelihood.closed_form(OutputGaussian(mean, torch.diag_embed(variance), seed=0))
 
     @torch.no_grad()
     def condition(self, x: Tensor, y: Tensor, *, memory: int = MEMORY) -> None:

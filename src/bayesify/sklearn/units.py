@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 
 from torch import Tensor
 
@@ -19,23 +18,36 @@ class ScaledPredictive(RegressionPredictive):
         scale: [O], positive.
     """
 
+    is_mixture = False
+
     def __init__(self, inner: RegressionPredictive, shift: Tensor, scale: Tensor) -> None:
-        super().__init__(inner._source, inner._components)
         self._inner, self._shift, self._scale = inner, shift, scale
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __repr__(self) -> str:
+        return f"ScaledPredictive({self._inner!r})"
 
     @property
     def outputs(self) -> Tensor:
         """The network's outputs of each draw in the targets' units: [S, B, O]."""
         return self._shift + self._scale * self._inner.outputs
 
-    @cached_property
-    def _moments(self) -> tuple[Tensor, Tensor, Tensor]:
-        square = self._scale.square()
-        return (
-            self._shift + self._scale * self._inner.mean,
-            square * self._inner.epistemic,
-            square * self._inner.aleatoric,
-        )
+    @property
+    def mean(self) -> Tensor:
+        """E[y]: [B, O]."""
+        return self._shift + self._scale * self._inner.mean
+
+    @property
+    def epistemic(self) -> Tensor:
+        """That of z in y's unit squared: [B, O]."""
+        return self._scale.square() * self._inner.epistemic
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """That of z in y's unit squared: [B, O]."""
+        return self._scale.square() * self._inner.aleatoric
 
     def _standardized(self, y: Tensor) -> Tensor:
         return (match_targets(y, self.mean) - self._shift) / self._scale

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
-from bayesify.likelihoods import HeteroscedasticGaussian, Likelihood
 from bayesify.maths.cholesky import stable_cholesky
 from bayesify.maths.eigen import stable_eigh
 from bayesify.maths.gamma import widened
-from bayesify.predictive.base import Outputs, Predictive
+from bayesify.predictive.base import Outputs
 from bayesify.predictive.classification import ClassificationPredictive
-from bayesify.predictive.regression import RegressionPredictive, match_targets
+from bayesify.predictive.regression import RegressionPredictive, match_targets, with_variance
 
 NUM_DRAWS = 32
 """Draws from the Gaussian over outputs that `outputs` and `mutual_information` are made of."""
@@ -59,26 +58,23 @@ class OutputGaussian:
 class GaussianRegressionPredictive(RegressionPredictive):
     r"""$\mathcal{N}(y; f, C + \text{noise})$: the exact predictive of the linearized model with Gaussian noise.
 
-    With noise that the network predicts, its expectation under the Gaussian over log-variances is used, $\exp(f_v + C_{vv} / 2)$,
-    and the predictive is taken as Gaussian.
-
     Args:
         outputs: The Gaussian over outputs.
-        likelihood: Gaussian or heteroscedastic.
+        mean: f, those outputs that are means, [B, O].
+        variance: Of f, [B, O].
+        noise: [B, O].
+        correlated: Whether targets are scored jointly over outputs, by the covariance C; else each by its variance.
     """
 
-    def __init__(self, outputs: OutputGaussian, likelihood: Likelihood) -> None:
+    is_mixture = False
+
+    def __init__(
+        self, outputs: OutputGaussian, mean: Tensor, variance: Tensor, noise: Tensor, *, correlated: bool
+    ) -> None:
         self._gaussian = outputs
-        mean, variance = outputs.mean, outputs.variance
-        if isinstance(likelihood, HeteroscedasticGaussian):
-            (mean, log_noise), (variance, spread) = mean.chunk(2, dim=-1), variance.chunk(2, dim=-1)
-            noise = (log_noise.clamp(-20, 20) + 0.5 * spread).clamp_max(20).exp()
-            self._correlated = False
-        else:
-            noise = likelihood.noise.detach().to(mean).expand(mean.shape).clone()  # type: ignore[operator]
-            self._correlated = mean[0].numel() > 1 and outputs.covariance.ndim == 3
+        self._correlated = correlated and mean[0].numel() > 1 and outputs.covariance.ndim == 3
         self._parts = (mean, variance, noise)
-        super().__init__(Outputs(kept=mean.unsqueeze(0)), lambda f: (f, variance.unsqueeze(0) + noise))
+        super().__init__(Outputs(kept=mean.unsqueeze(0)), partial(with_variance, variance=variance + noise))
 
     @property
     def outputs(self) -> Tensor:
@@ -126,16 +122,24 @@ class ProbitPredictive(ClassificationPredictive):
 
     Args:
         outputs: The Gaussian over outputs.
-        likelihood: Categorical or Bernoulli.
+        log_probs: Log-probabilities from outputs; see `ClassificationPredictive`, for the others too.
+        binary: Whether each entry is a yes or no of its own.
+        ignore_index: A label that stands for "no label here".
     """
 
-    def __init__(self, outputs: OutputGaussian, likelihood: Likelihood) -> None:
+    is_mixture = False
+
+    def __init__(
+        self,
+        outputs: OutputGaussian,
+        log_probs: Callable[[Tensor], Tensor],
+        *,
+        binary: bool = False,
+        ignore_index: int | None = None,
+    ) -> None:
         self._gaussian = outputs
-        self._likelihood = likelihood
         scaled = outputs.mean * (1 + math.pi / 8 * outputs.variance).rsqrt()
-        made = likelihood.predictive(Outputs(kept=scaled.unsqueeze(0)))
-        assert isinstance(made, ClassificationPredictive)
-        super().__init__(made._source, made._log_probs, binary=made._binary, ignore_index=made._ignore_index)
+        super().__init__(Outputs(kept=scaled.unsqueeze(0)), log_probs, binary=binary, ignore_index=ignore_index)
 
     @property
     def outputs(self) -> Tensor:
@@ -144,9 +148,8 @@ class ProbitPredictive(ClassificationPredictive):
 
     @cached_property
     def _sampled(self) -> ClassificationPredictive:
-        made = self._likelihood.predictive(Outputs(kept=self._gaussian.draws))
-        assert isinstance(made, ClassificationPredictive)
-        return made
+        drawn = Outputs(kept=self._gaussian.draws)
+        return ClassificationPredictive(drawn, self._log_probs, binary=self._binary, ignore_index=self._ignore_index)
 
     @property
     def aleatoric_entropy(self) -> Tensor:
@@ -157,10 +160,3 @@ class ProbitPredictive(ClassificationPredictive):
     def mutual_information(self) -> Tensor:
         """What the draws disagree about, in nats: [B], or [B, O]; never negative."""
         return self._sampled.mutual_information
-
-
-def closed_form(outputs: OutputGaussian, likelihood: Likelihood) -> Predictive:
-    """The predictive of a Gaussian over outputs: exact for Gaussian noise, the extended probit for classes."""
-    if likelihood.task == "regression":
-        return GaussianRegressionPredictive(outputs, likelihood)
-    return ProbitPredictive(outputs, likelihood)

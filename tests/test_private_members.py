@@ -1,0 +1,65 @@
+"""Seams: nobody reads another module's private members, and nobody asks a model for its signature or attributes."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import bayesify
+
+SOURCE = Path(bayesify.__file__).parent
+ROOT = SOURCE.parents[1]
+FOLDERS = [SOURCE, *(ROOT / name for name in ("papers", "benchmarks", "tools", "examples"))]
+FILES = [path for folder in FOLDERS if folder.is_dir() for path in sorted(folder.rglob("*.py"))]
+
+FOREIGN = {
+    "_version",  # torch.Tensor
+    "_base",
+    "_make_wrapper_subclass",
+    "_parameters",  # torch.nn.Module
+    "_buffers",
+    "_modules",
+    "_flat_weights",
+    "_flat_weights_names",
+    "_init_flat_weights",
+    "_reversed_padding_repeated_twice",
+    "_current_level",  # torch.autograd.forward_ad
+    "_asdict",  # named tuples
+    "_exit",  # os
+}
+"""Private members of torch and of the standard library that there is no public way to."""
+
+
+def private_reads(tree: ast.Module) -> Iterator[ast.Attribute]:
+    """Attributes with a leading underscore of something that is not defined in the same module."""
+    own = {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    for node in ast.walk(tree):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        own |= {target.id for target in targets if isinstance(target, ast.Name)}
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and of_itself(node.value):
+            own.add(node.attr)
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute) or not node.attr.startswith("_") or node.attr.startswith("__"):
+            continue
+        if not (of_itself(node.value) or node.attr in own | FOREIGN or ast.unparse(node).startswith("torch._")):
+            yield node
+
+
+def of_itself(value: ast.expr) -> bool:
+    if isinstance(value, ast.Call):
+        return isinstance(value.func, ast.Name) and value.func.id == "super"
+    return isinstance(value, ast.Name) and value.id in ("self", "cls")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_private_members_are_read_where_they_are_defined(path: Path) -> None:
+    for node in private_reads(ast.parse(path.read_text())):
+        raise AssertionError(f"{path}:{node.lineno}: {ast.unparse(node)} is private elsewhere; make it public there")
+
+
+def test_the_reader_finds_what_is_private() -> None:
+    program = "class A:\n    def f(self, other):\n        self._x = 1\n        return self._y, other._x, other.b._z, super()._w\n"
+    assert [node.attr for node in private_reads(ast.parse(program))] == ["_z"]
