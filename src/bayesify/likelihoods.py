@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayesify.maths.constraints import positive, raw_positive
+from bayesify.maths.value_checks import should_check
 from bayesify.predictive.base import Outputs, Predictive, check_finite
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.gaussian import GaussianRegressionPredictive, OutputGaussian, ProbitPredictive
@@ -437,13 +438,6 @@ def _class_log_probs(outputs: Tensor, axis: int) -> Tensor:
 def _binary_log_probs(outputs: Tensor) -> Tensor:
     outputs = as_float(outputs)
     return torch.stack((F.logsigmoid(-outputs), F.logsigmoid(outputs)), dim=-1)
-
-
-def should_check(tensor: Tensor) -> bool:
-    """Whether values can be looked at: not while a graph is captured or compiled, nor under a function transform."""
-    if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        return False
-    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 REGISTRY: dict[str, type[Likelihood]] = {

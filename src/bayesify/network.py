@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from bayesify import objectives
 from bayesify.configuration import Choice, make_likelihood, make_prior, parse_posterior, unfold_configuration
 from bayesify.draws import Draws
-from bayesify.likelihoods import Likelihood, should_check
+from bayesify.likelihoods import Likelihood
+from bayesify.maths.noise import Randomness, source_of
+from bayesify.maths.value_checks import should_check
 from bayesify.posteriors.base import DrawRequest, Posterior, Posteriors
 from bayesify.predictive.base import Predictive
 from bayesify.priors import Prior
@@ -160,7 +162,7 @@ class BayesianNetwork(nn.Module):
         self,
         num_draws: int = 1,
         *,
-        generator: torch.Generator | None = None,
+        generator: Randomness = None,
         antithetic: bool = False,
         local: bool = False,
         num_data: int | None = None,
@@ -183,12 +185,13 @@ class BayesianNetwork(nn.Module):
         if not isinstance(num_draws, int) or isinstance(num_draws, bool) or num_draws < 1:
             raise ValueError(f"num_draws={num_draws}; give an integer of at least 1")
         runner = Runner(self.network, self._weights)
-        prior = self.prior.draw(num_draws, generator)
+        noise = source_of(generator)
+        prior = self.prior.draw(num_draws, noise)
         weights: dict[str, Tensor] = {}
         networks: dict[int, Tensor] = {}
         kl: Any = prior.kl
         for posterior in sorted(self.posteriors, key=lambda posterior: posterior.runs_network):
-            request = DrawRequest(num_draws, prior, generator, antithetic, local, runner, weights, num_data, networks)
+            request = DrawRequest(num_draws, prior, noise, antithetic, local, runner, weights, num_data, networks)
             with self.full_precision():
                 part, part_kl = cuda_graphs.draw(posterior, request)
             weights.update(self.layout.cast(part))
@@ -227,7 +230,7 @@ class BayesianNetwork(nn.Module):
         num_draws: int = 1,
         kl_weight: float = 1.0,
         example_weights: Tensor | None = None,
-        generator: torch.Generator | None = None,
+        generator: Randomness = None,
         antithetic: bool = False,
     ) -> Tensor:
         r"""Evidence lower bound of the whole dataset from one batch, in nats; maximise it.
@@ -269,7 +272,7 @@ class BayesianNetwork(nn.Module):
         num_data: int,
         num_draws: int = 1,
         example_weights: Tensor | None = None,
-        generator: torch.Generator | None = None,
+        generator: Randomness = None,
         antithetic: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """The two terms of `elbo` apart: the data term and the KL of each draw, both [S] and in nats."""

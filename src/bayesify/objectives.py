@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bayesify.likelihoods import Likelihood, should_check
+from bayesify.likelihoods import Likelihood
+from bayesify.maths.value_checks import should_check
 
 
 def expected_log_likelihood(

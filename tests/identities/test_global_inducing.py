@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import bayesify
 from bayesify import BayesianNetwork, likelihoods, posteriors, priors
+from bayesify.maths.noise import NoiseSource
 from bayesify.posteriors import DrawRequest, GlobalInducing, LocalInducing, MeanField, Posterior
 from bayesify.running.runner import Runner
 
@@ -212,7 +213,7 @@ def concatenated(bnn: BayesianNetwork, x: Tensor, seed: int) -> tuple[Tensor, Te
     part = bnn.posterior
     assert isinstance(part, GlobalInducing)
     layers = [entry.layer for entry in part.maps.values()]
-    request = DrawRequest(1, bnn.prior.draw(1), generator(seed))
+    request = DrawRequest(1, bnn.prior.draw(1), NoiseSource(generator(seed)))
     noise = dict(zip([layer.name for layer in layers], request.normals([layer.numel for layer in layers],
                      next(part.parameters())), strict=True))  # fmt: skip
     (inputs,), _ = part.inducing_inputs.arguments()
@@ -318,9 +319,9 @@ def test_vmap_equals_loop() -> None:
     bnn = convert("global_inducing", CASES["nested"], torch.float64)
     runner = Runner(bnn.network, bnn.weights)
     prior = bnn.prior.draw(6)
-    together = bnn.posterior.draw(DrawRequest(6, prior, generator(), runner=runner))
+    together = bnn.posterior.draw(DrawRequest(6, prior, NoiseSource(generator()), runner=runner))
     runner.mode = lambda num_draws: "loop"  # type: ignore[method-assign, assignment]
-    apart = bnn.posterior.draw(DrawRequest(6, prior, generator(), runner=runner))
+    apart = bnn.posterior.draw(DrawRequest(6, prior, NoiseSource(generator()), runner=runner))
     torch.testing.assert_close(together[0], apart[0], rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(together[1], apart[1], rtol=1e-10, atol=1e-12)
 
@@ -361,7 +362,7 @@ def test_attention_is_drawn_by_its_linear_maps() -> None:
         targets = part.pseudo_outputs["attention.out_proj"].flatten(0, 1)  # type: ignore[union-attr]
         mean = torch.linalg.solve(precision, features.T @ (weights * targets)).T
         sizes = [entry.layer.numel for entry in part.maps.values()]  # type: ignore[union-attr]
-        noise = DrawRequest(1, bnn.prior.draw(1), generator(6)).normals(sizes, mean)[1].view(5, 4)
+        noise = DrawRequest(1, bnn.prior.draw(1), NoiseSource(generator(6))).normals(sizes, mean)[1].view(5, 4)
         factor = torch.linalg.cholesky(precision / 4)
         expected = mean + 0.5 * torch.linalg.solve_triangular(factor.T, noise, upper=True).T
     ours = torch.cat((drawn["attention.out_proj.weight"], drawn["attention.out_proj.bias"][:, None]), 1)
@@ -418,7 +419,7 @@ def test_draws_of_the_prior(name: str, prior: priors.Prior) -> None:
     bnn = bayesify.bayesianize(case.network(torch.float64), made, prior=prior)
     part, scales = bnn.posterior, bnn.prior.draw(3, generator(2))
     runner = Runner(bnn.network, bnn.weights)
-    _, kl = part.draw(DrawRequest(3, scales, generator(), runner=runner))
+    _, kl = part.draw(DrawRequest(3, scales, NoiseSource(generator()), runner=runner))
     if isinstance(part, GlobalInducing):
         a, v, _ = design(bnn)
         weighted = precision_matrix(part, v)

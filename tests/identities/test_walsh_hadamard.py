@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import bayesify
 from bayesify import BayesianNetwork, likelihoods, posteriors, priors
 from bayesify.maths import walsh_hadamard as maths
+from bayesify.maths.noise import NoiseSource
 from bayesify.maths.planar_flow import STILL, invertible, planar
 from bayesify.posteriors.walsh_hadamard.blocks import Blocks, LocalWalshHadamardWeight, WalshHadamardWeight
 from bayesify.priors import PriorDraw
@@ -395,7 +396,7 @@ def test_kl_of_a_flow() -> None:
     prior = bnn.prior.draw(1)
     sizes = [part.left[str(size)].numel() for size in part.groups]
     total = torch.zeros(2, dtype=torch.float64)
-    request = posteriors.DrawRequest(2, prior, generator(3))
+    request = posteriors.DrawRequest(2, prior, NoiseSource(generator(3)))
     for (size, members), noise in zip(
         part.groups.items(), request.normals(sizes, next(part.parameters())), strict=True
     ):
@@ -416,7 +417,7 @@ def test_kl_of_a_flow() -> None:
     part.layers = tuple(
         type(layer)(layer.name, tuple(w for w in layer.weights if len(w.shape) > 1)) for layer in part.layers
     )
-    _, kl = part.draw(posteriors.DrawRequest(2, prior, seeded))
+    _, kl = part.draw(posteriors.DrawRequest(2, prior, NoiseSource(seeded)))
     torch.testing.assert_close(kl.detach(), total, rtol=1e-9, atol=1e-9)
 
 

@@ -17,17 +17,17 @@ from bayesify.deep_gp.kernels import KERNELS
 from bayesify.deep_gp.layers import Conditional, GlobalLayer, LocalLayer
 from bayesify.deep_gp.predictive import ProcessPredictive
 from bayesify.deep_gp.starts import around_centers, choose_centers, projection
-from bayesify.likelihoods import Gaussian, Likelihood, should_check
+from bayesify.likelihoods import Gaussian, Likelihood
 from bayesify.maths.gamma import widened
 from bayesify.maths.noise import standard_normal
+from bayesify.maths.value_checks import should_check
 from bayesify.predictive.base import Outputs, Predictive
 from bayesify.running.inputs import check_inputs
 from bayesify.running.memory import MEMORY_BUDGET
 
 HIDDEN_STD = 0.3
 """Standard deviation of the noise on hidden layers' pseudo-outputs before training; the process's own is 1."""
-BATCH = 256
-DRAWS = 32
+BATCH, DRAWS = 256, 32
 
 
 class DeepGP(nn.Module):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bayesify.function_space.moments import Covariance, output_covariance
 from bayesify.jacobians import Jacobians
-from bayesify.likelihoods import should_check
+from bayesify.maths.value_checks import should_check
 from bayesify.running.runner import Runner
 
 

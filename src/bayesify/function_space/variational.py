@@ -17,7 +17,7 @@ from bayesify.function_space.moments import Covariance, output_covariance
 from bayesify.function_space.priors import Constant, FunctionPrior
 from bayesify.function_space.recording import Recorder
 from bayesify.jacobians import Jacobians, check_deterministic
-from bayesify.likelihoods import should_check
+from bayesify.maths.value_checks import should_check
 from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.gaussian import OutputGaussian

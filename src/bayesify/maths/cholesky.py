@@ -7,6 +7,8 @@ import warnings
 import torch
 from torch import Tensor
 
+from bayesify.maths.value_checks import should_check
+
 JITTERS = (1e-7, 1e-6, 1e-5, 1e-4)
 """Multiples of the mean diagonal that are added, one after the other, when a factorization fails."""
 
@@ -24,7 +26,7 @@ def checked_cholesky(matrix: Tensor) -> tuple[Tensor, Tensor]:
 def stable_cholesky(matrix: Tensor, what: str) -> Tensor:
     r"""Lower factor L of a positive definite matrix, $L L^\top = A$, with jitter on the diagonal only where rounding asks for it.
 
-    While a CUDA graph is recorded nothing can be asked of the numbers: a factor that does not exist is NaN there.
+    While a CUDA graph is captured or under `vmap` nothing can be asked of the numbers: a factor that does not exist is NaN there.
 
     Args:
         matrix: A, [..., n, n].
@@ -34,7 +36,7 @@ def stable_cholesky(matrix: Tensor, what: str) -> Tensor:
         ValueError: If it is not positive definite, or not finite.
     """
     factor, failed = checked_cholesky(matrix)
-    if matrix.is_cuda and torch.cuda.is_current_stream_capturing():
+    if not should_check(failed):
         return torch.where(failed[..., None, None], torch.nan, factor)
     if not bool(failed.any()):
         return factor

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from bayesify.maths.noise import Randomness, source_of
 
-def draw_gamma(shape: Tensor, num_draws: int, generator: torch.Generator | None = None) -> Tensor:
+
+def draw_gamma(shape: Tensor, num_draws: int, generator: Randomness = None) -> Tensor:
     r"""Draws of $\mathrm{Gamma}(\text{shape}, 1)$, differentiable by the shape; divide by a rate for another one.
 
     The draws are torch's rejection sampler's, which takes a generator; their gradient is the implicit one (Figurnov et al.
@@ -16,14 +18,12 @@ def draw_gamma(shape: Tensor, num_draws: int, generator: torch.Generator | None 
     Args:
         shape: a, any shape.
         num_draws: S.
-        generator: Source of randomness, on any device; the global one if `None`.
+        generator: Source of randomness, on any device; torch's global one by default.
 
     Returns:
         [S, *shape].
     """
-    repeated = shape.expand(num_draws, *shape.shape)
-    where = generator.device if generator is not None else shape.device
-    return torch._standard_gamma(repeated.to(where), generator=generator).to(shape.device)
+    return source_of(generator).gamma(shape.expand(num_draws, *shape.shape))
 
 
 def gamma_kl(shape: Tensor, rate: Tensor, prior_shape: float, prior_rate: float) -> Tensor:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from bayesify.maths.value_checks import transforming
 
 
 class _Draw(torch.autograd.Function):
@@ -108,6 +111,28 @@ class _Moments(torch.autograd.Function):
         return None, *pulls, *slopes
 
 
+def _joined(values: list[Tensor]) -> Tensor:
+    return torch.cat([value.flatten() for value in values])
+
+
+def _joined_kl(
+    mean: Tensor, log_std: Tensor, variance: Tensor, shapes: list[torch.Size], prior_stds: list[float]
+) -> Tensor:
+    """The KL of all Gaussians, joined into vectors [P], in few calls that `vmap` and autograd understand."""
+    stds = _repeated(tuple(prior_stds), tuple(shape.numel() for shape in shapes), mean.dtype, mean.device)
+    squares = torch.addcmul(variance, mean, mean) * stds
+    constant = sum(shape.numel() * (math.log(std) - 0.5) for shape, std in zip(shapes, prior_stds, strict=True))
+    return (squares - log_std).sum() + constant
+
+
+@lru_cache(maxsize=64)
+def _repeated(stds: tuple[float, ...], counts: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    r"""$1 / 2\sigma^2$ of each entry, [P]."""
+    with torch.inference_mode(False):
+        scales = torch.tensor([0.5 / std**2 for std in stds], dtype=dtype, device=device)
+        return scales.repeat_interleave(torch.tensor(counts, device=device))
+
+
 def draw_diagonals(
     means: list[Tensor], log_stds: list[Tensor], noise: list[Tensor], prior_stds: list[float]
 ) -> tuple[list[Tensor], Tensor]:
@@ -122,6 +147,13 @@ def draw_diagonals(
     Returns:
         Draws [S, *shape] of each, and a scalar in nats.
     """
+    if transforming():
+        mean, log_std, flat = _joined(means), _joined(log_stds), torch.cat([part.flatten(1) for part in noise], -1)
+        std = log_std.exp()
+        shapes = [value.shape for value in means]
+        parts = torch.addcmul(mean, std, flat).split([shape.numel() for shape in shapes], -1)
+        draws = [part.unflatten(-1, shape) for part, shape in zip(parts, shapes, strict=True)]
+        return draws, _joined_kl(mean, log_std, std.square(), shapes, prior_stds)
     *draws, kl = _Draw.apply(prior_stds, noise, *means, *log_stds)
     return draws, kl
 
@@ -139,5 +171,11 @@ def diagonal_moments(
     Returns:
         m and $s^2$ of each, and a scalar in nats.
     """
+    if transforming():
+        mean, log_std = _joined(means), _joined(log_stds)
+        variance, shapes = (2 * log_std).exp(), [value.shape for value in means]
+        parts = variance.split([shape.numel() for shape in shapes], -1)
+        variances = [part.unflatten(-1, shape) for part, shape in zip(parts, shapes, strict=True)]
+        return means, variances, _joined_kl(mean, log_std, variance, shapes, prior_stds)
     *moments, kl = _Moments.apply(prior_stds, *means, *log_stds)
     return moments[: len(means)], moments[len(means) :], kl

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from bayesify.maths.noise import Randomness, source_of
 
-def choose_members(num_members: int, num_draws: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
+
+def choose_members(num_members: int, num_draws: int, generator: Randomness, device: torch.device) -> Tensor:
     """Indices of members for a number of draws, each member equally often up to one, in random order.
 
     Every index has the uniform distribution over members, as with independent choice, but `num_draws` equal to
@@ -15,7 +17,6 @@ def choose_members(num_members: int, num_draws: int, generator: torch.Generator 
     Returns:
         [num_draws], integers.
     """
-    where = generator.device if generator is not None else device
-    rounds = -(-num_draws // num_members)
-    order = [torch.randperm(num_members, generator=generator, device=where) for _ in range(rounds)]
-    return torch.cat(order)[:num_draws].to(device)
+    source = source_of(generator)
+    order = [source.permutation(num_members, device) for _ in range(-(-num_draws // num_members))]
+    return torch.cat(order)[:num_draws]

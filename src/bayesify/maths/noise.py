@@ -1,8 +1,9 @@
-"""Standard normal numbers, fast on the CPU and the same for the same seed on any number of cores."""
+"""Sources of random numbers: fast on the CPU, the same for the same seed on any number of cores, and one per model in a stack."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
@@ -15,27 +16,120 @@ BLOCK = 2**17
 """Numbers that one stream makes: a millisecond of work, so that making the stream costs little beside it."""
 
 
-def standard_normal(count: int, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Standard normal numbers of a tensor's type on its device.
-
-    On the CPU, where torch makes them on one core (5e7 a second on the machine of `benchmarks/results`), they come from
-    numpy's ziggurat (1.3e8) in blocks of their own streams, shared out over the cores; the torch generator gives
-    the seed, so the same generator gives the same numbers whatever the number of cores. Elsewhere they are torch's own.
+class NoiseSource:
+    """Where the random numbers of a draw come from: a torch generator. A subclass may give, replay or stack them.
 
     Args:
-        count: How many.
-        like: Gives type and device.
-        generator: Source of randomness, on any device; the global one if `None`.
-
-    Returns:
-        [count].
+        generator: On any device; the global one by default.
     """
-    where = generator.device if generator is not None else like.device
-    fast = where.type == "cpu" and like.dtype in (torch.float32, torch.float64) and count >= 2**10
-    if not fast or torch.compiler.is_compiling():
-        return torch.randn(count, dtype=like.dtype, device=where, generator=generator).to(like.device)
-    seed = int(torch.randint(2**63 - 1, (), generator=generator))
-    numbers: Any = np.empty(count, dtype=np.float32 if like.dtype == torch.float32 else np.float64)
+
+    def __init__(self, generator: torch.Generator | None = None) -> None:
+        self.generator = generator
+
+    def normal(self, count: int, like: Tensor) -> Tensor:
+        """Standard normal numbers of a tensor's type on its device, [count].
+
+        On the CPU, where torch makes them on one core (5e7 a second on the machine of `benchmarks/results`), they come from
+        numpy's ziggurat (1.3e8) in blocks of their own streams, shared out over the cores; the torch generator gives
+        the seed, so the same generator gives the same numbers whatever the number of cores. Elsewhere they are torch's own.
+        """
+        where = self._where(like.device)
+        fast = where.type == "cpu" and like.dtype in (torch.float32, torch.float64) and count >= 2**10
+        if not fast or torch.compiler.is_compiling():
+            return torch.randn(count, dtype=like.dtype, device=where, generator=self.generator).to(like.device)
+        seed = int(torch.randint(2**63 - 1, (), generator=self.generator))
+        return torch.from_numpy(_fill(count, np.float32 if like.dtype == torch.float32 else np.float64, seed)).to(
+            like.device
+        )
+
+    def uniform(self, count: int, device: torch.device) -> Tensor:
+        """Numbers from [0, 1), [count]."""
+        return torch.rand(count, generator=self.generator, device=self._where(device)).to(device)
+
+    def permutation(self, count: int, device: torch.device) -> Tensor:
+        """The integers below `count` in random order, [count]."""
+        return torch.randperm(count, generator=self.generator, device=self._where(device)).to(device)
+
+    def gamma(self, shape: Tensor) -> Tensor:
+        r"""Draws of $\mathrm{Gamma}(\text{shape}, 1)$, differentiable by the shape; see `draw_gamma`."""
+        return torch._standard_gamma(shape.to(self._where(shape.device)), generator=self.generator).to(shape.device)
+
+    def _where(self, device: torch.device) -> torch.device:
+        return self.generator.device if self.generator is not None else device
+
+
+Randomness = torch.Generator | NoiseSource | None
+"""What functions take as a source of random numbers: a generator, a source, or `None` for torch's global generator."""
+
+
+class StackedNoise(NoiseSource):
+    """Noise for R models under `vmap`: each model's numbers are those that its own source gives it alone.
+
+    Args:
+        sources: One per model, or a single one from which all are drawn in one call, in the order of the models.
+        index: The model's number as `vmap` sees it, a scalar.
+    """
+
+    def __init__(self, sources: Sequence[NoiseSource] | NoiseSource, index: Tensor) -> None:
+        super().__init__(None)
+        self.sources, self.index = sources, index
+
+    def normal(self, count: int, like: Tensor) -> Tensor:
+        """See `NoiseSource`."""
+        return self._each(lambda source, many: source.normal(many * count, like).view(many, count))
+
+    def uniform(self, count: int, device: torch.device) -> Tensor:
+        """See `NoiseSource`."""
+        return self._each(lambda source, many: source.uniform(many * count, device).view(many, count))
+
+    def permutation(self, count: int, device: torch.device) -> Tensor:
+        """See `NoiseSource`."""
+        return self._each(lambda source, many: torch.stack([source.permutation(count, device) for _ in range(many)]))
+
+    def gamma(self, shape: Tensor) -> Tensor:
+        """See `NoiseSource`."""
+        return self._each(lambda source, many, shapes: source.gamma(shapes), shape)
+
+    def _each(self, make: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
+        made: Tensor = _PerModel.apply(self.index, self.sources, make, *arguments)
+        return made
+
+
+class _PerModel(torch.autograd.Function):
+    """A function of one model's source and tensors under `vmap`, evaluated where the axis of models can be seen."""
+
+    @staticmethod
+    def forward(index: Tensor, sources: Any, make: Any, *arguments: Tensor) -> Tensor:
+        raise RuntimeError("StackedNoise serves functions under vmap only")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, index: Tensor, sources: Any, make: Any, *arguments: Tensor) -> tuple[Tensor, int]:
+        rows = [
+            argument.expand(info.batch_size, *argument.shape) if axis is None else argument.movedim(axis, 0)
+            for argument, axis in zip(arguments, in_dims[3:], strict=True)
+        ]
+        if isinstance(sources, NoiseSource):
+            return make(sources, info.batch_size, *rows), 0
+        parts = [make(source, 1, *(row[at : at + 1] for row in rows)) for at, source in enumerate(sources)]
+        return torch.cat(parts), 0
+
+
+def standard_normal(count: int, like: Tensor, generator: Randomness = None) -> Tensor:
+    """Standard normal numbers of a tensor's type on its device, [count]; see `NoiseSource.normal`."""
+    return source_of(generator).normal(count, like)
+
+
+def source_of(generator: Randomness) -> NoiseSource:
+    """The source that a caller gave, or one that draws from the generator."""
+    return generator if isinstance(generator, NoiseSource) else NoiseSource(generator)
+
+
+def _fill(count: int, kind: Any, seed: int) -> Any:
+    numbers: Any = np.empty(count, dtype=kind)
 
     def fill(block: int) -> None:
         stream = np.random.Generator(np.random.SFC64(np.random.SeedSequence((seed, block))))
@@ -48,7 +142,7 @@ def standard_normal(count: int, like: Tensor, generator: torch.Generator | None 
     else:
         for block in blocks:
             fill(block)
-    return torch.from_numpy(numbers).to(like.device)
+    return numbers
 
 
 @lru_cache(maxsize=4)

@@ -14,11 +14,17 @@ class _InverseAndLogDet(torch.autograd.Function):
     """A^-1 and log det A; the gradient needs two products and no derivative of a factorization."""
 
     @staticmethod
-    def forward(ctx: Any, matrix: Tensor, what: str) -> tuple[Tensor, Tensor]:
+    def forward(matrix: Tensor, what: str) -> tuple[Tensor, Tensor]:
         factor = stable_cholesky(matrix, what)
-        inverse = inverse_from_factor(factor)
-        ctx.save_for_backward(inverse)
-        return inverse, 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return inverse_from_factor(factor), 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, str], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(output[0])
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int, None], matrix: Tensor, what: str) -> Any:
+        return _InverseAndLogDet.apply(matrix.movedim(in_dims[0], 0), what), (0, 0)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -41,15 +47,27 @@ class _QuadraticForms(torch.autograd.Function):
     """k^T G k for the columns k of a matrix; the product G k serves the gradient too."""
 
     @staticmethod
-    def forward(ctx: Any, matrix: Tensor, columns: Tensor) -> Tensor:
+    def forward(matrix: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
         product = matrix @ columns.unsqueeze(-3)  # [S, O, M, B]
-        ctx.save_for_backward(columns, product)
-        ctx.shape = matrix.shape
-        return (product * columns.unsqueeze(-3)).sum(-2)
+        return (product * columns.unsqueeze(-3)).sum(-2), product
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(inputs[1], output[1])
+        ctx.shape = inputs[0].shape
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> Any:
+        rows = [
+            value.unsqueeze(0) if axis is None else value.movedim(axis, 0)
+            for value, axis in zip(inputs, in_dims, strict=True)
+        ]
+        return _QuadraticForms.apply(*rows), (0, 0)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, Tensor]:
         columns, product = ctx.saved_tensors
         wide = columns.unsqueeze(-3)  # [S, 1, M, B]
         grad_matrix = (wide * grad.unsqueeze(-2)) @ wide.mT  # [S, O, M, M]
@@ -81,5 +99,5 @@ def quadratic_forms(matrix: Tensor, columns: Tensor) -> Tensor:
     Returns:
         [S, O, B].
     """
-    result: Tensor = _QuadraticForms.apply(matrix, columns)
+    result: Tensor = _QuadraticForms.apply(matrix, columns)[0]
     return result

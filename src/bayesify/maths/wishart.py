@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from bayesify.maths.gamma import draw_gamma, widened
-from bayesify.maths.noise import standard_normal
+from bayesify.maths.noise import Randomness, standard_normal
 from bayesify.maths.positive_definite import inverse_from_factor
 
 
-def bartlett(dof: Tensor, size: int, num_draws: int, generator: torch.Generator | None = None) -> Tensor:
+def bartlett(dof: Tensor, size: int, num_draws: int, generator: Randomness = None) -> Tensor:
     r"""Lower triangular A with $A A^\top \sim \mathcal{W}_K(I, n)$ (Bartlett 1933): independent entries,
 
     $$ A_{ii}^2 \sim \chi^2_{n - i + 1} = 2\,\mathrm{Gamma}(\tfrac{n - i + 1}{2}, 1), \quad i = 1, \dots, K, \qquad

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from bayesify.maths.noise import standard_normal
+from bayesify.maths.noise import NoiseSource
 from bayesify.priors import PriorDraw
 from bayesify.running.caching import Computed, cached
 from bayesify.weights.catalog import Layer, Weight
@@ -26,7 +26,7 @@ class DrawRequest:
     Args:
         num_draws: S.
         prior: The prior's scales, for KL and for posteriors that are built on the prior.
-        generator: Source of randomness; the global one if `None`.
+        noise: Source of the random numbers.
         antithetic: Draw noise in pairs of opposite sign, which halves the random numbers and cancels odd errors.
         local: Whether noise may differ between examples: true inside the training objective only.
         runner: The network, for posteriors that run it in order to draw.
@@ -38,7 +38,7 @@ class DrawRequest:
 
     num_draws: int
     prior: PriorDraw
-    generator: torch.Generator | None = None
+    noise: NoiseSource = field(default_factory=NoiseSource)
     antithetic: bool = False
     local: bool = False
     runner: Any = None
@@ -61,14 +61,14 @@ class DrawRequest:
         starts = [0]
         for count in counts:
             starts.append(starts[-1] + -(-count // 64) * 64)
-        flat = standard_normal(starts[-1], like, self.generator)
+        flat = self.noise.normal(starts[-1], like)
         parts = []
         for start, count, size in zip(starts, counts, sizes, strict=False):
             part = flat[start : start + count].view(halves, size)
             if self.antithetic:
                 pairs = part.new_empty(self.num_draws, size)
                 pairs[::2] = part
-                torch.neg(part[: self.num_draws // 2], out=pairs[1::2])
+                pairs[1::2] = -part[: self.num_draws // 2]
                 part = pairs
             parts.append(part)
         return parts

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor, nn
 
 from bayesify.posteriors.base import DrawRequest, Posterior, repeat_draws
@@ -53,8 +52,7 @@ class Dropout(Posterior):
         masked = {weight.name: weight for weight in self.weights if self.masked(weight)}
         sizes = [weight.groups * (weight.units or 0) for weight in masked.values()]
         like = self.value.values()[0]
-        where = request.generator.device if request.generator is not None else like.device
-        uniform = torch.rand(request.num_draws, sum(sizes), generator=request.generator, device=where).to(like.device)
+        uniform = request.noise.uniform(request.num_draws * sum(sizes), like.device).view(request.num_draws, sum(sizes))
         keep = dict(zip(masked, (uniform >= self.rate).to(like.dtype).split(sizes, dim=1), strict=True))
         weights = {}
         for name, value in self.value.items():

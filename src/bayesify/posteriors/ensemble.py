@@ -71,7 +71,7 @@ class Ensemble(Posterior):
         """Members in random order, each equally often; several ensembles of one network take those of the same networks."""
         if self.num_networks not in request.networks:
             device = self.value.values()[0].device
-            drawn = choose_members(self.num_networks, request.num_draws, request.generator, device)
+            drawn = choose_members(self.num_networks, request.num_draws, request.noise, device)
             request.networks[self.num_networks] = drawn
         chosen = request.networks[self.num_networks] % self.members
         return {name: value[chosen] for name, value in self.value.items()}, self.kl(request.prior)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from bayesify.maths.constraints import raw_positive
 from bayesify.maths.gaussian import diagonal_moments, draw_diagonals
 from bayesify.maths.largest_entries import largest
+from bayesify.maths.value_checks import transforming
 from bayesify.posteriors.base import DrawRequest, Posterior, check_positive, fixed_std, repeat_draws
 from bayesify.priors import PriorDraw
 from bayesify.weights.local_gaussian import LocalGaussian
@@ -77,7 +78,7 @@ class MeanField(Posterior):
         flat = request.normals([mean.numel() for mean in means], means[0])
         noise = [like_layout(part, mean) for part, mean in zip(flat, means, strict=True)]
         prior_stds = [request.prior.std[name] for name in names]
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() and not transforming():
             stds = self.cached("std", lambda: [value.exp() for value in self.log_std().values()])
             kl = self.kl(request.prior)
             # The noise is ours alone: no second buffer.
@@ -111,7 +112,7 @@ class MeanField(Posterior):
                 continue
             moments = [self.mean_value.scatter(name, moment) for moment in (location, variance)]
             mean, spread = (repeat_draws(moment, request.num_draws) for moment in moments)
-            weights[name] = LocalGaussian(mean, spread, request.generator)
+            weights[name] = LocalGaussian(mean, spread, request.noise)
         return weights, kl
 
     def mean(self) -> dict[str, Tensor]:

@@ -67,7 +67,7 @@ class RankOne(Posterior):
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
         """Shared weights times a draw of each factor, every component equally often."""
         like = self.value[self.layers[0].name]
-        chosen = choose_members(self.components, request.num_draws, request.generator, like.device)
+        chosen = choose_members(self.components, request.num_draws, request.noise, like.device)
         noise = iter(request.normals([size for layer in self.layers for size in (layer.rows, layer.cols)], like))
         weights: dict[str, Tensor] = {}
         for layer in self.layers:

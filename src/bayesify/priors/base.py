@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from bayesify.maths.noise import Randomness
 from bayesify.weights.catalog import Weight
 
 
@@ -149,7 +150,7 @@ class Prior(nn.Module):
     def std_of(self, weight: Weight) -> float:
         """Prior standard deviation of one weight's entries, with hyperparameters, where there are any, at 1."""
 
-    def draw(self, num_draws: int, generator: torch.Generator | None = None) -> PriorDraw:
+    def draw(self, num_draws: int, generator: Randomness = None) -> PriorDraw:
         """The scales that `num_draws` draws of the weights are judged by."""
         return PriorDraw({name: self.std_of(weight) for name, weight in self.weights.items()})
 

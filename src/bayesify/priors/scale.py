@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.maths.gamma import draw_gamma, gamma_kl, inverse_root_moments
+from bayesify.maths.noise import Randomness
 from bayesify.priors.base import Prior, PriorDraw
 from bayesify.weights.catalog import Weight
 
@@ -65,7 +66,7 @@ class Scale(Prior):
         """`1 / sqrt(fan_in)`, at a scale of 1."""
         return 1 / math.sqrt(weight.fan_in or 1)
 
-    def draw(self, num_draws: int, generator: torch.Generator | None = None) -> PriorDraw:
+    def draw(self, num_draws: int, generator: Randomness = None) -> PriorDraw:
         """S scales per layer."""
         rate = self.rate
         scale = draw_gamma(self.shape, num_draws, generator) / rate  # [S, L]

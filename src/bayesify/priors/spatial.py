@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from bayesify.maths.noise import Randomness
 from bayesify.maths.positive_definite import inverse_from_factor
 from bayesify.maths.wishart import bartlett, bartlett_mean, wishart_kl
 from bayesify.priors.base import Prior, PriorDraw, kernel_positions
@@ -71,7 +72,7 @@ class SpatialInverseWishart(Prior):
         root = log_diagonal.exp().unsqueeze(-1) * unit.unflatten(-1, (size, size))
         return (size + 1) * eye + root @ root.mT
 
-    def draw(self, num_draws: int, generator: torch.Generator | None = None) -> PriorDraw:
+    def draw(self, num_draws: int, generator: Randomness = None) -> PriorDraw:
         """S factors of the correlation of each kernel."""
         factors: dict[str, Tensor] = {}
         for size, names in self.groups.items():

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from bayesify import objectives
 from bayesify.configuration import make_likelihood, make_posterior
-from bayesify.likelihoods import Gaussian, Likelihood, should_check
+from bayesify.likelihoods import Gaussian, Likelihood
 from bayesify.maths.constraints import positive
+from bayesify.maths.noise import Randomness
+from bayesify.maths.value_checks import should_check
 from bayesify.network import BayesianNetwork
 from bayesify.posteriors import FullCovariance, MeanField, Posterior, WalshHadamard
 from bayesify.predictive.base import Predictive
@@ -129,7 +131,7 @@ class RandomFeatureGP(BayesianNetwork):
         num_data: int,
         num_draws: int = 1,
         example_weights: Tensor | None = None,
-        generator: torch.Generator | None = None,
+        generator: Randomness = None,
         antithetic: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """The two terms of `elbo` apart: [1] each in closed form, whatever `num_draws`; else [S]."""

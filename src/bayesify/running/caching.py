@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from bayesify.maths.value_checks import transforming
+
 Computed = TypeVar("Computed")
 
 _CACHE: weakref.WeakKeyDictionary[nn.Module, dict[Any, Any]] = weakref.WeakKeyDictionary()
@@ -37,7 +39,7 @@ def cached_values(owner: nn.Module) -> list[Any]:
 
 
 def cached(owner: nn.Module, key: Any, compute: Callable[[], Computed], of: Sequence[Tensor] | None = None) -> Computed:
-    """The result of a computation on a module's parameters, done once per state of them where gradients are off.
+    """The result of a computation on a module's parameters, done once per state of them where gradients and `vmap` are off.
 
     Args:
         owner: The module.
@@ -45,7 +47,7 @@ def cached(owner: nn.Module, key: Any, compute: Callable[[], Computed], of: Sequ
         compute: Does it.
         of: The tensors that the result depends on; all parameters by default.
     """
-    if torch.is_grad_enabled() and of is None:
+    if transforming() or (torch.is_grad_enabled() and of is None):
         return compute()
     used = owner.parameters() if of is None else of
     state: list[Any] = [(tensor.data_ptr(), tensor._version, tensor.device, tensor.dtype) for tensor in used]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from bayesify.maths.noise import NoiseSource
 from bayesify.running.caching import cached_values, steps_taken
 from bayesify.weights.named_parameters import MASK
 
@@ -35,7 +36,7 @@ def draw(posterior: Posterior, request: DrawRequest) -> tuple[dict[str, Tensor],
     addresses = tuple(tensor.data_ptr() for tensor in (*posterior.parameters(), *posterior.buffers()))
     versions = () if training else (steps_taken(), *(parameter._version for parameter in posterior.parameters()))
     scales = tuple(request.prior.std.values())
-    key = (training, request.num_draws, request.antithetic, id(request.generator), scales, request.num_data)
+    key = (training, request.num_draws, request.antithetic, id(request.noise.generator), scales, request.num_data)
     records = _RECORDS.setdefault(posterior, {})
     count, state, recorded = records.get(key, (0, None, None))
     if state != (addresses, versions):
@@ -49,14 +50,14 @@ def draw(posterior: Posterior, request: DrawRequest) -> tuple[dict[str, Tensor],
 
 
 def _suits(posterior: Posterior, request: DrawRequest) -> bool:
-    if not posterior.capturable or torch.compiler.is_compiling():
+    if not posterior.capturable or torch.compiler.is_compiling() or type(request.noise) is not NoiseSource:
         return False
     device = next(posterior.parameters()).device
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         return False
     if torch.is_grad_enabled() != request.local or torch.is_inference_mode_enabled():
         return False  # draws that a user keeps must not live in the graph's memory
-    if request.generator is not None and request.generator.device != device:
+    if request.noise.generator is not None and request.noise.generator.device != device:
         return False
     if not request.prior.fixed:
         return False
@@ -85,7 +86,7 @@ class _Recorded:
             )
 
         device = self.parameters[0].device
-        generator = request.generator or torch.cuda.default_generators[device.index or 0]
+        generator = request.noise.generator or torch.cuda.default_generators[device.index or 0]
         before = generator.get_state()
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -98,8 +99,8 @@ class _Recorded:
             del outputs
         torch.cuda.current_stream().wait_stream(side)
         self.forward_graph = torch.cuda.CUDAGraph()
-        if request.generator is not None:
-            self.forward_graph.register_generator_state(request.generator)
+        if request.noise.generator is not None:
+            self.forward_graph.register_generator_state(request.noise.generator)
         with torch.cuda.graph(self.forward_graph):
             self.outputs = run()
         if training:

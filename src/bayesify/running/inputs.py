@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesify.likelihoods import check_finite, should_check
+from bayesify.maths.value_checks import should_check
+from bayesify.predictive.base import check_finite
 
 
 def as_inputs(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

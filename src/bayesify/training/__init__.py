@@ -3,5 +3,6 @@
 from bayesify.training.fitting import fit
 from bayesify.training.history import History
 from bayesify.training.schedules import KLSchedule
+from bayesify.training.stack import ModelStack
 
-__all__ = ["History", "KLSchedule", "fit"]
+__all__ = ["History", "KLSchedule", "ModelStack", "fit"]

@@ -40,7 +40,7 @@ class Batch:
         def move(leaf: Any) -> Any:
             return leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf
 
-        return Batch(*pytree.tree_map(move, (self.x, self.y, self.weights)))
+        return type(self)(*pytree.tree_map(move, (self.x, self.y, self.weights)))
 
     def rows(self, index: slice) -> Batch:
         """Some of the examples; inputs that do not have the batch's length are kept whole."""
@@ -50,6 +50,36 @@ class Batch:
             return leaf[index] if fits else leaf
 
         return Batch(*pytree.tree_map(cut, (self.x, self.y, self.weights)))
+
+
+@dataclasses.dataclass(frozen=True)
+class StackedBatch(Batch):
+    """Batches of R models, each with B examples of its own; see `ModelStack`.
+
+    Args:
+        x: Inputs as in `Batch`, every tensor [R, B, ...].
+        y: Targets, [R, B, ...].
+        weights: Example weights, [R, B], or `None`.
+    """
+
+    def __len__(self) -> int:
+        return self.y.shape[1]
+
+    def model(self, index: int) -> Batch:
+        """The batch of one model."""
+
+        def pick(leaf: Any) -> Any:
+            return leaf[index] if isinstance(leaf, Tensor) else leaf
+
+        return Batch(*pytree.tree_map(pick, (self.x, self.y, self.weights)))
+
+    def rows(self, index: slice) -> StackedBatch:
+        """Some of each model's examples."""
+
+        def cut(leaf: Any) -> Any:
+            return leaf[:, index] if isinstance(leaf, Tensor) else leaf
+
+        return StackedBatch(*pytree.tree_map(cut, (self.x, self.y, self.weights)))
 
 
 BatchReader = Callable[[Any], Any]

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayesify.maths.noise import standard_normal
+from bayesify.maths.noise import Randomness, standard_normal
+from bayesify.maths.value_checks import transforming
 from bayesify.weights.structured import StructuredWeight
 
 
@@ -30,13 +31,13 @@ class LocalGaussian(StructuredWeight):
     batchable = False
     mean_: Tensor
     variance_: Tensor
-    generator_: torch.Generator | None
+    noise_: Randomness
     formed_: Tensor | None
 
-    def __new__(cls, mean: Tensor, variance: Tensor, generator: torch.Generator | None = None) -> Self:
+    def __new__(cls, mean: Tensor, variance: Tensor, noise: Randomness = None) -> Self:
         """A weight from its mean and variance."""
         weight = cls.wrap(mean.shape, mean)
-        weight.mean_, weight.variance_, weight.generator_ = mean, variance, generator
+        weight.mean_, weight.variance_, weight.noise_ = mean, variance, noise
         weight.formed_ = None
         return weight
 
@@ -45,8 +46,8 @@ class LocalGaussian(StructuredWeight):
         return self.mean_, self.variance_
 
     def static(self) -> Any:
-        """The generator."""
-        return self.generator_
+        """The source of noise."""
+        return self.noise_
 
     @classmethod
     def from_components(cls, components: list[Tensor], static: Any) -> Self:
@@ -57,12 +58,12 @@ class LocalGaussian(StructuredWeight):
     def materialize(self) -> Tensor:
         """One draw of the weight, the same for all examples and in every use (a cell uses its weights at each step)."""
         if self.formed_ is None:
-            self.formed_ = self.mean_ + self.variance_.sqrt() * _noise(self.mean_, self.generator_)
+            self.formed_ = self.mean_ + self.variance_.sqrt() * _noise(self.mean_, self.noise_)
         return self.formed_
 
 
-def _noise(like: Tensor, generator: torch.Generator | None) -> Tensor:
-    return standard_normal(like.numel(), like, generator).view(like.shape)
+def _noise(like: Tensor, noise: Randomness) -> Tensor:
+    return standard_normal(like.numel(), like, noise).view(like.shape)
 
 
 class _LocalLinear(torch.autograd.Function):
@@ -117,9 +118,9 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if not isinstance(weight, LocalGaussian) or isinstance(x, LocalGaussian):
         return NotImplemented
     size = (*x.shape[:-1], weight.mean_.shape[0])
-    if torch.is_autocast_enabled(x.device.type) or x.ndim < 2:
+    if torch.is_autocast_enabled(x.device.type) or x.ndim < 2 or transforming():
         return _by_autograd(F.linear)(x, weight, bias)
-    noise = standard_normal(math.prod(size), weight.mean_, weight.generator_).view(size)
+    noise = standard_normal(math.prod(size), weight.mean_, weight.noise_).view(size)
     output: Tensor = _LocalLinear.apply(x, weight.mean_, weight.variance_, *_moments_of(bias), noise)[0]
     return output
 
@@ -133,7 +134,7 @@ def _by_autograd(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         bias_mean, bias_variance = _moments_of(bias)
         mean = function(x, weight.mean_, bias_mean, *args, **kwargs)
         variance = function(x.square(), weight.variance_, bias_variance, *args, **kwargs)
-        return mean + _away_from_zero(variance).sqrt() * _noise(mean, weight.generator_)
+        return mean + _away_from_zero(variance).sqrt() * _noise(mean, weight.noise_)
 
     return rule
 

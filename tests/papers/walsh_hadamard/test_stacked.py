@@ -14,6 +14,7 @@ from bayesify_papers.walsh_hadamard.stacked_training import CHUNK, Recipe, Train
 from torch import Tensor
 
 from bayesify.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
+from bayesify.maths.noise import NoiseSource
 from bayesify.models import mlp
 from bayesify.network import BayesianNetwork, bayesianize
 from bayesify.posteriors import Dropout, FullCovariance, MeanField, WalshHadamard
@@ -69,8 +70,7 @@ class Given:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rest = torch.empty(0)
         monkeypatch.setattr(DrawRequest, "normals", self.normals)
-        self.rand = torch.rand
-        monkeypatch.setattr("bayesify.posteriors.dropout.torch.rand", self.uniform)
+        monkeypatch.setattr(NoiseSource, "uniform", self.uniform)
 
     def take(self, count: int) -> Tensor:
         taken, self.rest = self.rest[:count], self.rest[count:]
@@ -79,8 +79,8 @@ class Given:
     def normals(self, sizes: list[int], like: Tensor) -> list[Tensor]:
         return [self.take(size).view(1, size) for size in sizes]
 
-    def uniform(self, draws: int, count: int, **_: Any) -> Tensor:
-        return self.take(count).view(1, count)
+    def uniform(self, count: int, device: Any) -> Tensor:
+        return self.take(count)
 
 
 def noise_for(stack: Stack, steps: int) -> Tensor:

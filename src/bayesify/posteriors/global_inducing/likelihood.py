@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bayesify.maths.cholesky import stable_cholesky
 from bayesify.maths.constraints import tril
+from bayesify.maths.value_checks import should_check
 from bayesify.priors import PriorDraw
 from bayesify.weights.catalog import Layer
 
@@ -124,8 +125,7 @@ def finite_cholesky(matrix: Tensor, what: str) -> Tensor:
     Raises:
         ValueError: If the matrix is not finite, which a factorization lets through, or not positive definite.
     """
-    recording = matrix.is_cuda and torch.cuda.is_current_stream_capturing()
-    if not recording and not bool(torch.isfinite(matrix).all()):
+    if should_check(matrix) and not bool(torch.isfinite(matrix).all()):
         size = matrix.shape[-1]
         raise ValueError(
             f"{what} ({size} x {size}) is not finite; lower the learning rate, or start from a smaller precision, and look for "

@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayesify.maths.constraints import raw_positive
 from bayesify.maths.regression import Regression, regress
+from bayesify.maths.value_checks import should_check
 from bayesify.posteriors.base import DrawRequest, Posterior, check_positive
 from bayesify.posteriors.global_inducing.inputs import (
     InducingInputs,
@@ -220,8 +221,9 @@ class GlobalInducing(Posterior):
                                   shared["closed"], careful)  # fmt: skip
 
         weights, kl, failed = self._run(runner, batched, request.num_draws, one)
-        recording = failed.is_cuda and torch.cuda.is_current_stream_capturing()
-        if not recording and bool(failed.any()):
+        if not should_check(failed):
+            return weights, torch.where(failed > 0, torch.nan, kl)
+        if bool(failed.any()):
             weights, kl, _ = self._run(
                 runner, batched, request.num_draws, lambda values: one(values, careful=True), "loop"
             )

@@ -75,7 +75,9 @@ class Augmentation(nn.Module):
             return 0.0
         sizes = self.sizes
         if num_data is not None:
-            sizes = sizes * sizes.new_tensor([min(1.0, num_data / d_in) for _, d_in in self.shapes])
+            sizes = sizes * torch.tensor(
+                [min(1.0, num_data / d_in) for _, d_in in self.shapes], dtype=sizes.dtype, device=sizes.device
+            )
         return (sizes * (0.5 * scale.square() - scale.log() - 0.5)).sum()
 
 

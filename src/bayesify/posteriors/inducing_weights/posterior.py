@@ -190,7 +190,7 @@ class InducingWeights(Posterior):
             gathered(part, shape[0], shape[2:], request.antithetic) for part, shape in zip(flat, shapes, strict=True)
         ]
         matheron = [noise[start:end] for start, end in pairwise(ends)]
-        chosen = choose_members(self.members, draws, request.generator, like.device) if self.q == "ensemble" else None
+        chosen = choose_members(self.members, draws, request.noise, like.device) if self.q == "ensemble" else None
         u = [family.draw(part, chosen) for family, part in zip(families, noise[: len(families)], strict=True)]
         if self.shared is not None:
             u = [
@@ -238,7 +238,7 @@ class InducingWeights(Posterior):
             )
         if all(isinstance(std, float) for std in first):
             key = ("sigma", tuple(first), like.device, like.dtype)
-            return self.cached(key, lambda: like.new_tensor(first), of=()), columns
+            return self.cached(key, lambda: torch.tensor(first, dtype=like.dtype, device=like.device), of=()), columns
         found = [torch.as_tensor(std, dtype=like.dtype, device=like.device) for std in first]
         return torch.stack(torch.broadcast_tensors(*found)), columns
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayesify.maths.noise import standard_normal
+from bayesify.maths.noise import Randomness, standard_normal
 from bayesify.maths.walsh_hadamard import materialize, multiply
 from bayesify.transforms import next_power_of_two
 from bayesify.weights.structured import StructuredWeight
@@ -143,7 +143,7 @@ class LocalWalshHadamardWeight(StructuredWeight):
     batchable = False
     parts_: tuple[Tensor, ...]
     blocks_: Blocks
-    generator_: torch.Generator | None
+    noise_: Randomness
     formed_: Tensor | None
 
     def __new__(
@@ -154,12 +154,12 @@ class LocalWalshHadamardWeight(StructuredWeight):
         lower: Tensor,
         right: Tensor,
         blocks: Blocks,
-        generator: torch.Generator | None,
+        noise: Randomness,
     ) -> Self:
         """A weight from its factors and the distribution of g."""
         weight = cls.wrap(torch.Size((*mean.shape[:-2], blocks.rows, blocks.cols)), mean)
         weight.parts_ = (left, mean, std, lower, right)
-        weight.blocks_, weight.generator_, weight.formed_ = blocks, generator, None
+        weight.blocks_, weight.noise_, weight.formed_ = blocks, noise, None
         return weight
 
     def components(self) -> tuple[Tensor, ...]:
@@ -167,8 +167,8 @@ class LocalWalshHadamardWeight(StructuredWeight):
         return self.parts_
 
     def static(self) -> Any:
-        """The blocks and the generator."""
-        return self.blocks_, self.generator_
+        """The blocks and the source of noise."""
+        return self.blocks_, self.noise_
 
     @classmethod
     def from_components(cls, components: list[Tensor], static: Any) -> Self:
@@ -186,7 +186,7 @@ class LocalWalshHadamardWeight(StructuredWeight):
     def draw(self, shape: tuple[int, ...]) -> Tensor:
         """Draws of g of a shape that ends in [K, D]."""
         _, mean, std, lower, _ = self.parts_
-        noise = standard_normal(math.prod(shape), mean, self.generator_).view(shape)
+        noise = standard_normal(math.prod(shape), mean, self.noise_).view(shape)
         if lower.shape[-1]:
             noise = noise + (lower @ noise.unsqueeze(-1)).squeeze(-1)
         return torch.addcmul(mean, std, noise)

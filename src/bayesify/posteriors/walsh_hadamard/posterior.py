@@ -158,7 +158,7 @@ class WalshHadamard(Posterior):
         if not any(isinstance(std, Tensor) for std in stds):
             key = ("prior", size, tuple(stds), like.dtype, like.device)
             scales = [[float(std) * math.sqrt(size)] for std in stds]
-            return self.cached(key, lambda: like.new_tensor(scales), of=())
+            return self.cached(key, lambda: torch.tensor(scales, dtype=like.dtype, device=like.device), of=())
         columns = [torch.as_tensor(std, dtype=like.dtype, device=like.device) for std in stds]
         return math.sqrt(size) * torch.stack(torch.broadcast_tensors(*columns), dim=-1).unsqueeze(-1)
 
@@ -206,9 +206,7 @@ class WalshHadamard(Posterior):
                 family = self.family(size)
                 factors = (left, family.mean_value, family.log_std.exp(), family.lower(), right)
                 pieces = [repeat_draws(factor[chosen], request.num_draws) for factor in factors]
-                into[part.weight.name] = LocalWalshHadamardWeight.from_components(
-                    pieces, (part.blocks, request.generator)
-                )
+                into[part.weight.name] = LocalWalshHadamardWeight.from_components(pieces, (part.blocks, request.noise))
             elif part.fast:
                 sides = [repeat_draws(side[chosen], request.num_draws) for side in (left, right)]
                 into[part.weight.name] = WalshHadamardWeight(sides[0], g[:, chosen], sides[1], part.blocks)

@@ -1,0 +1,50 @@
+"""Fixed priors of several models in one: scales that are tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from bayesify.maths.noise import Randomness
+from bayesify.priors.base import Prior, PriorDraw
+from bayesify.weights.catalog import Weight
+
+
+class Varied(Prior):
+    r"""$p(w) = \mathcal{N}(0, \sigma_w^2)$ with scales in a buffer, so that models of a stack may differ in them.
+
+    Shapes:
+        scales: [U], the distinct scales; weights that have the same scale in every model share one.
+    """
+
+    name = "varied"
+    scales: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: dict[str, int] = {}
+        self.every = torch.empty(0)
+
+    @classmethod
+    def of(cls, prior: Prior, stds: Sequence[Mapping[str, Any]], like: Tensor) -> Self:
+        """The prior of the first of R models, given the scales of all of them by weight name; `every` holds theirs, [R, U]."""
+        made = cls()
+        made.weights = dict(prior.weights)
+        columns = {name: tuple(float(one[name]) for one in stds) for name in prior.weights}
+        distinct = list(dict.fromkeys(columns.values()))
+        made.places = {name: distinct.index(column) for name, column in columns.items()}
+        made.every = torch.tensor(distinct, dtype=like.dtype, device=like.device).mT.contiguous()
+        made.register_buffer("scales", made.every[0].clone())
+        return made
+
+    def std_of(self, weight: Weight) -> float:
+        """The scale as a number, outside of function transforms."""
+        return float(self.scales[self.places[weight.name]])
+
+    def draw(self, num_draws: int, generator: Randomness = None) -> PriorDraw:
+        """The scales."""
+        parts = self.scales.unbind(-1)
+        return PriorDraw({name: parts[place] for name, place in self.places.items()})

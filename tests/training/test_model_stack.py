@@ -1,0 +1,309 @@
+"""Models of a stack train exactly as each of them alone with the same random numbers."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bayesify import bayesianize, posteriors, priors
+from bayesify.deep_gp import DeepGP
+from bayesify.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
+from bayesify.network import BayesianNetwork
+from bayesify.training.batches import Batch, StackedBatch
+from bayesify.training.stack import SEPARATOR, ModelStack
+
+MODELS, ROWS, INPUTS, STEPS = 3, 12, 3, 4
+
+
+def inducing_inputs() -> Tensor:
+    return torch.randn(7, INPUTS, dtype=torch.float64)
+
+
+FAMILIES: dict[str, tuple[Callable[[], posteriors.Posterior], int]] = {
+    "point": (posteriors.Point, 1),
+    "mean_field": (lambda: posteriors.MeanField(init_std=0.05), 1),
+    "mean_field, draws": (lambda: posteriors.MeanField(init_std=0.05), 3),
+    "mean_field, cap": (lambda: posteriors.MeanField(init_std=0.05, max_std=0.3), 1),
+    "mean_field, local": (lambda: posteriors.MeanField(init_std=0.05, local_reparameterization=True), 2),
+    "k_tied": (lambda: posteriors.KTied(init_std=0.05), 2),
+    "rank_one": (posteriors.RankOne, 4),
+    "matrix_normal": (lambda: posteriors.MatrixNormal(init_std=0.05), 1),
+    "full_covariance": (lambda: posteriors.FullCovariance(init_std=0.05), 2),
+    "inducing": (lambda: posteriors.InducingWeights(4, 3), 2),
+    "inducing, matrix": (lambda: posteriors.InducingWeights(4, 3, q="matrix", whiten=False), 1),
+    "inducing, full": (lambda: posteriors.InducingWeights(2, 3, q="full", function_space_kl=True), 1),
+    "inducing, ensemble": (lambda: posteriors.InducingWeights(4, 3, q="ensemble"), 2),
+    "global_inducing": (lambda: posteriors.GlobalInducing(inducing_inputs()), 1),
+    "global_inducing, draws": (lambda: posteriors.GlobalInducing(inducing_inputs(), covariance="full"), 2),
+    "local_inducing": (lambda: posteriors.LocalInducing(6), 2),
+    "walsh_hadamard": (lambda: posteriors.WalshHadamard(init_std=0.05), 1),
+    "walsh_hadamard, full": (lambda: posteriors.WalshHadamard(covariance="full", init_std=0.05), 2),
+    "walsh_hadamard, flow": (lambda: posteriors.WalshHadamard(covariance="flow", init_std=0.05), 1),
+    "walsh_hadamard, local": (lambda: posteriors.WalshHadamard(init_std=0.05, local_reparameterization=True), 1),
+    "dropout": (lambda: posteriors.Dropout(0.2), 2),
+    "ensemble": (lambda: posteriors.Ensemble(3), 3),
+}
+
+
+def make_models(
+    posterior: Callable[[], posteriors.Posterior],
+    dtype: torch.dtype = torch.float64,
+    prior: Callable[[int], priors.Prior] = lambda index: priors.Neal(1.0 + index),
+    net: Callable[[], nn.Module] = lambda: nn.Sequential(nn.Linear(INPUTS, 5), nn.Tanh(), nn.Linear(5, 2)),
+) -> list[BayesianNetwork]:
+    """Models with different starts, priors and noise."""
+    made = []
+    for index in range(MODELS):
+        torch.manual_seed(index)
+        made.append(
+            bayesianize(net().to(dtype), posterior(), likelihood=Gaussian(noise=0.1 * (index + 1)), prior=prior(index))
+        )
+    return made
+
+
+def make_batches(dtype: torch.dtype, shape: tuple[int, ...] = (INPUTS,)) -> list[StackedBatch]:
+    generator = torch.Generator().manual_seed(9)
+    x = torch.randn(STEPS, MODELS, ROWS, *shape, generator=generator, dtype=torch.float64).to(dtype)
+    y = torch.randn(STEPS, MODELS, ROWS, 2, generator=generator, dtype=torch.float64).to(dtype)
+    return [StackedBatch(*pair) for pair in zip(x, y, strict=True)]
+
+
+def train_stack(stack: ModelStack, batches: list[StackedBatch], num_draws: int, max_norm: float | None = None) -> None:
+    optimizer = torch.optim.Adam(stack.parameters(), lr=0.01)
+    for batch in batches:
+        optimizer.zero_grad()
+        data, kl = stack.terms(batch, phase="variational", num_data=40, num_draws=num_draws)
+        assert data.shape == kl.shape == (num_draws,)
+        (kl - data).mean().div(40).backward()
+        if max_norm is not None:
+            stack.clip_gradients(max_norm)
+        optimizer.step()
+
+
+def train_alone(
+    model: nn.Module, batches: list[Batch], num_draws: int, seed: int, max_norm: float | None = None
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for batch in batches:
+        optimizer.zero_grad()
+        (-model.elbo(batch.x, batch.y, num_data=40, num_draws=num_draws, generator=generator) / 40).backward()  # type: ignore[operator]
+        if max_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        optimizer.step()
+
+
+def check_equal(
+    models: list[nn.Module],
+    batches: list[StackedBatch],
+    num_draws: int = 1,
+    tolerance: float = 1e-10,
+    max_norm: float | None = None,
+    vectorize: bool = True,
+) -> ModelStack:
+    """Train a stack and copies of its models apart, and compare every parameter and buffer."""
+    alone = [copy.deepcopy(model) for model in models]
+    stack = ModelStack(models, seeds=range(50, 50 + len(models)), vectorize=vectorize)
+    train_stack(stack, batches, num_draws, max_norm)
+    back = stack.unstack()
+    assert all(given is mine for given, mine in zip(models, back, strict=True))
+    for index, (mine, plain) in enumerate(zip(back, alone, strict=True)):
+        train_alone(plain, [batch.model(index) for batch in batches], num_draws, 50 + index, max_norm)
+        expected = plain.state_dict()
+        for name, value in mine.state_dict().items():
+            torch.testing.assert_close(
+                value, expected[name], rtol=tolerance, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}"
+            )
+    return stack
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_stack_trains_each_model_as_alone(family: str) -> None:
+    """Different starts, priors, noise, rows and seeds; four steps of Adam."""
+    posterior, num_draws = FAMILIES[family]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        stack = check_equal(make_models(posterior), make_batches(torch.float64), num_draws)
+    assert stack.loop_reason is None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_terms_and_gradients_in_single_precision(family: str) -> None:
+    """1e-5 of the terms, and of each parameter's largest gradient 1e-4: sums of float32 in another order, factorized."""
+    posterior, num_draws = FAMILIES[family]
+    models, batch = make_models(posterior, torch.float32), make_batches(torch.float32)[0]
+    stack = ModelStack(models, seeds=range(MODELS))
+    found = stack.model_terms(batch, num_data=40, num_draws=num_draws)
+    (found[0] - found[1]).sum().backward()
+    for index, model in enumerate(models):
+        own, generator = batch.model(index), torch.Generator().manual_seed(index)
+        expected = model.elbo_terms(own.x, own.y, num_data=40, num_draws=num_draws, generator=generator)
+        for mine, plain in zip(found, expected, strict=True):
+            torch.testing.assert_close(mine[index], plain, rtol=1e-5, atol=1e-5)
+        (expected[0] - expected[1]).sum().backward()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None
+            mine = stack.get_parameter(name.replace(".", SEPARATOR)).grad[index]  # type: ignore[index]
+            largest = float(parameter.grad.abs().max())
+            torch.testing.assert_close(mine, parameter.grad, rtol=1e-4, atol=1e-4 * largest + 1e-6)
+
+
+@pytest.mark.parametrize("family", ["mean_field", "inducing", "walsh_hadamard", "local_inducing", "global_inducing"])
+@pytest.mark.parametrize("prior", [priors.Scale, priors.Standard])
+def test_priors_that_learn_and_priors_that_are_alike(family: str, prior: type[priors.Prior]) -> None:
+    posterior, num_draws = FAMILIES[family]
+    models = make_models(posterior, prior=lambda index: prior())
+    assert check_equal(models, make_batches(torch.float64), num_draws).loop_reason is None
+
+
+@pytest.mark.parametrize("likelihood", [Categorical(), HeteroscedasticGaussian(), Gaussian([0.1, 0.2], learn=False)])
+def test_other_likelihoods(likelihood: Likelihood) -> None:
+    models = make_models(FAMILIES["mean_field"][0])
+    for model in models:
+        model.likelihood = copy.deepcopy(likelihood).double()
+    batches = make_batches(torch.float64)
+    if isinstance(likelihood, Categorical):
+        batches = [StackedBatch(batch.x, (batch.y[..., 0] > 0).long()) for batch in batches]
+    elif isinstance(likelihood, HeteroscedasticGaussian):
+        batches = [StackedBatch(batch.x, batch.y[..., :1]) for batch in batches]
+    assert check_equal(models, batches).loop_reason is None
+
+
+@pytest.mark.parametrize("inducing", ["global", "local"])
+def test_deep_gaussian_processes(inducing: Literal["global", "local"]) -> None:
+    batches = make_batches(torch.float64)
+    models = [
+        DeepGP(batches[0].x[index], batches[0].y[index], depth=2, num_inducing=5, inducing=inducing, seed=index)
+        for index in range(MODELS)
+    ]
+    assert check_equal(models, batches, 2).loop_reason is None
+
+
+def test_clipping_is_by_model() -> None:
+    """The second model's gradient is far above the limit, the others' below."""
+    models, batches = make_models(FAMILIES["mean_field"][0]), make_batches(torch.float64)
+    for batch in batches:
+        batch.y[1] *= 30
+    check_equal(models, batches, max_norm=15.0)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.out = nn.GRU(INPUTS, 4, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.rnn(x.unsqueeze(1))[0][:, 0])
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(INPUTS, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.out(x)
+        return y if y.sum().item() > 0 else -y
+
+
+@pytest.mark.parametrize(
+    ("net", "reason"),
+    [
+        (lambda: nn.Sequential(nn.Linear(INPUTS, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)), "BatchNorm1d"),
+        (Recurrent, "GRU"),
+        (Branching, "vmap refused"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:ModelStack. vmap refused")
+def test_what_vmap_cannot_run_is_trained_one_by_one(net: Callable[[], nn.Module], reason: str) -> None:
+    """Running statistics of BatchNorm among what is compared; the numbers of a refused first attempt are drawn once."""
+    stack = check_equal(make_models(FAMILIES["mean_field"][0], net=net), make_batches(torch.float64))
+    assert reason in str(stack.loop_reason)
+
+
+def test_convolutions_run_one_by_one() -> None:
+    def net() -> nn.Module:
+        return nn.Sequential(nn.Unflatten(1, (1, INPUTS)), nn.Conv1d(1, 2, 2), nn.Flatten(), nn.Linear(4, 2))
+
+    stack = check_equal(make_models(FAMILIES["mean_field"][0], net=net), make_batches(torch.float64))
+    assert "Conv1d" in str(stack.loop_reason)
+
+
+def test_the_loop_gives_the_same() -> None:
+    assert check_equal(make_models(FAMILIES["rank_one"][0]), make_batches(torch.float64), 4, vectorize=False)
+
+
+def test_a_factor_that_fails_is_handled_as_in_the_model_alone() -> None:
+    """Where the terms are not finite the models run one by one, which jitters or names what is wrong."""
+    models = make_models(FAMILIES["global_inducing"][0])
+    with torch.no_grad():
+        next(value for name, value in models[1].named_parameters() if "log_precision" in name).fill_(2000.0)
+    stack = ModelStack(models, seeds=range(MODELS))
+    with pytest.raises(ValueError, match="GlobalInducing: the precision of layer 0"):
+        stack.model_terms(make_batches(torch.float64)[0], num_data=40)
+
+
+def test_shared_rows_shared_randomness_and_own_numbers_of_data() -> None:
+    models, batch = make_models(FAMILIES["mean_field"][0]), make_batches(torch.float64)[0].model(0)
+    stack = ModelStack(models, num_data=[20, 40, 60])
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        data, kl = stack.model_terms(batch, num_data=40, num_draws=2, generator=generator)
+    assert data.shape == kl.shape == (MODELS, 2)
+    assert not data.requires_grad
+    plain = [model.elbo_terms(batch.x, batch.y, num_data=40, num_draws=2)[1] for model in models]
+    torch.testing.assert_close(kl, torch.stack(plain))
+    again = ModelStack(models).model_terms(batch, num_data=40, num_draws=2, generator=torch.Generator().manual_seed(1))[
+        0
+    ]
+    torch.testing.assert_close(data, again * torch.tensor([[0.5], [1.0], [1.5]]))
+
+
+def test_the_phase_of_the_mean() -> None:
+    models, batch = make_models(FAMILIES["inducing"][0]), make_batches(torch.float64)[0]
+    data, penalty = ModelStack(models).terms(batch, phase="map", num_data=40, num_draws=1)
+    plain = [model.map_terms(batch.x[index], batch.y[index], num_data=40) for index, model in enumerate(models)]
+    torch.testing.assert_close(data, sum(one[0] for one in plain))
+    torch.testing.assert_close(penalty, sum(one[1] for one in plain))
+
+
+def test_random_numbers_continue_from_a_stored_state() -> None:
+    batch = make_batches(torch.float64)[0]
+    stack = ModelStack(make_models(FAMILIES["mean_field"][0]), seeds=range(MODELS))
+    state = copy.deepcopy(stack.state_dict())
+    first = stack.model_terms(batch, num_data=40)[0]
+    second = stack.model_terms(batch, num_data=40)[0]
+    assert not torch.equal(first, second)
+    stack.load_state_dict(state)
+    assert torch.equal(stack.model_terms(batch, num_data=40)[0], first)
+
+
+def test_models_that_cannot_be_stacked() -> None:
+    mean_field, point = make_models(FAMILIES["mean_field"][0]), make_models(posteriors.Point)
+    with pytest.raises(ValueError, match="no models"):
+        ModelStack([])
+    with pytest.raises(ValueError, match="model 1 differs from model 0 in architecture, posterior or likelihood"):
+        ModelStack([mean_field[0], point[1]])
+    wide = make_models(posteriors.Point, net=lambda: nn.Sequential(nn.Linear(INPUTS, 6), nn.Tanh(), nn.Linear(6, 2)))
+    with pytest.raises(ValueError, match="model 2 differs"):
+        ModelStack([*point[:2], wide[2]])
+    with pytest.raises(ValueError, match="2 seeds for 3 models"):
+        ModelStack(point, seeds=[1, 2])
+    point[1].network.requires_grad_(False)
+    for parameter in point[1].parameters():
+        parameter.requires_grad_(False)
+    with pytest.raises(ValueError, match="in model 1 and"):
+        ModelStack(point)
+
+
+def test_a_mistake_in_the_rows_is_named_as_by_a_model() -> None:
+    stack = ModelStack(make_models(posteriors.Point))
+    with pytest.raises(ValueError, match="do not fit the network"):
+        stack.model_terms(StackedBatch(torch.randn(MODELS, 4, 7), torch.randn(MODELS, 4, 2)), num_data=40)
+    assert stack.loop_reason is None
