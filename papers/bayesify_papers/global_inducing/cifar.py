@@ -75,7 +75,7 @@ def make_posterior(system: str, x: Tensor, y: Tensor, points: int) -> Posterior 
     if system == "li":
         return LocalInducing(points)
     inducing = GlobalInducing(x[:points].cpu(), y[:points].cpu())
-    return inducing if system == "gi" else {LAST: inducing, "*": MeanField(init_std=1e-2)}
+    return inducing if system == "gi" else {LAST: inducing, "*": MeanField(init_std=1e-2, units="prior")}
 
 
 def make(system: str, prior: str, x: Tensor, y: Tensor, setting: Setting) -> BayesianNetwork:

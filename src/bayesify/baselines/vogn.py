@@ -95,6 +95,10 @@ class VOGN(NaturalGradient):
                 raise ValueError(
                     f"VOGN: max_std={part.max_std}; leave it out, the prior bounds the standard deviations"
                 )
+            if part.units != "weight":
+                raise ValueError(
+                    f"VOGN: units={part.units!r}; use MeanField(units='weight'), whose means it steps itself"
+                )
             if any(part.mean_value.mask(name) is not None for name in part.mean_value):
                 raise ValueError("VOGN: the posterior is pruned; train first, then prune")
         self._rules = layer_rules(bnn.network, bnn.weights)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from bayesify.maths.gamma import widened
+from bayesify.maths.value_checks import should_check
 
 
 @dataclass(frozen=True)
@@ -18,7 +21,8 @@ class Regression:
        \tilde m = (I + B)^{-1} T^\top A^\top \Lambda V $$
 
     where $w = T \tilde w$ has the prior's covariance $T T^\top$ and $B = T^\top A^\top \Lambda A\, T$ (Ober & Aitchison 2021,
-    eq. 11). All eigenvalues of $I + B$ are at least 1, so the factorization does not depend on the prior's scale.
+    eq. 11). All eigenvalues of $I + B$ are at least 1, so the factorization does not depend on the prior's scale. Everything is
+    in float64 where the device has it, draws too.
 
     Args:
         mean: $\tilde m$, [*batch, G, D, R].
@@ -38,7 +42,7 @@ class Regression:
         Args:
             noise: $\epsilon$, standard normal, [*batch, G, D, R].
         """
-        return self.mean + self.root.mT @ noise
+        return self.mean + self.root.mT @ noise.to(self.mean.dtype)
 
     def variance(self) -> Tensor:
         r"""Diagonal of $(I + B)^{-1}$, [*batch, G, D]: the same for each of the R outputs."""
@@ -68,24 +72,41 @@ class Regression:
         return outputs * self.log_det + 0.5 * (drawn.square() - noise.square()).sum((-1, -2, -3))
 
 
-def regress(gram: Tensor, cross: Tensor, factorize: Callable[[Tensor], Tensor] | None = None) -> Regression:
-    r"""Solve G regressions from the two matrices that they depend on.
+def regress(gram: Tensor, cross: Tensor, careful: str | None = None) -> Regression:
+    r"""Solve G regressions from the two matrices that they depend on, in float64 where the device has it.
+
+    In float32 the prior's identity is lost beside B from about $\lVert B \rVert = 10^4$ on; in float64 it is kept up to
+    $10^{12}$ whatever the matrices are, and further where that size is only one of units of columns.
 
     Args:
         gram: B, [*batch, G, D, D].
         cross: $T^\top A^\top \Lambda V$, [*batch, G, D, R].
-        factorize: Makes the Cholesky factor of $I + B$, or raises; without it, a failure is noted in the result.
+        careful: What $I + B$ is, for warnings and errors: a matrix that is not finite is an error then, and one that rounding has
+            made indefinite is replaced by the nearest one with all eigenvalues at least 1, which $I + B$ has by construction,
+            so that no variance exceeds the prior's. Without it, a failure is noted in the result.
+
+    Raises:
+        ValueError: If a matrix is not finite, and `careful` is given.
     """
+    gram, cross = widened(gram), widened(cross)
     eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-    if factorize is None:
-        root, logs, failed = _InverseFactor.apply(gram + eye, eye)
-        failed = failed + torch.isfinite(logs).logical_not()  # infinity goes through a factorization unnoticed
-    else:
-        tril = factorize(gram + eye)
-        failed = torch.zeros(gram.shape[:-2], dtype=torch.int32, device=gram.device)
-        root = torch.linalg.solve_triangular(tril, eye.expand(tril.shape), upper=False)
-        logs = tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    precision = gram + eye
+    if careful is not None and should_check(gram) and not bool(torch.isfinite(precision).all()):
+        size = gram.shape[-1]
+        raise ValueError(
+            f"{careful} ({size} x {size}) is not finite; lower the learning rate, or start from a smaller precision, and look for "
+            "infinity in what the layers below make of the inducing inputs"
+        )
+    root, logs, failed = _InverseFactor.apply(precision, eye, careful)
+    failed = failed + torch.isfinite(logs).logical_not()  # infinity goes through a factorization unnoticed
     return Regression(root.mT @ (root @ cross), root, logs.sum(-1), failed)
+
+
+def _floored_factor(precision: Tensor) -> Tensor:
+    """Lower factor of the nearest symmetric matrix whose eigenvalues are at least 1; no Cholesky factorization can fail in it."""
+    values, vectors = torch.linalg.eigh(precision)
+    upper = torch.linalg.qr(values.clamp_min(1).sqrt().unsqueeze(-1) * vectors.mT).R
+    return (upper * upper.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-1)).mT
 
 
 class _InverseFactor(torch.autograd.Function):
@@ -98,19 +119,30 @@ class _InverseFactor(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(precision: Tensor, eye: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(precision: Tensor, eye: Tensor, careful: str | None) -> tuple[Tensor, Tensor, Tensor]:
         tril, failed = torch.linalg.cholesky_ex(precision)
+        if careful is not None and should_check(failed) and bool(failed.any()):
+            tril = torch.where((failed > 0)[..., None, None], _floored_factor(precision), tril)
+            failed = torch.zeros_like(failed)
+            largest = float(precision.diagonal(dim1=-2, dim2=-1).max())
+            warnings.warn(
+                f"{careful}: its largest entry is {largest:.2g} and the prior's is 1, which float64 cannot hold; variances are "
+                "kept below the prior's; standardize the inputs, or start from a smaller precision",
+                stacklevel=2,
+            )
         root = torch.linalg.solve_triangular(tril, eye.expand(tril.shape), upper=False)
         return root, tril.diagonal(dim1=-2, dim2=-1).log().sum(-1), failed
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    def setup_context(
+        ctx: Any, inputs: tuple[Tensor, Tensor, str | None], output: tuple[Tensor, Tensor, Tensor]
+    ) -> None:
         ctx.mark_non_differentiable(output[2])
         ctx.save_for_backward(output[0], inputs[1])
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         root, eye = ctx.saved_tensors
         lower = (grads[0] @ root.mT).tril() * (1 - 0.5 * eye)
         middle = 0.5 * (eye * grads[1][..., None, None] - lower - lower.mT)
-        return root.mT @ middle @ root, None
+        return root.mT @ middle @ root, None, None

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from bayesify.maths.gamma import widened
 from bayesify.maths.regression import Regression, regress
 from bayesify.posteriors.base import DrawRequest, Posterior, check_count, check_positive
 from bayesify.posteriors.global_inducing.likelihood import (
@@ -16,7 +17,6 @@ from bayesify.posteriors.global_inducing.likelihood import (
     NETWORK_PRECISION,
     HalfPrecision,
     PriorScale,
-    finite_cholesky,
 )
 from bayesify.priors import PriorDraw
 from bayesify.weights.catalog import Layer, Weight
@@ -94,12 +94,12 @@ class LocalInducing(Posterior):
         return torch.cat((points, points.new_ones(self.points, 1)), -1) if self._has_ones(layer) else points
 
     def regression(self, layer: Layer, scale: PriorScale) -> Regression:
-        """The posterior over whitened rows of one layer, for each draw of the prior: [*S, 1, D, R]."""
-        mix = HalfPrecision(log_diagonal=self.log_precision[layer.name])
+        """The posterior over whitened rows of one layer, for each draw of the prior, [*S, 1, D, R]; in float64, see `regress`."""
+        mix = HalfPrecision(log_diagonal=widened(self.log_precision[layer.name]))
         design, outputs = self._design(layer, self.points_value[layer.name]), mix(self.pseudo_outputs[layer.name])
         design = scale.pull(layer, mix(design).unsqueeze(0))  # A T, [*S, 1, M, D]
         what = f"LocalInducing: the precision of layer {layer.name or '(the network)'}"
-        return regress(design.mT @ design, design.mT @ outputs, lambda matrix: finite_cholesky(matrix, what))
+        return regress(design.mT @ design, design.mT @ outputs, what)
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
         """One regression per layer, all draws together."""
@@ -112,15 +112,19 @@ class LocalInducing(Posterior):
             eps = part.view(request.num_draws, 1, layer.cols, layer.rows)
             drawn = regression.draw(eps)
             kls.append(regression.closed_kl() if self.kl_form == "closed" else regression.sampled_kl(eps, drawn))
-            weights.update(layer.from_matrix(scale.push(layer, drawn.mT).squeeze(-3)))
-        return weights, sum(kls[1:], kls[0])
+            weights.update(layer.from_matrix(scale.push(layer, drawn.mT).squeeze(-3).to(eps.dtype)))
+        return weights, self._stored(sum(kls[1:], kls[0]))
+
+    def _stored(self, value: Tensor) -> Tensor:
+        """In the type of the parameters."""
+        return value.to(next(self.parameters()).dtype)
 
     def _each(self, use: Callable[[Layer, Regression, PriorScale], Tensor]) -> dict[str, Tensor]:
         """The weights by name from a matrix [rows, cols] of each layer, with the prior's scales at their means."""
         scale = self._typical()
         result: dict[str, Tensor] = {}
         for layer in self.layers:
-            result.update(layer.from_matrix(use(layer, self.regression(layer, scale), scale)))
+            result.update(layer.from_matrix(self._stored(use(layer, self.regression(layer, scale), scale))))
         return result
 
     def _typical(self) -> PriorScale:
@@ -143,7 +147,7 @@ class LocalInducing(Posterior):
         """Sigma of one layer, [D, D]: the covariance of each row of `[W b]`."""
         scale = self._typical()
         root = scale.push(layer, self.regression(layer, scale).root).squeeze(0)
-        return root.mT @ root
+        return self._stored(root.mT @ root)
 
     def spatial_covariance(self, weight: Weight, variance: Tensor, positions: int) -> Tensor:
         """Sum of Sigma's diagonal blocks that belong to filters, times the rows."""
@@ -156,16 +160,16 @@ class LocalInducing(Posterior):
         """Closed form; a scalar, or [S] for S draws of the prior."""
         scale = PriorScale(prior, self.layers, 1 if prior.fixed else _draws(prior)).aligned()
         parts = [self.regression(layer, scale).closed_kl() for layer in self.layers]
-        return sum(parts[1:], parts[0])
+        return self._stored(sum(parts[1:], parts[0]))
 
     def entropy(self) -> Tensor:
         """`rows log det(2 pi e Sigma) / 2`, summed over layers."""
         scale = self._typical()
-        total = next(self.parameters()).new_zeros(())
+        total = widened(next(self.parameters()).new_zeros(()))
         for layer in self.layers:
             roots = torch.linalg.slogdet(scale.push(layer, self.regression(layer, scale).root).squeeze(0))[1]
             total = total + layer.rows * (roots + 0.5 * layer.cols * math.log(2 * math.pi * math.e))
-        return total
+        return self._stored(total)
 
     @torch.no_grad()
     def set_to_prior(self, prior: PriorDraw) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -25,14 +26,19 @@ class MeanField(Posterior):
     $$ q(w) = \mathcal{N}(m, \operatorname{diag}(s^2)), \qquad
        \mathrm{KL} = \sum_i \log\frac{\sigma}{s_i} + \frac{s_i^2 + m_i^2}{2\sigma^2} - \frac12 $$
 
-    Stored: `mean_value` freely, starting at the network's weights; `raw_std`, the log of the standard deviation, or
-    under a cap what a scaled sigmoid takes to it. Weights and biases both; a draw of the whole network takes its noise in one call.
+    Stored: `mean_value` freely, starting at the network's weights, in the given units; `raw_std`, the log of the standard
+    deviation, or under a cap what a scaled sigmoid takes to it. Weights and biases both; a draw of the whole network takes its
+    noise in one call.
 
     Args:
         init_std: Standard deviation of every weight before training.
         max_std: Upper bound on every standard deviation.
         local_reparameterization: Draw noise at the outputs of linear and convolution layers in the training
             objective (see `LocalGaussian`); predictions always draw weights.
+        units: Of the stored means: `"weight"`, the weights' own; or `"prior"`, the prior's standard deviation (where the prior draws
+            it, what is typical at the start). A step of Adam then moves every mean by the learning rate times its prior's standard
+            deviation, in layers of any width, as in the code of Ober & Aitchison (2021): a rate of 0.01 moves
+            the means of a layer with 288 inputs by 0.17 of it in a step otherwise, and global inducing points above diverge.
 
     Raises:
         ValueError: If a standard deviation is not positive, or `init_std` is not below `max_std`.
@@ -42,23 +48,41 @@ class MeanField(Posterior):
     correlated_priors = True
 
     def __init__(
-        self, init_std: float = 1e-4, max_std: float | None = None, local_reparameterization: bool = False
+        self,
+        init_std: float = 1e-4,
+        max_std: float | None = None,
+        local_reparameterization: bool = False,
+        units: Literal["weight", "prior"] = "weight",
     ) -> None:
         super().__init__()
         check_positive("MeanField", init_std=init_std, max_std=max_std)
         if max_std is not None and init_std >= max_std:
             raise ValueError(f"MeanField: init_std={init_std} is not below max_std={max_std}; give a smaller init_std")
-        self.init_std, self.max_std = init_std, max_std
+        if units not in ("weight", "prior"):
+            raise ValueError(f"MeanField: units={units!r}; give 'weight' or 'prior'")
+        self.init_std, self.max_std, self.units = init_std, max_std, units
         self.local_reparameterization = local_reparameterization
         self.capturable = not local_reparameterization
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
         """Means at the network's weights, every standard deviation at `init_std`."""
         raw = self._raw(self.init_std)
-        self.mean_value = NamedParameters({weight.name: values[weight.name].clone() for weight in self.weights})
+        self.unit = {weight.name: self._unit(weight.name) for weight in self.weights}
+        self.mean_value = NamedParameters({name: values[name] / unit for name, unit in self.unit.items()})
         self.raw_std = NamedParameters(
             {weight.name: torch.full_like(values[weight.name], raw) for weight in self.weights}
         )
+
+    def _unit(self, name: str) -> float:
+        if self.units == "weight" or self.bound_prior is None:
+            return 1.0
+        return float(torch.as_tensor(self.bound_prior.std[name]).detach().mean())
+
+    def _means(self) -> list[Tensor]:
+        """m of each weight, without what is pruned."""
+        if self.units == "weight":
+            return self.mean_value.values()
+        return [value * self.unit[name] for name, value in self.mean_value.items()]
 
     def _raw(self, std: float) -> float:
         return math.log(std) if self.max_std is None else raw_positive(std, self.max_std)
@@ -74,7 +98,7 @@ class MeanField(Posterior):
         log_std = self.log_std()
         if request.local and self.local_reparameterization:
             return self._draw_locally(request, log_std)
-        names, means = list(self.mean_value), self.mean_value.values()
+        names, means = list(self.mean_value), self._means()
         flat = request.normals([mean.numel() for mean in means], means[0])
         noise = [like_layout(part, mean) for part, mean in zip(flat, means, strict=True)]
         prior_stds = [request.prior.std[name] for name in names]
@@ -94,7 +118,7 @@ class MeanField(Posterior):
         return {name: self.mean_value.scatter(name, draw) for name, draw in zip(names, drawn, strict=True)}, kl
 
     def _draw_locally(self, request: DrawRequest, log_std: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
-        names, means = list(self.mean_value), self.mean_value.values()
+        names, means = list(self.mean_value), self._means()
         prior_stds = [request.prior.std[name] for name in names]
         if request.prior.fixed:
             fixed = [float(std) for std in prior_stds]
@@ -117,7 +141,8 @@ class MeanField(Posterior):
 
     def mean(self) -> dict[str, Tensor]:
         """m, 0 where pruned."""
-        return {name: self.mean_value.dense(name) for name in self.mean_value}
+        names = list(self.mean_value)
+        return {name: self.mean_value.scatter(name, mean) for name, mean in zip(names, self._means(), strict=True)}
 
     def variance(self) -> dict[str, Tensor]:
         """s squared, 0 where pruned."""
@@ -150,7 +175,7 @@ class MeanField(Posterior):
         log_std = self.log_std()
         scores = {
             name: self.mean_value.scatter(name, mean.abs().log() - log_std[name])
-            for name, mean in self.mean_value.items()
+            for name, mean in zip(log_std, self._means(), strict=True)
         }
         for name, mask in largest(scores, {name: self.mean_value.mask(name) for name in scores}, keep).items():
             self.raw_std.prune(name, mask)

@@ -20,6 +20,7 @@ class Convolution(LinearMap):
     """A convolution of any number of axes: pseudo-outputs are maps, [M, c_out, *o]; the precision is shared by all positions."""
 
     features_axis: ClassVar[int] = 1
+    costly: ClassVar[bool] = True
 
     def seen(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
         """The map that the kernel moves over, padded already where not by zeros."""

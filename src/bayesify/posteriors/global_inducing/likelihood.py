@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from bayesify.maths.cholesky import stable_cholesky
 from bayesify.maths.constraints import tril
-from bayesify.maths.value_checks import should_check
 from bayesify.priors import PriorDraw
 from bayesify.weights.catalog import Layer
 
@@ -20,6 +19,19 @@ NETWORK_PRECISION = 300.0
 r"""Precision $\lambda$, times positions, of pseudo-outputs that start at the network's. Where the prior's outputs have variance 1
 and there are as many inducing inputs as columns, one layer's mean differs from weights drawn from the prior by at most
 $1 / (2 \sqrt{\lambda})$ in its outputs there (root mean square), and its draws scatter by at most $1 / \sqrt{\lambda}$."""
+
+ROUNDING = 5e-4
+"""Bound on what float32 may change in a regression, in units of the prior; measured errors are at most a tenth of it."""
+
+
+def exact_float32(like: Tensor) -> bool:
+    """Whether products of float32 matrices are worth a try on a tensor's device, and keep all digits of that type there."""
+    if like.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+        return False
+    backends = torch.backends
+    names = [value.fp32_precision for value in (backends, backends.mkldnn.matmul, backends.mkldnn.conv)]
+    names += [os.environ.get(f"{library}_DEFAULT_FPMATH_MODE", "none").lower() for library in ("DNNL", "ONEDNN")]
+    return all(name in ("none", "ieee", "strict") for name in names)
 
 
 class PriorScale:
@@ -82,6 +94,7 @@ class PriorScale:
         for part, std, factor in zip(rows.split(widths, -1), stds, factors, strict=True):
             if factor is not None:
                 blocks = part.unflatten(-1, (-1, factor.shape[-1]))
+                factor = factor.to(blocks.dtype)
                 part = (blocks @ (factor.mT if transposed else factor)).flatten(-2)
             parts.append(part * std)
         batch = torch.broadcast_shapes(*(part.shape[:-1] for part in parts))
@@ -117,18 +130,3 @@ class HalfPrecision:
             return value * self.numbers.view(-1, *[1] * (value.ndim - 1))
         assert self.factor is not None
         return (self.factor.mT @ value.reshape(len(self.factor), -1)).view(value.shape)
-
-
-def finite_cholesky(matrix: Tensor, what: str) -> Tensor:
-    """`stable_cholesky`, for matrices of pseudo-outputs' precisions.
-
-    Raises:
-        ValueError: If the matrix is not finite, which a factorization lets through, or not positive definite.
-    """
-    if should_check(matrix) and not bool(torch.isfinite(matrix).all()):
-        size = matrix.shape[-1]
-        raise ValueError(
-            f"{what} ({size} x {size}) is not finite; lower the learning rate, or start from a smaller precision, and look for "
-            "infinity in what the layers below make of the inducing inputs"
-        )
-    return stable_cholesky(matrix, what)

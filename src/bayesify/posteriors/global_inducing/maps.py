@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from bayesify.maths.gamma import widened
 from bayesify.posteriors.global_inducing.likelihood import HalfPrecision
 from bayesify.weights.catalog import Layer, owner_of
 
@@ -28,6 +29,8 @@ class LinearMap:
     hooked: str
     features_axis: ClassVar[int] = -1
     """Axis of the pseudo-outputs that counts the layer's outputs."""
+    costly: ClassVar[bool] = False
+    """Whether the matrices of the regression cost more than passing the inducing inputs through the layer."""
 
     @property
     def has_weight(self) -> bool:
@@ -90,7 +93,7 @@ class BilinearMap(LinearMap):
 
     def seen(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
         """All products of an entry of the first input with one of the second."""
-        left, right = argument(args, kwargs, 0, "input1"), argument(args, kwargs, 1, "input2")
+        left, right = widened(argument(args, kwargs, 0, "input1")), widened(argument(args, kwargs, 1, "input2"))
         return [(left.unsqueeze(-1) * right.unsqueeze(-2)).flatten(-2)]
 
 
