@@ -35,10 +35,10 @@ class MeanField(Posterior):
         max_std: Upper bound on every standard deviation.
         local_reparameterization: Draw noise at the outputs of linear and convolution layers in the training
             objective (see `LocalGaussian`); predictions always draw weights.
-        units: Of the stored means: `"weight"`, the weights' own; or `"prior"`, the prior's standard deviation (where the prior draws
-            it, what is typical at the start). A step of Adam then moves every mean by the learning rate times its prior's standard
-            deviation, in layers of any width, as in the code of Ober & Aitchison (2021): a rate of 0.01 moves
-            the means of a layer with 288 inputs by 0.17 of it in a step otherwise, and global inducing points above diverge.
+        units: Of the stored means: `"weight"`, the weights' own; or `"prior"`, the prior's standard deviation (what is typical at
+            the start, where the prior draws it). A step of Adam then moves each mean by the learning rate times that, in
+            layers of any width, as in the code of Ober & Aitchison (2021). With weights' own units a rate of 0.01 moves the
+            means of a layer with 288 inputs by 0.17 of it, and global inducing points above diverge.
 
     Raises:
         ValueError: If a standard deviation is not positive, or `init_std` is not below `max_std`.

@@ -28,7 +28,7 @@ def exact_float32(like: Tensor) -> bool:
     """Whether products of float32 matrices are worth a try on a tensor's device, and keep all digits of that type there."""
     if like.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         return False
-    backends = torch.backends
+    backends: Any = torch.backends
     names = [value.fp32_precision for value in (backends, backends.mkldnn.matmul, backends.mkldnn.conv)]
     names += [os.environ.get(f"{library}_DEFAULT_FPMATH_MODE", "none").lower() for library in ("DNNL", "ONEDNN")]
     return all(name in ("none", "ieee", "strict") for name in names)
