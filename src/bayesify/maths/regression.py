@@ -99,6 +99,8 @@ def regress(gram: Tensor, cross: Tensor, careful: str | None = None) -> Regressi
         )
     root, logs, failed = _InverseFactor.apply(precision, eye, careful)
     failed = failed + torch.isfinite(logs).logical_not()  # infinity goes through a factorization unnoticed
+    if careful is not None and not should_check(logs):
+        logs = torch.where(failed > 0, torch.nan, logs)
     return Regression(root.mT @ (root @ cross), root, logs.sum(-1), failed)
 
 
