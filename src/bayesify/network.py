@@ -6,7 +6,7 @@ import copy
 from collections import ChainMap
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from bayesify.maths.noise import Randomness, source_of
 from bayesify.maths.value_checks import should_check
 from bayesify.posteriors.base import DrawRequest, Posterior, Posteriors
 from bayesify.predictive.base import Predictive
+from bayesify.predictor import Phase, Trainable
 from bayesify.priors import Prior
 from bayesify.running import cuda_graphs
 from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_errors
@@ -36,6 +37,9 @@ from bayesify.weights.catalog import (
 from bayesify.weights.layout import NetworkLayout
 from bayesify.weights.selection import select
 from bayesify.weights.summary import Row, Summary
+
+if TYPE_CHECKING:
+    from bayesify.training.batches import Batch
 
 
 def bayesianize(
@@ -75,7 +79,7 @@ def bayesianize(
     return BayesianNetwork(net, chosen, likelihood=make_likelihood(likelihood), prior=make_prior(prior), output=output)
 
 
-class BayesianNetwork(nn.Module):
+class BayesianNetwork(nn.Module, Trainable):
     """A network without its weights, and a posterior that draws them; made by `bayesianize`.
 
     Args:
@@ -220,6 +224,31 @@ class BayesianNetwork(nn.Module):
         return self.draw(1, generator=generator)[0](*args, **kwargs)
 
     # -- training --------------------------------------------------------------------------------------------------
+
+    phases: ClassVar[tuple[Phase, ...]] = ("map", "variational")
+
+    @property
+    def training_draws(self) -> int:
+        """The most that one of the posteriors recommends."""
+        return max(posterior.training_draws for posterior in self.posteriors)
+
+    @property
+    def noise_per_example(self) -> bool:
+        """Whether a posterior draws noise at the outputs of layers in place of weights."""
+        return any(posterior.local_reparameterization for posterior in self.posteriors)
+
+    def check_ready(self) -> None:
+        """Raise `ValueError` if there is no likelihood."""
+        self.require_likelihood("fit")
+
+    def terms(
+        self, batch: Batch, *, phase: Phase, num_data: int, num_draws: int, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The terms of `map_objective`, each [1], or of `elbo`, each [S], for a batch of `fit`."""
+        if phase == "map":
+            return self.map_terms(batch.x, batch.y, num_data=num_data, example_weights=batch.weights)
+        options: dict[str, Any] = {"num_draws": num_draws, "generator": generator}
+        return self.elbo_terms(batch.x, batch.y, num_data=num_data, example_weights=batch.weights, **options)
 
     def elbo(
         self,

@@ -84,9 +84,10 @@ class Trainable(ABC):
     phases: ClassVar[tuple[Phase, ...]] = ("variational",)
 
     @property
-    @abstractmethod
     def module(self) -> nn.Module:
-        """What holds parameters, buffers and modes."""
+        """What holds parameters, buffers and modes; itself, where it is a module."""
+        assert isinstance(self, nn.Module)
+        return self
 
     @property
     @abstractmethod
@@ -98,6 +99,14 @@ class Trainable(ABC):
         """Whether it trains in the mode (train or eval) that it is in."""
         return False
 
+    @property
+    def noise_per_example(self) -> bool:
+        """Whether examples have noise of their own, which must differ between the parts of a batch."""
+        return False
+
+    def check_ready(self) -> None:  # noqa: B027 (most are ready)
+        """Raise `ValueError` if something that training needs is missing."""
+
     @abstractmethod
     def terms(
         self, batch: Batch, *, phase: Phase, num_data: int, num_draws: int, generator: torch.Generator | None = None
@@ -105,9 +114,13 @@ class Trainable(ABC):
         """The two terms of the objective for a batch in nats of the whole dataset: what is maximized is `first - beta * second`.
 
         Returns:
-            Expected log-likelihood and KL (or what stands in for it), each [S].
+            Expected log-likelihood and KL (or what stands in for it), each [S], or [R, S] for R models whose objectives add up.
         """
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
-        """All choices as plain data, for a checkpoint to be compared with."""
+        """All choices as plain data and tensors."""
+
+    def identity(self) -> dict[str, Any]:
+        """What a run that is continued must have in common with the interrupted one: its `config`."""
+        return self.config()

@@ -147,8 +147,8 @@ def test_an_interrupted_fit_continues_to_the_same_result(tmp_path):
     assert rest.count == whole.count == 4
     assert torch.equal(flat(rest.deviations, 1), flat(whole.deviations, 1))
     assert torch.equal(rest.network[1].running_var, whole.network[1].running_var)
-    with pytest.raises(ValueError, match="seed 5, not 6"):
-        baselines.SWAG(normed(), "categorical").fit(loader, 4, seed=6, checkpoint=path)
+    with pytest.raises(ValueError, match="seed=5, this run has 6"):
+        baselines.SWAG(normed(), "categorical", rank=3).fit(loader, 4, 0.05, seed=6, checkpoint=path)
 
 
 def test_save_and_load(tmp_path):

@@ -220,7 +220,7 @@ class TestTraining:
 
         space = FunctionSpaceVI(network(), context=Corners())
         torch.testing.assert_close(
-            space.terms(X, Y, num_data=20)[1], space.function_kl(torch.stack((X.amin(0), X.amax(0))))
+            space.objective_terms(X, Y, num_data=20)[1], space.function_kl(torch.stack((X.amin(0), X.amax(0))))
         )
 
 

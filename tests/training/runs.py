@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import bayesify
 from bayesify import KLSchedule, likelihoods, posteriors
+from bayesify.training import Steps
 
 
 class Jittered(Dataset):
@@ -52,8 +53,7 @@ def arguments(**changes: object) -> dict:
         "validation": DataLoader(TensorDataset(data.x, data.y), batch_size=8),
         "patience": 3,
         "num_draws": 2,
-        "accumulate": 2,
-        "clip_norm": 5.0,
+        "steps": Steps(accumulate=2, clip_norm=5.0),
         "seed": 11,
         "progress": False,
     } | changes

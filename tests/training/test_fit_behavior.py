@@ -11,6 +11,7 @@ from training.runs import same
 
 import bayesify
 from bayesify import KLSchedule, likelihoods, posteriors
+from bayesify.training import Checkpointing, Devices, Steps, Validation
 
 X = torch.randn(24, 3, generator=torch.Generator().manual_seed(0))
 Y = (X.sum(1) > 0).long()
@@ -98,7 +99,7 @@ def test_optimizers_and_schedulers_in_each_form():
         results.append(bnn)
     assert same(*results)
     exponential = lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)  # noqa: E731
-    history = fit(classifier(), epochs=2, learning_rate=0.8, scheduler=exponential, step_scheduler="step")
+    history = fit(classifier(), epochs=2, learning_rate=0.8, scheduler=exponential, steps=Steps(scheduler="step"))
     assert history.column("learning_rate") == pytest.approx([0.1, 0.0125])
 
     def plateau(optimizer):  # nothing counts as progress: every epoch lowers it
@@ -213,20 +214,15 @@ def test_device_moves_the_network():
         ({"epochs": -1}, "epochs=-1"),
         ({"epochs": 1.5}, "epochs=1.5"),
         ({"map_epochs": -1}, "map_epochs=-1"),
-        ({"accumulate": 0}, "accumulate=0"),
         ({"num_draws": 0}, "num_draws=0"),
         ({"num_data": 0}, "num_data=0"),
         ({"num_data": 3}, "num_data=3, but the loader has 24 examples"),
-        ({"devices": 0}, "devices=0"),
         ({"patience": 0, "validation": [(X, Y)]}, "patience=0"),
         ({"patience": 2}, "needs a validation loader"),
-        ({"checkpoint_every": 0}, "checkpoint_every=0"),
         ({"learning_rate": 0.0}, "learning_rate=0.0"),
-        ({"clip_norm": -1.0}, "clip_norm=-1.0"),
         ({"kl_weight": -0.1}, "kl_weight=-0.1"),
         ({"precision": "float16"}, "use 'bf16'"),
         ({"precision": "int8"}, "give 'float32' or 'bf16'"),
-        ({"step_scheduler": "batch"}, "step_scheduler='batch'"),
         ({"optimizer": lambda p: torch.optim.LBFGS(p)}, "LBFGS"),
         ({"optimizer": torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1)}, "no parameter of this network"),
         ({"validation": []}, "validation loader yields no examples"),
@@ -240,6 +236,24 @@ def test_bad_arguments(options, message):
     with pytest.raises(ValueError, match=message):
         fit(bnn, **{"learning_rate": 1e-30} | options)
     assert same(bnn, before)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Steps(accumulate=0), "accumulate=0"),
+        (lambda: Steps(clip_norm=-1.0), "clip_norm=-1.0"),
+        (lambda: Steps(scheduler="batch"), "scheduler='batch'; give 'epoch' or 'step'"),
+        (lambda: Devices(0), "count=0"),
+        (lambda: Devices(2, launch="spawn"), "launch='spawn'; give 'script' or 'fork'"),
+        (lambda: Checkpointing("run", every=0), "every=0"),
+        (lambda: Checkpointing("run", resume="no"), "resume='no'; give True or False"),
+        (lambda: Validation([(X, Y)], 0), "num_draws=0"),
+    ],
+)
+def test_bad_groups_of_arguments(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
 
 
 NAN = X.clone()

@@ -5,6 +5,7 @@ import torch
 from training.runs import arguments, loader, network, numbers, same
 
 import bayesify
+from bayesify.training import Checkpointing, Devices
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -39,7 +40,7 @@ def test_resume_on_cuda_is_bit_identical(tmp_path, precision):
                 yield batch
 
     with pytest.raises(Stop):
-        bayesify.fit(part, Stopping(), **arguments(**options, checkpoint=path, checkpoint_every=1, num_data=44))
+        bayesify.fit(part, Stopping(), **arguments(**options, checkpoint=Checkpointing(path, 1), num_data=44))
     history = bayesify.fit(resumed, loader(), **arguments(**options, checkpoint=path, num_data=44))
     assert same(resumed, whole)
     assert numbers(history) == numbers(expected)
@@ -73,5 +74,5 @@ def test_files_move_between_devices(tmp_path):
 
 def test_two_processes_of_more_devices_than_there_are():
     count = torch.cuda.device_count() + 1
-    with pytest.raises(ValueError, match=f"devices={count}"):
-        bayesify.fit(network(), loader(), **arguments(devices=count, device="cuda"))
+    with pytest.raises(ValueError, match=rf"Devices\({count}\)"):
+        bayesify.fit(network(), loader(), **arguments(device=Devices(count, "cuda")))

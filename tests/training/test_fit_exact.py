@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
 from bayesify import KLSchedule, likelihoods, posteriors, priors
+from bayesify.training import Steps
 
 NOISE = 0.25
 
@@ -110,7 +111,7 @@ def test_accumulated_batches_equal_one_large_batch(size, accumulate):
         bnn = linear(posteriors.MeanField(init_std=0.3))
         loader = DataLoader(TensorDataset(x, y, weights), batch_size=batch_size)
         history = bayesify.fit(
-            bnn, loader, epochs=5, accumulate=times, learning_rate=0.1, seed=2, clip_norm=1.0, progress=False
+            bnn, loader, epochs=5, steps=Steps(times, clip_norm=1.0), learning_rate=0.1, seed=2, progress=False
         )
         results.append((dict(bnn.named_parameters()), history))
     (one, one_history), (many, many_history) = results

@@ -20,6 +20,7 @@ from training.runs import arguments, loader, network, numbers, same
 
 import bayesify
 from bayesify import likelihoods, posteriors, priors
+from bayesify.training import Checkpointing, Steps
 from bayesify.training.checkpoints import Checkpoint
 
 
@@ -106,14 +107,14 @@ def test_resume_within_an_epoch_is_bit_identical(tmp_path, step, own_generator):
         bayesify.fit(
             stopped,
             loader(own_generator),
-            **arguments(kl_schedule=Named(stop_at(step)), checkpoint=path, checkpoint_every=1),
+            **arguments(kl_schedule=Named(stop_at(step)), checkpoint=Checkpointing(path, 1)),
         )
     assert Checkpoint.read(path).position["steps"] == 3 + step - 1 - (step > 4) - (step > 8)
     torch.manual_seed(99)
     resumed = network()
     generator_moved = loader(own_generator)
     history = bayesify.fit(
-        resumed, generator_moved, **arguments(kl_schedule=free_schedule, checkpoint=path, checkpoint_every=1, seed=None)
+        resumed, generator_moved, **arguments(kl_schedule=free_schedule, checkpoint=Checkpointing(path, 1), seed=None)
     )
     assert same(resumed, whole)
     assert numbers(history) == numbers(expected)
@@ -128,7 +129,7 @@ def test_resume_with_worker_processes(tmp_path):
     def interrupt(bnn, history):
         raise Stop
 
-    options = arguments(epochs=1, map_epochs=0, checkpoint=path, checkpoint_every=1, callbacks=[interrupt])
+    options = arguments(epochs=1, map_epochs=0, checkpoint=Checkpointing(path, 1), callbacks=[interrupt])
     with pytest.raises(Stop):
         bayesify.fit(network(), loader(workers=1), **options)
     assert Checkpoint.read(path).position["batches"] == 6  # all of them, before the epoch was closed
@@ -147,7 +148,7 @@ def test_a_finished_run_is_read_and_a_longer_one_goes_on(tmp_path):
     bayesify.fit(longer, loader(), **arguments(checkpoint=path))
     bayesify.fit(whole, loader(), **arguments())
     assert same(longer, whole)
-    bayesify.fit(again, loader(), **arguments(epochs=1, checkpoint=path, resume=False))
+    bayesify.fit(again, loader(), **arguments(epochs=1, checkpoint=Checkpointing(path, resume=False)))
     assert Checkpoint.read(path).position["epoch"] == 2
 
 
@@ -183,7 +184,7 @@ def run_in_child(path, connection):
                 yield batch
 
     try:
-        bayesify.fit(network(), Telling(), **arguments(checkpoint=path, checkpoint_every=1, num_data=44))
+        bayesify.fit(network(), Telling(), **arguments(checkpoint=Checkpointing(path, 1), num_data=44))
     except KeyboardInterrupt as stop:
         connection.send(str(stop))
 
@@ -282,7 +283,7 @@ def test_fit_works_outside_the_main_thread():
     ("change", "message"),
     [
         ({"seed": 12}, "seed=11, this run has 12"),
-        ({"accumulate": 1}, "accumulate=2"),
+        ({"steps": Steps(clip_norm=5.0)}, "accumulate=2"),
         ({"map_epochs": 0}, "map_epochs=1"),
         ({"kl_schedule": None}, "zero_epochs=1"),
         ({"optimizer": None}, "optimizer='SGD'"),
@@ -391,12 +392,12 @@ def test_fewer_epochs_than_are_stored_are_refused(tmp_path):
             raise Stop
         return 1.0
 
-    options = arguments(kl_schedule=schedule, checkpoint=path, checkpoint_every=1, resume=False)
+    options = arguments(kl_schedule=schedule, checkpoint=Checkpointing(path, 1, resume=False))
     with pytest.raises(Stop):
         bayesify.fit(bnn, loader(), **options | {"map_epochs": 0})
     assert Checkpoint.read(path).position["batches"] == 2  # of the second epoch
     with pytest.raises(ValueError, match="holds 1 epochs and part of the next, this run has 1"):
-        bayesify.fit(bnn, loader(), **options | {"map_epochs": 0, "epochs": 1, "resume": True})
+        bayesify.fit(bnn, loader(), **options | {"map_epochs": 0, "epochs": 1, "checkpoint": path})
 
 
 def test_damaged_and_foreign_checkpoints_are_refused(tmp_path):

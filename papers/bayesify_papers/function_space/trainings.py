@@ -145,7 +145,7 @@ def train(job: Training) -> tuple[BayesianNetwork, list[dict[str, Any]]]:
     terms = None
     schedule = KLSchedule() if job.system != "mfvi" else KLSchedule(job.epochs / 4)
     if job.system == "fsvi":
-        terms = FunctionSpaceVI(bnn, 0.0, job.prior_variance, make_context(job, x)).terms
+        terms = FunctionSpaceVI(bnn, 0.0, job.prior_variance, make_context(job, x)).objective_terms
     optimizer = torch.optim.Adam(
         [parameter for parameter in bnn.parameters() if parameter.requires_grad], lr=job.learning_rate, fused=True
     )

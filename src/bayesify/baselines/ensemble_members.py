@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bayesify.baselines.epochs import run_epochs
 from bayesify.draws import Draws
+from bayesify.maths.pieces import SumOfPieces
 from bayesify.network import BayesianNetwork
 from bayesify.posteriors.base import DrawRequest
 from bayesify.posteriors.ensemble import Ensemble
+from bayesify.predictive.base import Predictive
+from bayesify.predictor import Phase, Trainable
 from bayesify.running.runner import Runner
-from bayesify.training.batches import Batch, BatchReader, check_num_data, count_examples, min_examples
+from bayesify.training.batches import Batch
+from bayesify.training.fitting import fit
 from bayesify.training.history import History
 
 
-def fit_members(
-    bnn: BayesianNetwork,
-    loader: Iterable[Any],
-    epochs: int,
-    *,
-    learning_rate: float = 1e-3,
-    optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
-    num_data: int | None = None,
-    read_batch: BatchReader | None = None,
-    checkpoint: str | Path | None = None,
-    seed: int | None = None,
-    progress: bool = True,
-) -> History:
+def fit_members(bnn: BayesianNetwork, loader: Iterable[Any], epochs: int, **options: Any) -> History:
     r"""Train a deep ensemble (Lakshminarayanan et al. 2017) one member after the other in each step, in place.
 
     A step is that of `bayesify.fit` with all members, the gradient of
@@ -44,15 +33,9 @@ def fit_members(
 
     Args:
         bnn: A network with an `Ensemble` posterior and a likelihood; it is changed.
-        loader: Iterable of batches that starts anew each epoch.
+        loader: Iterable of batches that starts again each epoch.
         epochs: Passes over the data.
-        learning_rate: Of Adam.
-        optimizer: A function from parameters to another optimizer than Adam.
-        num_data: N; counted if left out.
-        read_batch: A function from what the loader yields to inputs and targets.
-        checkpoint: File in which the run is stored after each epoch; a run whose file exists continues.
-        seed: Of everything random; taken from torch's global generator if left out.
-        progress: Whether to show a progress bar on the terminal.
+        options: Further arguments of `bayesify.fit`: optimizer, learning rate, checkpoint, seed and others.
 
     Returns:
         One row per epoch, with `nll` per example and `kl`.
@@ -66,49 +49,44 @@ def fit_members(
         raise TypeError("fit_members: the posterior is not an Ensemble; make the network with posteriors.Ensemble()")
     if len({part.members for part in parts}) > 1:
         raise ValueError("fit_members: ensembles of different sizes in one network; give them the same members")
-    if not (learning_rate > 0 and math.isfinite(learning_rate)):
-        raise ValueError(f"fit_members: learning_rate={learning_rate}; give a positive number")
-    bnn.require_likelihood("fit_members")
-    total = count_examples(loader, read_batch) if num_data is None else num_data
-    check_num_data(total, min_examples(loader))
-    trainable = [parameter for parameter in bnn.parameters() if parameter.requires_grad]
-    made = optimizer(trainable) if optimizer is not None else torch.optim.Adam(trainable, lr=learning_rate)
-    members = parts[0].members
+    return fit(_Members(bnn, parts), loader, epochs=epochs, **options)
 
-    def step(data: Batch, generator: torch.Generator, share: float) -> dict[str, float]:
-        made.zero_grad()
-        sums = [0.0, 0.0]
-        for member in range(members):
-            draws = draw_member(bnn, parts, member)
-            log_likelihood, kl = bnn.terms_of(draws, data.x, data.y, num_data=total, example_weights=data.weights)
-            (-(log_likelihood - kl).sum() / (total * members)).backward()
-            sums[0] -= float(log_likelihood.detach().sum()) / (total * members)
-            sums[1] += float(kl.detach().sum()) / members
-        made.step()
-        return {"nll": sums[0], "kl": sums[1]}
 
-    def set_state(state: Any) -> None:
-        bnn.load_state_dict(state["bnn"])
-        made.load_state_dict(state["optimizer"])
+class _Members(Trainable):
+    """An ensemble whose members run one after the other."""
 
-    was_training = bnn.training
-    bnn.train()
-    try:
-        return run_epochs(
-            "fit_members",
-            step,
-            loader,
-            epochs=epochs,
-            device=trainable[0].device,
-            get_state=lambda: {"bnn": dict(bnn.state_dict()), "optimizer": made.state_dict()},
-            set_state=set_state,
-            seed=seed,
-            read_batch=read_batch,
-            checkpoint=checkpoint,
-            progress=progress,
-        )
-    finally:
-        bnn.train(was_training)
+    def __init__(self, bnn: BayesianNetwork, parts: list[Ensemble]) -> None:
+        self.bnn, self.parts = bnn, parts
+
+    @property
+    def module(self) -> BayesianNetwork:
+        return self.bnn
+
+    @property
+    def training_draws(self) -> int:
+        return self.parts[0].members
+
+    def check_ready(self) -> None:
+        self.bnn.require_likelihood("fit_members")
+
+    def config(self) -> dict[str, Any]:
+        return self.bnn.config()
+
+    def predict(self, x: Any, num_draws: int | None = None, *, generator: torch.Generator | None = None) -> Predictive:
+        return self.bnn.predict(x, num_draws, generator=generator)
+
+    def terms(
+        self, batch: Batch, *, phase: Phase, num_data: int, num_draws: int, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        def of_member(member: int, _: Any) -> Tensor:
+            draws = draw_member(self.bnn, self.parts, member)
+            terms = self.bnn.terms_of(draws, batch.x, batch.y, num_data=num_data, example_weights=batch.weights)
+            return terms[0].sum()
+
+        members = self.parts[0].members
+        trained = [parameter for parameter in self.bnn.parameters() if parameter.requires_grad]
+        data: Tensor = SumOfPieces.apply(of_member, list(range(members)), *trained)
+        return data / members, self.bnn.kl(generator=generator)
 
 
 def draw_member(bnn: BayesianNetwork, parts: list[Ensemble], member: int) -> Draws:

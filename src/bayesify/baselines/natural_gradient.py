@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from bayesify.baselines.epochs import run_epochs
 from bayesify.baselines.layer_passes import LayerPass
 from bayesify.jacobians.rules import Rule, widen
 from bayesify.network import BayesianNetwork
@@ -19,8 +17,12 @@ from bayesify.posteriors.base import Posterior, check_count, check_positive
 from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_errors
 from bayesify.running.outputs import each
 from bayesify.running.runner import Runner
-from bayesify.training.batches import Batch, BatchReader, check_num_data, count_examples, min_examples
+from bayesify.training.batches import Batch, count_examples
+from bayesify.training.fitting import fit
+from bayesify.training.guard import find_not_finite
 from bayesify.training.history import History
+from bayesify.training.state import describe_schedule
+from bayesify.training.step import Update
 
 
 class NaturalGradient(ABC):
@@ -46,6 +48,8 @@ class NaturalGradient(ABC):
     """
 
     family: type[Posterior]
+    options: ClassVar[tuple[str, ...]] = ("damping",)
+    """Choices besides those that all such trainers have."""
 
     def __init__(
         self,
@@ -165,11 +169,40 @@ class NaturalGradient(ABC):
                 for name, value in values.items():
                     _add(gathered.setdefault(kind, {}), name, value, 1 / self.num_draws, value)
             total += float(loss.detach()) * factor
-        self.steps += 1
-        with torch.no_grad():
-            self.update(gradient, gathered, rate)
+        self._check_finite(gradient, gathered, points)
+        self._change(gradient, gathered, rate)
         self._step_points(points)
         return total
+
+    def _check_finite(
+        self, gradient: Mapping[str, Tensor], curvature: Mapping[str, Mapping[str, Tensor]], points: list[Tensor | None]
+    ) -> None:
+        named = list(gradient.items()) + [pair for values in curvature.values() for pair in values.items()]
+        named += [(f"point estimate {index + 1}", grad) for index, grad in enumerate(points) if grad is not None]
+        name = find_not_finite(named)
+        if name is not None:
+            raise ValueError(
+                f"{type(self).__name__}: the gradient or curvature of {name} is not finite; the step was not taken (look for a "
+                "root, logarithm or quotient at 0 in the network; lower the learning rate)"
+            )
+
+    @torch.no_grad()
+    def _change(
+        self, gradient: Mapping[str, Tensor], curvature: Mapping[str, Mapping[str, Tensor]], learning_rate: float
+    ) -> None:
+        """Bring moments and posterior up to date, all of them or, if a result is not finite, none."""
+        before = {**vars(self), "moments": {kind: dict(values) for kind, values in self.moments.items()}}
+        self.steps += 1
+        try:
+            changed = self.update(gradient, curvature, learning_rate)
+            name = find_not_finite([(name, value) for name, _, value in changed])
+            if name is not None:
+                raise ValueError(f"{type(self).__name__}: {name} would not be finite; lower the learning rate")
+        except Exception:
+            vars(self).update(before)
+            raise
+        for _, parameter, value in changed:
+            parameter.copy_(value)
 
     def _step_points(self, grads: list[Tensor | None]) -> None:
         if self._optimizer is not None:
@@ -201,8 +234,17 @@ class NaturalGradient(ABC):
     @abstractmethod
     def update(
         self, gradient: Mapping[str, Tensor], curvature: Mapping[str, Mapping[str, Tensor]], learning_rate: float
-    ) -> None:
-        """Change the posterior: `gradient` is that of the mean negative log-likelihood per example, by weight name."""
+    ) -> list[tuple[str, Tensor, Tensor]]:
+        """A step of the posterior, which brings the moments up to date and changes nothing else.
+
+        Args:
+            gradient: Of the mean negative log-likelihood per example, by weight name.
+            curvature: See `curvature`.
+            learning_rate: Of the mean.
+
+        Returns:
+            Names, parameters of the posterior, and their new values.
+        """
 
     @property
     def effective_data(self) -> float:
@@ -228,68 +270,51 @@ class NaturalGradient(ABC):
     # -- training --------------------------------------------------------------------------------------------------
 
     def fit(
-        self,
-        loader: Iterable[Any],
-        epochs: int,
-        *,
-        schedule: Callable[[float], float] | None = None,
-        read_batch: BatchReader | None = None,
-        checkpoint: str | Path | None = None,
-        seed: int | None = None,
-        progress: bool = True,
+        self, loader: Iterable[Any], epochs: int, *, schedule: Callable[[float], float] | None = None, **options: Any
     ) -> Self:
         """Train over a loader, in training mode.
 
         Args:
-            loader: Iterable of batches that starts anew each epoch.
+            loader: Iterable of batches that starts again each epoch.
             epochs: Passes over the data.
             schedule: Factor on the learning rate as a function of the share of the run that is done, from 0 to 1.
-            read_batch: A function from what the loader yields to inputs and targets.
-            checkpoint: File in which the run is stored after each epoch; a run whose file exists continues.
-            seed: Of everything random; taken from torch's global generator if left out.
-            progress: Whether to show a progress bar on the terminal.
+            options: Further arguments of `bayesify.fit`: validation, patience, checkpoint, seed, progress, `read_batch`, device.
 
         Returns:
             Itself; the trained network is `bnn`, the numbers of each epoch are in `history`.
+
+        Raises:
+            TypeError: If an argument is one of `fit`'s optimizer, which this trainer is itself.
         """
+        odd = options.keys() - {
+            "validation",
+            "patience",
+            "device",
+            "checkpoint",
+            "callbacks",
+            "seed",
+            "progress",
+            "read_batch",
+        }
+        if odd:
+            raise TypeError(f"{type(self).__name__}.fit: {min(odd)} is not one of its arguments; see bayesify.fit")
         if self.num_data is None:
-            self.num_data = count_examples(loader, read_batch)
-        check_num_data(self.num_data, min_examples(loader))
-
-        def step(data: Batch, generator: torch.Generator, share: float) -> dict[str, float]:
-            rate = self.learning_rate * (1.0 if schedule is None else schedule(share))
-            nll = self.step(data.x, data.y, example_weights=data.weights, generator=generator, learning_rate=rate)
-            return {"nll": nll}
-
-        was_training = self.bnn.training
-        self.bnn.train()
-        try:
-            self.history = run_epochs(
-                type(self).__name__,
-                step,
-                loader,
-                epochs=epochs,
-                device=next(self.bnn.posteriors.parameters()).device,
-                get_state=self.state_dict,
-                set_state=self.load_state_dict,
-                after_epoch=self._kl,
-                seed=seed,
-                read_batch=read_batch,
-                checkpoint=checkpoint,
-                progress=progress,
-            )
-        finally:
-            self.bnn.train(was_training)
+            self.num_data = count_examples(loader, options.get("read_batch"))
+        update = _NaturalSteps(self, epochs, schedule)
+        self.history = fit(self.bnn, loader, epochs=epochs, num_data=self.num_data, update=update, **options)
         return self
 
-    @torch.no_grad()
-    def _kl(self) -> dict[str, float]:
-        return {"kl": float(self.bnn.kl())}
+    def config(self) -> dict[str, Any]:
+        """All choices as plain data, those of the network left out."""
+        kept = ("learning_rate", "momentum", "decay", "num_draws", "antithetic", "kl_weight", *self.options)
+        rates = [group["lr"] for group in self._optimizer.param_groups] if self._optimizer is not None else []
+        return {"trainer": type(self).__name__, "point_learning_rate": rates} | {
+            key: getattr(self, key) for key in kept
+        }
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a step changes, as nested data with tensors."""
+        """All that a step changes besides the network, as nested data with tensors."""
         return {
-            "bnn": dict(self.bnn.state_dict()),
             "moments": self.moments,
             "steps": self.steps,
             "points": self._optimizer.state_dict() if self._optimizer is not None else None,
@@ -298,7 +323,6 @@ class NaturalGradient(ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state_dict`."""
         device = next(self.bnn.posteriors.parameters()).device
-        self.bnn.load_state_dict(state["bnn"])
         self.moments = {
             kind: {name: value.to(device) for name, value in values.items()}
             for kind, values in state["moments"].items()
@@ -306,6 +330,35 @@ class NaturalGradient(ABC):
         self.steps = state["steps"]
         if self._optimizer is not None:
             self._optimizer.load_state_dict(state["points"])
+
+
+class _NaturalSteps(Update):
+    """The steps of a trainer as `fit` takes them."""
+
+    takes_steps = True
+
+    def __init__(self, trainer: NaturalGradient, epochs: int, schedule: Callable[[float], float] | None) -> None:
+        self.trainer, self.epochs, self.schedule = trainer, epochs, schedule
+        self.rate = trainer.learning_rate
+
+    def take_step(self, batch: Batch, *, generator: torch.Generator, share: float) -> float:
+        self.rate = self.trainer.learning_rate * (1.0 if self.schedule is None else self.schedule(share))
+        options: dict[str, Any] = {"generator": generator, "learning_rate": self.rate}
+        return self.trainer.step(batch.x, batch.y, example_weights=batch.weights, **options)
+
+    @torch.no_grad()
+    def after_epoch(self) -> dict[str, float]:
+        return {"kl": float(self.trainer.bnn.kl()), "learning_rate": self.rate}
+
+    def identity(self) -> dict[str, Any]:
+        schedule = None if self.schedule is None else f"{describe_schedule(self.schedule)} over {self.epochs} epochs"
+        return {"update": self.trainer.config() | {"schedule": schedule}}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.trainer.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.trainer.load_state_dict(state)
 
 
 def _add(into: dict[str, Tensor], name: str, value: Tensor | None, factor: float, like: Tensor) -> None:

@@ -79,6 +79,7 @@ class NoisyKFAC(NaturalGradient):
     """
 
     family = MatrixNormal
+    options = ("damping", "fisher", "factor_every", "inverse_every")
 
     def __init__(
         self,
@@ -231,9 +232,9 @@ class NoisyKFAC(NaturalGradient):
 
     def update(
         self, gradient: Mapping[str, Tensor], curvature: Mapping[str, Mapping[str, Tensor]], learning_rate: float
-    ) -> None:
+    ) -> list[tuple[str, Tensor, Tensor]]:
         """The step of the class's formula."""
-        total = self.effective_data
+        total, changed = self.effective_data, list[tuple[str, Tensor, Tensor]]()
         factorize = (self.steps - 1) % self.inverse_every == 0 or not self._inverses
         for part, layer in self._layers():
             name = layer.name
@@ -241,22 +242,31 @@ class NoisyKFAC(NaturalGradient):
                 for kind in ("inputs", "gradients"):
                     self.average(kind, name, curvature[kind][name], self.decay, self._observed)
             if factorize:
-                self._factorize(part, layer)
+                changed += self._factorize(part, layer)
             mean = part.mean_value[name]
             prior = self.prior_precision[layer.weights[0].name] / total
             slope = self.average("slope", name, layer.to_matrix(gradient) + prior * mean, self.momentum)
             rows, cols = self._inverses[name]  # lower triangular roots of the inverses
-            mean.sub_(learning_rate * (rows @ (rows.T @ slope @ cols) @ cols.T))
+            changed.append((name, mean, mean - learning_rate * (rows @ (rows.T @ slope @ cols) @ cols.T)))
+        return changed
 
-    def _factorize(self, part: MatrixNormal, layer: Layer) -> None:
+    def _factorize(self, part: MatrixNormal, layer: Layer) -> list[tuple[str, Tensor, Tensor]]:
         name, total = layer.name, self.effective_data
         correction = 1 - self.decay**self._observed
         inputs, gradients = (self.moments[kind][name] / correction for kind in ("inputs", "gradients"))
         prior = self.prior_precision[layer.weights[0].name] / total
         rows, cols = damped_roots(inputs, gradients, prior)
-        set_tril(part.row_lower[name], part.row_raw_diagonal[name], rows / math.sqrt(total))
-        set_tril(part.col_lower[name], part.col_raw_diagonal[name], cols)
-        self._inverses[name] = damped_roots(inputs, gradients, prior + self.damping) if self.damping else (rows, cols)
+        inverses = damped_roots(inputs, gradients, prior + self.damping) if self.damping else (rows, cols)
+        self._inverses = {**self._inverses, name: inverses}
+        changed = []
+        for kind, lower, raw, value in (
+            ("row", part.row_lower, part.row_raw_diagonal, rows / math.sqrt(total)),
+            ("column", part.col_lower, part.col_raw_diagonal, cols),
+        ):
+            below = torch.tril_indices(len(value), len(value), -1, device=value.device)
+            changed.append((f"{kind} factor of {name}", lower[name], value[below[0], below[1]]))
+            changed.append((f"{kind} factor of {name}", raw[name], raw_softplus(value.diagonal())))
+        return changed
 
     def state_dict(self) -> dict[str, Any]:
         """All that a step changes, as nested data with tensors."""
@@ -289,13 +299,6 @@ def inverse_root(matrix: Tensor, damping: Tensor) -> Tensor:
     upper = stable_cholesky(damped.flip(0, 1), "NoisyKFAC: a damped factor of the Fisher").flip(0, 1)  # damped = U U^T
     identity = torch.eye(len(matrix), dtype=upper.dtype, device=matrix.device)
     return torch.linalg.solve_triangular(upper, identity, upper=True).T.to(matrix.dtype)
-
-
-def set_tril(lower: Tensor, raw_diagonal: Tensor, value: Tensor) -> None:
-    """Store a lower triangular matrix as `MatrixNormal` does, in place."""
-    rows, cols = torch.tril_indices(len(value), len(value), -1, device=value.device)
-    lower.copy_(value[rows, cols])
-    raw_diagonal.copy_(raw_softplus(value.diagonal()))
 
 
 def fisher_root(likelihood: Likelihood, outputs: Tensor) -> Tensor:

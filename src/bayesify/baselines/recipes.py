@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from bayesify.baselines.epochs import run_epochs
 from bayesify.baselines.fixed_draws import FixedDraws
 from bayesify.baselines.noisy_kfac import NoisyKFAC
 from bayesify.baselines.nuts import nuts
@@ -20,7 +19,9 @@ from bayesify.posteriors.matrix_normal import MatrixNormal
 from bayesify.posteriors.mean_field import MeanField
 from bayesify.posteriors.point import Point
 from bayesify.priors import Prior
-from bayesify.training.batches import Batch, parse_batch
+from bayesify.training.arguments import Steps
+from bayesify.training.batches import count_batches, parse_batch
+from bayesify.training.fitting import fit
 
 
 def cosine(share: float) -> float:
@@ -33,26 +34,19 @@ def train_point(
 ) -> BayesianNetwork:
     """A network trained to the maximum a posteriori by Adam, as a Bayesian network with one draw."""
     bnn = bayesianize(net, Point(), likelihood=likelihood, prior=prior)
-    trainable = [parameter for parameter in bnn.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.Adam(trainable, lr=0.05)
+    batches = max(1, count_batches(loader) or 1)
 
-    def step(data: Batch, generator: torch.Generator, share: float) -> dict[str, float]:
-        for group in optimizer.param_groups:
-            group["lr"] = 0.05 * cosine(share)
-        optimizer.zero_grad()
-        loss = -bnn.elbo(data.x, data.y, num_data=num_data, example_weights=data.weights) / num_data
-        loss.backward()
-        optimizer.step()
-        return {"nll": float(loss.detach())}
+    def by_step(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(min(1.0, step / (epochs * batches))))
 
-    run_epochs(
-        "Point",
-        step,
+    fit(
+        bnn,
         loader,
         epochs=epochs,
-        device=trainable[0].device,
-        get_state=lambda: None,
-        set_state=lambda state: None,
+        num_data=num_data,
+        learning_rate=0.05,
+        scheduler=by_step,
+        steps=Steps(scheduler="step"),
         seed=seed,
         progress=False,
     )

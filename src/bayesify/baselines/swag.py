@@ -5,27 +5,29 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from bayesify.baselines.batch_statistics import batch_norms, refresh_statistics
-from bayesify.baselines.epochs import run_epochs
 from bayesify.baselines.fixed_draws import FixedDraws, restore_likelihood, under
 from bayesify.configuration import make_likelihood, make_prior
 from bayesify.draws import Draws
-from bayesify.likelihoods import Likelihood
+from bayesify.likelihoods import Likelihood, should_check
 from bayesify.maths.noise import standard_normal
+from bayesify.objectives import expected_log_likelihood
 from bayesify.predictive.base import Predictive
+from bayesify.predictor import Phase, Trainable
 from bayesify.priors import Prior
 from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_errors
 from bayesify.running.outputs import select_output
 from bayesify.running.runner import Runner
 from bayesify.storage.serializers import Serializer, fingerprint, register_serializer
 from bayesify.training.batches import Batch, BatchReader, count_examples
+from bayesify.training.fitting import fit
 from bayesify.training.history import History
+from bayesify.training.step import Update
 from bayesify.weights.catalog import Weight, catalog
 
 
@@ -143,9 +145,7 @@ class SWAG:
         skip_epochs: int = 0,
         optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
         read_batch: BatchReader | None = None,
-        checkpoint: str | Path | None = None,
-        seed: int | None = None,
-        progress: bool = True,
+        **options: Any,
     ) -> Self:
         """Train the copy of the network on with a constant learning rate, and collect its iterates.
 
@@ -153,20 +153,18 @@ class SWAG:
         learn is trained along.
 
         Args:
-            loader: Iterable of batches that starts anew each epoch.
+            loader: Iterable of batches that starts again each epoch.
             epochs: Passes over the data, at the end of each of which an iterate is collected.
             learning_rate: Of SGD; large enough that the iterates move about.
             momentum: Of SGD.
             prior: A Gaussian p(weights): the weight decay is then `1 / (N std^2)` for each weight.
             weight_decay: Of SGD, the same for all weights; in place of a prior.
-            num_data: N, for the prior; counted if left out.
+            num_data: N, for the prior; counted by default.
             collect_every: Steps between iterates, in place of once an epoch.
             skip_epochs: Epochs before the first iterate is collected.
             optimizer: A function from parameters (with the weight decay in their groups) to another optimizer than SGD.
             read_batch: A function from what the loader yields to inputs and targets.
-            checkpoint: File in which the run is stored after each epoch; a run whose file exists continues.
-            seed: Of everything random; taken from torch's global generator if left out.
-            progress: Whether to show a progress bar on the terminal.
+            options: Further arguments of `bayesify.fit`: steps, scheduler, precision, device, checkpoint, seed, progress.
 
         Returns:
             Itself. The numbers of each epoch are in `history`.
@@ -174,8 +172,8 @@ class SWAG:
         Raises:
             ValueError: If an argument is out of range, both a prior and a weight decay are given, or a loss is not finite.
         """
-        for key, value, least in (("momentum", momentum, 0.0), ("weight_decay", weight_decay, 0.0)):
-            if not (value >= least and math.isfinite(value)):
+        for key, value in (("momentum", momentum), ("weight_decay", weight_decay)):
+            if not (value >= 0 and math.isfinite(value)):
                 raise ValueError(f"SWAG: {key}={value}; give a number of at least 0")
         if not (learning_rate > 0 and math.isfinite(learning_rate)):
             raise ValueError(f"SWAG: learning_rate={learning_rate}; give a positive number")
@@ -184,85 +182,34 @@ class SWAG:
                 raise ValueError(f"SWAG: {key}={count}; give an integer of at least {least}")
         if prior is not None and weight_decay:
             raise ValueError("SWAG: a prior and a weight decay say the same thing; give one of them")
-        groups = self._groups(loader, prior, weight_decay, num_data, read_batch)
-        made = optimizer(groups) if optimizer else torch.optim.SGD(groups, lr=learning_rate, momentum=momentum)
-        done = {"steps": 0, "epochs": 0}
+        total = count_examples(loader, read_batch) if num_data is None else num_data
+        groups = self._groups(prior, weight_decay, total)
 
-        def step(data: Batch, generator: torch.Generator, share: float) -> dict[str, float]:
-            made.zero_grad()
-            loss = self._loss(data)
-            loss.backward()
-            made.step()
-            done["steps"] += 1
-            if collect_every and done["epochs"] >= skip_epochs and done["steps"] % collect_every == 0:
-                self.collect()
-            return {"nll": float(loss.detach())}
+        def make(_: Any) -> torch.optim.Optimizer:
+            return optimizer(groups) if optimizer else torch.optim.SGD(groups, lr=learning_rate, momentum=momentum)
 
-        def after_epoch() -> dict[str, float]:
-            done["epochs"] += 1
-            if not collect_every and done["epochs"] > skip_epochs:
-                self.collect()
-            return {"collected": self.count}
-
-        def set_state(state: Any) -> None:
-            self.network.load_state_dict(state["network"])
-            self.likelihood.load_state_dict(state["likelihood"])
-            made.load_state_dict(state["optimizer"])
-            done.update(state["done"])
-            self._set_moments(state["count"], state["moments"])
-
-        was_training = self.network.training
-        self.network.train()
-        try:
-            self.history = run_epochs(
-                "SWAG",
-                step,
-                loader,
-                epochs=epochs,
-                device=self._reference.device,
-                get_state=lambda: {
-                    "network": dict(self.network.state_dict()),
-                    "likelihood": dict(self.likelihood.state_dict()),
-                    "optimizer": made.state_dict(),
-                    "done": done,
-                    "count": self.count,
-                    "moments": self._moments(),
-                },
-                set_state=set_state,
-                after_epoch=after_epoch,
-                seed=seed,
-                read_batch=read_batch,
-                checkpoint=checkpoint,
-                progress=progress,
-            )
-        finally:
-            self.network.train(was_training)
+        self.history = fit(
+            _Iterating(self),
+            loader,
+            epochs=epochs,
+            num_data=total,
+            optimizer=make,
+            read_batch=read_batch,
+            update=_Collecting(self, collect_every, skip_epochs),
+            **options,
+        )
         return self
 
-    def _groups(
-        self, loader: Iterable[Any], prior: Any, weight_decay: float, num_data: int | None, reader: BatchReader | None
-    ) -> list[dict[str, Any]]:
+    def _groups(self, prior: Any, weight_decay: float, num_data: int) -> list[dict[str, Any]]:
         decay = dict.fromkeys(self.weights, weight_decay)
         if prior is not None:
-            total = count_examples(loader, reader) if num_data is None else num_data
             std = make_prior(prior).bind(self.weights).draw(1).std
-            decay = {name: 1 / (total * float(std[name]) ** 2) for name in self.weights}
+            decay = {name: 1 / (num_data * float(std[name]) ** 2) for name in self.weights}
         groups: list[dict[str, Any]] = [
             {"params": [self.network.get_parameter(name)], "weight_decay": decay[name]} for name in self.weights
         ]
         learned = [parameter for parameter in self.likelihood.parameters() if parameter.requires_grad]
         return [*groups, {"params": learned, "weight_decay": 0.0}] if learned else groups
-
-    def _loss(self, data: Batch) -> Tensor:
-        args, kwargs = as_inputs(data.x)
-        check_inputs(args, kwargs)
-        with explain_shape_errors(args, kwargs):
-            outputs = select_output(self.network(*args, **kwargs), self.output)
-        log_prob = self.likelihood.log_prob(outputs, data.y, has_draws=False)
-        loss = -(log_prob if data.weights is None else log_prob * data.weights).mean()
-        if not bool(torch.isfinite(loss)):
-            raise ValueError(f"SWAG: the loss is {loss.item()}; lower the learning rate")
-        return loss
 
     # -- drawing ---------------------------------------------------------------------------------------------------
 
@@ -392,6 +339,66 @@ class SWAG:
 
     def __repr__(self) -> str:
         return f"SWAG({type(self.network).__name__}, {self.count} iterates, rank {self.rank}, scale {self.scale:g})"
+
+
+class _Iterating(Trainable):
+    """The network whose iterates are collected, trained by its likelihood; the prior is in the optimizer's weight decay."""
+
+    training_draws = 1
+
+    def __init__(self, swag: SWAG) -> None:
+        self.swag = swag
+        self._module = nn.ModuleDict({"network": swag.network, "likelihood": swag.likelihood})
+
+    @property
+    def module(self) -> nn.Module:
+        return self._module
+
+    def config(self) -> dict[str, Any]:
+        swag = self.swag
+        return {"rank": swag.rank, "output": swag.output, "likelihood": swag.likelihood.config()}
+
+    def terms(
+        self, batch: Batch, *, phase: Phase, num_data: int, num_draws: int, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        args, kwargs = as_inputs(batch.x)
+        check_inputs(args, kwargs)
+        with explain_shape_errors(args, kwargs):
+            outputs = select_output(self.swag.network(*args, **kwargs), self.swag.output)
+        data = expected_log_likelihood(outputs.unsqueeze(0), batch.y, self.swag.likelihood, num_data, batch.weights)
+        if should_check(data) and not bool(torch.isfinite(data)):
+            raise ValueError(f"SWAG: the loss is {-data.item() / num_data}; lower the learning rate")
+        return data, torch.zeros_like(data)
+
+
+class _Collecting(Update):
+    """Iterates that are collected as the network trains."""
+
+    def __init__(self, swag: SWAG, collect_every: int | None, skip_epochs: int) -> None:
+        self.swag, self.every, self.skip = swag, collect_every, skip_epochs
+        self.steps = self.epochs = 0
+
+    def after_step(self) -> None:
+        self.steps += 1
+        if self.every and self.epochs >= self.skip and self.steps % self.every == 0:
+            self.swag.collect()
+
+    def after_epoch(self) -> dict[str, float]:
+        self.epochs += 1
+        if not self.every and self.epochs > self.skip:
+            self.swag.collect()
+        return {"collected": self.swag.count}
+
+    def identity(self) -> dict[str, Any]:
+        return {"update": {"name": "SWAG", "collect_every": self.every, "skip_epochs": self.skip}}
+
+    def state_dict(self) -> dict[str, Any]:
+        done = {"steps": self.steps, "epochs": self.epochs, "count": self.swag.count}
+        return done | {"moments": self.swag._moments()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.steps, self.epochs = state["steps"], state["epochs"]
+        self.swag._set_moments(state["count"], state["moments"])
 
 
 def _iterate(net: nn.Module, weight: Weight) -> Tensor:

@@ -152,14 +152,15 @@ class VOGN(NaturalGradient):
 
     def update(
         self, gradient: Mapping[str, Tensor], curvature: Mapping[str, Mapping[str, Tensor]], learning_rate: float
-    ) -> None:
+    ) -> list[tuple[str, Tensor, Tensor]]:
         """The step of the class's formula."""
-        total = self.effective_data
+        total, changed = self.effective_data, []
         for part in self._mean_fields():
             for name, mean in part.mean_value.items():
                 prior = self.prior_precision[name] / total
                 slope = self.average("gradient", name, gradient[name] + prior * mean, self.momentum)
                 squares = self.average("squares", name, curvature["squares"][name], self.decay)
                 precision = squares + (prior + self.damping)
-                mean.sub_(learning_rate * slope / precision)
-                part.raw_std[name].copy_(-0.5 * (total * precision).log())
+                changed.append((name, mean, mean - learning_rate * slope / precision))
+                changed.append((f"scale of {name}", part.raw_std[name], -0.5 * (total * precision).log()))
+        return changed

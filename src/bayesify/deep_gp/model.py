@@ -22,15 +22,19 @@ from bayesify.maths.gamma import widened
 from bayesify.maths.noise import standard_normal
 from bayesify.maths.value_checks import should_check
 from bayesify.predictive.base import Outputs, Predictive
+from bayesify.predictor import Phase, Trainable
 from bayesify.running.inputs import check_inputs
 from bayesify.running.memory import MEMORY_BUDGET
+from bayesify.training.batches import Batch
+from bayesify.training.fitting import fit
+from bayesify.training.history import History
 
 HIDDEN_STD = 0.3
 """Standard deviation of the noise on hidden layers' pseudo-outputs before training; the process's own is 1."""
 BATCH, DRAWS = 256, 32
 
 
-class DeepGP(nn.Module):
+class DeepGP(nn.Module, Trainable):
     r"""Gaussian processes of Gaussian processes: $f = f_L \circ \dots \circ f_1$.
 
     Each output of layer l is from $\mathcal{GP}(\text{skip}_l, k_l)$; outputs of a layer share its kernel.
@@ -74,7 +78,7 @@ class DeepGP(nn.Module):
     """
 
     training_draws = 4
-    local_reparameterization = True  # for `fit`: noise differs between examples
+    noise_per_example = True
 
     def __init__(
         self,
@@ -306,7 +310,7 @@ class DeepGP(nn.Module):
         learning_rate: float = 0.02,
         seed: int | None = None,
         **options: Any,
-    ) -> Any:
+    ) -> History:
         """Train by the bound, in place; everything else is as in `bayesify.fit`.
 
         Args:
@@ -319,28 +323,20 @@ class DeepGP(nn.Module):
         Returns:
             The history, one entry per epoch.
         """
-        from bayesify.training.fitting import fit
-
         if isinstance(data, (tuple, list)) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
             data = DataLoader(TensorDataset(*data), batch_size=BATCH, shuffle=True)
         if "scheduler" not in options and "optimizer" not in options:
-            last = max(1, epochs)
-            options["scheduler"] = lambda made: torch.optim.lr_scheduler.CosineAnnealingLR(made, last)
-        model: Any = self
-        return fit(model, data, epochs=epochs, learning_rate=learning_rate, seed=seed, **options)
+            options["scheduler"] = lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(
+                optimizer, max(1, epochs)
+            )
+        return fit(self, data, epochs=epochs, learning_rate=learning_rate, seed=seed, **options)
 
-    @property
-    def posteriors(self) -> tuple[DeepGP, ...]:
-        """Itself: what `fit` asks for the number of draws and the kind of noise."""
-        return (self,)
-
-    def require_likelihood(self, what: str) -> Likelihood:
-        """The likelihood."""
-        return self.likelihood
-
-    def map_terms(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Raises `ValueError`: there are no weights whose maximum a posteriori could be found."""
-        raise ValueError("DeepGP: a Gaussian process has no MAP phase; use map_epochs=0")
+    def terms(
+        self, batch: Batch, *, phase: Phase, num_data: int, num_draws: int, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The terms of `elbo` for a batch of `fit`, each [S]."""
+        options: dict[str, Any] = {"num_draws": num_draws, "generator": generator}
+        return self.elbo_terms(batch.x, batch.y, num_data=num_data, example_weights=batch.weights, **options)
 
     # -- prediction ------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -17,15 +17,19 @@ from bayesify.function_space.moments import Covariance, output_covariance
 from bayesify.function_space.priors import Constant, FunctionPrior
 from bayesify.function_space.recording import Recorder
 from bayesify.jacobians import Jacobians, check_deterministic
+from bayesify.maths.pieces import SumOfPieces
 from bayesify.maths.value_checks import should_check
 from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.gaussian import OutputGaussian
+from bayesify.predictor import Phase, Trainable
 from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_errors
 from bayesify.running.last_layer import last_layer
 from bayesify.running.memory import batch_size, count_activation_bytes, parse_bytes, split_rows
 from bayesify.running.outputs import select_output
 from bayesify.running.runner import Runner, evaluating
+from bayesify.training.batches import Batch
+from bayesify.training.fitting import fit
 from bayesify.training.history import History
 
 DEFAULT_VARIANCE = 10.0
@@ -34,7 +38,7 @@ CPU_MEMORY, DEVICE_SHARE = 2**30, 8
 """Default budget: so many bytes on a CPU, this fraction of a GPU's memory there."""
 
 
-class FunctionSpaceVI:
+class FunctionSpaceVI(Trainable):
     r"""A network's weight posterior, trained against a prior over functions (Rudner et al., proposition 2).
 
     $$ \mathcal{F} = \frac{N}{B} \sum_b \mathbb{E}_{q(w)} \log p(y_b | f(x_b; w))
@@ -67,6 +71,7 @@ class FunctionSpaceVI:
             or dropout in training mode.
     """
 
+    phases: ClassVar[tuple[Phase, ...]] = ("map", "variational")
     keeps_mode = True
 
     def __init__(
@@ -224,7 +229,7 @@ class FunctionSpaceVI:
             rows = self._rows(args, kwargs, means)
             if self.covariance == "diagonal" and rows < batch_size(args, kwargs):
                 pieces = list(split_rows(args, kwargs, rows))
-                kl = _SumOfPieces.apply(self._kl_of(means, variances), pieces, *self._given(means, variances))
+                kl = SumOfPieces.apply(self._kl_of(means, variances), pieces, *self._given(means, variances))
             elif self._records:
                 kl = self._recorder(self._kl_of(means, variances), (args, dict(kwargs)), self._given(means, variances))
             else:
@@ -312,12 +317,12 @@ class FunctionSpaceVI:
         """
         if not kl_weight >= 0:
             raise ValueError(f"FunctionSpaceVI: kl_weight={kl_weight}; give a number of at least 0")
-        data, kl = self.terms(
+        data, kl = self.objective_terms(
             x, y, num_data=num_data, num_draws=num_draws, example_weights=example_weights, generator=generator
         )
         return data.mean() - kl_weight * kl
 
-    def terms(
+    def objective_terms(
         self,
         x: Any,
         y: Tensor,
@@ -346,10 +351,35 @@ class FunctionSpaceVI:
         Returns:
             One entry per epoch, with the function-space KL as `kl` and the bound as `elbo`.
         """
-        from bayesify.training.fitting import fit
+        return fit(self, train_loader, epochs=epochs, **options)
 
+    @property
+    def module(self) -> BayesianNetwork:
+        """The network."""
+        return self.bnn
+
+    @property
+    def training_draws(self) -> int:
+        """What the posterior recommends."""
+        return self.bnn.training_draws
+
+    def check_ready(self) -> None:
+        """Raise `ValueError` if there is no likelihood, or the network is random by itself."""
+        self.bnn.check_ready()
         check_deterministic(self.bnn.network)
-        return fit(self.bnn, train_loader, epochs=epochs, objective=self, **options)
+
+    def terms(
+        self, batch: Batch, *, phase: Phase, num_data: int, num_draws: int, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The terms of `objective`, or those of the network in the MAP phase, for a batch of `fit`."""
+        options: dict[str, Any] = {"num_data": num_data, "num_draws": num_draws, "generator": generator}
+        if phase == "map":
+            return self.bnn.terms(batch, phase=phase, **options)
+        return self.objective_terms(batch.x, batch.y, example_weights=batch.weights, **options)
+
+    def identity(self) -> dict[str, Any]:
+        """The choices of network and objective."""
+        return {**self.bnn.config(), "objective": self.config()}
 
     # -- prediction ------------------------------------------------------------------------------------------------
 
@@ -409,36 +439,3 @@ class FunctionSpaceVI:
             f"FunctionSpaceVI({type(self.prior).__name__} prior, {type(self.context).__name__} of {self.context.n}, "
             f"covariance={self.covariance!r}, layers={self.layers!r})"
         )
-
-
-class _SumOfPieces(torch.autograd.Function):
-    """A sum of scalars whose gradients are computed along with them, so that only one piece is held at a time."""
-
-    @staticmethod
-    def forward(ctx: Any, part: Callable[[Any, Sequence[Tensor]], Tensor], pieces: list[Any], *given: Tensor) -> Tensor:
-        wanted = [index for index, needed in enumerate(ctx.needs_input_grad[2:]) if needed]
-        total = given[0].new_zeros(())
-        slopes = [torch.zeros_like(given[index]) for index in wanted]
-        for piece in pieces:
-            with torch.set_grad_enabled(bool(wanted)):
-                leaves = [tensor.detach() for tensor in given]
-                for index in wanted:
-                    leaves[index].requires_grad_()
-                value = part(piece, leaves)
-                if wanted:
-                    found = torch.autograd.grad(value, [leaves[index] for index in wanted], allow_unused=True)
-                    for slope, grad in zip(slopes, found, strict=True):
-                        if grad is not None:
-                            slope += grad
-            total = total + value.detach()
-        ctx.wanted, ctx.count = wanted, len(given)
-        ctx.save_for_backward(*slopes)
-        return total
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        found: list[Tensor | None] = [None] * ctx.count
-        for index, slope in zip(ctx.wanted, ctx.saved_tensors, strict=True):
-            found[index] = grad * slope
-        return None, None, *found

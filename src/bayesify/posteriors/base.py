@@ -93,6 +93,8 @@ class Posterior(nn.Module):
     """Whether drawing is a fixed sequence of operations on the device, which a CUDA graph can record."""
     training_draws: int = 1
     """Draws per step that `fit` uses unless told otherwise."""
+    local_reparameterization: bool = False
+    """Whether draws for an objective have noise of their own for each example."""
     correlated_priors: ClassVar[bool] = False
     """Whether the KL is known under a prior that correlates the positions of a kernel; see `second_moments`."""
 

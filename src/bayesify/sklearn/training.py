@@ -22,6 +22,7 @@ from bayesify.predictive.base import Predictive
 from bayesify.priors import Neal
 from bayesify.registry import Method
 from bayesify.sklearn.rows import BATCH_SIZE, FULL_BATCH, Batches, Rows
+from bayesify.training.arguments import Steps
 from bayesify.training.fitting import fit
 from bayesify.training.random_streams import derive_seed
 
@@ -219,9 +220,9 @@ def train_posterior(bnn: BayesianNetwork, rows: Rows, plan: Plan, *, effort: flo
         bnn,
         batches,
         epochs=epochs,
-        num_draws=max(plan.num_draws, *(part.training_draws for part in bnn.posteriors)),
+        num_draws=max(plan.num_draws, bnn.training_draws),
         scheduler=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total),
-        step_scheduler="step",
+        steps=Steps(scheduler="step"),
         callbacks=[cap],
         **shares,
     )

@@ -216,9 +216,9 @@ def _yields_batches(loader: Any) -> bool:
     return isinstance(loader, DataLoader) and loader.batch_sampler is None
 
 
-def check_num_data(num_data: int, found: int | None) -> None:
+def check_num_data(num_data: int | None, found: int | None) -> None:
     """Raise `ValueError` if there are more examples than the dataset is said to have."""
-    if found is not None and num_data < found:
+    if num_data is not None and found is not None and num_data < found:
         raise ValueError(
             f"fit: num_data={num_data}, but the loader has {found} examples; give at least {found}, or leave it out "
             "to count them: a number too small makes the prior too strong"

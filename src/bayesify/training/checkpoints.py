@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.storage import tensor_files
+from bayesify.training.guard import find_not_finite
 from bayesify.version import __version__
 
-NOT_ALWAYS_TOLD = {"batch_size", "learning_rate", "betas", "momentum", "weight_decay"}  # see `training_state.describe`
+NOT_ALWAYS_TOLD = {
+    "batch_size",
+    "learning_rate",
+    "betas",
+    "momentum",
+    "weight_decay",
+    "rows",
+    "first",
+}  # see `describe`
 
 
 @dataclass(frozen=True)
@@ -25,8 +35,7 @@ class Checkpoint:
         history: Rows of the epochs that are done.
         model: See `model_state`.
         best: The same at the best epoch so far, or `None`.
-        optimizer: Its `state_dict`.
-        scheduler: Its `state_dict`, or `None`.
+        steps: State of optimizer, scheduler and a method's own update.
         draws: State of the generator of draws, one per process.
         network: State of the global generators, one per process.
         shuffles: State of the loader's own generators at the start of the epoch.
@@ -37,16 +46,21 @@ class Checkpoint:
     history: list[dict[str, Any]]
     model: dict[str, Any]
     best: dict[str, Any] | None
-    optimizer: dict[str, Any]
-    scheduler: dict[str, Any] | None
+    steps: dict[str, Any]
     draws: list[Tensor]
     network: list[Tensor]
     shuffles: list[Tensor]
 
     def write(self, path: Path) -> None:
-        """Write it in one step of the file system."""
+        """Write it in one step of the file system.
+
+        Raises:
+            ValueError: If a state of the steps is not finite; nothing is written then. Parameters are the caller's to look at.
+            OSError: If the file cannot be written.
+        """
         state = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         packed, tensors = tensor_files.pack(state, "run")
+        check_finite(path, ((name, tensor) for name, tensor in tensors.items() if name.startswith("run.steps.")))
         header = {"library_version": __version__, "run": packed}
         tensor_files.write(path, "checkpoint", header, tensors)
 
@@ -55,10 +69,18 @@ class Checkpoint:
         """A checkpoint from a file.
 
         Raises:
-            ValueError: If the file is cut short, altered, or no checkpoint.
+            ValueError: If the file is cut short, altered, no checkpoint, of another version, or holds numbers that are not finite.
         """
         header, tensors = tensor_files.read(path, "checkpoint")
-        return Checkpoint(**tensor_files.unpack(header["run"], tensors))
+        state = tensor_files.unpack(header["run"], tensors)
+        expected = {entry.name for entry in fields(Checkpoint)}
+        if state.keys() != expected:
+            odd = ", ".join(sorted(state.keys() ^ expected))
+            raise ValueError(
+                f"{path}: was written by bayesify {header['library_version']}, whose checkpoints are not those of {__version__} "
+                f"({odd}); continue with that version, or start again with Checkpointing(path, resume=False)"
+            )
+        return Checkpoint(**state)
 
     def check_fits(self, path: Path, settings: dict[str, Any], model: dict[str, Any], epochs: int) -> None:
         """Raise `ValueError` if another network or other settings wrote this checkpoint, or it is beyond the last epoch.
@@ -75,7 +97,7 @@ class Checkpoint:
             place = next(name for name in (*ours, *theirs) if ours.get(name) != theirs.get(name))
             raise ValueError(
                 f"{path}: belongs to another network: {place} is {theirs.get(place, 'missing')} there and "
-                f"{ours.get(place, 'missing')} here; give another checkpoint path, or resume=False to overwrite it"
+                f"{ours.get(place, 'missing')} here; give another path, or Checkpointing(path, resume=False) to overwrite it"
             )
         for key in dict.fromkeys((*self.settings, *settings)):
             if (key in settings) != (key in self.settings) and key.split(" ")[0] in NOT_ALWAYS_TOLD:
@@ -84,14 +106,21 @@ class Checkpoint:
             if before != now:
                 raise ValueError(
                     f"{path}: was written with {key}={before!r}, this run has {now!r}; "
-                    "use the same, or resume=False to start anew"
+                    "use the same, or Checkpointing(path, resume=False) to start again"
                 )
         done = self.position["epoch"]
         if done + (self.position["batches"] > 0) > epochs:
             raise ValueError(
                 f"{path}: holds {done} epochs{' and part of the next' if self.position['batches'] else ''}, this run has "
-                f"{epochs} (epochs and map_epochs together); give at least as many, or resume=False to start anew"
+                f"{epochs} (epochs and map_epochs together); give at least as many, or Checkpointing(path, resume=False)"
             )
+
+
+def check_finite(path: Path, named: Iterable[tuple[str, Tensor]]) -> None:
+    """Raise `ValueError` for a tensor that is not finite, which no file should hold."""
+    name = find_not_finite(named)
+    if name is not None:
+        raise ValueError(f"{path}: {name} is not finite and was not stored; lower the learning rate, or clip gradients")
 
 
 def _shapes(model: dict[str, Any]) -> dict[str, str]:

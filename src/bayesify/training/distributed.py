@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
+from bayesify.training.arguments import Devices
 from bayesify.training.batches import Batch, BatchReader, parse_batch
 
 
@@ -45,8 +46,8 @@ class Processes:
         """A context in which backward passes only add to this process's gradients."""
         return nullcontext()
 
-    def total(self, values: list[float]) -> list[float]:
-        """Sums over processes."""
+    def total(self, values: Any) -> Any:
+        """Sums over processes of a number, or of each of a list."""
         return values
 
     def gather(self, state: Tensor) -> list[Tensor]:
@@ -102,11 +103,11 @@ class FabricProcesses(Processes):
         context: AbstractContextManager[Any] = self._fabric.no_backward_sync(module)
         return context
 
-    def total(self, values: list[float]) -> list[float]:
-        """Sums over processes, in float64 where the device has it."""
+    def total(self, values: Any) -> Any:
+        """Sums over processes of a number, or of each of a list, in float64 where the device has it."""
         dtype = torch.float32 if self._device.type == "mps" else torch.float64
         result = self._fabric.all_reduce(torch.tensor(values, dtype=dtype, device=self._device), reduce_op="sum")
-        return [float(value) for value in result]
+        return result.tolist()
 
     def gather(self, state: Tensor) -> list[Tensor]:
         """A tensor of every process, in order of rank, on the CPU."""
@@ -115,7 +116,7 @@ class FabricProcesses(Processes):
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set in any process."""
-        return self.total([float(flag)])[0] > 0
+        return bool(self.total(float(flag)) > 0)
 
     def agree(self, value: int) -> int:
         """The first process's value."""
@@ -189,13 +190,11 @@ def count_nodes() -> int:
     return int(os.environ.get("GROUP_WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in os.environ else 1
 
 
-def make_fabric(device: torch.device | None, devices: int, launch: str, *, unused: bool) -> Any:
+def make_fabric(devices: Devices, *, unused: bool) -> Any:
     """A Fabric over several devices of one kind.
 
     Args:
-        device: Gives the kind; CUDA if there is any and it is left out.
-        devices: How many on each machine.
-        launch: `"script"` or `"fork"`.
+        devices: How many, of which kind, started how.
         unused: Whether steps may leave trainable parameters without a gradient, as those of the MAP phase do.
 
     Raises:
@@ -207,13 +206,13 @@ def make_fabric(device: torch.device | None, devices: int, launch: str, *, unuse
         from lightning_fabric.strategies import DDPStrategy
     except ImportError:
         raise ImportError(
-            f"fit: devices={devices} needs Lightning Fabric; install it with pip install 'bayesify[train]'"
+            f"fit: Devices({devices.count}) needs Lightning Fabric; install it with pip install 'bayesify[train]'"
         ) from None
-    kind = device.type if device is not None else ("cuda" if torch.cuda.is_available() else "cpu")
-    if kind == "cuda" and torch.cuda.device_count() < devices:
-        raise ValueError(f"fit: devices={devices}, but this machine has {torch.cuda.device_count()} CUDA devices")
+    kind = torch.device(devices.kind or ("cuda" if torch.cuda.is_available() else "cpu")).type
+    if kind == "cuda" and torch.cuda.device_count() < devices.count:
+        raise ValueError(
+            f"fit: Devices({devices.count}), but this machine has {torch.cuda.device_count()} CUDA devices"
+        )
     starts: dict[str, Any] = {"script": "popen", "fork": "fork"}
-    if launch not in starts:
-        raise ValueError(f"fit: launch={launch!r}; give 'script' or 'fork'")
-    ddp = DDPStrategy(start_method=starts[launch], find_unused_parameters=unused)
-    return Fabric(accelerator=kind, devices=devices, num_nodes=count_nodes(), strategy=ddp)
+    ddp = DDPStrategy(start_method=starts[devices.launch], find_unused_parameters=unused)
+    return Fabric(accelerator=kind, devices=devices.count, num_nodes=count_nodes(), strategy=ddp)

@@ -1,21 +1,24 @@
-"""The loop behind `fit`: epochs, steps, checkpoints."""
+"""The loop of training: epochs, steps, checkpoints."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from bayesify.network import BayesianNetwork
-from bayesify.training.batches import Batch, BatchReader, check_num_data, count_batches, min_examples
+from bayesify.predictor import Phase, Trainable
+from bayesify.training.arguments import Checkpointing, Validation
+from bayesify.training.batches import BatchReader, check_num_data, count_batches, min_examples
 from bayesify.training.checkpoints import Checkpoint, model_state, set_model_state
 from bayesify.training.distributed import Processes
+from bayesify.training.fingerprints import data_fingerprint
+from bayesify.training.guard import find_not_finite
 from bayesify.training.history import History
 from bayesify.training.interrupts import DelayedInterrupt
 from bayesify.training.progress import ProgressBar
@@ -28,67 +31,19 @@ from bayesify.training.random_streams import (
     set_network_state,
 )
 from bayesify.training.state import Position, Settings, describe
+from bayesify.training.step import BatchError, Part, Step, Update
 from bayesify.training.validation import validate
 
-Callback = Callable[[BayesianNetwork, History], Any]
-
-
-class TrainingObjective(Protocol):
-    """What `fit` can maximize in place of the evidence lower bound of the weights."""
-
-    keeps_mode: bool
-    """Whether the network trains in the mode (train or eval) in which it was given, instead of in training mode."""
-
-    def terms(
-        self,
-        x: Any,
-        y: Tensor,
-        *,
-        num_data: int,
-        num_draws: int = 1,
-        example_weights: Tensor | None = None,
-        generator: torch.Generator | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Data term and penalty in nats over the whole dataset, as `BayesianNetwork.elbo_terms` gives them."""
-
-    def config(self) -> dict[str, Any]:
-        """Its choices as plain data, which a run that is continued must have in common with the interrupted one."""
-
-
-class Objective(nn.Module):
-    """The two terms of the objective as a forward pass, so that DistributedDataParallel sees it."""
-
-    def __init__(
-        self, bnn: BayesianNetwork, num_data: int, num_draws: int, chosen: TrainingObjective | None = None
-    ) -> None:
-        super().__init__()
-        self.bnn, self.chosen = bnn, chosen
-        self.num_data, self.num_draws = num_data, num_draws
-
-    def forward(self, phase: str, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Data term and KL, in nats, each a scalar."""
-        if phase == "map":
-            data, kl = self.bnn.map_terms(batch.x, batch.y, num_data=self.num_data, example_weights=batch.weights)
-        else:
-            terms = self.bnn.elbo_terms if self.chosen is None else self.chosen.terms
-            data, kl = terms(
-                batch.x,
-                batch.y,
-                num_data=self.num_data,
-                num_draws=self.num_draws,
-                example_weights=batch.weights,
-                generator=generator,
-            )
-        return data.mean(), kl.mean()
+Callback = Callable[[Any, History], Any]
 
 
 class TrainingLoop:
     """One run of `fit` in one process.
 
     Args:
-        bnn: The network, on its device.
+        model: What is trained, on its device.
         loader: Training batches.
-        optimizer: Over the network's parameters.
+        optimizer: Over the model's parameters; `None` where the update takes the steps.
         scheduler: Of the learning rate, or `None`.
         settings: See `Settings`.
         seed: Of everything random in the run.
@@ -96,57 +51,51 @@ class TrainingLoop:
         reader: See `parse_batch`.
         processes: The processes that train together.
         checkpoint: Where to store the run, or `None`.
-        checkpoint_every: Steps between checkpoints; one per epoch if `None`.
         callbacks: Called after each epoch.
         progress: Whether to show a progress bar.
         num_data_given: Whether the number of examples is the caller's, to be compared with those of the first epoch.
-        objective: What to maximize in place of the evidence lower bound, or `None`.
+        update: A method's own part in the steps.
     """
 
     def __init__(
         self,
-        bnn: BayesianNetwork,
+        model: Trainable,
         loader: Iterable[Any],
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | None,
         scheduler: Any,
         settings: Settings,
         *,
         seed: int,
-        validation: Iterable[Any] | None = None,
+        validation: Validation | None = None,
         reader: BatchReader | None = None,
         processes: Processes | None = None,
-        checkpoint: Path | None = None,
-        checkpoint_every: int | None = None,
+        checkpoint: Checkpointing | None = None,
         callbacks: Sequence[Callback] = (),
         progress: bool = False,
         num_data_given: bool = False,
-        objective: TrainingObjective | None = None,
+        update: Update | None = None,
     ) -> None:
-        self.bnn, self.loader, self.optimizer, self.scheduler = bnn, loader, optimizer, scheduler
-        self.settings, self.seed = settings, seed
+        self.model, self.loader, self.settings, self.seed = model, loader, settings, seed
         self.validation, self.reader = validation, reader
-        self.processes = processes or Processes()
-        self.checkpoint, self.checkpoint_every = checkpoint, checkpoint_every
+        self.processes, self.update = processes or Processes(), update or Update()
+        self.checkpoint = checkpoint
         self.callbacks, self.show_progress, self.num_data_given = callbacks, progress, num_data_given
-        self.device = next(bnn.parameters()).device
         self.history = History()
         self.position = Position()
         self.best_state: dict[str, Any] | None = None
-        self.steps = 0
-        # One draw of the weights for all processes makes their parts of a batch add up to the whole batch; noise of each
-        # example's own must differ between them.
-        self.local = any(getattr(posterior, "local_reparameterization", False) for posterior in bnn.posteriors)
-        apart = self.processes.rank if self.local else 0
-        self.generator = torch.Generator(self.device).manual_seed(derive_seed(seed, "draws", apart))
+        self.step = Step(model, optimizer, scheduler, settings, self.processes, seed, self.update)
+        self.device = self.step.device
         self.shuffles = loader_generators(loader)
         self.shuffle_states = [generator.get_state() for generator in self.shuffles]
-        self.objective = self.processes.wrap(Objective(bnn, settings.num_data, settings.num_draws, objective))
-        self.keeps_mode = objective is not None and objective.keeps_mode
-        self.description = describe(bnn, loader, optimizer, scheduler, settings, objective) | {
+        self.description = describe(
+            model.identity() | self.update.identity(), loader, optimizer, scheduler, settings
+        ) | {
             "seed": seed,
             "processes": self.processes.count,
             "generators of the loader": len(self.shuffles),
         }
+        if checkpoint is not None:
+            self.description |= data_fingerprint(loader)
 
     # -- the run ---------------------------------------------------------------------------------------------------
 
@@ -155,33 +104,35 @@ class TrainingLoop:
 
         Raises:
             KeyboardInterrupt: After Ctrl-C, once the step is done and the checkpoint written.
-            ValueError: If a batch or the objective is not valid, with epoch and batch.
+            ValueError: If a batch, the objective or a gradient is not valid, with epoch and batch.
         """
         with ExitStack() as stack:
             devices = [self.device] if self.device.type == "cuda" else []
             stack.enter_context(torch.random.fork_rng(devices=devices))
-            if not self.keeps_mode:
-                stack.enter_context(_training_mode(self.bnn))
+            if not self.model.keeps_mode:
+                stack.enter_context(_training_mode(self.model.module))
             torch.manual_seed(derive_seed(self.seed, "network", self.processes.rank))
             if resumed is not None:
                 self._restore(resumed)
-            total = self.settings.map_epochs + self.settings.epochs
             show = self.show_progress and self.processes.rank == 0
-            self.bar = stack.enter_context(ProgressBar(show, total, count_batches(self.loader)))
+            self.batches = count_batches(self.loader)
+            self.bar = stack.enter_context(ProgressBar(show, self.settings.total_epochs, self.batches))
             self.interrupt = stack.enter_context(DelayedInterrupt())
-            while self.position.epoch < total and not self.position.stopped:
+            while self.position.epoch < self.settings.total_epochs and not self.position.stopped:
                 self._epoch()
-        self.optimizer.zero_grad(set_to_none=True)
+        for parameter in self.model.module.parameters():
+            parameter.grad = None
         if self.best_state is not None:
-            set_model_state(self.bnn, self.best_state)
+            set_model_state(self.model.module, self.best_state)
         return self.history
 
     def _epoch(self) -> None:
         position, epoch = self.position, self.position.epoch
-        phase = "map" if epoch < self.settings.map_epochs else "variational"
+        phase: Phase = "map" if epoch < self.settings.map_epochs else "variational"
         seed = derive_seed(self.seed, "data", epoch)
         if position.batches == 0:
             self.shuffle_states = [generator.get_state() for generator in self.shuffles]
+            self.step.begin()
         for owner in (getattr(self.loader, "sampler", None), getattr(self.loader, "batch_sampler", None)):
             set_epoch = getattr(owner, "set_epoch", None)
             if set_epoch is not None:
@@ -198,117 +149,103 @@ class TrainingLoop:
             for window in self._windows(parts):
                 self._step(phase, window)
                 position.seconds = time.perf_counter() - start
-                self.bar.step(epoch + 1, position.batches, position.sums[0] / position.examples, self._mean(1))
-                every = self.checkpoint_every
-                self._pause(due=every is not None and self.steps % every == 0)
+                self.bar.step(epoch + 1, position.batches, self._running_means)
+                every = self.checkpoint.every if self.checkpoint is not None else None
+                self._pause(due=every is not None and self.step.taken % every == 0)
             if position.batches == 0:
                 raise ValueError(
-                    f"fit: the loader yields no batches in epoch {epoch + 1}; give one with data that starts anew each "
+                    f"fit: the loader yields no batches in epoch {epoch + 1}; give one with data that starts again each "
                     "epoch (drop_last drops a batch that is not full)"
                 )
             if epoch == 0 and self.num_data_given:
                 check_num_data(self.settings.num_data, min_examples(self.loader, position.examples))
-            row = self._row(phase)
+            self._check_finite()
+            row = self._row(phase) | self.update.after_epoch()
             if self.validation is not None:
-                row |= self._validate()
+                row |= self._validate(self.validation)
         row["seconds"] = time.perf_counter() - start
         self._close_epoch(phase, row)
 
-    def _windows(self, parts: Iterator[tuple[Batch, int, int]]) -> Iterator[list[tuple[Batch, int, int]]]:
+    def _windows(self, parts: Iterator[Part]) -> Iterator[list[Part]]:
         """Groups of batches whose gradients are added up for one step."""
         while True:
-            window: list[tuple[Batch, int, int]] = []
+            window: list[Part] = []
             try:
                 for part in parts:
                     window.append(part)
                     if len(window) == self.settings.accumulate:
                         break
-            except (ValueError, TypeError) as error:
-                raise type(error)(f"{self._where(len(window))}: {error}{self._kept()}") from error
+            except Exception as error:
+                _raise(self._located(error, self.position.batches + len(window) + 1), error)
             if not window:
                 return
             yield window
 
-    def _step(self, phase: str, window: list[tuple[Batch, int, int]]) -> None:
+    def _step(self, phase: Phase, window: list[Part]) -> None:
         settings, position = self.settings, self.position
         kl_weight = settings.kl_weight
         if phase == "variational":
             passed = position.epoch - settings.map_epochs + min(1.0, position.examples / settings.num_data)
             kl_weight *= settings.kl_schedule(passed)
-        size = sum(whole for _, _, whole in window)
-        draws = self.generator.get_state()
-        buffers = {name: buffer.clone() for name, buffer in self.bnn.named_buffers()} if self.steps == 0 else {}
-        self.optimizer.zero_grad(set_to_none=True)
-        nll = kl_sum = 0.0
-        for index, (batch, own, whole) in enumerate(window):
-            if index and not self.local:
-                self.generator.set_state(draws)  # one draw of the weights for the whole step
-            apart = self.processes.without_sync(self.objective) if index + 1 < len(window) else nullcontext()
-            try:
-                with apart:
-                    with self._autocast():
-                        data, kl = self.objective(phase, batch.to(self.device), self.generator)
-                    share = own * self.processes.count / size
-                    loss = -(share * data - kl_weight * (whole / size) * kl) / settings.num_data
-                    loss.backward()
-            except (ValueError, RuntimeError) as error:
-                with torch.no_grad():
-                    for name, value in buffers.items():
-                        self.bnn.get_buffer(name).copy_(value)
-                kind = ValueError if isinstance(error, ValueError) else RuntimeError
-                reason = str(error)
-                if "Expected to have finished reduction" in reason:
-                    reason = (
-                        "the network does not use all of its parameters; freeze the rest with requires_grad_(False)"
-                    )
-                raise kind(f"{self._where(index)}: {reason}{self._kept()}") from error
-            nll -= float(data.detach()) / settings.num_data * own
-            kl_sum += float(kl.detach()) * whole / size
-        if settings.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.bnn.parameters(), settings.clip_norm)
-        self.optimizer.step()
-        if self.scheduler is not None and settings.step_scheduler == "step":
-            self.scheduler.step()
-        self.steps += 1
+        share = (position.epoch + (position.batches / self.batches if self.batches else 0)) / settings.total_epochs
+        with self._telling():
+            self.step(phase, window, kl_weight, share, position.batches + 1)
         position.batches += len(window)
-        position.examples += size
+        position.examples += sum(whole for _, _, whole in window)
         position.kl_weight = kl_weight
-        part = 1 / self.processes.count
-        bound = -nll / size * settings.num_data - kl_weight * kl_sum * part
-        added = (nll, kl_sum * part, bound, part)
-        position.sums = [summed + value for summed, value in zip(position.sums, added, strict=True)]
 
-    def _mean(self, index: int) -> float:
-        return self.position.sums[index] / self.position.sums[3]
+    def _running_means(self) -> tuple[float, float]:
+        nll, kl, _, steps = self.step.sums.read()
+        return _mean(nll) / self.position.examples, _mean(kl) / steps
 
-    def _where(self, index: int) -> str:
-        return f"fit: epoch {self.position.epoch + 1}, batch {self.position.batches + index + 1}"
+    def _check_finite(self) -> None:
+        """Raise for steps that were not finite, or have made a parameter that is not."""
+        with self._telling():
+            self.step.check()
+        name = find_not_finite(self.model.module.named_parameters())
+        if name is not None:
+            raise ValueError(
+                f"fit: epoch {self.position.epoch + 1}: a step made {name} infinite or NaN although its gradients were finite; "
+                "lower the learning rate, or clip gradients with Steps(clip_norm=1.0)"
+            )
 
-    def _kept(self) -> str:
-        return f"; steps taken before it: {self.steps}, and the network keeps them" if self.steps else ""
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Say in errors of a step where it was, and that the steps before it hold."""
+        try:
+            yield
+        except BatchError as failure:
+            _raise(self._located(failure.error, failure.batch, failure.taken), failure.error)
 
-    def _autocast(self) -> AbstractContextManager[Any]:
-        if self.settings.precision == "float32":
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+    def _located(self, error: Exception, batch: int | None, taken: int | None = None) -> Exception:
+        """An error of the same kind that says where it happened, and that the steps before it hold."""
+        taken = self.step.taken if taken is None else taken
+        kept = f"; steps taken before it: {taken}, and the network keeps them" if taken else ""
+        where = f"fit: epoch {self.position.epoch + 1}, batch {batch}: " if batch is not None else ""
+        reason = str(error)
+        if "Expected to have finished reduction" in reason:
+            reason = "the network does not use all of its parameters; freeze the rest with requires_grad_(False)"
+        try:
+            return type(error)(f"{where}{reason}{kept}")
+        except TypeError:  # an error that takes more than a message, such as UnicodeDecodeError
+            error.add_note(f"{where}{reason}{kept}")
+            return error
 
     # -- the end of an epoch ---------------------------------------------------------------------------------------
 
     def _row(self, phase: str) -> dict[str, Any]:
-        nll, kl, bound, steps = self.processes.total(self.position.sums)
-        return {
-            "epoch": self.position.epoch + 1,
-            "phase": phase,
-            "nll": nll / self.position.examples,
-            "kl": kl / steps,
-            "kl_weight": self.position.kl_weight,
-            "elbo": bound / steps,
-            "learning_rate": float(self.optimizer.param_groups[0]["lr"]),
-        }
+        nll, kl, bound, steps = (self.processes.total(value) for value in self.step.sums.read())
+        row = {"epoch": self.position.epoch + 1, "phase": phase, "nll": _mean(nll) / self.position.examples}
+        if self.step.optimizer is None:
+            return row
+        row |= {"kl": _mean(kl) / steps, "kl_weight": self.position.kl_weight, "elbo": _mean(bound) / steps}
+        if isinstance(nll, list):
+            row |= {"nll_by_model": [value / self.position.examples for value in nll]}
+            row |= {"elbo_by_model": [value / steps for value in bound]}
+        return row | {"learning_rate": float(self.step.optimizer.param_groups[0]["lr"])}
 
-    def _validate(self) -> dict[str, float]:
-        assert self.validation is not None
-        batches = DataStream(derive_seed(self.seed, "validation data")).iterate(self.validation)
+    def _validate(self, validation: Validation) -> dict[str, float]:
+        batches = DataStream(derive_seed(self.seed, "validation data")).iterate(validation.loader)
         generator = torch.Generator(self.device).manual_seed(derive_seed(self.seed, "validation draws"))
 
         def interruptible() -> Iterator[Any]:
@@ -316,39 +253,39 @@ class TrainingLoop:
                 self._pause()
                 yield batch
 
+        model: Any = self.model
         try:
-            with self._autocast():
-                scores = validate(
-                    self.bnn, interruptible(), self.settings.validation_draws, self.device, generator, self.reader
-                )
+            with self.step.autocast():
+                scores = validate(model, interruptible(), validation.num_draws, self.device, generator, self.reader)
         except (ValueError, TypeError) as error:
-            raise type(error)(f"{error}{self._kept()}") from error
+            _raise(self._located(error, None), error)
         return {f"validation_{key}": value for key, value in scores.items()}
 
     def _close_epoch(self, phase: str, row: dict[str, Any]) -> None:
-        settings, position = self.settings, self.position
+        settings, position, scheduler = self.settings, self.position, self.step.scheduler
         self.history.append(row)
-        if self.scheduler is not None and settings.step_scheduler == "epoch":
-            if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-                self.scheduler.step(row.get("validation_nll", row["nll"]))
+        if scheduler is not None and settings.step_scheduler == "epoch":
+            if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+                scheduler.step(row.get("validation_nll", row["nll"]))
             else:
-                self.scheduler.step()
+                scheduler.step()
         position.close_epoch()
+        self.step.sums.set([])
         warm = phase == "variational" and settings.kl_schedule(position.epoch - settings.map_epochs) >= 1.0
         if settings.patience is not None and warm:
             if position.best is None or row["validation_nll"] < position.best:
                 position.best, position.waited = row["validation_nll"], 0
-                self.best_state = _cloned(model_state(self.bnn))
+                self.best_state = _cloned(model_state(self.model.module))
             else:
                 position.waited += 1
                 position.stopped = position.waited >= settings.patience
         for callback in self.callbacks:
-            if callback(self.bnn, self.history) is True:
+            if callback(self.model, self.history) is True:
                 position.stopped = True
         position.stopped = self.processes.any(position.stopped)
         self.bar.epoch(row)
-        last = position.stopped or position.epoch == settings.map_epochs + settings.epochs
-        self._pause(due=last or self.checkpoint_every is None)
+        last = position.stopped or position.epoch == settings.total_epochs
+        self._pause(due=last or self.checkpoint is None or self.checkpoint.every is None)
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
@@ -356,24 +293,24 @@ class TrainingLoop:
         """Write a checkpoint if one is due or Ctrl-C was pressed, and stop in the second case."""
         interrupted = self.processes.any(self.interrupt.requested)
         if self.checkpoint is not None and (due or interrupted):
-            self._save(self.checkpoint)
+            self._check_finite()
+            self._save(Path(self.checkpoint.path))
         if interrupted:
-            where = f"; the run is stored in {self.checkpoint}" if self.checkpoint is not None else ""
+            where = f"; the run is stored in {self.checkpoint.path}" if self.checkpoint is not None else ""
             raise KeyboardInterrupt(f"fit: stopped at epoch {self.position.epoch + 1}{where}")
 
     def _save(self, path: Path) -> None:
-        sums = self.processes.total(self.position.sums)
-        draws = self.processes.gather(self.generator.get_state())
+        sums = [self.processes.total(value) for value in self.step.sums.read()]
+        draws = self.processes.gather(self.step.generator.get_state())
         network = self.processes.gather(network_state(self.device))
         if self.processes.rank == 0:
             Checkpoint(
                 settings=self.description,
-                position=asdict(self.position) | {"sums": sums, "steps": self.steps},
+                position=asdict(self.position) | {"sums": sums, "steps": self.step.taken},
                 history=list(self.history),
-                model=model_state(self.bnn),
+                model=model_state(self.model.module),
                 best=self.best_state,
-                optimizer=self.optimizer.state_dict(),
-                scheduler=self.scheduler.state_dict() if self.scheduler is not None else None,
+                steps=self.step.state_dict(),
                 draws=draws,
                 network=network,
                 shuffles=self.shuffle_states
@@ -385,18 +322,15 @@ class TrainingLoop:
     def _restore(self, stored: Checkpoint) -> None:
         self.description = stored.settings
         position = dict(stored.position)
-        self.steps = position.pop("steps")
+        self.step.taken = position.pop("steps")
+        sums = position.pop("sums")
         self.position = Position(**position)
-        if self.processes.rank:
-            self.position.sums = [0.0] * 4
+        self.step.sums.set(sums if self.processes.rank == 0 else [])
         self.history = History(stored.history)
-        set_model_state(self.bnn, stored.model)
+        set_model_state(self.model.module, stored.model)
         self.best_state = stored.best
-        self.optimizer.load_state_dict(stored.optimizer)
-        if self.scheduler is not None:
-            self.scheduler.load_state_dict(stored.scheduler)
-            vars(self.optimizer)["_opt_called"] = True  # else the scheduler warns that no step came before its own
-        self.generator.set_state(stored.draws[self.processes.rank])
+        self.step.load_state_dict(stored.steps)
+        self.step.generator.set_state(stored.draws[self.processes.rank])
         set_network_state(stored.network[self.processes.rank], self.device)
         self.shuffle_states = stored.shuffles
         for generator, state in zip(self.shuffles, stored.shuffles, strict=True):
@@ -404,15 +338,24 @@ class TrainingLoop:
 
 
 @contextmanager
-def _training_mode(bnn: BayesianNetwork) -> Iterator[None]:
-    modes = [(module, module.training) for module in bnn.modules()]
-    bnn.train()
+def _training_mode(module: nn.Module) -> Iterator[None]:
+    modes = [(part, part.training) for part in module.modules()]
+    module.train()
     try:
         yield
     finally:
-        for module, mode in modes:
-            module.training = mode
+        for part, mode in modes:
+            part.training = mode
+
+
+def _raise(error: Exception, cause: Exception) -> NoReturn:
+    raise error from (cause if error is not cause else cause.__cause__)
 
 
 def _cloned(state: dict[str, Any]) -> dict[str, Any]:
     return {key: value.clone() if isinstance(value, Tensor) else value for key, value in state.items()}
+
+
+def _mean(value: float | list[float]) -> float:
+    """A number, or the mean of those of R models."""
+    return value if isinstance(value, float) else sum(value) / len(value)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 
@@ -46,23 +48,24 @@ class ProgressBar:
             self._bar.start()
         return self
 
-    def step(self, epoch: int, batch: int, nll: float, kl: float) -> None:
-        """Show a step, at most ten times a second."""
+    def step(self, epoch: int, batch: int, means: Callable[[], tuple[float, float]]) -> None:
+        """Show a step, at most ten times a second; only then NLL and KL are asked for."""
         now = time.perf_counter()
         if self._bar is None or now - self._last < 0.1:
             return
         self._last = now
         done = (epoch - 1) * self._batches + batch if self._batches else None
-        self._update(done, epoch, nll, kl)
+        self._update(done, epoch, *means())
 
     def epoch(self, row: dict[str, Any]) -> None:
         """Show the numbers of a whole epoch."""
         extra = f"  validation NLL {row['validation_nll']:.4f}" if "validation_nll" in row else ""
         if self._bar is not None:
             done = row["epoch"] * self._batches if self._batches else None
-            self._update(done, row["epoch"], row["nll"], row["kl"], extra)
+            self._update(done, row["epoch"], row["nll"], row.get("kl", math.nan), extra)
         elif self._show:
-            line = f"epoch {row['epoch']}/{self._total}  NLL {row['nll']:.4f}  KL {row['kl']:.1f} nats{extra}"
+            kl = row.get("kl", math.nan)
+            line = f"epoch {row['epoch']}/{self._total}  NLL {row['nll']:.4f}  KL {kl:.1f} nats{extra}"
             print(line, file=sys.stderr)
 
     def _update(self, done: int | None, epoch: int, nll: float, kl: float, extra: str | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -13,9 +14,24 @@ import torch
 from torch import Tensor
 
 
+def check_seed(seed: Any, owner: str = "fit") -> int:
+    """A seed as Python's integer, so that NumPy's 1 is 1.
+
+    Raises:
+        TypeError: If it is not an integer; a boolean is none.
+    """
+    try:
+        if isinstance(seed, (bool, np.bool_)):
+            raise TypeError
+        return operator.index(seed)
+    except TypeError:
+        raise TypeError(f"{owner}: seed={seed!r}; give an integer") from None
+
+
 def derive_seed(seed: int, *purpose: object) -> int:
     """A seed for one purpose of a run, unrelated to the seeds of its other purposes: 63 bits of a SHA-256."""
-    text = repr((seed, *purpose)).encode()
+    plain = (part.item() if isinstance(part, np.generic) else part for part in purpose)
+    text = repr((check_seed(seed, "derive_seed"), *plain)).encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
 
 

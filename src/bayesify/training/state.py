@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bayesify.network import BayesianNetwork
 from bayesify.training.batches import batch_size
 
 FEW = 64
@@ -34,6 +33,11 @@ class Settings:
     validation_draws: int
     step_scheduler: str
 
+    @property
+    def total_epochs(self) -> int:
+        """Those of both phases."""
+        return self.map_epochs + self.epochs
+
 
 @dataclass
 class Position:
@@ -43,7 +47,6 @@ class Position:
         epoch: Epochs that are done.
         batches: Batches of the present epoch that are done.
         examples: Their examples.
-        sums: Over these batches: NLL times examples, KL, bound, windows (one per optimizer step).
         seconds: Time spent on them.
         kl_weight: The last weight of the KL.
         best: Validation NLL of the best epoch so far, `None` before there is one.
@@ -54,7 +57,6 @@ class Position:
     epoch: int = 0
     batches: int = 0
     examples: int = 0
-    sums: list[float] = field(default_factory=lambda: [0.0] * 4)
     seconds: float = 0.0
     kl_weight: float = 0.0
     best: float | None = None
@@ -65,16 +67,15 @@ class Position:
         """Go on to the next epoch."""
         self.epoch += 1
         self.batches = self.examples = 0
-        self.sums, self.seconds = [0.0] * 4, 0.0
+        self.seconds = 0.0
 
 
 def describe(
-    bnn: BayesianNetwork,
+    identity: Mapping[str, Any],
     loader: Any,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | None,
     scheduler: Any,
     settings: Settings,
-    objective: Any = None,
 ) -> dict[str, Any]:
     """What a checkpoint must have in common with the run that continues it, as plain data, taken before the first step.
 
@@ -83,12 +84,12 @@ def describe(
     """
     plain = {key: getattr(settings, key) for key in Settings.__dataclass_fields__ if key != "epochs"}
     plain["kl_schedule"] = describe_schedule(settings.kl_schedule)
-    plain |= dict(_flatten(bnn.config()))
-    plain |= dict(_flatten(objective.config(), "objective")) if objective is not None else {}
-    plain |= {"optimizer": type(optimizer).__name__, "scheduler": type(scheduler).__name__}
-    plain["parameters of the optimizer"] = [len(group["params"]) for group in optimizer.param_groups]
-    if not getattr(scheduler, "last_epoch", 0) > 0:
-        plain |= _rates(optimizer)
+    plain |= dict(_flatten(identity))
+    if optimizer is not None:
+        plain |= {"optimizer": type(optimizer).__name__, "scheduler": type(scheduler).__name__}
+        plain["parameters of the optimizer"] = [len(group["params"]) for group in optimizer.param_groups]
+        if not getattr(scheduler, "last_epoch", 0) > 0:
+            plain |= _rates(optimizer)
     size = batch_size(loader)
     return plain | ({"batch_size": size} if size is not None else {})
 

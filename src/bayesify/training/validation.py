@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesify.network import BayesianNetwork
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive, match_targets
 from bayesify.training.batches import BatchReader, parse_batch
@@ -16,7 +15,7 @@ from bayesify.training.batches import BatchReader, parse_batch
 
 @torch.no_grad()
 def validate(
-    bnn: BayesianNetwork,
+    model: Any,
     loader: Iterable[Any],
     num_draws: int,
     device: torch.device,
@@ -26,7 +25,7 @@ def validate(
     """Mean negative log predictive density per example, and accuracy or root mean squared error; weighted by example weights.
 
     Args:
-        bnn: The network.
+        model: What predicts.
         loader: Validation batches.
         num_draws: Draws per batch.
         device: Where batches go.
@@ -41,7 +40,7 @@ def validate(
     for index, item in enumerate(loader):
         try:
             batch = parse_batch(item, reader).to(device)
-            prediction = bnn.predict(batch.x, num_draws=num_draws, generator=generator)
+            prediction = model.predict(batch.x, num_draws=num_draws, generator=generator)
             weights = batch.weights if batch.weights is not None else torch.ones(len(batch), device=device)
             nll -= float((weights * prediction.log_prob(batch.y)).sum())
             if isinstance(prediction, RegressionPredictive):

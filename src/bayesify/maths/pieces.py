@@ -1,0 +1,48 @@
+"""Sums over pieces of which one is held at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class SumOfPieces(torch.autograd.Function):
+    """A sum of scalars whose gradients are computed along with them, so that only one piece is held at a time.
+
+    `apply(part, pieces, *given)` is the sum over pieces of `part(piece, given)`, which may read those of `given` that are
+    parameters from their modules.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, part: Callable[[Any, Sequence[Tensor]], Tensor], pieces: list[Any], *given: Tensor) -> Tensor:
+        """The sum, and its gradients."""
+        wanted = [index for index, needed in enumerate(ctx.needs_input_grad[2:]) if needed]
+        total = given[0].new_zeros(())
+        slopes = [torch.zeros_like(given[index]) for index in wanted]
+        for piece in pieces:
+            with torch.set_grad_enabled(bool(wanted)):
+                leaves = [tensor if tensor.is_leaf else tensor.detach() for tensor in given]
+                for index in wanted:
+                    leaves[index].requires_grad_()
+                value = part(piece, leaves)
+                if wanted:
+                    found = torch.autograd.grad(value, [leaves[index] for index in wanted], allow_unused=True)
+                    for slope, grad in zip(slopes, found, strict=True):
+                        if grad is not None:
+                            slope += grad
+            total = total + value.detach()
+        ctx.wanted, ctx.count = wanted, len(given)
+        ctx.save_for_backward(*slopes)
+        return total
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        """The gradients that are kept, times the incoming one."""
+        found: list[Tensor | None] = [None] * ctx.count
+        for index, slope in zip(ctx.wanted, ctx.saved_tensors, strict=True):
+            found[index] = grad * slope
+        return None, None, *found

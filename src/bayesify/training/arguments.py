@@ -1,0 +1,176 @@
+"""Rare arguments of `fit` in groups, and what all of them may be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from bayesify.predictor import Trainable
+from bayesify.training.batches import check_repeatable, count_batches
+
+
+@dataclass(frozen=True)
+class Steps:
+    """How batches become steps.
+
+    Args:
+        accumulate: Batches whose gradients make one step. All of them see the same draw of the weights, so the step is that of
+            one batch as large as all of them together.
+        clip_norm: Upper bound on the norm of the gradient.
+        scheduler: When the scheduler of the learning rate steps: after each `"epoch"` or after each optimizer `"step"`.
+
+    Raises:
+        ValueError: If an argument is out of range.
+    """
+
+    accumulate: int = 1
+    clip_norm: float | None = None
+    scheduler: Literal["epoch", "step"] = "epoch"
+
+    def __post_init__(self) -> None:
+        check_counts("Steps", accumulate=self.accumulate)
+        if self.clip_norm is not None:
+            check_positive("Steps", clip_norm=self.clip_norm)
+        if self.scheduler not in ("epoch", "step"):
+            raise ValueError(f"Steps: scheduler={self.scheduler!r}; give 'epoch' or 'step'")
+
+
+@dataclass(frozen=True)
+class Checkpointing:
+    """Where and when a run is stored.
+
+    Args:
+        path: The file.
+        every: Steps between checkpoints, for long epochs; after each epoch by default.
+        resume: Whether to continue the run that the file holds, if there is one, or to start again and overwrite it.
+
+    Raises:
+        ValueError: If the path is a folder, or in one that does not exist, or `every` is below 1.
+    """
+
+    path: str | Path
+    every: int | None = None
+    resume: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, (str, Path)):
+            raise TypeError(
+                f"fit: checkpoint={self.path!r}; give the path of a file, or Checkpointing(path, every=...)"
+            )
+        if self.every is not None:
+            check_counts("Checkpointing", every=self.every)
+        if not isinstance(self.resume, bool):
+            raise ValueError(f"Checkpointing: resume={self.resume!r}; give True or False")
+        path = Path(self.path)
+        if path.is_dir():
+            raise ValueError(
+                f"fit: checkpoint={str(path)!r} is a folder; give the path of a file, such as run.safetensors"
+            )
+        if not path.parent.is_dir():
+            raise ValueError(f"fit: checkpoint={str(path)!r}: the folder {path.parent} does not exist; make it first")
+
+
+@dataclass(frozen=True)
+class Devices:
+    """Processes that train together, each on its own device and on its part of every batch, by Lightning Fabric.
+
+    With the same seed they give the result of one process up to rounding.
+
+    Args:
+        count: How many, on each machine if torchrun started several.
+        kind: Of device, such as `"cpu"` or `"cuda"`; CUDA where there is any by default.
+        launch: How they start: `"script"` runs the calling script once more per process (as torchrun does, whose processes are
+            recognized), `"fork"` starts them for this call only and brings the result back (not on Windows, and not once
+            CUDA was used).
+
+    Raises:
+        ValueError: If an argument is out of range.
+    """
+
+    count: int
+    kind: str | None = None
+    launch: Literal["script", "fork"] = "script"
+
+    def __post_init__(self) -> None:
+        check_counts("Devices", count=self.count)
+        if self.launch not in ("script", "fork"):
+            raise ValueError(f"Devices: launch={self.launch!r}; give 'script' or 'fork'")
+        parse_device(self.kind)
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Batches for the validation NLL of each epoch.
+
+    Args:
+        loader: The batches.
+        num_draws: Draws for it, the same random ones each time.
+
+    Raises:
+        TypeError: If the loader cannot be iterated again and again.
+        ValueError: If it is empty, or `num_draws` is below 1.
+    """
+
+    loader: Iterable[Any]
+    num_draws: int = 16
+
+    def __post_init__(self) -> None:
+        check_counts("Validation", num_draws=self.num_draws)
+        check_repeatable(self.loader)
+        if count_batches(self.loader) == 0:
+            raise ValueError("fit: the validation loader yields no examples; give one with data, or none")
+
+
+def check_counts(owner: str, least: int = 1, **counts: int | None) -> None:
+    """Raise `ValueError` for what is given and not an integer of at least `least`."""
+    for key, value in counts.items():
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+            raise ValueError(f"{owner}: {key}={value}; give an integer of at least {least}")
+
+
+def check_positive(owner: str, **values: Any) -> None:
+    """Raise `ValueError` for what is not a positive finite number."""
+    for key, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            raise ValueError(f"{owner}: {key}={value}; give a positive number")
+
+
+def check_model(model: Any, map_epochs: int) -> None:
+    """Raise if a model cannot be trained, or has no MAP phase where one is asked for."""
+    if not isinstance(model, Trainable):
+        raise TypeError(
+            f"fit: {type(model).__name__} is not a BayesianNetwork or another Trainable; make one with "
+            "bayesianize(net, posterior)"
+        )
+    model.check_ready()
+    if not any(parameter.requires_grad for parameter in model.module.parameters()):
+        raise ValueError("fit: no parameter of the network is trainable; set requires_grad on some")
+    if map_epochs and "map" not in model.phases:
+        raise ValueError(f"fit: {type(model).__name__} has no MAP phase; use map_epochs=0")
+
+
+def check_precision(precision: str) -> None:
+    """Raise `ValueError` for another precision than float32 and bf16."""
+    if precision in ("float16", "fp16", "16", "half"):
+        raise ValueError(
+            f"fit: precision={precision!r}; log-densities overflow in float16 and CPUs have no fast float16; use 'bf16'"
+        )
+    if precision not in ("float32", "bf16"):
+        raise ValueError(f"fit: precision={precision!r}; give 'float32' or 'bf16'")
+
+
+def parse_device(device: str | torch.device | None) -> torch.device | None:
+    """A device of torch from its name."""
+    if device is None:
+        return None
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(
+            f"fit: device={device!r} is no device of torch; give 'cpu', 'cuda' for a GPU, or 'cuda:1' for the second one"
+        ) from None

@@ -1,0 +1,63 @@
+"""A fingerprint of a few rows of data, by which a continued run notices other data of the same size."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from bayesify.training.random_streams import loader_generators, seeded_globals
+
+ROWS = 8
+"""Rows that are looked at, the first and the last among them."""
+
+
+def data_fingerprint(loader: Any) -> dict[str, str]:
+    """A few hexadecimal digits for the data behind a loader, under a name that says what was looked at.
+
+    Of a dataset or a list of batches with indices some entries, of anything else the first batch. All global generators, and those
+    of the loader, are where they were afterwards. Nothing where two looks give different values, as with random
+    transforms that have generators of their own.
+    """
+    rows: Any = loader if isinstance(loader, Sequence) else getattr(loader, "dataset", None)
+    if hasattr(rows, "__getitem__") and hasattr(rows, "__len__"):
+        name, look = "rows of the data", lambda: [rows[index] for index in _places(len(rows))]
+    else:
+        name, look = "first batch of the data", lambda: next(iter(loader))
+    try:
+        first, second = _seen(loader, look), _seen(loader, look)
+    except Exception:  # whatever is wrong with the data is told when it is used, with epoch and batch
+        return {}
+    return {name: first} if first == second else {}
+
+
+def _places(count: int) -> list[int]:
+    return sorted({round(place * (count - 1) / (ROWS - 1)) for place in range(ROWS)})
+
+
+def _seen(loader: Any, look: Callable[[], Any]) -> str:
+    generators = loader_generators(loader)
+    states = [generator.get_state() for generator in generators]
+    with torch.random.fork_rng(devices=[]), seeded_globals(0):
+        torch.manual_seed(0)
+        found = look()
+    for generator, state in zip(generators, states, strict=True):
+        generator.set_state(state)
+    digest = hashlib.sha256()
+    for leaf in pytree.tree_leaves(found):
+        digest.update(_bytes(leaf))
+    return digest.hexdigest()[:16]
+
+
+def _bytes(leaf: Any) -> bytes:
+    if isinstance(leaf, Tensor):
+        leaf = leaf.detach().cpu().contiguous()
+        return f"{leaf.dtype} {tuple(leaf.shape)}".encode() + leaf.reshape(-1).view(torch.uint8).numpy().tobytes()
+    if isinstance(leaf, (np.ndarray, np.generic)) or hasattr(leaf, "tobytes"):
+        return bytes(leaf.tobytes())
+    return repr(leaf).encode() if isinstance(leaf, (bool, int, float, str, bytes)) else type(leaf).__name__.encode()

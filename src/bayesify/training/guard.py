@@ -1,0 +1,143 @@
+"""The guard of a step: gradients that are not finite change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+CHECK_EVERY = 64
+"""Steps on a GPU between two looks at the flag that says whether all of them were finite."""
+
+
+class NotFiniteError(ValueError):
+    """Gradients of a batch are not finite; neither parameters nor buffers nor the optimizer have seen them.
+
+    Args:
+        names: Parameters whose gradients they are.
+        batch: Which batch it was, as `Guard.check` was told.
+    """
+
+    def __init__(self, names: list[str], batch: int) -> None:
+        more = f" and {len(names) - 3} more parameters" if len(names) > 3 else ""
+        super().__init__(
+            f"the gradient of {', '.join(names[:3])}{more} is not finite; the step was not taken (look for a root, logarithm "
+            "or quotient at 0 in the network, and for examples far outside of the others; lower the learning rate)"
+        )
+        self.batch = batch
+
+
+class Guard:
+    """Looks at the norm of all gradients before a step, and keeps what a forward pass changes.
+
+    Where reading a number waits for nothing (CPU), or the optimizer cannot be told on the device, `check` raises at once. On
+    a GPU with a fused optimizer it sets a flag on the device, with which the optimizer leaves parameters and its own state
+    alone, in this step and in those that follow; `read` raises for the first of them.
+
+    Args:
+        module: Owner of parameters and buffers.
+        optimizer: Whose steps are guarded; `None` for steps of another kind, of which only buffers are kept.
+    """
+
+    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+        self._module, self._optimizer = module, optimizer
+        self._named = [(name, value) for name, value in module.named_parameters() if value.requires_grad]
+        device = self._named[0][1].device
+        self.deferred = device.type == "cuda" and bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+        self.flag = torch.zeros((), device=device)  # 1 once a gradient was not finite
+        self._batch = torch.zeros((), dtype=torch.int64, device=device)  # the first such batch
+        self._which = torch.zeros(len(self._named), dtype=torch.bool, device=device)  # and its parameters
+        self._kept: list[tuple[list[Tensor], Tensor]] = []
+        self.remember()
+
+    def check(self, batch: int) -> Tensor:
+        """Look at the gradients as they are; the norm of all of them.
+
+        The norm is over squares, which is what optimizers keep: a gradient whose square overflows counts as not finite.
+
+        Args:
+            batch: Which batch was added to them last.
+
+        Raises:
+            NotFiniteError: If they are not finite and this can be told at once; buffers are set back.
+        """
+        grads = {name: parameter.grad for name, parameter in self._named if parameter.grad is not None}
+        if not grads:
+            return self.flag.new_zeros(())
+        values = [grad._values() if grad.is_sparse else grad for grad in grads.values()]
+        found = dict(zip(grads, torch._foreach_norm(values), strict=True))
+        zero = self.flag.new_zeros(())
+        norms = torch.stack([found.get(name, zero).to(zero.device) for name, _ in self._named])
+        total = torch.linalg.vector_norm(norms)
+        which = ~torch.isfinite(norms)
+        if not self.deferred:
+            if not bool(torch.isfinite(total)):
+                self.restore()
+                raise NotFiniteError(self._names(which), batch)
+            return total
+        first = (self.flag == 0) & ~torch.isfinite(total)
+        self._which.copy_(torch.where(first, which, self._which))
+        self._batch.copy_(torch.where(first, batch, self._batch))
+        self.flag.copy_(torch.where(first, 1.0, self.flag))
+        return total
+
+    def step(self) -> None:
+        """The optimizer's step, which on a GPU does nothing once the flag is set."""
+        optimizer = self._optimizer
+        assert optimizer is not None
+        if self.deferred:
+            optimizer.found_inf = self.flag  # type: ignore[attr-defined]
+        try:
+            optimizer.step()
+        finally:
+            if self.deferred:
+                del optimizer.found_inf  # type: ignore[attr-defined]
+
+    def read(self) -> None:
+        """Raise for the first batch since the last look whose gradients were not finite; a wait for the device.
+
+        Raises:
+            NotFiniteError: If there was one.
+        """
+        if self.deferred and bool(self.flag):
+            self.restore()
+            raise NotFiniteError(self._names(self._which), int(self._batch))
+
+    def _names(self, which: Tensor) -> list[str]:
+        names = [name for (name, _), bad in zip(self._named, which.tolist(), strict=True) if bad]
+        return names or ["all parameters together"]  # whose norms are finite one by one
+
+    # -- buffers ---------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def remember(self) -> None:
+        """Take the module's buffers, such as statistics of batch normalization, as those of the last good step."""
+        groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+        for buffer in self._module.buffers():
+            groups.setdefault((buffer.device, buffer.dtype), []).append(buffer)
+        before = self._kept
+        self._kept = [(buffers, _flat(buffers)) for buffers in groups.values()]
+        if self.deferred and [len(flat) for _, flat in before] == [len(flat) for _, flat in self._kept]:
+            for (_, kept), (_, flat) in zip(before, self._kept, strict=True):
+                flat.copy_(torch.where(self.flag.to(flat.device) > 0, kept, flat))
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Set the buffers back to those of the last good step."""
+        for buffers, flat in self._kept:
+            for buffer, values in zip(buffers, flat.split([buffer.numel() for buffer in buffers]), strict=True):
+                buffer.copy_(values.view_as(buffer))
+
+
+def _flat(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def find_not_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
+    """The first name whose tensor holds NaN or infinity; integers and booleans never do."""
+    given = [(name, value.detach()) for name, value in named if value.is_floating_point() and value.numel()]
+    if not given:
+        return None
+    finite = torch.stack([torch.isfinite(value).all().to(given[0][1].device) for _, value in given]).tolist()
+    return next((name for (name, _), fine in zip(given, finite, strict=True) if not fine), None)

@@ -1,0 +1,58 @@
+"""Optimizer and scheduler of a run, from what `fit` is given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def check_optimizer(choice: Any) -> None:
+    """Raise `TypeError` for what is neither an optimizer nor a function to one."""
+    if choice is not None and not isinstance(choice, torch.optim.Optimizer) and not callable(choice):
+        raise TypeError(
+            f"fit: optimizer={choice!r}; give an optimizer, or a function to one such as "
+            "lambda parameters: torch.optim.Adam(parameters, lr=1e-3); by default it is Adam at learning_rate"
+        )
+
+
+def make_optimizer(choice: Any, module: nn.Module, learning_rate: float) -> torch.optim.Optimizer:
+    """The optimizer of a module's trainable parameters: the given one, what a function makes, or fused Adam."""
+    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if choice is None:
+        fused = all(parameter.device.type in ("cpu", "cuda") for parameter in trainable)
+        return torch.optim.Adam(trainable, lr=learning_rate, fused=fused)
+    made = choice if isinstance(choice, torch.optim.Optimizer) else choice(trainable)
+    if not isinstance(made, torch.optim.Optimizer):
+        raise TypeError(
+            f"fit: optimizer gives {type(made).__name__}; give a torch.optim.Optimizer or a function to one"
+        )
+    if isinstance(made, torch.optim.LBFGS):
+        raise ValueError(
+            "fit: LBFGS evaluates the objective several times a step; write the loop around bnn.elbo for it"
+        )
+    known = {id(parameter) for parameter in trainable}
+    if not any(id(parameter) in known for group in made.param_groups for parameter in group["params"]):
+        raise ValueError(
+            "fit: the optimizer holds no parameter of this network; make it from bnn.parameters(), not from net.parameters()"
+        )
+    return made
+
+
+def make_scheduler(choice: Any, optimizer: torch.optim.Optimizer | None) -> Any:
+    """The scheduler of an optimizer: the given one, or what a function makes."""
+    if choice is None or optimizer is None:
+        return None
+    made = choice(optimizer) if callable(choice) and not hasattr(choice, "state_dict") else choice
+    if not callable(getattr(made, "step", None)) or not callable(getattr(made, "state_dict", None)):
+        raise TypeError(
+            f"fit: scheduler={choice!r} gives no scheduler; give one of torch.optim.lr_scheduler, or a function from "
+            "optimizer to one"
+        )
+    if getattr(made, "optimizer", optimizer) is not optimizer:
+        raise ValueError(
+            "fit: the scheduler belongs to another optimizer; pass that optimizer too, or a function from optimizer "
+            "to scheduler"
+        )
+    return made

@@ -1,0 +1,284 @@
+"""One step of training: objective, gradients, guard, optimizer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.predictor import Phase, Trainable
+from bayesify.training.batches import Batch
+from bayesify.training.distributed import Processes
+from bayesify.training.guard import CHECK_EVERY, Guard, NotFiniteError
+from bayesify.training.random_streams import derive_seed
+from bayesify.training.state import Settings
+
+Part = tuple[Batch, int, int]
+"""This process's part of a batch, its number of examples, and that of the whole batch."""
+
+
+class Update:
+    """A method's own part in training by `fit`; the base has none.
+
+    Attributes:
+        takes_steps: Whether `take_step` stands in place of gradients and optimizer.
+    """
+
+    takes_steps: ClassVar[bool] = False
+
+    def take_step(self, batch: Batch, *, generator: torch.Generator, share: float) -> float:
+        """A step from one batch.
+
+        Args:
+            batch: On the model's device.
+            generator: Source of randomness.
+            share: How much of the run is done, from 0 to 1.
+
+        Returns:
+            Negative log-likelihood per example.
+
+        Raises:
+            ValueError: If numbers are not finite; nothing is changed then.
+        """
+        raise NotImplementedError
+
+    def after_step(self) -> None:
+        """Called after each step."""
+
+    def after_epoch(self) -> dict[str, float]:
+        """Called after each epoch; further columns of the history."""
+        return {}
+
+    def identity(self) -> dict[str, Any]:
+        """Choices as plain data, which a run that is continued must have in common with the interrupted one."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the steps change besides the module, as nested data with tensors, for a checkpoint."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state_dict`."""
+
+
+class Objective(nn.Module):
+    """The two terms of the objective as a forward pass, so that DistributedDataParallel sees it."""
+
+    def __init__(self, model: Trainable, num_data: int, num_draws: int) -> None:
+        super().__init__()
+        self.model, self.module = model, model.module
+        self.num_data, self.num_draws = num_data, num_draws
+
+    def forward(self, phase: Phase, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Data term and KL in nats, means over draws: scalars, or [R] for R models."""
+        options: dict[str, Any] = {"num_data": self.num_data, "num_draws": self.num_draws, "generator": generator}
+        data, kl = self.model.terms(batch, phase=phase, **options)
+        return data.mean(-1), kl.mean(-1)
+
+
+class Sums:
+    """What an epoch adds up, on the device, so that no step waits for it: NLL times examples, KL, bound, and steps."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.dtype = torch.float32 if device.type == "mps" else torch.float64
+        self._zero = torch.zeros((), dtype=self.dtype, device=device)
+        self.values = [self._zero] * 4
+
+    def add(self, *values: Tensor | float) -> None:
+        """Add to each of the four."""
+        self.values = [total + value for total, value in zip(self.values, values, strict=True)]
+
+    def read(self) -> list[Any]:
+        """The sums as numbers, or lists of R of them; a wait for the device."""
+        return [value.tolist() for value in self.values]
+
+    def set(self, values: list[Any]) -> None:
+        """Inverse of `read`; nothing sets all to 0."""
+        self.values = [torch.tensor(value, dtype=self.dtype).to(self._zero.device) for value in values or [0.0] * 4]
+
+
+class BatchError(Exception):
+    """An error in one of the batches of a step, which has changed nothing.
+
+    Args:
+        batch: Which batch it was.
+        error: What happened.
+        taken: Steps that were taken before it.
+    """
+
+    def __init__(self, batch: int, error: Exception, taken: int) -> None:
+        super().__init__(str(error))
+        self.batch, self.error, self.taken = batch, error, taken
+
+
+class Step:
+    """Takes the steps of a run in one process: by gradients of the objective and an optimizer.
+
+    Args:
+        model: What is trained, on its device.
+        optimizer: Over its parameters; `None` where an `Update` takes the steps.
+        scheduler: Of the learning rate, or `None`.
+        settings: See `Settings`.
+        processes: The processes that train together.
+        seed: Of the run.
+        update: A method's own part.
+
+    Attributes:
+        generator: Source of draws.
+        taken: Steps that were taken.
+        sums: Of the present epoch.
+    """
+
+    def __init__(
+        self,
+        model: Trainable,
+        optimizer: torch.optim.Optimizer | None,
+        scheduler: Any,
+        settings: Settings,
+        processes: Processes,
+        seed: int,
+        update: Update,
+    ) -> None:
+        self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
+        self.settings, self.processes, self.update = settings, processes, update
+        self.device = next(model.module.parameters()).device
+        # One draw of the weights for all processes makes their parts of a batch add up to the whole batch; noise of each
+        # example's own must differ between them.
+        apart = processes.rank if model.noise_per_example else 0
+        self.generator = torch.Generator(self.device).manual_seed(derive_seed(seed, "draws", apart))
+        self.objective = processes.wrap(Objective(model, settings.num_data, settings.num_draws))
+        self.taken, self._seen = 0, 0
+        self.sums = Sums(self.device)
+        self._guard = Guard(model.module, optimizer)
+        self._earlier: dict[int, Any] = {}
+
+    def __call__(self, phase: Phase, window: list[Part], kl_weight: float, share: float, first: int) -> None:
+        """One step from a window of batches whose gradients add up.
+
+        Args:
+            phase: Which objective.
+            window: The batches.
+            kl_weight: Factor on the KL.
+            share: How much of the run is done.
+            first: Number of the window's first batch in its epoch.
+
+        Raises:
+            BatchError: If a batch is not valid or its gradients are not finite; nothing is changed then.
+        """
+        batch, size = first, sum(whole for _, _, whole in window)
+        nll: Any = 0.0
+        kl: Any = 0.0
+        try:
+            if self.update.takes_steps:
+                nll = size * self.update.take_step(window[0][0].to(self.device), generator=self.generator, share=share)
+            else:
+                draws = self.generator.get_state()
+                self._zero_grad()
+                for batch, part in enumerate(window, first):
+                    if batch > first and not self.model.noise_per_example:
+                        self.generator.set_state(draws)  # one draw of the weights for the whole step
+                    last = batch + 1 == first + len(window)
+                    data, penalty = self._backward(phase, part, size, kl_weight, last)
+                    nll, kl = nll - data, kl + penalty
+                    if last or self.processes.count == 1:
+                        norm = self._guard.check(batch)
+                self._apply(norm, first)
+        except Exception as error:
+            self._guard.restore()
+            plain = ValueError(str(error)) if isinstance(error, NotFiniteError) else error
+            raise BatchError(batch, plain, self.taken) from error
+        part_of_all = 1 / self.processes.count
+        bound = -nll / size * self.settings.num_data - kl_weight * part_of_all * kl
+        self.sums.add(nll, part_of_all * kl, bound, part_of_all)
+        self.taken += 1
+        self._seen = first + len(window) - 1
+        self._guard.remember()
+        if self.taken % CHECK_EVERY == 0 or type(self.update) is not Update:
+            self.check()
+        self.update.after_step()
+
+    def _zero_grad(self) -> None:
+        assert self.optimizer is not None
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _backward(self, phase: Phase, part: Part, size: int, kl_weight: float, last: bool) -> tuple[Tensor, Tensor]:
+        """Add one batch's gradients; its log-likelihood per example of the data times its examples, and its share of the KL."""
+        batch, own, whole = part
+        with nullcontext() if last else self.processes.without_sync(self.objective):
+            with self.autocast():
+                data, kl = self.objective(phase, batch.to(self.device), self.generator)
+            share = own * self.processes.count / size
+            loss = -(share * data - kl_weight * (whole / size) * kl) / self.settings.num_data
+            loss.sum().backward()
+        dtype = self.sums.dtype
+        return data.detach().to(dtype) / self.settings.num_data * own, kl.detach().to(dtype) * (whole / size)
+
+    def _apply(self, norm: Tensor, batch: int) -> None:
+        settings = self.settings
+        by_step = self.scheduler is not None and settings.step_scheduler == "step"
+        if by_step and self._guard.deferred:
+            self._earlier[batch] = copy.deepcopy(self.scheduler.state_dict()), self._options()
+        if settings.clip_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(self.model.module.parameters(), settings.clip_norm, norm)
+        self._guard.step()
+        if by_step:
+            self.scheduler.step()
+
+    def _options(self) -> list[dict[str, Any]]:
+        assert self.optimizer is not None
+        return [
+            {key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups
+        ]
+
+    def check(self) -> None:
+        """Look whether all steps so far were finite; a wait for the device.
+
+        Raises:
+            BatchError: If one was not; everything is as it was before it.
+        """
+        try:
+            self._guard.read()
+        except NotFiniteError as error:
+            before = [batch for batch in self._earlier if batch <= error.batch]
+            if before:
+                state, options = self._earlier[before[-1]]
+                self.scheduler.load_state_dict(state)
+                for group, earlier in zip(self.optimizer.param_groups, options, strict=True):  # type: ignore[union-attr]
+                    group.update(earlier)
+            behind = -(-(self._seen - error.batch + 1) // self.settings.accumulate)
+            raise BatchError(error.batch, ValueError(str(error)), self.taken - behind) from error
+        self._earlier.clear()
+
+    def begin(self) -> None:
+        """Begin an epoch: buffers are what they are now."""
+        self._guard.remember()
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The context in which the network runs."""
+        if self.settings.precision == "float32":
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    # -- state -----------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the steps change besides module and generators."""
+        return {
+            "optimizer": None if self.optimizer is None else self.optimizer.state_dict(),
+            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            "update": self.update.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state_dict`."""
+        if self.optimizer is not None:
+            self.optimizer.load_state_dict(state["optimizer"])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+            vars(self.optimizer)["_opt_called"] = True  # else the scheduler warns that no step came before its own
+        self.update.load_state_dict(state["update"])
+        self._guard.remember()
