@@ -36,7 +36,7 @@ from bayesify.weights.catalog import (
 )
 from bayesify.weights.layout import NetworkLayout
 from bayesify.weights.selection import select
-from bayesify.weights.summary import Row, Summary
+from bayesify.weights.summary import Summary, row_of
 
 if TYPE_CHECKING:
     from bayesify.training.batches import Batch
@@ -282,15 +282,8 @@ class BayesianNetwork(nn.Module, Trainable):
         Raises:
             ValueError: If inputs or targets are not finite or do not fit, or the result is not finite.
         """
-        log_likelihood, kl = self.elbo_terms(
-            x,
-            y,
-            num_data=num_data,
-            num_draws=num_draws,
-            example_weights=example_weights,
-            generator=generator,
-            antithetic=antithetic,
-        )
+        options: dict[str, Any] = {"num_draws": num_draws, "generator": generator, "antithetic": antithetic}
+        log_likelihood, kl = self.elbo_terms(x, y, num_data=num_data, example_weights=example_weights, **options)
         return objectives.elbo(log_likelihood, kl, kl_weight)
 
     def elbo_terms(
@@ -448,18 +441,10 @@ class BayesianNetwork(nn.Module, Trainable):
             remarks |= posterior.remarks()
             for name, count in posterior.count_by_weight().items():
                 drawn[name] = (type(posterior).__name__, count)
-        rows = []
-        for name, weight in self._catalog.weights.items():
-            tied = f"tied to {', '.join(weight.aliases)}" if weight.aliases else ""
-            remark = "; ".join(filter(None, (remarks.get(name), tied)))
-            if name in drawn:
-                treatment, after = drawn[name]
-            else:
-                point = self.network.get_parameter(name)
-                treatment, after = "point estimate", weight.numel if point.requires_grad else 0
-            rows.append(Row(name, tuple(weight.shape), treatment, weight.numel, after, remark))
+        points = {name for name, value in self.network.named_parameters() if value.requires_grad}
+        rows = tuple(row_of(weight, drawn, remarks, weight.name in points) for weight in self._catalog.weights.values())
         total = sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad)
-        return Summary(tuple(rows), shared=total - sum(row.after or 0 for row in rows))
+        return Summary(rows, shared=total - sum(row.after or 0 for row in rows))
 
     def extra_repr(self) -> str:
         """How many weights are under a posterior."""

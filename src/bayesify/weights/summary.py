@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from bayesify.weights.catalog import Weight
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,23 @@ class Row:
     before: int
     after: int | None
     remark: str = ""
+
+
+def row_of(
+    weight: Weight, drawn: Mapping[str, tuple[str, int | None]], remarks: Mapping[str, str], trained: bool
+) -> Row:
+    """The row of one weight.
+
+    Args:
+        weight: Which.
+        drawn: The posterior's name and its number of trainable scalars, by weight.
+        remarks: By weight.
+        trained: Whether a weight without a posterior is trained as a point estimate.
+    """
+    tied = f"tied to {', '.join(weight.aliases)}" if weight.aliases else ""
+    remark = "; ".join(filter(None, (remarks.get(weight.name), tied)))
+    treatment, after = drawn.get(weight.name, ("point estimate", weight.numel if trained else 0))
+    return Row(weight.name, tuple(weight.shape), treatment, weight.numel, after, remark)
 
 
 @dataclass(frozen=True)
