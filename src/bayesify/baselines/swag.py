@@ -14,8 +14,9 @@ from bayesify.baselines.batch_statistics import batch_norms, refresh_statistics
 from bayesify.baselines.fixed_draws import FixedDraws, restore_likelihood, under
 from bayesify.configuration import make_likelihood, make_prior
 from bayesify.draws import Draws
-from bayesify.likelihoods import Likelihood, should_check
+from bayesify.likelihoods import Likelihood
 from bayesify.maths.noise import standard_normal
+from bayesify.maths.value_checks import should_check
 from bayesify.objectives import expected_log_likelihood
 from bayesify.predictive.base import Predictive
 from bayesify.predictor import Phase, Trainable
