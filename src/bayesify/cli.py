@@ -103,7 +103,7 @@ def demo(
     _need("matplotlib", "jinja2", "torchmetrics")
     from bayesify.demo.report import render_demo
     from bayesify.demo.run import EPOCHS, QUICK_EPOCHS, problems
-    from bayesify.storage.pages import write_page
+    from bayesify.storage import write_file
 
     outcomes, interrupted = _run(chosen, seed=seed, epochs=QUICK_EPOCHS if quick else EPOCHS, limited=not everything)
     if not outcomes:
@@ -113,7 +113,7 @@ def demo(
     unfinished = [method.title for method in chosen if method.name not in finished]
     _print_table(outcomes)
     made: list[Problem] = problems(seed)
-    page = write_page(path, render_demo(outcomes, made, seed=seed, unfinished=unfinished, quick=quick))
+    page = write_file(path, render_demo(outcomes, made, seed=seed, unfinished=unfinished, quick=quick))
     print(page, flush=True)
     if interrupted:
         raise typer.Exit(INTERRUPTED)

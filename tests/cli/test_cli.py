@@ -225,16 +225,16 @@ def test_ctrl_c_before_anything_is_finished_writes_nothing(tmp_path, monkeypatch
 
 
 def test_an_old_report_survives_a_failed_write(tmp_path, monkeypatch):
-    from bayesify.storage.pages import write_page
+    from bayesify.storage import write_file
 
-    path = write_page(tmp_path / "report.html", "old")
+    path = write_file(tmp_path / "report.html", "old")
 
     def refuse(*_):
         raise OSError("disk full")
 
     monkeypatch.setattr(os, "replace", refuse)
     with pytest.raises(OSError, match="disk full"):
-        write_page(path, "new")
+        write_file(path, "new")
     assert path.read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["report.html"]
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,11 +81,30 @@ def test_results_are_files_and_are_not_made_again(tmp_path: Path) -> None:
     first = run_jobs(mortal, given, tmp_path, workers=1, progress=lambda *each: told.append(each))
     assert first == {"j0": {"x": 0}, "j1": {"x": 1}, "j2": {"x": 2}} == read_results(tmp_path)
     assert told == [("j0", 1, 3), ("j1", 2, 3), ("j2", 3, 3)]
+<<<<<<< HEAD
     stored = json.loads((tmp_path / "jobs" / "j1.json").read_text())
     assert {key: stored[key] for key in ("job", "result")} == {"job": given["j1"], "result": {"x": 1}}
     assert not list(tmp_path.rglob("*.partial"))
+=======
+    assert json.loads((tmp_path / "jobs" / "j1.json").read_text()) == {"job": given["j1"], "result": {"x": 1}}
+    assert not list(tmp_path.rglob(".*.tmp"))
+>>>>>>> 846c44a (One atomic write in storage, for every file; run_jobs takes a plan that grows with results; the papers' tables as TOML)
     assert run_jobs(mortal, given, tmp_path, workers=1) == first
     assert attempts(tmp_path) == [1, 1, 1]
+
+
+def test_a_plan_grows_with_results(tmp_path: Path) -> None:
+    def plan(results: Mapping[str, Any]) -> dict[str, Any]:
+        first = make(tmp_path, 2)
+        if not {"j0", "j1"} <= results.keys():
+            return first
+        best = max(results[name]["x"] for name in first)
+        return {**first, "best": {**first["j0"], "x": best}}
+
+    expected = {"j0": {"x": 0}, "j1": {"x": 1}, "best": {"x": 1}}
+    assert run_jobs(mortal, plan, tmp_path, workers=1) == expected
+    (tmp_path / "jobs" / "best.json").unlink()
+    assert run_jobs(mortal, plan, tmp_path, workers=1) == expected  # goes on from the results in files
 
 
 def test_other_jobs_and_unreadable_files_are_run_again(tmp_path: Path) -> None:

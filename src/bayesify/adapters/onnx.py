@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
 from bayesify.running.inputs import as_inputs, check_inputs
 from bayesify.running.outputs import select_output
+from bayesify.storage import write_atomically
 from bayesify.weights.catalog import put_in
 
 REGRESSION = ("mean", "variance", "epistemic")
@@ -101,7 +101,7 @@ def moments(prediction: Predictive) -> tuple[Tensor, ...]:
 @torch.no_grad()
 def export_onnx(
     model: Any,
-    path: str | os.PathLike[str],
+    path: str | Path,
     x: Any,
     *,
     num_draws: int = 16,
@@ -147,13 +147,9 @@ def export_onnx(
     graph = PredictiveGraph(draws, law, key, keys)
     outputs = REGRESSION if law.task == "regression" else CLASSIFICATION
     target = Path(path)
-    part = target.with_name(f".{target.name}.part")
-    try:
-        _write(graph, part, inputs, names, outputs)
-        difference = _compare(graph, part, inputs, names, outputs, tolerance)
-        os.replace(part, target)
-    finally:
-        part.unlink(missing_ok=True)
+    with write_atomically(target) as temporary:
+        _write(graph, temporary, inputs, names, outputs)
+        difference = _compare(graph, temporary, inputs, names, outputs, tolerance)
     return Exported(target, names, outputs, len(draws), difference)
 
 

@@ -134,13 +134,13 @@ def _names(text: str) -> list[str]:
 
 
 def _write(folder: Path, comparison: Comparison) -> None:
-    from bayesify.compare.folder import REPORT, RESULTS, write_bytes
+    from bayesify.compare.folder import REPORT, RESULTS
     from bayesify.compare.page import render
     from bayesify.compare.record import as_json
-    from bayesify.storage.pages import write_page
+    from bayesify.storage import write_file
 
-    write_bytes(folder / RESULTS, as_json(comparison).encode())
-    write_page(folder / REPORT, render(comparison))
+    write_file(folder / RESULTS, as_json(comparison))
+    write_file(folder / REPORT, render(comparison))
 
 
 def _print(comparison: Comparison) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 from bayesify.compare.errors import InputError
 from bayesify.compare.problems import Problem
 from bayesify.scale_out.result_files import read_result
+from bayesify.storage import write_file
 from bayesify.storage.locks import InUse, locked
 
 SETTINGS, DATA, RESULTS, REPORT, LOCK = "settings.json", "data.npz", "results.json", "report.html", ".lock"
@@ -49,8 +49,8 @@ def open_folder(folder: Path, problem: Problem, settings: Mapping[str, Any], *, 
             _check(folder, wanted := {"format": FORMAT, "fingerprint": problem.fingerprint, **settings}, resume)
             buffer = io.BytesIO()
             np.savez(buffer, **problem.arrays())  # type: ignore[arg-type]
-            write_bytes(folder / DATA, buffer.getvalue())
-            write_bytes(folder / SETTINGS, json.dumps(wanted, indent=1).encode())
+            write_file(folder / DATA, buffer.getvalue())
+            write_file(folder / SETTINGS, json.dumps(wanted, indent=1).encode())
         except InUse as error:
             raise InputError(f"{folder}: {error}; wait for it, or choose another folder by --out") from error
         except OSError as error:
@@ -97,23 +97,6 @@ def _read(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all.
-
-    Raises:
-        OSError: If it cannot be written; what was there before is still there.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def drop_failed(folder: Path) -> int:

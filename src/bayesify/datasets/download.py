@@ -7,7 +7,6 @@ import os
 import sys
 import urllib.error
 import urllib.request
-import uuid
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from bayesify.storage.atomic import write_atomically
 
 VARIABLE = "BAYESIFY_DATA"
 """The environment variable that names the folder of the data files."""
@@ -166,22 +167,25 @@ def fetch(
     said: list[str] = []
     wrong: str | None = None
     for source in sources:
-        partial = _beside(path)
         try:
-            with partial.open("xb") as stream:
-                _copy(source, stream, path.name, progress)
-            if (fault := _fault(partial, sha256, check)) is None:
-                os.replace(partial, path)
-                return path
-            wrong = f"{source} {fault}"
+            with write_atomically(path) as temporary:
+                with temporary.open("xb") as stream:
+                    _copy(source, stream, path.name, progress)
+                if (fault := _fault(temporary, sha256, check)) is not None:
+                    raise _WrongFile(f"{source} {fault}")
+            return path
+        except _WrongFile as error:
+            wrong = str(error)
         except (OSError, ValueError) as error:
             said.append(f"{source}: {getattr(error, 'reason', None) or error}")
-        finally:
-            partial.unlink(missing_ok=True)
     path.unlink(missing_ok=True)
     if wrong is not None:
         raise ValueError(wrong)
     raise OSError("; ".join(said) or f"no address for {path.name}")
+
+
+class _WrongFile(Exception):
+    """A file came that is not the right one."""
 
 
 def _fault(path: Path, sha256: str | None, check: Callable[[Path], object] | None) -> str | None:
@@ -259,18 +263,8 @@ def digest(array: np.ndarray) -> str:
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write an `.npz`, replacing the file at once."""
-    partial = _beside(path)
-    try:
-        with partial.open("xb") as stream:
-            np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _beside(path: Path) -> Path:
-    """A name that nobody else uses, for a file until it is whole; the file gets the mode that the umask leaves."""
-    return path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
+    with write_atomically(path) as temporary, temporary.open("xb") as stream:
+        np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]
 
 
 def _remove(folder: Path) -> None:

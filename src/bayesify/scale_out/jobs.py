@@ -24,6 +24,9 @@ Result = dict[str, Any]
 Tell = Callable[[str, int, int], None]
 """Told the name of a finished job, how many are finished, and how many there are."""
 
+Plan = Callable[[Mapping[str, Result]], Mapping[str, Any]]
+"""From the results so far to the jobs that are known, finished ones among them."""
+
 _NAME = re.compile(r"[A-Za-z0-9_=+,-][A-Za-z0-9._=+,-]*(/[A-Za-z0-9_=+,-][A-Za-z0-9._=+,-]*)*")
 
 
@@ -45,7 +48,7 @@ class JobsFailed(RuntimeError):
 
 def run_jobs(
     function: Function,
-    jobs: Mapping[str, Any],
+    jobs: Mapping[str, Any] | Plan,
     folder: Path | str,
     *,
     engine: str = "local",
@@ -64,9 +67,16 @@ def run_jobs(
     NumPy and torch seeded by its name, and computes with the same number of threads.
 
     Args:
+<<<<<<< HEAD
         function: From a job to its result, a dictionary that JSON can hold. Defined at the top of a module; what a result
             does not depend on, such as the place of a file, is bound by `functools.partial` and is no part of the job.
         jobs: By name: what JSON can hold, or a dataclass of it. A name is a file name, or several with `/` between.
+=======
+        function: From a job to its result, a dictionary that JSON can hold. Defined at the top of a module.
+        jobs: By name: what JSON can hold, or a dataclass of it. A name is a file name, or several with `/` between. Where later
+            jobs depend on results, a plan: from the results so far to the jobs; it is asked again whenever
+            all its jobs are finished.
+>>>>>>> 846c44a (One atomic write in storage, for every file; run_jobs takes a plan that grows with results; the papers' tables as TOML)
         folder: Where results lie.
         engine: `"local"`, processes of this machine; `"dask"`, the cluster of the present `distributed.Client`, of
             `DASK_SCHEDULER_ADDRESS`, or a new one on this machine; `"ray"`, likewise, with `RAY_ADDRESS`.
@@ -91,29 +101,44 @@ def run_jobs(
     for name, value, least in (("workers", workers, 1), ("threads", threads, 1), ("retries", retries, 0)):
         if value is not None and value < least:
             raise ValueError(f"run_jobs: {name}={value}; give at least {least}")
-    plain = {name: _plain(name, job) for name, job in jobs.items()}
+    plan: Plan = jobs if callable(jobs) else lambda results: jobs
     folder = Path(folder).absolute()
+    records = _Records(folder)
+    known = records.take(plan)
     (folder / "jobs").mkdir(parents=True, exist_ok=True)
-    records = _Records(folder, plain)
-    waiting = [name for name in jobs if name not in records.results]
-    if waiting:
-        with _teller(progress, len(jobs), records) as tell, open_engine(engine, workers, threads) as run:
-            _run_rounds(run, partial(work, function, str(folder), threads), jobs, waiting, records, retries, tell)
-    results = {name: records.results[name] for name in jobs if name in records.results}
-    if len(results) < len(jobs):
-        raise JobsFailed({name: records.reasons[name] for name in jobs if name not in results}, results)
+    if records.open_jobs():
+        with _teller(progress, len(known), records) as tell, open_engine(engine, workers, threads) as run:
+            while waiting := records.open_jobs():
+                _run_rounds(run, partial(work, function, str(folder), threads), known, waiting, records, retries, tell)
+                known = records.take(plan)
+    results = {name: records.results[name] for name in known if name in records.results}
+    if len(results) < len(known):
+        raise JobsFailed({name: records.reasons[name] for name in known if name not in results}, results)
     return results
 
 
 class _Records:
     """Results on disk and in memory, and why jobs have none yet."""
 
-    def __init__(self, folder: Path, jobs: Mapping[str, Any]) -> None:
-        self.folder, self.jobs = folder, jobs
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.jobs: dict[str, Any] = {}
         self.results: dict[str, Result] = {}
         self.reasons: dict[str, str] = {}
-        for name in jobs:
-            self.look(name)
+
+    def take(self, plan: Plan) -> Mapping[str, Any]:
+        """The jobs that a plan has now; those whose results are in files are finished, and the plan may go on from them."""
+        while True:
+            jobs = plan(self.results)
+            new = [name for name in jobs if name not in self.jobs]
+            self.jobs |= {name: _plain(name, jobs[name]) for name in new}
+            found = [name for name in new if self.look(name)]
+            if not found:
+                return jobs
+
+    def open_jobs(self) -> list[str]:
+        """Jobs that have neither a result nor failed too often."""
+        return [name for name in self.jobs if name not in self.results and name not in self.reasons]
 
     def look(self, name: str) -> bool:
         """Whether the file of an equal job is there."""

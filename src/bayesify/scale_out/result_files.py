@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import uuid
 from pathlib import Path
 from typing import Any
+
+from bayesify.storage import write_file
 
 
 def result_path(folder: Path, name: str) -> Path:
@@ -21,6 +21,7 @@ def write_result(folder: Path, name: str, job: Any, result: dict[str, Any]) -> N
     Raises:
         OSError: If it cannot be written, as on a full disk; no part of a file stays behind.
     """
+<<<<<<< HEAD
     path = result_path(folder, name)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
@@ -33,6 +34,9 @@ def write_result(folder: Path, name: str, job: Any, result: dict[str, Any]) -> N
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+=======
+    write_file(result_path(folder, name), json.dumps({"job": job, "result": result}, indent=2) + "\n")
+>>>>>>> 846c44a (One atomic write in storage, for every file; run_jobs takes a plan that grows with results; the papers' tables as TOML)
 
 
 def read_result(folder: Path, name: str) -> tuple[Any, dict[str, Any]] | None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from bayesify.storage.atomic import write_atomically
 
 FORMAT = "bayesify"
 FORMAT_VERSION = 1
@@ -123,7 +123,7 @@ def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mappi
     plain = _on_cpu(tensors)
     body = json.dumps({"kind": kind, **header})
     metadata = {"format": FORMAT, "format_version": str(FORMAT_VERSION), "header": body, "sha256": _digest(body, plain)}
-    with _replacing(path) as temporary:
+    with write_atomically(path) as temporary:
         save_file(plain, temporary, metadata=metadata)
 
 
@@ -185,24 +185,6 @@ def _digest(body: str, tensors: Mapping[str, Tensor]) -> str:
         array: Any = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
         digest.update(array)
     return digest.hexdigest()
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    if os.name == "posix":
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # the new name has to reach the disk as well
-        finally:
-            os.close(folder)
 
 
 def remove_leftovers(path: str | Path) -> None:
