@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bayesify_papers.inducing_weights import published
 from bayesify_papers.inducing_weights.ablation import setting_cells
+from bayesify_papers.inducing_weights.pruning import published_score
 from bayesify_papers.inducing_weights.systems import SYSTEMS
-from bayesify_papers.tables import number
+from bayesify_papers.shared.tables import number
 
 PAGE, RESULTS = Path("docs") / "experiments" / "inducing-weights.md", Path("papers") / "results" / "inducing_weights"
 START, END = "<!-- results: {} -->", "<!-- end of results -->"
@@ -112,8 +112,7 @@ def _fashion(content: dict[str, Any]) -> str:
 def _pruning(content: dict[str, Any]) -> str:
     rows = []
     for row in content["rows"]:
-        tuned = row["keep"] == 1 or row["fine_tuned"]
-        theirs = published.CIFAR10_PRUNED[row["system"]].get(row["keep"], {}) if tuned else {}
+        theirs = [published_score(row, key) for key in ("accuracy", "ece")]
         rows.append(
             [
                 SYSTEMS[row["system"]].title,
@@ -121,7 +120,7 @@ def _pruning(content: dict[str, Any]) -> str:
                 "" if row["keep"] == 1 else "yes" if row["fine_tuned"] else "no",
                 f"{row['parameters']:,}",
                 *(number(100 * row[key], 2) for key in ("accuracy", "ece")),
-                *(number(theirs[key], 2) if theirs else "" for key in ("accuracy", "ece")),
+                *("" if score is None else number(score, 2) for score in theirs),
             ]
         )
     header = ["system", "kept %", "fine-tuned", "parameters", "accuracy %", "ECE %", "paper: accuracy %", "ECE %"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 import shlex
 import sys
@@ -15,10 +14,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from bayesify.scale_out import ENGINES, JobsFailed, read_results, run_jobs
-from bayesify_papers import records
 from bayesify_papers.catalog import CATALOG, Experiment, select
-from bayesify_papers.rows import Row
-from bayesify_papers.tables import table
+from bayesify_papers.shared import records
+from bayesify_papers.shared.rows import Row
+from bayesify_papers.shared.tables import table
 
 ROWS = "results.jsonl"
 ABOUT = "reproduce.json"
@@ -28,13 +27,13 @@ FEW = 40
 
 def listing(smoke: bool = False) -> str:
     """The catalog as text: those whose module is there, and those that have a quick run if `smoke` is set."""
-    shown = [one for one in CATALOG.values() if one.available and (one.smoke is not None or not smoke)]
+    shown = [one for one in CATALOG.values() if one.available and (one.smoke or not smoke)]
     name, cost = (max(len(getattr(one, key)) for one in shown) for key in ("name", "cost"))
     lines: list[str] = []
     for paper in dict.fromkeys(one.paper for one in shown):
         lines += ["", paper]
         lines += [f"  {one.name:{name}}  {one.cost:{cost}}  {one.about}" for one in shown if one.paper == paper]
-    lines += ["", "Costs are of the whole experiment. Our own results are in the repository's folder results."]
+    lines += ["", "Costs are of the whole experiment. Our own results are in the repository's folder papers/results."]
     return "\n".join(lines[1:])
 
 
@@ -116,7 +115,7 @@ def reproduce(
         smoke: Whether to take the quick runs.
         engine: Of `scale_out.run_jobs`.
         workers: Runs at a time; a single local one prints as it goes.
-        data: Folder of the data sets; `BAYESIFY_DATA` if left out.
+        data: Folder of the data sets; default: what `BAYESIFY_DATA` names.
         command: What was typed, for the record.
         options: Of `plan`.
 
@@ -130,7 +129,7 @@ def reproduce(
     if engine not in ENGINES:
         raise ValueError(f"engine={engine!r}; choose from {', '.join(ENGINES)}")
     about = folder / ABOUT
-    if about.is_file() and json.loads(about.read_text()).get("smoke") != smoke:
+    if about.is_file() and records.read(about).get("smoke") != smoke:
         raise ValueError(f"{folder} holds {'real' if smoke else 'smoke'} results; give another --out")
     jobs = plan(experiments, smoke=smoke, **options)
     folder.mkdir(parents=True, exist_ok=True)
@@ -192,10 +191,7 @@ def collect(folder: Path) -> list[Row]:
     for name in sorted(found, key=lambda name: (list(CATALOG).index(_experiment(name)), name)):
         part = name.removeprefix(_experiment(name)).strip("/")
         rows += [{"experiment": _experiment(name), "part": part, **row} for row in found[name]["rows"]]
-    path = folder / ROWS
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    partial.replace(path)
+    records.write_lines(folder / ROWS, rows)
     return rows
 
 

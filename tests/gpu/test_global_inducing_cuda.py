@@ -7,7 +7,8 @@ import pytest
 import torch
 from bayesify_papers.global_inducing import cifar, processes, stacked_training, uci
 from bayesify_papers.global_inducing.stacked import Design, StackedNetworks
-from bayesify_papers.inducing_weights import recorded
+from bayesify_papers.shared import recorded
+from bayesify_papers.shared.regressions import synthetic
 
 import bayesify
 from bayesify import likelihoods, models, posteriors, priors
@@ -56,7 +57,7 @@ def test_draws_and_divergences_are_those_of_the_cpu(kind):
 
 @pytest.mark.parametrize("model", [*uci.MODELS, *processes.MODELS])
 def test_a_recorded_training_of_stacks_is_one_without_recording(model, monkeypatch):
-    rows = uci.stack_splits(uci.synthetic(), device="cuda")
+    rows = uci.stack_splits(synthetic(splits=2), device="cuda")
     schedule = stacked_training.Schedule(steps=60, batch=32)
     found = []
     for warm_up in (3, 10**9):

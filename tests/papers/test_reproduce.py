@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bayesify_papers import rows
 from bayesify_papers.catalog import CATALOG, PAPERS, select
 from bayesify_papers.command import listing, plan, reproduce, summarize
+from bayesify_papers.shared import rows
 from typer.testing import CliRunner
 
 from bayesify.cli import app
@@ -38,7 +38,7 @@ def test_every_quick_run_is_tested_once() -> None:
     texts = "\n".join(path.read_text() for path in TESTS.rglob("test_*.py") if path.name != Path(__file__).name)
     for name, experiment in CATALOG.items():
         times = (name in HERE) + texts.count(f'smoke("{name}")')
-        assert times == (experiment.smoke is not None), f"{name} is tested {times} times"
+        assert times == bool(experiment.smoke), f"{name} is tested {times} times"
 
 
 # -- the catalog ------------------------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ def find(found: list[rows.Row], metric: str, **setting: Any) -> rows.Row:
 
 
 def test_our_table_2_beside_the_papers() -> None:
-    found = rows.walsh_hadamard_table2(ROOT / "papers/results/walsh_hadamard/table2/splits")
+    found = CATALOG["walsh-hadamard/table2"].read(ROOT / "papers/results/walsh_hadamard/table2/splits")
     yacht = find(found, "rmse", dataset="yacht", model="WHVI")
     lines = (ROOT / "papers/results/walsh_hadamard/table2/splits/yacht-whvi-1x50.jsonl").read_text().splitlines()
     mean = sum(json.loads(line)["rmse"] for line in lines) / 20
@@ -126,7 +126,7 @@ def copied(folder: Path, file: str) -> Path:
 
 
 def test_our_rotated_mnist_beside_the_papers(tmp_path: Path) -> None:
-    found = rows.rotated_mnist(copied(tmp_path, "subnetwork/rotated_mnist.json"))
+    found = CATALOG["subnetwork/rotated-mnist"].read(copied(tmp_path, "subnetwork/rotated_mnist.json"))
     stored = json.loads((tmp_path / "results.json").read_text())["scores"]["map"]["shifted"]["60"]
     turned = find(found, "ll", system="map", shift="60")
     assert turned["ours"] == -stored["nll"]
@@ -138,7 +138,7 @@ def test_our_rotated_mnist_beside_the_papers(tmp_path: Path) -> None:
 
 
 def test_our_fashion_beside_the_papers(tmp_path: Path) -> None:
-    found = rows.function_space_images(copied(tmp_path, "function_space/fashion_mnist.json"))
+    found = CATALOG["function-space/fashion"].read(copied(tmp_path, "function_space/fashion_mnist.json"))
     accuracy = find(found, "accuracy", system="fsvi")
     assert accuracy["published"] == 91
     assert accuracy["runs"] == 3

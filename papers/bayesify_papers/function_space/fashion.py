@@ -1,4 +1,4 @@
-"""Fashion-MNIST in, MNIST out: accuracy, calibration and images from elsewhere (the paper's table 1, figures 2, 5 to 8).
+"""Fashion-MNIST in, MNIST out: accuracy, calibration and other images (the paper's table 1, figures 2, 5 to 8).
 
     python -m bayesify_papers.function_space.fashion --out DIR [--workers 4] [--seeds 3]
     python -m bayesify_papers.function_space.fashion --grid --out DIR
@@ -13,20 +13,17 @@ that was interrupted goes on when the command is given again. `--dataset cifar10
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 
-import torch
-
-from bayesify_papers import records
 from bayesify_papers.function_space import scores
 from bayesify_papers.function_space.networks import CIFAR_WIDTHS
 from bayesify_papers.function_space.trainings import OUTSIDE, Training, classify
-from bayesify_papers.inducing_weights.sources import SYNTHETIC
-from bayesify_papers.inducing_weights.workers import run_jobs
+from bayesify_papers.shared import records
+from bayesify_papers.shared.jobs import count_workers, run_trainings
+from bayesify_papers.shared.program import Program, fill
+from bayesify_papers.shared.sources import SYNTHETIC
 
 CONTEXTS: tuple[str, ...] = ("notmnist", "outlines", "noise", "train")
 MAIN = "notmnist"
@@ -112,58 +109,29 @@ def grid(base: Training) -> dict[str, Training]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment from the command line."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
     defaults = Training("fsvi")
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("bayesify-report") / "function_space")
-    parser.add_argument("--evaluate", type=Path, metavar="DIR", help="only score what a run wrote to DIR")
-    parser.add_argument("--grid", action="store_true", help="try settings on held-out training images")
-    parser.add_argument("--smoke", action="store_true", help="tiny synthetic images, seconds on a CPU")
-    parser.add_argument("--dataset", choices=[name for name in OUTSIDE if name != SYNTHETIC], default="fashion_mnist")
-    parser.add_argument("--data", help="folder of the data; BAYESIFY_DATA if left out")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument(
-        "--workers",
-        type=int,
-        help="trainings at a time; 4 on a GPU and 1 on a CPU if left out",
-    )
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--context", default=MAIN)
-    for name in ("epochs", "batch", "draws"):
-        parser.add_argument(f"--{name}", type=int, default=getattr(defaults, name))
-    parser.add_argument("--learning-rate", type=float, default=defaults.learning_rate)
-    parser.add_argument("--prior-variance", type=float, default=PRIOR_VARIANCE)
-    chosen = parser.parse_args(given)
+    program = Program(__doc__, __spec__, "function_space").option("data", "device", "evaluate", "workers")
+    program.add_argument("--grid", action="store_true", help="try settings on held-out training images")
+    program.choice("dataset", (name for name in OUTSIDE if name != SYNTHETIC), default="fashion_mnist")
+    program.option(seeds=3, context=MAIN, prior_variance=PRIOR_VARIANCE)
+    program.option(**{name: getattr(defaults, name) for name in ("epochs", "batch", "draws", "learning_rate")})
+    chosen = program.read(arguments)
     if chosen.evaluate is not None:
         return scores.evaluate(chosen.evaluate)
-    base = replace(
-        defaults,
-        dataset=chosen.dataset,
-        folder=chosen.data,
-        device=chosen.device,
-        widths=CIFAR_WIDTHS if chosen.dataset == "cifar10" else defaults.widths,
-        **{name: getattr(chosen, name) for name in ("epochs", "batch", "draws", "learning_rate")},
-    )
+    widths = CIFAR_WIDTHS if chosen.dataset == "cifar10" else defaults.widths
+    base = fill(Training, chosen, system="fsvi", folder=chosen.data, widths=widths, context="")
     context, contexts, seeds, ablation = chosen.context, CONTEXTS, chosen.seeds, ABLATION
     if chosen.smoke:
         base = replace(base, dataset=SYNTHETIC, epochs=2, batch=100, draws=3, widths=(4, 4, 4), device="cpu")
         context, contexts, seeds, ablation = "noise", ("noise", "train"), 1, ABLATION[:1]
-    base = replace(base, prior_variance=chosen.prior_variance)
-    workers = chosen.workers or (4 if torch.device(base.device).type == "cuda" else 1)
-    chosen.out.mkdir(parents=True, exist_ok=True)
+    workers = count_workers(chosen.workers, base.device, 4)
     if chosen.grid:
         held = replace(base, validation=VALIDATION if not chosen.smoke else 100)
-        found = run_jobs(classify, lambda _: grid(held), chosen.out, workers)
-        print(scores.grid_table(found))
+        print(scores.grid_table(run_trainings(classify, grid(held), chosen.out, workers=workers)))
         return 0
-    facts = records.facts("bayesify_papers.function_space.fashion", given)
-    about = {
-        **facts,
-        "workers": workers,
-        "settings": {**asdict(base), "folder": None, "points": POINTS, "context": context},
-    }
-    records.write(chosen.out / "study.json", about)
-    run_jobs(classify, lambda _: plan(base, seeds, context, contexts, ablation), chosen.out, workers)
+    settings = {**asdict(base), "folder": None, "points": POINTS, "context": context}
+    records.write(chosen.out / "study.json", {**chosen.facts, "workers": workers, "settings": settings})
+    run_trainings(classify, plan(base, seeds, context, contexts, ablation), chosen.out, workers=workers)
     return scores.evaluate(chosen.out)
 
 

@@ -9,30 +9,23 @@ from typing import Any
 import torch
 
 from bayesify.datasets import toy
+from bayesify_papers.shared import figures
 
 TITLES = {"fsvi": "function space", "mfvi": "mean field"}
 
 
 def draw(problem: str, models: Mapping[str, Any], path: Path) -> None:
-    """One panel a model, of seed 0; needs matplotlib.
+    """One panel a model, of seed 0.
 
     Args:
         problem: `"snelson"` or `"two_moons"`.
         models: By method, something with `predict`.
         path: Where the picture goes.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, len(models), figsize=(5 * len(models), 4), sharey=True, squeeze=False)
-    for axis, (method, model) in zip(axes[0], models.items(), strict=True):
-        axis.set_title(TITLES[method])
-        (_regression if problem == "snelson" else _classification)(axis, model)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    with figures.panels(path, 1, len(models), (5 * len(models), 4), kinds=("png",), sharey=True) as axes:
+        for axis, (method, model) in zip(axes, models.items(), strict=True):
+            axis.set_title(TITLES[method])
+            (_regression if problem == "snelson" else _classification)(axis, model)
 
 
 def _regression(axis: Any, model: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,12 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesify_papers import records
-from bayesify_papers.function_space import published
-from bayesify_papers.function_space.trainings import load, score, separation
-from bayesify_papers.inducing_weights import predictions
-from bayesify_papers.tables import number, table
+from bayesify_papers.function_space.trainings import Training
+from bayesify_papers.shared import predictions, records
+from bayesify_papers.shared.published import published
+from bayesify_papers.shared.scores import classification_scores, separation
+from bayesify_papers.shared.sources import as_labels
+from bayesify_papers.shared.tables import number, table
 
+PAPER = published("function_space")
 TITLES = {"fsvi": "FSVI", "mfvi": "MFVI", "map": "MAP", "ensemble": "Ensemble of 5"}
 BINS = 20
 """Of the histograms of entropy, from 0 to the logarithm of the number of classes."""
@@ -29,10 +30,7 @@ def evaluate(folder: Path) -> int:
     Raises:
         FileNotFoundError: If the folder holds no run.
     """
-    path = folder / "study.json"
-    if not path.is_file():
-        raise FileNotFoundError(f"{folder} holds no study.json; give the folder that a run wrote")
-    about = json.loads(path.read_text())
+    about = records.read(folder / "study.json", needed=True)
     settings = about["settings"]
     found = score_all(folder, settings["dataset"], settings["folder"])
     rows = {row: summarize(entries) for row, entries in found.items()}
@@ -48,11 +46,10 @@ def evaluate(folder: Path) -> int:
 
 def score_all(folder: Path, dataset: str, data: str | None) -> dict[str, list[dict[str, Any]]]:
     """Scores of every stored training by row: `fsvi`, `fsvi.CONTEXT`, `fsvi.POINTS`, `mfvi`, `map`, `ensemble`."""
-    files = {path.stem: path for path in sorted((folder / "predictions").glob("*.npz")) if "partial" not in path.name}
+    files = {path.stem: path for path in sorted((folder / "predictions").glob("*.npz"))}
     if not files:
         raise FileNotFoundError(f"{folder} holds no predictions; give the folder that a run wrote")
-    images, _ = load(dataset, data, 0)
-    labels = torch.from_numpy(images.test_labels.astype(np.int64))
+    labels = as_labels(Training("", dataset=dataset, folder=data).source.images().test_labels)
     found: dict[str, list[dict[str, Any]]] = {}
     members: dict[str, list[dict[str, predictions.StoredPrediction]]] = {}
     for name, path in files.items():
@@ -70,7 +67,7 @@ def score_all(folder: Path, dataset: str, data: str | None) -> dict[str, list[di
 
 def score_one(made: dict[str, predictions.StoredPrediction], labels: Tensor) -> dict[str, Any]:
     """Scores and histograms of one prediction."""
-    scores = score(made["test"], labels) | {f"auroc_{key}": value for key, value in separation(made).items()}
+    scores = classification_scores(made["test"], labels) | separation(made)
     top = float(np.log(made["test"].class_probs.shape[-1]))
     histogram = {
         "entropy_test" if name == "test" else "entropy_outside": [
@@ -103,7 +100,7 @@ def main_table(rows: Mapping[str, Any], dataset: str) -> str:
         if row.partition(".")[2].isdigit():
             continue
         mean, spread = entry["mean"], entry["std"]
-        theirs = published.TABLE.get(dataset, {}).get(row, {})
+        theirs = PAPER.find("table1", dataset, row) or {}
         lines.append(
             [
                 title(row),
@@ -158,7 +155,7 @@ def requirement(rows: Mapping[str, Any]) -> list[str]:
         if not row.startswith("fsvi") or row.partition(".")[2].isdigit():
             continue
         missed = []
-        for key, wanted in published.REQUIRED.items():
+        for key, wanted in PAPER["required"].items():
             value = entry["worst"][key] * (1 if key == "ece" else 100)
             if value > wanted if key == "ece" else value < wanted:
                 missed.append(f"{key} {value:.3f}")

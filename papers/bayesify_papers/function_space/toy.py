@@ -11,13 +11,11 @@ installed.
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +23,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesify import training
+import bayesify
+from bayesify import BayesianNetwork, bayesianize
 from bayesify.datasets import toy
 from bayesify.function_space import Box, FunctionSpaceVI
 from bayesify.likelihoods import Categorical, Gaussian
-from bayesify.network import BayesianNetwork, bayesianize
 from bayesify.posteriors import MeanField
-from bayesify_papers import records
 from bayesify_papers.function_space.networks import toy_network
-from bayesify_papers.tables import number, table
+from bayesify_papers.shared import figures, records
+from bayesify_papers.shared.program import Program
+from bayesify_papers.shared.tables import number, table
 
 EPOCHS, LEARNING_RATE, INIT_STD = 400, 1e-2, 0.02
 PRIOR_VARIANCE, POINTS, WIDTHS = 10.0, 10, 2.0
@@ -61,7 +60,7 @@ def fit(bnn: BayesianNetwork, x: Tensor, y: Tensor, method: str, seed: int, epoc
     """Train on all data at each step; a model with `predict`."""
     options: dict[str, Any] = {"epochs": epochs, "learning_rate": LEARNING_RATE, "seed": seed, "progress": False}
     if method == "mfvi":
-        training.fit(bnn, [(x, y)], **options)
+        bayesify.fit(bnn, [(x, y)], **options)
         return bnn
     model = FunctionSpaceVI(bnn, 0.0, PRIOR_VARIANCE, Box.around(x, WIDTHS, POINTS))
     model.fit([(x, y)], **options)
@@ -106,7 +105,7 @@ def classification(method: str, seed: int, epochs: int = EPOCHS) -> tuple[dict[s
 
 
 def ring(x: Tensor, widths: float = 2.0, count: int = 64) -> Tensor:
-    """Points of an ellipse around data [N, 2] that stays so many data widths outside of their box: [count, 2]."""
+    """Points of an ellipse around data [N, 2] that stays some data widths outside of their box: [count, 2]."""
     low, high = x.amin(0), x.amax(0)
     angle = 2 * math.pi * torch.arange(count) / count
     return (low + high) / 2 + (0.5 + widths) * (high - low) * torch.stack((angle.cos(), angle.sin()), dim=1)
@@ -117,28 +116,22 @@ PROBLEMS = {"snelson": regression, "two_moons": classification}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment from the command line."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("bayesify-report") / "function_space_toy")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--epochs", type=int, default=EPOCHS)
-    chosen = parser.parse_args(given)
-    chosen.out.mkdir(parents=True, exist_ok=True)
-    facts = records.facts("bayesify_papers.function_space.toy", given)
+    chosen = Program(__doc__, __spec__, "function_space_toy").option(seeds=5, epochs=EPOCHS).read(arguments)
+    seeds, epochs = (1, 3) if chosen.smoke else (chosen.seeds, chosen.epochs)
     found: dict[str, dict[str, list[dict[str, float]]]] = {}
     for problem, run in PROBLEMS.items():
         models: dict[str, Any] = {}
         for method in METHODS:
-            for seed in range(chosen.seeds):
-                scores, model = run(method, seed, chosen.epochs)
+            for seed in range(seeds):
+                scores, model = run(method, seed, epochs)
                 models.setdefault(method, model)
                 found.setdefault(problem, {}).setdefault(method, []).append(scores)
                 print(f"{problem}, {METHODS[method]}, seed {seed}: {scores}", flush=True)
-                records.write(chosen.out / "results.json", {**facts, "scores": found})
-        if find_spec("matplotlib") is not None:
-            from bayesify_papers.function_space import figures
+                records.write(chosen.out / "results.json", {**chosen.facts, "scores": found})
+        if figures.DRAWS:
+            from bayesify_papers.function_space.figures import draw
 
-            figures.draw(problem, models, chosen.out / f"{problem}.png")
+            draw(problem, models, chosen.out / problem)
     print(report(found))
     return 0
 
@@ -151,16 +144,8 @@ def report(found: dict[str, dict[str, list[dict[str, float]]]]) -> str:
             ratios = [entry["ratio"] for entry in scores]
             mean = {key: sum(entry[key] for entry in scores) / len(scores) for key in ("inside", "outside")}
             reached = f"{sum(ratio >= FAR for ratio in ratios)} of {len(ratios)}"
-            rows.append(
-                [
-                    problem,
-                    METHODS[method],
-                    number(mean["inside"]),
-                    number(mean["outside"]),
-                    number(min(ratios), 1),
-                    reached,
-                ]
-            )
+            cells = [number(mean["inside"]), number(mean["outside"]), number(min(ratios), 1), reached]
+            rows.append([problem, METHODS[method], *cells])
     header = ["problem", "method", "at the data", "far away", "least ratio", f"ratio >= {FAR:g}"]
     return table(
         header, rows, "Standard deviation of the function (Snelson) and entropy (two moons), means over seeds."

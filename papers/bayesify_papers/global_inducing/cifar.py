@@ -10,8 +10,6 @@ again; trainings whose scores the folder holds are not run again. 32 draws for p
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import sys
 import time
@@ -24,20 +22,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesify import metrics
+from bayesify import BayesianNetwork, KLSchedule, bayesianize
 from bayesify.datasets import images
 from bayesify.likelihoods import Categorical
 from bayesify.models import narrow_resnet
-from bayesify.network import BayesianNetwork, bayesianize
 from bayesify.posteriors import GlobalInducing, LocalInducing, MeanField, Posterior
 from bayesify.priors import Neal, Prior, Scale, SpatialInverseWishart
-from bayesify.training.schedules import KLSchedule
-from bayesify_papers import records
-from bayesify_papers.global_inducing import published
-from bayesify_papers.inducing_weights import recorded
-from bayesify_papers.inducing_weights.sources import Normalization
-from bayesify_papers.inducing_weights.systems import MemoryBatches
-from bayesify_papers.tables import number, table
+from bayesify.storage import write_atomically
+from bayesify_papers.shared import recorded, records
+from bayesify_papers.shared.batches import MemoryBatches
+from bayesify_papers.shared.program import Program, fill
+from bayesify_papers.shared.published import published
+from bayesify_papers.shared.scores import classification_scores
+from bayesify_papers.shared.sources import Normalization, as_labels
+from bayesify_papers.shared.tables import number, table
 
 SYSTEMS = ("fac", "li", "fac-gi", "gi")
 PRIORS: dict[str, type[Prior]] = {"spatial": SpatialInverseWishart, "scale": Scale, "neal": Neal}
@@ -110,7 +108,7 @@ def run(
     """
     scale = Normalization(data.train_images)
     x = scale(data.train_images, torch.device(device))
-    y = torch.from_numpy(data.train_labels.astype(np.int64)).to(device)
+    y = as_labels(data.train_labels).to(device)
     bnn = make(system, prior, x, y, setting)
     history = train(bnn, x, y, setting, checkpoint, f"{system}, {prior}")
     bnn.eval()
@@ -180,9 +178,8 @@ def _save(
     history: list[dict[str, Any]],
 ) -> None:
     state = {"network": bnn.state_dict(), "optimizer": optimizer.state_dict(), "generator": generator.get_state()}
-    partial = path.with_name(path.name + ".partial")
-    torch.save({**state, "history": history}, partial)
-    partial.replace(path)
+    with write_atomically(path) as temporary:
+        torch.save({**state, "history": history}, temporary)
 
 
 @torch.no_grad()
@@ -192,19 +189,15 @@ def score(
     """Accuracy, log-likelihood and ECE on test images, and the bound on training images per example, in nats."""
     generator = torch.Generator(device=x.device).manual_seed(setting.seed)
     prediction: Any = bnn.predict(x_test, setting.draws, generator=generator)
-    targets = torch.from_numpy(labels.astype(np.int64)).to(x.device)
+    targets = as_labels(labels).to(x.device)
     draws = bnn.draw(setting.draws, generator=generator)
     total = torch.zeros(setting.draws, dtype=torch.float64, device=x.device)
     for part_x, part_y in zip(x.split(setting.batch), y.split(setting.batch), strict=True):
         chances = draws(part_x).log_softmax(-1)  # [S, B, C]
         index = part_y.expand(setting.draws, -1).unsqueeze(-1)
         total += chances.gather(-1, index).squeeze(-1).double().sum(-1)
-    return {
-        "accuracy": float((prediction.labels == targets).double().mean()),
-        "log_likelihood": float(prediction.log_prob(targets).double().mean()),
-        "ece": metrics.reliability(prediction, targets).ece,
-        "elbo": float((total - draws.kl).mean()) / len(x),
-    }
+    scores = classification_scores(prediction, targets)
+    return {**scores, "log_likelihood": -scores["nll"], "elbo": float((total - draws.kl).mean()) / len(x)}
 
 
 def report(found: Mapping[str, Mapping[str, Any]]) -> str:
@@ -212,7 +205,7 @@ def report(found: Mapping[str, Mapping[str, Any]]) -> str:
     rows = []
     for name, scores in found.items():
         system, _, prior = name.rpartition("_")
-        printed = published.CIFAR10.get(system, {}).get(prior)
+        printed = published("global_inducing").find("cifar10", system, prior)
         cells = [number(scores["log_likelihood"], 2), number(100 * scores["accuracy"], 2), number(scores["elbo"], 2)]
         cells += [number(value, 2) for value in printed] if printed else ["-"] * 3
         rows.append([system, prior, str(scores["epochs"]), *cells])
@@ -222,38 +215,19 @@ def report(found: Mapping[str, Mapping[str, Any]]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment from the command line."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    base = Setting()
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("bayesify-report") / "global-inducing-cifar")
-    parser.add_argument("--data", help="folder of the images; BAYESIFY_DATA if left out")
-    parser.add_argument("--dataset", default="cifar10", help="another image set in its place, such as mnist")
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=["gi"])
-    parser.add_argument("--priors", nargs="+", choices=list(PRIORS), default=["spatial"])
-    for name in ("epochs", "points", "batch", "seed"):
-        parser.add_argument(f"--{name}", type=int, default=getattr(base, name))
-    parser.add_argument("--learning-rate", type=float, default=base.learning_rate)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--smoke", action="store_true", help="tiny images, every system once, seconds")
-    chosen = parser.parse_args(given)
-    setting = Setting(chosen.epochs, chosen.points, chosen.batch, chosen.learning_rate, seed=chosen.seed)
-    systems, priors = chosen.systems, chosen.priors
+    program = Program(__doc__, __spec__, "global-inducing-cifar").choice("systems", SYSTEMS, ["gi"])
+    program.choice("priors", PRIORS, ["spatial"]).option("data", device="cpu", dataset="cifar10")
+    chosen = program.settings(Setting()).read(arguments)
+    setting, systems, priors = fill(Setting, chosen), chosen.systems, chosen.priors
     if chosen.smoke:
-        setting, systems, priors = (
-            Setting(epochs=2, points=6, batch=20, width=4, draws=2),
-            SYSTEMS,
-            ["spatial"],
-        )
+        setting, systems, priors = Setting(epochs=2, points=6, batch=20, width=4, draws=2), SYSTEMS, ["spatial"]
         data = images.synthetic(40, 20, side=8)
     else:
         data = images.load(chosen.dataset, chosen.data)
     chosen.out.mkdir(parents=True, exist_ok=True)
     path = chosen.out / "results.json"
-    before = json.loads(path.read_text()) if path.is_file() else {"scores": {}}
-    if before["scores"] and before["settings"] != asdict(setting):
-        raise ValueError(f"{path} is of other settings; choose another folder, or remove it")
-    found: dict[str, Any] = before["scores"]
-    facts = records.facts("bayesify_papers.global_inducing.cifar", given) | {"settings": asdict(setting)}
+    found: dict[str, Any] = records.read_run(path, {"settings": asdict(setting)}).get("scores", {})
+    facts = chosen.facts | {"settings": asdict(setting)}
     for prior in priors:
         for system in systems:
             name = f"{system}_{prior}"

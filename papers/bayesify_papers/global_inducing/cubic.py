@@ -12,30 +12,29 @@ is drawn where matplotlib is installed; results of seeds that the folder holds a
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from bayesify.baselines.nuts import nuts
+from bayesify import bayesianize
+from bayesify.baselines import nuts
 from bayesify.datasets import toy
 from bayesify.likelihoods import Gaussian
 from bayesify.maths.constraints import raw_positive
-from bayesify.network import bayesianize
+from bayesify.models import mlp
 from bayesify.posteriors import MeanField
 from bayesify.priors import Neal
-from bayesify_papers import records
 from bayesify_papers.global_inducing import hmc
 from bayesify_papers.global_inducing.stacked import Design, StackedNetworks
 from bayesify_papers.global_inducing.stacked_training import Schedule, bounds, train
-from bayesify_papers.tables import number, table
+from bayesify_papers.shared import figures, records
+from bayesify_papers.shared.program import Program
+from bayesify_papers.shared.tables import number, table
 
 METHODS = ("fac", "li", "gi")
 WIDTH, POINTS, DRAWS = 50, 100, 500
@@ -144,7 +143,7 @@ def no_u_turn(seed: int, chain: Mapping[str, int]) -> dict[str, Any]:
     data = problem(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        net = nn.Sequential(nn.Linear(1, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1))
+        net = mlp([1, WIDTH, WIDTH, 1])
     likelihood = Gaussian(noise=data.noise, learn=False)
     bnn = bayesianize(net, MeanField(), likelihood=likelihood, prior=Neal())
     draws = nuts(bnn, data.x, data.y, seed=seed, **chain)
@@ -178,51 +177,34 @@ def report(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
 
 
 def draw(found: Mapping[str, Mapping[str, Mapping[str, Any]]], path: Path, seed: int = 0) -> None:
-    """One panel for each method: mean and one standard deviation, as in figure 1; needs matplotlib."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    """One panel for each method: mean and one standard deviation, as in figure 1."""
     methods = [method for method in found if str(seed) in found[method]]
-    figure, axes = pyplot.subplots(1, len(methods), figsize=(4 * len(methods), 3.5), sharey=True, squeeze=False)
     data = problem(seed)
     grid = data.grid[:, 0].numpy()
-    for axis, method in zip(axes[0], methods, strict=True):
-        mean, std = (torch.tensor(found[method][str(seed)][key]).numpy() for key in ("mean", "std"))
-        axis.set_title(method)
-        axis.fill_between(grid, mean - std, mean + std, color="tab:blue", alpha=0.3, linewidth=0)
-        axis.plot(grid, mean, color="tab:blue", linewidth=1.2)
-        axis.plot(grid, data.truth[:, 0].numpy(), color="black", linewidth=0.8, linestyle="--")
-        axis.plot(data.x[:, 0].numpy(), data.y[:, 0].numpy(), ".", color="tab:red", markersize=4)
-        axis.set_xlim(float(grid.min()), float(grid.max()))
-        axis.set_ylim(-4, 4)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    with figures.panels(path, 1, len(methods), (4 * len(methods), 3.5), kinds=("png",), sharey=True) as axes:
+        for axis, method in zip(axes, methods, strict=True):
+            mean, std = (torch.tensor(found[method][str(seed)][key]).numpy() for key in ("mean", "std"))
+            axis.fill_between(grid, mean - std, mean + std, color=figures.BAND, alpha=0.3, linewidth=0)
+            axis.plot(grid, mean, color=figures.MEAN, linewidth=1.2)
+            axis.plot(grid, data.truth[:, 0].numpy(), color="black", linewidth=0.8, linestyle="--")
+            axis.plot(data.x[:, 0].numpy(), data.y[:, 0].numpy(), ".", color=figures.DATA, markersize=4)
+            axis.set(title=method, xlim=(float(grid.min()), float(grid.max())), ylim=(-4, 4))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment from the command line."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("bayesify-report") / "global-inducing-cubic")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=SCHEDULE.steps)
-    parser.add_argument("--methods", nargs="+", choices=(*METHODS, "HMC", "NUTS"), default=[*METHODS, "HMC", "NUTS"])
-    parser.add_argument("--smoke", action="store_true", help="one seed and few steps, seconds")
-    chosen = parser.parse_args(given)
-    torch.set_num_threads(1)  # the networks are so small that a second thread only waits
+    program = Program(__doc__, __spec__, "global-inducing-cubic", smoke="one seed and few steps, seconds", small=True)
+    chosen = program.choice("methods", (*METHODS, "HMC", "NUTS")).option(seeds=5, steps=SCHEDULE.steps).read(arguments)
     steps, seeds, draws, chain, trajectories = chosen.steps, chosen.seeds, DRAWS, CHAIN, TRAJECTORIES
     if chosen.smoke:
         steps, seeds, draws, chain = 4, 1, 20, {"num_warmup": 2, "num_draws": 4, "max_tree_depth": 2}
         trajectories = {"num_warmup": 2, "num_draws": 3, "leapfrogs": 4}
     schedule = Schedule(steps=steps, learning_rate=SCHEDULE.learning_rate)
-    chosen.out.mkdir(parents=True, exist_ok=True)
     path = chosen.out / "results.json"
-    found: dict[str, dict[str, Any]] = json.loads(path.read_text())["scores"] if path.is_file() else {}
-    facts = records.facts("bayesify_papers.global_inducing.cubic", given)
-    facts |= {"settings": {"schedule": asdict(schedule), "nuts": chain, "hmc": {**trajectories, "chains": CHAINS}}}
+    found: dict[str, dict[str, Any]] = records.read(path).get("scores", {})
+    facts = chosen.facts | {
+        "settings": {"schedule": asdict(schedule), "nuts": chain, "hmc": {**trajectories, "chains": CHAINS}}
+    }
     for method in chosen.methods:
         missing = [seed for seed in range(seeds) if str(seed) not in found.get(method, {})]
         for group in [[seed] for seed in missing] if method == "NUTS" else [missing]:
@@ -237,8 +219,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found.setdefault(method, {}).update({str(seed): scores for seed, scores in made.items()})
             records.write(path, {**facts, "scores": found})
             print(f"{method}: done for seeds {group}", flush=True)
-    if find_spec("matplotlib") is not None:
-        draw(found, chosen.out / "cubic.png")
+    if figures.DRAWS:
+        draw(found, chosen.out / "cubic")
     print(report(found))
     return 0
 

@@ -13,13 +13,10 @@ layers of 50 units ended 13,000 nats lower.) Results that the folder holds are k
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +24,18 @@ import torch
 from torch import Tensor
 
 from bayesify.datasets import toy
-from bayesify_papers import records
 from bayesify_papers.global_inducing.stacked import Design, StackedNetworks
 from bayesify_papers.global_inducing.stacked_training import Schedule, bounds, train
-from bayesify_papers.tables import number, table
+from bayesify_papers.shared import figures, records
+from bayesify_papers.shared.program import Program
+from bayesify_papers.shared.tables import number, table
 
 METHODS = ("fac", "li", "gi", "rand-gi", "fac-gi")
 INPUTS, EXAMPLES, NOISE, POINTS, DRAWS = 5, 1000, 0.1, 100, 1000
 WIDTHS, DEPTHS = (5, 50, 250), tuple(range(1, 11))
 SCHEDULE = Schedule(steps=2000, warmup=0.0, clip=1e4)
 SHARE = 20
-"""gi may lose at most one part in so many of what fac loses from depth 1 to depth 10."""
+"""gi may lose at most the inverse of this share of what fac loses from depth 1 to depth 10."""
 
 
 def kinds(method: str, depth: int) -> tuple[str, ...]:
@@ -128,56 +126,34 @@ def report(found: Mapping[str, Mapping[str, float]], evidence: float) -> str:
 
 
 def draw(found: Mapping[str, Mapping[str, float]], evidence: float, path: Path) -> None:
-    """Bounds against depth, one panel for each width; needs matplotlib."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    """Bounds against depth, one panel for each width."""
     parts = {key: key.rsplit("-", 2) for key in found}  # method, width, depth
     widths = sorted({int(width) for _, width, _ in parts.values()})
-    figure, axes = pyplot.subplots(1, len(widths), figsize=(4.5 * len(widths), 3.6), sharey=True, squeeze=False)
-    for axis, width in zip(axes[0], widths, strict=True):
-        axis.set_title(f"width {width}")
-        axis.axhline(evidence, color="black", linewidth=0.8, linestyle="--", label="evidence")
-        for place, method in enumerate(METHODS):
-            chosen = {int(at): key for key, (name, one, at) in parts.items() if (name, one) == (method, str(width))}
-            curve = [(depth, found[chosen[depth]]["elbo"]) for depth in sorted(chosen)]
-            if curve:
-                depths, heights = zip(*curve, strict=True)
-                axis.plot(depths, heights, ".-", label=method, linewidth=1, color=f"C{place}")
-        axis.set_xlabel("depth")
-    axes[0, 0].set_ylabel("ELBO, nats")
-    axes[0, 0].set_ylim(evidence - 800, evidence + 50)
-    axes[0, -1].legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    with figures.panels(path, 1, len(widths), (4.5 * len(widths), 3.6), kinds=("png",), sharey=True) as axes:
+        for axis, width in zip(axes, widths, strict=True):
+            axis.axhline(evidence, color="black", linewidth=0.8, linestyle="--", label="evidence")
+            for place, method in enumerate(METHODS):
+                chosen = {int(at): key for key, (name, one, at) in parts.items() if (name, one) == (method, str(width))}
+                heights = [found[chosen[depth]]["elbo"] for depth in sorted(chosen)]
+                axis.plot(sorted(chosen), heights, ".-", label=method, linewidth=1, color=f"C{place}")
+            axis.set(title=f"width {width}", xlabel="depth")
+        axes[0].set_ylabel("ELBO, nats")
+        axes[0].set_ylim(evidence - 800, evidence + 50)
+        axes[-1].legend()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment from the command line."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("bayesify-report") / "global-inducing-deep-linear")
-    parser.add_argument("--widths", type=int, nargs="+", default=list(WIDTHS))
-    parser.add_argument("--depths", type=int, nargs="+", default=list(DEPTHS))
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--steps", type=int, default=SCHEDULE.steps)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--smoke", action="store_true", help="two depths and few steps, seconds")
-    chosen = parser.parse_args(given)
-    if chosen.device == "cpu":
-        torch.set_num_threads(1)  # the networks are so small that a second thread only waits
+    program = Program(__doc__, __spec__, "global-inducing-deep-linear", smoke="two depths and few steps", small=True)
+    program.choice("methods", METHODS).option(widths=WIDTHS, depths=DEPTHS, steps=SCHEDULE.steps, device="cpu")
+    chosen = program.read(arguments)
     widths, depths, steps = ([4], [1, 3], 5) if chosen.smoke else (chosen.widths, chosen.depths, chosen.steps)
     schedule = replace(SCHEDULE, steps=steps)
-    chosen.out.mkdir(parents=True, exist_ok=True)
     path = chosen.out / "results.json"
     data = toy.linear(EXAMPLES, INPUTS, math.sqrt(1 / INPUTS), NOISE)
     evidence = data.posterior.log_evidence
-    found: dict[str, Any] = json.loads(path.read_text())["bounds"] if path.is_file() else {}
-    facts = records.facts("bayesify_papers.global_inducing.deep_linear", given)
-    facts |= {"settings": asdict(schedule), "evidence": evidence}
+    found: dict[str, Any] = records.read(path).get("bounds", {})
+    facts = chosen.facts | {"settings": asdict(schedule), "evidence": evidence}
     for width in widths:
         for depth in depths:
             for method in chosen.methods:
@@ -187,8 +163,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 found[key] = fit(data, method, width, depth, schedule, 50 if chosen.smoke else DRAWS, chosen.device)
                 records.write(path, {**facts, "bounds": found})
                 print(f"{method}, width {width}, depth {depth}: {found[key]}", flush=True)
-    if find_spec("matplotlib") is not None:
-        draw(found, evidence, chosen.out / "deep_linear.png")
+    if figures.DRAWS:
+        draw(found, evidence, chosen.out / "deep_linear")
     print(report(found, evidence))
     return 0
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from bayesify_papers.walsh_hadamard.stacked_training import small_products
+from bayesify_papers.shared.small_products import small_products
 
 TARGET = 0.8
 """Share of proposals to be accepted, to which step sizes adapt."""

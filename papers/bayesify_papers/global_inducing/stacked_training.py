@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from bayesify_papers.walsh_hadamard.stacked_training import small_products
+from bayesify_papers.shared.small_products import small_products
 
 WARM_UP = 3
 """Steps on CUDA before one is recorded."""

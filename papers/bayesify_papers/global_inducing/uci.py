@@ -12,7 +12,6 @@ of its own; jobs whose file exists are not run again.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
@@ -27,11 +26,13 @@ from torch import Tensor
 
 from bayesify.datasets import uci
 from bayesify.datasets.scaling import Standardization
-from bayesify_papers import records
 from bayesify_papers.global_inducing import processes
 from bayesify_papers.global_inducing.stacked import PRIORS, STARTS, Design, StackedNetworks
 from bayesify_papers.global_inducing.stacked_training import Schedule, bounds, train
-from bayesify_papers.tables import number, table
+from bayesify_papers.shared import records
+from bayesify_papers.shared.program import Program
+from bayesify_papers.shared.regressions import synthetic
+from bayesify_papers.shared.tables import number, table
 
 DATASETS = ("boston", "concrete", "energy", "wine", "yacht")
 """The five smallest, those of figure 3."""
@@ -239,50 +240,24 @@ def _mean_and_error(values: Sequence[float]) -> str:
     return f"{np.mean(values):.3f} ({number(error if math.isfinite(error) else None)})"
 
 
-def synthetic(rows: int = 60, inputs: int = 3) -> uci.Table:
-    """A small regression for trying everything out."""
-    generator = np.random.default_rng(0)
-    X = generator.normal(size=(rows, inputs))
-    y = 3 * np.sin(X.sum(1, keepdims=True)) + 0.1 * generator.normal(size=(rows, 1))
-    return uci.Table("synthetic", "regression", X, y, uci.seeded_splits(X, y, count=2), ())
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment from the command line."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
     every = (*MODELS, *processes.MODELS)
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--datasets", nargs="+", choices=list(uci.REGRESSION), default=list(DATASETS))
-    parser.add_argument("--models", nargs="+", choices=every, default=["fac", "gi"])
-    parser.add_argument("--priors", nargs="+", choices=PRIORS, default=["scale"])
-    parser.add_argument("--data", help="folder of the data; BAYESIFY_DATA if left out")
-    parser.add_argument("--splits", type=int, help="only the first so many")
-    parser.add_argument("--steps", type=int, default=SCHEDULE.steps)
-    parser.add_argument("--learning-rate", type=float, default=SCHEDULE.learning_rate)
-    parser.add_argument("--batch", type=int, default=SCHEDULE.batch)
-    parser.add_argument("--hidden-precision", type=float, default=HIDDEN_PRECISION)
-    parser.add_argument("--start", choices=STARTS, default=START, help="where pseudo-outputs of hidden layers start")
-    parser.add_argument("--points", type=int, default=POINTS, help="inducing inputs of networks")
-    parser.add_argument("--draws", type=int, default=SCHEDULE.draws, help="in a step, of networks")
-    parser.add_argument("--first-weight", type=float, default=SCHEDULE.first_weight, help="factor on the KL at first")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path, default=Path("bayesify-report") / "global-inducing-uci")
-    parser.add_argument("--table", action="store_true", help="only print the table of what the folder holds")
-    parser.add_argument("--smoke", action="store_true", help="a few rows and steps, seconds")
-    chosen = parser.parse_args(given)
-    if chosen.device == "cpu":
-        torch.set_num_threads(1)  # the networks are so small that a second thread only waits
+    program = Program(__doc__, __spec__, "global-inducing-uci", small=True)
+    program.choice("datasets", uci.REGRESSION, list(DATASETS)).choice("models", every, ["fac", "gi"])
+    program.choice("priors", PRIORS, ["scale"]).choice("start", STARTS, START)
+    program.option("data", "splits", "table", device="cpu", hidden_precision=HIDDEN_PRECISION, points=POINTS)
+    names = ("steps", "learning_rate", "batch", "draws", "first_weight")
+    chosen = program.option(**{name: getattr(SCHEDULE, name) for name in names}).read(arguments)
     if not chosen.table:
-        facts = records.facts("bayesify_papers.global_inducing.uci", given)
-        schedule = replace(SCHEDULE, steps=chosen.steps, learning_rate=chosen.learning_rate, batch=chosen.batch)
-        schedule = replace(schedule, draws=chosen.draws, first_weight=chosen.first_weight)
-        tables, models = [synthetic()], list(every)
+        schedule = replace(SCHEDULE, **{name: getattr(chosen, name) for name in names})
+        tables, models = [synthetic(splits=2)], list(every)
         if chosen.smoke:
             schedule = replace(schedule, steps=6, batch=16)
         else:
             tables, models = [uci.load(name, chosen.data) for name in chosen.datasets], chosen.models
         draws = 10 if chosen.smoke else DRAWS
-        options = {"splits": chosen.splits, "device": chosen.device, "num_draws": draws, "facts": facts}
+        options = {"splits": chosen.splits, "device": chosen.device, "num_draws": draws, "facts": chosen.facts}
         options |= {"hidden_precision": chosen.hidden_precision, "start": chosen.start, "points": chosen.points}
         run(chosen.out, tables, models, chosen.priors, schedule, **options)
     print(summarize(read(chosen.out)))

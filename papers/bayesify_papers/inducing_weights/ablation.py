@@ -8,22 +8,20 @@ The paper varies them on a ResNet-18 and CIFAR-10 and shows a figure without num
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
-import torch
-
-from bayesify_papers import records
 from bayesify_papers.inducing_weights.classification import SMOKE, add_recipe, recipe_from
-from bayesify_papers.inducing_weights.sources import SYNTHETIC, Source
 from bayesify_papers.inducing_weights.systems import SYSTEMS, Recipe
 from bayesify_papers.inducing_weights.trainings import Training, classify
-from bayesify_papers.inducing_weights.workers import run_jobs
-from bayesify_papers.tables import number, table
+from bayesify_papers.shared import records
+from bayesify_papers.shared.jobs import count_workers, run_trainings
+from bayesify_papers.shared.program import Program
+from bayesify_papers.shared.scores import CLASSIFICATION
+from bayesify_papers.shared.sources import SYNTHETIC, Source
+from bayesify_papers.shared.tables import number, table
 
 SIZES: tuple[int, ...] = (16, 32, 64, 128)
 LAMBDAS, STDS = (0.0, 0.03, 0.1, 0.3), (0.0, 0.1, 0.3)
@@ -96,36 +94,26 @@ def summarize(rows: Sequence[dict[str, Any]], dataset: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the ablation from the command line."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--data", help="folder of the data; BAYESIFY_DATA if left out")
-    parser.add_argument("--out", type=Path, default=Path("bayesify-report") / "ablation")
-    parser.add_argument("--smoke", action="store_true", help="tiny synthetic images, seconds on a CPU")
-    parser.add_argument("--workers", type=int, help="trainings at a time; 6 on a GPU and 1 on a CPU if left out")
-    parser.add_argument("--num-train", type=int, default=20_000)
-    parser.add_argument("--seed", type=int, default=0)
-    add_recipe(parser)
-    parser.set_defaults(batch=250)
-    chosen = parser.parse_args(given)
+    program = Program(__doc__, __spec__, "ablation").option("data", "workers", "seed", num_train=20_000)
+    add_recipe(program).set_defaults(batch=250)
+    chosen = program.read(arguments)
     recipe, device, sizes = replace(SMOKE, epochs=1), "cpu", SMOKE_SIZES
-    source = Source(SYNTHETIC, num_train=100, outside=False)
+    source = Source(SYNTHETIC, num_train=100)
     if not chosen.smoke:
         recipe, device, sizes = recipe_from(chosen), chosen.device, SIZES
-        source = Source("fashion_mnist", chosen.data, chosen.num_train, outside=False)
+        source = Source("fashion_mnist", chosen.data, chosen.num_train)
     planned = jobs(recipe, sizes, source, device, chosen.seed)
-    workers = chosen.workers or (6 if torch.device(device).type == "cuda" else 1)
-    facts = records.facts("bayesify_papers.inducing_weights.ablation", given)
-    results = run_jobs(classify, lambda done: planned, chosen.out, workers)
-    scores = ("accuracy", "nll", "ece", "brier")
+    workers = count_workers(chosen.workers, device)
+    results = run_trainings(classify, planned, chosen.out, workers=workers)
     rows = [
         {"system": job.system, **setting(job.system, job.recipe), "parameters": results[name]["parameters"]}
-        | {key: round(results[name][key], 5) for key in scores}
+        | {key: round(results[name][key], 5) for key in CLASSIFICATION}
         for name, job in planned.items()
     ]
     rows.sort(key=lambda row: (row["system"] != "ffg_u", row["inducing"], row["max_lambda"], row["max_std"] or 0))
     print(summarize(rows, source.dataset))
     content = {"dataset": source.dataset, "num_train": chosen.num_train, "workers": workers, "settings": asdict(recipe)}
-    records.write(chosen.out / "ablation.json", {**facts, **content, "rows": rows})
+    records.write(chosen.out / "ablation.json", {**chosen.facts, **content, "rows": rows})
     return 0
 
 

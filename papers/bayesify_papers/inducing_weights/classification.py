@@ -17,72 +17,58 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from bayesify.network import BayesianNetwork
-from bayesify.weights.catalog import count_parameters
-from bayesify_papers import records
-from bayesify_papers.inducing_weights import predictions, scores
-from bayesify_papers.inducing_weights.sources import OUTSIDE, SYNTHETIC, Source
-from bayesify_papers.inducing_weights.systems import SYSTEMS, Recipe
-from bayesify_papers.inducing_weights.trainings import Problem
+from bayesify import BayesianNetwork, count_parameters
+from bayesify_papers.inducing_weights import scores
+from bayesify_papers.inducing_weights.systems import SYSTEMS, Recipe, train
+from bayesify_papers.shared import predictions, records
+from bayesify_papers.shared.image_problems import Problem
+from bayesify_papers.shared.program import Program, evaluate_if_possible, fill
+from bayesify_papers.shared.sources import NOISE, SYNTHETIC, Source
+
+OUTSIDE = {
+    "fashion_mnist": ("mnist", "notmnist"),
+    "mnist": ("fashion_mnist", "notmnist"),
+    "cifar10": ("fashion_mnist", "notmnist"),
+    SYNTHETIC: (NOISE,),
+}
+"""Other sets of images for each training set."""
 
 CORRUPTED_IMAGES = 2000
-"""Test images that are corrupted: the first so many."""
-
-WHOLE = ("epochs", "batch", "depth", "width", "inducing", "members", "ensemble_draws")
-FRACTIONS = (
-    "learning_rate",
-    "inducing_learning_rate",
-    "spread_learning_rate",
-    "max_lambda",
-    "max_std",
-    "ensemble_max_lambda",
-    "mean_field_max_std",
-)
-"""Settings of `Recipe` that the command line takes."""
+"""Test images that are corrupted, the first ones."""
 
 SMOKE = Recipe(epochs=3, batch=50, width=4, inducing=4, members=2, ensemble_draws=2, prediction_draws=3)
-SMOKE_SOURCE = Source(SYNTHETIC, corrupted_images=60, severities=(5,))
+SMOKE_SOURCE = Source(SYNTHETIC, outside=(NOISE,), corrupted_images=60, severities=(5,))
 """Settings and images under which everything runs in seconds."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment from the command line."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    chosen = _parser().parse_args(given)
+    program = Program(__doc__, __spec__, "classification")
+    program.choice("dataset", (name for name in OUTSIDE if name != SYNTHETIC), default="fashion_mnist")
+    program.choice("systems", SYSTEMS)
+    program.option("data", "evaluate", "seed", "num_train", "validation", corrupted_images=CORRUPTED_IMAGES)
+    chosen = add_recipe(program).read(arguments)
     if chosen.evaluate is not None:
         return evaluate(chosen.evaluate)
-    recipe, source = SMOKE, replace(SMOKE_SOURCE, validation=chosen.validation, outside=not chosen.validation)
+    recipe, source = SMOKE, replace(SMOKE_SOURCE, validation=chosen.validation)
     if not chosen.smoke:
         recipe = recipe_from(chosen)
+        limits = {"num_train": chosen.num_train, "validation": chosen.validation}
+        outside = OUTSIDE[chosen.dataset]
         source = Source(
-            chosen.dataset,
-            chosen.data,
-            chosen.num_train,
-            chosen.validation,
-            outside=not chosen.validation,
-            corrupted_images=chosen.corrupted_images,
+            chosen.dataset, chosen.data, outside=outside, corrupted_images=chosen.corrupted_images, **limits
         )
-    chosen.out.mkdir(parents=True, exist_ok=True)
-    run(
-        chosen.out,
-        source,
-        recipe,
-        systems=chosen.systems,
-        seed=chosen.seed,
-        device="cpu" if chosen.smoke else chosen.device,
-        facts=records.facts("bayesify_papers.inducing_weights.classification", given),
-    )
-    if find_spec("torchmetrics") is None:
-        print(f"torchmetrics is not installed here; score with: --evaluate {chosen.out}")
-        return 0
-    return evaluate(chosen.out)
+    if chosen.validation:
+        source = replace(source, outside=())
+    device = "cpu" if chosen.smoke else chosen.device
+    run(chosen.out, source, recipe, systems=chosen.systems, seed=chosen.seed, device=device, facts=chosen.facts)
+    return evaluate_if_possible(evaluate, chosen.out)
 
 
 def run(
@@ -108,8 +94,9 @@ def run(
         facts: Goes into `run.json`.
     """
     problem = Problem(source, device)
+    folder.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(folder / "labels.npz", test=problem.test_labels.numpy())
-    former = scores.read_run(folder)
+    former = records.read(folder / "run.json")
     content: dict[str, Any] = {
         **(facts or {}),
         "dataset": source.dataset,
@@ -127,7 +114,7 @@ def run(
             if name == "ensemble_w" and index == 0 and plain is not None:
                 networks.append(plain)
                 continue
-            network, content["history"][name] = problem.train(name, recipe, seed + index)
+            network, content["history"][name] = train(system, recipe, problem, seed + index)
             networks.append(network)
         plain = networks[0] if name == "deterministic" else plain
         trained = time.perf_counter()
@@ -145,7 +132,7 @@ def run(
 
 def evaluate(folder: Path) -> int:
     """Score what a run wrote, print the tables and write `results.json`."""
-    found, about = scores.score(folder), scores.read_run(folder)
+    found, about = scores.score(folder), records.read(folder / "run.json")
     dataset = about.get("dataset", "unknown")
     if about.get("validation"):
         print(f"Scored on {about['validation']:,} training images that were held out, not on the test images.")
@@ -158,40 +145,14 @@ def evaluate(folder: Path) -> int:
     return 0
 
 
-def recipe_from(chosen: argparse.Namespace) -> Recipe:
-    """The recipe that `add_recipe` read."""
-    options: dict[str, Any] = {name: getattr(chosen, name) for name in (*WHOLE, *FRACTIONS, "augment")}
-    return Recipe(precision="float32" if chosen.device == "cpu" else chosen.precision, **options)
-
-
-def add_recipe(parser: argparse.ArgumentParser) -> None:
+def add_recipe(program: Program) -> Program:
     """Options for all settings of a `Recipe`, and for where to train."""
-    defaults = Recipe()
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--precision", choices=("float32", "bf16"), default="bf16", help="on a GPU")
-    parser.add_argument("--augment", action="store_true", help="mirror and shift training images at random")
-    for name in WHOLE:
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(defaults, name))
-    for name in FRACTIONS:
-        parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=getattr(defaults, name))
+    return program.option("device").settings(Recipe(precision="bf16"))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--dataset", choices=list(OUTSIDE), default="fashion_mnist")
-    parser.add_argument("--data", help="folder of the data; BAYESIFY_DATA if left out")
-    parser.add_argument("--out", type=Path, default=Path("bayesify-report") / "classification")
-    parser.add_argument("--evaluate", type=Path, metavar="DIR", help="only score what a run wrote to DIR")
-    parser.add_argument("--smoke", action="store_true", help="tiny synthetic images, seconds on a CPU")
-    parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--num-train", type=int, help="only the first so many training images")
-    parser.add_argument(
-        "--validation", type=int, default=0, metavar="N", help="hold out the last N training images and score on those"
-    )
-    parser.add_argument("--corrupted-images", type=int, default=CORRUPTED_IMAGES)
-    add_recipe(parser)
-    return parser
+def recipe_from(chosen: argparse.Namespace) -> Recipe:
+    """The recipe that `add_recipe` read; on a CPU in float32."""
+    return fill(Recipe, chosen, **({"precision": "float32"} if chosen.device == "cpu" else {}))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 
 Every setting of `GRID` is trained on all but the last 10,000 training images and scored on those. Of each system the
 setting with the lowest ECE there is taken among those whose accuracy there is within half a point of the
-deterministic network's; the test images have no part in it. What is taken is trained anew on all training images under
+deterministic network's; the test images have no part in it. What is taken is trained on all training images under
 seeds that the grid did not use; Ensemble-W is the deterministic networks of all seeds and as many more as it takes.
 Trainings run at the same time in worker processes, a run that was interrupted goes on when the command is given again,
 and the second command scores what is there.
@@ -13,25 +13,25 @@ and the second command scores what is there.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from bayesify_papers import records
-from bayesify_papers.inducing_weights import predictions, seeds
-from bayesify_papers.inducing_weights.classification import SMOKE, SMOKE_SOURCE, add_recipe, recipe_from
-from bayesify_papers.inducing_weights.sources import Source
+from bayesify.scale_out import read_results
+from bayesify_papers.inducing_weights import seeds
+from bayesify_papers.inducing_weights.classification import OUTSIDE, SMOKE, SMOKE_SOURCE, add_recipe, recipe_from
 from bayesify_papers.inducing_weights.systems import SYSTEMS, Recipe
 from bayesify_papers.inducing_weights.trainings import Training, classify
-from bayesify_papers.inducing_weights.workers import read_results, run_jobs
-from bayesify_papers.tables import number, table
+from bayesify_papers.shared import predictions, records
+from bayesify_papers.shared.jobs import count_workers, run_trainings
+from bayesify_papers.shared.program import Program, evaluate_if_possible
+from bayesify_papers.shared.scores import CLASSIFICATION
+from bayesify_papers.shared.sources import Source
+from bayesify_papers.shared.tables import number, table
 
 GRID: dict[str, tuple[dict[str, Any], ...]] = {
     "deterministic": ({},),
@@ -86,7 +86,7 @@ class Study:
 
     def grid(self) -> dict[str, Training]:
         """The trainings of the grid, the longest first."""
-        source = replace(self.source, validation=self.validation, outside=False, corrupted_images=0)
+        source = replace(self.source, validation=self.validation, outside=(), corrupted_images=0)
         return {
             f"grid-{system}-{index}": Training(system, replace(self.recipe, **setting), source, GRID_SEED, self.device)
             for system in ("ensemble_u", "ffg_u", "ffg_w", "deterministic")
@@ -139,7 +139,7 @@ def prepare(study: Study, folder: Path, facts: dict[str, Any]) -> None:
 
 def evaluate(folder: Path) -> int:
     """Score what a run wrote, print the tables and write `results.json`."""
-    about = seeds.read(folder)
+    about = records.read(folder / "study.json", needed=True)
     tried = about.pop("grid")
     results = read_results(folder)
     chosen = choose(tried, results)
@@ -174,7 +174,7 @@ def _combine(folder: Path, members: int) -> None:
 
 
 def _scores(result: dict[str, Any]) -> dict[str, float]:
-    return {key: round(result[key], 5) for key in ("accuracy", "nll", "ece", "brier")}
+    return {key: round(result[key], 5) for key in CLASSIFICATION}
 
 
 def _grid_table(tried: Sequence[dict[str, Any]], chosen: dict[str, dict[str, Any]], count: int) -> str:
@@ -196,40 +196,26 @@ def _grid_table(tried: Sequence[dict[str, Any]], chosen: dict[str, dict[str, Any
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the study from the command line."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--data", help="folder of the data; BAYESIFY_DATA if left out")
-    parser.add_argument("--out", type=Path, default=Path("bayesify-report") / "fashion")
-    parser.add_argument("--evaluate", type=Path, metavar="DIR", help="only score what a run wrote to DIR")
-    parser.add_argument("--smoke", action="store_true", help="tiny synthetic images, seconds on a CPU")
-    parser.add_argument("--workers", type=int, help="trainings at a time; 8 on a GPU and 1 on a CPU if left out")
-    parser.add_argument("--seeds", type=int, default=3, help="final trainings of each system")
-    parser.add_argument("--num-train", type=int, help="only the first so many training images")
-    parser.add_argument(
-        "--validation", type=int, default=VALIDATION, metavar="N", help="images that the grid holds out"
-    )
-    parser.add_argument("--corrupted-images", type=int, default=CORRUPTED_IMAGES)
-    add_recipe(parser)
-    chosen = parser.parse_args(given)
+    program = Program(__doc__, __spec__, "fashion")
+    program.option("data", "evaluate", "workers", "num_train", seeds=3)
+    program.option(validation=VALIDATION, corrupted_images=CORRUPTED_IMAGES)
+    chosen = add_recipe(program).read(arguments)
     if chosen.evaluate is not None:
         return evaluate(chosen.evaluate)
     if chosen.seeds < 1:
-        parser.error(f"--seeds {chosen.seeds}; give at least 1")
+        program.error(f"--seeds {chosen.seeds}; give at least 1")
     few = {system: settings[:2] for system, settings in GRID.items()}
     small = replace(SMOKE_SOURCE, num_train=150, corrupted_images=20)
     study = Study(replace(SMOKE, epochs=1), small, validation=50, num_seeds=1, settings=few)
     if not chosen.smoke:
-        source = Source("fashion_mnist", chosen.data, chosen.num_train, corrupted_images=chosen.corrupted_images)
-        recipe, device = recipe_from(chosen), chosen.device
-        study = Study(recipe, source, chosen.validation, chosen.seeds, device)
-    workers = chosen.workers or (8 if torch.device(study.device).type == "cuda" else 1)
-    facts = records.facts("bayesify_papers.inducing_weights.fashion", given)
-    prepare(study, chosen.out, {**facts, "workers": workers})
-    run_jobs(classify, study.plan, chosen.out, workers)
-    if find_spec("torchmetrics") is None:
-        print(f"torchmetrics is not installed here; score with: --evaluate {chosen.out}")
-        return 0
-    return evaluate(chosen.out)
+        outside = OUTSIDE["fashion_mnist"]
+        corrupted = chosen.corrupted_images
+        source = Source("fashion_mnist", chosen.data, chosen.num_train, outside=outside, corrupted_images=corrupted)
+        study = Study(recipe_from(chosen), source, chosen.validation, chosen.seeds, chosen.device)
+    workers = count_workers(chosen.workers, study.device, 8)
+    prepare(study, chosen.out, {**chosen.facts, "workers": workers})
+    run_trainings(classify, study.plan, chosen.out, workers=workers)
+    return evaluate_if_possible(evaluate, chosen.out)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ small network of `fashion`, under the caps chosen there.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import statistics
 import sys
@@ -18,20 +17,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from bayesify.network import BayesianNetwork
-from bayesify.training.fitting import fit
-from bayesify.training.pruning import prune
-from bayesify.weights.catalog import count_parameters
-from bayesify_papers import records
-from bayesify_papers.inducing_weights import published
+from bayesify import BayesianNetwork, count_parameters, fit, prune
 from bayesify_papers.inducing_weights.classification import SMOKE, SMOKE_SOURCE, add_recipe, recipe_from
-from bayesify_papers.inducing_weights.sources import Source
-from bayesify_papers.inducing_weights.systems import SYSTEMS, MemoryBatches, Recipe
-from bayesify_papers.inducing_weights.trainings import Problem, problem
-from bayesify_papers.inducing_weights.workers import run_jobs
-from bayesify_papers.tables import number, table
+from bayesify_papers.inducing_weights.systems import SYSTEMS, Recipe, train
+from bayesify_papers.shared import records
+from bayesify_papers.shared.batches import MemoryBatches
+from bayesify_papers.shared.image_problems import Problem, problem
+from bayesify_papers.shared.jobs import count_workers, run_trainings
+from bayesify_papers.shared.program import Program
+from bayesify_papers.shared.published import published
+from bayesify_papers.shared.scores import CLASSIFICATION
+from bayesify_papers.shared.sources import Source
+from bayesify_papers.shared.tables import number, table
 
 KEEP: dict[str, tuple[float, ...]] = {"ffg_u": (0.75, 0.5, 0.25), "ffg_w": (0.5, 0.1, 0.01)}
 """Fractions that are kept: of the entries of Z, and of the weights."""
@@ -63,7 +60,7 @@ class Pruning:
 def work(job: Pruning, folder: Path) -> dict[str, Any]:
     """Scores of the whole network, and of each pruned one before and after fine-tuning; nothing is written to `folder`."""
     given = problem(job.source, job.device)
-    network, _ = given.train(job.system, job.recipe, job.seed)
+    network, _ = train(SYSTEMS[job.system], job.recipe, given, job.seed)
     rows = [{"keep": 1.0, "fine_tuned": False, **_score(given, network, job)}]
     for keep in KEEP[job.system]:
         pruned = prune(copy.deepcopy(network), keep)
@@ -105,7 +102,7 @@ def means(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "seeds": len(rows),
             "parameters": rows[0]["parameters"],
         }
-        | {key: round(statistics.fmean(row[key] for row in rows), 5) for key in ("accuracy", "nll", "ece", "brier")}
+        | {key: round(statistics.fmean(row[key] for row in rows), 5) for key in CLASSIFICATION}
         for (system, keep, fine_tuned), rows in grouped.items()
     ]
 
@@ -119,9 +116,6 @@ def summarize(rows: Sequence[dict[str, Any]], dataset: str) -> str:
     """
     cells = []
     for row in rows:
-        theirs = published.CIFAR10_PRUNED[row["system"]].get(row["keep"], {})
-        if row["keep"] < 1 and not row["fine_tuned"]:
-            theirs = {}
         cells.append(
             [
                 SYSTEMS[row["system"]].title,
@@ -131,46 +125,32 @@ def summarize(rows: Sequence[dict[str, Any]], dataset: str) -> str:
                 number(100 * row["accuracy"], 2),
                 number(row["nll"]),
                 number(100 * row["ece"], 2),
-                number(theirs.get("accuracy"), 2),
-                number(theirs.get("nll"), 2),
-                number(theirs.get("ece"), 2),
+                *(number(published_score(row, key), 2) for key in ("accuracy", "nll", "ece")),
             ]
         )
-    header = [
-        "system",
-        "kept %",
-        "fine-tuned",
-        "parameters",
-        "acc %",
-        "nll",
-        "ece %",
-        "paper acc",
-        "paper nll",
-        "paper ece",
-    ]
-    return table(
-        header,
-        cells,
-        f"Pruned, {dataset}; the paper's columns are its table 7, a ResNet-50 on CIFAR-10, all fine-tuned.",
-    )
+    header = ["system", "kept %", "fine-tuned", "parameters", "acc %", "nll", "ece %"]
+    header += ["paper acc", "paper nll", "paper ece"]
+    title = f"Pruned, {dataset}; the paper's columns are its table 7, a ResNet-50 on CIFAR-10, all fine-tuned."
+    return table(header, cells, title)
+
+
+def published_score(row: dict[str, Any], score: str) -> float | None:
+    """What the paper has for a row; it fine-tunes whatever it prunes."""
+    if row["keep"] < 1 and not row["fine_tuned"]:
+        return None
+    found: float | None = published("inducing_weights").find("pruned", row["system"], float(row["keep"]), score)
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment from the command line."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--data", help="folder of the data; BAYESIFY_DATA if left out")
-    parser.add_argument("--out", type=Path, default=Path("bayesify-report") / "pruning")
-    parser.add_argument("--smoke", action="store_true", help="tiny synthetic images, seconds on a CPU")
-    parser.add_argument("--workers", type=int, help="trainings at a time; 6 on a GPU and 1 on a CPU if left out")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--num-train", type=int, help="only the first so many training images")
-    parser.add_argument("--fine-tuning", type=int, help="epochs after pruning; a sixth of the training's if left out")
-    add_recipe(parser)
-    chosen = parser.parse_args(given)
-    recipe, source, device, seeds = replace(SMOKE, epochs=1), replace(SMOKE_SOURCE, corrupted_images=0), "cpu", 1
+    program = Program(__doc__, __spec__, "pruning").option("data", "workers", "num_train", seeds=3)
+    program.add_argument("--fine-tuning", type=int, help="epochs after pruning; default: a sixth of the training's")
+    chosen = add_recipe(program).read(arguments)
+    recipe, device, seeds = replace(SMOKE, epochs=1), "cpu", 1
+    source = replace(SMOKE_SOURCE, outside=(), corrupted_images=0)
     if not chosen.smoke:
-        source = Source("fashion_mnist", chosen.data, chosen.num_train, outside=False)
+        source = Source("fashion_mnist", chosen.data, chosen.num_train)
         recipe, device, seeds = recipe_from(chosen), chosen.device, chosen.seeds
     epochs = chosen.fine_tuning or max(1, recipe.epochs // 6)
     jobs = {
@@ -178,13 +158,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for system in KEEP
         for seed in range(1, seeds + 1)
     }
-    workers = chosen.workers or (6 if torch.device(device).type == "cuda" else 1)
-    facts = records.facts("bayesify_papers.inducing_weights.pruning", given)
-    results = run_jobs(work, lambda done: jobs, chosen.out, workers)
+    workers = count_workers(chosen.workers, device)
+    results = run_trainings(work, jobs, chosen.out, workers=workers)
     rows = means([results[name] for name in jobs])
     print(summarize(rows, source.dataset))
     content = {"dataset": source.dataset, "workers": workers, "fine_tuning": epochs, "settings": asdict(recipe)}
-    records.write(chosen.out / "pruning.json", {**facts, **content, "rows": rows})
+    records.write(chosen.out / "pruning.json", {**chosen.facts, **content, "rows": rows})
     return 0
 
 

@@ -9,7 +9,6 @@ paper caps it on images, which keeps the test NLL of different seeds together.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
@@ -17,23 +16,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from bayesify import metrics
-from bayesify.baselines.nuts import nuts
+from bayesify import BayesianNetwork, RegressionPredictive, bayesianize, fit, metrics
+from bayesify.baselines import nuts
 from bayesify.datasets import toy
 from bayesify.likelihoods import Gaussian
-from bayesify.network import BayesianNetwork, bayesianize
-from bayesify.posteriors import FullCovariance, InducingWeights, MeanField
-from bayesify.posteriors.base import Posterior
-from bayesify.predictive.regression import RegressionPredictive
+from bayesify.posteriors import FullCovariance, InducingWeights, MeanField, Posterior
 from bayesify.priors import Neal
-from bayesify.training.fitting import fit
-from bayesify_papers import records
-from bayesify_papers.tables import number, table
+from bayesify_papers.shared import figures, records
+from bayesify_papers.shared.program import Program
+from bayesify_papers.shared.tables import number, table
 
 HIDDEN, INDUCING, MEMBERS, PRIOR_SCALE = 50, 25, 8, 4.0
 """Hidden tanh units, the larger side of U (25 x 2 and 1 x 25), members of Ensemble-U, prior std times the root of d_in."""
@@ -63,25 +59,10 @@ class Training:
 SMOKE = Training(steps=10, num_draws=2, prediction_draws=8, chain=5)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What one system did under one seed.
-
-    Args:
-        system: Its name.
-        seed: Of the start and of training; data are the same for all.
-        nll: Mean over test points, which lie in the clusters, in nats.
-        rmse: Of the predictive mean there.
-        gap_ratio: Mean epistemic std in the gap over that at the training inputs.
-        seconds: Of training.
-    """
-
-    system: str
-    seed: int
-    nll: float
-    rmse: float
-    gap_ratio: float
-    seconds: float
+Outcome = dict[str, Any]
+"""What one system did under one seed: `system`, `seed` (of the start and of training; data are the same for all), `nll` (mean
+over test points, which lie in the clusters, in nats), `rmse` of the predictive mean there, `gap_ratio` (mean epistemic std in the
+gap over that at the training inputs), `seconds` of training."""
 
 
 def _inducing(q: Literal["diagonal", "full", "ensemble"], max_lambda: float) -> Callable[[], Posterior]:
@@ -173,26 +154,21 @@ def judge(system: str, seed: int, predict: Predict, data: toy.Regression, second
     assert data.gap is not None
     inside = data.grid[(data.grid[:, 0] > data.gap[0]) & (data.grid[:, 0] < data.gap[1])]
     gap, at_data = (float(predict(x).epistemic.sqrt().mean()) for x in (inside, data.x))
-    return Outcome(system, seed, scores["nll"], scores["rmse"], gap / at_data, seconds)
+    numbers = {"nll": scores["nll"], "rmse": scores["rmse"], "gap_ratio": gap / at_data, "seconds": seconds}
+    return {"system": system, "seed": seed, **numbers}
 
 
 def summarize(outcomes: Sequence[Outcome]) -> str:
     """The table: medians over seeds, and how far the worst seed's NLL is from the median."""
     rows = []
-    for system in dict.fromkeys(outcome.system for outcome in outcomes):
-        own = [outcome for outcome in outcomes if outcome.system == system]
-        median = statistics.median(outcome.nll for outcome in own)
-        rows.append(
-            [
-                system,
-                str(len(own)),
-                number(median),
-                number(max(abs(outcome.nll - median) for outcome in own)),
-                number(statistics.median(outcome.rmse for outcome in own)),
-                number(statistics.median(outcome.gap_ratio for outcome in own), 2),
-                number(statistics.median(outcome.seconds for outcome in own), 1),
-            ]
+    for system in dict.fromkeys(outcome["system"] for outcome in outcomes):
+        own = [outcome for outcome in outcomes if outcome["system"] == system]
+        nll, rmse, ratio, seconds = (
+            statistics.median(outcome[key] for outcome in own) for key in ("nll", "rmse", "gap_ratio", "seconds")
         )
+        farthest = max(abs(outcome["nll"] - nll) for outcome in own)
+        cells = [number(nll), number(farthest), number(rmse), number(ratio, 2), number(seconds, 1)]
+        rows.append([system, str(len(own)), *cells])
     header = ["system", "seeds", "test nll", "farthest", "rmse", "std gap/data", "seconds"]
     title = "Two-cluster cosine, medians over seeds; the paper shows figures and no numbers (noise alone: nll -0.88, rmse 0.1)."
     return table(header, rows, title)
@@ -200,26 +176,20 @@ def summarize(outcomes: Sequence[Outcome]) -> str:
 
 def figure(panels: dict[str, Predict], data: toy.Regression, path: Path) -> None:
     """One panel per system: predictive mean, one to three standard deviations, data and ground truth (figure 2)."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    sheet = Figure(figsize=(9.6, 5.2), layout="constrained")
-    FigureCanvasAgg(sheet)
     rows = 2 if len(panels) > 3 else 1
-    axes = sheet.subplots(rows, -(-len(panels) // rows), sharex=True, sharey=True, squeeze=False).flatten()
-    x = data.grid[:, 0].numpy()
-    for place, (system, predict) in zip(axes, panels.items(), strict=False):
-        made = predict(data.grid)
-        mean, std = made.mean[:, 0].numpy(), made.std[:, 0].numpy()
-        for width in (3, 2, 1):
-            place.fill_between(x, mean - width * std, mean + width * std, color="#4a90c4", alpha=0.25, linewidth=0)
-        place.plot(x, mean, color="#1b3a5c", linewidth=1.6)
-        place.plot(x, data.truth[:, 0].numpy(), color="black", linewidth=1.0)
-        place.plot(data.x[:, 0].numpy(), data.y[:, 0].numpy(), "o", color="#c2571a", markersize=2.0, markeredgewidth=0)
-        place.set(title=system, xlim=(x[0], x[-1]), ylim=(-3, 3))
-        place.spines[["top", "right"]].set_visible(False)
-    for kind in ("png", "svg"):
-        sheet.savefig(path.with_suffix(f".{kind}"), dpi=150)
+    columns, x = -(-len(panels) // rows), data.grid[:, 0].numpy()
+    with figures.panels(path, rows, columns, (9.6, 5.2), sharex=True, sharey=True) as axes:
+        for place, (system, predict) in zip(axes, panels.items(), strict=False):
+            made = predict(data.grid)
+            mean, std = made.mean[:, 0].numpy(), made.std[:, 0].numpy()
+            for width in (3, 2, 1):
+                place.fill_between(
+                    x, mean - width * std, mean + width * std, color=figures.BAND, alpha=0.25, linewidth=0
+                )
+            place.plot(x, mean, color=figures.MEAN, linewidth=1.6)
+            place.plot(x, data.truth[:, 0].numpy(), color="black", linewidth=1.0)
+            place.plot(data.x[:, 0], data.y[:, 0], "o", color=figures.DATA, markersize=2.0, markeredgewidth=0)
+            place.set(title=system, xlim=(x[0], x[-1]), ylim=(-3, 3))
 
 
 def run(
@@ -235,8 +205,8 @@ def run(
         systems: From `SYSTEMS`, or `REFERENCE`, whose chain runs under the first seed only.
         seeds: How many.
         training: How.
-        folder: Gets `regression.json` and the figure of the first seed, if matplotlib is installed; nothing is written if left
-            out.
+        folder: Gets `regression.json` and the figure of the first seed, if matplotlib is installed; by default nothing is
+            written.
         facts: Goes into the JSON file.
     """
     data = toy.cosine()
@@ -249,35 +219,25 @@ def run(
             outcomes.append(judge(system, seed, predict, data, time.process_time() - start))
             panels.setdefault(system, predict)
             latest = outcomes[-1]
-            print(f"{system} seed {seed}: nll {latest.nll:.3f}, std gap/data {latest.gap_ratio:.2f}", flush=True)
+            print(f"{system} seed {seed}: nll {latest['nll']:.3f}, std gap/data {latest['gap_ratio']:.2f}", flush=True)
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        content = {**(facts or {}), "training": asdict(training), "outcomes": [asdict(outcome) for outcome in outcomes]}
-        records.write(folder / "regression.json", content)
-        if find_spec("matplotlib") is not None:
+        records.write(folder / "regression.json", {**(facts or {}), "training": asdict(training), "outcomes": outcomes})
+        if figures.DRAWS:
             figure(panels, data, folder / "regression")
     return outcomes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment from the command line."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
     known = [*SYSTEMS, REFERENCE]
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=Path("bayesify-report") / "regression")
-    parser.add_argument("--smoke", action="store_true", help="a few steps of everything")
-    parser.add_argument("--systems", nargs="+", choices=known, default=known)
-    parser.add_argument("--steps", type=int, default=Training().steps)
-    chosen = parser.parse_args(given)
+    program = Program(__doc__, __spec__, "regression", small=True).choice("systems", known)
+    chosen = program.option(seeds=5, steps=Training().steps).read(arguments)
     systems = list(chosen.systems)
     if REFERENCE in systems and find_spec("pyro") is None:
         print("NUTS is left out: pyro-ppl is not installed; pip install 'bayesify[reference]'")
         systems.remove(REFERENCE)
     training = SMOKE if chosen.smoke else replace(Training(), steps=chosen.steps)
-    torch.set_num_threads(1)  # the networks are so small that a second thread only waits
-    facts = records.facts("bayesify_papers.inducing_weights.regression", given)
-    print(summarize(run(systems, 1 if chosen.smoke else chosen.seeds, training, chosen.out, facts)))
+    print(summarize(run(systems, 1 if chosen.smoke else chosen.seeds, training, chosen.out, chosen.facts)))
     return 0
 
 

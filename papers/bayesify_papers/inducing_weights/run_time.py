@@ -5,15 +5,14 @@ python -m bayesify_papers.inducing_weights.run_time benchmarks/results/resnets_g
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bayesify_papers import records
-from bayesify_papers.tables import number, table
+from bayesify_papers.shared import records
+from bayesify_papers.shared.program import Program
+from bayesify_papers.shared.tables import number, table
 
 COLUMNS = {
     "5_draws": "5 draws",
@@ -35,7 +34,7 @@ def read(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         raise FileNotFoundError(f"run_time: {path} does not exist; make it with python -m benchmarks.resnets")
-    content: dict[str, Any] = json.loads(path.read_text())
+    content = records.read(path)
     if not isinstance(content.get("figures"), dict):
         raise ValueError(f"run_time: {path} holds no figures; give a file of python -m benchmarks.resnets")
     return content
@@ -62,15 +61,12 @@ def summarize(content: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("file", type=Path, nargs="?", default=Path("benchmarks") / "results" / "resnets_gpu.json")
-    parser.add_argument("--out", type=Path, help="folder that gets run_time.json")
-    chosen = parser.parse_args(arguments)
+    program = Program(__doc__, __spec__, "run_time")
+    program.add_argument("file", type=Path, nargs="?", default=Path("benchmarks") / "results" / "resnets_gpu.json")
+    chosen = program.read(arguments)
     content = read(chosen.file)
     print(summarize(content))
-    if chosen.out is not None:
-        chosen.out.mkdir(parents=True, exist_ok=True)
-        records.write(chosen.out / "run_time.json", content)
+    records.write(chosen.out / "run_time.json", content)
     return 0
 
 

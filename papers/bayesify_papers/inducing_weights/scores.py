@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,13 @@ import torch
 from torch import Tensor
 
 from bayesify import metrics
-from bayesify_papers.inducing_weights import predictions, published
 from bayesify_papers.inducing_weights.systems import SYSTEMS
-from bayesify_papers.tables import number, table
+from bayesify_papers.shared import predictions
+from bayesify_papers.shared.published import published
+from bayesify_papers.shared.scores import CLASSIFICATION
+from bayesify_papers.shared.tables import number, table
+
+PAPER = published("inducing_weights")
 
 MEASURES = ("max_probability", "entropy", "mutual_information")
 
@@ -67,7 +70,7 @@ def tables(scores: dict[str, dict[str, Any]], dataset: str, run: dict[str, Any])
 
 
 def _in_distribution(scores: dict[str, dict[str, Any]], dataset: str, run: dict[str, Any]) -> str:
-    paper = published.CIFAR10 if dataset == "cifar10" else {}
+    paper = PAPER["cifar10"] if dataset == "cifar10" else {}
     rows = []
     for name, system in scores.items():
         test, theirs = system["test"], paper.get(name, {})
@@ -80,10 +83,7 @@ def _in_distribution(scores: dict[str, dict[str, Any]], dataset: str, run: dict[
                 number(test["nll"]),
                 number(100 * test["ece"], 2),
                 number(test["brier"]),
-                number(theirs.get("accuracy"), 2),
-                number(theirs.get("nll"), 2),
-                number(theirs.get("ece"), 2),
-                number(theirs.get("brier"), 2),
+                *(number(theirs.get(key), 2) for key in CLASSIFICATION),
             ]
         )
     header = ["system", "parameters", "train s", "acc %", "nll", "ece %", "brier"]
@@ -111,7 +111,7 @@ def _outside(scores: dict[str, dict[str, Any]], dataset: str) -> str:
         return table(header, rows, f"{title}; the paper has no numbers for {dataset}.")
     rows += [
         [SYSTEMS[name].title + ", paper", outside, number(auroc, 2), number(aupr, 2), "-", "-", "-", "-"]
-        for name, theirs in published.CIFAR10_OOD.items()
+        for name, theirs in PAPER["ood"].items()
         for outside, (auroc, aupr) in theirs.items()
     ]
     return table(header, rows, f"{title}; the paper's rows are its table 3, other sets than ours.")
@@ -138,7 +138,7 @@ def _corrupted(scores: dict[str, dict[str, Any]], dataset: str) -> str:
     rows += [
         [SYSTEMS[name].title + ", paper"]
         + [number(theirs[key][severity - 1], 2) for key in ("accuracy", "ece") for severity in severities]
-        for name, theirs in published.CIFAR10_CORRUPTED.items()
+        for name, theirs in PAPER["corrupted"].items()
     ]
     return table(header, rows, f"{note}; the paper's rows are its tables 11 and 12, means over 19 corruptions.")
 
@@ -171,10 +171,3 @@ def requirement(scores: dict[str, dict[str, Any]]) -> list[str]:
             f"within 1 point and 0.5: {met}"
         )
     return lines
-
-
-def read_run(folder: Path) -> dict[str, Any]:
-    """The facts that a run left beside its predictions; empty where there are none."""
-    path = folder / "run.json"
-    content: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    return content

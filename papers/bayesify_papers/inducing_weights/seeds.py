@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,23 +9,11 @@ from typing import Any
 
 from bayesify_papers.inducing_weights import scores
 from bayesify_papers.inducing_weights.systems import SYSTEMS
-from bayesify_papers.tables import number, table
+from bayesify_papers.shared.scores import standard_error
+from bayesify_papers.shared.tables import number, table
 
 Scores = dict[str, dict[str, Any]]
 """What `scores.score` gives: by system."""
-
-
-def read(folder: Path) -> dict[str, Any]:
-    """The facts of a study.
-
-    Raises:
-        FileNotFoundError: If the folder holds none.
-    """
-    path = folder / "study.json"
-    if not path.is_file():
-        raise FileNotFoundError(f"{folder} holds no study.json; give the folder that a run wrote")
-    content: dict[str, Any] = json.loads(path.read_text())
-    return content
 
 
 def score(folder: Path) -> dict[int, Scores]:
@@ -60,11 +46,6 @@ def gather(found: dict[int, Scores]) -> dict[str, dict[str, list[float]]]:
             for key, value in numbers.items():
                 gathered.setdefault(system, {}).setdefault(key, []).append(value)
     return {system: gathered[system] for system in SYSTEMS if system in gathered}
-
-
-def standard_error(values: list[float]) -> float | None:
-    """Of a mean; none for a single value."""
-    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
 
 
 def summary(found: dict[int, Scores]) -> dict[str, Any]:
@@ -112,7 +93,7 @@ def tables(found: dict[int, Scores], about: dict[str, Any]) -> str:
     title = f"Test images of {about['dataset']}, mean and standard error over seeds"
     shared = f"; {about['workers']} trainings shared the device" if about.get("workers", 1) > 1 else ""
     whole = table(header, rows, f"{title}{shared}.")
-    parts = [whole, _names(gathered, "ood/", "auroc_", "Images from elsewhere, AUROC.", 1)]
+    parts = [whole, _names(gathered, "ood/", "auroc_", "Other images, AUROC.", 1)]
     parts += [
         _names(gathered, "corrupted/", key, f"Corrupted test images by severity, {title}.", 100)
         for key, title in (("accuracy", "accuracy in %"), ("ece", "ECE in %"))

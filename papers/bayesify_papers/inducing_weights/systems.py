@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from bayesify import BayesianNetwork, KLSchedule, bayesianize
 from bayesify.likelihoods import Categorical
 from bayesify.models.resnet import BasicBlock, ResNet
-from bayesify.network import BayesianNetwork, bayesianize
-from bayesify.posteriors import InducingWeights, MeanField, Point
-from bayesify.posteriors.base import Posterior
+from bayesify.posteriors import InducingWeights, MeanField, Point, Posterior
 from bayesify.priors import Neal, Prior, Standard
-from bayesify.training.schedules import KLSchedule
-from bayesify_papers.inducing_weights.recorded import as_recordable, fit_recorded
+from bayesify_papers.shared.batches import MemoryBatches
+from bayesify_papers.shared.image_problems import Problem, Trained
+from bayesify_papers.shared.recorded import as_recordable, fit_recorded
 
 SPREADS = ("raw_lambda", "raw_std")
 """Parameters that say how wide a posterior is. They start some e-folds below where they end and take steps in log space,
@@ -124,71 +124,19 @@ SYSTEMS: dict[str, System] = {
 """In the order in which they are trained. The first network of Ensemble-W is the deterministic one."""
 
 
-class MemoryBatches:
-    """Shuffled batches of tensors that lie on the device already.
-
-    Each epoch has its own order, made from torch's global random numbers. A last batch that is not
-    full is left out.
-
-    Args:
-        x: Inputs, [N, ...].
-        y: Targets, [N].
-        batch: Examples in a batch.
-        augment: Whether images are mirrored with probability 1/2 and shifted by up to an eighth of their side.
-
-    Raises:
-        ValueError: If there is not one full batch.
-    """
-
-    def __init__(self, x: Tensor, y: Tensor, batch: int, augment: bool = False) -> None:
-        if not 1 <= batch <= len(x):
-            raise ValueError(f"MemoryBatches: batch={batch} of {len(x)} examples; give 1 to {len(x)}")
-        self.x, self.y, self.batch, self.augment = x, y, batch, augment
-
-    def __len__(self) -> int:
-        return len(self.x) // self.batch
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        order = torch.randperm(len(self.x))[: len(self) * self.batch].to(self.x.device)
-        for index in order.split(self.batch):
-            x = self.x[index]
-            yield (mirror_and_shift(x) if self.augment else x), self.y[index]
-
-
-def mirror_and_shift(x: Tensor) -> Tensor:
-    """Each image mirrored or not, and shifted by its own number of pixels under a border of zeros (torch's random numbers).
-
-    Args:
-        x: Images, [B, C, H, W].
-    """
-    count, _, height, width = x.shape
-    reach = max(1, width // 8)
-    rows, columns = torch.randint(-reach, reach + 1, (2, count, 1)).to(x.device)
-    mirrored = (torch.rand(count, 1) < 0.5).to(x.device)
-    up = torch.arange(height, device=x.device) + rows + reach  # [B, H]
-    across = torch.arange(width, device=x.device)
-    across = torch.where(mirrored, across.flip(0), across) + columns + reach  # [B, W]
-    padded = nn.functional.pad(x, (reach,) * 4)
-    example = torch.arange(count, device=x.device)[:, None, None]
-    return padded.movedim(1, -1)[example, up[:, :, None], across[:, None]].movedim(-1, 1)  # [B, C, H, W]
-
-
-def train(
-    system: System, recipe: Recipe, x: Tensor, y: Tensor, *, num_classes: int, seed: int
-) -> tuple[BayesianNetwork, list[dict[str, Any]]]:
-    """One network of a system, trained on its device.
+def train(system: System, recipe: Recipe, given: Problem, seed: int) -> Trained:
+    """One network of a system, trained on its device, and what its epochs were like.
 
     Args:
         system: From `SYSTEMS`.
         recipe: How.
-        x: Images, normalized, [N, C, H, W].
-        y: Labels, [N].
-        num_classes: Outputs of the network.
+        given: On what.
         seed: Of the start and of everything random in training.
     """
+    x, y = given.x, given.y
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        net = recipe.network(x.shape[1], num_classes)
+        net = recipe.network(x.shape[1], given.num_classes)
         if x.is_cuda:
             net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         bnn = bayesianize(net, system.posterior(recipe), likelihood=Categorical(), prior=system.prior())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,12 @@ import numpy as np
 import torch
 
 from bayesify import metrics
-from bayesify_papers.subnetwork import published, shifted_images
-from bayesify_papers.tables import number, table
+from bayesify_papers.shared import predictions, records
+from bayesify_papers.shared.published import published
+from bayesify_papers.shared.sources import as_labels
+from bayesify_papers.shared.tables import number, table
 
+PAPER = published("subnetwork")
 REJECTED = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Shares of a rejection-classification curve that are tabulated."""
 
@@ -26,18 +28,16 @@ def score(folder: Path) -> dict[str, dict[str, Any]]:
 
     Returns:
         By variant: `shifted` with `accuracy, nll, ece, brier` of each set, `ood` with AUROC by entropy and by maximum
-        probability, and `rejection` with accuracies at `REJECTED` when everything from elsewhere counts as an error.
+        probability, and `rejection` with accuracies at `REJECTED` when every other image counts as an error.
 
     Raises:
         FileNotFoundError: If there are no predictions.
         ImportError: If torchmetrics is missing.
     """
-    if not (folder / "run.json").is_file():
-        raise FileNotFoundError(f"{folder} holds no run.json; give the folder that a run wrote")
-    names = json.loads((folder / "run.json").read_text())["systems"]
+    names = records.read(folder / "run.json", needed=True)["systems"]
     with np.load(folder / "labels.npz", allow_pickle=False) as stored:
-        labels = torch.from_numpy(stored["labels"].astype(np.int64))
-    return {name: _score(shifted_images.read(folder, name), labels) for name in names}
+        labels = as_labels(stored["labels"])
+    return {name: _score(predictions.read(folder / f"{name}.npz"), labels) for name in names}
 
 
 def _score(made: Mapping[str, Any], labels: torch.Tensor) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def _score(made: Mapping[str, Any], labels: torch.Tensor) -> dict[str, Any]:
 def title(name: str) -> str:
     """A variant's name for tables: the paper's for the systems that it has."""
     base, _, ending = name.rpartition("_")
-    known = {**published.TITLES, "last_layer": "Last layer", "largest_magnitude": "Largest magnitude"}
+    known = {**PAPER["titles"], "last_layer": "Last layer", "largest_magnitude": "Largest magnitude"}
     if name in known:
         return known[name]
     return f"{known.get(base, base)}, {ending}"
@@ -99,11 +99,11 @@ def _value(scores: Mapping[str, float], key: str) -> float:
 
 
 def ood_table(scores: Mapping[str, Any], dataset: str, paper_set: str) -> str:
-    """AUROC against every set from elsewhere, and the paper's where it has one."""
+    """AUROC against every other set of images, and the paper's where it has one."""
     outside = list(dict.fromkeys(name for system in scores.values() for name in system["ood"]))
     rows = []
     for name, system in scores.items():
-        theirs = published.OOD_AUROC.get(dataset, {}).get(name)
+        theirs = PAPER.find("ood_auroc", dataset, name)
         cells = [
             number(system["ood"][one][key]) for one in outside for key in ("auroc_entropy", "auroc_max_probability")
         ]
@@ -117,7 +117,7 @@ def ood_table(scores: Mapping[str, Any], dataset: str, paper_set: str) -> str:
 
 
 def rejection_table(scores: Mapping[str, Any]) -> str:
-    """Accuracy after turning away the least certain of test images and images from elsewhere together (figure 6)."""
+    """Accuracy after turning away the least certain of test images and other images together (figure 6)."""
     rows = [
         [title(name), outside, *(number(value, 3) for value in curve)]
         for name, system in scores.items()
@@ -129,3 +129,31 @@ def rejection_table(scores: Mapping[str, Any]) -> str:
         rows,
         "Rejection-classification by entropy, by the share turned away; the paper shows figure 6 and no numbers.",
     )
+
+
+def tables(
+    scores: Mapping[str, Any],
+    dataset: str,
+    outside: str,
+    columns: Mapping[str, Sequence[str]],
+    places: Mapping[str, int],
+    text: str,
+) -> str:
+    """All tables as text.
+
+    Args:
+        scores: From `score`.
+        dataset: What was trained on; the paper's numbers stand beside ours where they are of that set.
+        outside: The paper's other set of images, in words.
+        columns: Names of the sets whose mean makes each column, by its title.
+        places: Of the columns in the paper's rows.
+        text: What the columns are, and the source of the paper's rows.
+    """
+    paper = PAPER.find(dataset) or {}
+    theirs = {
+        name: {key: [values[places[column]] for column in columns] for key, values in system.items()}
+        for name, system in paper.items()
+    }
+    names = {"ll": "Log-likelihood", "error": "Error", "ece": "Expected calibration error", "brier": "Brier score"}
+    texts = [shift_table(scores, key, columns, theirs, f"{name} {text}") for key, name in names.items()]
+    return "\n\n".join([*texts, ood_table(scores, dataset, outside), rejection_table(scores)])

@@ -14,20 +14,25 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from bayesify import subnetwork
-from bayesify.baselines.swag import SWAG
-from bayesify.baselines.vogn import VOGN
-from bayesify.laplace import Laplace
+from bayesify import (
+    BayesianNetwork,
+    ClassificationPredictive,
+    Laplace,
+    Predictive,
+    bayesianize,
+    fit,
+    priors,
+    subnetwork,
+)
+from bayesify.baselines import SWAG, VOGN
 from bayesify.laplace.covariances import DiagonalCovariance, FullCovariance
 from bayesify.likelihoods import Categorical
-from bayesify.network import BayesianNetwork, bayesianize
 from bayesify.posteriors import Dropout, MeanField
-from bayesify.predictive.base import Predictive
-from bayesify.predictive.classification import ClassificationPredictive
-from bayesify.priors import Gaussian as GaussianPrior
-from bayesify.training.fitting import fit
-from bayesify_papers.subnetwork import image_training, published
-from bayesify_papers.subnetwork.image_training import Batches, Recipe
+from bayesify_papers.shared.published import published
+from bayesify_papers.subnetwork import image_training
+from bayesify_papers.subnetwork.image_training import Recipe, batches
+
+PAPER = published("subnetwork")
 
 Predict = Callable[[Tensor], Tensor]
 """From normalized images on the device, [B, C, H, W], to probabilities, [B, classes]."""
@@ -68,7 +73,7 @@ class Settings:
         memory: Budget of a Laplace posterior.
     """
 
-    size: int = published.SUBNETWORK_SIZE
+    size: int = PAPER["subnetwork_size"]
     num_fit: int = 10_000
     num_select: int = 10_000
     num_validation: int = 5_000
@@ -189,7 +194,7 @@ def _laplace(
 ) -> Iterator[Variant]:
     """The posterior at the paper's prior precision, and at those that validation images choose."""
     settings, start = shop.settings, time.perf_counter()
-    base = published.PRIOR_PRECISION.get(name, 1.0)
+    base = PAPER["prior_precision"].get(name, 1.0)
     laplace = Laplace(
         shop.map_estimate,
         Categorical(),
@@ -209,7 +214,7 @@ def _laplace(
             warnings.filterwarnings("ignore", message=".* to factorize it")
             return torch.cat([_probs(laplace.predict(part)) for part in x.split(settings.chunk)])
 
-    if name in published.PRIOR_PRECISION:
+    if name in PAPER["prior_precision"]:
         yield Variant(name, predict, {**facts, "prior_precision": base})
     if not settings.tune:
         return
@@ -331,7 +336,7 @@ def _dropout(shop: Workshop) -> Iterator[Variant]:
     bnn = bayesianize(net, {"layer*.conv2": Dropout(rate=0.1)}, likelihood=Categorical()).to(shop.x.device)
     fit(
         bnn,
-        Batches(shop.x, shop.y, recipe.batch, seed=shop.seed, crops=recipe.crops),
+        batches(shop.x, shop.y, recipe.batch, recipe),
         num_data=len(shop.x),
         epochs=recipe.epochs,
         optimizer=lambda parameters: torch.optim.SGD(
@@ -351,10 +356,10 @@ def _dropout(shop: Workshop) -> Iterator[Variant]:
 def _swag(shop: Workshop) -> Iterator[Variant]:
     """SGD at a constant learning rate from the MAP estimate on; each draw has batch statistics of its own."""
     settings, start = shop.settings, time.perf_counter()
-    batches = Batches(shop.x, shop.y, settings.apart_batch, seed=shop.seed, crops=shop.recipe.crops)
+    loader = batches(shop.x, shop.y, settings.apart_batch, shop.recipe)
     swag = SWAG(shop.map_estimate, Categorical(), rank=min(20, settings.swag_epochs))
     swag.fit(
-        batches,
+        loader,
         settings.swag_epochs,
         settings.swag_learning_rate,
         momentum=shop.recipe.momentum,
@@ -376,13 +381,13 @@ def _vogn(shop: Workshop) -> Iterator[Variant]:
     """Mean-field Gaussians over convolutions and the last layer, trained from the start (Osawa et al. 2019)."""
     settings, start = shop.settings, time.perf_counter()
     net = image_training.make(shop.recipe, shop.x.shape[1], shop.num_classes, shop.seed)
-    prior = GaussianPrior(std=settings.vogn_prior_std)
+    prior = priors.Gaussian(std=settings.vogn_prior_std)
     bnn = bayesianize(net, MeanField(), likelihood=Categorical(), prior=prior).to(shop.x.device)
     trainer = VOGN(bnn, num_data=len(shop.x), learning_rate=settings.vogn_learning_rate, damping=settings.vogn_damping)
-    batches = Batches(shop.x, shop.y, settings.apart_batch, seed=shop.seed, crops=shop.recipe.crops)
+    loader = batches(shop.x, shop.y, settings.apart_batch, shop.recipe)
     recipe = replace(shop.recipe, epochs=settings.vogn_epochs)
     trainer.fit(
-        batches,
+        loader,
         settings.vogn_epochs,
         schedule=lambda share: image_training.rate(recipe, share * settings.vogn_epochs),
         seed=shop.seed,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.models.resnet import BasicBlock, ResNet
+from bayesify.storage import write_atomically
+from bayesify_papers.shared.batches import MemoryBatches
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Recipe:
         momentum: Of SGD.
         weight_decay: Of all parameters.
         warmup: Epochs over which the learning rate grows to `learning_rate`; none in the paper.
-        crops: Whether training images are flipped and shifted by up to 4 pixels at random.
+        crops: Whether training images are flipped and shifted at random, by up to an eighth of their side.
         depth: Residual blocks in each of the four stages; 2 is ResNet-18.
         width: Channels of the first stage; 64 is ResNet-18.
         precision: Of the network in training on a GPU.
@@ -49,42 +50,9 @@ class Recipe:
     precision: Literal["float32", "bf16"] = "bf16"
 
 
-class Batches:
-    """Shuffled batches of tensors that lie on the device already; a last batch that is not full is left out.
-
-    Each pass has its own order, made from the seed.
-
-    Args:
-        x: Images, [N, C, H, W].
-        y: Labels, [N].
-        batch: Images in a batch; all of them if there are fewer.
-        seed: Of the orders.
-        crops: Whether to flip and shift images at random.
-    """
-
-    def __init__(self, x: Tensor, y: Tensor, batch: int, *, seed: int = 0, crops: bool = False) -> None:
-        self.x, self.y, self.batch, self.crops = x, y, min(batch, len(x)), crops
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def __len__(self) -> int:
-        return len(self.x) // self.batch
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        order = torch.randperm(len(self.x), generator=self._generator)[: len(self) * self.batch].to(self.x.device)
-        for index in order.split(self.batch):
-            x = self.x[index]
-            yield (self._shift(x) if self.crops else x), self.y[index]
-
-    def _shift(self, x: Tensor) -> Tensor:
-        flip = torch.rand(len(x), generator=self._generator).to(x.device) < 0.5
-        x = torch.where(flip[:, None, None, None], x.flip(3), x)
-        side = x.shape[-1]
-        padded = nn.functional.pad(x, (4, 4, 4, 4))
-        down, across = torch.randint(0, 9, (2, len(x)), generator=self._generator).to(x.device)
-        steps = torch.arange(side, device=x.device)
-        rows, columns = down[:, None] + steps, across[:, None] + steps  # [B, side]
-        which = torch.arange(len(x), device=x.device)
-        return padded[which[:, None, None], :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+def batches(x: Tensor, y: Tensor, batch: int, recipe: Recipe) -> MemoryBatches:
+    """Shuffled batches, all of the images if there are fewer; flipped and shifted if the recipe says so."""
+    return MemoryBatches(x, y, min(batch, len(x)), recipe.crops)
 
 
 def make(recipe: Recipe, channels: int, num_classes: int, seed: int) -> ResNet:
@@ -125,20 +93,20 @@ def train(net: nn.Module, x: Tensor, y: Tensor, recipe: Recipe, *, seed: int, ti
     sgd = torch.optim.SGD(
         net.parameters(), lr=recipe.learning_rate, momentum=recipe.momentum, weight_decay=recipe.weight_decay
     )
-    batches = Batches(x, y, recipe.batch, seed=seed, crops=recipe.crops)
+    loader = batches(x, y, recipe.batch, recipe)
     net.train()
     for epoch in range(recipe.epochs):
         total = torch.zeros((), device=x.device)
-        for step, (images, labels) in enumerate(batches):
+        for step, (images, labels) in enumerate(loader):
             for group in sgd.param_groups:
-                group["lr"] = recipe.learning_rate * rate(recipe, epoch + step / len(batches))
+                group["lr"] = recipe.learning_rate * rate(recipe, epoch + step / len(loader))
             with autocast(recipe, x.device):
                 loss = nn.functional.cross_entropy(net(images), labels)
             sgd.zero_grad(set_to_none=True)
             loss.backward()
             sgd.step()
             total += loss.detach()
-        mean = float(total) / len(batches)
+        mean = float(total) / len(loader)
         if not math.isfinite(mean):
             raise ValueError(f"{title}: the loss is {mean} in epoch {epoch + 1}; lower the learning rate")
         if (epoch + 1) % max(1, recipe.epochs // 9) == 0:
@@ -174,9 +142,8 @@ def trained(
             net.load_state_dict(stored["network"])
             return net.eval(), float(stored["seconds"])
     seconds = train(net, x, y, recipe, seed=seed, title=path.stem)
-    partial = path.with_name(path.name + ".partial")
-    torch.save({"network": net.state_dict(), "settings": settings, "seconds": seconds}, partial)
-    partial.replace(path)
+    with write_atomically(path) as temporary:
+        torch.save({"network": net.state_dict(), "settings": settings, "seconds": seconds}, temporary)
     return net, seconds
 
 

@@ -14,24 +14,25 @@ angles. Curvature is that of 10,000 training images, scaled to all of them.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from importlib.util import find_spec
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from bayesify.datasets import images
 from bayesify.datasets.rotations import rotate
-from bayesify_papers import records
-from bayesify_papers.subnetwork import image_scores, published, shifted_images
+from bayesify_papers.shared import records
+from bayesify_papers.shared.program import Program, evaluate_if_possible, fill
+from bayesify_papers.shared.published import published
+from bayesify_papers.shared.sources import noise
+from bayesify_papers.subnetwork import image_scores, shifted_images
 from bayesify_papers.subnetwork.image_systems import DEFAULT, SYSTEMS, Settings
 from bayesify_papers.subnetwork.image_training import Recipe
 
+ANGLES: tuple[int, ...] = published("subnetwork")["angles"]
 SMOKE = (
     Recipe(epochs=2, batch=50, depth=1, width=4),
     Settings(
@@ -59,8 +60,8 @@ REQUIREMENT = {"angle": 60, "nats": 1.5, "accuracy": 0.01}
 def turn_at_random(pictures: np.ndarray, seed: int = 0) -> np.ndarray:
     """Images turned by the angles of the test sets, as many by each."""
     turned = np.empty_like(pictures)
-    which = np.random.default_rng(seed).permutation(len(pictures)) % len(published.ANGLES)
-    for place, angle in enumerate(published.ANGLES):
+    which = np.random.default_rng(seed).permutation(len(pictures)) % len(ANGLES)
+    for place, angle in enumerate(ANGLES):
         turned[which == place] = rotate(pictures[which == place], angle)
     return turned
 
@@ -68,11 +69,11 @@ def turn_at_random(pictures: np.ndarray, seed: int = 0) -> np.ndarray:
 def make_task(
     data: images.Images, outside: Mapping[str, np.ndarray], angles: Sequence[int], num_test: int
 ) -> shifted_images.Task:
-    """The test images turned by each angle, and images from elsewhere.
+    """The test images turned by each angle, and other images.
 
     Args:
         data: MNIST.
-        outside: Images from elsewhere by name.
+        outside: Other images by name.
         angles: In degrees, 0 first.
         num_test: How many images of each set: the first ones.
     """
@@ -84,7 +85,7 @@ def make_task(
 
 def evaluate(folder: Path) -> int:
     """Score what a run wrote, print the tables and write `results.json`."""
-    scores, about = image_scores.score(folder), json.loads((folder / "run.json").read_text())
+    scores, about = image_scores.score(folder), records.read(folder / "run.json")
     print(tables(scores, about["dataset"]))
     lines = requirement(scores)
     print("\n" + "\n".join(lines))
@@ -95,24 +96,9 @@ def evaluate(folder: Path) -> int:
 def tables(scores: Mapping[str, Any], dataset: str) -> str:
     """All tables as text."""
     angles = list(next(iter(scores.values()))["shifted"])
-    columns = {angle: [angle] for angle in angles}
-    theirs: Mapping[str, Any] = {}
-    if dataset == "mnist":
-        places = [published.ANGLES.index(int(angle)) for angle in angles]
-        theirs = {
-            name: {key: [values[place] for place in places] for key, values in system.items()}
-            for name, system in published.ROTATED_MNIST.items()
-        }
-    names = {"ll": "Log-likelihood", "error": "Error", "ece": "Expected calibration error", "brier": "Brier score"}
-    texts = [
-        image_scores.shift_table(
-            scores, key, columns, theirs, f"{name} by angle; the paper's rows are its tables 2 to 14."
-        )
-        for key, name in names.items()
-    ]
-    return "\n\n".join(
-        [*texts, image_scores.ood_table(scores, dataset, "Fashion-MNIST"), image_scores.rejection_table(scores)]
-    )
+    places = {angle: ANGLES.index(int(angle)) for angle in angles}
+    text = "by angle; the paper's rows are its tables 2 to 14."
+    return image_scores.tables(scores, dataset, "Fashion-MNIST", {angle: [angle] for angle in angles}, places, text)
 
 
 def requirement(scores: Mapping[str, Any]) -> list[str]:
@@ -136,65 +122,43 @@ def requirement(scores: Mapping[str, Any]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment from the command line."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    chosen = parser().parse_args(given)
+    chosen = image_program(__doc__, __spec__, "rotated-mnist", Recipe(), Settings()).read(arguments)
     if chosen.evaluate is not None:
         return evaluate(chosen.evaluate)
     if chosen.smoke:
-        recipe, settings = SMOKE
         data = images.synthetic(200, 60)
-        noise = np.random.default_rng(0).integers(0, 256, data.test_images.shape, dtype=np.uint8)
-        task, device = make_task(data, {"noise": noise}, (0, 60), 60), "cpu"
+        task = make_task(data, {"noise": noise(data.test_images)}, (0, 60), 60)
     else:
-        recipe, settings, device = from_arguments(chosen, Recipe), from_arguments(chosen, Settings), chosen.device
         data = images.load("mnist", chosen.data).first(chosen.num_train)
         outside = {name: images.load(name, chosen.data).test_images for name in ("fashion_mnist", "notmnist")}
-        task = make_task(data, outside, published.ANGLES, chosen.num_test)
-    facts = records.facts("bayesify_papers.subnetwork.rotated_mnist", given)
-    shifted_images.run(
-        chosen.out, task, recipe, settings, systems=chosen.systems, seed=chosen.seed, device=device, facts=facts
-    )
-    if find_spec("torchmetrics") is None:
-        print(f"torchmetrics is not installed here; score with: --evaluate {chosen.out}")
-        return 0
-    return evaluate(chosen.out)
+        task = make_task(data, outside, ANGLES, chosen.num_test)
+    return train_and_evaluate(chosen, task, evaluate)
 
 
-def from_arguments(chosen: argparse.Namespace, kind: type[Any]) -> Any:
-    """A dataclass whose numbers come from the command line."""
-    return kind(**{field.name: getattr(chosen, field.name) for field in fields(kind) if hasattr(chosen, field.name)})
-
-
-def add_options(made: argparse.ArgumentParser, *defaults: Any) -> None:
-    """An option for each number, text or choice of some dataclasses."""
-    for default in defaults:
-        for field in fields(default):
-            value = getattr(default, field.name)
-            name = f"--{field.name.replace('_', '-')}"
-            if isinstance(value, bool):
-                made.add_argument(name, action=argparse.BooleanOptionalAction, default=value)
-            elif isinstance(value, tuple):
-                made.add_argument(name, nargs="*", type=type(value[0]), default=value)
-            else:
-                made.add_argument(name, type=type(value), default=value)
-
-
-def parser(
-    recipe: Recipe | None = None, settings: Settings | None = None, folder: str = "rotated-mnist"
-) -> argparse.ArgumentParser:
+def image_program(doc: str | None, spec: Any, folder: str, recipe: Recipe, settings: Settings) -> Program:
     """The options of the experiments on images."""
-    made = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    made.add_argument("--data", help="folder of the data; BAYESIFY_DATA if left out")
-    made.add_argument("--out", type=Path, default=Path("bayesify-report") / folder)
-    made.add_argument("--evaluate", type=Path, metavar="DIR", help="only score what a run wrote to DIR")
-    made.add_argument("--smoke", action="store_true", help="tiny synthetic images, seconds on a CPU")
-    made.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(DEFAULT))
-    made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--num-train", type=int, help="only the first so many training images")
-    made.add_argument("--num-test", type=int, default=2000, help="images of each test set")
-    made.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    add_options(made, recipe or Recipe(), settings or Settings())
-    return made
+    program = Program(doc, spec, folder).choice("systems", SYSTEMS, list(DEFAULT))
+    program.option("data", "evaluate", "seed", "num_train", "device", num_test=2000)
+    return program.settings(recipe, settings)
+
+
+def train_and_evaluate(
+    chosen: argparse.Namespace, task: shifted_images.Task, evaluate: Callable[[Path], int], **recipe: Any
+) -> int:
+    """Run what was chosen on a task, and score it; the exit status.
+
+    Args:
+        chosen: What `image_program` read.
+        task: Images.
+        evaluate: Scores a folder.
+        recipe: What a quick run changes.
+    """
+    how, settings, device = fill(Recipe, chosen), fill(Settings, chosen), chosen.device
+    if chosen.smoke:
+        how, settings, device = replace(SMOKE[0], **recipe), SMOKE[1], "cpu"
+    options = {"systems": chosen.systems, "seed": chosen.seed, "device": device, "facts": chosen.facts}
+    shifted_images.run(chosen.out, task, how, settings, **options)
+    return evaluate_if_possible(evaluate, chosen.out)
 
 
 if __name__ == "__main__":

@@ -11,14 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from bayesify.datasets.download import write_arrays
 from bayesify.datasets.images import Images
-from bayesify.datasets.scaling import Standardization
-from bayesify.predictive.base import Outputs
-from bayesify.predictive.classification import ClassificationPredictive
-from bayesify_papers import records
+from bayesify_papers.shared import predictions, records
+from bayesify_papers.shared.predictions import StoredPrediction
+from bayesify_papers.shared.sources import Normalization, as_labels
 from bayesify_papers.subnetwork.image_systems import SYSTEMS, Settings, Workshop
 from bayesify_papers.subnetwork.image_training import Recipe
 
@@ -69,11 +66,10 @@ def run(
     about = {"dataset": task.data.name, "seed": seed, "recipe": asdict(recipe), "settings": asdict(settings)}
     about = json.loads(json.dumps({**about, "num_train": len(task.data.train_images), "sets": list(task.sets)}))
     content: dict[str, Any] = {**(facts or {}), **about, "systems": {}}
-    if path.is_file():
-        former = json.loads(path.read_text())
-        if all(former.get(key) == value for key, value in about.items()):
-            content["systems"] = former["systems"]
-    write_arrays(folder / "labels.npz", {"labels": task.labels})
+    former = records.read(path)
+    if all(former.get(key) == value for key, value in about.items()):
+        content["systems"] = former["systems"]
+    np.savez_compressed(folder / "labels.npz", labels=task.labels)
     shop, scale = _workshop(folder, task, recipe, settings, seed, device)
     for name in systems:
         if any(entry.get("system") == name for entry in content["systems"].values()):
@@ -82,35 +78,34 @@ def run(
         made: dict[str, Any] = {}
         for variant in SYSTEMS[name](shop):
             start = time.perf_counter()
-            arrays = {}
-            for set_name, pictures in task.sets.items():
-                probs = variant.predict(_to_device(scale, pictures, device))
-                arrays[set_name] = probs.double().clamp_min(1e-37).log().float().cpu().numpy()
-            write_arrays(folder / f"{variant.name}.npz", arrays)
+            found = {
+                set_name: StoredPrediction.of(variant.predict(scale(pictures, device)))
+                for set_name, pictures in task.sets.items()
+            }
+            predictions.write(folder / f"{variant.name}.npz", found)
             seconds = round(time.perf_counter() - start, 1)
             made[variant.name] = {"system": name, **variant.facts, "predict_seconds": seconds}
             numbers = {key: value for key, value in made[variant.name].items() if isinstance(value, float)}
             shown = ", ".join(f"{key} {value:g}" for key, value in numbers.items())
-            print(f"{variant.name}: {shown}\n{_brief(arrays, task.labels)}", flush=True)
+            print(f"{variant.name}: {shown}\n{_brief(found, task.labels)}", flush=True)
         content["systems"] |= made
         records.write(path, content)
 
 
 def _workshop(
     folder: Path, task: Task, recipe: Recipe, settings: Settings, seed: int, device: torch.device
-) -> tuple[Workshop, Standardization]:
+) -> tuple[Workshop, Normalization]:
     data, aside = task.data, settings.num_validation
     order = np.random.default_rng(0).permutation(len(data.train_images))
     train, held = order[aside:], order[:aside]
-    scale = Standardization.of(data.train_images[train], (0, 2, 3))
-    labels = torch.from_numpy(data.train_labels.astype(np.int64))
-    held_images = data.train_images[held]
+    scale, labels = Normalization(data.train_images[train]), as_labels(data.train_labels)
+    held_images, held_labels = data.train_images[held], labels[held].to(device)
     shop = Workshop(
         folder=folder,
-        x=_to_device(scale, data.train_images[train], device),
+        x=scale(data.train_images[train], device),
         y=labels[train].to(device),
-        validation=(_to_device(scale, held_images, device), labels[held].to(device)),
-        shifted=(_to_device(scale, task.validation_shift(held_images), device), labels[held].to(device)),
+        validation=(scale(held_images, device), held_labels),
+        shifted=(scale(task.validation_shift(held_images), device), held_labels),
         num_classes=int(data.train_labels.max()) + 1,
         recipe=recipe,
         settings=replace(settings, num_fit=min(settings.num_fit, len(train))),
@@ -119,29 +114,11 @@ def _workshop(
     return shop, scale
 
 
-def _to_device(scale: Standardization, pictures: np.ndarray, device: torch.device) -> Tensor:
-    moved = torch.from_numpy(np.ascontiguousarray(pictures)).to(device).float()
-    mean, std = (torch.from_numpy(value).float().to(device) for value in (scale.mean, scale.std))
-    return (moved - mean) / std
-
-
-def _brief(arrays: Mapping[str, np.ndarray], labels: np.ndarray) -> str:
+def _brief(found: Mapping[str, StoredPrediction], labels: np.ndarray) -> str:
     """Log-likelihood and accuracy of each shifted set, which need no package."""
-    lines = []
-    for name, log_probs in arrays.items():
+    lines, targets = [], as_labels(labels)
+    for name, prediction in found.items():
         if name.startswith("shifted/"):
-            ll = float(log_probs[np.arange(len(labels)), labels].mean())
-            accuracy = float((log_probs.argmax(1) == labels).mean())
+            ll, accuracy = float(prediction.log_prob(targets).mean()), (prediction.labels == targets).double().mean()
             lines.append(f"  {name.partition('/')[2]}: log-likelihood {ll:.3f}, accuracy {accuracy:.4f}")
     return "\n".join(lines)
-
-
-def read(folder: Path, name: str) -> dict[str, ClassificationPredictive]:
-    """What a variant predicted, by the name of the set."""
-    with np.load(folder / f"{name}.npz", allow_pickle=False) as stored:
-        return {key: as_predictive(torch.from_numpy(stored[key])) for key in stored}
-
-
-def as_predictive(log_probs: Tensor) -> ClassificationPredictive:
-    """A prediction from log-probabilities, [B, C]."""
-    return ClassificationPredictive(Outputs(kept=log_probs.unsqueeze(0)))

@@ -10,14 +10,11 @@ lies in the folder of the data; `cosine` is made from a seed.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +22,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bayesify import subnetwork
+from bayesify import Laplace, RegressionPredictive, subnetwork
 from bayesify.datasets import toy
 from bayesify.datasets.download import obtain
-from bayesify.laplace import Laplace
 from bayesify.laplace.covariances import DiagonalCovariance
 from bayesify.likelihoods import Gaussian
 from bayesify.predictive.base import Outputs
-from bayesify.predictive.regression import RegressionPredictive
-from bayesify_papers import records
+from bayesify_papers.shared import figures, records
+from bayesify_papers.shared.program import Program
+from bayesify_papers.shared.tables import number, table
 from bayesify_papers.subnetwork import map_regression
-from bayesify_papers.tables import number, table
 
 HIDDEN_LAYERS, WIDTH, PRIOR_PRECISION = 2, 50, 3.0
 SHARES = (0.5, 0.03, 0.01)
@@ -83,25 +79,10 @@ def load(name: str, folder: str | Path | None = None) -> Data:
 Predict = Callable[[Tensor], RegressionPredictive]
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What one posterior did under one seed.
-
-    Args:
-        system: Its name.
-        seed: Of the network, its training and the random subnetwork.
-        num_weights: Weights that have a variance.
-        at_data: Mean epistemic standard deviation at the training inputs.
-        in_gap: The same between the clusters.
-        outside: The same beyond the data.
-    """
-
-    system: str
-    seed: int
-    num_weights: int
-    at_data: float
-    in_gap: float
-    outside: float
+Outcome = dict[str, Any]
+"""What one posterior did under one seed: `system`, `seed` (of the network, its training and the random subnetwork), `num_weights`
+with a variance, and the mean epistemic standard deviation `at_data` (the training inputs), `in_gap` (between the clusters) and
+`outside` (beyond the data)."""
 
 
 def systems(num_weights: int, seed: int, curvature: Tensor) -> dict[str, dict[str, Any]]:
@@ -171,18 +152,19 @@ def judge(title: str, seed: int, predict: Predict, data: Data) -> Outcome:
     outside = data.grid[(x < data.x.min()) | (x > data.x.max())]
     spread = [float(predict(place).epistemic.clamp_min(0).sqrt().mean()) for place in (data.x, gap, outside)]
     name, _, rest = title.rpartition(" (")
-    return Outcome(name, seed, int(rest[:-1]), *spread)
+    numbers = dict(zip(("at_data", "in_gap", "outside"), spread, strict=True))
+    return {"system": name, "seed": seed, "num_weights": int(rest[:-1]), **numbers}
 
 
 def summarize(outcomes: Sequence[Outcome], dataset: str) -> str:
     """The table: medians over seeds."""
     rows = []
-    full = statistics.median(outcome.in_gap for outcome in outcomes if outcome.system == "Full")
-    for system in dict.fromkeys(outcome.system for outcome in outcomes):
-        own = [outcome for outcome in outcomes if outcome.system == system]
-        spread = [statistics.median(getattr(one, key) for one in own) for key in ("at_data", "in_gap", "outside")]
+    full = statistics.median(outcome["in_gap"] for outcome in outcomes if outcome["system"] == "Full")
+    for system in dict.fromkeys(outcome["system"] for outcome in outcomes):
+        own = [outcome for outcome in outcomes if outcome["system"] == system]
+        spread = [statistics.median(one[key] for one in own) for key in ("at_data", "in_gap", "outside")]
         share = f"{spread[1] / full:.0%}" if full > 0 else "-"
-        rows.append([system, str(own[0].num_weights), str(len(own)), *(number(value) for value in spread), share])
+        rows.append([system, str(own[0]["num_weights"]), str(len(own)), *(number(value) for value in spread), share])
     header = ["posterior", "weights", "seeds", "std at data", "in the gap", "outside", "of full's in the gap"]
     title = f"1-D regression, {dataset}: epistemic std, medians over seeds; the paper shows figure 2 and no numbers."
     return table(header, rows, title)
@@ -190,33 +172,25 @@ def summarize(outcomes: Sequence[Outcome], dataset: str) -> str:
 
 def figure(panels: dict[str, Predict], data: Data, path: Path) -> None:
     """One panel per posterior: mean, and one epistemic and one total standard deviation around it (figure 2)."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     columns = 5
     rows = -(-len(panels) // columns)
-    sheet = Figure(figsize=(2.9 * columns, 2.4 * rows), layout="constrained")
-    FigureCanvasAgg(sheet)
-    axes = sheet.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flatten()
     x, y = data.grid[:, 0].numpy(), data.y[:, 0].numpy()
     reach = 1.2 * float(np.abs(y).max()) + 0.5
-    for place, (title, predict) in zip(axes, panels.items(), strict=False):
-        made = predict(data.grid)
-        mean, total = made.mean[:, 0].numpy(), made.std[:, 0].numpy()
-        epistemic = made.epistemic[:, 0].clamp_min(0).sqrt().numpy()
-        place.fill_between(x, mean - total, mean + total, color="#4a90c4", alpha=0.25, linewidth=0)
-        place.fill_between(x, mean - epistemic, mean + epistemic, color="#4a90c4", alpha=0.35, linewidth=0)
-        place.plot(x, mean, color="#1b3a5c", linewidth=1.6)
-        place.plot(data.x[:, 0].numpy(), y, "o", color="#c2571a", markersize=1.6, markeredgewidth=0)
-        place.set_title(title, fontsize=10)
-        place.set(xlim=(x[0], x[-1]), ylim=(-reach, reach))
-        place.spines[["top", "right"]].set_visible(False)
-    for place in axes[len(panels) :]:
-        place.set_axis_off()
-    for place in axes[max(0, len(panels) - columns) : len(panels)]:  # the lowest panel of each column
-        place.tick_params(labelbottom=True)
-    for kind in ("png", "svg"):
-        sheet.savefig(path.with_suffix(f".{kind}"), dpi=150)
+    with figures.panels(path, rows, columns, (2.9 * columns, 2.4 * rows), sharex=True, sharey=True) as axes:
+        for place, (title, predict) in zip(axes, panels.items(), strict=False):
+            made = predict(data.grid)
+            mean, total = made.mean[:, 0].numpy(), made.std[:, 0].numpy()
+            epistemic = made.epistemic[:, 0].clamp_min(0).sqrt().numpy()
+            place.fill_between(x, mean - total, mean + total, color=figures.BAND, alpha=0.25, linewidth=0)
+            place.fill_between(x, mean - epistemic, mean + epistemic, color=figures.BAND, alpha=0.35, linewidth=0)
+            place.plot(x, mean, color=figures.MEAN, linewidth=1.6)
+            place.plot(data.x[:, 0].numpy(), y, "o", color=figures.DATA, markersize=1.6, markeredgewidth=0)
+            place.set_title(title, fontsize=10)
+            place.set(xlim=(x[0], x[-1]), ylim=(-reach, reach))
+        for place in axes[len(panels) :]:
+            place.set_axis_off()
+        for place in axes[max(0, len(panels) - columns) : len(panels)]:  # the lowest panel of each column
+            place.tick_params(labelbottom=True)
 
 
 def run(data: Data, seeds: int, recipe: map_regression.Recipe, folder: Path, facts: dict[str, Any]) -> list[Outcome]:
@@ -229,41 +203,31 @@ def run(data: Data, seeds: int, recipe: map_regression.Recipe, folder: Path, fac
         folder: Gets `toy.json` and, if matplotlib is installed, the figure of the first seed.
         facts: Goes into the JSON file.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / "toy.json"
     content: dict[str, Any] = {"dataset": data.name, "settings": asdict(recipe), "prior_precision": PRIOR_PRECISION}
     outcomes: list[Outcome] = []
-    if path.is_file():
-        former = json.loads(path.read_text())
-        if all(former.get(key) == value for key, value in content.items()):
-            outcomes = [Outcome(**entry) for entry in former["outcomes"] if entry["seed"] < seeds]
+    former = records.read(path)
+    if all(former.get(key) == value for key, value in content.items()):
+        outcomes = [entry for entry in former["outcomes"] if entry["seed"] < seeds]
     for seed in range(seeds):
-        if any(outcome.seed == seed for outcome in outcomes):
+        if any(outcome["seed"] == seed for outcome in outcomes):
             continue
         panels = predictors(data, recipe, seed)
         outcomes += [judge(title, seed, predict, data) for title, predict in panels.items()]
-        records.write(path, {**facts, **content, "outcomes": [asdict(outcome) for outcome in outcomes]})
+        records.write(path, {**facts, **content, "outcomes": outcomes})
         print(f"seed {seed}: {len(panels)} posteriors", flush=True)
-        if seed == 0 and find_spec("matplotlib") is not None:
+        if seed == 0 and figures.DRAWS:
             figure(panels, data, folder / "toy")
     return outcomes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment from the command line."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--dataset", choices=("matern", "cosine"), default="cosine")
-    parser.add_argument("--data", help="folder of the data; BAYESIFY_DATA if left out")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path("bayesify-report") / "subnetwork-toy")
-    parser.add_argument("--smoke", action="store_true", help="a few steps of everything")
-    chosen = parser.parse_args(given)
-    torch.set_num_threads(1)  # the networks are so small that a second thread only waits
+    program = Program(__doc__, __spec__, "subnetwork-toy", smoke="a few steps of everything", small=True)
+    chosen = program.choice("dataset", ("matern", "cosine"), "cosine").option("data", seeds=3).read(arguments)
     data = load(chosen.dataset, chosen.data)
-    facts = records.facts("bayesify_papers.subnetwork.toy", given)
     seeds, recipe = (1, SMOKE) if chosen.smoke else (chosen.seeds, RECIPE)
-    print(summarize(run(data, seeds, recipe, chosen.out, facts), data.name))
+    print(summarize(run(data, seeds, recipe, chosen.out, chosen.facts), data.name))
     return 0
 
 

@@ -10,13 +10,12 @@ soon as it is there, and a run goes on where an earlier one ended.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesify import subnetwork
+from bayesify import Laplace, subnetwork
 from bayesify.datasets import Standardization, uci
-from bayesify.laplace import Laplace
 from bayesify.likelihoods import Gaussian
-from bayesify_papers import records
+from bayesify_papers.shared import records
+from bayesify_papers.shared.program import Program
+from bayesify_papers.shared.regressions import synthetic
+from bayesify_papers.shared.tables import mean_and_error, table
 from bayesify_papers.subnetwork import map_regression
-from bayesify_papers.tables import number, table
 
 DATASETS = ("wine", "kin8nm", "protein")
 NETWORKS = ((1, 50), (1, 100), (2, 50), (2, 100))
@@ -47,38 +47,13 @@ RECIPES = {"protein": replace(RECIPE, epochs=500, patience=125)}
 SMOKE = map_regression.Recipe(epochs=3, patience=2)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """One posterior on one split.
+Outcome = dict[str, Any]
+"""One posterior on one split: those of `KEY`, `num_weights` with a variance (0 is MAP), `log_likelihood` (mean over test rows in
+nats) and `rmse`, both in the target's own unit, the chosen `prior_precision` (`None` for MAP), and `seconds` of fitting and tuning
+(of training, for MAP)."""
 
-    Args:
-        dataset: Short name.
-        gap: Whether the split is a gap split.
-        split: Its number.
-        hidden_layers: Of the network.
-        width: Of its hidden layers.
-        num_weights: Weights that have a variance; 0 is MAP.
-        log_likelihood: Mean over test rows in nats, in the target's own unit.
-        rmse: In the target's own unit.
-        prior_precision: The chosen one; `None` for MAP.
-        seconds: Of fitting and tuning; of training, for MAP.
-    """
-
-    dataset: str
-    gap: bool
-    split: int
-    hidden_layers: int
-    width: int
-    num_weights: int
-    log_likelihood: float
-    rmse: float
-    prior_precision: float | None
-    seconds: float
-
-    @property
-    def key(self) -> tuple[str, bool, int, int, int]:
-        """What was run: data set, kind of split, its number, and the network."""
-        return self.dataset, self.gap, self.split, self.hidden_layers, self.width
+KEY = ("dataset", "gap", "split", "hidden_layers", "width")
+"""What was run: data set, whether it is a gap split, its number, and the network."""
 
 
 def count_weights(inputs: int, hidden_layers: int, width: int) -> int:
@@ -133,8 +108,10 @@ def run_split(
     def outcome(size: int, log_likelihood: Tensor, precision: float | None, since: float) -> Outcome:
         with torch.no_grad():
             rmse = float((net(test[0]) - test[1]).square().mean().sqrt()) * unit
-        mean, seconds = float(log_likelihood.mean()) - math.log(unit), time.perf_counter() - since
-        return Outcome(table_.name, gap, index, *network, size, mean, rmse, precision, round(seconds, 2))
+        scores = {"log_likelihood": float(log_likelihood.mean()) - math.log(unit), "rmse": rmse}
+        key = dict(zip(KEY, (table_.name, gap, index, *network), strict=True))
+        seconds = round(time.perf_counter() - since, 2)
+        return {**key, "num_weights": size, **scores, "prior_precision": precision, "seconds": seconds}
 
     with torch.no_grad():
         point = likelihood.log_density(net(test[0]), test[1])
@@ -172,15 +149,14 @@ def _batches(x: Tensor, y: Tensor, batch: int = 512) -> list[tuple[Tensor, Tenso
 def summarize(outcomes: Sequence[Outcome]) -> str:
     """A table per data set and kind of split: mean test log-likelihood and its standard error, weights across."""
     texts = []
-    for dataset, gap in dict.fromkeys((outcome.dataset, outcome.gap) for outcome in outcomes):
-        chosen = [outcome for outcome in outcomes if (outcome.dataset, outcome.gap) == (dataset, gap)]
-        sizes = sorted({outcome.num_weights for outcome in chosen})
+    for dataset, gap in dict.fromkeys((one["dataset"], one["gap"]) for one in outcomes):
+        chosen = [one for one in outcomes if (one["dataset"], one["gap"]) == (dataset, gap)]
+        sizes = sorted({one["num_weights"] for one in chosen})
         rows = []
-        for network in dict.fromkeys((outcome.hidden_layers, outcome.width) for outcome in chosen):
-            own = [outcome for outcome in chosen if (outcome.hidden_layers, outcome.width) == network]
-            cells = [_mean_and_error([one.log_likelihood for one in own if one.num_weights == size]) for size in sizes]
-            splits = len({outcome.split for outcome in own})
-            rows.append([f"{network[0]} x {network[1]}", str(splits), *cells])
+        for network in dict.fromkeys((one["hidden_layers"], one["width"]) for one in chosen):
+            own = [one for one in chosen if (one["hidden_layers"], one["width"]) == network]
+            cells = [mean_and_error([one["log_likelihood"] for one in own if one["num_weights"] == n]) for n in sizes]
+            rows.append([f"{network[0]} x {network[1]}", str(len({one["split"] for one in own})), *cells])
         header = ["network", "splits", *("MAP" if size == 0 else f"{size:,}" for size in sizes)]
         kind = "gap splits" if gap else "standard splits"
         title = (
@@ -189,13 +165,6 @@ def summarize(outcomes: Sequence[Outcome]) -> str:
         )
         texts.append(table(header, rows, title))
     return "\n\n".join(texts)
-
-
-def _mean_and_error(values: list[float]) -> str:
-    if not values:
-        return "-"
-    error = float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
-    return f"{np.mean(values):.3f} ({number(error)})"
 
 
 def run(
@@ -216,7 +185,7 @@ def run(
         folder: Gets `uci.jsonl`, one line per posterior, and `uci.json` with the facts and settings of the run.
         tables: Data sets.
         kinds: `"standard"`, `"gap"` or both.
-        splits: Only the first so many of each kind.
+        splits: Only this many of each kind, the first ones.
         networks: Hidden layers and width of each.
         recipes: Of the MAP estimates, by data set.
         largest: No subnetwork is larger.
@@ -226,7 +195,7 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "uci.jsonl"
     outcomes = read(path)
-    done = {outcome.key for outcome in outcomes}
+    done = {tuple(outcome[key] for key in KEY) for outcome in outcomes}
     by_name = recipes or {table_.name: RECIPES.get(table_.name, RECIPE) for table_ in tables}
     settings = {"networks": list(networks), "largest": largest, "prior_precisions": PRIOR_PRECISIONS}
     recipe_facts = {name: asdict(recipe) for name, recipe in by_name.items()}
@@ -250,9 +219,9 @@ def run(
                         device=device,
                     )
                     with path.open("a") as stream:
-                        stream.write("".join(json.dumps(asdict(outcome)) + "\n" for outcome in made))
+                        stream.write("".join(json.dumps(outcome) + "\n" for outcome in made))
                     outcomes += made
-                    scores = ", ".join(f"{one.num_weights}: {one.log_likelihood:.3f}" for one in made)
+                    scores = ", ".join(f"{one['num_weights']}: {one['log_likelihood']:.3f}" for one in made)
                     print(f"{table_.name} {kind} {index}, {network[0]} x {network[1]}: {scores}", flush=True)
     return outcomes
 
@@ -265,50 +234,22 @@ def read(path: Path) -> list[Outcome]:
     if not text.endswith("\n"):
         text = text[: text.rfind("\n") + 1]
         path.write_text(text)
-    return [Outcome(**json.loads(line)) for line in text.splitlines()]
-
-
-def synthetic(rows: int = 120, inputs: int = 3) -> uci.Table:
-    """A small regression for trying everything out."""
-    generator = np.random.default_rng(0)
-    X = generator.normal(size=(rows, inputs))
-    y = np.sin(X.sum(1, keepdims=True)) + 0.1 * generator.normal(size=(rows, 1))
-    order = np.argsort(X[:, 0])
-    third = rows // 3
-    gap = uci.Split(np.r_[order[:third], order[2 * third :]], order[third : 2 * third])
-    return uci.Table("synthetic", "regression", X, y, uci.seeded_splits(X, y, count=2), (gap,))
+    return records.read_lines(path)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment from the command line."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--datasets", nargs="+", choices=list(uci.REGRESSION), default=list(DATASETS))
-    parser.add_argument("--data", help="folder of the data; BAYESIFY_DATA if left out")
-    parser.add_argument("--kinds", nargs="+", choices=("standard", "gap"), default=["standard", "gap"])
-    parser.add_argument("--splits", type=int, help="only the first so many of each kind")
-    parser.add_argument("--largest", type=int, help="no subnetwork of more weights")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path, default=Path("bayesify-report") / "subnetwork-uci")
-    parser.add_argument("--smoke", action="store_true", help="a few rows, two small networks, seconds")
-    chosen = parser.parse_args(given)
-    if chosen.device == "cpu":
-        torch.set_num_threads(1)  # the networks are so small that a second thread only waits
-    facts = records.facts("bayesify_papers.subnetwork.uci", given)
+    program = Program(__doc__, __spec__, "subnetwork-uci", small=True)
+    program.choice("datasets", uci.REGRESSION, list(DATASETS)).choice("kinds", ("standard", "gap"))
+    program.add_argument("--largest", type=int, help="no subnetwork of more weights")
+    chosen = program.option("data", "splits", device="cpu").read(arguments)
     if chosen.smoke:
-        options: dict[str, Any] = {"networks": ((1, 4), (2, 6)), "recipes": {"synthetic": SMOKE}}
-        outcomes = run(chosen.out, [synthetic()], splits=1, facts=facts, **options)
+        options: dict[str, Any] = {"networks": ((1, 4), (2, 6)), "recipes": {"synthetic": SMOKE}, "splits": 1}
+        outcomes = run(chosen.out, [synthetic(120, splits=2, amplitude=1.0)], facts=chosen.facts, **options)
     else:
         tables = [uci.load(name, chosen.data) for name in chosen.datasets]
-        outcomes = run(
-            chosen.out,
-            tables,
-            kinds=chosen.kinds,
-            splits=chosen.splits,
-            largest=chosen.largest,
-            device=chosen.device,
-            facts=facts,
-        )
+        options = {name: getattr(chosen, name) for name in ("kinds", "splits", "largest", "device", "facts")}
+        outcomes = run(chosen.out, tables, **options)
     print(summarize(outcomes))
     return 0
 

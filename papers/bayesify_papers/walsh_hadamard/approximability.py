@@ -9,13 +9,11 @@ so the distance is never above the root mean square of the matrix itself, about 
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +21,9 @@ import torch
 from torch import Tensor
 
 from bayesify.maths.walsh_hadamard import materialize, nearest
-from bayesify_papers import records
-from bayesify_papers.tables import number, table
+from bayesify_papers.shared import figures, records
+from bayesify_papers.shared.program import Program
+from bayesify_papers.shared.tables import number, table
 
 SIZES = (2, 4, 8, 16, 32, 64, 128, 256)
 REPETITIONS = 20
@@ -121,42 +120,27 @@ def summarize(rows: Sequence[dict[str, Any]]) -> str:
 
 def figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """A dot for each matrix, the medians, and the distance of the matrix of zeros (figure 2)."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    sheet = Figure(figsize=(5.2, 3.4), layout="constrained")
-    FigureCanvasAgg(sheet)
-    place = sheet.subplots()
-    sizes = [row["size"] for row in rows]
-    for row in rows:
-        values = row["distances"]
-        place.plot([row["size"]] * len(values), values, "o", color="#c2571a", markersize=2.5, markeredgewidth=0)
-    place.plot(sizes, [row["median"] for row in rows], "-", color="black", label="median")
-    place.plot(sizes, [row["zero_matrix"] for row in rows], "--", color="#4a90c4", label="matrix of zeros")
-    place.set_xscale("log", base=2)
-    place.set(xlabel="D", ylabel="RMSE of the entries", ylim=(0, None))
-    place.spines[["top", "right"]].set_visible(False)
-    place.legend(frameon=False)
-    for kind in ("png", "svg"):
-        sheet.savefig(path.with_suffix(f".{kind}"), dpi=150)
+    with figures.panels(path, 1, 1, (5.2, 3.4)) as (place,):
+        sizes = [row["size"] for row in rows]
+        for row in rows:
+            values = row["distances"]
+            place.plot([row["size"]] * len(values), values, "o", color=figures.DATA, markersize=2.5, markeredgewidth=0)
+        place.plot(sizes, [row["median"] for row in rows], "-", color="black", label="median")
+        place.plot(sizes, [row["zero_matrix"] for row in rows], "--", color=figures.BAND, label="matrix of zeros")
+        place.set_xscale("log", base=2)
+        place.set(xlabel="D", ylabel="RMSE of the entries", ylim=(0, None))
+        place.legend(frameon=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment from the command line."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES))
-    parser.add_argument("--starts", type=int, default=Search().starts)
-    parser.add_argument("--out", type=Path, default=Path("bayesify-report") / "approximability")
-    parser.add_argument("--smoke", action="store_true", help="small matrices and a short search")
-    chosen = parser.parse_args(given)
+    program = Program(__doc__, __spec__, "approximability", smoke="small matrices and a short search")
+    chosen = program.option(sizes=SIZES, starts=Search().starts).read(arguments)
     search = SMOKE if chosen.smoke else Search(starts=chosen.starts)
     sizes, repetitions = ((2, 4, 8), 3) if chosen.smoke else (tuple(chosen.sizes), REPETITIONS)
     rows = run(sizes, repetitions, search)
-    chosen.out.mkdir(parents=True, exist_ok=True)
-    facts = records.facts("bayesify_papers.walsh_hadamard.approximability", given)
-    records.write(chosen.out / "approximability.json", {**facts, "search": asdict(search), "rows": rows})
-    if find_spec("matplotlib") is not None:
+    records.write(chosen.out / "approximability.json", {**chosen.facts, "search": asdict(search), "rows": rows})
+    if figures.DRAWS:
         figure(rows, chosen.out / "approximability")
     print(summarize(rows))
     return 0

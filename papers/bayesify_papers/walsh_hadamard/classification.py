@@ -9,9 +9,6 @@ training rows; EEG has a few huge spikes, so its columns are cut to 5 standard d
 
 from __future__ import annotations
 
-import argparse
-import json
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -22,17 +19,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bayesify import BayesianNetwork, ClassificationPredictive, bayesianize
 from bayesify.datasets import Standardization, uci
 from bayesify.likelihoods import Categorical
 from bayesify.models import mlp
-from bayesify.network import BayesianNetwork, bayesianize
-from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.priors import Neal
-from bayesify_papers import records
-from bayesify_papers.tables import table
-from bayesify_papers.walsh_hadamard import published
+from bayesify_papers.shared import records
+from bayesify_papers.shared.program import Program
+from bayesify_papers.shared.tables import mean_and_error, table
 from bayesify_papers.walsh_hadamard.regression import MODELS, deviations
-from bayesify_papers.walsh_hadamard.shallow_regression import SMOKE
+from bayesify_papers.walsh_hadamard.shallow_regression import PAPER, SMOKE, add_options
 from bayesify_papers.walsh_hadamard.stacked import Stack
 from bayesify_papers.walsh_hadamard.stacked_training import Recipe, Trainer, train
 
@@ -105,7 +101,7 @@ def run_setting(
         hidden_layers: Of the network.
         width: Of its hidden layers.
         recipe: Schedule.
-        splits: The first so many.
+        splits: How many, the first ones.
         num_draws: Draws of a prediction.
         facts: Goes into the JSON file.
     """
@@ -136,16 +132,14 @@ def run_setting(
         )
     content = {"recipe": asdict(recipe), "num_draws": num_draws, "splits": len(outcomes)}
     records.write(folder / f"{stem}.json", {**(facts or {}), **content, "processor_seconds": round(seconds, 1)})
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text("".join(json.dumps(asdict(outcome)) + "\n" for outcome in outcomes))
-    partial.replace(path)
+    records.write_lines(path, map(asdict, outcomes))
     checkpoint.unlink(missing_ok=True)
     return outcomes
 
 
 def read(path: Path) -> list[Outcome]:
     """Outcomes that an earlier run stored."""
-    return [Outcome(**json.loads(line)) for line in path.read_text().splitlines()]
+    return [Outcome(**row) for row in records.read_lines(path)]
 
 
 def summarize(outcomes: Sequence[Outcome]) -> str:
@@ -155,12 +149,11 @@ def summarize(outcomes: Sequence[Outcome]) -> str:
         dataset, model, layers, width = key
         own = [one for one in outcomes if (one.dataset, one.model, one.hidden_layers, one.width) == key]
         cells = []
-        for score, every in (("error", published.CLASSIFICATION_ERROR), ("mnll", published.CLASSIFICATION_MNLL)):
+        for score in ("error", "mnll"):
             values = [getattr(one, score) for one in own]
-            error = float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
-            theirs, mean = every.get(model, {}).get((layers, width), {}).get(dataset), float(np.mean(values))
-            cells += [f"{mean:.3f} ({error:.3f})", "-" if theirs is None else f"{theirs[0]:.2f} ({theirs[1]:.2f})"]
-            cells.append("-" if theirs is None else f"{deviations(mean, theirs):+.1f}")
+            theirs = PAPER.find("classification", score, model, f"{layers}x{width}", dataset)
+            cells += [mean_and_error(values), "-" if theirs is None else f"{theirs[0]:.2f} ({theirs[1]:.2f})"]
+            cells.append("-" if theirs is None else f"{deviations(float(np.mean(values)), theirs):+.1f}")
         lines.append([dataset, model, f"{layers} x {width}", str(len(own)), *cells])
     header = ["data", "model", "hidden", "splits", "error", "paper", "diff/sd", "mnll", "paper", "diff/sd"]
     title = "Classification: test error and mean negative log-likelihood, mean over splits (standard error); paper: mean (sd)."
@@ -177,24 +170,14 @@ def synthetic(rows: int = 60, inputs: int = 3) -> uci.Table:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment from the command line."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--datasets", nargs="+", choices=uci.CLASSIFICATION, default=list(uci.CLASSIFICATION))
-    parser.add_argument("--layers", nargs="+", type=int, choices=(2, 3), default=[2, 3])
-    parser.add_argument("--widths", nargs="+", type=int, choices=published.WIDTHS, default=list(published.WIDTHS))
-    parser.add_argument("--models", nargs="+", choices=("WHVI", "MCD", "MFG"), default=["WHVI"])
-    parser.add_argument("--data", help="folder of the data; BAYESIFY_DATA if left out")
-    parser.add_argument("--splits", type=int, default=5, help="the first so many")
-    parser.add_argument("--steps", type=int, default=Recipe().steps, help="steps after the first 500")
-    parser.add_argument("--out", type=Path, default=Path("bayesify-report") / "walsh-hadamard-classification")
-    parser.add_argument("--table", action="store_true", help="only print the table of what the folder holds")
-    parser.add_argument("--smoke", action="store_true", help="a few rows and steps, seconds")
-    chosen = parser.parse_args(given)
-    torch.set_num_threads(1)
+    program = Program(__doc__, __spec__, "walsh-hadamard-classification", small=True)
+    program.choice("datasets", uci.CLASSIFICATION).choice("layers", (2, 3)).choice("widths", PAPER["widths"])
+    program.choice("models", ("WHVI", "MCD", "MFG"), ["WHVI"])
+    add_options(program).set_defaults(splits=5)
+    chosen = program.read(arguments)
     if chosen.table:
         print(summarize([one for path in sorted(chosen.out.glob("*.jsonl")) for one in read(path)]))
         return 0
-    facts = records.facts("bayesify_papers.walsh_hadamard.classification", given)
     recipe = SMOKE if chosen.smoke else Recipe(steps=chosen.steps)
     outcomes: list[Outcome] = []
     for width in [64] if chosen.smoke else chosen.widths:
@@ -203,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 data = synthetic() if chosen.smoke else uci.load(name, chosen.data)
                 for model in chosen.models:
                     outcomes += run_setting(
-                        chosen.out, data, model, layers, width, recipe, splits=chosen.splits, facts=facts
+                        chosen.out, data, model, layers, width, recipe, splits=chosen.splits, facts=chosen.facts
                     )
     print(summarize(outcomes))
     return 0

@@ -11,14 +11,13 @@ own functions and folder, are brought together by `--merge` and the files that t
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -31,8 +30,9 @@ from bayesify.posteriors import FullCovariance, MeanField, WalshHadamard
 from bayesify.random_features import InducingPointGP, RandomFeatureGP
 from bayesify.random_features.inducing_points import count_inducing_parameters
 from bayesify.random_features.process import INIT_STD
-from bayesify_papers import records
-from bayesify_papers.tables import number, table
+from bayesify_papers.shared import figures, records
+from bayesify_papers.shared.program import Program
+from bayesify_papers.shared.tables import number, table
 
 Covariance = Literal["diagonal", "full"]
 System = Literal["walsh_hadamard", "fourier", "inducing_points"]
@@ -51,7 +51,7 @@ class Training:
         steps: Of Adam.
         fixed_noise: Steps before the noise is trained.
         batch_size: Of a step.
-        num_points: Evaluations of each function; the paper's if left out.
+        num_points: Evaluations of each function; default: the paper's.
     """
 
     steps: int = 12_000
@@ -223,14 +223,9 @@ def read(path: Path, training: Training) -> list[dict[str, Any]]:
     """Rows of a file that an earlier run left, or none.
 
     Raises:
-        ValueError: If they were trained in another way.
+        ValueError: If they were trained under other settings.
     """
-    if not path.exists():
-        return []
-    content = json.loads(path.read_text())
-    if content.get("training") != asdict(training):
-        raise ValueError(f"random_features: {path} was trained in another way; give another --out, or remove it")
-    rows: list[dict[str, Any]] = content["rows"]
+    rows: list[dict[str, Any]] = records.read_run(path, {"training": asdict(training)}).get("rows", [])
     return rows
 
 
@@ -247,7 +242,7 @@ def run(
     Args:
         wanted: Trainings.
         training: How.
-        path: JSON file of results, written after each training; nothing is written if left out.
+        path: JSON file of results, written after each training; by default nothing is written.
         facts: Goes into the file.
         device: Where to train.
         merge: Files of other runs.
@@ -262,7 +257,6 @@ def run(
 
     def store() -> None:
         if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
             records.write(path, {**(facts or {}), "training": asdict(training), "rows": rows})
 
     if merge:
@@ -316,64 +310,41 @@ def summarize(rows: Sequence[dict[str, Any]]) -> str:
 
 def figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Test error by number of parameters, a row of panels for each covariance (figure 4)."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     covariances = list(dict.fromkeys(row["covariance"] for row in rows))
     functions = list(dict.fromkeys(row["function"] for row in rows))
-    sheet = Figure(figsize=(2.6 * len(functions), 2.4 * len(covariances)), layout="constrained")
-    FigureCanvasAgg(sheet)
-    axes = sheet.subplots(len(covariances), len(functions), squeeze=False)
-    for line, covariance in zip(axes, covariances, strict=True):
-        for place, function in zip(line, functions, strict=True):
-            for system, color in zip(TITLES, ("#c2571a", "#4a90c4", "#3b7a3b"), strict=True):
+    size = (2.6 * len(functions), 2.4 * len(covariances))
+    with figures.panels(path, len(covariances), len(functions), size) as axes:
+        for place, (covariance, function) in zip(axes, product(covariances, functions), strict=True):
+            for system, color in zip(TITLES, (figures.DATA, figures.BAND, "#3b7a3b"), strict=True):
                 chosen = (function, covariance, system)
                 own = [row for row in rows if (row["function"], row["covariance"], row["system"]) == chosen]
                 own.sort(key=lambda row: row["parameters"])
-                place.loglog(
-                    [row["parameters"] for row in own],
-                    [row["rmse"] for row in own],
-                    "o-",
-                    color=color,
-                    markersize=3,
-                    label=TITLES[system],
-                )
+                numbers = [[row[key] for row in own] for key in ("parameters", "rmse")]
+                place.loglog(*numbers, "o-", color=color, markersize=3, label=TITLES[system])
             place.set(title=f"{function}, {covariance}", xlabel="parameters", ylabel="test RMSE")
-            place.spines[["top", "right"]].set_visible(False)
-    axes[0][0].legend(frameon=False, fontsize="small")
-    for kind in ("png", "svg"):
-        sheet.savefig(path.with_suffix(f".{kind}"), dpi=150)
+        axes[0].legend(frameon=False, fontsize="small")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment from the command line."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("bayesify-report") / "random_features")
-    parser.add_argument("--smoke", action="store_true", help="a few steps of everything")
-    parser.add_argument("--functions", nargs="+", choices=FUNCTIONS, default=list(FUNCTIONS))
-    parser.add_argument("--systems", nargs="+", choices=get_args(System), default=list(get_args(System)))
-    parser.add_argument("--covariances", nargs="+", choices=get_args(Covariance), default=list(get_args(Covariance)))
-    parser.add_argument("--blocks", nargs="+", type=int, default=[16, 32, 64], help="D of the Walsh-Hadamard block")
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=Training().steps, help="the last sixth trains the noise")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument(
+    program = Program(__doc__, __spec__, "random_features", smoke="a few steps of everything", small=True)
+    program.choice("functions", FUNCTIONS).choice("systems", get_args(System)).choice(
+        "covariances", get_args(Covariance)
+    )
+    program.option(blocks=(16, 32, 64), seeds=1, steps=Training().steps, device="cpu")
+    program.add_argument(
         "--merge", nargs="+", type=Path, default=[], help="files of other runs; nothing is trained then"
     )
-    chosen = parser.parse_args(given)
+    chosen = program.read(arguments)
     systems = list(chosen.systems)
     if "inducing_points" in systems and find_spec("gpytorch") is None:
         print("Inducing points are left out: gpytorch is not installed; pip install 'bayesify[gp]'")
         systems.remove("inducing_points")
     training = SMOKE if chosen.smoke else Training(chosen.steps, chosen.steps * 5 // 6)
     blocks, seeds = ([4], 1) if chosen.smoke else (chosen.blocks, chosen.seeds)
-    if chosen.device == "cpu":
-        torch.set_num_threads(1)  # the matrices are so small that a second thread only waits
-    facts = records.facts("bayesify_papers.walsh_hadamard.random_features", given)
     wanted = [] if chosen.merge else jobs(chosen.functions, systems, chosen.covariances, blocks, seeds)
-    rows = run(wanted, training, chosen.out / "random_features.json", facts, chosen.device, chosen.merge)
-    if rows and find_spec("matplotlib") is not None:
+    rows = run(wanted, training, chosen.out / "random_features.json", chosen.facts, chosen.device, chosen.merge)
+    if rows and figures.DRAWS:
         figure(rows, chosen.out / "random_features")
     print(summarize(rows))
     return 0

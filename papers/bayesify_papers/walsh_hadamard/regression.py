@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -20,9 +19,9 @@ from bayesify.network import BayesianNetwork, bayesianize
 from bayesify.posteriors import Dropout, MeanField, WalshHadamard
 from bayesify.posteriors.base import Posterior
 from bayesify.priors import Neal
-from bayesify_papers import records
-from bayesify_papers.tables import table
-from bayesify_papers.walsh_hadamard.published import COMPARABLE, Score
+from bayesify_papers.shared import records
+from bayesify_papers.shared.published import Score, published
+from bayesify_papers.shared.tables import table
 from bayesify_papers.walsh_hadamard.stacked import Stack
 from bayesify_papers.walsh_hadamard.stacked_training import Recipe, Trainer, train
 
@@ -238,16 +237,14 @@ def run_setting(
         "processor_seconds": round(seconds, 1),
     }
     records.write(folder / f"{stem}.json", content)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text("".join(json.dumps(asdict(outcome)) + "\n" for outcome in outcomes))
-    partial.replace(path)
+    records.write_lines(path, map(asdict, outcomes))
     checkpoint.unlink(missing_ok=True)
     return outcomes
 
 
 def read(paths: Iterable[Path]) -> list[Outcome]:
     """Outcomes that earlier runs stored."""
-    return [Outcome(**json.loads(line)) for path in paths for line in path.read_text().splitlines()]
+    return [Outcome(**row) for row in records.read_lines(*paths)]
 
 
 def read_folder(folder: Path) -> list[Outcome]:
@@ -258,26 +255,26 @@ def read_folder(folder: Path) -> list[Outcome]:
 # -- beside the paper ---------------------------------------------------------------------------------------------------
 
 
-def deviations(ours: float, published: Score) -> float:
+def deviations(ours: float, theirs: Score) -> float:
     """How far our mean, rounded to the two printed digits, is above the published one, in published standard deviations."""
-    mean, std = published
+    mean, std = theirs
     difference = round(round(ours, 2) - mean, 2)
     return 0.0 if difference == 0 else difference / std if std else math.copysign(math.inf, difference)
 
 
-def within(ours: float, published: Score) -> bool:
+def within(ours: float, theirs: Score) -> bool:
     """Whether our mean is no worse than the published one by more than a published standard deviation; both as printed."""
-    return deviations(ours, published) <= 1
+    return deviations(ours, theirs) <= 1
 
 
 def compare(
-    outcomes: Sequence[Outcome], published: Callable[[str, Outcome], Score | None], title: str, order: Sequence[str]
+    outcomes: Sequence[Outcome], find: Callable[[str, Outcome], Score | None], title: str, order: Sequence[str]
 ) -> str:
     """The table: means over splits and their standard errors, the published scores, and the difference in their deviations.
 
     Args:
         outcomes: Of any settings.
-        published: The paper's score by `"rmse"` or `"mnll"` and an outcome of the setting.
+        find: The paper's score by `"rmse"` or `"mnll"` and an outcome of the setting.
         title: A line above.
         order: Data sets in the order of rows.
     """
@@ -296,13 +293,13 @@ def compare(
             for score in ("rmse", "mnll"):
                 values = [getattr(one, score) for one in chosen]
                 error = float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
-                theirs, mean = published(score, chosen[0]), float(np.mean(values))
+                theirs, mean = find(score, chosen[0]), float(np.mean(values))
                 cells += [f"{mean:.3f} ({error:.3f})", "-" if theirs is None else f"{theirs[0]:.2f} ({theirs[1]:.2f})"]
                 cells.append("-" if theirs is None else f"{deviations(mean, theirs):+.1f}")
                 verdicts.append(theirs is not None and within(mean, theirs))
             verdict = "yes" if all(verdicts) else "no"
             lines.append([dataset, model, f"{layers} x {width}", str(len(chosen)), *cells, verdict])
-            if dataset not in COMPARABLE:
+            if dataset not in published("walsh_hadamard")["comparable"]:
                 lines[-1][-1] = "not comparable"
     header = [
         "data",

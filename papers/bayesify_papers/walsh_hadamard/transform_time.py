@@ -8,22 +8,21 @@ here: by number of features D at batch 512, and by batch at D = 512, on the GPU 
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from bayesify.transforms import hadamard
-from bayesify_papers import records
-from bayesify_papers.tables import number, table
+from bayesify_papers.shared import figures, records
+from bayesify_papers.shared.program import Program
+from bayesify_papers.shared.tables import number, table
 
 SIZES = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 BATCHES = (32, 64, 128, 256, 512, 1024)
@@ -121,42 +120,28 @@ def summarize(rows: Sequence[dict[str, Any]]) -> str:
 
 def figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Time by features on the left, by batch on the right (figure 8)."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    sheet = Figure(figsize=(8.0, 3.2), layout="constrained")
-    FigureCanvasAgg(sheet)
-    for place, kind, key, label in zip(
-        sheet.subplots(1, 2), ("features", "batch"), ("size", "batch"), ("features D", "batch"), strict=True
-    ):
-        own = [row for row in rows if row["by"] == kind]
-        for name, color in (("dense", "#4a90c4"), ("transform", "#c2571a")):
-            place.loglog([row[key] for row in own], [row[name] for row in own], "o-", color=color, label=name)
-        place.set(xlabel=label, ylabel="milliseconds")
-        place.spines[["top", "right"]].set_visible(False)
-        place.legend(frameon=False)
-    for kind in ("png", "svg"):
-        sheet.savefig(path.with_suffix(f".{kind}"), dpi=150)
+    with figures.panels(path, 1, 2, (8.0, 3.2)) as axes:
+        kinds = (("features", "size", "features D"), ("batch", "batch", "batch"))
+        for place, (kind, key, label) in zip(axes, kinds, strict=True):
+            own = [row for row in rows if row["by"] == kind]
+            for name, color in (("dense", figures.BAND), ("transform", figures.DATA)):
+                place.loglog([row[key] for row in own], [row[name] for row in own], "o-", color=color, label=name)
+            place.set(xlabel=label, ylabel="milliseconds")
+            place.legend(frameon=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table, or measure, store and draw."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--measure", action="store_true", help="measure here instead of reading the benchmark's files")
-    parser.add_argument("--benchmarks", type=Path, default=BENCHMARKS, help="folder of the benchmark's files")
-    parser.add_argument("--seconds", type=float, default=3.0, help="for each row")
-    parser.add_argument("--out", type=Path, default=Path("bayesify-report") / "transform_time")
-    parser.add_argument("--smoke", action="store_true", help="measure two sizes and two batches, five times each")
-    chosen = parser.parse_args(given)
+    program = Program(__doc__, __spec__, "transform_time", smoke="measure two sizes and two batches, five times each")
+    program.add_argument("--measure", action="store_true", help="measure here instead of reading the benchmark's files")
+    program.add_argument("--benchmarks", type=Path, default=BENCHMARKS, help="folder of the benchmark's files")
+    chosen = program.option(seconds=3.0).read(arguments)
     if not (chosen.measure or chosen.smoke):
         print(summarize_benchmarks(read(chosen.benchmarks)))
         return 0
     rows = measure((64, 128), (32, 64), 0.0) if chosen.smoke else measure(SIZES, BATCHES, chosen.seconds)
-    chosen.out.mkdir(parents=True, exist_ok=True)
-    facts = records.facts("bayesify_papers.walsh_hadamard.transform_time", given)
-    records.write(chosen.out / "transform_time.json", {**facts, "rows": rows})
-    if find_spec("matplotlib") is not None:
+    records.write(chosen.out / "transform_time.json", {**chosen.facts, "rows": rows})
+    if figures.DRAWS:
         figure(rows, chosen.out / "transform_time")
     print(summarize(rows))
     return 0

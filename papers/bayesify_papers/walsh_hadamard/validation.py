@@ -8,20 +8,19 @@ All candidates and all splits of a data set train side by side. A candidate is a
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
-import torch
 
 from bayesify.datasets import uci
-from bayesify_papers import records
-from bayesify_papers.tables import table
+from bayesify_papers.shared import records
+from bayesify_papers.shared.program import Program
+from bayesify_papers.shared.regressions import synthetic
+from bayesify_papers.shared.tables import table
 from bayesify_papers.walsh_hadamard.regression import Rows, Setting, judge, make
-from bayesify_papers.walsh_hadamard.shallow_regression import ORDER, SMOKE, setting, synthetic
+from bayesify_papers.walsh_hadamard.shallow_regression import ORDER, SMOKE, setting
 from bayesify_papers.walsh_hadamard.stacked import Stack
 from bayesify_papers.walsh_hadamard.stacked_training import Recipe, Trainer, train
 
@@ -36,7 +35,7 @@ def run(data: uci.Table, candidates: Sequence[Setting], recipe: Recipe, splits: 
         data: Data set.
         candidates: They differ in what leaves the shape of parameters alone.
         recipe: How to train.
-        splits: Only the first so many.
+        splits: How many, the first ones.
     """
     rows = Rows.of(data, data.splits[:splits], validation=True)
     count, inputs = len(rows.units), data.X.shape[1]
@@ -67,25 +66,13 @@ def run(data: uci.Table, candidates: Sequence[Setting], recipe: Recipe, splits: 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare candidates from the command line."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--dataset", choices=ORDER, default="boston")
-    parser.add_argument("--model", default="WHVI")
-    parser.add_argument("--data", help="folder of the data; BAYESIFY_DATA if left out")
-    parser.add_argument("--scales", nargs="+", type=float, default=[1.0, 2.0])
-    parser.add_argument("--prior-scales", nargs="+", type=float, help="one for each scale")
-    parser.add_argument("--shrink", nargs="+", type=float, help="one for each scale; with --point-biases")
-    parser.add_argument("--point-biases", action="store_true")
-    parser.add_argument("--activation", choices=("relu", "tanh"), default="relu")
-    parser.add_argument("--covariance", choices=("diagonal", "full"), default="diagonal")
-    parser.add_argument("--splits", type=int, help="only the first so many")
-    parser.add_argument("--steps", type=int, default=Recipe().steps)
-    parser.add_argument("--learning-rate", type=float, default=Recipe().learning_rate)
-    parser.add_argument("--out", type=Path, default=Path("bayesify-report") / "walsh-hadamard-validation")
-    parser.add_argument("--smoke", action="store_true", help="a few rows and steps, seconds")
-    chosen = parser.parse_args(given)
-    torch.set_num_threads(1)
-    facts = records.facts("bayesify_papers.walsh_hadamard.validation", given)
+    program = Program(__doc__, __spec__, "walsh-hadamard-validation", small=True)
+    program.choice("dataset", ORDER, "boston").choice("activation", ("relu", "tanh"), "relu")
+    program.choice("covariance", ("diagonal", "full"), "diagonal").option("data", "splits", model="WHVI")
+    program.option(scales=(1.0, 2.0), point_biases=False, steps=Recipe().steps, learning_rate=Recipe().learning_rate)
+    program.add_argument("--prior-scales", nargs="+", type=float, help="one for each scale")
+    program.add_argument("--shrink", nargs="+", type=float, help="one for each scale; with --point-biases")
+    chosen = program.read(arguments)
     data = synthetic() if chosen.smoke else uci.load(chosen.dataset, chosen.data)
     recipe = SMOKE if chosen.smoke else Recipe(steps=chosen.steps, learning_rate=chosen.learning_rate)
     width = setting(chosen.dataset, chosen.model).width
@@ -96,10 +83,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for scale, prior, shrink in zip(chosen.scales, priors, shrinks, strict=True)
     ]
     found = run(data, candidates, recipe, chosen.splits)
-    chosen.out.mkdir(parents=True, exist_ok=True)
     name = f"{candidates[0].stem(data.name)}-and-{len(candidates) - 1}-others.json"
     outcomes = [{**asdict(one), **scores} for one, scores in zip(candidates, found, strict=True)]
-    records.write(chosen.out / name, {**facts, "dataset": data.name, "recipe": asdict(recipe), "outcomes": outcomes})
+    records.write(
+        chosen.out / name, {**chosen.facts, "dataset": data.name, "recipe": asdict(recipe), "outcomes": outcomes}
+    )
     cells = [
         [
             *(f"{value:g}" for value in (one.init_scale, one.prior_scale, one.shrink)),

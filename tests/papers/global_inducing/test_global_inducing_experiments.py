@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from bayesify_papers.global_inducing import cifar, cubic, deep_linear, published, uci
+from bayesify_papers.global_inducing import cifar, cubic, deep_linear, uci
 from bayesify_papers.global_inducing.stacked import Design, StackedNetworks
+from bayesify_papers.shared.published import published
+from bayesify_papers.shared.regressions import synthetic
 
 from bayesify.datasets import toy
 
@@ -90,7 +92,7 @@ def test_uci_networks_have_the_inducing_inputs_that_were_asked_for(monkeypatch: 
     monkeypatch.setattr(uci, "StackedNetworks", Seen)
     schedule = uci.Schedule(steps=2, batch=16)
     uci.run_networks(
-        uci.synthetic(), "gi", "scale", schedule, num_draws=10, hidden_precision=3.0, start="network", points=7
+        synthetic(splits=2), "gi", "scale", schedule, num_draws=10, hidden_precision=3.0, start="network", points=7
     )
     assert (made[0].points, made[0].hidden_precision, made[0].start) == (7, 3.0, "network")
 
@@ -107,7 +109,7 @@ def test_a_start_at_a_network_has_its_outputs_as_pseudo_outputs() -> None:
 
 
 def test_uci_numbers_are_in_the_target_s_unit() -> None:
-    data = uci.synthetic()
+    data = synthetic(splits=2)
     (x, y), (x_test, _), units = uci.stack_splits(data)
     split = data.splits[1]
     assert x.shape == (2, 54, 3)
@@ -166,5 +168,5 @@ def test_cifar_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_published_numbers_are_of_table_1() -> None:
-    assert published.CIFAR10["gi"]["spatial"] == (-0.40, 86.70, -0.68)
-    assert set(published.CIFAR10) == set(cifar.SYSTEMS)
+    assert published("global_inducing")["cifar10"]["gi"]["spatial"] == (-0.40, 86.70, -0.68)
+    assert set(published("global_inducing")["cifar10"]) == set(cifar.SYSTEMS)

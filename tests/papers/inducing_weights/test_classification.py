@@ -9,8 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from bayesify_papers.inducing_weights import classification, predictions, scores, sources
-from bayesify_papers.inducing_weights.systems import SYSTEMS, MemoryBatches, Recipe, make_adam, mirror_and_shift, train
+from bayesify_papers.inducing_weights import classification, scores
+from bayesify_papers.inducing_weights.systems import SYSTEMS, Recipe, make_adam, train
+from bayesify_papers.shared import predictions, sources
+from bayesify_papers.shared.batches import MemoryBatches, mirror_and_shift
+from bayesify_papers.shared.image_problems import Problem
 
 from bayesify import metrics
 from bayesify.datasets import images
@@ -185,16 +188,14 @@ def test_evaluating_an_empty_folder_says_so(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", ["ffg_u", "ensemble_u"])
-def test_trains_without_luck(name):
+def test_trains_without_luck(name, monkeypatch):
     """Five seeds on synthetic images: every test NLL within 0.05 nats of the median, far below that of chance, 2.30."""
-    data, recipe = images.synthetic(600, 400, noise_std=0.45), LUCK
-    scale = sources.Normalization(data.train_images)
-    x, x_test = (scale(part, torch.device("cpu")) for part in (data.train_images, data.test_images))
-    y, y_test = (torch.from_numpy(part.astype(np.int64)) for part in (data.train_labels, data.test_labels))
-    nlls = []
+    data = images.synthetic(600, 400, noise_std=0.45)
+    monkeypatch.setattr(sources, "_images", lambda source: data)
+    problem, nlls = Problem(sources.Source(sources.SYNTHETIC), "cpu"), []
     for seed in range(5):
-        bnn, _ = train(SYSTEMS[name], recipe, x, y, num_classes=10, seed=seed)
-        nlls.append(metrics.evaluate(predictions.predict([bnn], x_test, 10, 0), y_test)["nll"])
+        bnn, _ = train(SYSTEMS[name], LUCK, problem, seed)
+        nlls.append(problem.score(problem.predict_one([bnn], "test", 10, 0))["nll"])
     median = statistics.median(nlls)
     assert median < 0.3
     assert all(abs(nll - median) < 0.05 for nll in nlls)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from bayesify_papers.inducing_weights import parameters, run_time
-from bayesify_papers.tables import table
+from bayesify_papers.shared.tables import table
 
 
 def test_counts_are_the_published_ones(smoke):
@@ -25,7 +25,7 @@ def test_run_times_are_read(tmp_path, capsys):
     figures = {"resnet18/inducing/5_draws": 1.06, "resnet18/inducing/bf16/5_draws": 1.191}
     path = tmp_path / "times.json"
     path.write_text(json.dumps({"figures": figures, "hardware": {"gpu": "A"}, "batch": 500, "date": "2026-01-01"}))
-    assert run_time.main([str(path)]) == 0
+    assert run_time.main([str(path), "--out", str(tmp_path)]) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("resnet18, inducing"))
     assert line.split()[2:] == ["1.06", "-", "-", "1.19", "-", "-"]
     with pytest.raises(FileNotFoundError, match=r"benchmarks\.resnets"):

@@ -50,7 +50,8 @@ def test_figure_has_a_panel_per_system(tmp_path):
 
 
 def test_summary_says_how_far_the_worst_seed_is():
-    outcomes = [regression.Outcome("FFG-U", seed, nll, 0.1, 2.0, 1.0) for seed, nll in enumerate((-0.7, -0.72, -0.4))]
+    same = {"system": "FFG-U", "rmse": 0.1, "gap_ratio": 2.0, "seconds": 1.0}
+    outcomes = [{**same, "seed": seed, "nll": nll} for seed, nll in enumerate((-0.7, -0.72, -0.4))]
     line = next(line for line in regression.summarize(outcomes).splitlines() if line.startswith("FFG-U"))
     assert line.split()[1:4] == ["3", "-0.700", "0.300"]
 
@@ -61,7 +62,7 @@ def test_summary_says_how_far_the_worst_seed_is():
 def test_trains_without_luck(system):
     """Five seeds, the settings of the experiment: every test NLL within 0.05 nats of the median, far from a bad fit."""
     outcomes = regression.run([system], 5, regression.Training())
-    nlls = [outcome.nll for outcome in outcomes]
+    nlls = [outcome["nll"] for outcome in outcomes]
     median = statistics.median(nlls)
     assert median < -0.6  # a constant has +10, a deterministic fit about -0.75, the noise alone -0.88
     assert all(abs(nll - median) < 0.05 for nll in nlls)

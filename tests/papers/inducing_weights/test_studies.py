@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from bayesify_papers.inducing_weights import ablation, fashion, predictions, pruning, scores, seeds, sources, trainings
+from bayesify_papers.inducing_weights import ablation, fashion, pruning, scores, seeds, trainings
 from bayesify_papers.inducing_weights.classification import SMOKE, SMOKE_SOURCE
-from bayesify_papers.inducing_weights.recorded import as_recordable, fit_recorded, scale_learning_rates
-from bayesify_papers.inducing_weights.sources import SYNTHETIC, Source
-from bayesify_papers.inducing_weights.systems import MemoryBatches, Recipe
-from bayesify_papers.inducing_weights.workers import run_jobs
+from bayesify_papers.inducing_weights.systems import SYSTEMS, Recipe, train
+from bayesify_papers.shared import predictions, sources
+from bayesify_papers.shared.batches import MemoryBatches
+from bayesify_papers.shared.image_problems import Problem
+from bayesify_papers.shared.jobs import run_trainings
+from bayesify_papers.shared.recorded import as_recordable, fit_recorded, scale_learning_rates
+from bayesify_papers.shared.sources import SYNTHETIC, Source
 from torch import nn
 
 from bayesify.datasets import images
@@ -25,47 +28,7 @@ from bayesify.training.schedules import KLSchedule
 pytest.importorskip("torchmetrics")
 
 
-@dataclass(frozen=True)
-class Square:
-    number: int
-    fails: bool = False
-
-
-def square(job, folder):
-    if job.fails:
-        raise ValueError("no square")
-    with (folder / "log").open("a") as log:
-        log.write(f"{job.number}\n")
-    return {"value": job.number**2}
-
-
-def log(folder):
-    return [int(line) for line in (folder / "log").read_text().split()]
-
-
 # -- jobs ---------------------------------------------------------------------------------------------------------------
-
-
-def test_later_jobs_depend_on_earlier_ones_and_come_in_order(tmp_path):
-    def plan(done):
-        jobs = {"a": Square(2), "b": Square(3)}
-        return jobs | ({"c": Square(done["a"]["value"] + done["b"]["value"])} if {"a", "b"} <= done.keys() else {})
-
-    results = run_jobs(square, plan, tmp_path, 1)
-    assert {name: result["value"] for name, result in results.items()} == {"a": 4, "b": 9, "c": 169}
-    assert log(tmp_path) == [2, 3, 13]
-
-
-def test_an_interrupted_run_goes_on_and_a_changed_job_runs_again(tmp_path):
-    with pytest.raises(ValueError, match="no square"):
-        run_jobs(square, lambda done: {"a": Square(2), "b": Square(3, fails=True)}, tmp_path, 1)
-    jobs = {"a": Square(2), "b": Square(3)}
-    assert run_jobs(square, lambda done: jobs, tmp_path, 1)["b"]["value"] == 9
-    assert log(tmp_path) == [2, 3]
-    assert run_jobs(square, lambda done: {**jobs, "a": Square(5)}, tmp_path, 1)["a"]["value"] == 25
-    assert log(tmp_path) == [2, 3, 5]
-    with pytest.raises(ValueError, match="workers=0"):
-        run_jobs(square, lambda done: jobs, tmp_path, 0)
 
 
 @pytest.mark.slow
@@ -75,14 +38,14 @@ def test_worker_processes_give_the_results_of_one(tmp_path):
         name: trainings.Training(name, replace(SMOKE, epochs=1), source, 1, file=name) for name in ("ffg_w", "ffg_u")
     }
     alone, together = (
-        run_jobs(trainings.classify, lambda done: jobs, tmp_path / str(workers), workers) for workers in (1, 2)
+        run_trainings(trainings.classify, jobs, tmp_path / str(workers), workers=workers) for workers in (1, 2)
     )
     for name in jobs:
         assert together[name]["nll"] == pytest.approx(alone[name]["nll"], abs=1e-4)
         assert (tmp_path / "2" / f"{name}.npz").is_file()
     bad = {"bad": replace(jobs["ffg_w"], system="none"), "good": jobs["ffg_w"]}
-    with pytest.raises(RuntimeError, match="1 jobs failed, bad because of"):
-        run_jobs(trainings.classify, lambda done: bad, tmp_path / "bad", 2)
+    with pytest.raises(RuntimeError, match="job bad failed"):
+        run_trainings(trainings.classify, bad, tmp_path / "bad", workers=2)
     assert (tmp_path / "bad" / "jobs" / "good.json").is_file()
 
 
@@ -194,7 +157,7 @@ def test_smoke_chooses_trains_scores_and_goes_on(smoke, capsys):
     assert torch.allclose(both, sum(member["test"].probs for member in members) / 2, atol=1e-6)
     assert fashion.main(["--smoke", "--out", str(tmp_path)]) == 0
     again = capsys.readouterr().out
-    assert " s  " not in again.split("Scored on")[0]
+    assert " of " not in again.split("Scored on")[0]
     assert again.split("Scored on")[1] == printed.split("Scored on")[1]
 
 
@@ -205,7 +168,7 @@ def test_what_is_there_of_an_interrupted_study_is_scored(tmp_path, capsys):
     fashion.prepare(study, tmp_path, {"date": "2026-01-01"})
     with pytest.raises(FileNotFoundError, match="no predictions"):
         fashion.evaluate(tmp_path)
-    run_jobs(trainings.classify, lambda done: {"ffg_w-2": study.final("ffg_w", 2, {})}, tmp_path, 1)
+    run_trainings(trainings.classify, {"ffg_w-2": study.final("ffg_w", 2, {})}, tmp_path)
     fashion.prepare(study, tmp_path, {"date": "2026-01-02"})
     assert fashion.evaluate(tmp_path) == 0
     assert "FFG-W" in capsys.readouterr().out
@@ -234,7 +197,7 @@ def test_reduced_training_has_the_accuracy_of_the_deterministic_network_at_half_
     data = images.synthetic(200, 1000, side=8, noise_std=0.5)
     monkeypatch.setattr(sources, "_images", lambda source: data)
     monkeypatch.setattr(sources, "_scored", lambda source: {"test": data.test_images})
-    problem = trainings.Problem(Source(SYNTHETIC), "cpu")
+    problem = Problem(Source(SYNTHETIC), "cpu")
     recipe = Recipe(
         epochs=40,
         batch=50,
@@ -250,7 +213,7 @@ def test_reduced_training_has_the_accuracy_of_the_deterministic_network_at_half_
     )
     found = {}
     for name, draws in (("deterministic", 1), ("ffg_u", 10), ("ensemble_u", 10)):
-        network, _ = problem.train(name, recipe, seed=0)
+        network, _ = train(SYSTEMS[name], recipe, problem, seed=0)
         found[name] = {"test": problem.score(problem.predict_one([network], "test", draws, seed=0))}
     lines = scores.requirement(found)
     assert len(lines) == 2

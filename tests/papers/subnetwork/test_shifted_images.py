@@ -7,33 +7,34 @@ import json
 import numpy as np
 import pytest
 import torch
+from bayesify_papers.shared import predictions
+from bayesify_papers.shared.published import published
 from bayesify_papers.subnetwork import (
     corrupted_cifar,
     image_scores,
     image_systems,
     image_training,
-    published,
     rotated_mnist,
-    shifted_images,
 )
 from bayesify_papers.subnetwork.image_systems import DEFAULT
-from bayesify_papers.subnetwork.image_training import Batches, Recipe
+from bayesify_papers.subnetwork.image_training import Recipe
 
 from bayesify.weights.catalog import count_parameters
 
 
 def test_published_tables_are_whole():
-    for tables, columns in ((published.ROTATED_MNIST, 13), (published.CORRUPTED_CIFAR10, 6)):
-        assert set(tables) == set(published.TITLES)
-        for name, system in tables.items():
+    paper = published("subnetwork")
+    for dataset, columns in (("mnist", 13), ("cifar10", 6)):
+        assert set(paper[dataset]) == set(paper["titles"])
+        for name, system in paper[dataset].items():
             assert {key for key in system if not key.endswith("_std")} == {"ll", "error", "ece", "brier"}
             assert all(len(values) == columns for values in system.values()), name
             assert max(system["ll"]) < 0
-    at_60 = published.ANGLES.index(60)
-    assert published.ROTATED_MNIST["subnetwork"]["ll"][at_60] == -2.10
-    assert published.ROTATED_MNIST["map"]["ll"][at_60] == -4.29
-    assert published.ROTATED_MNIST["map"]["error"][at_60] == 0.63
-    assert published.CORRUPTED_CIFAR10["subnetwork"]["ll"] == (-0.27, -0.51, -0.73, -1.06, -1.25, -1.47)
+    at_60 = paper["angles"].index(60)
+    assert paper["mnist"]["subnetwork"]["ll"][at_60] == -2.10
+    assert paper["mnist"]["map"]["ll"][at_60] == -4.29
+    assert paper["mnist"]["map"]["error"][at_60] == 0.63
+    assert paper["cifar10"]["subnetwork"]["ll"] == (-0.27, -0.51, -0.73, -1.06, -1.25, -1.47)
 
 
 def test_the_network_is_the_papers():
@@ -54,21 +55,6 @@ def test_learning_rate_falls_at_the_papers_epochs():
     ]
     recipe = corrupted_cifar.RECIPE
     assert [round(image_training.rate(recipe, epoch), 6) for epoch in (149, 150, 225)] == [1, 0.1, 0.01]
-
-
-def test_batches_visit_every_image_once_and_crops_move_whole_images():
-    x = torch.arange(40.0).reshape(10, 1, 2, 2)
-    seen = torch.cat([y for _, y in Batches(x, torch.arange(10), 5, seed=1)])
-    assert sorted(seen.tolist()) == list(range(10))
-    pictures = torch.zeros(64, 1, 12, 12)
-    pictures[:, :, 5:7, 4] = torch.tensor([1.0, 2.0])
-    (moved, _), *_ = Batches(pictures, torch.zeros(64), 64, crops=True)
-    assert torch.equal(moved.sum((1, 2, 3)), pictures.sum((1, 2, 3)))
-    places = {tuple(image[0].argmax().unsqueeze(0).tolist()) for image in moved}
-    assert len(places) > 10
-    for image in moved[:, 0]:
-        row, column = divmod(int(image.argmax()), 12)
-        assert image[row - 1, column] == 1
 
 
 def test_search_tries_each_value_once():
@@ -108,14 +94,16 @@ def test_random_corruptions_leave_a_sixth():
 
 
 def test_scores_of_known_predictions(tmp_path):
-    """Half of the labels right with probability 0.8, half wrong; images from elsewhere less certain than all."""
+    """Half of the labels right with probability 0.8, half wrong; other images less certain than all."""
     labels = np.zeros(10, np.uint8)
     inside = np.full((10, 3), 0.1, np.float32)
     inside[:5, 0], inside[5:, 1] = 0.8, 0.8
     outside = np.full((10, 3), 1 / 3, np.float32)
     (tmp_path / "run.json").write_text(json.dumps({"systems": {"map": {}}}))
     np.savez(tmp_path / "labels.npz", labels=labels)
-    np.savez(tmp_path / "map.npz", **{"shifted/0": np.log(inside), "ood/far": np.log(outside)})
+    made = {"shifted/0": inside, "ood/far": outside}
+    stored = {name: predictions.StoredPrediction.of(torch.from_numpy(probs)) for name, probs in made.items()}
+    predictions.write(tmp_path / "map.npz", stored)
     pytest.importorskip("torchmetrics")
     scores = image_scores.score(tmp_path)["map"]
     assert scores["shifted"]["0"]["accuracy"] == 0.5
@@ -182,7 +170,6 @@ def test_every_system_runs(smoke):
     assert {"map", "subnetwork", "random", "last", "diagonal", "dropout", "swag", "vogn", "ensemble"} <= found
 
 
-def test_predictions_keep_small_probabilities(tmp_path):
-    log_probs = torch.tensor([[0.0, -80.0]])
-    made = shifted_images.as_predictive(log_probs)
+def test_predictions_keep_small_probabilities():
+    made = predictions.StoredPrediction.of(torch.tensor([[0.0, -80.0]]).double().exp())
     assert float(made.log_prob(torch.tensor([1]))) == pytest.approx(-80.0)

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from bayesify_papers.shared.regressions import synthetic
 from bayesify_papers.subnetwork import map_regression, toy, uci
 
 from bayesify.datasets import Standardization
@@ -89,7 +90,7 @@ def test_uci_sizes_are_the_papers():
 
 def test_uci_scores_are_in_the_targets_unit():
     """MAP's log-likelihood on a split, computed again from the network that the split trains, in the target's own unit."""
-    table, recipe = uci.synthetic(), replace(uci.SMOKE, epochs=30)
+    table, recipe = synthetic(120), replace(uci.SMOKE, epochs=30)
     table = replace(table, y=7.0 + 5.0 * table.y)
     options = {"gap": False, "index": 0, "network": (1, 4), "networks": ((1, 4),), "recipe": recipe}
     plain, bayesian = uci.run_split(table, table.splits[0], **options)
@@ -105,10 +106,10 @@ def test_uci_scores_are_in_the_targets_unit():
     variance = float(likelihood.noise.detach()) * float(scale_y.std[0, 0]) ** 2
     error = table.y[rows.test] - mean
     wanted = np.mean(-0.5 * error**2 / variance - 0.5 * math.log(2 * math.pi * variance))
-    assert plain.log_likelihood == pytest.approx(wanted, rel=1e-4)
-    assert plain.rmse == bayesian.rmse == pytest.approx(math.sqrt(np.mean(error**2)), rel=1e-4)
-    assert (plain.num_weights, bayesian.num_weights) == (0, 16)
-    assert bayesian.prior_precision in uci.PRIOR_PRECISIONS
+    assert plain["log_likelihood"] == pytest.approx(wanted, rel=1e-4)
+    assert plain["rmse"] == bayesian["rmse"] == pytest.approx(math.sqrt(np.mean(error**2)), rel=1e-4)
+    assert (plain["num_weights"], bayesian["num_weights"]) == (0, 16)
+    assert bayesian["prior_precision"] in uci.PRIOR_PRECISIONS
 
 
 def test_uci_smoke_resumes_after_a_kill(smoke, capsys):
@@ -127,9 +128,8 @@ def test_uci_smoke_resumes_after_a_kill(smoke, capsys):
 
 
 def test_summary_has_mean_and_standard_error():
-    outcomes = [
-        uci.Outcome("wine", True, split, 1, 50, 600, value, 1.0, 1.0, 0.0) for split, value in enumerate((1.0, 2.0))
-    ]
+    same = {"dataset": "wine", "gap": True, "hidden_layers": 1, "width": 50, "num_weights": 600}
+    outcomes = [{**same, "split": split, "log_likelihood": value} for split, value in enumerate((1.0, 2.0))]
     text = uci.summarize(outcomes)
     assert "wine, gap splits" in text
     assert "1.500 (0.500)" in text

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bayesify_papers.shared.published import published
+from bayesify_papers.shared.regressions import synthetic
 from bayesify_papers.walsh_hadamard import (
     classification,
     deep_regression,
-    published,
     regression,
     shallow_regression,
     validation,
@@ -23,17 +24,21 @@ from bayesify.likelihoods import Gaussian
 
 
 def test_published_tables_have_all_rows() -> None:
-    assert published.SHALLOW_RMSE["boston"]["WHVI"] == (2.56, 0.15)
-    assert published.SHALLOW_MNLL["yacht"]["WHVI"] == (1.28, 0.22)
-    assert published.DEEP_RMSE["WHVI"][512]["boston"] == (2.99, 0.69)
-    assert published.DEEP_RMSE["MCD"][64]["power"] is None
-    assert published.DEEP_MNLL["MFG"][512]["power"] == (3.04, 0.03)
-    assert published.DEEP_MNLL["WHVI"][64]["yacht"] == (2.56, 1.33)
-    assert published.CLASSIFICATION_ERROR["WHVI"][2, 64]["eeg"] == (0.25, 0.01)
-    assert published.CLASSIFICATION_MNLL["WHVI"][3, 512]["letter"] == (0.90, 0.01)
-    for table in (published.DEEP_RMSE, published.DEEP_MNLL):
-        assert {width for rows in table.values() for width in rows} == set(published.WIDTHS)
-        assert all(set(row) == set(published.DATASETS) for rows in table.values() for row in rows.values())
+    paper = published("walsh_hadamard")
+    assert paper.find("shallow", "rmse", "boston", "WHVI") == (2.56, 0.15)
+    assert paper.find("shallow", "mnll", "yacht", "WHVI") == (1.28, 0.22)
+    assert paper.find("deep", "rmse", "WHVI", 512, "boston") == (2.99, 0.69)
+    assert paper.find("deep", "rmse", "MCD", 64, "power") is None
+    assert paper.find("deep", "mnll", "MFG", 512, "power") == (3.04, 0.03)
+    assert paper.find("deep", "mnll", "WHVI", 64, "yacht") == (2.56, 1.33)
+    assert paper.find("classification", "error", "WHVI", "2x64", "eeg") == (0.25, 0.01)
+    assert paper.find("classification", "mnll", "WHVI", "3x512", "letter") == (0.90, 0.01)
+    for table in paper["deep"].values():
+        assert {width for rows in table.values() for width in rows} == {str(width) for width in paper["widths"]}
+        assert all(set(row) <= set(paper["datasets"]) for rows in table.values() for row in rows.values())
+    assert (
+        sum(len(row) for table in paper["deep"].values() for rows in table.values() for row in rows.values()) == 253
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,7 +60,7 @@ def test_differences_are_in_printed_digits(
 
 
 def test_rows_are_scaled_by_training_rows_alone() -> None:
-    data = shallow_regression.synthetic()
+    data = synthetic()
     rows = regression.Rows.of(data, data.splits)
     assert rows.x.shape == (3, 54, 3)
     assert rows.y.shape == (3, 54, 1)

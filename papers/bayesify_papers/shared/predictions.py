@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesify.network import BayesianNetwork
+from bayesify import BayesianNetwork, ClassificationPredictive
 from bayesify.predictive.base import Outputs
-from bayesify.predictive.classification import ClassificationPredictive
+from bayesify.storage import write_atomically
 
 DEVICE_MEMORY = 2 * 2**30
 """Budget in bytes for activations on a GPU."""
@@ -27,7 +27,18 @@ class StoredPrediction(ClassificationPredictive):
 
     def __init__(self, probs: Tensor, aleatoric_entropy: Tensor) -> None:
         super().__init__(Outputs(kept=probs.log().unsqueeze(0)))
-        self._summary = (probs, aleatoric_entropy)
+        self.stored_entropy = aleatoric_entropy
+
+    @classmethod
+    def of(cls, probs: Tensor) -> StoredPrediction:
+        """Of probabilities alone, whose own entropy is all that there is; zeros become the smallest numbers."""
+        probs = probs.double().clamp_min(1e-37).cpu()
+        return cls(probs.float(), torch.special.entr(probs).sum(-1).float())
+
+    @property
+    def aleatoric_entropy(self) -> Tensor:
+        """Mean over draws of each draw's entropy in nats, [B]."""
+        return self.stored_entropy
 
 
 def predict(networks: Sequence[BayesianNetwork], x: Tensor, num_draws: int, seed: int) -> StoredPrediction:
@@ -76,9 +87,9 @@ def write(path: Path, predictions: dict[str, StoredPrediction]) -> None:
     for name, prediction in predictions.items():
         arrays[f"{name}/probs"] = prediction.class_probs.numpy()
         arrays[f"{name}/aleatoric_entropy"] = prediction.aleatoric_entropy.numpy()
-    partial = path.with_name(path.stem + ".partial.npz")
-    np.savez_compressed(partial, **arrays)  # type: ignore[arg-type]
-    partial.replace(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with write_atomically(path) as temporary, temporary.open("wb") as stream:
+        np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]
 
 
 def read(path: Path) -> dict[str, StoredPrediction]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
+
+from bayesify_papers.shared.scores import standard_error
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> str:
@@ -27,5 +30,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str = "")
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A number with so many digits after the point; a dash for none."""
+    """A number with a number of digits after the point; a dash for none."""
     return "-" if value is None else f"{value:.{digits}f}"
+
+
+def mean_and_error(values: Sequence[float], digits: int = 3) -> str:
+    """The mean of several runs with its standard error in brackets; a dash for no run."""
+    return f"{statistics.fmean(values):.{digits}f} ({number(standard_error(values), digits)})" if values else "-"

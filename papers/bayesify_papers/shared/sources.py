@@ -12,15 +12,11 @@ from torch import Tensor
 
 from bayesify.datasets import corruptions, images
 
-OUTSIDE = {
-    "fashion_mnist": ("mnist", "notmnist"),
-    "mnist": ("fashion_mnist", "notmnist"),
-    "cifar10": ("fashion_mnist", "notmnist"),
-}
-"""Image sets from elsewhere for each training set; for CIFAR-10 they are padded and get three channels."""
-
 SYNTHETIC = "synthetic"
 """The name of tiny images made from a seed, for trials that take seconds."""
+
+NOISE = "noise"
+"""The name of random pixels, as images from another set."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +27,12 @@ class Source:
     never read into a score.
 
     Args:
-        dataset: A name of `OUTSIDE`, or `SYNTHETIC`.
-        folder: Where the files are; what `BAYESIFY_DATA` names if left out.
-        num_train: Only the first so many training images.
+        dataset: A name of `datasets.images`, or `SYNTHETIC`.
+        folder: Where the files are; default: what `BAYESIFY_DATA` names.
+        num_train: Only this many training images, the first ones.
         validation: How many of those are held out at the end.
-        outside: Whether image sets from elsewhere are scored too.
-        corrupted_images: How many of the scored images are corrupted, the first so many.
+        outside: Other sets of images, or `NOISE`, that are predicted too; a small or gray one gets a border and the channels.
+        corrupted_images: How many of the scored images are corrupted, the first ones.
         severities: How strongly.
 
     Raises:
@@ -47,7 +43,7 @@ class Source:
     folder: str | None = None
     num_train: int | None = None
     validation: int = 0
-    outside: bool = True
+    outside: tuple[str, ...] = ()
     corrupted_images: int = 0
     severities: tuple[int, ...] = (1, 2, 3, 4, 5)
 
@@ -79,10 +75,10 @@ def _images(source: Source) -> images.Images:
 def _scored(source: Source) -> dict[str, np.ndarray]:
     pictures = source.images().test_images
     sets = {"test": pictures}
-    if source.outside and source.dataset == SYNTHETIC:
-        sets["ood/noise"] = np.random.default_rng(0).integers(0, 256, pictures.shape, dtype=np.uint8)
-    elif source.outside:
-        for name in OUTSIDE[source.dataset]:
+    for name in source.outside:
+        if name == NOISE:
+            sets[f"ood/{name}"] = noise(pictures)
+        else:
             sets[f"ood/{name}"] = like(images.load(name, source.folder).test_images, pictures)
     return sets | corrupted(pictures[: source.corrupted_images], source.severities)
 
@@ -104,6 +100,11 @@ def hold_out(data: images.Images, count: int) -> images.Images:
         test_images=data.train_images[-count:],
         test_labels=data.train_labels[-count:],
     )
+
+
+def noise(pictures: np.ndarray) -> np.ndarray:
+    """Random pixels in the shape of some images, the same in every run."""
+    return np.random.default_rng(0).integers(0, 256, pictures.shape, dtype=np.uint8)
 
 
 def corrupted(pictures: np.ndarray, severities: Sequence[int]) -> dict[str, np.ndarray]:
@@ -150,3 +151,13 @@ class Normalization:
         """uint8 [B, C, H, W] -> float32 of the same shape, on a device."""
         moved = torch.from_numpy(np.ascontiguousarray(pictures)).to(device).float()
         return (moved - self.mean.to(device)) / self.std.to(device)
+
+
+def unit_pixels(pictures: np.ndarray, device: torch.device | str) -> Tensor:
+    """Images as numbers from 0 to 1, [B, C, H, W]."""
+    return torch.from_numpy(pictures).to(device).float() / 255
+
+
+def as_labels(labels: np.ndarray) -> Tensor:
+    """Labels as torch wants them, [N]."""
+    return torch.from_numpy(labels.astype(np.int64))

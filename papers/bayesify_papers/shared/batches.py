@@ -1,0 +1,56 @@
+"""Batches of tensors that lie on the device already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+
+class MemoryBatches:
+    """Shuffled batches of equal size; each pass has its own order, made from torch's global random numbers.
+
+    A last batch that is not full is left out.
+
+    Args:
+        x: Inputs, [N, ...].
+        y: Targets, [N, ...].
+        batch: Examples in a batch.
+        augment: Whether images are mirrored with probability 1/2 and shifted by up to an eighth of their side.
+
+    Raises:
+        ValueError: If there is not one full batch.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, batch: int, augment: bool = False) -> None:
+        if not 1 <= batch <= len(x):
+            raise ValueError(f"MemoryBatches: batch={batch} of {len(x)} examples; give 1 to {len(x)}")
+        self.x, self.y, self.batch, self.augment = x, y, batch, augment
+
+    def __len__(self) -> int:
+        return len(self.x) // self.batch
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        order = torch.randperm(len(self.x))[: len(self) * self.batch].to(self.x.device)
+        for index in order.split(self.batch):
+            x = self.x[index]
+            yield (mirror_and_shift(x) if self.augment else x), self.y[index]
+
+
+def mirror_and_shift(x: Tensor) -> Tensor:
+    """Each image mirrored or not, and shifted by its own number of pixels under a border of zeros (torch's random numbers).
+
+    Args:
+        x: Images, [B, C, H, W].
+    """
+    count, _, height, width = x.shape
+    reach = max(1, width // 8)
+    rows, columns = torch.randint(-reach, reach + 1, (2, count, 1)).to(x.device)
+    mirrored = (torch.rand(count, 1) < 0.5).to(x.device)
+    up = torch.arange(height, device=x.device) + rows + reach  # [B, H]
+    across = torch.arange(width, device=x.device)
+    across = torch.where(mirrored, across.flip(0), across) + columns + reach  # [B, W]
+    padded = nn.functional.pad(x, (reach,) * 4)
+    example = torch.arange(count, device=x.device)[:, None, None]
+    return padded.movedim(1, -1)[example, up[:, :, None], across[:, None]].movedim(-1, 1)  # [B, C, H, W]

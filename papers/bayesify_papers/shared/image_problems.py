@@ -1,0 +1,84 @@
+"""Images of a source on a device: what networks are trained on, what they predict, how well."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesify import BayesianNetwork
+from bayesify_papers.shared import predictions
+from bayesify_papers.shared.predictions import StoredPrediction
+from bayesify_papers.shared.scores import classification_scores
+from bayesify_papers.shared.sources import Normalization, Source, as_labels, unit_pixels
+
+Trained = tuple[BayesianNetwork, list[dict[str, Any]]]
+"""A network and what its epochs were like."""
+
+
+class Problem:
+    """The images of a source on a device, ready for training.
+
+    Args:
+        source: Which.
+        device: Where.
+        unit: Whether pixels are 0 to 1; else they have mean 0 and variance 1.
+    """
+
+    def __init__(self, source: Source, device: str | torch.device, unit: bool = False) -> None:
+        self.source, self.device = source, torch.device(device)
+        data = source.images()
+        self.scale = unit_pixels if unit else Normalization(data.train_images)
+        self.x = self.scale(data.train_images, self.device)  # [N, C, H, W]
+        self.y = as_labels(data.train_labels).to(self.device)  # [N]
+        self.test_labels = as_labels(data.test_labels)
+        self.num_classes = int(self.y.max()) + 1
+
+    def predict(self, networks: Sequence[BayesianNetwork], num_draws: int, seed: int) -> dict[str, StoredPrediction]:
+        """What networks predict together for every set of the source."""
+        return {name: self.predict_one(networks, name, num_draws, seed) for name in self.source.scored()}
+
+    def predict_one(
+        self, networks: Sequence[BayesianNetwork], name: str, num_draws: int, seed: int
+    ) -> StoredPrediction:
+        """The same for one set."""
+        pictures: Tensor = self.scale(self.source.scored()[name], self.device)
+        return predictions.predict(networks, pictures, num_draws, seed)
+
+    def score(self, prediction: StoredPrediction) -> dict[str, float]:
+        """Accuracy, NLL, ECE and Brier score on the images to be scored."""
+        return classification_scores(prediction, self.test_labels)
+
+    def run(
+        self, train: Callable[[], Trained], num_draws: int, seed: int, path: Path | None
+    ) -> tuple[dict[str, Any], dict[str, StoredPrediction], BayesianNetwork]:
+        """Train a network and predict every set.
+
+        Args:
+            train: Makes the network.
+            num_draws: Of the prediction.
+            seed: Of its draws.
+            path: Where the predictions go; nowhere if `None`.
+
+        Returns:
+            Scores, seconds of training and what the last epoch was like; the predictions; and the network.
+        """
+        start = time.perf_counter()
+        network, history = train()
+        seconds = time.perf_counter() - start
+        made = self.predict([network], num_draws, seed)
+        if path is not None:
+            predictions.write(path, made)
+        found = {**self.score(made["test"]), "train_seconds": round(seconds, 1), "last_epoch": history[-1]}
+        return found, made, network
+
+
+@lru_cache(maxsize=1)
+def problem(source: Source, device: str, unit: bool = False) -> Problem:
+    """The problem of a source; a process keeps the last one, since its next training mostly has the same."""
+    return Problem(source, device, unit)

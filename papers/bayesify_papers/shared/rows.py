@@ -1,0 +1,78 @@
+"""Results of every experiment in one form: a setting, a score, our number and the published one.
+
+A row is plain data:
+
+    setting               what was run, such as {"dataset": "yacht", "model": "WHVI"}
+    metric                the score's name
+    runs, ours, error     how many seeds or splits, their mean, and its standard error
+    published             the paper's number, None where it has none for this setting
+    published_std         its standard deviation
+    difference            ours less the published number
+    deviations            the difference in published standard deviations, None where there is none or 0.00 was printed
+    timing                True for measured times, which differ from run to run
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from bayesify_papers.shared.scores import standard_error
+
+Row = dict[str, Any]
+Published = tuple[float, float | None] | float | None
+
+
+def row(setting: Mapping[str, Any], metric: str, values: float | Sequence[float], published: Published = None) -> Row:
+    """One row.
+
+    Args:
+        setting: What was run.
+        metric: The score's name.
+        values: Of each run, or their mean; in the unit of the published number.
+        published: Mean and standard deviation, or the mean alone.
+    """
+    every = [float(value) for value in ([values] if isinstance(values, (int, float)) else values)]
+    ours = statistics.fmean(every)
+    mean, std = published if isinstance(published, tuple) else (published, None)
+    difference = None if mean is None else ours - mean
+    return {
+        "setting": dict(setting),
+        "metric": metric,
+        "runs": len(every),
+        "ours": ours,
+        "error": standard_error(every),
+        "published": mean,
+        "published_std": std,
+        "difference": difference,
+        "deviations": difference / std if difference is not None and std else None,
+    }
+
+
+def grouped(
+    entries: Iterable[Mapping[str, Any]],
+    keys: Sequence[str],
+    metrics: Sequence[str],
+    published: Callable[[str, Mapping[str, Any]], Published] = lambda metric, setting: None,
+) -> list[Row]:
+    """A row for each score of each setting, over the entries that share it.
+
+    Args:
+        entries: Runs: keys and scores in one dictionary.
+        keys: That make a setting.
+        metrics: Scores.
+        published: The paper's number by score and setting.
+    """
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for entry in entries:
+        groups.setdefault(tuple(entry[key] for key in keys), []).append(entry)
+    rows = []
+    for values, own in groups.items():
+        setting = dict(zip(keys, values, strict=True))
+        rows += [
+            row(setting, metric, [one[metric] for one in own], published(metric, setting))
+            for metric in metrics
+            if metric in own[0]
+        ]
+    return rows

@@ -1,0 +1,52 @@
+"""Scores of predictions that need no package but torch, and statistics of several runs."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from bayesify import ClassificationPredictive, metrics
+from bayesify.metrics.ranking import uncertainties
+
+CLASSIFICATION = ("accuracy", "nll", "ece", "brier")
+
+
+def classification_scores(prediction: ClassificationPredictive, labels: Tensor) -> dict[str, float]:
+    """Accuracy, NLL, ECE and Brier score.
+
+    Args:
+        prediction: Of B images.
+        labels: [B], on the device of the prediction.
+    """
+    return {
+        "accuracy": float((prediction.labels == labels).double().mean()),
+        "nll": float(-prediction.log_prob(labels).double().mean()),
+        "ece": metrics.reliability(prediction, labels).ece,
+        "brier": float(metrics.brier(prediction.class_probs, labels).mean()),
+    }
+
+
+def separation(made: Mapping[str, ClassificationPredictive]) -> dict[str, float]:
+    """AUROC of the set `ood/...` against `test`, by entropy and by mutual information, from ranks."""
+    (outside,) = (prediction for name, prediction in made.items() if name.startswith("ood/"))
+    inner, outer = uncertainties(made["test"]), uncertainties(outside)
+    return {f"auroc_{key}": rank_auroc(inner[key], outer[key]) for key in ("entropy", "mutual_information")}
+
+
+def rank_auroc(inside: Tensor, outside: Tensor) -> float:
+    """Probability that a number outside is larger than one inside, ties counting half."""
+    values, place = torch.cat((inside, outside)).double().unique(return_inverse=True)
+    counts = torch.bincount(place, minlength=len(values)).double()
+    ranks = counts.cumsum(0) - (counts - 1) / 2  # mean rank of each value, from 1
+    total = float(ranks[place[len(inside) :]].sum())
+    low = len(outside) * (len(outside) + 1) / 2
+    return (total - low) / (len(inside) * len(outside))
+
+
+def standard_error(values: Sequence[float]) -> float | None:
+    """Of a mean; none for a single value."""
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None

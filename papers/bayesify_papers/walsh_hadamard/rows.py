@@ -1,0 +1,66 @@
+"""Results of the experiments as rows, beside the published numbers: each reader takes the folder that an experiment wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bayesify_papers.shared.published import published
+from bayesify_papers.shared.records import read, read_lines
+from bayesify_papers.shared.rows import Published, Row, grouped
+
+PAPER = published("walsh_hadamard")
+NETWORK = ("dataset", "model", "hidden_layers", "width")
+
+
+def _splits(folder: Path) -> list[dict[str, Any]]:
+    return read_lines(*(path for path in sorted(folder.glob("*.jsonl")) if not path.stem.endswith("-validation")))
+
+
+def table2(folder: Path) -> list[Row]:
+    """Table 2: one hidden layer. Data sets whose targets are not the paper's have no published number."""
+
+    def find(metric: str, own: Mapping[str, Any]) -> Published:
+        comparable = own["dataset"] in PAPER["comparable"]
+        return PAPER.find("shallow", metric, own["dataset"], own["model"]) if comparable else None
+
+    return grouped(_splits(folder), NETWORK, ("rmse", "mnll"), find)
+
+
+def deep(folder: Path) -> list[Row]:
+    """Tables 7 and 8: two hidden layers. Data sets whose targets are not the paper's have no published number."""
+
+    def find(metric: str, own: Mapping[str, Any]) -> Published:
+        comparable = own["dataset"] in PAPER["comparable"]
+        return PAPER.find("deep", metric, own["model"], own["width"], own["dataset"]) if comparable else None
+
+    return grouped(_splits(folder), NETWORK, ("rmse", "mnll"), find)
+
+
+def table9(folder: Path) -> list[Row]:
+    """Table 9: classification."""
+
+    def find(metric: str, own: Mapping[str, Any]) -> Published:
+        shape = f"{own['hidden_layers']}x{own['width']}"
+        found: Published = PAPER.find("classification", metric, own["model"], shape, own["dataset"])
+        return found
+
+    return grouped(_splits(folder), NETWORK, ("error", "mnll"), find)
+
+
+def approximability(folder: Path) -> list[Row]:
+    """Distances of random matrices to the family, shown in a figure by the paper."""
+    return grouped(read(folder / "approximability.json")["rows"], ["size"], ["median", "zero_matrix"])
+
+
+def random_features(folder: Path) -> list[Row]:
+    """Gaussian processes by random features, shown in a figure by the paper."""
+    keys = ("function", "system", "covariance", "block", "parameters")
+    return grouped(read(folder / "random_features.json")["rows"], keys, ["rmse", "nll"])
+
+
+def transform_time(folder: Path) -> list[Row]:
+    """Time of the transform over that of a dense product, shown in a figure by the paper."""
+    found = grouped(read(folder / "transform_time.json")["rows"], ("by", "size", "batch"), ["ratio"])
+    return [{**one, "timing": True} for one in found]
