@@ -81,14 +81,9 @@ def test_results_are_files_and_are_not_made_again(tmp_path: Path) -> None:
     first = run_jobs(mortal, given, tmp_path, workers=1, progress=lambda *each: told.append(each))
     assert first == {"j0": {"x": 0}, "j1": {"x": 1}, "j2": {"x": 2}} == read_results(tmp_path)
     assert told == [("j0", 1, 3), ("j1", 2, 3), ("j2", 3, 3)]
-<<<<<<< HEAD
     stored = json.loads((tmp_path / "jobs" / "j1.json").read_text())
     assert {key: stored[key] for key in ("job", "result")} == {"job": given["j1"], "result": {"x": 1}}
-    assert not list(tmp_path.rglob("*.partial"))
-=======
-    assert json.loads((tmp_path / "jobs" / "j1.json").read_text()) == {"job": given["j1"], "result": {"x": 1}}
     assert not list(tmp_path.rglob(".*.tmp"))
->>>>>>> 846c44a (One atomic write in storage, for every file; run_jobs takes a plan that grows with results; the papers' tables as TOML)
     assert run_jobs(mortal, given, tmp_path, workers=1) == first
     assert attempts(tmp_path) == [1, 1, 1]
 

@@ -21,22 +21,8 @@ def write_result(folder: Path, name: str, job: Any, result: dict[str, Any]) -> N
     Raises:
         OSError: If it cannot be written, as on a full disk; no part of a file stays behind.
     """
-<<<<<<< HEAD
-    path = result_path(folder, name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
-    try:
-        with partial.open("w") as file:
-            content = {"job": job, "result": result, "sha256": _checksum(job, result)}
-            file.write(json.dumps(content, indent=2) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-=======
-    write_file(result_path(folder, name), json.dumps({"job": job, "result": result}, indent=2) + "\n")
->>>>>>> 846c44a (One atomic write in storage, for every file; run_jobs takes a plan that grows with results; the papers' tables as TOML)
+    content = {"job": job, "result": result, "sha256": _checksum(job, result)}
+    write_file(result_path(folder, name), json.dumps(content, indent=2) + "\n")
 
 
 def read_result(folder: Path, name: str) -> tuple[Any, dict[str, Any]] | None:

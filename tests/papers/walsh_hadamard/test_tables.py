@@ -36,9 +36,7 @@ def test_published_tables_have_all_rows() -> None:
     for table in paper["deep"].values():
         assert {width for rows in table.values() for width in rows} == {str(width) for width in paper["widths"]}
         assert all(set(row) <= set(paper["datasets"]) for rows in table.values() for row in rows.values())
-    assert (
-        sum(len(row) for table in paper["deep"].values() for rows in table.values() for row in rows.values()) == 253
-    )
+    assert sum(len(row) for table in paper["deep"].values() for rows in table.values() for row in rows.values()) == 253
 
 
 @pytest.mark.parametrize(
