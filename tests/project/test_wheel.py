@@ -100,3 +100,12 @@ def test_command_is_installed(installed, tmp_path):
     script = installed / "bin" / "bayesify"
     listing = run(sys.executable, script, "methods", cwd=tmp_path, PYTHONPATH=str(installed), COLUMNS="200")
     assert "mean_field" in listing
+
+
+def test_wheel_of_the_papers_holds_their_tables(tmp_path):
+    papers = ROOT / "papers"
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, papers, cwd=tmp_path)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("bayesify_papers/")}
+    kept = (path for path in (papers / "bayesify_papers").rglob("*") if path.suffix in (".py", ".toml"))
+    assert names == {path.relative_to(papers).as_posix() for path in kept}

@@ -1,0 +1,98 @@
+"""The shape of the papers' code: papers stand alone on one shared layer, use public names only, and repeat nothing."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import bayesify_papers
+import pytest
+from bayesify_papers.catalog import CATALOG
+
+ROOT = Path(bayesify_papers.__file__).parent
+PAPERS = sorted({experiment.module.partition(".")[0] for experiment in CATALOG.values()})
+FILES = sorted(path for path in ROOT.rglob("*.py"))
+BLOCK = 15
+"""Equal lines in a row that two papers may not have."""
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Module and name of everything that a file imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((node.module or "", alias.name) for alias in node.names)
+
+
+def test_one_folder_a_paper() -> None:
+    folders = {path.name for path in ROOT.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert folders == {*PAPERS, "shared"}
+    for paper in PAPERS:
+        assert (ROOT / paper / "published.toml").is_file()
+        assert (ROOT.parent / "results" / paper).is_dir()
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_no_paper_imports_another(path: Path) -> None:
+    own = path.relative_to(ROOT).parts[0]
+    for module, what in imported(ast.parse(path.read_text())):
+        whole = f"{module}.{what}".split(".")
+        if whole[0] == "bayesify_papers" and own != "command.py" and whole[1] in PAPERS:
+            assert whole[1] == own, f"{name(path)} imports from the paper {whole[1]}; move it to shared/"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_public_names_only(path: Path) -> None:
+    """Neither private modules or names of the library, nor private attributes of anything but `self`, `cls` and torch."""
+    tree = ast.parse(path.read_text())
+    for module, what in imported(tree):
+        private = [part for part in f"{module}.{what}".split(".") if part.startswith("_") and part != "__version__"]
+        assert not private or module == "__future__", f"{name(path)} imports {module}.{what}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and re.fullmatch(r"_[^_].*", node.attr):
+            owner = ast.unparse(node.value)
+            allowed = owner in ("self", "cls") or owner.partition(".")[0] == "torch"
+            assert allowed, f"{name(path)}:{node.lineno} reads {owner}.{node.attr}"
+
+
+def lines(path: Path) -> list[str]:
+    """Lines without indentation; blank ones, comments and imports are left out."""
+    text = path.read_text()
+    skipped: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            skipped |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    kept = (" ".join(line.split()) for number, line in enumerate(text.splitlines(), 1) if number not in skipped)
+    return [line for line in kept if line and not line.startswith("#")]
+
+
+def blocks(paths: list[Path]) -> dict[tuple[str, ...], str]:
+    found: dict[tuple[str, ...], str] = {}
+    for path in paths:
+        kept = lines(path)
+        for start in range(len(kept) - BLOCK + 1):
+            found[tuple(kept[start : start + BLOCK])] = name(path)
+    return found
+
+
+def test_no_block_is_in_two_papers() -> None:
+    known: dict[tuple[str, ...], str] = {}
+    for folder in (*PAPERS, "shared"):
+        own = blocks([path for path in FILES if path.relative_to(ROOT).parts[0] == folder])
+        both = known.keys() & own.keys()
+        shown = {(known[block], own[block]): block for block in both}
+        assert not shown, f"the same {BLOCK} lines in two papers: {shown}"
+        known |= own
+
+
+def test_blocks_are_found(tmp_path: Path) -> None:
+    path = ROOT / "shared" / "records.py"
+    assert len(blocks([path])) == len(lines(path)) - BLOCK + 1
+    assert all("import" not in line.split()[:1] for line in lines(path))
