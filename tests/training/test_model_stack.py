@@ -154,8 +154,8 @@ def test_terms_and_gradients_in_single_precision(family: str) -> None:
             torch.testing.assert_close(mine, parameter.grad, rtol=1e-4, atol=1e-4 * largest + 1e-6)
 
 
-@pytest.mark.parametrize("family", ["mean_field", "inducing", "walsh_hadamard", "local_inducing", "global_inducing"])
-@pytest.mark.parametrize("prior", [priors.Scale, priors.Standard])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("prior", [priors.Scale, priors.Neal])
 def test_priors_that_learn_and_priors_that_are_alike(family: str, prior: type[priors.Prior]) -> None:
     posterior, num_draws = FAMILIES[family]
     models = make_models(posterior, prior=lambda index: prior())

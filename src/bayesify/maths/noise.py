@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bayesify.maths.signatures import known_signature
+
 BLOCK = 2**17
 """Numbers that one stream makes: a millisecond of work, so that making the stream costs little beside it."""
 
@@ -95,6 +97,7 @@ class StackedNoise(NoiseSource):
         return made
 
 
+@known_signature
 class _PerModel(torch.autograd.Function):
     """A function of one model's source and tensors under `vmap`, evaluated where the axis of models can be seen."""
 

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from bayesify.maths.cholesky import stable_cholesky
+from bayesify.maths.signatures import known_signature
 
 
+@known_signature
 class _InverseAndLogDet(torch.autograd.Function):
     """A^-1 and log det A; the gradient needs two products and no derivative of a factorization."""
 
@@ -43,6 +45,7 @@ def inverse_from_factor(factor: Tensor) -> Tensor:
     return root.mT @ root
 
 
+@known_signature
 class _QuadraticForms(torch.autograd.Function):
     """k^T G k for the columns k of a matrix; the product G k serves the gradient too."""
 

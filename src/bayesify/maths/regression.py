@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bayesify.maths.gamma import widened
+from bayesify.maths.signatures import known_signature
 from bayesify.maths.value_checks import should_check
 
 
@@ -111,6 +112,7 @@ def _floored_factor(precision: Tensor) -> Tensor:
     return (upper * upper.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-1)).mT
 
 
+@known_signature
 class _InverseFactor(torch.autograd.Function):
     r"""$K = L^{-1}$ and $\log\det L$ of $P = L L^\top$, with a gradient of three products.
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.maths.noise import Randomness
+from bayesify.maths.value_checks import transforming
 from bayesify.weights.catalog import Weight
 
 
@@ -70,8 +71,12 @@ class PriorDraw:
         constant = 0.5 * math.log(2 * math.pi) * sum(sizes[name] for name in squares)
         if not self.factor and not any(isinstance(self.std[name], Tensor) for name in squares):
             scales = [0.5 / float(self.std[name]) ** 2 for name in squares]
-            scaled = torch._foreach_mul(list(squares.values()), scales)  # one launch, and no copy to the device
             logs = sum(sizes[name] * math.log(self.std[name]) for name in squares)
+            if transforming():
+                together = torch.stack(list(squares.values()), dim=-1)
+                halves = torch.tensor(scales, dtype=together.dtype, device=together.device)
+                return (together * halves).sum(-1) + (logs + constant)
+            scaled = torch._foreach_mul(list(squares.values()), scales)  # one launch, and no copy to the device
             return torch.stack(scaled, dim=-1).sum(-1) + logs + constant
         total: Any = constant
         for name, square in squares.items():

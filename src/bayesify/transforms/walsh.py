@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from bayesify.maths.signatures import known_signature
 from bayesify.transforms.sign_matrices import sign_matrix
 
 DENSE = 128
@@ -76,6 +77,7 @@ def _nobody_differentiates(x: Tensor) -> bool:
     return not watched and not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
 
 
+@known_signature
 class _Hadamard(torch.autograd.Function):
     """The transform times a number: linear and symmetric, so all its derivatives are itself."""
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bayesify.maths.noise import Randomness, standard_normal
+from bayesify.maths.signatures import known_signature
 from bayesify.maths.value_checks import transforming
 from bayesify.weights.structured import StructuredWeight
 
@@ -66,6 +67,7 @@ def _noise(like: Tensor, noise: Randomness) -> Tensor:
     return standard_normal(like.numel(), like, noise).view(like.shape)
 
 
+@known_signature
 class _LocalLinear(torch.autograd.Function):
     """Mean plus standard deviation times noise of a linear map's output, in as few passes as it takes."""
 
