@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -15,6 +16,7 @@ from bayesify import bayesianize, posteriors, priors
 from bayesify.deep_gp import DeepGP
 from bayesify.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from bayesify.network import BayesianNetwork
+from bayesify.training import fit
 from bayesify.training.batches import Batch, StackedBatch
 from bayesify.training.stack import SEPARATOR, ModelStack
 
@@ -78,9 +80,9 @@ def train_stack(stack: ModelStack, batches: list[StackedBatch], num_draws: int, 
     optimizer = torch.optim.Adam(stack.parameters(), lr=0.01)
     for batch in batches:
         optimizer.zero_grad()
-        data, kl = stack.terms(batch, phase="variational", num_data=40, num_draws=num_draws)
-        assert data.shape == kl.shape == (num_draws,)
-        (kl - data).mean().div(40).backward()
+        data, kl = stack.terms(batch, num_data=40, num_draws=num_draws)
+        assert data.shape == kl.shape == (MODELS, num_draws)
+        (kl - data).mean(-1).sum().div(40).backward()
         if max_norm is not None:
             stack.clip_gradients(max_norm)
         optimizer.step()
@@ -139,7 +141,7 @@ def test_terms_and_gradients_in_single_precision(family: str) -> None:
     posterior, num_draws = FAMILIES[family]
     models, batch = make_models(posterior, torch.float32), make_batches(torch.float32)[0]
     stack = ModelStack(models, seeds=range(MODELS))
-    found = stack.model_terms(batch, num_data=40, num_draws=num_draws)
+    found = stack.terms(batch, num_data=40, num_draws=num_draws)
     (found[0] - found[1]).sum().backward()
     for index, model in enumerate(models):
         own, generator = batch.model(index), torch.Generator().manual_seed(index)
@@ -246,7 +248,7 @@ def test_a_factor_that_fails_is_handled_as_in_the_model_alone() -> None:
         next(value for name, value in models[1].named_parameters() if "log_precision" in name).fill_(2000.0)
     stack = ModelStack(models, seeds=range(MODELS))
     with pytest.raises(ValueError, match="GlobalInducing: the precision of layer 0"):
-        stack.model_terms(make_batches(torch.float64)[0], num_data=40)
+        stack.terms(make_batches(torch.float64)[0], num_data=40)
 
 
 def test_shared_rows_shared_randomness_and_own_numbers_of_data() -> None:
@@ -254,14 +256,12 @@ def test_shared_rows_shared_randomness_and_own_numbers_of_data() -> None:
     stack = ModelStack(models, num_data=[20, 40, 60])
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        data, kl = stack.model_terms(batch, num_data=40, num_draws=2, generator=generator)
+        data, kl = stack.terms(batch, num_data=40, num_draws=2, generator=generator)
     assert data.shape == kl.shape == (MODELS, 2)
     assert not data.requires_grad
     plain = [model.elbo_terms(batch.x, batch.y, num_data=40, num_draws=2)[1] for model in models]
     torch.testing.assert_close(kl, torch.stack(plain))
-    again = ModelStack(models).model_terms(batch, num_data=40, num_draws=2, generator=torch.Generator().manual_seed(1))[
-        0
-    ]
+    again = ModelStack(models).terms(batch, num_data=40, num_draws=2, generator=torch.Generator().manual_seed(1))[0]
     torch.testing.assert_close(data, again * torch.tensor([[0.5], [1.0], [1.5]]))
 
 
@@ -269,19 +269,19 @@ def test_the_phase_of_the_mean() -> None:
     models, batch = make_models(FAMILIES["inducing"][0]), make_batches(torch.float64)[0]
     data, penalty = ModelStack(models).terms(batch, phase="map", num_data=40, num_draws=1)
     plain = [model.map_terms(batch.x[index], batch.y[index], num_data=40) for index, model in enumerate(models)]
-    torch.testing.assert_close(data, sum(one[0] for one in plain))
-    torch.testing.assert_close(penalty, sum(one[1] for one in plain))
+    torch.testing.assert_close(data, torch.stack([one[0] for one in plain]))
+    torch.testing.assert_close(penalty, torch.stack([one[1] for one in plain]))
 
 
 def test_random_numbers_continue_from_a_stored_state() -> None:
     batch = make_batches(torch.float64)[0]
     stack = ModelStack(make_models(FAMILIES["mean_field"][0]), seeds=range(MODELS))
     state = copy.deepcopy(stack.state_dict())
-    first = stack.model_terms(batch, num_data=40)[0]
-    second = stack.model_terms(batch, num_data=40)[0]
+    first = stack.terms(batch, num_data=40)[0]
+    second = stack.terms(batch, num_data=40)[0]
     assert not torch.equal(first, second)
     stack.load_state_dict(state)
-    assert torch.equal(stack.model_terms(batch, num_data=40)[0], first)
+    assert torch.equal(stack.terms(batch, num_data=40)[0], first)
 
 
 def test_models_that_cannot_be_stacked() -> None:
@@ -305,5 +305,29 @@ def test_models_that_cannot_be_stacked() -> None:
 def test_a_mistake_in_the_rows_is_named_as_by_a_model() -> None:
     stack = ModelStack(make_models(posteriors.Point))
     with pytest.raises(ValueError, match="do not fit the network"):
-        stack.model_terms(StackedBatch(torch.randn(MODELS, 4, 7), torch.randn(MODELS, 4, 2)), num_data=40)
+        stack.terms(StackedBatch(torch.randn(MODELS, 4, 7), torch.randn(MODELS, 4, 2)), num_data=40)
     assert stack.loop_reason is None
+
+
+def test_fit_trains_a_stack_and_continues_it(tmp_path: Path) -> None:
+    """The same as each model alone by `fit`, with full batches; a run that stops half way and continues is an undisturbed one."""
+    models, batches = make_models(posteriors.Point), make_batches(torch.float64)
+    alone = [copy.deepcopy(model) for model in models]
+    stack = ModelStack(copy.deepcopy(models))
+    history = fit(stack, batches, epochs=4, num_data=ROWS * STEPS, learning_rate=0.01, seed=3, progress=False)
+    plain = []
+    for index, model in enumerate(alone):
+        rows = [batch.model(index) for batch in batches]
+        plain.append(fit(model, rows, epochs=4, num_data=ROWS * STEPS, learning_rate=0.01, seed=3, progress=False))
+    expected = sum(one.column("nll")[-1] for one in plain) / MODELS
+    assert history.column("nll")[-1] == pytest.approx(expected, rel=1e-10)
+    for mine, plain_model in zip(stack.unstack(), alone, strict=True):
+        for name, value in mine.state_dict().items():
+            torch.testing.assert_close(value, plain_model.state_dict()[name], rtol=1e-10, atol=1e-10)
+    first, second = (ModelStack(make_models(FAMILIES["mean_field"][0]), seeds=range(MODELS)) for _ in range(2))
+    options = {"num_data": ROWS * STEPS, "seed": 5, "progress": False}
+    fit(first, batches, epochs=2, **options)  # type: ignore[arg-type]
+    fit(second, batches, epochs=1, checkpoint=tmp_path / "run", **options)  # type: ignore[arg-type]
+    fit(second, batches, epochs=2, checkpoint=tmp_path / "run", **options)  # type: ignore[arg-type]
+    for name, value in first.state_dict().items():
+        assert torch.equal(value, second.state_dict()[name]), name

@@ -59,7 +59,9 @@ class _Dyadic(torch.autograd.Function):
     @staticmethod
     def forward(c: Tensor) -> Tensor:
         size = c.shape[-1]
-        flat = c.reshape(-1, size).index_select(-1, exclusive_or(size, c.device).view(-1))  # two axes: 5 times faster than more
+        flat = c.reshape(-1, size).index_select(
+            -1, exclusive_or(size, c.device).view(-1)
+        )  # two axes: 5 times faster than more
         return flat.view(*c.shape, size)
 
     @staticmethod

@@ -41,7 +41,7 @@ class ModelStack(nn.Module, Trainable):
     instead, as convolutions do, which are faster that way: the numbers are the same, and `loop_reason` says why.
 
     Args:
-        models: Networks (`BayesianNetwork`), or other modules with `elbo_terms`, all alike; they are not changed before `unstack`.
+        models: Trainables that are modules (`BayesianNetwork`, `DeepGP`), all alike; they are not changed before `unstack`.
         seeds: One per model, so that its random numbers are those of the model alone, whatever stands beside it; by default all
             numbers come from the generator that `terms` is given, in one call.
         num_data: N of each model where they differ; by default that of `terms`.
@@ -53,7 +53,7 @@ class ModelStack(nn.Module, Trainable):
 
     def __init__(
         self,
-        models: Sequence[nn.Module],
+        models: Sequence[Any],
         *,
         seeds: Sequence[int] | None = None,
         num_data: Sequence[int] | None = None,
@@ -99,28 +99,25 @@ class ModelStack(nn.Module, Trainable):
     # -- the contract ----------------------------------------------------------------------------------------------
 
     @property
-    def module(self) -> nn.Module:
-        """The stack itself."""
-        return self
-
-    @property
     def training_draws(self) -> int:
         """Draws per step that suit each model."""
-        parts = [part for part in self._template[0].modules() if isinstance(part, Posterior)]
-        return max((part.training_draws for part in parts), default=getattr(self._template[0], "training_draws", 1))
+        return self._template[0].training_draws
 
-    def terms(
-        self, batch: Batch, *, phase: Phase, num_data: int, num_draws: int, generator: Randomness = None
-    ) -> tuple[Tensor, Tensor]:
-        """The two terms of the objective, summed over models, each [S]; see `model_terms`."""
-        data, kl = self.model_terms(batch, phase=phase, num_data=num_data, num_draws=num_draws, generator=generator)
-        return data.sum(0), kl.sum(0)
+    @property
+    def noise_per_example(self) -> bool:
+        """Whether the models have noise for each example."""
+        return self._template[0].noise_per_example
+
+    def check_ready(self) -> None:
+        """Raise `ValueError` if something that training needs is missing in a model."""
+        for model in self._models:
+            model.check_ready()
 
     def config(self) -> dict[str, Any]:
         """The choices of each model."""
-        return {"models": [_config(model) for model in self._models], "num_data": self._own_num_data}
+        return {"models": [model.config() for model in self._models], "num_data": self._own_num_data}
 
-    def model_terms(
+    def terms(
         self,
         batch: Batch,
         *,
@@ -172,7 +169,7 @@ class ModelStack(nn.Module, Trainable):
         return len(self._models)
 
     @torch.no_grad()
-    def unstack(self) -> list[nn.Module]:
+    def unstack(self) -> list[Any]:
         """The models that were given, with the parameters and buffers as they are now."""
         for index, model in enumerate(self._models):
             own: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -253,7 +250,7 @@ class ModelStack(nn.Module, Trainable):
         """The two terms of one model, [S] each, with its parameters and buffers in the template."""
         template = self._template[0]
         with _swapped(template, {name: values[key] for name, key in self._names.items()}):
-            return _terms(template, batch, phase, num_data, num_draws, noise)
+            return template.terms(batch, phase=phase, num_data=num_data, num_draws=num_draws, generator=noise)
 
     def _random_state(self, generator: Randomness) -> list[Tensor]:
         sources = self._sources if self._sources is not None else [source_of(generator)]
@@ -267,17 +264,6 @@ class ModelStack(nn.Module, Trainable):
 
 def _generator_of(source: NoiseSource) -> torch.Generator:
     return source.generator if source.generator is not None else torch.default_generator
-
-
-def _terms(
-    model: Any, batch: Batch, phase: Phase, num_data: int, num_draws: int, noise: NoiseSource
-) -> tuple[Tensor, Tensor]:
-    options: dict[str, Any] = {"num_data": num_data, "example_weights": batch.weights}
-    if phase == "map":
-        found: tuple[Tensor, Tensor] = model.map_terms(batch.x, batch.y, **options)
-    else:
-        found = model.elbo_terms(batch.x, batch.y, num_draws=num_draws, generator=noise, **options)
-    return found
 
 
 @contextmanager
@@ -300,10 +286,6 @@ def _swapped(module: nn.Module, values: dict[str, Tensor]) -> Iterator[None]:
 # -- what can be stacked -------------------------------------------------------------------------------------------
 
 
-def _config(model: Any) -> Any:
-    return model.config() if callable(getattr(model, "config", None)) else repr(model)
-
-
 def _description(model: nn.Module) -> Any:
     """What models of one stack must have in common: architecture, kinds of posterior and likelihood; not values."""
     if not isinstance(model, BayesianNetwork):
@@ -314,7 +296,7 @@ def _description(model: nn.Module) -> Any:
     return repr(model.network), config["posterior"], likelihood, config["output"], prior
 
 
-def _check_alike(models: Sequence[nn.Module]) -> None:
+def _check_alike(models: Sequence[Any]) -> None:
     if not models:
         raise ValueError("ModelStack: no models; give at least one")
     first = models[0]
@@ -334,12 +316,12 @@ def _check_alike(models: Sequence[nn.Module]) -> None:
                 )
 
 
-def _template(models: Sequence[nn.Module]) -> Any:
+def _template(models: Sequence[Any]) -> Any:
     """A copy of the first model, with prior scales as buffers where the models' priors differ."""
     template = copy.deepcopy(models[0])
     if not isinstance(template, BayesianNetwork):
         return template
-    scales = [model.prior.draw(1) for model in models]  # type: ignore[union-attr,operator]
+    scales = [model.prior.draw(1) for model in models]
     if all(scale.fixed for scale in scales) and any(scale.std != scales[0].std for scale in scales):
         reference = next(template.parameters())
         template.prior = Varied.of(template.prior, [scale.std for scale in scales], reference)
