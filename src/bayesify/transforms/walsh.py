@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from functools import lru_cache
 from importlib.util import find_spec
@@ -11,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from bayesify.maths.signatures import known_signature
 from bayesify.transforms.sign_matrices import sign_matrix
 
 DENSE = 128
@@ -77,7 +77,6 @@ def _nobody_differentiates(x: Tensor) -> bool:
     return not watched and not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
 
 
-@known_signature
 class _Hadamard(torch.autograd.Function):
     """The transform times a number: linear and symmetric, so all its derivatives are itself."""
 
@@ -101,6 +100,10 @@ class _Hadamard(torch.autograd.Function):
     def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, scale: float) -> tuple[Tensor, int]:
         assert in_dims[0] is not None
         return _Hadamard.apply(x.movedim(in_dims[0], 0), scale), 0
+
+
+# Torch inspects the signature at each call, which costs more than a small transform.
+_Hadamard.forward.__signature__ = inspect.signature(_Hadamard.forward)  # type: ignore[attr-defined]
 
 
 def transform(x: Tensor, scale: float) -> Tensor:
