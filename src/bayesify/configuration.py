@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from bayesify import likelihoods, priors
 from bayesify.likelihoods import Likelihood
 from bayesify.posteriors.base import Posterior
 from bayesify.priors import Prior
 from bayesify.registry import get_method, suggest
+from bayesify.weights.module_state import below
 
 Choice = Any  # a posterior, a name, a dict from selector to posterior, plain data, or a path to a JSON file
 
@@ -75,6 +76,23 @@ def check_keys(configuration: Mapping[str, Any]) -> None:
             raise ValueError(f"bayesianize: unknown key {key!r} in the configuration; {suggest(str(key), known)}")
 
 
+def network_arguments(config: Any) -> dict[str, Any]:
+    """Posteriors, likelihood, prior and output from `BayesianNetwork.config()`; a path in place of plain data is an error.
+
+    Raises:
+        ValueError: If it is not such a configuration.
+    """
+    if not isinstance(config, Mapping) or not isinstance(config.get("posterior"), Mapping):
+        raise ValueError("the configuration of a Bayesian network is not plain data with a posterior")
+    check_keys(config)
+    return {
+        "posteriors": parse_posterior(config["posterior"]),
+        "likelihood": make_likelihood(config.get("likelihood")),
+        "prior": make_prior(config.get("prior")),
+        "output": config.get("output"),
+    }
+
+
 def make_posterior(entry: Any) -> Posterior:
     """A posterior from an instance, a class, a name, or a dict with its name and arguments."""
     if isinstance(entry, Posterior):
@@ -113,6 +131,20 @@ def make_likelihood(entry: Any) -> Likelihood | None:
         return entry
     made: Likelihood = _named(entry, likelihoods.REGISTRY, "likelihood")
     return made
+
+
+def restore_likelihood(config: Any, state: Mapping[str, Tensor], like: Tensor) -> Likelihood:
+    """A likelihood from its configuration and the entries of a state below `likelihood`, on the device of a tensor.
+
+    Raises:
+        ValueError: If the configuration is no likelihood's, or the state does not fit.
+    """
+    likelihood = make_likelihood(config)
+    if likelihood is None:
+        raise ValueError("no likelihood is stored")
+    likelihood = likelihood.to(like)
+    likelihood.load_state_dict(below("likelihood", state))
+    return likelihood
 
 
 def _named(entry: Any, known: Mapping[str, type], what: str) -> Any:

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from bayesify.predictive.base import Outputs
-from bayesify.running.memory import MEMORY_BUDGET, batch_size, rows_within, split_rows
+from bayesify.running.memory import (
+    MEMORY_BUDGET,
+    batch_size,
+    check_lengths,
+    parse_bytes,
+    rows_within,
+    split_rows,
+    warn_of_mixing,
+)
 from bayesify.running.outputs import at, count_draws, select_output
 from bayesify.running.runner import Runner, evaluating
 from bayesify.weights.structured import StructuredWeight
@@ -79,7 +87,8 @@ class Draws:
         *,
         output: str | int | None = None,
         keep: bool | None = None,
-        memory: int | None = None,
+        memory: int | str | None = None,
+        split_batch: bool = True,
     ) -> Outputs:
         """Outputs over a batch of any size, in evaluation mode, under a memory budget.
 
@@ -87,29 +96,37 @@ class Draws:
             args: Positional inputs of the network.
             kwargs: Keyword inputs of the network.
             output: Which of several outputs; see `bayesianize`.
-            keep: Whether to hold all outputs; decided by the budget if left out.
-            memory: Budget in bytes for activations, and for the outputs that are kept.
+            keep: Whether to hold all outputs; by default the budget decides.
+            memory: Budget for activations, and for the outputs that are kept: bytes, or text such as `"1GiB"`.
+            split_batch: Whether the batch may be cut to stay within the budget; see `BayesianNetwork.predict`.
+
+        Raises:
+            ValueError: If the batch is empty, or may be cut and cannot be.
         """
-        budget = MEMORY_BUDGET if memory is None else memory
-        if budget < 1:
-            raise ValueError(f"predict: memory={memory}; give a positive number of bytes")
+        budget = MEMORY_BUDGET if memory is None else parse_bytes(memory)
         total = batch_size(args, kwargs)
         if total == 0:
             raise ValueError("predict: the batch is empty; give at least one example")
-        runner = self.runner
-        with evaluating(runner.network):
-            rows, few = rows_within(runner, self.weights, args, kwargs, budget)
-        row = select_output(few, output)
-        size = len(self) * total * row.element_size() * row.numel() // row.shape[0]
+        runner, rows, size, few = self.runner, total, 0, None
+        if split_batch:
+            check_lengths(args, kwargs)
+            with evaluating(runner.network):
+                rows, few = rows_within(runner, self.weights, args, kwargs, budget)
+            few = select_output(few, output)
+            size = len(self) * total * few.element_size() * few.numel() // few.shape[0]
         frozen, weights, buffers = runner, self.weights, self.buffers
         if not (keep or (keep is None and size <= budget)):
             frozen, weights = runner.snapshot(), {name: _copy(weight) for name, weight in weights.items()}
             buffers = buffers and [{name: value.clone() for name, value in part.items()} for part in buffers]
 
         def chunks() -> Iterator[Tensor]:
-            for part_args, part_kwargs in split_rows(args, kwargs, rows):
+            pieces = split_rows(args, kwargs, rows) if split_batch else iter([(args, dict(kwargs))])
+            for index, (part_args, part_kwargs) in enumerate(pieces):
                 with torch.no_grad(), evaluating(frozen.network):
-                    yield select_output(frozen.run(weights, part_args, part_kwargs, buffers=buffers), output)
+                    found = select_output(frozen.run(weights, part_args, part_kwargs, buffers=buffers), output)
+                if few is not None and index == 0 and rows < total:
+                    warn_of_mixing(few, found[0])
+                yield found
 
         if frozen is not runner:
             return Outputs(chunks=chunks)

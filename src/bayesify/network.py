@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import copy
-from collections import ChainMap
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from bayesify import objectives
-from bayesify.configuration import Choice, make_likelihood, make_prior, parse_posterior, unfold_configuration
+from bayesify import configuration, objectives
+from bayesify.configuration import make_likelihood, make_prior
 from bayesify.draws import Draws
 from bayesify.likelihoods import Likelihood
 from bayesify.maths.noise import Randomness, source_of
 from bayesify.maths.value_checks import should_check
-from bayesify.posteriors.base import DrawRequest, Posterior, Posteriors
+from bayesify.posteriors.base import DrawRequest, Posterior
+from bayesify.posteriors.collection import Posteriors
 from bayesify.predictive.base import Predictive
-from bayesify.predictor import Phase, Trainable
+from bayesify.predictor import Drawable, Phase, Trainable
 from bayesify.priors import Prior
 from bayesify.running import cuda_graphs
 from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_errors
 from bayesify.running.outputs import select_output
-from bayesify.running.runner import Runner
+from bayesify.running.runner import Runner, evaluating
 from bayesify.weights.catalog import (
     Weight,
     catalog,
@@ -35,6 +35,7 @@ from bayesify.weights.catalog import (
     take_out,
 )
 from bayesify.weights.layout import NetworkLayout
+from bayesify.weights.module_state import fingerprint, put_tensors, tensors_of
 from bayesify.weights.selection import select
 from bayesify.weights.summary import Summary, row_of
 
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 def bayesianize(
     net: nn.Module,
-    posterior: Choice,
+    posterior: configuration.Choice,
     *,
     likelihood: Likelihood | str | Mapping[str, Any] | None = None,
     prior: Prior | str | Mapping[str, Any] | None = None,
@@ -74,12 +75,12 @@ def bayesianize(
         raise TypeError("bayesianize: net is a BayesianNetwork already; give the plain network, or its mean_network()")
     if not isinstance(net, nn.Module):
         raise TypeError(f"bayesianize: net is {type(net).__name__}; give a torch.nn.Module")
-    posterior, likelihood, prior, output = unfold_configuration(net, posterior, likelihood, prior, output)
-    chosen = parse_posterior(posterior)
+    posterior, likelihood, prior, output = configuration.unfold_configuration(net, posterior, likelihood, prior, output)
+    chosen = configuration.parse_posterior(posterior)
     return BayesianNetwork(net, chosen, likelihood=make_likelihood(likelihood), prior=make_prior(prior), output=output)
 
 
-class BayesianNetwork(nn.Module, Trainable):
+class BayesianNetwork(nn.Module, Drawable, Trainable):
     """A network without its weights, and a posterior that draws them; made by `bayesianize`.
 
     Args:
@@ -109,12 +110,11 @@ class BayesianNetwork(nn.Module, Trainable):
         known = catalog(net)
         selection = select(net, known, [selector for selector, _ in posteriors])
         taken = [weight for _, weights in selection.taken for weight in weights]
-        for weight in taken:
-            if net.get_parameter(weight.name).dtype == torch.float16:
-                raise ValueError(
-                    f"bayesianize: {weight.name} is float16, which cannot hold small standard deviations; "
-                    "use net.float() or net.bfloat16(), and autocast for speed"
-                )
+        for name in [weight.name for weight in taken if net.get_parameter(weight.name).dtype == torch.float16]:
+            raise ValueError(
+                f"bayesianize: {name} is float16, which cannot hold small standard deviations; "
+                "use net.float() or net.bfloat16(), and autocast for speed"
+            )
         self.network = copy.deepcopy(net)
         self._catalog = known
         self._left = selection.left
@@ -132,8 +132,7 @@ class BayesianNetwork(nn.Module, Trainable):
             posterior.bind(group_layers(weights), values, modules, scales, Runner(self.network, self._weights))
             for (_, posterior), (_, weights) in zip(posteriors, selection.taken, strict=True)
         )
-        for part in self.posteriors:
-            part.bind_buffers(running_statistics(self.network), list(self.posteriors))
+        self.posteriors.bind_buffers(running_statistics(self.network))
         self.likelihood = copy.deepcopy(likelihood).to(reference) if likelihood is not None else None
         self.train(net.training)
 
@@ -194,25 +193,13 @@ class BayesianNetwork(nn.Module, Trainable):
         weights: dict[str, Tensor] = {}
         networks: dict[int, Tensor] = {}
         kl: Any = prior.kl
-        for posterior in sorted(self.posteriors, key=lambda posterior: posterior.runs_network):
+        for posterior in self.posteriors.in_drawing_order():
             request = DrawRequest(num_draws, prior, noise, antithetic, local, runner, weights, num_data, networks)
             with self.full_precision():
                 part, part_kl = cuda_graphs.draw(posterior, request)
             weights.update(self.layout.cast(part))
             kl = kl + part_kl
-        owned = [found for part in self.posteriors if (found := part.buffers_for(request)) is not None]
-        buffers = [dict(ChainMap(*each)) for each in zip(*owned, strict=True)]
-        return Draws(runner, weights, kl.expand(num_draws), buffers or None)
-
-    def _means(self) -> dict[str, Tensor]:
-        """The posterior means [1, *shape] by name, those of posteriors that run the network given the others'."""
-        means: dict[str, Tensor] = {}
-        for part in sorted(self.posteriors, key=lambda part: part.runs_network):
-            others = (
-                {name: mean[0] for name, mean in self.layout.cast(dict(means)).items()} if part.runs_network else {}
-            )
-            means |= {name: mean.unsqueeze(0) for name, mean in part.mean_given(others).items()}
-        return means
+        return Draws(runner, weights, kl.expand(num_draws), self.posteriors.buffers_for(request))
 
     def full_precision(self) -> AbstractContextManager[Any]:
         """Autocast is for the network: a KL that is summed or a factor that is inverted in bfloat16 is off by percents."""
@@ -311,7 +298,7 @@ class BayesianNetwork(nn.Module, Trainable):
     ) -> tuple[Tensor, Tensor]:
         r"""The two terms of `map_objective` apart: the data term and $-\log p$ of the mean, each [1]."""
         with self.full_precision():
-            means = self._means()
+            means = self.posteriors.means(self.layout)
             prior = self.prior.typical()
             sizes = {name: weight.numel for name, weight in self._weights.items()}
             penalty = prior.cross_entropy(
@@ -339,11 +326,7 @@ class BayesianNetwork(nn.Module, Trainable):
         """KL(q || p) in nats, summed over all weights: a scalar; an estimate from one draw where there is no closed form."""
         if any(posterior.runs_network for posterior in self.posteriors):
             return self.draw(1, generator=generator).kl.mean()
-        prior = self.prior.draw(1, generator)
-        total: Any = prior.kl
-        for posterior in self.posteriors:
-            total = total + posterior.kl(prior)
-        return torch.as_tensor(total).mean()
+        return self.posteriors.kl(self.prior.draw(1, generator))
 
     def set_to_prior(self) -> None:
         """Make q equal to the prior, in place.
@@ -351,15 +334,7 @@ class BayesianNetwork(nn.Module, Trainable):
         Raises:
             ValueError: If a posterior cannot be the prior; nothing is changed then.
         """
-        before = [copy.deepcopy(part.state_dict()) for part in (self.posteriors, self.prior)]
-        try:
-            self.prior.set_to_prior()
-            for posterior in self.posteriors:
-                posterior.set_to_prior(self.prior.draw(1))
-        except ValueError:
-            self.posteriors.load_state_dict(before[0])
-            self.prior.load_state_dict(before[1])
-            raise
+        self.posteriors.set_to_prior(self.prior)
 
     # -- prediction ------------------------------------------------------------------------------------------------
 
@@ -370,9 +345,10 @@ class BayesianNetwork(nn.Module, Trainable):
         num_draws: int | None = None,
         *,
         generator: torch.Generator | None = None,
+        memory: int | str | None = None,
         antithetic: bool = False,
         keep_outputs: bool | None = None,
-        memory: int | None = None,
+        split_batch: bool = True,
     ) -> Predictive:
         """The predictive distribution of a batch, in evaluation mode, without gradients.
 
@@ -384,33 +360,36 @@ class BayesianNetwork(nn.Module, Trainable):
             x: Inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
             num_draws: S; if left out 32, or each member of an ensemble once.
             generator: Source of randomness.
+            memory: The budget in bytes, or text such as `"1GiB"`; 256 MiB by default.
             antithetic: See `draw`.
             keep_outputs: Keep all outputs whatever their size (true) or never (false).
-            memory: The budget in bytes; 256 MiB if left out.
+            split_batch: Whether the batch may be cut. False for a network whose outputs depend on other rows of the batch, or
+                whose inputs belong to the whole of it, such as a graph's edges: then memory has no say.
 
         Raises:
-            ValueError: If there is no likelihood, or inputs are not finite.
+            ValueError: If there is no likelihood, inputs are not finite, or a batch that may be cut cannot be.
         """
         likelihood = self.require_likelihood("predict")
         args, kwargs = as_inputs(x)
         check_inputs(args, kwargs)
-        count = self._default_draws() if num_draws is None else num_draws
+        count = (self.num_distinct_draws or 32) if num_draws is None else num_draws
         draws = self.draw(count, generator=generator, antithetic=antithetic)
         with explain_shape_errors(args, kwargs):
-            outputs = draws.outputs(args, kwargs, output=self.output, keep=keep_outputs, memory=memory)
+            outputs = draws.outputs(
+                args, kwargs, output=self.output, keep=keep_outputs, memory=memory, split_batch=split_batch
+            )
         return likelihood.predictive(outputs)
 
-    def _default_draws(self) -> int:
-        supports = {part.num_distinct_draws for part in self.posteriors} - {1}
-        if not supports:
-            return 1
-        return (supports.pop() if len(supports) == 1 else None) or 32
+    @property
+    def num_distinct_draws(self) -> int | None:
+        """See `Posteriors`."""
+        return self.posteriors.num_distinct_draws
 
     @torch.no_grad()
     def mean_network(self) -> nn.Module:
         """A plain network at the posterior mean: a copy of the original with E_q[w] in its slots."""
         plain = copy.deepcopy(self.network)
-        means = {name: mean[0] for name, mean in self.layout.cast(self._means()).items()}
+        means = {name: mean[0] for name, mean in self.layout.cast(self.posteriors.means(self.layout)).items()}
         put_in(plain, list(self._weights.values()), means)
         for part in self.posteriors:
             part.average_buffers(plain)
@@ -432,6 +411,23 @@ class BayesianNetwork(nn.Module, Trainable):
             "likelihood": self.likelihood.config() if self.likelihood is not None else None,
             "output": self.output,
         }
+
+    def state(self) -> dict[str, Tensor]:
+        """Parameters and buffers by dotted name, masks of pruned ones packed."""
+        return tensors_of(self)
+
+    @classmethod
+    def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
+        """The network that `config()` and `state()` describe, over a copy of `net`."""
+        with torch.random.fork_rng(devices=[]):  # posteriors that start at random do not move the caller's generator
+            made = cls(net, **configuration.network_arguments(config))
+        put_tensors(made, state)
+        return made
+
+    def fingerprint(self) -> dict[str, str]:
+        """That of the network as it was given."""
+        with evaluating(self.network):  # where drawing runs it, its buffers stay
+            return fingerprint(self.mean_network())
 
     def summary(self) -> Summary:
         """Each weight, its posterior or why it was left alone, and parameters before and after."""

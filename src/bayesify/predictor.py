@@ -29,10 +29,17 @@ class Predictor(ABC):
     Attributes:
         likelihood: p(y | outputs), or `None` where none was given yet.
         output: Which of several outputs of the network the likelihood is about; see `bayesianize`.
+        needs_network: Whether `restore` needs the user's network, whose code is in no file.
     """
 
     likelihood: Likelihood | None
     output: str | int | None
+    needs_network: ClassVar[bool] = True
+
+    @property
+    def num_distinct_draws(self) -> int | None:
+        """How many different draws there are, where they can be counted: by default a prediction takes each once."""
+        return None
 
     @abstractmethod
     def predict(
@@ -50,6 +57,9 @@ class Predictor(ABC):
             num_draws: S; what suits the method by default.
             generator: Source of randomness; a predictor without any has no use for it and says so.
             memory: Budget in bytes, or text such as `"1GiB"`.
+
+        Where draws run through the user's network, `split_batch=False` is the promise that the batch is never cut: for networks
+        whose outputs depend on other rows of the batch, or on inputs such as a graph that belong to the whole of it.
         """
 
     @abstractmethod
@@ -63,7 +73,14 @@ class Predictor(ABC):
     @classmethod
     @abstractmethod
     def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
-        """The predictor that `config` and `state` describe, over a copy of the network."""
+        """The predictor that `config` and `state` describe, over a copy of the network.
+
+        Both may come from a stranger: no other file is opened, and what they say wrongly is an error.
+        """
+
+    def fingerprint(self) -> dict[str, str]:
+        """What the user's network was made of, by name, with which `load` compares the one it is given."""
+        return {}
 
 
 class Drawable(Predictor):

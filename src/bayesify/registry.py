@@ -41,8 +41,7 @@ class Recipe(Protocol):
             options: The method's own, from `Method.options`.
 
         Returns:
-            Something with `predict(x) -> Predictive`. Where `predict` takes `num_draws` and `generator`, the caller gives
-            them.
+            A `Predictor`.
         """
 
 

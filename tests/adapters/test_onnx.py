@@ -164,3 +164,11 @@ def test_mistakes_are_named(tmp_path):
     with pytest.raises(TypeError, match="Linear has no draws"):
         export_onnx(nn.Linear(3, 1), tmp_path / "a.onnx", X, likelihood=likelihoods.Gaussian())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_draws_that_can_be_counted_are_all_exported(tmp_path):
+    bnn = bayesify.bayesianize(nn.Linear(2, 1), "mean_field", likelihood=likelihoods.Gaussian(0.1))
+    made = export_onnx(bnn.draw(4), tmp_path / "four.onnx", torch.randn(3, 2), likelihood=bnn.likelihood)
+    assert made.num_draws == 4
+    ensemble = bayesify.bayesianize(nn.Linear(2, 1), "ensemble", likelihood=likelihoods.Gaussian(0.1))
+    assert export_onnx(ensemble, tmp_path / "members.onnx", torch.randn(3, 2)).num_draws == 5

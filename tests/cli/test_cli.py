@@ -11,6 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from bayesify import posteriors
+from bayesify.baselines import FixedDraws
 from bayesify.cli import app
 from bayesify.demo import run as experiment
 from bayesify.registry import METHODS, Method, register
@@ -100,8 +101,13 @@ def test_demo_runs_any_registered_method_by_its_entry(brief, tmp_path, add_metho
     def recipe(net, likelihood, loader, *, prior, num_data, epochs, seed, color):
         seen[likelihood.name] = (num_data, epochs, seed, [tuple(x.shape) for x, _ in loader], prior.name, color)
 
-        class Constant:
-            def predict(self, x):
+        class Constant(FixedDraws):
+            def __init__(self):
+                self.likelihood = likelihood
+
+            num_distinct_draws = 1
+
+            def predict(self, x, num_draws=None, *, generator=None, memory=None):
                 from bayesify.predictive.base import Outputs
 
                 with torch.no_grad():

@@ -337,6 +337,8 @@ def test_a_streamed_prediction_says_that_it_cannot_be_pickled() -> None:
     assert "chunk by chunk" in repr(prediction)
     with pytest.raises(RuntimeError, match=r"cannot be pickled.*keep_outputs=True"):
         pickle.dumps(prediction)
+    again = pickle.loads(pickle.dumps(prediction.materialize()))
+    assert torch.equal(again.mean, prediction.mean)
 
 
 @pytest.mark.parametrize("name", LIKELIHOODS)

@@ -70,7 +70,10 @@ WRONG: dict[str, tuple[Any, str]] = {
         lambda: Laplace(network(), CATEGORICAL, subnetwork.random(5), "kronecker").fit(data()),
         "needs whole weights",
     ),
-    "method": (lambda: Laplace(network(), CATEGORICAL).fit(data()).predict(torch.randn(2, 2), "mc"), "'network_mc'"),  # type: ignore[arg-type]
+    "method": (
+        lambda: Laplace(network(), CATEGORICAL).fit(data()).predict(torch.randn(2, 2), method="mc"),
+        "'network_mc'",
+    ),  # type: ignore[arg-type]
     "no_validation": (
         lambda: Laplace(network(), CATEGORICAL).fit(data()).tune_prior_precision(method="validation"),
         "needs a loader",
@@ -110,7 +113,7 @@ WRONG |= {
     ),
     "width": (lambda: Laplace(network(), CATEGORICAL).fit(data()).predict(torch.randn(3, 5)), "do not fit the network"),
     "draws": (
-        lambda: Laplace(network(), CATEGORICAL).fit(data()).predict(torch.randn(3, 2), "linearized_mc", 0),
+        lambda: Laplace(network(), CATEGORICAL).fit(data()).predict(torch.randn(3, 2), 0, method="linearized_mc"),
         "num_draws=0",
     ),
     "joint": (

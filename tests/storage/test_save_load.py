@@ -13,8 +13,10 @@ from torch import nn
 
 import bayesify
 from bayesify import likelihoods, posteriors, priors
+from bayesify.predictor import Predictor
 from bayesify.registry import METHODS
-from bayesify.storage.save_load import SERIALIZERS, Serializer, register_serializer
+from bayesify.storage import serializers
+from bayesify.weights.module_state import fingerprint, restore_module
 
 
 class Tied(nn.Module):
@@ -101,7 +103,7 @@ def test_keys_and_header_on_disk(tmp_path):
     assert header["type"] == "BayesianNetwork"
     assert header["config"]["posterior"]["name"] == "mean_field"
     assert header["fingerprint"]["0.weight"] == "[6, 4] float32"
-    assert metadata["format_version"] == "1"
+    assert metadata["format_version"] == "2"
 
 
 def test_a_plain_network_and_tied_weights_stored_once(tmp_path):
@@ -148,7 +150,7 @@ def broken_files(whole: bytes):
     flipped = bytearray(whole)
     flipped[-1] ^= 1
     header = whole.replace(b"mean_field", b"mean_yield")
-    newer = whole.replace(b'"format_version":"1"', b'"format_version":"9"')
+    newer = whole.replace(b'"format_version":"2"', b'"format_version":"9"')
     return {
         "cut in the tensors": (whole[:-10], "cut short"),
         "cut in the header": (whole[: length // 2], "cut short"),
@@ -245,37 +247,43 @@ def test_who_reads_the_old_file_reads_it_to_the_end(tmp_path):
 
 
 def test_other_types_register_themselves(tmp_path, monkeypatch):
-    class Shifted:
-        """Something with `.predict` that is not a module; its configuration holds a tensor and a tuple."""
+    class Shifted(Predictor):
+        """Something that predicts and is not a module; its configuration holds a tensor and a tuple."""
+
+        likelihood = output = None
 
         def __init__(self, net, shift, pair):
             self.net, self.shift, self.pair = net, shift, pair
 
-        def predict(self, x):
+        def predict(self, x, num_draws=None, *, generator=None, memory=None):
             return self.net(x) + self.shift
 
-    known = dict(SERIALIZERS)
-    monkeypatch.setattr("bayesify.storage.serializers.SERIALIZERS", known)
-    monkeypatch.setattr("bayesify.storage.save_load.SERIALIZERS", known)
-    from bayesify.storage import save_load as storage
+        def config(self):
+            return {"shift": self.shift, "pair": self.pair}
 
-    rule = Serializer(
-        kind=Shifted,
-        name="Shifted",
-        config=lambda model: {"shift": model.shift, "pair": model.pair},
-        state=lambda model: model.net.state_dict(),
-        fingerprint=lambda model: storage.fingerprint(model.net),
-        restore=lambda net, config, state: Shifted(storage.restore_module(net, state), **config),
-    )
-    register_serializer(rule)
-    with pytest.raises(ValueError, match="'Shifted' is taken"):
-        register_serializer(rule)
+        def state(self):
+            return self.net.state_dict()
+
+        @classmethod
+        def restore(cls, net, config, state):
+            return cls(restore_module(net, state), **config)
+
+        def fingerprint(self):
+            return fingerprint(self.net)
+
     model = Shifted(small(), torch.randn(3), (1, 2.5))
+    with pytest.raises(TypeError, match=r"Shifted cannot be stored; known: .*register_predictor"):
+        bayesify.save(model, tmp_path / "m.safetensors")
+    monkeypatch.setitem(serializers.STORED, "Shifted", Shifted)
+    with pytest.raises(ValueError, match="'Shifted' is taken"):
+        serializers.register_predictor(Shifted)
+    with pytest.raises(TypeError, match=r"inherits from bayesify\.predictor\.Predictor"):
+        serializers.register_predictor(dict)
     bayesify.save(model, tmp_path / "m.safetensors")
     loaded = bayesify.load(tmp_path / "m.safetensors", small())
     x = torch.randn(5, 4)
     assert torch.equal(loaded.predict(x), model.predict(x))
     assert loaded.pair == (1, 2.5)
-    del storage.SERIALIZERS["Shifted"]
+    del serializers.STORED["Shifted"]
     with pytest.raises(ValueError, match="holds a 'Shifted', which is unknown"):
         bayesify.load(tmp_path / "m.safetensors", small())

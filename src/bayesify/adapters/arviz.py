@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesify.adapters.drawn import fixed_draws, likelihood_of
+from bayesify.adapters.drawn import fixed_draws, likelihood_of, output_of
 from bayesify.adapters.extras import load
 from bayesify.draws import Draws
 from bayesify.likelihoods import Likelihood
@@ -65,8 +65,7 @@ def to_inference_data(
     if x is not None:
         args, kwargs = as_inputs(x)
         check_inputs(args, kwargs)
-        key = output if output is not None else getattr(models[0], "_output", getattr(models[0], "output", None))
-        outputs = [_outputs(chain, args, kwargs, key) for chain in chains]
+        outputs = [_outputs(chain, args, kwargs, output_of(models[0], output)) for chain in chains]
         groups["posterior_predictive"] = _together([{"outputs": each} for each in outputs])
         if y is not None:
             law = likelihood_of(models[0], likelihood, "to_inference_data")

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
 
 from bayesify.draws import Draws
 from bayesify.likelihoods import Likelihood
+from bayesify.predictor import Drawable, Predictor
 
 
-def fixed_draws(model: Any, num_draws: int | None, generator: torch.Generator | None, owner: str) -> Draws:
+def fixed_draws(
+    model: Drawable | Draws, num_draws: int | None, generator: torch.Generator | None, owner: str, default: int = 1
+) -> Draws:
     """Draws of a model, formed and cut off from its parameters and from later training.
 
     Args:
-        model: Draws already, or something with `draw`: a `BayesianNetwork`, a `Laplace`, a `SWAG`, ...
-        num_draws: S; all of them, or what the model draws by default, if left out.
+        model: Draws already, or what can draw: a `BayesianNetwork`, a `Laplace`, a `SWAG`, ...
+        num_draws: S; by default all of them where they can be counted.
         generator: Source of randomness.
         owner: Who asks, for messages.
+        default: S where draws cannot be counted.
 
     Raises:
         TypeError: If the model cannot draw.
@@ -28,15 +31,11 @@ def fixed_draws(model: Any, num_draws: int | None, generator: torch.Generator | 
         if num_draws is not None and not 1 <= num_draws <= len(model):
             raise ValueError(f"{owner}: num_draws={num_draws}; give at least 1 and at most {len(model)}")
         return (model if num_draws is None else model[:num_draws]).detach()
-    draw = getattr(model, "draw", None)
-    if draw is None:
+    if not isinstance(model, Drawable):
         raise TypeError(f"{owner}: {type(model).__name__} has no draws; give a BayesianNetwork, a Laplace, or Draws")
-    options: dict[str, Any] = {} if num_draws is None else {"num_draws": num_draws}
-    if generator is not None and "generator" in inspect.signature(draw).parameters:
-        options["generator"] = generator
+    count = num_draws if num_draws is not None else model.num_distinct_draws or default
     with torch.no_grad():
-        drawn: Draws = draw(**options)
-    return drawn.detach()
+        return model.draw(count, generator=generator).detach()
 
 
 def likelihood_of(model: Any, given: Likelihood | None, owner: str) -> Likelihood:
@@ -45,7 +44,12 @@ def likelihood_of(model: Any, given: Likelihood | None, owner: str) -> Likelihoo
     Raises:
         ValueError: If there is neither.
     """
-    found = given if given is not None else getattr(model, "likelihood", None)
+    found = given if given is not None else model.likelihood if isinstance(model, Predictor) else None
     if not isinstance(found, Likelihood):
         raise ValueError(f"{owner}: no likelihood; pass likelihood=, such as likelihoods.Categorical()")
     return found
+
+
+def output_of(model: Any, given: str | int | None) -> str | int | None:
+    """The given choice among several outputs, else the model's."""
+    return model.output if given is None and isinstance(model, Predictor) else given

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesify.adapters.drawn import fixed_draws, likelihood_of
+from bayesify.adapters.drawn import fixed_draws, likelihood_of, output_of
 from bayesify.adapters.extras import load
 from bayesify.draws import Draws
 from bayesify.likelihoods import Likelihood
@@ -104,7 +104,7 @@ def export_onnx(
     path: str | Path,
     x: Any,
     *,
-    num_draws: int = 16,
+    num_draws: int | None = None,
     likelihood: Likelihood | None = None,
     output: str | int | None = None,
     generator: torch.Generator | None = None,
@@ -122,7 +122,7 @@ def export_onnx(
         model: Something with `draw` and a likelihood: a `BayesianNetwork`, a `Laplace`, a `SWAG`, ...; or `Draws`.
         path: The file.
         x: Example inputs, two or more: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
-        num_draws: S.
+        num_draws: S; by default all where they can be counted (`Draws`, an ensemble, a chain), else 16.
         likelihood: p(y | outputs), where the model has none.
         output: Which of several outputs; see `bayesianize`.
         generator: Source of randomness.
@@ -136,15 +136,14 @@ def export_onnx(
     for module in ("onnx", "onnxscript", "onnxruntime"):
         load(module, extra="onnx", owner="export_onnx")
     law = likelihood_of(model, likelihood, "export_onnx")
-    draws = fixed_draws(model, num_draws, generator, "export_onnx")
+    draws = fixed_draws(model, num_draws, generator, "export_onnx", default=16)
     args, kwargs = as_inputs(x)
     check_inputs(args, kwargs)
     inputs, keys = (tuple(kwargs.values()), tuple(kwargs)) if kwargs else (args, ())
     if any(not isinstance(value, Tensor) or not value.ndim or value.shape[0] < 2 for value in inputs):
         raise ValueError("export_onnx: inputs must be tensors of at least 2 examples, along the first axis")
     names = keys or (("x",) if len(inputs) == 1 else tuple(f"x{index}" for index in range(len(inputs))))
-    key = output if output is not None else getattr(model, "_output", getattr(model, "output", None))
-    graph = PredictiveGraph(draws, law, key, keys)
+    graph = PredictiveGraph(draws, law, output_of(model, output), keys)
     outputs = REGRESSION if law.task == "regression" else CLASSIFICATION
     target = Path(path)
     with write_atomically(target) as temporary:

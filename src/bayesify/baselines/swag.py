@@ -11,28 +11,30 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.baselines.batch_statistics import batch_norms, refresh_statistics
-from bayesify.baselines.fixed_draws import FixedDraws, restore_likelihood, under
-from bayesify.configuration import make_likelihood, make_prior
+from bayesify.baselines.fixed_draws import FixedDraws
+from bayesify.configuration import make_likelihood, make_prior, restore_likelihood
 from bayesify.draws import Draws
 from bayesify.likelihoods import Likelihood
 from bayesify.maths.noise import standard_normal
 from bayesify.maths.value_checks import should_check
 from bayesify.objectives import expected_log_likelihood
 from bayesify.predictive.base import Predictive
-from bayesify.predictor import Phase, Trainable
+from bayesify.predictor import Drawable, Phase, Trainable
 from bayesify.priors import Prior
 from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_errors
 from bayesify.running.outputs import select_output
 from bayesify.running.runner import Runner
-from bayesify.storage.serializers import Serializer, fingerprint, register_serializer
+from bayesify.storage.serializers import register_predictor
 from bayesify.training.batches import Batch, BatchReader, count_examples
 from bayesify.training.fitting import fit
 from bayesify.training.history import History
 from bayesify.training.step import Update
 from bayesify.weights.catalog import Weight, catalog
+from bayesify.weights.module_state import below, fingerprint, with_prefix
 
 
-class SWAG:
+@register_predictor
+class SWAG(Drawable):
     r"""A Gaussian with a diagonal and a low-rank part over the iterates of SGD (Maddox et al. 2019).
 
     $$ q(w) = \mathcal{N}\Big(\bar w,\ \tfrac{c}{2} \operatorname{diag}(v) + \tfrac{c}{2 (K - 1)} D D^\top\Big) $$
@@ -64,6 +66,8 @@ class SWAG:
         TypeError: If `net` is not a module.
         ValueError: If `rank` or `scale` is out of range, or the network has no trainable weight.
     """
+
+    likelihood: Likelihood
 
     def __init__(
         self,
@@ -271,27 +275,31 @@ class SWAG:
     def predict(
         self,
         x: Any,
-        num_draws: int = 32,
+        num_draws: int | None = None,
         *,
         generator: torch.Generator | None = None,
+        memory: int | str | None = None,
         loader: Iterable[Any] | None = None,
         draws: Draws | None = None,
         keep_outputs: bool | None = None,
-        memory: int | None = None,
+        split_batch: bool = True,
     ) -> Predictive:
         """The predictive distribution of a batch, in evaluation mode, without gradients.
 
         Args:
             x: Inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
-            num_draws: S.
+            num_draws: S; 32 by default.
             generator: Source of randomness.
+            memory: The budget in bytes, or text such as `"1GiB"`; 256 MiB by default.
             loader: Training data for batch statistics; see `draw`.
             draws: Draws that exist already, in place of new ones: their batch statistics are computed once.
             keep_outputs: Keep all outputs whatever their size (true) or never (false).
-            memory: The budget in bytes; 256 MiB if left out.
+            split_batch: Whether the batch may be cut; see `BayesianNetwork.predict`.
         """
-        made = self.draw(num_draws, generator=generator, loader=loader) if draws is None else draws
-        return FixedDraws(made, self.likelihood, self.output).predict(x, keep_outputs=keep_outputs, memory=memory)
+        if draws is None:
+            draws = self.draw(32 if num_draws is None else num_draws, generator=generator, loader=loader)
+        fixed = FixedDraws(draws, self.likelihood, self.output)
+        return fixed.predict(x, memory=memory, keep_outputs=keep_outputs, split_batch=split_batch)
 
     @torch.no_grad()
     def mean_network(self, loader: Iterable[Any] | None = None) -> nn.Module:
@@ -337,6 +345,41 @@ class SWAG:
         for kind, values in moments.items():
             where = self._reference.device
             setattr(self, kind, {name: values[name].to(where) for name in self.weights if name in values})
+
+    # -- storage ---------------------------------------------------------------------------------------------------
+
+    def config(self) -> dict[str, Any]:
+        """All choices as plain data, and how many iterates were collected."""
+        return {
+            "likelihood": self.likelihood.config(),
+            "rank": self.rank,
+            "scale": self.scale,
+            "output": self.output,
+            "count": self.count,
+            "weights": list(self.weights),
+        }
+
+    def state(self) -> dict[str, Tensor]:
+        """Network, likelihood and moments."""
+        state = with_prefix("network", self.network.state_dict(keep_vars=True))
+        state |= with_prefix("likelihood", self.likelihood.state_dict())
+        for kind, values in self._moments().items():
+            state |= with_prefix(kind, values)
+        return state
+
+    @classmethod
+    def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
+        """The posterior over a copy of the network, with all that was collected."""
+        swag = cls(net, config["likelihood"], config["rank"], scale=config["scale"], output=config["output"])
+        swag.weights = {name: weight for name, weight in catalog(net).weights.items() if name in config["weights"]}
+        swag.network.load_state_dict(below("network", state))
+        swag.likelihood = restore_likelihood(config["likelihood"], state, swag._reference)
+        swag._set_moments(config["count"], {kind: below(kind, state) for kind in swag._moments()})
+        return swag
+
+    def fingerprint(self) -> dict[str, str]:
+        """That of the network."""
+        return fingerprint(self.network)
 
     def __repr__(self) -> str:
         return f"SWAG({type(self.network).__name__}, {self.count} iterates, rank {self.rank}, scale {self.scale:g})"
@@ -414,39 +457,3 @@ def _iterate(net: nn.Module, weight: Weight) -> Tensor:
     if not bool(torch.isfinite(value).all()):
         raise ValueError(f"SWAG: {weight.name} is not finite; lower the learning rate")
     return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
-
-
-def _state(swag: SWAG) -> dict[str, Tensor]:
-    state = {f"network.{name}": value for name, value in swag.network.state_dict(keep_vars=True).items()}
-    state |= {f"likelihood.{name}": value for name, value in swag.likelihood.state_dict().items()}
-    for kind, values in swag._moments().items():
-        state |= {f"{kind}.{name}": value for name, value in values.items()}
-    return state
-
-
-def _restore(net: nn.Module, config: Any, state: dict[str, Tensor]) -> SWAG:
-    swag = SWAG(net, config["likelihood"], config["rank"], scale=config["scale"], output=config["output"])
-    swag.weights = {name: weight for name, weight in catalog(net).weights.items() if name in config["weights"]}
-    swag.network.load_state_dict(under("network", state))
-    swag.likelihood = restore_likelihood(config["likelihood"], state, swag._reference)
-    swag._set_moments(config["count"], {kind: under(kind, state) for kind in swag._moments()})
-    return swag
-
-
-register_serializer(
-    Serializer(
-        kind=SWAG,
-        name="SWAG",
-        config=lambda swag: {
-            "likelihood": swag.likelihood.config(),
-            "rank": swag.rank,
-            "scale": swag.scale,
-            "output": swag.output,
-            "count": swag.count,
-            "weights": list(swag.weights),
-        },
-        state=_state,
-        fingerprint=lambda swag: fingerprint(swag.network),
-        restore=_restore,
-    )
-)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 import warnings
 from collections.abc import Iterable, Mapping
@@ -13,22 +12,25 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from bayesify.baselines.fixed_draws import FixedDraws
 from bayesify.configuration import make_likelihood
 from bayesify.draws import Draws
 from bayesify.likelihoods import Likelihood
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.regression import RegressionPredictive
-from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_errors
+from bayesify.predictor import Predictor
 from bayesify.running.runner import Runner
-from bayesify.storage.serializers import SERIALIZERS, Serializer, fingerprint, register_serializer, serializer_for
+from bayesify.storage.serializers import MODULE, STORED, register_predictor, stored_name
 from bayesify.training.batches import BatchReader, check_repeatable, parse_batch
 from bayesify.weights.catalog import catalog
+from bayesify.weights.module_state import below, fingerprint, restore_module, tensors_of, with_prefix
 
 LOWEST, HIGHEST = 1e-3, 1e3
 """Between these the temperature, or the factor on the variance, is sought."""
 
 
-class TemperatureScaling:
+@register_predictor
+class TemperatureScaling(Predictor):
     r"""A model whose logits are divided by one temperature, or whose noise is multiplied by one factor (Guo et al. 2017).
 
     $$ p(y | x) = \frac1S \sum_s \operatorname{softmax}(f_s(x) / T)_y, \qquad
@@ -41,8 +43,7 @@ class TemperatureScaling:
     what the draws disagree about; both are then solved in one dimension, from the best point of a grid.
 
     Args:
-        model: A plain network, or anything with `.predict` that returns a mixture over draws, such as a `BayesianNetwork`
-            or `SWAG`.
+        model: A plain network, or a predictor that returns a mixture over draws, such as a `BayesianNetwork` or `SWAG`.
         likelihood: p(y | outputs), for a plain network: an instance, a name or plain data.
         output: Which of several outputs of a plain network the likelihood is about.
 
@@ -65,11 +66,12 @@ class TemperatureScaling:
         self.model, self.output = model, output
         self.likelihood: Likelihood | None = None
         self.temperature = self.variance_scale = 1.0
-        if hasattr(model, "predict"):
+        if isinstance(model, Predictor):
             if likelihood is not None:
                 raise ValueError(
                     f"TemperatureScaling: {type(model).__name__} has a likelihood of its own; leave it out"
                 )
+            self.likelihood, self.output = model.likelihood, model.output
             return
         if not isinstance(model, nn.Module):
             raise TypeError(
@@ -113,8 +115,8 @@ class TemperatureScaling:
         for item in loader:
             data = parse_batch(item, read_batch)
             data = data if device is None else data.to(device)
-            drawing = self._drawing(num_draws, seed) | options
-            prediction = self._predict(data.x, keep_outputs=True, **drawing)
+            generator = torch.Generator().manual_seed(seed)
+            prediction = self._predict(data.x, num_draws, generator=generator, **options).materialize()
             # In float64, in which one number is fitted to rounding.
             found.append((prediction.with_outputs(prediction.outputs.double()), data.y))
         if not found:
@@ -125,57 +127,48 @@ class TemperatureScaling:
             self.temperature = _minimize(lambda log: _nll(found, temperature=log.exp()), "the temperature")
         return self
 
-    def predict(self, x: Any, num_draws: int | None = None, **options: Any) -> Predictive:
+    @property
+    def num_distinct_draws(self) -> int | None:
+        """The model's."""
+        return self.model.num_distinct_draws if isinstance(self.model, Predictor) else 1
+
+    def predict(
+        self,
+        x: Any,
+        num_draws: int | None = None,
+        *,
+        generator: torch.Generator | None = None,
+        memory: int | str | None = None,
+        **options: Any,
+    ) -> Predictive:
         """The predictive distribution with scaled outputs or noise.
 
         Args:
             x: Inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
-            num_draws: S, where the model draws; its own default if left out.
-            options: Further arguments of the model's `predict`, such as `generator`.
+            num_draws: S, where the model draws; its own default by default. A plain network has one draw whatever it says.
+            generator: Source of randomness; a plain network has no use for it.
+            memory: The budget in bytes, or text such as `"1GiB"`; the model's own by default.
+            options: Further arguments of the model's `predict`, such as `split_batch`.
         """
-        given = {} if num_draws is None else {"num_draws": num_draws}
-        prediction = self._predict(x, **given, **options)
+        prediction = self._predict(x, num_draws, generator=generator, memory=memory, **options)
         return rescale(prediction, self.temperature, self.variance_scale)
 
-    @torch.no_grad()
-    def _predict(self, x: Any, **options: Any) -> Predictive:
-        if self.likelihood is None:
-            known = inspect.signature(self.model.predict).parameters
-            if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
-                options = {key: value for key, value in options.items() if key in known or key != "keep_outputs"}
-            prediction: Predictive = self.model.predict(x, **options)
-            return prediction
-        options.pop("num_draws", None)
-        options.pop("generator", None)
-        args, kwargs = as_inputs(x)
-        check_inputs(args, kwargs)
+    def _predict(self, x: Any, num_draws: int | None, **options: Any) -> Predictive:
+        """What the model predicts, a plain network as the one draw that it is."""
+        if isinstance(self.model, Predictor):
+            return self.model.predict(x, num_draws, **options)
+        return self._plain().predict(x, **options)
+
+    def _plain(self) -> FixedDraws:
         name, weight = next(iter(catalog(self.model).weights.items()))
         value = self.model.get_parameter(name).detach().unsqueeze(0)
+        assert self.likelihood is not None
         draws = Draws(Runner(self.model, {name: weight}), {name: value}, value.new_zeros(1))
-        with explain_shape_errors(args, kwargs):
-            outputs = draws.outputs(
-                args,
-                kwargs,
-                output=self.output,
-                keep=options.pop("keep_outputs", None),
-                memory=options.pop("memory", None),
-            )
-        if options:
-            raise TypeError(f"TemperatureScaling: predict of a plain network takes no {next(iter(options))!r}")
-        return self.likelihood.predictive(outputs)
-
-    def _drawing(self, num_draws: int | None, seed: int) -> dict[str, Any]:
-        known = inspect.signature(self.model.predict).parameters if self.likelihood is None else {}
-        given: dict[str, Any] = {} if num_draws is None else {"num_draws": num_draws}
-        if "generator" in known:
-            given["generator"] = torch.Generator().manual_seed(seed)
-        return given
+        return FixedDraws(draws, self.likelihood, self.output)
 
     def _device(self) -> torch.device | None:
-        for owner in (self.model, getattr(self.model, "network", None)):
-            if isinstance(owner, nn.Module):
-                return next((tensor.device for tensor in (*owner.parameters(), *owner.buffers())), None)
-        return None
+        state = self.model.state() if isinstance(self.model, Predictor) else tensors_of(self.model)
+        return next((tensor.device for tensor in state.values()), None)
 
     def _best_variance_scale(self, found: list[tuple[Predictive, Tensor]]) -> float:
         if any(prediction.outputs.shape[0] > 1 for prediction, _ in found):
@@ -189,6 +182,44 @@ class TemperatureScaling:
         if not (math.isfinite(total) and total > 0):
             raise ValueError(f"TemperatureScaling: squared standardized residuals sum to {total}; check the targets")
         return total / count
+
+    # -- storage ---------------------------------------------------------------------------------------------------
+
+    def config(self) -> dict[str, Any]:
+        """The two numbers, and the model's choices."""
+        plain = not isinstance(self.model, Predictor)
+        return {
+            "temperature": self.temperature,
+            "variance_scale": self.variance_scale,
+            "likelihood": self.likelihood.config() if plain and self.likelihood is not None else None,
+            "output": self.output if plain else None,
+            "type": stored_name(self.model),
+            "model": None if plain else self.model.config(),
+        }
+
+    def state(self) -> dict[str, Tensor]:
+        """The model's, and the likelihood's of a plain network."""
+        if isinstance(self.model, Predictor):
+            return with_prefix("model", self.model.state())
+        assert self.likelihood is not None
+        return with_prefix("model", tensors_of(self.model)) | with_prefix("likelihood", self.likelihood.state_dict())
+
+    @classmethod
+    def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
+        """The model over a copy of the network, with its two numbers."""
+        inner = below("model", state)
+        if config["type"] == MODULE:
+            scaled = cls(restore_module(net, inner), config["likelihood"], output=config["output"])
+            assert scaled.likelihood is not None
+            scaled.likelihood.load_state_dict(below("likelihood", state))
+        else:
+            scaled = cls(STORED[config["type"]].restore(net, config["model"], inner))
+        scaled.temperature, scaled.variance_scale = float(config["temperature"]), float(config["variance_scale"])
+        return scaled
+
+    def fingerprint(self) -> dict[str, str]:
+        """That of the network."""
+        return self.model.fingerprint() if isinstance(self.model, Predictor) else fingerprint(self.model)
 
     def __repr__(self) -> str:
         return (
@@ -254,54 +285,3 @@ def _minimize(loss: Any, what: str, points: int = 49, steps: int = 60) -> float:
             (slope,) = torch.autograd.grad(loss(point), point)
         low, high = (middle, high) if slope < 0 else (low, middle)
     return math.exp(0.5 * (low + high))
-
-
-# -- storage -----------------------------------------------------------------------------------------------------------
-
-
-def _config(scaled: TemperatureScaling) -> dict[str, Any]:
-    rule = serializer_for(scaled.model)
-    return {
-        "temperature": scaled.temperature,
-        "variance_scale": scaled.variance_scale,
-        "likelihood": None if scaled.likelihood is None else scaled.likelihood.config(),
-        "output": scaled.output,
-        "type": rule.name,
-        "model": rule.config(scaled.model),
-    }
-
-
-def _state(scaled: TemperatureScaling) -> dict[str, Tensor]:
-    state = {f"model.{name}": value for name, value in serializer_for(scaled.model).state(scaled.model).items()}
-    if scaled.likelihood is not None:
-        state |= {f"likelihood.{name}": value for name, value in scaled.likelihood.state_dict().items()}
-    return state
-
-
-def _restore(net: nn.Module, config: Any, state: dict[str, Tensor]) -> TemperatureScaling:
-    inner = {name.removeprefix("model."): value for name, value in state.items() if name.startswith("model.")}
-    model = SERIALIZERS[config["type"]].restore(net, config["model"], inner)
-    scaled = TemperatureScaling(model, config["likelihood"], output=config["output"])
-    if scaled.likelihood is not None:
-        own = {
-            name.removeprefix("likelihood."): value for name, value in state.items() if name.startswith("likelihood.")
-        }
-        scaled.likelihood.load_state_dict(own)
-    scaled.temperature, scaled.variance_scale = config["temperature"], config["variance_scale"]
-    return scaled
-
-
-register_serializer(
-    Serializer(
-        kind=TemperatureScaling,
-        name="TemperatureScaling",
-        config=_config,
-        state=_state,
-        fingerprint=lambda scaled: (
-            fingerprint(scaled.model)
-            if scaled.likelihood is not None
-            else serializer_for(scaled.model).fingerprint(scaled.model)
-        ),
-        restore=_restore,
-    )
-)

@@ -23,7 +23,6 @@ from bayesify.compare.tuning import candidates, obstacle
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
-from bayesify.storage.serializers import serializer_for
 from bayesify.training.random_streams import derive_seed
 from bayesify.weights.catalog import count_parameters
 
@@ -204,11 +203,7 @@ def _count(model: Any) -> int | None:
     """Trainable scalars, or all stored ones of a model that is no module."""
     if isinstance(model, nn.Module):
         return count_parameters(model)
-    try:
-        state = serializer_for(model).state(model)
-    except (TypeError, ValueError):
-        return None
-    return sum(tensor.numel() for tensor in state.values())
+    return sum(tensor.numel() for tensor in model.state().values())
 
 
 def _size(model: Any) -> int | None:

@@ -1,13 +1,12 @@
 """Deep Gaussian processes."""
 
-from bayesify.deep_gp import storing
 from bayesify.deep_gp.kernels import KERNELS
 from bayesify.deep_gp.layers import Conditional, GlobalLayer, LocalLayer
 from bayesify.deep_gp.model import DeepGP
 from bayesify.deep_gp.recipe import fit_deep_gp
 from bayesify.registry import Method, register
 
-__all__ = ["KERNELS", "Conditional", "DeepGP", "GlobalLayer", "LocalLayer", "fit_deep_gp", "storing"]
+__all__ = ["KERNELS", "Conditional", "DeepGP", "GlobalLayer", "LocalLayer", "fit_deep_gp"]
 
 register(
     Method(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +16,23 @@ from bayesify.configuration import make_likelihood
 from bayesify.deep_gp.kernels import KERNELS
 from bayesify.deep_gp.layers import Conditional, GlobalLayer, LocalLayer
 from bayesify.deep_gp.predictive import ProcessPredictive
-from bayesify.deep_gp.starts import around_centers, choose_centers, projection
+from bayesify.deep_gp.starts import (
+    around_centers,
+    as_function_values,
+    choose_centers,
+    count_outputs,
+    layer_widths,
+    projection,
+)
 from bayesify.likelihoods import Gaussian, Likelihood
 from bayesify.maths.gamma import widened
 from bayesify.maths.noise import standard_normal
 from bayesify.maths.value_checks import should_check
 from bayesify.predictive.base import Outputs, Predictive
-from bayesify.predictor import Phase, Trainable
+from bayesify.predictor import Phase, Predictor, Trainable
 from bayesify.running.inputs import check_inputs
-from bayesify.running.memory import MEMORY_BUDGET
+from bayesify.running.memory import MEMORY_BUDGET, parse_bytes
+from bayesify.storage.serializers import register_predictor
 from bayesify.training.batches import Batch
 from bayesify.training.fitting import fit
 from bayesify.training.history import History
@@ -34,7 +42,8 @@ HIDDEN_STD = 0.3
 BATCH, DRAWS = 256, 32
 
 
-class DeepGP(nn.Module, Trainable):
+@register_predictor
+class DeepGP(nn.Module, Predictor, Trainable):
     r"""Gaussian processes of Gaussian processes: $f = f_L \circ \dots \circ f_1$.
 
     Each output of layer l is from $\mathcal{GP}(\text{skip}_l, k_l)$; outputs of a layer share its kernel.
@@ -77,6 +86,9 @@ class DeepGP(nn.Module, Trainable):
         ValueError: If inputs are not [N, D] or not finite, targets do not fit, a count is below 1, or a name is unknown.
     """
 
+    likelihood: Likelihood
+    needs_network = False
+    output = None
     training_draws = 4
     noise_per_example = True
 
@@ -114,11 +126,11 @@ class DeepGP(nn.Module, Trainable):
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"DeepGP: {key}={value}; give a positive number")
         self.likelihood = copy.deepcopy(make_likelihood(likelihood)) or Gaussian(noise=0.1)
-        self.widths = _widths(width, depth, inputs.shape[-1], _count_outputs(self.likelihood, targets, num_outputs))
+        self.widths = layer_widths(width, depth, inputs.shape[-1], count_outputs(self.likelihood, targets, num_outputs))
         self.inducing, self.kernel, self.skip, self.jitter = inducing, kernel, skip, jitter
         self.lengthscale = lengthscale
         centers = choose_centers(inputs, num_inducing, seed)
-        self._build(inputs, centers, _as_outputs(self.likelihood, targets, inputs, self.widths[-1]))
+        self._build(inputs, centers, as_function_values(self.likelihood, targets, inputs, self.widths[-1]))
         self.to(inputs)
 
     def _build(self, inputs: Tensor, centers: Tensor, targets: Tensor | None) -> None:
@@ -347,7 +359,7 @@ class DeepGP(nn.Module, Trainable):
         num_draws: int | None = None,
         *,
         generator: torch.Generator | None = None,
-        memory: int | None = None,
+        memory: int | str | None = None,
     ) -> Predictive:
         """The predictive distribution of a batch of any size.
 
@@ -355,7 +367,7 @@ class DeepGP(nn.Module, Trainable):
             x: Inputs, [B, D].
             num_draws: S; 32 if left out, 1 where nothing is drawn (one layer with Gaussian noise).
             generator: Source of randomness.
-            memory: Bytes that kernel matrices may take at a time; 256 MiB if left out.
+            memory: What kernel matrices may take at a time: bytes, or text such as `"1GiB"`; 256 MiB by default.
 
         Raises:
             ValueError: If inputs do not fit or are not finite, or `num_draws` or `memory` is below 1.
@@ -365,10 +377,11 @@ class DeepGP(nn.Module, Trainable):
             raise ValueError("predict: the batch is empty; give at least one example")
         regression = isinstance(self.likelihood, Gaussian)
         draws = num_draws if num_draws is not None else (1 if regression and len(self.layers) == 1 else DRAWS)
-        for key, count in (("num_draws", draws), ("memory", memory)):
-            if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
-                raise ValueError(f"predict: {key}={count}; give an integer of at least 1")
-        mean, variance = self._all_moments(x, draws, generator, MEMORY_BUDGET if memory is None else memory)
+        if not isinstance(draws, int) or isinstance(draws, bool) or draws < 1:
+            raise ValueError(f"predict: num_draws={draws}; give an integer of at least 1")
+        mean, variance = self._all_moments(
+            x, draws, generator, MEMORY_BUDGET if memory is None else parse_bytes(memory)
+        )
         if isinstance(self.likelihood, Gaussian):
             where = generator.device if generator is not None else "cpu"
             seed = int(torch.randint(2**63 - 1, (), generator=generator, device=where))
@@ -399,6 +412,23 @@ class DeepGP(nn.Module, Trainable):
             "likelihood": self.likelihood.config(),
         }
 
+    def state(self) -> dict[str, Tensor]:
+        """Parameters and buffers by name."""
+        return dict(self.state_dict(keep_vars=True))
+
+    @classmethod
+    def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
+        """The process that `config()` and `state()` describe; the network is not looked at."""
+        given = dict(config)
+        widths, count = given.pop("widths"), given.pop("num_inducing")
+        first = state["inducing_inputs" if given["inducing"] == "global" else "layers.0.inducing_inputs"]
+        # Inducing inputs may have moved together, which k-means or a Cholesky factor of their start would not survive.
+        apart = torch.arange(first.numel(), dtype=torch.float64).sin().reshape(first.shape)
+        sizes: dict[str, Any] = {"depth": len(widths) - 1, "width": widths[1:-1], "num_outputs": widths[-1]}
+        model = cls(apart, num_inducing=count, **sizes, **given).to(first)
+        model.load_state_dict(state)
+        return model
+
     @property
     def num_inducing(self) -> int:
         """M."""
@@ -408,46 +438,3 @@ class DeepGP(nn.Module, Trainable):
     def extra_repr(self) -> str:
         """Widths and kinds."""
         return f"{' -> '.join(map(str, self.widths))}, {self.inducing} inducing points, {self.kernel}"
-
-
-def _widths(width: int | Sequence[int] | None, depth: int, num_inputs: int, num_outputs: int) -> tuple[int, ...]:
-    if width is None:
-        width = min(num_inputs, 30)
-    hidden = [width] * (depth - 1) if isinstance(width, int) else list(width)
-    if len(hidden) != depth - 1:
-        raise ValueError(f"DeepGP: {len(hidden)} widths for depth={depth}; give one per hidden layer, {depth - 1}")
-    for size in hidden:
-        if not isinstance(size, int) or size < 1:
-            raise ValueError(f"DeepGP: width={size}; give integers of at least 1")
-    return (num_inputs, *hidden, num_outputs)
-
-
-def _count_outputs(likelihood: Likelihood, targets: Tensor | None, given: int | None) -> int:
-    if given is not None:
-        if given < 1:
-            raise ValueError(f"DeepGP: num_outputs={given}; give at least 1")
-        return given
-    if targets is None:
-        raise ValueError("DeepGP: neither targets nor num_outputs; give one, so that the last layer has a size")
-    if likelihood.name == "categorical":
-        return int(targets.max()) + 1
-    columns = targets.shape[-1] if targets.ndim > 1 else 1
-    return 2 * columns if likelihood.name == "heteroscedastic_gaussian" else columns
-
-
-def _as_outputs(likelihood: Likelihood, targets: Tensor | None, inputs: Tensor, num_outputs: int) -> Tensor | None:
-    """Targets as values of f around which the last layer starts, [N, O]; `None` where there are none."""
-    if targets is None:
-        return None
-    if len(targets) != len(inputs):
-        raise ValueError(f"DeepGP: {len(targets)} targets for {len(inputs)} inputs; give one each")
-    check_inputs((targets,), {})
-    if likelihood.name == "categorical":
-        hot = nn.functional.one_hot(targets.reshape(-1).long(), num_outputs).to(inputs)
-        return 4 * hot - 4 / num_outputs
-    columns = targets.reshape(len(inputs), -1).to(inputs)
-    if likelihood.name == "bernoulli":
-        return 4 * columns - 2
-    if likelihood.name == "heteroscedastic_gaussian":
-        return torch.cat((columns, torch.full_like(columns, math.log(0.1))), dim=-1)
-    return columns

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from bayesify.likelihoods import Likelihood
+from bayesify.running.inputs import check_inputs
 
 ROUNDS = 20
 """Rounds of k-means; inducing inputs are trained afterwards, so that more buys nothing."""
@@ -77,3 +83,50 @@ def projection(x: Tensor, width: int) -> Tensor:
     axes = axes[:width]
     largest = axes.gather(1, axes.abs().argmax(1, keepdim=True))
     return (axes * largest.sign()).T.contiguous().to(x.dtype)  # signs that do not depend on the machine
+
+
+def layer_widths(width: int | Sequence[int] | None, depth: int, num_inputs: int, num_outputs: int) -> tuple[int, ...]:
+    """Inputs, outputs of each layer; see `DeepGP` for `width`, which may be `None`."""
+    if width is None:
+        width = min(num_inputs, 30)
+    hidden = [width] * (depth - 1) if isinstance(width, int) else list(width)
+    if len(hidden) != depth - 1:
+        raise ValueError(f"DeepGP: {len(hidden)} widths for depth={depth}; give one per hidden layer, {depth - 1}")
+    for size in hidden:
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"DeepGP: width={size}; give integers of at least 1")
+    return (num_inputs, *hidden, num_outputs)
+
+
+def count_outputs(likelihood: Likelihood, targets: Tensor | None, given: int | None) -> int:
+    """O: the given number, or what targets under a likelihood need."""
+    if given is not None:
+        if given < 1:
+            raise ValueError(f"DeepGP: num_outputs={given}; give at least 1")
+        return given
+    if targets is None:
+        raise ValueError("DeepGP: neither targets nor num_outputs; give one, so that the last layer has a size")
+    if likelihood.name == "categorical":
+        return int(targets.max()) + 1
+    columns = targets.shape[-1] if targets.ndim > 1 else 1
+    return 2 * columns if likelihood.name == "heteroscedastic_gaussian" else columns
+
+
+def as_function_values(
+    likelihood: Likelihood, targets: Tensor | None, inputs: Tensor, num_outputs: int
+) -> Tensor | None:
+    """Targets as values of f around which the last layer starts, [N, O]; `None` where there are none."""
+    if targets is None:
+        return None
+    if len(targets) != len(inputs):
+        raise ValueError(f"DeepGP: {len(targets)} targets for {len(inputs)} inputs; give one each")
+    check_inputs((targets,), {})
+    if likelihood.name == "categorical":
+        hot = nn.functional.one_hot(targets.reshape(-1).long(), num_outputs).to(inputs)
+        return 4 * hot - 4 / num_outputs
+    columns = targets.reshape(len(inputs), -1).to(inputs)
+    if likelihood.name == "bernoulli":
+        return 4 * columns - 2
+    if likelihood.name == "heteroscedastic_gaussian":
+        return torch.cat((columns, torch.full_like(columns, math.log(0.1))), dim=-1)
+    return columns

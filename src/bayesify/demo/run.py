@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ from bayesify.network import bayesianize
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
+from bayesify.predictor import Predictor
 from bayesify.priors import Neal
 from bayesify.registry import METHODS, Method
 from bayesify.training.fitting import fit
@@ -250,16 +250,11 @@ def _posterior_recipe(
     return bnn, f"stopped at its {budget:g} s after {stopped} of {total} steps" if stopped else ""
 
 
-def _score(model: Any, problem: Problem, seed: int) -> tuple[dict[str, float], dict[str, Tensor]]:
-    by_draws = {"num_draws", "generator"} <= inspect.signature(model.predict).parameters.keys()
-
+def _score(model: Predictor, problem: Problem, seed: int) -> tuple[dict[str, float], dict[str, Tensor]]:
     def predict(x: Tensor) -> Predictive:
-        if not by_draws:
-            prediction: Predictive = model.predict(x)
-            return prediction
-        generator = torch.Generator().manual_seed(seed)  # the same functions for every x
-        prediction = model.predict(x, num_draws=PREDICTION_DRAWS, generator=generator)
-        return prediction
+        distinct = model.num_distinct_draws
+        draws = PREDICTION_DRAWS if distinct is None else min(distinct, PREDICTION_DRAWS)
+        return model.predict(x, draws, generator=torch.Generator().manual_seed(seed))  # the same functions for every x
 
     scores = metrics.evaluate(predict(problem.data.x_test), problem.data.y_test)
     for name, value in scores.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from bayesify.function_space.priors import FunctionPrior
@@ -70,3 +71,8 @@ def check_choices(covariance: str, layers: str, jitter: Any, context: Any, prior
             f"FunctionSpaceVI: prior is {type(prior).__name__}; give a FunctionPrior such as GaussianProcess(kernel), or "
             "prior_mean and prior_variance"
         )
+
+
+def default_memory(device: torch.device) -> int:
+    """Bytes that linearization may take where nobody says: an eighth of a GPU's memory, 1 GiB on a CPU."""
+    return int(torch.cuda.get_device_properties(device).total_memory) // 8 if device.type == "cuda" else 2**30

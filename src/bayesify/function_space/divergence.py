@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from bayesify.maths.cholesky import checked_cholesky
+from bayesify.maths.value_checks import should_check
 
 JITTER = {torch.float64: 1e-10, torch.float32: 1e-5}
 """Share of the mean variance that is added where a covariance is not of full rank, by arithmetic."""
@@ -86,3 +87,40 @@ def _factorize(covariance: Tensor, jitter: float, whose: str) -> Tensor:
             "context inputs or too many of them? give fewer, a larger jitter, or covariance='diagonal'"
         )
     return factor
+
+
+def gaussian_kl(
+    kind: str, ours: tuple[Tensor, Tensor], prior: tuple[Tensor, Tensor], num_weights: int, jitter: float | None
+) -> Tensor:
+    """KL between Gaussians over function values, a scalar in nats.
+
+    Args:
+        kind: See `FunctionSpaceVI`.
+        ours: Mean [B, O], and variance [B, O], covariance [O, B, B] or [B O, B O].
+        prior: The same of the prior.
+        num_weights: Weights that our covariance comes from, its rank at most.
+        jitter: See `FunctionSpaceVI`.
+
+    Raises:
+        ValueError: If there are more function values than weights and no jitter.
+    """
+    (mean, found), (prior_mean, prior_found) = ours, prior
+    if kind == "diagonal":
+        return diagonal_kl(mean, found, prior_mean, prior_found)
+    if found.shape[-1] > num_weights and jitter is None:
+        raise ValueError(
+            f"FunctionSpaceVI: a covariance of {found.shape[-1]} function values from {num_weights} weights has no inverse; give "
+            "at most as many context inputs, covariance='diagonal', or jitter="
+        )
+    if kind == "full":
+        return dense_kl(mean.T, found, prior_mean.T, prior_found, jitter)
+    return dense_kl(mean.flatten(), found, prior_mean.flatten(), prior_found, jitter)
+
+
+def check_kl(kl: Tensor) -> None:
+    """Raise `ValueError` for a KL that is not finite, where values can be looked at."""
+    if should_check(kl) and not bool(torch.isfinite(kl)):
+        raise ValueError(
+            f"function_kl is {float(kl.detach())}: a variance of the linearized network is 0, or not finite, at a context "
+            "input (zeros without biases? standard deviations that collapsed?); change the context, or raise init_std"
+        )

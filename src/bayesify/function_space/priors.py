@@ -231,10 +231,37 @@ class NeuralTangent(FunctionPrior):
         }
 
 
-def restore_prior(config: dict[str, Any]) -> FunctionPrior:
-    """A prior from its plain data."""
+class UnknownPrior(FunctionPrior):
+    """The place of a prior whose code was not stored with its model; using it says so.
+
+    Args:
+        name: The kind of prior that it was.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.was = name
+
+    name = "unknown"
+
+    def moments(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: Tensor, kind: Covariance
+    ) -> tuple[Tensor, Tensor]:
+        """Raises `ValueError`."""
+        raise ValueError(
+            f"FunctionSpaceVI: the prior ({self.was}) is code, which a file does not hold; set model.prior"
+        )
+
+    def config(self) -> dict[str, Any]:
+        """What it was."""
+        return {"name": self.was}
+
+
+def restore_prior(config: Mapping[str, Any]) -> FunctionPrior:
+    """A prior from its plain data; one that is code, which no file holds, is `UnknownPrior`."""
     if config["name"] == "constant":
         return Constant(config["mean"], config["variance"])
+    if config["name"] != "neural_tangent":
+        return UnknownPrior(str(config["name"]))
     prior = NeuralTangent(config["std"], config["mean"])
     prior._values, prior._points, prior._variances = (config[key] for key in ("values", "points", "variances"))
     return prior

@@ -5,40 +5,40 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from bayesify.function_space.checks import COVARIANCES, check_choices, check_network, check_trainable
-from bayesify.function_space.contexts import Box, Context
-from bayesify.function_space.divergence import dense_kl, diagonal_kl
+from bayesify.draws import Draws
+from bayesify.function_space import checks
+from bayesify.function_space.contexts import Box, Context, restore_context
+from bayesify.function_space.divergence import check_kl, gaussian_kl
 from bayesify.function_space.moments import Covariance, output_covariance
-from bayesify.function_space.priors import Constant, FunctionPrior
+from bayesify.function_space.priors import Constant, FunctionPrior, restore_prior
 from bayesify.function_space.recording import Recorder
 from bayesify.jacobians import Jacobians, check_deterministic
+from bayesify.likelihoods import Likelihood
 from bayesify.maths.pieces import SumOfPieces
-from bayesify.maths.value_checks import should_check
 from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.gaussian import OutputGaussian
-from bayesify.predictor import Phase, Trainable
+from bayesify.predictor import Drawable, Phase, Trainable
 from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_errors
 from bayesify.running.last_layer import last_layer
 from bayesify.running.memory import batch_size, count_activation_bytes, parse_bytes, split_rows
 from bayesify.running.outputs import select_output
 from bayesify.running.runner import Runner, evaluating
+from bayesify.storage.serializers import register_predictor
 from bayesify.training.batches import Batch
 from bayesify.training.fitting import fit
 from bayesify.training.history import History
 
 DEFAULT_VARIANCE = 10.0
 
-CPU_MEMORY, DEVICE_SHARE = 2**30, 8
-"""Default budget: so many bytes on a CPU, this fraction of a GPU's memory there."""
 
-
-class FunctionSpaceVI(Trainable):
+@register_predictor
+class FunctionSpaceVI(Drawable, Trainable):
     r"""A network's weight posterior, trained against a prior over functions (Rudner et al., proposition 2).
 
     $$ \mathcal{F} = \frac{N}{B} \sum_b \mathbb{E}_{q(w)} \log p(y_b | f(x_b; w))
@@ -87,9 +87,9 @@ class FunctionSpaceVI(Trainable):
         jitter: float | None = None,
         memory: int | str | None = None,
     ) -> None:
-        check_network(bnn)
-        check_choices(covariance, layers, jitter, context, prior)
-        self.bnn = bnn
+        checks.check_network(bnn)
+        checks.check_choices(covariance, layers, jitter, context, prior)
+        self.bnn, self.output = bnn, bnn.output
         self.context = context if context is not None else Box()
         self.covariance, self.layers, self.jitter = covariance, layers, jitter
         self._memory = None if memory is None else parse_bytes(memory)
@@ -120,17 +120,21 @@ class FunctionSpaceVI(Trainable):
         self._bind()
         self._settled = True
 
+    @property
+    def likelihood(self) -> Likelihood | None:  # type: ignore[override]
+        """The network's."""
+        return self.bnn.likelihood
+
+    def draw(self, num_draws: int = 1, *, generator: torch.Generator | None = None) -> Draws:
+        """Draw functions: those of the network."""
+        return self.bnn.draw(num_draws, generator=generator)
+
     # -- moments ---------------------------------------------------------------------------------------------------
 
     @property
     def memory(self) -> int:
         """The budget in bytes."""
-        if self._memory is not None:
-            return self._memory
-        device = next(self.bnn.parameters()).device
-        if device.type == "cuda":
-            return int(torch.cuda.get_device_properties(device).total_memory) // DEVICE_SHARE
-        return CPU_MEMORY
+        return self._memory if self._memory is not None else checks.default_memory(next(self.bnn.parameters()).device)
 
     def _means(self) -> dict[str, Tensor]:
         """Means of all weights under the posterior, as the network takes them."""
@@ -146,7 +150,11 @@ class FunctionSpaceVI(Trainable):
         return {name: found[name] for name in self._jacobians.names}
 
     def function_moments(
-        self, x: Any, covariance: Literal["diagonal", "full", "joint", "example"] | None = None
+        self,
+        x: Any,
+        covariance: Literal["diagonal", "full", "joint", "example"] | None = None,
+        *,
+        memory: int | str | None = None,
     ) -> tuple[Tensor, Tensor]:
         r"""Mean and covariance of the linearized network's outputs (proposition 1); differentiable.
 
@@ -154,6 +162,7 @@ class FunctionSpaceVI(Trainable):
             x: Inputs of B examples: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
             covariance: Which part of the covariance; the model's own choice if left out. `"example"` is that between the outputs of
                 each example.
+            memory: Budget of the linearization where gradients are off; that of the object by default.
 
         Returns:
             Mean [B, O], and variance [B, O] for `"diagonal"`, covariance [O, B, B] for `"full"`, [B O, B O] for `"joint"` (examples
@@ -165,11 +174,11 @@ class FunctionSpaceVI(Trainable):
         args, kwargs = as_inputs(x)
         check_inputs(args, kwargs)
         kind = covariance or self.covariance
-        if kind not in (*COVARIANCES, "example"):
+        if kind not in (*checks.COVARIANCES, "example"):
             raise ValueError(f"function_moments: covariance={kind!r}; give 'diagonal', 'full', 'joint' or 'example'")
         self._settle(args, kwargs)
         means, variances = self._means(), self._variances()
-        rows = self._rows(args, kwargs, means)
+        rows = self._rows(args, kwargs, means, self.memory if memory is None else parse_bytes(memory))
         if torch.is_grad_enabled() or kind in ("full", "joint") or rows >= batch_size(args, kwargs):
             return self._moments(args, kwargs, kind, means, variances)
         parts = [self._moments(*part, kind, means, variances) for part in split_rows(args, kwargs, rows)]
@@ -192,7 +201,7 @@ class FunctionSpaceVI(Trainable):
         mean = mean if torch.is_grad_enabled() else mean.detach()
         return mean, found.T if kind == "diagonal" else found
 
-    def _rows(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], means: Mapping[str, Tensor]) -> int:
+    def _rows(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], means: Mapping[str, Tensor], memory: int) -> int:
         """Examples whose linearization fits in the budget."""
         if batch_size(args, kwargs) == 0:
             raise ValueError("FunctionSpaceVI: the batch is empty; give at least one example")
@@ -204,7 +213,7 @@ class FunctionSpaceVI(Trainable):
             # Forward, backward for each output, and what differentiating that backward pass keeps.
             self._bytes_per_row[shapes] = size * (1 + 3 * math.prod(shape)), shape
         size, self._output_shape = self._bytes_per_row[shapes]
-        return max(1, int(self.memory / 2 / max(1.0, size)))  # half is for products with inputs
+        return max(1, int(memory / 2 / max(1.0, size)))  # half is for products with inputs
 
     # -- divergence ------------------------------------------------------------------------------------------------
 
@@ -226,7 +235,7 @@ class FunctionSpaceVI(Trainable):
         try:
             self._settle(args, kwargs)
             means, variances = self._means(), self._variances()
-            rows = self._rows(args, kwargs, means)
+            rows = self._rows(args, kwargs, means, self.memory)
             if self.covariance == "diagonal" and rows < batch_size(args, kwargs):
                 pieces = list(split_rows(args, kwargs, rows))
                 kl = SumOfPieces.apply(self._kl_of(means, variances), pieces, *self._given(means, variances))
@@ -238,11 +247,7 @@ class FunctionSpaceVI(Trainable):
             if str(error).startswith("inputs of"):
                 raise ValueError(f"context {error}") from error
             raise
-        if should_check(kl) and not bool(torch.isfinite(kl)):
-            raise ValueError(
-                f"function_kl is {float(kl.detach())}: a variance of the linearized network is 0, or not finite, at a context "
-                "input (zeros without biases? standard deviations that collapsed?); change the context, or raise init_std"
-            )
+        check_kl(kl)
         return kl
 
     def _kl(
@@ -255,17 +260,8 @@ class FunctionSpaceVI(Trainable):
         kind = self.covariance
         mean, found = self._moments(args, kwargs, kind, means, variances)
         prior_mean, prior_found = self.prior.moments(args, kwargs, mean.detach(), kind)
-        if kind == "diagonal":
-            return diagonal_kl(mean, found, prior_mean, prior_found)
-        size, weights = found.shape[-1], sum(value.numel() for value in variances.values())
-        if size > weights and self.jitter is None:
-            raise ValueError(
-                f"FunctionSpaceVI: a covariance of {size} function values from {weights} weights has no inverse; give at most as "
-                "many context inputs, covariance='diagonal', or jitter="
-            )
-        if kind == "full":
-            return dense_kl(mean.T, found, prior_mean.T, prior_found, self.jitter)
-        return dense_kl(mean.flatten(), found, prior_mean.flatten(), prior_found, self.jitter)
+        weights = sum(value.numel() for value in variances.values())
+        return gaussian_kl(kind, (mean, found), (prior_mean, prior_found), weights, self.jitter)
 
     def _given(self, means: Mapping[str, Tensor], variances: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """All that the KL is differentiated by."""
@@ -334,7 +330,7 @@ class FunctionSpaceVI(Trainable):
     ) -> tuple[Tensor, Tensor]:
         """The two terms of `objective` apart: the data term of each draw [S], and the KL, a scalar."""
         check_deterministic(self.bnn.network)
-        check_trainable(self.bnn)
+        checks.check_trainable(self.bnn)
         draws = self.bnn.draw(num_draws, generator=generator, num_data=num_data)
         data, _ = self.bnn.terms_of(draws, x, y, num_data=num_data, example_weights=example_weights)
         with self.bnn.full_precision():
@@ -389,45 +385,64 @@ class FunctionSpaceVI(Trainable):
         x: Any,
         num_draws: int | None = None,
         *,
-        method: Literal["draws", "linearized"] = "draws",
         generator: torch.Generator | None = None,
+        memory: int | str | None = None,
+        method: Literal["draws", "linearized"] = "draws",
         **options: Any,
     ) -> Predictive:
         """The predictive distribution of a batch, in evaluation mode.
 
         Args:
             x: Inputs.
-            num_draws: Draws of the weights; 32 if left out.
+            num_draws: Draws of the weights; 32 by default.
+            generator: Source of randomness.
+            memory: The budget in bytes, or text such as `"1GiB"`; for `"linearized"` that of the object by default.
             method: `"draws"` runs the network with draws of its weights; `"linearized"` takes the Gaussian over outputs of the
                 linearized network, in closed form: exact for Gaussian noise, by the extended probit for classes.
-            generator: Source of randomness.
             options: Further arguments of `BayesianNetwork.predict`.
 
         Raises:
             ValueError: If there is no likelihood, the method is unknown, or inputs are not valid.
         """
         if method == "draws":
-            return self.bnn.predict(x, num_draws, generator=generator, **options)
+            return self.bnn.predict(x, num_draws, generator=generator, memory=memory, **options)
         if method != "linearized":
             raise ValueError(f"predict: method={method!r}; give 'draws' or 'linearized'")
         if options:
             raise TypeError(f"predict: {', '.join(options)} is for method='draws'; leave it out")
         likelihood = self.bnn.require_likelihood("predict")
         with evaluating(self.bnn.network):
-            mean, found = self.function_moments(x, "example")
+            mean, found = self.function_moments(x, "example", memory=memory)
         seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device if generator else "cpu"))
         return likelihood.closed_form(OutputGaussian(mean.reshape(-1, *self._output_shape), found, seed))
 
     def config(self) -> dict[str, Any]:
-        """All choices as plain data, those of the network left out."""
+        """All choices as plain data: those of the network, and those of the prior over functions."""
         describe = getattr(self.context, "config", lambda: {"name": type(self.context).__name__})
-        return {
+        chosen = {
             "context": describe(),
             "covariance": self.covariance,
             "prior": self.prior.config() or {"name": self.prior.name},
             "layers": self.layers,
             "jitter": self.jitter,
         }
+        return {"network": self.bnn.config(), "function_space": chosen}
+
+    def state(self) -> dict[str, Tensor]:
+        """The network's."""
+        return self.bnn.state()
+
+    @classmethod
+    def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
+        """The network and its prior over functions, over a copy of `net`."""
+        chosen = dict(config["function_space"])
+        prior, context = restore_prior(chosen.pop("prior")), restore_context(chosen.pop("context"))
+        bnn = BayesianNetwork.restore(net, config["network"], state)
+        return cls(bnn, prior=prior, context=context, **chosen)
+
+    def fingerprint(self) -> dict[str, str]:
+        """The network's."""
+        return self.bnn.fingerprint()
 
     def to(self, *args: Any, **kwargs: Any) -> FunctionSpaceVI:
         """Move the network to a device or type, in place."""

@@ -1,11 +1,10 @@
 """The linearized Laplace approximation over all weights or a subnetwork."""
 
-from bayesify.laplace import storing
 from bayesify.laplace.laplace import Laplace
 from bayesify.laplace.recipes import fit_laplace, fit_subnetwork
 from bayesify.registry import Method, register
 
-__all__ = ["Laplace", "storing"]
+__all__ = ["Laplace"]
 
 register(
     Method("laplace", "Laplace", "MacKay 1992; Immer et al. 2021", "P + P (P + 1) / 2, or Kronecker", fit=fit_laplace)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from bayesify.configuration import make_likelihood
 from bayesify.draws import Draws
 from bayesify.jacobians import Jacobians, Linearization, check_deterministic
 from bayesify.laplace import curvature as curvatures
+from bayesify.laplace import storing
 from bayesify.laplace.budget import check_budget
 from bayesify.laplace.covariances import (
     DiagonalCovariance,
@@ -25,25 +26,28 @@ from bayesify.laplace.kronecker_covariance import KroneckerCovariance
 from bayesify.laplace.prior_precision import Precision, check_precision, precision_of, scaled
 from bayesify.laplace.progress import showing
 from bayesify.laplace.subset import Subset
-from bayesify.likelihoods import Gaussian, Likelihood
-from bayesify.maths.constraints import raw_positive
+from bayesify.likelihoods import Likelihood
 from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Outputs, Predictive
 from bayesify.predictive.gaussian import OutputGaussian
+from bayesify.predictor import Drawable
 from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_errors
 from bayesify.running.last_layer import last_layer
 from bayesify.running.memory import batch_size, in_words, parse_bytes, split_rows
 from bayesify.running.outputs import select_output
 from bayesify.running.runner import Runner, evaluating
+from bayesify.storage.serializers import register_predictor
 from bayesify.subnetwork.selectors import Candidates, as_selector
 from bayesify.training.batches import BatchReader, check_repeatable, parse_batch
 from bayesify.weights.catalog import catalog
+from bayesify.weights.module_state import fingerprint
 
 Structure = Literal["full", "diagonal", "kronecker"]
 Method = Literal["closed_form", "linearized_mc", "network_mc"]
 
 
-class Laplace:
+@register_predictor
+class Laplace(Drawable):
     r"""A Gaussian posterior around the weights of a trained network, $q(w_S) = \mathcal{N}(w^*_S, (H_{SS} + \lambda I)^{-1})$.
 
     $H = \sum_n J_n^\top H_n J_n$ is the generalized Gauss-Newton matrix of the data (Daxberger et al. 2021, equations 5
@@ -76,6 +80,8 @@ class Laplace:
             in training mode.
     """
 
+    likelihood: Likelihood
+
     def __init__(
         self,
         net: nn.Module,
@@ -99,10 +105,9 @@ class Laplace:
             raise ValueError(f"Laplace: marginal=True with covariance={covariance!r}; a marginal covariance is full")
         if isinstance(net, BayesianNetwork):
             raise TypeError("Laplace: net is a BayesianNetwork; give the plain network, or its mean_network()")
-        if not isinstance(likelihood, (Likelihood, str, Mapping)):
+        made = make_likelihood(likelihood) if isinstance(likelihood, (Likelihood, str, Mapping)) else None
+        if made is None:
             raise ValueError(f"Laplace: likelihood={likelihood!r}; give one, such as likelihoods.Categorical()")
-        made = make_likelihood(likelihood)
-        assert made is not None
         check_deterministic(net)
         known = catalog(net)
         self.weights = {name: weight for name, weight in known.weights.items() if name not in known.refused}
@@ -312,25 +317,6 @@ class Laplace:
         """Scalars that the data term is a sum over: examples, by their weights, times outputs."""
         return self.data.total_weight * self.outputs_per_example
 
-    @torch.no_grad()
-    def set_noise(self, variance: float) -> None:
-        """Use another variance of a shared Gaussian noise; curvature and data term follow without a pass over the data."""
-        likelihood = self.likelihood
-        if not isinstance(likelihood, Gaussian) or likelihood.noise.ndim:
-            raise ValueError("Laplace: set_noise needs a Gaussian likelihood with one shared variance")
-        _, posterior = self.fitted()
-        if not isinstance(posterior, (FullCovariance, DiagonalCovariance)):
-            raise ValueError("Laplace: set_noise needs covariance='full' or 'diagonal' without marginal=True")
-        ratio = float(likelihood.noise.detach()) / variance
-        likelihood.raw_noise.copy_(torch.tensor(raw_positive(variance), dtype=torch.float64))
-        self.posterior = type(posterior)(
-            posterior.subset, posterior.curvature * ratio, posterior.prior, posterior.factor
-        )
-        count = self.num_outputs
-        self.data.log_likelihood = -0.5 * (
-            count * math.log(2 * math.pi * variance) + self.data.squared_error / variance
-        )
-
     def tune_prior_precision(self, loader: Iterable[Any] | None = None, **options: Any) -> float:
         """Choose a common factor on the prior precisions; see `bayesify.laplace.tuning.tune_prior_precision`."""
         from bayesify.laplace.tuning import tune_prior_precision
@@ -343,11 +329,12 @@ class Laplace:
     def predict(
         self,
         x: Any,
-        method: Method = "closed_form",
-        num_draws: int = 32,
+        num_draws: int | None = None,
         *,
         generator: torch.Generator | None = None,
         memory: int | str | None = None,
+        method: Method = "closed_form",
+        split_batch: bool = True,
     ) -> Predictive:
         r"""The predictive distribution of a batch of any size.
 
@@ -357,19 +344,26 @@ class Laplace:
 
         Args:
             x: Inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
-            method: How.
-            num_draws: Draws for the two Monte Carlo methods.
+            num_draws: Draws for the two Monte Carlo methods; 32 by default.
             generator: Source of randomness.
-            memory: Budget for Jacobians and for what is kept of the outputs; that of the object if left out.
+            memory: Budget for Jacobians and for what is kept of the outputs; that of the object by default.
+            method: How.
+            split_batch: Whether the batch may be cut; see `BayesianNetwork.predict`. False is for `"network_mc"` only: the
+                linearized network's rows do not depend on each other.
         """
         if method not in ("closed_form", "linearized_mc", "network_mc"):
             raise ValueError(f"Laplace.predict: method={method!r}; give 'closed_form', 'linearized_mc' or 'network_mc'")
         budget = self.memory if memory is None else parse_bytes(memory)
+        num_draws = 32 if num_draws is None else num_draws
         args, kwargs = as_inputs(x)
         check_inputs(args, kwargs)
         if method == "network_mc":
-            outputs = self.draw(num_draws, generator=generator).outputs(args, kwargs, output=self.output, memory=budget)
+            outputs = self.draw(num_draws, generator=generator).outputs(
+                args, kwargs, output=self.output, memory=budget, split_batch=split_batch
+            )
             return self.likelihood.predictive(outputs)
+        if not split_batch:
+            raise ValueError(f"Laplace.predict: split_batch=False with {method!r}; it is for method='network_mc'")
         _check_draws(num_draws)
         subset, posterior = self.fitted()
         means, spreads = [], []
@@ -433,6 +427,19 @@ class Laplace:
         with evaluating(self.network):
             for part_args, part_kwargs in split_rows(args, kwargs, rows):
                 yield jacobians.at(part_args, part_kwargs)
+
+    # -- storage ---------------------------------------------------------------------------------------------------
+
+    config, state = storing.config_of, storing.state_of
+
+    @classmethod
+    def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
+        """The fitted approximation over a copy of the network."""
+        return storing.fill(cls(**storing.arguments_of(net, config, state)), config, state)
+
+    def fingerprint(self) -> dict[str, str]:
+        """That of the network."""
+        return fingerprint(self.network)
 
     def __repr__(self) -> str:
         total = sum(weight.numel for weight in self.weights.values())

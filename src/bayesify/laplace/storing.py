@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from bayesify.laplace.covariances import (
@@ -15,14 +15,19 @@ from bayesify.laplace.covariances import (
 )
 from bayesify.laplace.curvature import DataTerm, KroneckerBlock
 from bayesify.laplace.kronecker_covariance import KroneckerCovariance
-from bayesify.laplace.laplace import Laplace
 from bayesify.laplace.subset import Subset
-from bayesify.storage.serializers import Serializer, fingerprint, register_serializer
 from bayesify.subnetwork.selectors import from_indices
 from bayesify.weights.catalog import catalog, group_layers
+from bayesify.weights.module_state import below, with_prefix
+
+if TYPE_CHECKING:
+    from bayesify.laplace.laplace import Laplace
+
+Fresh = TypeVar("Fresh", bound="Laplace")
 
 
-def _config(laplace: Laplace) -> dict[str, Any]:
+def config_of(laplace: Laplace) -> dict[str, Any]:
+    """All choices of a fitted Laplace approximation as plain data."""
     _, posterior = laplace.fitted()
     return {
         "likelihood": laplace.likelihood.config(),
@@ -39,35 +44,33 @@ def _config(laplace: Laplace) -> dict[str, Any]:
     }
 
 
-def _state(laplace: Laplace) -> dict[str, Tensor]:
+def state_of(laplace: Laplace) -> dict[str, Tensor]:
+    """Network, likelihood, curvature and chosen weights of a fitted Laplace approximation."""
     subset, posterior = laplace.fitted()
-    state = {f"network.{name}": value for name, value in laplace.network.state_dict(keep_vars=True).items()}
-    state |= {f"likelihood.{name}": value for name, value in laplace.likelihood.state_dict().items()}
-    state |= {f"posterior.{name}": value for name, value in posterior.tensors().items()}
-    return {**state, "subset": subset.flat()}
+    state = with_prefix("network", laplace.network.state_dict(keep_vars=True))
+    state |= with_prefix("likelihood", laplace.likelihood.state_dict())
+    return {**state, **with_prefix("posterior", posterior.tensors()), "subset": subset.flat()}
 
 
-def _restore(net: nn.Module, config: Any, state: dict[str, Tensor]) -> Laplace:
-    frozen = [name for name in catalog(net).weights if name not in config["weights"]]
-    modes = {name: net.get_parameter(name).requires_grad for name in catalog(net).weights}
-    try:  # which weights were trainable is the stored posterior's, not that of the network given now
-        for name in modes:
-            net.get_parameter(name).requires_grad_(name not in frozen)
-        options = {key: config[key] for key in ("covariance", "curvature", "marginal", "memory", "output")}
-        selector = from_indices(state["subset"])
-        made = Laplace(net, config["likelihood"], selector, prior_precision=config["prior_precision"], **options)
-    finally:
-        for name, mode in modes.items():
-            net.get_parameter(name).requires_grad_(mode)
-    made.network.load_state_dict(_under("network", state))
-    made.likelihood.load_state_dict(_under("likelihood", state))
-    made.data = DataTerm(**config["data"])
-    made.outputs_per_example = config["outputs_per_example"]
-    made.subset = Subset.of_flat(made.weights, state["subset"].cpu())
-    device = next(made.network.parameters()).device
-    tensors = {name: value.to(device) for name, value in _under("posterior", state).items()}
-    made.posterior = _covariance(made, made.subset, tensors).rescaled(config["factor"])
-    return made
+def arguments_of(net: nn.Module, config: Any, state: dict[str, Tensor]) -> dict[str, Any]:
+    """Arguments of `Laplace` from `config_of` and `state_of`; weights that were frozen are, in a copy of the network."""
+    net = copy.deepcopy(net)
+    for name in catalog(net).weights:
+        net.get_parameter(name).requires_grad_(name in config["weights"])
+    options = ("likelihood", "covariance", "curvature", "marginal", "memory", "output", "prior_precision")
+    return {"net": net, "subset": from_indices(state["subset"]), **{key: config[key] for key in options}}
+
+
+def fill(laplace: Fresh, config: Any, state: dict[str, Tensor]) -> Fresh:
+    """Give a fresh Laplace approximation, made with `arguments_of`, what was fitted; in place."""
+    laplace.network.load_state_dict(below("network", state))
+    laplace.likelihood.load_state_dict(below("likelihood", state))
+    laplace.data = DataTerm(**config["data"])
+    laplace.outputs_per_example = config["outputs_per_example"]
+    laplace.subset = Subset.of_flat(laplace.weights, state["subset"].cpu())
+    tensors = {name: value.to(laplace.device) for name, value in below("posterior", state).items()}
+    laplace.posterior = _covariance(laplace, laplace.subset, tensors).rescaled(config["factor"])
+    return laplace
 
 
 def _covariance(laplace: Laplace, subset: Subset, tensors: dict[str, Tensor]) -> WeightCovariance:
@@ -85,20 +88,3 @@ def _covariance(laplace: Laplace, subset: Subset, tensors: dict[str, Tensor]) ->
     over = Subset(laplace.weights, dict.fromkeys(laplace.weights)) if laplace.marginal else subset
     whole = FullCovariance(over, tensors["curvature"], laplace.prior(over))
     return MarginalCovariance(subset, whole) if laplace.marginal else whole
-
-
-def _under(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    start = f"{prefix}."
-    return {name.removeprefix(start): torch.as_tensor(value) for name, value in state.items() if name.startswith(start)}
-
-
-register_serializer(
-    Serializer(
-        kind=Laplace,
-        name="Laplace",
-        config=_config,
-        state=_state,
-        fingerprint=lambda laplace: fingerprint(laplace.network),
-        restore=_restore,
-    )
-)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from bayesify.laplace.covariances import EIGEN_LIMIT, FullCovariance, MarginalCovariance
+from bayesify.laplace.covariances import EIGEN_LIMIT, DiagonalCovariance, FullCovariance, MarginalCovariance
 from bayesify.likelihoods import Gaussian
+from bayesify.maths.constraints import raw_positive
 from bayesify.predictive.gaussian import OutputGaussian
 from bayesify.running.inputs import as_inputs, check_inputs
 from bayesify.training.batches import BatchReader, parse_batch
@@ -162,7 +163,10 @@ def _validation(
             total, count = 0.0, 0
             for part in batches:
                 made = laplace.predict(
-                    part.x, prediction, num_draws, generator=torch.Generator(laplace.device).manual_seed(seed)
+                    part.x,
+                    num_draws,
+                    generator=torch.Generator(laplace.device).manual_seed(seed),
+                    method=prediction,
                 )
                 total += float(made.log_prob(part.y).double().sum())
                 count += len(part)
@@ -190,4 +194,24 @@ def _fit_noise(laplace: Laplace, steps: int = 50) -> None:
         effective = float((spectrum / (spectrum + factor * variance)).sum())
         factor = effective / max(norm, 1e-12)
         variance = laplace.data.squared_error / max(count - effective, 1e-6)
-    laplace.set_noise(variance)
+    set_noise(laplace, variance)
+
+
+@torch.no_grad()
+def set_noise(laplace: Laplace, variance: float) -> None:
+    """Use another variance of a shared Gaussian noise; curvature and data term follow without a pass over the data."""
+    likelihood = laplace.likelihood
+    if not isinstance(likelihood, Gaussian) or likelihood.noise.ndim:
+        raise ValueError("Laplace: set_noise needs a Gaussian likelihood with one shared variance")
+    _, posterior = laplace.fitted()
+    if not isinstance(posterior, (FullCovariance, DiagonalCovariance)):
+        raise ValueError("Laplace: set_noise needs covariance='full' or 'diagonal' without marginal=True")
+    ratio = float(likelihood.noise.detach()) / variance
+    likelihood.raw_noise.copy_(torch.tensor(raw_positive(variance), dtype=torch.float64))
+    laplace.posterior = type(posterior)(
+        posterior.subset, posterior.curvature * ratio, posterior.prior, posterior.factor
+    )
+    count = laplace.num_outputs
+    laplace.data.log_likelihood = -0.5 * (
+        count * math.log(2 * math.pi * variance) + laplace.data.squared_error / variance
+    )

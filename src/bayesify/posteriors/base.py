@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -277,13 +277,6 @@ class Posterior(nn.Module):
     def sizes(self) -> dict[str, int]:
         """Scalars in each weight, by name."""
         return {weight.name: weight.numel for weight in self.weights}
-
-
-class Posteriors(nn.ModuleList):
-    """The posteriors of one network, in the order of their selectors."""
-
-    def __iter__(self) -> Iterator[Posterior]:
-        return super().__iter__()  # type: ignore[return-value]
 
 
 def _correlated() -> list[str]:

@@ -86,7 +86,9 @@ class Ensemble(Posterior):
         ensembles = [part for part in posteriors if isinstance(part, Ensemble)]
         self.num_networks = math.lcm(*(part.members for part in ensembles))
         for name, value in buffers.items() if self is ensembles[0] else ():
-            self.register_buffer(f"statistics:{name.replace('.', '/')}", torch.stack([value] * self.num_networks))
+            self.register_buffer(
+                f"statistics:{name.replace('.', '/')}", value.repeat(self.num_networks, *[1] * value.ndim)
+            )
 
     def buffers_for(self, request: DrawRequest) -> list[dict[str, Tensor]] | None:
         """Views of the statistics that each draw of a request uses and updates."""

@@ -47,7 +47,7 @@ class Outputs:
         if self.kept is None:
             raise RuntimeError(
                 "Predictive: cannot be pickled or copied, its outputs are computed chunk by chunk from the network; "
-                "call predict(..., keep_outputs=True), or predict fewer rows at a time"
+                "call its materialize(), or predict(..., keep_outputs=True)"
             )
         return vars(self)
 
@@ -104,6 +104,10 @@ class Predictive:
             TypeError: If this is no mixture over draws of outputs, but a closed form.
         """
         return self.with_outputs(self._source.transform(function))
+
+    def materialize(self) -> Self:
+        """The same prediction with its outputs kept, whatever their size: what can be pickled."""
+        return self if self._source.kept is not None else self.with_outputs(torch.cat(list(self._source), dim=1))
 
     def _fresh(self) -> Self:
         """A copy without what was computed from the outputs."""

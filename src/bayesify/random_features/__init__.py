@@ -1,8 +1,7 @@
 """Gaussian processes as linear models of random features, and with inducing points for comparison."""
 
-from bayesify.random_features import storing
 from bayesify.random_features.features import RandomFeatureNetwork, RandomFourierFeatures
 from bayesify.random_features.inducing_points import InducingPointGP
 from bayesify.random_features.process import RandomFeatureGP
 
-__all__ = ["InducingPointGP", "RandomFeatureGP", "RandomFeatureNetwork", "RandomFourierFeatures", "storing"]
+__all__ = ["InducingPointGP", "RandomFeatureGP", "RandomFeatureNetwork", "RandomFourierFeatures"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +13,17 @@ from torch import Tensor, nn
 from bayesify.likelihoods import Gaussian
 from bayesify.predictive.gaussian import OutputGaussian
 from bayesify.predictive.regression import RegressionPredictive
+from bayesify.predictor import Predictor
 from bayesify.random_features.features import check_scale, starting_lengthscales
 from bayesify.random_features.process import MEMORY, NOISE
 from bayesify.running.inputs import check_inputs
+from bayesify.running.memory import parse_bytes
+from bayesify.storage.serializers import register_predictor
+from bayesify.weights.module_state import put_tensors, tensors_of
 
 
-class InducingPointGP(nn.Module):
+@register_predictor
+class InducingPointGP(nn.Module, Predictor):
     r"""A Gaussian process with an RBF kernel and a Gaussian posterior over its values at M points (Hensman et al. 2015).
 
     $$ q(f) = \int p(f | u)\, q(u)\, du, \qquad
@@ -26,7 +31,7 @@ class InducingPointGP(nn.Module):
 
     with u the values at the inducing points, in the whitened form $u = L_K v$, $q(v) = \mathcal{N}(m, S)$, as Rossi et al. (2020)
     compare with. Inducing points, q, lengthscales, amplitude and noise are trained; the bound is closed form. Needs the
-    extra `gp`. It is stored as any module is.
+    extra `gp`.
 
     Args:
         inducing_inputs: Where the inducing points start, [M, D], such as a random choice of training inputs.
@@ -41,6 +46,10 @@ class InducingPointGP(nn.Module):
         ValueError: If a scale is not positive, a name is unknown, or inducing inputs are not [M, D].
     """
 
+    likelihood: Gaussian
+    needs_network = False
+    output = None
+
     def __init__(
         self,
         inducing_inputs: Tensor,
@@ -52,6 +61,7 @@ class InducingPointGP(nn.Module):
         learn_kernel: bool = True,
     ) -> None:
         super().__init__()
+        self.covariance = covariance
         if inducing_inputs.ndim != 2 or not len(inducing_inputs):
             raise ValueError(
                 f"InducingPointGP: inducing inputs of shape {tuple(inducing_inputs.shape)}; give [M, D] with M of at least 1"
@@ -105,16 +115,41 @@ class InducingPointGP(nn.Module):
         return num_data / len(x) * data - self.kl()
 
     @torch.no_grad()
-    def predict(self, x: Tensor, *, memory: int = MEMORY) -> RegressionPredictive:
+    def predict(
+        self,
+        x: Tensor,
+        num_draws: int | None = None,
+        *,
+        generator: torch.Generator | None = None,
+        memory: int | str | None = None,
+    ) -> RegressionPredictive:
         """The predictive distribution of a batch, in closed form.
 
         Args:
             x: Inputs, [B, D].
-            memory: The budget in bytes.
+            num_draws: Not used: nothing is drawn.
+            generator: Not used.
+            memory: The budget in bytes, or text such as `"1GiB"`; 256 MiB by default.
         """
         check_inputs((x,), {})
-        mean, variance = self.function_moments(x, memory=memory)
+        mean, variance = self.function_moments(x, memory=MEMORY if memory is None else parse_bytes(memory))
         return self.likelihood.closed_form(OutputGaussian(mean, variance.unsqueeze(-1), seed=0))
+
+    def config(self) -> dict[str, Any]:
+        """The kind of covariance; sizes are those of the state."""
+        return {"covariance": self.covariance}
+
+    def state(self) -> dict[str, Tensor]:
+        """Parameters and buffers by name."""
+        return tensors_of(self)
+
+    @classmethod
+    def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
+        """The process that `config()` and `state()` describe; the network is not looked at."""
+        start = state["process.variational_strategy.inducing_points"]
+        made = cls(torch.zeros_like(start), config["covariance"])
+        put_tensors(made, state)
+        return made
 
 
 def count_inducing_parameters(num_inducing: int, num_inputs: int, covariance: Literal["diagonal", "full"]) -> int:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bayesify import objectives
 from bayesify.configuration import make_likelihood, make_posterior
@@ -23,6 +23,9 @@ from bayesify.random_features.features import RandomFeatureNetwork, RandomFourie
 from bayesify.random_features.moments import has_moments, linear_moments
 from bayesify.registry import get_method
 from bayesify.running.inputs import check_inputs
+from bayesify.running.memory import parse_bytes
+from bayesify.storage.serializers import register_predictor
+from bayesify.weights.module_state import put_tensors
 
 INIT_STD = 0.1
 """Standard deviation of the weights before training, between the prior's 1 and what data leave of it."""
@@ -37,6 +40,7 @@ STARTS: dict[str, Posterior] = {
 """Posteriors by name, with a start that suits weights of prior variance 1."""
 
 
+@register_predictor
 class RandomFeatureGP(BayesianNetwork):
     r"""A Gaussian process in the span of random features of an RBF kernel (Rossi et al. 2020, appendix D.4; eq. 15).
 
@@ -163,37 +167,62 @@ class RandomFeatureGP(BayesianNetwork):
         x: Any,
         num_draws: int | None = None,
         *,
-        method: Literal["draws", "closed_form"] = "draws",
         generator: torch.Generator | None = None,
+        memory: int | str | None = None,
         antithetic: bool = False,
         keep_outputs: bool | None = None,
-        memory: int | None = None,
+        split_batch: bool = True,
+        method: Literal["draws", "closed_form"] = "draws",
     ) -> Predictive:
         """The predictive distribution of a batch; see `BayesianNetwork.predict`.
 
         Args:
             x: Inputs, [B, D].
             num_draws: S, for draws.
-            method: `"draws"`: a mixture over functions; `"closed_form"`: from `function_moments`, exact for a Gaussian
-                likelihood, the extended probit for classes.
             generator: Source of randomness, for draws.
+            memory: The budget in bytes, or text such as `"1GiB"`; 256 MiB by default.
             antithetic: See `draw`.
             keep_outputs: See `BayesianNetwork.predict`.
-            memory: The budget in bytes; 256 MiB if left out.
+            split_batch: See `BayesianNetwork.predict`.
+            method: `"draws"`: a mixture over functions; `"closed_form"`: from `function_moments`, exact for a Gaussian
+                likelihood, the extended probit for classes.
 
         Raises:
             ValueError: If the method is unknown, the posterior has no closed form, or inputs are not finite.
         """
         if method == "draws":
-            return super().predict(
-                x, num_draws, generator=generator, antithetic=antithetic, keep_outputs=keep_outputs, memory=memory
-            )
+            options: dict[str, Any] = {"keep_outputs": keep_outputs, "split_batch": split_batch}
+            return super().predict(x, num_draws, generator=generator, memory=memory, antithetic=antithetic, **options)
         if method != "closed_form":
             raise ValueError(f"RandomFeatureGP.predict: method={method!r}; give 'draws' or 'closed_form'")
         likelihood = self.require_likelihood("predict")
         check_inputs((x,), {})
-        mean, variance = self.function_moments(x, memory=MEMORY if memory is None else memory)
+        mean, variance = self.function_moments(x, memory=MEMORY if memory is None else parse_bytes(memory))
         return likelihood.closed_form(OutputGaussian(mean, torch.diag_embed(variance), seed=0))
+
+    def config(self) -> dict[str, Any]:
+        """All choices as plain data: those of the network, and which bound."""
+        return {"network": super().config(), "exact_bound": self.exact_bound}
+
+    @classmethod
+    def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
+        """The process over a copy of a `RandomFeatureNetwork` of the same sizes."""
+        if not isinstance(net, RandomFeatureNetwork):
+            raise ValueError(
+                f"the network given is {type(net).__name__}; give a RandomFeatureNetwork of the same sizes"
+            )
+        features, stored = net.features, config["network"]
+        process = cls(
+            features.num_inputs,
+            features.num_features,
+            len(net.heads),
+            stored["posterior"]["heads"],
+            likelihood=stored["likelihood"],
+            learn_kernel=features.raw_lengthscale.requires_grad,
+            exact_bound=config["exact_bound"],
+        ).to(features.raw_lengthscale)
+        put_tensors(process, state)
+        return process.train(net.training)
 
     @torch.no_grad()
     def condition(self, x: Tensor, y: Tensor, *, memory: int = MEMORY) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,36 @@ def batch_size(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
     raise ValueError("predict: no tensor with a batch dimension among the inputs; give at least one")
 
 
+def check_lengths(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Raise `ValueError` if inputs have different first lengths: which of them is the batch's is not known."""
+    leaves = pytree.tree_leaves((args, dict(kwargs)))
+    lengths = dict.fromkeys(leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim)
+    if len(lengths) > 1:
+        raise ValueError(
+            f"predict: inputs have first axes of {' and '.join(map(str, lengths))} entries, so the batch cannot be cut by "
+            "examples; give split_batch=False, and the network gets all of it at once"
+        )
+
+
+def warn_of_mixing(few: Tensor, piece: Tensor) -> None:
+    """Say so if the outputs of the first rows of a batch differ when other rows are beside them, so that a cut batch goes wrong."""
+    rows = min(len(few), len(piece))
+    if rows == len(piece) == len(few) or few.shape[1:] != piece.shape[1:] or not few.is_floating_point():
+        return
+    tolerance = 0.1 if few.dtype in (torch.float16, torch.bfloat16) else 1e-2
+    alone, beside = few[:rows].float(), piece[:rows].float()
+    if bool((alone - beside).abs().max() > tolerance * (1 + beside.abs().max())):
+        warnings.warn(
+            "predict: the batch was cut to stay within the memory budget, but the network's outputs for a row depend on the rows "
+            "beside it (or are random); give split_batch=False for such a network, or more memory=",
+            stacklevel=2,
+        )
+
+
+PROBED_ROWS = 4
+"""Examples by which the memory of a pass is measured."""
+
+
 def split_rows(args: tuple[Any, ...], kwargs: Mapping[str, Any], rows: int) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Cut a batch into pieces of `rows` examples; inputs that do not have the batch's length go to every piece whole."""
     total = batch_size(args, kwargs)
@@ -98,10 +129,18 @@ def count_activation_bytes(
     runner: Runner, args: tuple[Any, ...], kwargs: Mapping[str, Any], values: WeightDict | None = None
 ) -> tuple[float, Any]:
     """Bytes that one pass makes per example, and the output of a few examples."""
-    probe = min(batch_size(args, kwargs), 4)
+    probe = min(batch_size(args, kwargs), PROBED_ROWS)
     few_args, few_kwargs = next(split_rows(args, kwargs, probe))
-    with _CountBytes() as counter:
-        output = runner.call(values or {}, few_args, few_kwargs)
+    try:
+        with _CountBytes() as counter:
+            output = runner.call(values or {}, few_args, few_kwargs)
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        runner.call(values or {}, args, kwargs)  # inputs that do not fit at all fail here too, in plain words
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(
+            f"predict: the network takes the whole batch of {batch_size(args, kwargs)} rows but not its first {probe} "
+            f"({reason}); give split_batch=False, so that the batch is never cut"
+        ) from error
     return counter.bytes / probe, output
 
 

@@ -174,8 +174,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
     @property
     def noise_(self) -> np.ndarray:
         """Noise variance of each target, in its squared unit: [O]."""
-        trained = self.model_ if hasattr(self.model_, "likelihood") else self.model_.bnn
-        found: np.ndarray = self._y_units.std[0] ** 2 * trained.likelihood.noise.detach().numpy()
+        found: np.ndarray = self._y_units.std[0] ** 2 * self.model_.likelihood.noise.detach().numpy()
         return found
 
     # -- prediction ------------------------------------------------------------------------------------------------

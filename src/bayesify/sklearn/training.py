@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,11 +13,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from bayesify.baselines import FixedDraws
 from bayesify.likelihoods import Gaussian, Likelihood
 from bayesify.network import BayesianNetwork, bayesianize
 from bayesify.posteriors import Point
 from bayesify.predictive.base import Predictive
+from bayesify.predictor import Predictor
 from bayesify.priors import Neal
 from bayesify.registry import Method
 from bayesify.sklearn.rows import BATCH_SIZE, FULL_BATCH, Batches, Rows
@@ -233,27 +232,18 @@ def _learned(likelihood: Likelihood | None) -> list[nn.Parameter]:
     return [] if likelihood is None else [entry for entry in likelihood.parameters() if entry.requires_grad]
 
 
-def predict(model: Any, x: torch.Tensor, num_draws: int, seed: int) -> Predictive:
+def predict(model: Predictor, x: torch.Tensor, num_draws: int, seed: int) -> Predictive:
     """A model's predictive, with the same draws for every x.
 
     Args:
         model: What `train` returned.
         x: Standardized, [B, D].
-        num_draws: Where the model draws; an ensemble's members are taken once each, the draws of a chain as far as they go.
+        num_draws: Where the model draws; members of an ensemble and draws of a chain as far as they go.
         seed: Of the draws.
     """
-    takes = inspect.signature(model.predict).parameters.keys()
-    arguments: dict[str, Any] = {}
-    if isinstance(model, BayesianNetwork) and model.posterior.num_distinct_draws is not None:
-        num_draws = model.posterior.num_distinct_draws
-    if isinstance(model, FixedDraws):
-        num_draws = min(num_draws, len(model.draws))
-    if "num_draws" in takes:
-        arguments["num_draws"] = num_draws
-    if "generator" in takes:
-        arguments["generator"] = torch.Generator().manual_seed(seed)
-    prediction: Predictive = model.predict(x, **arguments)
-    return prediction
+    if model.num_distinct_draws is not None:
+        num_draws = min(num_draws, model.num_distinct_draws)
+    return model.predict(x, num_draws, generator=torch.Generator().manual_seed(seed))
 
 
 def make_network(num_inputs: int, hidden: tuple[int, ...], activation: str, num_outputs: int, seed: int) -> nn.Module:

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bayesify.network import BayesianNetwork, bayesianize
+from bayesify.network import BayesianNetwork
+from bayesify.predictor import Predictor
 from bayesify.registry import suggest
-from bayesify.running.runner import evaluating
 from bayesify.storage import tensor_files
-from bayesify.storage.serializers import (
-    SERIALIZERS,
-    Serializer,
-    describe,
-    fingerprint,
-    register_serializer,
-    serializer_for,
-)
+from bayesify.storage.allocation import AllocationLimit
+from bayesify.storage.serializers import MODULE, STORED, stored_name
 from bayesify.version import __version__
-from bayesify.weights.named_parameters import MASK, NamedParameters
+from bayesify.weights.module_state import fingerprint, restore_module, tensors_of
 
 
 def save(model: Any, path: str | Path) -> None:
@@ -36,21 +30,22 @@ def save(model: Any, path: str | Path) -> None:
     in it.
 
     Args:
-        model: A `BayesianNetwork` or anything else with `.predict` that is registered, or a plain module.
+        model: A predictor, such as a `BayesianNetwork`, of a type that is registered, or a plain module.
         path: Where to write; its folder must exist.
 
     Raises:
         TypeError: If this type cannot be stored, or its configuration is not plain data.
         ValueError: If the path cannot be written.
     """
-    serializer = serializer_for(model)
-    state, tied = _once(serializer.state(model))
-    config, tensors = tensor_files.pack(serializer.config(model), "config")
+    name = stored_name(model)
+    plain = not isinstance(model, Predictor)
+    state, tied = _once(tensors_of(model) if plain else model.state())
+    config, tensors = tensor_files.pack(None if plain else model.config(), "config")
     header = {
         "library_version": __version__,
-        "type": serializer.name,
+        "type": name,
         "config": config,
-        "fingerprint": serializer.fingerprint(model),
+        "fingerprint": fingerprint(model) if plain else model.fingerprint(),
         "tied": tied,
     }
     clash = state.keys() & tensors.keys()
@@ -66,7 +61,7 @@ def load(path: str | Path, net: nn.Module | None = None, *, map_location: str | 
         path: The file.
         net: The network that the stored model was made from, or a fresh one of the same architecture; its weights do not matter. It
             is copied, not changed. Not needed for a model without a network of the user's, such as a `DeepGP`.
-        map_location: Device of the result; that of `net` if left out, the CPU without one.
+        map_location: Device of the result; by default that of `net`, the CPU without one.
 
     Returns:
         What was saved: a `BayesianNetwork`, a copy of `net` with the stored weights, or another registered type; in the
@@ -74,38 +69,83 @@ def load(path: str | Path, net: nn.Module | None = None, *, map_location: str | 
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file is cut short, altered, not ours, from a newer version, or made from another network.
+        ValueError: If the file is cut short, altered, not ours, from a newer version, or made from another network; or if its
+            header is odd, or describes something far larger than what the file holds.
         TypeError: If `net` is not a module.
+
+    A file from a stranger runs no code, opens no other file and builds nothing much larger than itself. Its checksum guards against
+    damage, not against forgery.
     """
     if isinstance(net, BayesianNetwork):
         raise TypeError("load: net is a BayesianNetwork; give the plain network that it was made from")
     if net is not None and not isinstance(net, nn.Module):
         raise TypeError(f"load: net is {type(net).__name__}; give the torch.nn.Module that the model was made from")
     header, tensors = tensor_files.read(path, "model")
-    if header["type"] not in SERIALIZERS:
+    try:
+        contents = _unpack(header, tensors)
+    except Exception as error:
         raise ValueError(
-            f"{path}: holds a {header['type']!r}, which is unknown here; {suggest(header['type'], SERIALIZERS)}"
-        )
-    if not SERIALIZERS[header["type"]].needs_network:
+            f"{path}: its header is not one that save writes ({_reason(error)}); it is damaged or made by hand, use a copy"
+        ) from error
+    name = contents.name
+    if name not in (*STORED, MODULE):
+        raise ValueError(f"{path}: holds a {name!r}, which is unknown here; {suggest(name, [*STORED, MODULE])}")
+    needs_network = name == MODULE or STORED[name].needs_network
+    if not needs_network:
         net = nn.Identity()
     elif net is None:
-        raise TypeError(f"{path}: holds a {header['type']}; give the torch.nn.Module that it was made from")
+        raise TypeError(f"{path}: holds a {name}; give the torch.nn.Module that it was made from")
     else:
-        _check_fingerprint(path, header["fingerprint"], fingerprint(net))
-    config = tensor_files.unpack(header["config"], tensors)
-    state = {name: tensor for name, tensor in tensors.items() if not _refers(header["config"], name)}
-    state |= {name: state[first] for name, first in header["tied"].items()}
+        _check_fingerprint(path, contents.fingerprint, fingerprint(net))
     if map_location is not None:
         net = copy.deepcopy(net).to(torch.device(map_location))
     try:
-        restored = SERIALIZERS[header["type"]].restore(net, config, state)
-    except (ValueError, RuntimeError, KeyError) as error:
+        with AllocationLimit([*tensors.values(), *net.parameters(), *net.buffers()]):
+            if name == MODULE:
+                return restore_module(net, contents.state)
+            restored = STORED[name].restore(net, contents.config, contents.state)
+    except Exception as error:  # whatever a stranger's configuration sets off
         raise ValueError(
-            f"{path}: does not fit this network ({error}); it was written by bayesify {header['library_version']}"
+            f"{path}: does not fit this network ({_reason(error)}); it was written by bayesify {contents.version}"
         ) from error
-    if map_location is not None and not SERIALIZERS[header["type"]].needs_network:
+    if map_location is not None and isinstance(restored, nn.Module) and not needs_network:
         restored = restored.to(torch.device(map_location))
     return restored
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """What a file says."""
+
+    name: str
+    version: str
+    config: Any
+    state: dict[str, Tensor]
+    fingerprint: dict[str, str]
+
+
+def _unpack(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> _Contents:
+    packed = header["config"]
+    used = _references(packed)
+    state = {name: tensor for name, tensor in tensors.items() if name not in used}
+    state |= {name: state[first] for name, first in dict(header["tied"]).items()}
+    for key in ("type", "library_version"):
+        if not isinstance(header[key], str):
+            raise ValueError(f"{key} is not text")
+    for name, value in dict(header["fingerprint"]).items():
+        if not isinstance(value, str):
+            raise ValueError(f"the fingerprint of {name!r} is not text")
+    config = tensor_files.unpack(packed, tensors)
+    return _Contents(header["type"], header["library_version"], config, state, dict(header["fingerprint"]))
+
+
+def _reason(error: Exception) -> str:
+    """One line of an error for a message; the kind where the text alone says too little."""
+    text = str(error).strip().splitlines()
+    words = text[0][:300] if text else ""
+    return (
+        words if isinstance(error, (ValueError, RuntimeError)) and words else f"{type(error).__name__} {words}".strip()
+    )
 
 
 def _check_fingerprint(path: str | Path, stored: Mapping[str, str], given: Mapping[str, str]) -> None:
@@ -132,101 +172,11 @@ def _once(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str
     return kept, tied
 
 
-def _refers(packed: Any, name: str) -> bool:
-    """Whether packed data points to a tensor."""
+def _references(packed: Any) -> set[str]:
+    """Names of the tensors that packed data points to."""
     if isinstance(packed, list):
-        return any(_refers(entry, name) for entry in packed)
+        return set().union(*map(_references, packed))
     if isinstance(packed, dict):
-        return packed.get("$tensor") == name or any(_refers(entry, name) for entry in packed.values())
-    return False
-
-
-# -- Bayesian networks and plain modules -------------------------------------------------------------------------------
-
-
-def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """A module's state; a slash in a name, which stands for a dot of the network's names, becomes that dot."""
-    state: dict[str, Tensor] = {}
-    for name, value in module.state_dict(keep_vars=True).items():
-        if not isinstance(value, Tensor):
-            raise TypeError(f"save: the state {name!r} is {type(value).__name__}; only tensors can be stored")
-        state[name.replace("/", ".")] = _pack_bits(value) if name.endswith(MASK) else value
-    return state
-
-
-def _pack_bits(mask: Tensor) -> Tensor:
-    """A mask with eight entries to a byte, row-major, filled up with zeros."""
-    return torch.from_numpy(np.packbits(mask.cpu().numpy()))
-
-
-def _unpack_bits(packed: Tensor, shape: torch.Size) -> Tensor:
-    bits = np.unpackbits(packed.cpu().numpy(), count=shape.numel())
-    return torch.from_numpy(bits.astype(bool)).view(shape)
-
-
-def _prune_alike(module: nn.Module, state: dict[str, Tensor]) -> None:
-    """Prune the parameters of a fresh module for which a state holds masks, and unpack these masks in the state."""
-    for path, part in module.named_modules():
-        if isinstance(part, NamedParameters):
-            for name in part:
-                key = f"{path}.{name}{MASK}"
-                if key in state:
-                    mask = _unpack_bits(state[key], part[name].shape)
-                    part.prune(name, mask.to(part[name].device))
-                    state[key] = mask
-
-
-def _put(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    names = {name.replace("/", "."): name for name in module.state_dict()}
-    missing, extra = sorted(names.keys() - state.keys()), sorted(state.keys() - names.keys())
-    if missing or extra:
-        raise ValueError(f"the file lacks {missing[0]}" if missing else f"the file has {extra[0]}, the model does not")
-    module.load_state_dict({names[name]: value for name, value in state.items()})
-
-
-@torch.no_grad()
-def _bayesian_fingerprint(bnn: BayesianNetwork) -> dict[str, str]:
-    with evaluating(bnn.network):  # a posterior that runs the network leaves its buffers alone
-        drawn = bnn.draw(1, generator=torch.Generator().manual_seed(0)).weights
-    result = fingerprint(bnn.network)
-    for name, weight in bnn.weights.items():
-        for alias in (name, *weight.aliases):
-            result[alias] = describe(weight.shape, drawn[name].dtype)
-    return result
-
-
-def _restore_bayesian(net: nn.Module, config: Any, state: dict[str, Tensor]) -> BayesianNetwork:
-    with torch.random.fork_rng(devices=[]):  # posteriors that start at random do not move the caller's generator
-        bnn = bayesianize(net, config)
-    _prune_alike(bnn, state)
-    _put(bnn, state)
-    return bnn
-
-
-def restore_module(net: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
-    """A copy of a module with the given state, every entry of it."""
-    copied = copy.deepcopy(net)
-    _put(copied, state)
-    return copied
-
-
-register_serializer(
-    Serializer(
-        kind=BayesianNetwork,
-        name="BayesianNetwork",
-        config=BayesianNetwork.config,
-        state=_tensors_of,
-        fingerprint=_bayesian_fingerprint,
-        restore=_restore_bayesian,
-    )
-)
-register_serializer(
-    Serializer(
-        kind=nn.Module,
-        name="Module",
-        config=lambda module: None,
-        state=_tensors_of,
-        fingerprint=fingerprint,
-        restore=lambda net, config, state: restore_module(net, state),
-    )
-)
+        own = {packed["$tensor"]} if isinstance(packed.get("$tensor"), str) else set()
+        return own.union(*map(_references, packed.values()))
+    return set()

@@ -1,75 +1,49 @@
-"""Which types can be stored, and how each goes to disk and comes back; `storage` does the writing and reading."""
+"""Which types can be stored: predictors by their contract, and plain modules; `save_load` does the writing and reading."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
+from bayesify.network import BayesianNetwork
+from bayesify.predictor import Predictor
 
-@dataclass(frozen=True)
-class Serializer:
-    """How one type goes to disk and comes back.
+MODULE = "Module"
+"""Name of a plain module in files."""
+STORED: dict[str, type[Predictor]] = {}
+"""Every predictor that `save` takes, by its name in files."""
 
-    Args:
-        kind: The class; subclasses are stored by the same rule unless they have their own.
-        name: Its name in files.
-        config: From an object to plain data.
-        state: From an object to its tensors by dotted name.
-        fingerprint: From an object to the `fingerprint` of the user's network that it was made from.
-        restore: From (network, config, state) to an object; it works on a copy of the network.
-        needs_network: Whether the network's code is needed; `load` then asks for a network.
-    """
-
-    kind: type
-    name: str
-    config: Callable[[Any], Any]
-    state: Callable[[Any], Mapping[str, Tensor]]
-    fingerprint: Callable[[Any], dict[str, str]]
-    restore: Callable[[nn.Module, Any, dict[str, Tensor]], Any]
-    needs_network: bool = True
+Kind = TypeVar("Kind", bound=type[Predictor])
 
 
-SERIALIZERS: dict[str, Serializer] = {}
-"""Every type that `save` takes, by its name in files."""
-
-
-def register_serializer(serializer: Serializer) -> None:
-    """Teach `save` and `load` a type.
+def register_predictor(kind: Kind) -> Kind:
+    """Teach `save` and `load` a predictor, under the name of its class; a decorator. Subclasses are stored as it is.
 
     Raises:
+        TypeError: If it is no `Predictor`.
         ValueError: If the name is taken.
     """
-    if serializer.name in SERIALIZERS:
-        raise ValueError(f"register_serializer: {serializer.name!r} is taken; give the type another name")
-    SERIALIZERS[serializer.name] = serializer
+    if not (isinstance(kind, type) and issubclass(kind, Predictor)):
+        raise TypeError(f"register_predictor: {kind!r}; give a class that inherits from bayesify.predictor.Predictor")
+    if kind.__name__ in (*STORED, MODULE):
+        raise ValueError(f"register_predictor: {kind.__name__!r} is taken; give the class another name")
+    STORED[kind.__name__] = kind
+    return kind
 
 
-def serializer_for(model: Any) -> Serializer:
-    """The rule for an object: that of its class, or of the nearest class it inherits from.
+def stored_name(model: Any) -> str:
+    """The name under which an object is stored: that of its class, or of the nearest registered class it inherits from.
 
     Raises:
         TypeError: If there is none.
     """
-    kinds = {serializer.kind: serializer for serializer in SERIALIZERS.values()}
+    names = {kind: name for name, kind in STORED.items()} | {nn.Module: MODULE}
     for base in type(model).__mro__:
-        if base in kinds:
-            return kinds[base]
-    known = ", ".join(kind.__name__ for kind in kinds)
-    raise TypeError(f"save: {type(model).__name__} cannot be stored; known: {known} (see register_serializer)")
+        if base in names:
+            return names[base]
+    known = ", ".join(names.values())
+    raise TypeError(f"save: {type(model).__name__} cannot be stored; known: {known} (see register_predictor)")
 
 
-def fingerprint(module: nn.Module) -> dict[str, str]:
-    """Shape and type of each parameter and buffer of a network by name, and the class of each of its modules."""
-    named: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
-    named.update(module.named_buffers(remove_duplicate=False))
-    kinds = {f"module {path or '(root)'}": type(part).__name__ for path, part in module.named_modules()}
-    return {name: describe(tensor.shape, tensor.dtype) for name, tensor in named.items()} | kinds
-
-
-def describe(shape: torch.Size, dtype: torch.dtype) -> str:
-    """Shape and type of a tensor in words, as a fingerprint has them."""
-    return f"{list(shape)} {str(dtype).removeprefix('torch.')}"
+register_predictor(BayesianNetwork)

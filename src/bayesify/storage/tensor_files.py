@@ -16,7 +16,8 @@ from torch import Tensor
 from bayesify.storage.atomic import write_atomically
 
 FORMAT = "bayesify"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""2: the version itself is under the checksum."""
 
 
 def pack(value: Any, name: str = "state") -> tuple[Any, dict[str, Tensor]]:
@@ -122,7 +123,8 @@ def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mappi
         raise ValueError(f"{path}: the folder {path.parent} does not exist; make it first")
     plain = _on_cpu(tensors)
     body = json.dumps({"kind": kind, **header})
-    metadata = {"format": FORMAT, "format_version": str(FORMAT_VERSION), "header": body, "sha256": _digest(body, plain)}
+    version = str(FORMAT_VERSION)
+    metadata = {"format": FORMAT, "format_version": version, "header": body, "sha256": _digest(version, body, plain)}
     with write_atomically(path) as temporary:
         save_file(plain, temporary, metadata=metadata)
 
@@ -154,13 +156,17 @@ def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]
             f"{path}: not a whole safetensors file ({error}); it was cut short or is of another kind, use a copy"
         ) from None
     body = metadata.get("header", "")
-    if _digest(body, tensors) != metadata.get("sha256"):
+    if _digest(metadata["format_version"], body, tensors) != metadata.get("sha256"):
         raise ValueError(f"{path}: its contents do not match its checksum; the file was altered or damaged, use a copy")
-    header = json.loads(body)
-    if header["kind"] != kind:
-        raise ValueError(
-            f"{path}: holds a {header['kind']}, not a {kind}; {_REMEDY.get(header['kind'], 'give another')}"
-        )
+    try:
+        header = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: its header is not JSON ({type(error).__name__}); use a copy") from None
+    found = header.get("kind") if isinstance(header, dict) else None
+    if not isinstance(found, str):
+        raise ValueError(f"{path}: its header does not say what it holds; it is damaged or made by hand, use a copy")
+    if found != kind:
+        raise ValueError(f"{path}: holds a {found}, not a {kind}; {_REMEDY.get(found, 'give another')}")
     return header, tensors
 
 
@@ -169,7 +175,7 @@ _REMEDY = {"checkpoint": "give it to fit(checkpoint=...)", "model": "open it wit
 
 def _check_origin(path: Path, metadata: Mapping[str, str]) -> None:
     version = metadata.get("format_version", "")
-    if metadata.get("format") != FORMAT or not version.isdecimal():
+    if metadata.get("format") != FORMAT or not (version.isascii() and version.isdecimal() and len(version) < 10):
         raise ValueError(f"{path}: was not written by bayesify; use safetensors.torch.load_file for its tensors")
     if int(version) > FORMAT_VERSION:
         raise ValueError(
@@ -177,8 +183,8 @@ def _check_origin(path: Path, metadata: Mapping[str, str]) -> None:
         )
 
 
-def _digest(body: str, tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256(body.encode())
+def _digest(version: str, body: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256((body if version == "1" else f"{version}\n{body}").encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())

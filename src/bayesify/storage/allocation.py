@@ -1,0 +1,62 @@
+"""A limit on what code may allocate while it builds an object that a file describes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+SPARE, SPARE_CALLS = 2**26, 20_000
+"""Bytes, and operations, that are allowed whatever the size of the file."""
+AT_ONCE, IN_ALL = 8, 256
+"""Factors on the bytes of file and network: for one operation, and (with eight times the spare bytes) for all of them."""
+CALLS_PER_NUMBER = 20
+
+
+class AllocationLimit(TorchDispatchMode):
+    """Raises `ValueError` before an operation that would allocate more than what is there to be restored warrants.
+
+    The size of a result is found with tensors that hold no memory (the meta device) first.
+
+    Args:
+        tensors: What the file holds, and the network.
+    """
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        super().__init__()
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        self.at_once = SPARE + AT_ONCE * size
+        self.left = 8 * SPARE + IN_ALL * size
+        self.calls_left = SPARE_CALLS + CALLS_PER_NUMBER * sum(tensor.numel() for tensor in tensors)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        size = _allocated(func, args, kwargs)
+        self.left -= size
+        self.calls_left -= 1
+        if size > self.at_once or self.left < 0 or self.calls_left < 0:
+            raise ValueError("its configuration asks for far more numbers than the file holds")
+        return func(*args, **kwargs)
+
+
+def _allocated(func: Any, args: Any, kwargs: Any) -> int:
+    """Bytes of the new tensors that an operation returns; 0 where that cannot be told beforehand."""
+    schema = func._schema
+    if all(entry.alias_info is not None for entry in schema.returns):
+        return 0  # a view, or in place
+    args, kwargs = pytree.tree_map_only(Tensor, _without_memory, (args, dict(kwargs)))
+    if any(entry.name == "device" for entry in schema.arguments):
+        kwargs["device"] = torch.device("meta")
+    kwargs.pop("generator", None)
+    try:
+        made = func(*args, **kwargs)
+    except (RuntimeError, TypeError, ValueError):
+        return 0
+    return sum(leaf.numel() * leaf.element_size() for leaf in pytree.tree_leaves(made) if isinstance(leaf, Tensor))
+
+
+def _without_memory(tensor: Tensor) -> Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")

@@ -1,0 +1,93 @@
+"""A module's tensors as files hold them, and the description by which two networks are known to be alike."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bayesify.weights.named_parameters import MASK, NamedParameters
+
+
+def fingerprint(module: nn.Module) -> dict[str, str]:
+    """Shape and type of each parameter and buffer of a network by name, and the class of each of its modules."""
+    named: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
+    named.update(module.named_buffers(remove_duplicate=False))
+    kinds = {f"module {path or '(root)'}": type(part).__name__ for path, part in module.named_modules()}
+    return {name: describe(tensor.shape, tensor.dtype) for name, tensor in named.items()} | kinds
+
+
+def describe(shape: torch.Size, dtype: torch.dtype) -> str:
+    """Shape and type of a tensor in words, as a fingerprint has them."""
+    return f"{list(shape)} {str(dtype).removeprefix('torch.')}"
+
+
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """A module's state; a slash in a name, which stands for a dot of the network's names, becomes that dot.
+
+    Raises:
+        TypeError: If an entry of the state is no tensor.
+    """
+    state: dict[str, Tensor] = {}
+    for name, value in module.state_dict(keep_vars=True).items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"save: the state {name!r} is {type(value).__name__}; only tensors can be stored")
+        state[name.replace("/", ".")] = _pack_bits(value) if name.endswith(MASK) else value
+    return state
+
+
+def put_tensors(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Inverse of `tensors_of`, in place; parameters for which the state holds masks are pruned first.
+
+    Raises:
+        ValueError: If an entry is missing on either side.
+    """
+    state = dict(state)
+    _prune_alike(module, state)
+    names = {name.replace("/", "."): name for name in module.state_dict()}
+    missing, extra = sorted(names.keys() - state.keys()), sorted(state.keys() - names.keys())
+    if missing or extra:
+        raise ValueError(f"the file lacks {missing[0]}" if missing else f"the file has {extra[0]}, the model does not")
+    module.load_state_dict({names[name]: value for name, value in state.items()})
+
+
+def restore_module(net: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
+    """A copy of a module with the given state, every entry of it."""
+    copied = copy.deepcopy(net)
+    put_tensors(copied, state)
+    return copied
+
+
+def below(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The entries of a state below a dotted prefix, without it."""
+    return {name.removeprefix(f"{prefix}."): value for name, value in state.items() if name.startswith(f"{prefix}.")}
+
+
+def with_prefix(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Inverse of `below`."""
+    return {f"{prefix}.{name}": value for name, value in state.items()}
+
+
+def _pack_bits(mask: Tensor) -> Tensor:
+    """A mask with eight entries to a byte, row-major, filled up with zeros."""
+    return torch.from_numpy(np.packbits(mask.cpu().numpy()))
+
+
+def _unpack_bits(packed: Tensor, shape: torch.Size) -> Tensor:
+    bits = np.unpackbits(packed.cpu().numpy(), count=shape.numel())
+    return torch.from_numpy(bits.astype(bool)).view(shape)
+
+
+def _prune_alike(module: nn.Module, state: dict[str, Tensor]) -> None:
+    """Prune the parameters of a fresh module for which a state holds masks, and unpack these masks in the state."""
+    for path, part in module.named_modules():
+        if isinstance(part, NamedParameters):
+            for name in part:
+                key = f"{path}.{name}{MASK}"
+                if key in state:
+                    mask = _unpack_bits(state[key], part[name].shape)
+                    part.prune(name, mask.to(part[name].device))
+                    state[key] = mask
