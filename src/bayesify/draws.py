@@ -111,7 +111,8 @@ class Draws:
         if split_batch:
             check_lengths(args, kwargs)
             with evaluating(runner.network):
-                rows, few = rows_within(runner, self.weights, args, kwargs, budget)
+                first = self.buffers[0] if self.buffers else None
+                rows, few = rows_within(runner, self.weights, args, kwargs, budget, first)
             few = select_output(few, output)
             size = len(self) * total * few.element_size() * few.numel() // few.shape[0]
         frozen, weights, buffers = runner, self.weights, self.buffers

@@ -112,15 +112,20 @@ def spread_rows(args: tuple[Any, ...], kwargs: Mapping[str, Any], rows: int) -> 
 
 
 def rows_within(
-    runner: Runner, values: WeightDict, args: tuple[Any, ...], kwargs: Mapping[str, Any], budget: int
+    runner: Runner,
+    values: WeightDict,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    budget: int,
+    buffers: WeightDict | None = None,
 ) -> tuple[int, Any]:
     """How many examples fit into a budget of activation memory with all draws at once, and the output of a few examples.
 
     Measured by one pass of one draw over a few examples that adds up the bytes of every tensor it makes, which
-    is more than what is alive at one time.
+    is more than what is alive at one time. `buffers` are those of the first draw.
     """
     num_draws = count_draws(values) if runner.mode(count_draws(values)) == "vmap" else 1
-    per_row, output = count_activation_bytes(runner, args, kwargs, at(values, 0))
+    per_row, output = count_activation_bytes(runner, args, kwargs, {**at(values, 0), **(buffers or {})})
     return max(1, math.floor(budget / max(1, per_row * num_draws))), output
 
 
