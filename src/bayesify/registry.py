@@ -61,6 +61,14 @@ class Method:
         aliases: Other names by which it is known in papers.
         slow: Whether it exceeds the demo's time budget for one method.
         extra: The module that an optional dependency provides, if the method needs one.
+        trials: Options among which validation data may choose, the usual ones first.
+        is_point: Whether its weights, or most of them, are point estimates: its training is the search for the maximum a posteriori
+            already, and one before it would make the members of an ensemble alike.
+        is_chain: Whether it is a Markov chain: its steps are draws, it weighs no rows, and it is too slow to be run several times.
+        tunes_prior: Whether what it returns has `tune_prior_precision(loader)`, which needs no further training.
+        starts_at_rows: Name of an option that takes rows of the training data, where a number of them is given.
+        max_layer_weights: Weights of one layer above which it is too large.
+        max_weights: Weights in all above which it is too slow.
     """
 
     name: str
@@ -73,6 +81,18 @@ class Method:
     aliases: tuple[str, ...] = ()
     slow: bool = False
     extra: str | None = None
+    trials: tuple[Mapping[str, Any], ...] = ()
+    is_point: bool = False
+    is_chain: bool = False
+    tunes_prior: bool = False
+    starts_at_rows: str | None = None
+    max_layer_weights: int | None = None
+    max_weights: int | None = None
+
+    @property
+    def learns_noise(self) -> bool:
+        """Whether it learns noise soundly; under a point estimate it would shrink to what a network that fits every row leaves."""
+        return self.fit is None and not self.is_point
 
     @property
     def status(self) -> str:

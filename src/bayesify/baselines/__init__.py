@@ -12,8 +12,29 @@ from bayesify.registry import Method, register
 
 __all__ = ["SWAG", "VOGN", "FixedDraws", "NoisyKFAC", "TemperatureScaling", "fit_members", "nuts"]
 
-register(Method("swag", "SWAG", "Maddox et al. 2019", "(K + 2) P", fit=fit_swag, options={"learning_rate": 1e-3}))
-register(Method("vogn", "VOGN", "Khan et al. 2018", "2 P", fit=fit_vogn, options={"learning_rate": 1.0}, slow=True))
+register(
+    Method(
+        "swag",
+        "SWAG",
+        "Maddox et al. 2019",
+        "(K + 2) P",
+        fit=fit_swag,
+        options={"learning_rate": 1e-3},
+        trials=({"learning_rate": 0.01}, {"learning_rate": 0.001}, {"learning_rate": 0.003}),
+    )
+)
+register(
+    Method(
+        "vogn",
+        "VOGN",
+        "Khan et al. 2018",
+        "2 P",
+        fit=fit_vogn,
+        options={"learning_rate": 1.0},
+        slow=True,
+        trials=({"learning_rate": 0.1}, {"learning_rate": 0.05}, {"learning_rate": 0.2}),
+    )
+)
 register(
     Method(
         "nng",
@@ -24,6 +45,7 @@ register(
         options={"learning_rate": 0.3},
         aliases=("noisy_kfac", "noisy_natural_gradient"),
         slow=True,
+        trials=({"learning_rate": 0.1}, {"learning_rate": 0.05}, {"learning_rate": 0.2}),
     )
 )
 register(
@@ -36,5 +58,7 @@ register(
         aliases=("nuts",),
         slow=True,
         extra="pyro",
+        is_chain=True,
+        max_weights=5000,
     )
 )

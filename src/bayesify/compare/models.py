@@ -14,7 +14,7 @@ from torch import Tensor
 from bayesify import laplace as _laplace  # noqa: F401  registers its methods, as the next three do
 from bayesify.baselines import recipes as _recipes  # noqa: F401
 from bayesify.baselines.temperature_scaling import TemperatureScaling
-from bayesify.compare.tuning import PRIOR_SCALE, TEMPERATURE, effort, method_of
+from bayesify.compare.tuning import BASELINES, PRIOR_SCALE, TEMPERATURE, effort, method_of
 from bayesify.datasets.scaling import Standardization
 from bayesify.deep_gp import DeepGP as _DeepGP  # noqa: F401
 from bayesify.function_space import FunctionSpaceVI as _FunctionSpaceVI  # noqa: F401
@@ -144,7 +144,7 @@ def train_model(
         tuning: Whether this is a try, with fewer steps.
     """
     amount, method = effort(quick), method_of(name)
-    if method.name == "hmc":
+    if method.is_chain:
         data = data.thinned(amount.chain_rows, derive_seed(seed, "chain"))
     rows, plan = data.rows(), _plan(name, len(data.x), quick, seed, choice, tuning)
     likelihood: Likelihood = Categorical() if noise is None else Gaussian(noise * choice["noise_factor"]).double()
@@ -153,12 +153,11 @@ def train_model(
         torch.manual_seed(derive_seed(seed, "training"))
         model = train(net, likelihood, rows, plan)
     batch = _standardized(data, *validation)
-    if method.name in ("laplace", "subnetwork") and not tuning:
+    if method.tunes_prior and not tuning:
         model.tune_prior_precision([batch])
     if name == TEMPERATURE and not tuning:
         model = _cautious(TemperatureScaling(model).fit([batch], num_draws=1))
-    draws = amount.chain_steps if method.name == "hmc" else PREDICTION_DRAWS
-    return Trained(model, data, seed, 1 if method.name == "point" else min(draws, PREDICTION_DRAWS))
+    return Trained(model, data, seed, PREDICTION_DRAWS)
 
 
 def _cautious(scaled: TemperatureScaling) -> TemperatureScaling:
@@ -181,7 +180,7 @@ def _plan(name: str, rows: int, quick: bool, seed: int, choice: Mapping[str, Any
         steps = amount.tuning_steps if tuning else amount.steps
     batches = 1 if rows <= FULL_BATCH else -(-rows // BATCH_SIZE)
     epochs = max(-(-steps // batches), min(steps, amount.least_epochs))
-    if method.name == "hmc":
+    if method.is_chain:
         epochs = amount.chain_steps
     return Plan(
         METHODS[method.name],
@@ -189,7 +188,7 @@ def _plan(name: str, rows: int, quick: bool, seed: int, choice: Mapping[str, Any
         float(choice.get("prior_scale", PRIOR_SCALE)),
         epochs,
         None,
-        None if method.name != "hmc" else rows,
-        1 if method.name == "point" else amount.num_draws,
+        rows if method.is_chain else None,
+        1 if name in BASELINES else amount.num_draws,
         seed,
     )

@@ -7,17 +7,12 @@ from itertools import pairwise
 from typing import Any
 
 from bayesify.registry import METHODS, Method
-from bayesify.sklearn.training import POINT_ESTIMATES
 
 TEMPERATURE = "temperature_scaled"
 """The deterministic network with one number fitted to validation rows (Guo et al. 2017)."""
 BASELINES = ("point", TEMPERATURE)
 """What the verdict compares with; always run."""
 PRIOR_SCALE = 2.0
-MOST_DENSE = 3000
-"""Weights of one layer above which a dense covariance over them is left out."""
-MOST_CHAIN = 5000
-"""Weights above which a Markov chain is left out."""
 
 
 @dataclass(frozen=True)
@@ -73,15 +68,6 @@ def title_of(name: str) -> str:
 PRIOR_SCALES = (1.0, 3.0, 2.0)
 NOISE_FACTORS = (1.0, 0.5, 0.7)
 """On the noise that cross-validation found, which holds the network's own error too."""
-OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
-    "dropout": ({"rate": 0.05}, {"rate": 0.02}, {"rate": 0.1}),
-    "swag": ({"learning_rate": 0.01}, {"learning_rate": 0.001}, {"learning_rate": 0.003}),
-    "vogn": ({"learning_rate": 0.1}, {"learning_rate": 0.05}, {"learning_rate": 0.2}),
-    "nng": ({"learning_rate": 0.1}, {"learning_rate": 0.05}, {"learning_rate": 0.2}),
-    "deep_gp": ({"learning_rate": 0.02}, {"learning_rate": 0.05}, {"learning_rate": 0.01}),
-    "function_space": ({"prior_variance": 1.0}, {"prior_variance": 10.0}, {"prior_variance": 3.0}),
-}
-"""Arguments of a method's posterior or recipe that are tuned in place of the prior's scale, the usual one first."""
 
 
 def candidates(name: str, task: str, quick: bool) -> list[dict[str, Any]]:
@@ -97,12 +83,11 @@ def candidates(name: str, task: str, quick: bool) -> list[dict[str, Any]]:
         quick: Whether to try fewer.
     """
     amount, method = effort(quick), method_of(name)
-    options = OPTIONS.get(method.name, ({},))
+    options = method.trials or ({},)
     first: dict[str, Any] = {"prior_scale": PRIOR_SCALE, "noise_factor": 1.0, "options": options[0]}
-    if method.name == "hmc":
+    if method.is_chain:
         return [first]
-    learns_noise = method.fit is None and method.name not in POINT_ESTIMATES
-    if task == "regression" and not learns_noise and method.name != "point":
+    if task == "regression" and not method.learns_noise and name not in BASELINES:
         return [
             {
                 **first,
@@ -113,7 +98,7 @@ def candidates(name: str, task: str, quick: bool) -> list[dict[str, Any]]:
         ]
     if len(options) > 1:
         return [{**first, "options": entry} for entry in options[: amount.candidates]]
-    if method.name in ("laplace", "subnetwork"):
+    if method.tunes_prior:
         return [first]
     return [{**first, "prior_scale": scale} for scale in PRIOR_SCALES[: amount.candidates]]
 
@@ -129,9 +114,9 @@ def obstacle(name: str, num_inputs: int, hidden: tuple[int, ...], num_outputs: i
     """
     widths = [num_inputs, *hidden, num_outputs]
     layers = [d_out * (d_in + 1) for d_in, d_out in pairwise(widths)]
-    if name == "full_covariance" and max(layers) > MOST_DENSE:
-        return f"left out: a full covariance of a layer of {max(layers):,} weights is too large"
-    if name == "hmc" and sum(layers) > MOST_CHAIN:
-        return f"left out: a Markov chain over {sum(layers):,} weights is too slow"
     method = method_of(name)
+    if method.max_layer_weights is not None and max(layers) > method.max_layer_weights:
+        return f"left out: it is too large for a layer of {max(layers):,} weights"
+    if method.max_weights is not None and sum(layers) > method.max_weights:
+        return f"left out: it is too slow for {sum(layers):,} weights"
     return "" if method.status == "ready" else f"left out: it {method.status}; pip install 'bayesify[all]'"

@@ -17,5 +17,6 @@ register(
         fit=fit_deep_gp,
         aliases=("dgp",),
         slow=True,
+        trials=({"learning_rate": 0.02}, {"learning_rate": 0.05}, {"learning_rate": 0.01}),
     )
 )

@@ -29,5 +29,6 @@ register(
         fit=fit_function_space,
         aliases=("fsvi",),
         slow=True,
+        trials=({"prior_variance": 1.0}, {"prior_variance": 10.0}, {"prior_variance": 3.0}),
     )
 )

@@ -7,7 +7,14 @@ from bayesify.registry import Method, register
 __all__ = ["Laplace"]
 
 register(
-    Method("laplace", "Laplace", "MacKay 1992; Immer et al. 2021", "P + P (P + 1) / 2, or Kronecker", fit=fit_laplace)
+    Method(
+        "laplace",
+        "Laplace",
+        "MacKay 1992; Immer et al. 2021",
+        "P + P (P + 1) / 2, or Kronecker",
+        fit=fit_laplace,
+        tunes_prior=True,
+    )
 )
 register(
     Method(
@@ -17,5 +24,6 @@ register(
         "P + S (S + 1) / 2 for S chosen weights",
         fit=fit_subnetwork,
         aliases=("subnetwork_laplace",),
+        tunes_prior=True,
     )
 )

@@ -37,7 +37,7 @@ __all__ = [
 SMALL = {"init_std": 0.02}
 """Options for small problems: the default of 1e-4 is meant for large networks and takes hundreds of steps to leave."""
 
-register(Method("point", "Point (MAP)", "MacKay 1992", "P", Point, aliases=("map", "deterministic")))
+register(Method("point", "Point (MAP)", "MacKay 1992", "P", Point, aliases=("map", "deterministic"), is_point=True))
 register(
     Method(
         "mean_field", "Mean-field", "Blundell et al. 2015", "2 P", MeanField, options=SMALL, aliases=("ffg-w", "mfvi")
@@ -45,7 +45,7 @@ register(
 )
 register(
     Method("full_covariance", "Full covariance", "Barber & Bishop 1998", "P + P (P + 1) / 2 a layer", FullCovariance,
-           options=SMALL, aliases=("fcg-w",))
+           options=SMALL, aliases=("fcg-w",), max_layer_weights=3000)
 )  # fmt: skip
 register(
     Method(
@@ -58,14 +58,16 @@ register(
     )
 )
 register(Method("k_tied", "k-tied", "Swiatkowski et al. 2020", "P + k (d_out + d_in) a layer", KTied, options=SMALL))
-register(Method("rank_one", "Rank-one", "Dusenberry et al. 2020", "P + 2 K (d_out + d_in) a layer", RankOne))
+register(
+    Method("rank_one", "Rank-one", "Dusenberry et al. 2020", "P + 2 K (d_out + d_in) a layer", RankOne, is_point=True)
+)
 register(
     Method("inducing", "Inducing weights", "Ritter et al. 2021", "M (d_out + d_in) + 2 M^2 a layer", InducingWeights,
            options={"rows": 8, "cols": 8}, aliases=("inducing_weights", "ffg-u"))
 )  # fmt: skip
 register(
     Method("global_inducing", "Global inducing", "Ober & Aitchison 2021", "M (d_in + sum of d_out) + M a layer", GlobalInducing,
-           options={"inputs": 30, "init": "network"}, aliases=("gi",), slow=True)
+           options={"inputs": 30, "init": "network"}, aliases=("gi",), slow=True, starts_at_rows="inputs")
 )  # fmt: skip
 register(
     Method("local_inducing", "Local inducing", "Ober & Aitchison 2021", "M (d_out + d_in + 1) a layer", LocalInducing,
@@ -75,5 +77,20 @@ register(
     Method("walsh_hadamard", "Walsh-Hadamard", "Rossi et al. 2020", "4 max(d_out, d_in) a layer", WalshHadamard, options=SMALL,
            aliases=("whvi",))
 )  # fmt: skip
-register(Method("ensemble", "Ensemble", "Lakshminarayanan et al. 2017", "K P", Ensemble, aliases=("ensemble-w",)))
-register(Method("dropout", "MC dropout", "Gal & Ghahramani 2016", "P", Dropout, aliases=("mcd",)))
+register(
+    Method(
+        "ensemble", "Ensemble", "Lakshminarayanan et al. 2017", "K P", Ensemble, aliases=("ensemble-w",), is_point=True
+    )
+)
+register(
+    Method(
+        "dropout",
+        "MC dropout",
+        "Gal & Ghahramani 2016",
+        "P",
+        Dropout,
+        aliases=("mcd",),
+        is_point=True,
+        trials=({"rate": 0.05}, {"rate": 0.02}, {"rate": 0.1}),
+    )
+)

@@ -33,9 +33,6 @@ LEARNING_RATE = 0.03
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "silu": nn.SiLU, "gelu": nn.GELU}
 START_NOISE = 0.1
 """Noise variance of standardized targets before it is estimated or learned."""
-POINT_ESTIMATES = ("point", "ensemble", "dropout", "rank_one")
-"""Posteriors whose weights, or most of them, are point estimates: their main phase is the search for the maximum a posteriori
-already, and a start at one place would make the members of an ensemble alike."""
 FOLDS, FEW, FOLDS_OF_FEW = 3, 200, 6
 """Parts of the rows, each predicted from the others, that the noise is estimated by; up to how many rows there are more
 parts, and how many. Of data that do not fit into a batch one part is predicted."""
@@ -104,17 +101,18 @@ def train(net: nn.Module, likelihood: Likelihood, rows: Rows, plan: Plan) -> Any
         ValueError: If a chain is wanted and weights are not integers.
     """
     method = plan.method
-    if method.fit is not None or method.name in POINT_ESTIMATES:
+    if not method.learns_noise:
         likelihood = _fixed(likelihood)
     options = {**method.options, **plan.options}
-    if method.name == "global_inducing":
-        options["inputs"] = _inducing_inputs(plan.options.get("inputs", INDUCING_ROWS), rows, plan.seed)
+    if method.starts_at_rows is not None:
+        given = plan.options.get(method.starts_at_rows, INDUCING_ROWS)
+        options[method.starts_at_rows] = _inducing_inputs(given, rows, plan.seed)
     if method.fit is None:
         assert method.posterior is not None
         bnn = bayesianize(net, method.posterior(**options), likelihood=likelihood, prior=Neal(plan.prior_scale))
-        train_posterior(bnn, rows, plan, start=method.name not in POINT_ESTIMATES)
+        train_posterior(bnn, rows, plan, start=not method.is_point)
         return bnn.eval()
-    if method.name == "hmc":  # its recipe does not weigh rows
+    if method.is_chain:  # its recipe does not weigh rows
         rows = rows.repeated()
     batches = plan.batches(rows)
     return method.fit(

@@ -140,9 +140,8 @@ def _unpack(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> _Conten
 
 
 def _reason(error: Exception) -> str:
-    """One line of an error for a message; the kind where the text alone says too little."""
-    text = str(error).strip().splitlines()
-    words = text[0][:300] if text else ""
+    """The first two lines of an error for a message; the kind where the text alone says too little."""
+    words = " ".join(line.strip() for line in str(error).strip().splitlines()[:2])[:300]
     return (
         words if isinstance(error, (ValueError, RuntimeError)) and words else f"{type(error).__name__} {words}".strip()
     )
