@@ -1,4 +1,4 @@
-"""A Bayesian convolutional network on small synthetic digits, and how it tells letters it never saw from digits."""
+"""A Bayesian convolutional network on synthetic digits, and letters it never saw."""
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +18,14 @@ LETTERS = ["#.. #.. #.. #.. ###", "#.# #.# .#. #.# #.#", "### .#. .#. .#. .#."]
 
 
 def images(glyphs: list[str], per_glyph: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Glyphs at random places of an 8 x 8 image with noise: [N, 1, 8, 8], and which glyph each is."""
+    """Glyphs at random places of a noisy image, [N, 1, 8, 8], and their indices."""
     generator = torch.Generator().manual_seed(seed)
     x = 0.2 * torch.randn(len(glyphs) * per_glyph, 1, 8, 8, generator=generator)
     y = torch.arange(len(glyphs)).repeat_interleave(per_glyph)
-    shapes = [torch.tensor([[float(cell == "#") for cell in row] for row in glyph.split()]) for glyph in glyphs]
+    shapes = [
+        torch.tensor([[float(cell == "#") for cell in row] for row in glyph.split()])
+        for glyph in glyphs
+    ]
     rows = torch.randint(0, 4, (len(y),), generator=generator).tolist()
     cols = torch.randint(0, 6, (len(y),), generator=generator).tolist()
     for index, (label, row, col) in enumerate(zip(y.tolist(), rows, cols, strict=True)):
@@ -46,15 +49,25 @@ def main() -> None:
         nn.Flatten(),
         nn.Linear(64, len(DIGITS)),
     )
-    bnn = bayesify.bayesianize(net, posteriors.RankOne(components=4), likelihood=likelihoods.Categorical())
+    bnn = bayesify.bayesianize(
+        net, posteriors.RankOne(components=4), likelihood=likelihoods.Categorical()
+    )
     print(bnn.summary())
     loader = DataLoader(TensorDataset(x, y), batch_size=60, shuffle=True)
     bayesify.fit(bnn, loader, epochs=12, learning_rate=2e-2, seed=0, progress=False)
 
     prediction = bnn.predict(x_test, num_draws=16)
-    print("digits:", {key: round(value, 3) for key, value in metrics.evaluate(prediction, y_test).items()})
-    print("letters apart from digits:")
-    for key, value in metrics.ood(prediction, bnn.predict(unseen, num_draws=16)).items():
+    print(
+        "digits:",
+        {
+            key: round(value, 3)
+            for key, value in metrics.evaluate(prediction, y_test).items()
+        },
+    )
+    print("telling letters from digits:")
+    for key, value in metrics.ood(
+        prediction, bnn.predict(unseen, num_draws=16)
+    ).items():
         print(f"  {key}: {value:.3f}")
 
 

@@ -1,4 +1,4 @@
-"""How far each posterior opens its interval where there is no data: two clusters of a cosine, nothing between them."""
+"""How far each posterior opens its interval between two clusters of data."""
 
 import torch
 from torch import nn
@@ -17,10 +17,14 @@ POSTERIORS = {
 
 def main() -> None:
     problem = toy.cosine(seed=0)
-    loader = DataLoader(TensorDataset(problem.x, problem.y), batch_size=100, shuffle=True)
+    loader = DataLoader(
+        TensorDataset(problem.x, problem.y), batch_size=100, shuffle=True
+    )
     assert problem.gap is not None
     middle = torch.tensor([[sum(problem.gap) / 2]])
-    print(f"{'posterior':<14} {'parameters':>10} {'nll':>7} {'coverage 90':>12} {'std in the gap':>15}")
+    print(
+        f"{'posterior':<14} {'parameters':>10} {'nll':>7} {'in 90 %':>8} {'gap std':>8}"
+    )
     for name, posterior in POSTERIORS.items():
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(1, 50), nn.Tanh(), nn.Linear(50, 1))
@@ -30,11 +34,18 @@ def main() -> None:
             likelihood=likelihoods.Gaussian(noise=problem.noise, learn=False),
             prior=priors.Neal(scale=4.0),
         )
-        bayesify.fit(bnn, loader, epochs=250, learning_rate=2e-2, seed=0, progress=False)
-        scores = metrics.evaluate(bnn.predict(problem.x_test, num_draws=64), problem.y_test)
+        bayesify.fit(
+            bnn, loader, epochs=250, learning_rate=2e-2, seed=0, progress=False
+        )
+        scores = metrics.evaluate(
+            bnn.predict(problem.x_test, num_draws=64), problem.y_test
+        )
         in_gap = bnn.predict(middle, num_draws=64).epistemic.sqrt().item()
         count = bayesify.count_parameters(bnn)
-        print(f"{name:<14} {count:>10,} {scores['nll']:>7.2f} {scores['coverage_90']:>12.2f} {in_gap:>15.3f}")
+        print(
+            f"{name:<14} {count:>10,} {scores['nll']:>7.2f}"
+            f" {scores['coverage_90']:>8.2f} {in_gap:>8.3f}"
+        )
 
 
 if __name__ == "__main__":

@@ -19,18 +19,33 @@ def network() -> nn.Module:
 def main() -> None:
     torch.manual_seed(0)
     problem = toy.two_moons(seed=0)
-    bnn = bayesify.bayesianize(network(), posteriors.KTied(rank=2, init_std=1e-2), likelihood=likelihoods.Categorical())
-    loader = DataLoader(TensorDataset(problem.x, problem.y), batch_size=50, shuffle=True)
+    bnn = bayesify.bayesianize(
+        network(),
+        posteriors.KTied(rank=2, init_std=1e-2),
+        likelihood=likelihoods.Categorical(),
+    )
+    loader = DataLoader(
+        TensorDataset(problem.x, problem.y), batch_size=50, shuffle=True
+    )
     bayesify.fit(bnn, loader, epochs=30, learning_rate=1e-2, seed=0, progress=False)
 
     with TemporaryDirectory() as folder:
         path = Path(folder) / "moons.safetensors"
         bayesify.save(bnn, path)
-        print(f"{path.name}: {path.stat().st_size:,} bytes for {bayesify.count_parameters(bnn):,} parameters")
-        loaded = bayesify.load(path, network())  # the architecture; every number comes from the file
+        print(
+            f"{path.name}: {path.stat().st_size:,} bytes for"
+            f" {bayesify.count_parameters(bnn):,} parameters"
+        )
+        loaded = bayesify.load(
+            path, network()
+        )  # the architecture; every number comes from the file
 
-    before = bnn.predict(problem.x_test, generator=torch.Generator().manual_seed(1)).probs
-    after = loaded.predict(problem.x_test, generator=torch.Generator().manual_seed(1)).probs
+    before = bnn.predict(
+        problem.x_test, generator=torch.Generator().manual_seed(1)
+    ).probs
+    after = loaded.predict(
+        problem.x_test, generator=torch.Generator().manual_seed(1)
+    ).probs
     assert torch.equal(before, after)
     print("the loaded network predicts the same, bit for bit")
 

@@ -36,4 +36,4 @@ def to_mathml(latex: str, *, block: bool) -> str:
     unknown = re.search(r">\\[A-Za-z]+", mathml)
     if unknown:
         raise ValueError(f"formula {source!r}: {unknown[0][1:]} is not known; write it another way")
-    return mathml
+    return f'<div class="formula">{mathml}</div>' if block else mathml

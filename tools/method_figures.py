@@ -105,7 +105,7 @@ def _mean(found: list[dict[str, Any]], key: str) -> float:
 def _draw(problem: run.Problem, outcome: run.Outcome, name: str) -> None:
     kind, draw = ("svg", bands) if problem.name == "regression" else ("png", entropy_map)
     data = base64.b64decode(draw(problem.data, outcome).partition("base64,")[2])
-    (FIGURES / f"{name}-{problem.name}.{kind}").write_bytes(data)
+    (FIGURES / f"{name.replace('_', '-')}-{problem.name}.{kind}").write_bytes(data)
 
 
 if __name__ == "__main__":

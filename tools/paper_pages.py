@@ -1,45 +1,42 @@
 """Tables of the documentation, from the results that were committed; run it after results changed.
 
-python -m tools.paper_pages [--page docs/experiments/inducing-weights.md] [--results DIR]
+python -m tools.paper_pages
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from bayesify_papers.inducing_weights.ablation import setting_cells
 from bayesify_papers.inducing_weights.pruning import published_score
 from bayesify_papers.inducing_weights.systems import SYSTEMS
+from bayesify_papers.shared.published import published
 from bayesify_papers.shared.tables import number
 
-PAGE, RESULTS = Path("docs") / "experiments" / "inducing-weights.md", Path("papers") / "results" / "inducing_weights"
+ROOT = Path(__file__).parents[1]
 START, END = "<!-- results: {} -->", "<!-- end of results -->"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Bring the page up to date."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--page", type=Path, default=PAGE)
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    chosen = parser.parse_args(arguments)
-    chosen.page.write_text(filled(chosen.page.read_text(), chosen.results))
-    return 0
+def main() -> None:
+    """Bring the pages up to date."""
+    for name in PAGES:
+        page = ROOT / "docs" / "experiments" / f"{name}.md"
+        page.write_text(filled(page.read_text(), ROOT / "papers" / "results" / name.replace("-", "_"), name))
 
 
-def filled(text: str, folder: Path) -> str:
-    """A page with every table between its marks made anew.
+def filled(text: str, folder: Path, page: str) -> str:
+    """A page with every table between its marks made again.
 
     Args:
         text: The page.
         folder: Where the results lie; a table whose file is missing says so.
+        page: Its name, a key of `PAGES`.
     """
-    for name, make in TABLES.items():
+    for name, make in PAGES[page].items():
         start = START.format(name)
         if start not in text:
             continue
@@ -164,15 +161,108 @@ def _regression(content: dict[str, Any]) -> str:
     return _source(content) + _markdown(header, rows)
 
 
-TABLES = {
-    "regression_inducing": _regression,
-    "regression_others": _regression,
-    "fashion_mnist": _fashion,
-    "pruning": _pruning,
-    "ablation": _ablation,
+SYSTEMS_OF_FUNCTION_SPACE = {
+    "fsvi": "function space, context notMNIST",
+    "fsvi.outlines": "context outlines of training images",
+    "fsvi.noise": "context uniform noise",
+    "fsvi.train": "context training images under noise",
+    "mfvi": "mean-field",
+    "map": "maximum a posteriori",
+    "ensemble": "ensemble of 5",
 }
-"""By the name of a file of results: the function that makes its table."""
+
+
+def _function_space_fashion(content: dict[str, Any]) -> str:
+    rows, table = [], published("function_space").table1
+    for system, title in SYSTEMS_OF_FUNCTION_SPACE.items():
+        entry, theirs = content["rows"][system], table["fashion_mnist"].get(system)
+        keys = (
+            ("accuracy", 100, 1),
+            ("ece", 1, 3),
+            ("nll", 1, 3),
+            ("auroc_mutual_information", 100, 1),
+            ("auroc_entropy", 100, 1),
+        )
+        cells = [
+            "none"
+            if system == "map" and key == "auroc_mutual_information"  # one draw has none
+            else number(scale * entry["mean"][key], digits)
+            + (f" ± {number(scale * entry['std'][key], digits)}" if entry["seeds"] > 1 else "")
+            for key, scale, digits in keys
+        ]
+        paper = [f"{theirs[key]:g}" for key, *_ in keys if key != "nll"] if theirs else [""] * 4
+        rows.append([title, str(entry["seeds"]), *cells, *paper])
+    header = ["system", "seeds", "accuracy %", "ECE", "NLL", "AUROC %, MI", "AUROC %, entropy"]
+    header += ["paper: accuracy %", "ECE", "AUROC %, MI", "AUROC %, entropy"]
+    points = {
+        40 if name == "fsvi" else int(name.partition(".")[2]): entry["mean"]
+        for name, entry in content["rows"].items()
+        if name == "fsvi" or name.partition(".")[2].isdigit()
+    }
+    by_points = [
+        [str(count), *(number(100 * mean[key], 1) for key in ("auroc_mutual_information", "auroc_entropy", "accuracy"))]
+        for count, mean in sorted(points.items())
+    ]
+    return (
+        f"{_source(content)}{_markdown(header, rows)}\n\nBy the number of context inputs in a step (context notMNIST):\n\n"
+        + _markdown(["context inputs", "AUROC %, MI", "AUROC %, entropy", "accuracy %"], by_points)
+    )
+
+
+def _function_space_toy(content: dict[str, Any]) -> str:
+    titles = {"snelson": "Snelson", "two_moons": "two moons", "fsvi": "function space", "mfvi": "mean-field"}
+    rows = []
+    for problem, methods in content["scores"].items():
+        for method, seeds in methods.items():
+            fit = "rmse" if "rmse" in seeds[0] else "accuracy"
+            mean = {key: statistics.fmean(seed[key] for seed in seeds) for key in ("inside", "outside", fit)}
+            least = min(seed["ratio"] for seed in seeds)
+            rows.append(
+                [
+                    titles[problem],
+                    titles[method],
+                    str(len(seeds)),
+                    number(mean["inside"], 2),
+                    number(mean["outside"], 2),
+                    number(least, 1),
+                    f"RMSE {number(mean[fit], 2)}" if fit == "rmse" else f"accuracy {number(100 * mean[fit], 1)} %",
+                ]
+            )
+    header = ["data", "method", "seeds", "at the data", "two data widths away", "least ratio of a seed", "fit"]
+    return _source(content) + _markdown(header, rows)
+
+
+def _function_space_grid(content: dict[str, Any]) -> str:
+    shown = ("system", "context", "points", "prior_variance", "init_std", "learning_rate", "epochs")
+    rows = [
+        [
+            *(f"{entry[key]:g}" if isinstance(entry.get(key), float) else str(entry.get(key, "")) for key in shown),
+            *(number(100 * entry[key], 1) for key in ("accuracy", "auroc_mnist_mutual_information")),
+            number(entry["nll"]),
+            number(entry["ece"]),
+        ]
+        for entry in content["settings"]
+    ]
+    header = [*(key.replace("_", " ") for key in shown), "accuracy %", "AUROC %, MI", "NLL", "ECE"]
+    return _markdown(header, rows)
+
+
+PAGES: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
+    "inducing-weights": {
+        "regression_inducing": _regression,
+        "regression_others": _regression,
+        "fashion_mnist": _fashion,
+        "pruning": _pruning,
+        "ablation": _ablation,
+    },
+    "function-space": {
+        "toy": _function_space_toy,
+        "fashion_mnist": _function_space_fashion,
+        "fashion_mnist_grid": _function_space_grid,
+    },
+}
+"""By page of docs/experiments, then by the name of a file of results: the function that makes its table."""
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,4 +1,4 @@
-"""The README's tables of speed, from the stored results; run it after a benchmark to bring the README up to date."""
+"""The tables of docs/speed.md, from the stored results; run it after a benchmark to bring the page up to date."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "speed.md"
 START, END = "<!-- speed: from benchmarks/results, by python -m tools.speed_table -->", "<!-- end of speed -->"
 POSTERIORS = {"inducing": "`InducingWeights`, 64 x 64", "mean_field": "`MeanField`"}
 NETWORKS = {"resnet18": "ResNet-18", "resnet50": "ResNet-50"}
@@ -58,10 +59,9 @@ def number(value: float | None) -> str:
 
 
 def main() -> None:
-    readme = ROOT / "README.md"
-    before, rest = readme.read_text().split(START)
+    before, rest = PAGE.read_text().split(START)
     _, after = rest.split(END)
-    readme.write_text(f"{before}{START}\n\n{tables()}\n\n{END}{after}")
+    PAGE.write_text(f"{before}{START}\n\n{tables()}\n\n{END}{after}")
 
 
 if __name__ == "__main__":

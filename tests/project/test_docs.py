@@ -48,9 +48,19 @@ def test_every_public_name_has_an_entry(site):
 
 
 def test_formulas_are_mathml(site):
-    text = (site / "posteriors" / "index.html").read_text() + (site / "api" / "posteriors" / "index.html").read_text()
+    text = (site / "methods" / "index.html").read_text() + (site / "api" / "posteriors" / "index.html").read_text()
     assert text.count("<math") > 10
     assert 'class="arithmatex"' not in text
+
+
+def test_figures_suit_a_dark_page(site):
+    style = (site / "style.css").read_text()
+    assert '[data-md-color-scheme="slate"] .md-typeset img:not([src*="gallery/"])' in style
+    for picture in (site / "gallery").glob("*.png"):
+        header = picture.read_bytes()[:26]
+        assert header[25] == 6, f"{picture.name}: no transparency; run python -m tools.gallery"  # RGB with alpha
+    page = (site / "methods" / "mean-field" / "index.html").read_text()
+    assert '<div class="formula"><math' in page
 
 
 def test_pages_load_nothing_from_elsewhere(site):

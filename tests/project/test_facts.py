@@ -75,13 +75,40 @@ def test_links_between_files_lead_somewhere():
             assert target.startswith("https://") or (ROOT / target).exists(), f"{name}: {target}"
 
 
+def test_the_readme_is_short_and_links_every_method():
+    assert len(README.encode()) <= 8 * 1024
+    assert [name for name in METHODS if f"docs/methods/{name.replace('_', '-')}.md" not in README] == []
+
+
+def test_pages_and_figures_have_names_in_kebab_case():
+    shown = [path for path in (ROOT / "docs").rglob("*") if path.suffix in (".md", ".png", ".svg", ".css")]
+    assert [path.name for path in shown if not re.fullmatch(r"[a-z0-9-]+\.\w+", path.name)] == []
+
+
+def test_the_map_in_contributing_is_true():
+    table = (ROOT / "CONTRIBUTING.md").read_text().split("## Where things are")[1].split("## Add a posterior")[0]
+    rows = [
+        [re.findall(r"`([^`]+)`", cell) for cell in re.split(r"(?<!\\)\|", line)[1:4]]
+        for line in table.splitlines()
+        if line.startswith("| `")
+    ]
+    package = ROOT / "src" / "bayesify"
+    named = {name.rstrip("/") for row in rows for name in row[0]}
+    present = {path.name for path in package.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    around = {"papers", "tools", "docs", "examples", "benchmarks"}
+    assert named == (present - {"__init__.py"}) | around
+    folders = {name for row in rows for name in row[2]}
+    assert {path.name for path in (ROOT / "tests").iterdir() if any(path.glob("**/test_*.py"))} == folders
+
+
 def test_version_is_the_same_everywhere():
     assert f"version: {bayesify.__version__}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"## {bayesify.__version__} " in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_sizes_in_the_readmes_table():
-    rows = re.findall(r"^\| `(\w+)(\([^`]*\))?` \|.*?\| ([\d,]+) \|", README, re.MULTILINE)
+def test_sizes_in_the_table_of_posteriors():
+    page = (ROOT / "docs" / "methods" / "index.md").read_text()
+    rows = re.findall(r"^\| `(\w+)(\([^`]*\))?` \|.*?\| ([\d,]+) \|", page, re.MULTILINE)
     assert {row[0] for row in rows} == {method.posterior.__name__ for method in METHODS.values() if method.posterior}
     for name, arguments, size in rows:
         posterior = eval(f"posteriors.{name}{arguments or '()'}", {"posteriors": posteriors})
@@ -89,14 +116,15 @@ def test_sizes_in_the_readmes_table():
         assert bayesify.count_parameters(bnn) == int(size.replace(",", "")), name
 
 
-def test_speed_in_the_readme_is_what_was_measured(monkeypatch):
+def test_speed_on_its_page_is_what_was_measured(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))
-    from tools.speed_table import END, START, tables
+    from tools.speed_table import END, PAGE, START, tables
 
-    shown = README.split(START)[1].split(END)[0]
+    page = PAGE.read_text()
+    shown = page.split(START)[1].split(END)[0]
     assert shown.strip() == tables(), "run python -m tools.speed_table"
     assert shown.count("| ResNet") == 4
-    assert "overwrites the committed files" in README
+    assert "overwrites the committed files" in page
     assert "Overwrites the committed benchmarks/results" in MAKEFILE
 
 

@@ -38,6 +38,11 @@ def test_blocks_run(page, tmp_path, monkeypatch):
             exec(compile(block, str(page), "exec"), namespace)
 
 
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_code_fits_its_column(page):
+    assert [line for block in blocks(page) for line in block.splitlines() if len(line) > 88] == []
+
+
 def test_pages_with_code_are_found():
     names = {page.name for page in WITH_CODE}
-    assert {"README.md", "CONTRIBUTING.md", "getting-started.md", "training.md", "posteriors.md"} <= names
+    assert {"README.md", "CONTRIBUTING.md", "getting-started.md", "training.md", "mean-field.md"} <= names
