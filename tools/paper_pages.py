@@ -173,7 +173,7 @@ SYSTEMS_OF_FUNCTION_SPACE = {
 
 
 def _function_space_fashion(content: dict[str, Any]) -> str:
-    rows, table = [], published("function_space").table1
+    rows, table = [], published("function_space")["table1"]
     for system, title in SYSTEMS_OF_FUNCTION_SPACE.items():
         entry, theirs = content["rows"][system], table["fashion_mnist"].get(system)
         keys = (

@@ -29,7 +29,7 @@ def test_the_gallery_shows_examples_with_their_results():
     for name in shown:
         stem = name.replace("_", "-")
         assert (ROOT / "examples" / f"{name}.py").exists()
-        assert f"gallery/{stem}.png)" in page
+        assert f"gallery/{stem}.png){{ .plain }}" in page
         assert f'--8<-- "docs/gallery/{stem}.txt"' in page
         assert (ROOT / "docs" / "gallery" / f"{stem}.png").stat().st_size > 5000, "run python -m tools.gallery"
         assert (ROOT / "docs" / "gallery" / f"{stem}.txt").read_text().strip()
