@@ -55,11 +55,3 @@ def test_nested_data_comes_back(tmp_path):
 def test_what_needs_pickle_is_named():
     with pytest.raises(TypeError, match=r"state.groups.0.hook is function"):
         tensor_files.pack({"groups": [{"hook": lambda: None}]})
-
-
-def test_leftovers_of_a_killed_writer_are_removed(tmp_path):
-    path = tmp_path / "x.safetensors"
-    (tmp_path / ".x.safetensors.123.tmp").write_text("half")
-    (tmp_path / "other.tmp").write_text("whole")
-    tensor_files.remove_leftovers(path)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["other.tmp"]

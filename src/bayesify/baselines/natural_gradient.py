@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bayesify.baselines.layer_passes import LayerPass
 from bayesify.jacobians.rules import Rule, widen
+from bayesify.maths.value_checks import find_not_finite
 from bayesify.network import BayesianNetwork
 from bayesify.posteriors.base import Posterior, check_count, check_positive
 from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_errors
@@ -19,7 +20,6 @@ from bayesify.running.outputs import each
 from bayesify.running.runner import Runner
 from bayesify.training.batches import Batch, count_examples
 from bayesify.training.fitting import fit
-from bayesify.training.guard import find_not_finite
 from bayesify.training.history import History
 from bayesify.training.state import describe_schedule
 from bayesify.training.step import Update
@@ -355,10 +355,11 @@ class _NaturalSteps(Update):
         return {"update": self.trainer.config() | {"schedule": schedule}}
 
     def state_dict(self) -> dict[str, Any]:
-        return self.trainer.state_dict()
+        return self.trainer.state_dict() | {"rate": self.rate}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.trainer.load_state_dict(state)
+        self.rate = state["rate"]
 
 
 def _add(into: dict[str, Tensor], name: str, value: Tensor | None, factor: float, like: Tensor) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -16,3 +18,12 @@ def should_check(tensor: Tensor) -> bool:
 def transforming() -> bool:
     """Whether a function transform such as `vmap` is running: hand-written gradients and in-place work must step aside."""
     return torch._C._are_functorch_transforms_active()
+
+
+def find_not_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
+    """The first name whose tensor holds NaN or infinity; integers and booleans never do."""
+    given = [(name, value.detach()) for name, value in named if value.is_floating_point() and value.numel()]
+    if not given:
+        return None
+    finite = torch.stack([torch.isfinite(value).all().to(given[0][1].device) for _, value in given]).tolist()
+    return next((name for (name, _), fine in zip(given, finite, strict=True) if not fine), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +80,8 @@ def unpack(packed: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 def to_bytes(value: Any) -> bytes:
     """Nested data in memory, for another process."""
-    from safetensors.torch import save
-
     packed, tensors = pack(value)
-    return save(_on_cpu(tensors), metadata={"header": json.dumps(packed)})
+    return b"".join(map(bytes, _serialize(_on_cpu(tensors), {"header": json.dumps(packed)})))
 
 
 def from_bytes(data: bytes) -> Any:
@@ -96,7 +94,50 @@ def from_bytes(data: bytes) -> Any:
 
 
 def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+TYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.complex64: "C64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""Types of tensors by their names in safetensors files."""
+
+
+def _serialize(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterator[Any]:
+    """The pieces of a safetensors file: length of the header, header, then each tensor's bytes, larger types first to be aligned.
+
+    Written here rather than by safetensors, whose temporary files a killed process leaves behind under names that nobody knows.
+    """
+    for name, tensor in tensors.items():
+        if tensor.dtype not in TYPES:
+            raise TypeError(
+                f"{name} is of type {tensor.dtype}, which a safetensors file does not hold; use a real type"
+            )
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name in order:
+        tensor, start = tensors[name], end
+        end += tensor.numel() * tensor.element_size()
+        entries[name] = {"dtype": TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    yield len(header).to_bytes(8, "little")
+    yield header
+    for name in order:
+        yield tensors[name].reshape(-1).view(torch.uint8).numpy()
 
 
 def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -113,9 +154,9 @@ def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mappi
 
     Raises:
         ValueError: If the folder does not exist or the path is a folder.
+        TypeError: If a tensor is of a type that such files do not have.
+        OSError: If the file cannot be written.
     """
-    from safetensors.torch import save_file
-
     path = Path(path)
     if path.is_dir():
         raise ValueError(f"{path}: is a folder; give the path of a file, such as model.safetensors")
@@ -125,8 +166,9 @@ def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mappi
     body = json.dumps({"kind": kind, **header})
     version = str(FORMAT_VERSION)
     metadata = {"format": FORMAT, "format_version": version, "header": body, "sha256": _digest(version, body, plain)}
-    with write_atomically(path) as temporary:
-        save_file(plain, temporary, metadata=metadata)
+    with write_atomically(path) as temporary, open(temporary, "xb") as file:
+        for piece in _serialize(plain, metadata):
+            file.write(piece)
 
 
 def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -145,6 +187,13 @@ def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; give the path of a file that bayesify wrote")
+    try:
+        with open(path, "rb"):
+            pass  # else an unreadable file is one that does not exist
+    except OSError as error:
+        raise OSError(
+            error.errno, f"{path}: cannot be read ({error.strerror}); change its mode, or use a copy"
+        ) from error
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -191,10 +240,3 @@ def _digest(version: str, body: str, tensors: Mapping[str, Tensor]) -> str:
         array: Any = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
         digest.update(array)
     return digest.hexdigest()
-
-
-def remove_leftovers(path: str | Path) -> None:
-    """Remove what a killed process left of an unfinished write; for files that only one process writes."""
-    path = Path(path)
-    for leftover in path.parent.glob(f".{path.name}.*.tmp"):
-        leftover.unlink(missing_ok=True)

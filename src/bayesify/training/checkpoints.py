@@ -10,19 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesify.maths.value_checks import find_not_finite
 from bayesify.storage import tensor_files
-from bayesify.training.guard import find_not_finite
+from bayesify.training.fingerprints import are_other_data
 from bayesify.version import __version__
 
-NOT_ALWAYS_TOLD = {
-    "batch_size",
-    "learning_rate",
-    "betas",
-    "momentum",
-    "weight_decay",
-    "rows",
-    "first",
-}  # see `describe`
+NOT_ALWAYS_TOLD = {"batch_size", "learning_rate", "betas", "momentum", "weight_decay"}  # see `describe`
 
 
 @dataclass(frozen=True)
@@ -31,6 +24,7 @@ class Checkpoint:
 
     Args:
         settings: What the continued run must have in common with this one.
+        data: See `data_fingerprint`.
         position: Epoch, batch, running sums.
         history: Rows of the epochs that are done.
         model: See `model_state`.
@@ -42,6 +36,7 @@ class Checkpoint:
     """
 
     settings: dict[str, Any]
+    data: list[str]
     position: dict[str, Any]
     history: list[dict[str, Any]]
     model: dict[str, Any]
@@ -72,27 +67,28 @@ class Checkpoint:
             ValueError: If the file is cut short, altered, no checkpoint, of another version, or holds numbers that are not finite.
         """
         header, tensors = tensor_files.read(path, "checkpoint")
-        state = tensor_files.unpack(header["run"], tensors)
+        state = tensor_files.unpack(header.get("run", {}), tensors)
         expected = {entry.name for entry in fields(Checkpoint)}
         if state.keys() != expected:
-            odd = ", ".join(sorted(state.keys() ^ expected))
+            odd = ", ".join(sorted(map(str, state.keys() ^ expected)))
             raise ValueError(
-                f"{path}: was written by bayesify {header['library_version']}, whose checkpoints are not those of {__version__} "
-                f"({odd}); continue with that version, or start again with Checkpointing(path, resume=False)"
+                f"{path}: was written by bayesify {header.get('library_version')}, whose checkpoints are not those of "
+                f"{__version__} ({odd}); continue with that version, or start again with Checkpointing(path, resume=False)"
             )
         return Checkpoint(**state)
 
-    def check_fits(self, path: Path, settings: dict[str, Any], model: dict[str, Any], epochs: int) -> None:
-        """Raise `ValueError` if another network or other settings wrote this checkpoint, or it is beyond the last epoch.
+    def check_fits(self, path: Path, settings: dict[str, Any], data: list[str], module: nn.Module, epochs: int) -> None:
+        """Raise `ValueError` if another network or other settings wrote this checkpoint, or it cannot be continued.
 
         Args:
             path: Where it was read.
             settings: Those of the run that would continue it; entries that only one of the two has are left aside where they
                 are not always told.
-            model: See `model_state`.
+            data: Of the run that would continue it.
+            module: What it would be put into.
             epochs: All epochs of that run, those of the MAP phase included.
         """
-        ours, theirs = _shapes(model), _shapes(self.model)
+        ours, theirs = _shapes(model_state(module)), _shapes(self.model)
         if ours != theirs:
             place = next(name for name in (*ours, *theirs) if ours.get(name) != theirs.get(name))
             raise ValueError(
@@ -108,6 +104,17 @@ class Checkpoint:
                     f"{path}: was written with {key}={before!r}, this run has {now!r}; "
                     "use the same, or Checkpointing(path, resume=False) to start again"
                 )
+        if are_other_data(self.data, data):
+            raise ValueError(
+                f"{path}: belongs to a run over other data: the rows that are compared are not the same; give the same data, or "
+                "Checkpointing(path, resume=False) to start again"
+            )
+        stored = [(name, self.model[name]) for name, _ in module.named_parameters()]
+        name = find_not_finite(stored + list(tensor_files.pack(self.steps, "the state of the optimizer")[1].items()))
+        if name is not None:
+            raise ValueError(
+                f"{path}: {name} is not finite in it; take an earlier copy, or start again with Checkpointing(path, resume=False)"
+            )
         done = self.position["epoch"]
         if done + (self.position["batches"] > 0) > epochs:
             raise ValueError(

@@ -17,23 +17,30 @@ ROWS = 8
 """Rows that are looked at, the first and the last among them."""
 
 
-def data_fingerprint(loader: Any) -> dict[str, str]:
-    """A few hexadecimal digits for the data behind a loader, under a name that says what was looked at.
+def data_fingerprint(loader: Any) -> list[str]:
+    """A few hexadecimal digits for each of some rows of the data behind a loader.
 
-    Of a dataset or a list of batches with indices some entries, of anything else the first batch. All global generators, and those
-    of the loader, are where they were afterwards. Nothing where two looks give different values, as with random
-    transforms that have generators of their own.
+    Rows are entries of a dataset or of a list of batches; of anything without indices the first batch is the only one. All
+    global generators, and those of the loader, are where they were afterwards. Nothing where two looks give different values,
+    as with random transforms that have generators of their own.
     """
     rows: Any = loader if isinstance(loader, Sequence) else getattr(loader, "dataset", None)
     if hasattr(rows, "__getitem__") and hasattr(rows, "__len__"):
-        name, look = "rows of the data", lambda: [rows[index] for index in _places(len(rows))]
+        looks = [lambda index=index: rows[index] for index in _places(len(rows))]
     else:
-        name, look = "first batch of the data", lambda: next(iter(loader))
+        looks = [lambda: next(iter(loader))]
     try:
-        first, second = _seen(loader, look), _seen(loader, look)
+        first, second = ([_seen(loader, look) for look in looks] for _ in range(2))
     except Exception:  # whatever is wrong with the data is told when it is used, with epoch and batch
-        return {}
-    return {name: first} if first == second else {}
+        return []
+    return first if first == second else []
+
+
+def are_other_data(before: Sequence[str], now: Sequence[str]) -> bool:
+    """Whether two fingerprints, where both are known, differ in half of the rows or more: less is data that were mended."""
+    if not before or not now:
+        return False
+    return len(before) != len(now) or 2 * sum(map(str.__ne__, before, now)) >= len(now)
 
 
 def _places(count: int) -> list[int]:

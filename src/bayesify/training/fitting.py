@@ -12,6 +12,7 @@ from torch import nn
 
 from bayesify.predictor import Trainable
 from bayesify.storage import tensor_files
+from bayesify.storage.atomic import remove_leftovers
 from bayesify.training.arguments import (
     Checkpointing,
     Devices,
@@ -184,9 +185,9 @@ def fit(
             update=update,
         )
         if path is not None and processes.rank == 0:
-            tensor_files.remove_leftovers(path)
+            remove_leftovers(path)
         if stored is not None and path is not None:
-            stored.check_fits(path, loop.description, model_state(model.module), settings.total_epochs)
+            stored.check_fits(path, loop.description, loop.data, model.module, settings.total_epochs)
         return loop.run(stored)
 
     if devices.count == 1 and count_nodes() == 1:

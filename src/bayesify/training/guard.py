@@ -132,12 +132,3 @@ class Guard:
 
 def _flat(tensors: Iterable[Tensor]) -> Tensor:
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-
-
-def find_not_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
-    """The first name whose tensor holds NaN or infinity; integers and booleans never do."""
-    given = [(name, value.detach()) for name, value in named if value.is_floating_point() and value.numel()]
-    if not given:
-        return None
-    finite = torch.stack([torch.isfinite(value).all().to(given[0][1].device) for _, value in given]).tolist()
-    return next((name for (name, _), fine in zip(given, finite, strict=True) if not fine), None)

@@ -12,13 +12,13 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from bayesify.maths.value_checks import find_not_finite
 from bayesify.predictor import Phase, Trainable
 from bayesify.training.arguments import Checkpointing, Validation
 from bayesify.training.batches import BatchReader, check_num_data, count_batches, min_examples
 from bayesify.training.checkpoints import Checkpoint, model_state, set_model_state
 from bayesify.training.distributed import Processes
 from bayesify.training.fingerprints import data_fingerprint
-from bayesify.training.guard import find_not_finite
 from bayesify.training.history import History
 from bayesify.training.interrupts import DelayedInterrupt
 from bayesify.training.progress import ProgressBar
@@ -94,8 +94,7 @@ class TrainingLoop:
             "processes": self.processes.count,
             "generators of the loader": len(self.shuffles),
         }
-        if checkpoint is not None:
-            self.description |= data_fingerprint(loader)
+        self.data = data_fingerprint(loader) if checkpoint is not None else []
 
     # -- the run ---------------------------------------------------------------------------------------------------
 
@@ -306,6 +305,7 @@ class TrainingLoop:
         if self.processes.rank == 0:
             Checkpoint(
                 settings=self.description,
+                data=self.data,
                 position=asdict(self.position) | {"sums": sums, "steps": self.step.taken},
                 history=list(self.history),
                 model=model_state(self.model.module),
@@ -320,7 +320,7 @@ class TrainingLoop:
         self.processes.barrier()
 
     def _restore(self, stored: Checkpoint) -> None:
-        self.description = stored.settings
+        self.description, self.data = stored.settings, stored.data or self.data
         position = dict(stored.position)
         self.step.taken = position.pop("steps")
         sums = position.pop("sums")

@@ -1,0 +1,273 @@
+"""A step whose gradients are not finite changes nothing: parameters, buffers, optimizer, scheduler and checkpoint."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from training.runs import same
+
+import bayesify
+from bayesify import baselines, deep_gp, likelihoods, posteriors
+from bayesify.training import Checkpointing, Steps
+from bayesify.training.checkpoints import Checkpoint
+
+X = torch.randn(48, 3, generator=torch.Generator().manual_seed(0)) + 0.1
+Y = X.sum(1, keepdim=True)
+SIZE = 8
+
+
+class Root(nn.Module):
+    """Finite outputs whose gradient is NaN at an input of zeros."""
+
+    def __init__(self, norm=True):
+        super().__init__()
+        self.first = nn.Linear(3, 4, bias=False)
+        self.norm = nn.BatchNorm1d(4) if norm else nn.Identity()
+        self.last = nn.Linear(5, 1)
+
+    def forward(self, x):
+        h = self.first(x)
+        return self.last(torch.cat([self.norm(h), h.square().sum(-1, keepdim=True).sqrt()], -1))
+
+
+def network(posterior=None, norm=True):
+    torch.manual_seed(1)
+    return bayesify.bayesianize(
+        Root(norm), posterior or posteriors.MeanField(init_std=0.05), likelihood=likelihoods.Gaussian(0.1)
+    )
+
+
+def batches(bad=None, x=X):
+    """Batches of 8, all zeros in one row of the given batch (from 0)."""
+    x = x.clone()
+    if bad is not None:
+        x[bad * SIZE + 3] = 0
+    return DataLoader(TensorDataset(x, Y), batch_size=SIZE)
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+def adam(parameters):
+    return torch.optim.Adam(parameters, lr=0.01)
+
+
+class Watched:
+    """An optimizer and a scheduler that can be looked at afterwards."""
+
+    def __init__(self, make):
+        self.make = make
+
+    def __call__(self, parameters):
+        self.optimizer = self.make(parameters)
+        return self.optimizer
+
+    def scheduler(self, optimizer):
+        self.made = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        return self.made
+
+
+def state_of(bnn, watched):
+    return copy.deepcopy((bnn.state_dict(), watched.optimizer.state_dict(), watched.made.state_dict()))
+
+
+def equal(a, b):
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return a == b
+
+
+@pytest.mark.parametrize("make", [sgd, adam, None])
+@pytest.mark.parametrize("steps", [Steps(scheduler="step"), Steps(2, 1.0, "step"), Steps(4), Steps(clip_norm=0.1)])
+@pytest.mark.parametrize("bad", [0, 2, 5])
+def test_the_step_changes_nothing(tmp_path, bad, steps, make):
+    """First, middle and last batch; the state is that of a run over the steps before it, bit for bit."""
+    make = make or (lambda parameters: torch.optim.Adam(parameters, lr=0.01, fused=True))
+    whole = bad // steps.accumulate * steps.accumulate  # batches of the steps before
+    path = tmp_path / "run.safetensors"
+    bnn, watched, start = network(), Watched(make), copy.deepcopy(network().state_dict())
+    bnn.eval()
+    arguments = {"epochs": 1, "seed": 0, "progress": False, "num_data": 48, "steps": steps}
+    with pytest.raises(ValueError, match=rf"epoch 1, batch {bad + 1}: the gradient of .*first/weight.* is not finite"):
+        bayesify.fit(
+            bnn,
+            batches(bad),
+            optimizer=watched,
+            scheduler=watched.scheduler,
+            checkpoint=Checkpointing(path, 1),
+            **arguments,
+        )
+    assert not bnn.training
+    if whole == 0:
+        assert equal(dict(bnn.state_dict()), dict(start))
+        assert not watched.optimizer.state
+        assert not path.exists()
+        return
+    other, beside = network(), Watched(make)
+    before = [(x, y) for index, (x, y) in enumerate(batches()) if index < whole]
+    if steps.scheduler == "epoch":  # the epoch of the shorter run ends, which the scheduler sees
+        bayesify.fit(other, before, optimizer=beside, **arguments)
+        beside.scheduler(beside.optimizer)
+    else:
+        bayesify.fit(other, before, optimizer=beside, scheduler=beside.scheduler, **arguments)
+    first, second = state_of(bnn, watched), state_of(other, beside)
+    assert equal(dict(first[0]), dict(second[0]))  # running statistics of batch norm too
+    assert equal(first[1]["state"], second[1]["state"])
+    assert first[2]["last_epoch"] == second[2]["last_epoch"]
+    stored = Checkpoint.read(path)
+    assert stored.position["batches"] == whole
+    assert equal({name: stored.model[name] for name in first[0]}, dict(first[0]))
+
+
+def test_mended_data_continue_from_the_checkpoint(tmp_path):
+    path, whole, bnn = tmp_path / "run.safetensors", network(), network()
+    options = {"epochs": 2, "seed": 0, "progress": False}
+    bayesify.fit(whole, batches(), **options)
+    with pytest.raises(ValueError, match="epoch 1, batch 4"):
+        bayesify.fit(bnn, batches(3), checkpoint=Checkpointing(path, 1), **options)
+    bayesify.fit(bnn, batches(), checkpoint=Checkpointing(path, 1), **options)
+    assert same(bnn, whole)
+
+
+def test_an_infinite_gradient_and_one_whose_square_overflows():
+    """The second would make an infinite state of Adam, which stops the parameter for good."""
+    for value in (float("inf"), 1e25):
+        bnn = network(norm=False)
+        target = next(parameter for name, parameter in bnn.named_parameters() if "last" in name)
+        target.register_hook(lambda grad, value=value: grad * 0 + value)
+        before = copy.deepcopy(bnn)
+        for clip in (None, 1.0):
+            with pytest.raises(ValueError, match=r"epoch 1, batch 1: the gradient of .*last/weight is not finite"):
+                bayesify.fit(bnn, batches(), epochs=1, steps=Steps(clip_norm=clip), progress=False)
+            assert same(bnn, before)
+
+
+def test_parameters_that_overflow_are_not_stored(tmp_path):
+    """Finite gradients and a rate that makes the step infinite: an error, and no file."""
+    path, bnn = tmp_path / "run.safetensors", network(norm=False)
+    huge = lambda parameters: torch.optim.SGD(parameters, lr=3e38)  # noqa: E731
+    with pytest.raises(ValueError, match=r"epoch 1: a step made .* infinite or NaN although its gradients were finite"):
+        bayesify.fit(bnn, [(X, 100 * Y)], epochs=1, optimizer=huge, progress=False, checkpoint=path)
+    assert not path.exists()
+
+
+def trainers(x):
+    loader = batches(x=x)
+    yield "SWAG", baselines.SWAG(Root(), likelihoods.Gaussian(0.1)), lambda swag: swag.fit(loader, 2, progress=False)
+    yield "VOGN", baselines.VOGN(network()), lambda made: made.fit(loader, 2, progress=False)
+    kfac = baselines.NoisyKFAC(network(posteriors.MatrixNormal()), inverse_every=2)
+    yield "NoisyKFAC", kfac, lambda made: made.fit(loader, 2, progress=False)
+    yield (
+        "fit_members",
+        network(posteriors.Ensemble(2)),
+        lambda bnn: baselines.fit_members(bnn, loader, 2, progress=False),
+    )
+
+
+def all_state(model):
+    """Everything that a trainer holds, as tensors and numbers."""
+    found = {}
+    for name, value in vars(model).items():
+        if isinstance(value, nn.Module):
+            found[name] = dict(value.state_dict())
+        elif isinstance(value, torch.optim.Optimizer):
+            found[name] = value.state_dict()
+        elif isinstance(value, (dict, int, float)) and not name.startswith("__") and name not in ("weights", "_rules"):
+            found[name] = value
+    return copy.deepcopy(found | {"own": dict(model.state_dict())} if isinstance(model, nn.Module) else found)
+
+
+@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("bad", [0, 5])
+def test_every_trainer_is_guarded(place, bad):
+    x = X.clone()
+    x[bad * SIZE + 3] = 0
+    torch.manual_seed(0)
+    name, model, train = list(trainers(x))[place]
+    before = all_state(model)
+    with pytest.raises(ValueError, match=f"epoch 1, batch {bad + 1}: .*not finite"):
+        train(model)
+    after = all_state(model)
+    assert all(torch.isfinite(value).all() for value in _tensors(after)), name
+    if bad == 0:
+        for key in ("network", "likelihood", "bnn", "own", "moments", "steps", "count"):
+            assert equal(before.get(key), after.get(key)), key
+
+
+def _tensors(value):
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for entry in value.values():
+            yield from _tensors(entry)
+
+
+def test_a_factorization_that_fails_changes_nothing(monkeypatch):
+    from bayesify.baselines import noisy_kfac
+
+    trainer = baselines.NoisyKFAC(network(posteriors.MatrixNormal(), norm=False), num_data=48)
+    trainer.step(X, Y, generator=torch.Generator().manual_seed(0))
+    before = all_state(trainer)
+
+    def fail(*_):
+        raise torch.linalg.LinAlgError("not positive definite")
+
+    calls = []
+    root = noisy_kfac.damped_roots
+    monkeypatch.setattr(
+        noisy_kfac, "damped_roots", lambda *a: calls.append(1) or (root(*a) if len(calls) < 2 else fail())
+    )
+    with pytest.raises(RuntimeError, match="not positive definite"):
+        trainer.step(X, Y, generator=torch.Generator().manual_seed(1))
+    assert equal(before, all_state(trainer))
+
+
+def test_deep_gaussian_processes_are_guarded():
+    gp = deep_gp.DeepGP(X, Y, depth=2, num_inducing=5)
+    name, parameter = next(iter(gp.named_parameters()))
+    parameter.register_hook(lambda grad: grad * float("nan"))
+    before = copy.deepcopy(gp.state_dict())
+    with pytest.raises(ValueError, match=f"epoch 1, batch 1: the gradient of {name} is not finite"):
+        gp.fit((X, Y), epochs=1, progress=False)
+    assert equal(dict(before), dict(gp.state_dict()))
+
+
+class Unlucky:
+    """Batches, and then an error."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __len__(self):
+        return 6
+
+    def __iter__(self):
+        for index, batch in enumerate(batches()):
+            if index == 2:
+                raise self.error
+            yield batch
+
+
+class Own(Exception):
+    pass
+
+
+@pytest.mark.parametrize("error", [OSError, RuntimeError, KeyError, MemoryError, IndexError, Own, ValueError, EOFError])
+def test_errors_of_a_loader_say_where(error):
+    bnn = network()
+    with pytest.raises(error, match=r"epoch 1, batch 3: .*disk.*steps taken before it: 2"):
+        bayesify.fit(bnn, Unlucky(error("disk")), epochs=1, num_data=48, progress=False)
+
+
+def test_errors_that_take_more_than_a_message_carry_a_note():
+    error = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad byte")
+    with pytest.raises(UnicodeDecodeError) as caught:
+        bayesify.fit(network(), Unlucky(error), epochs=1, num_data=48, progress=False)
+    assert "epoch 1, batch 3" in caught.value.__notes__[0]
