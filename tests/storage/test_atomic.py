@@ -144,6 +144,6 @@ def test_processes_on_one_path_leave_one_whole_file(tmp_path):
 
 
 def test_an_error_inside_leaves_nothing(tmp_path):
-    with pytest.raises(ConnectionError, match="^gone$"), write_atomically(tmp_path / "x") as temporary:
+    with pytest.raises(ConnectionError, match=r"^gone$"), write_atomically(tmp_path / "x") as temporary:
         raise ConnectionError(temporary.write_text("half") and "gone")
     assert not list(tmp_path.iterdir())

@@ -2,10 +2,13 @@
 
 import pytest
 import torch
+from training import test_guard as guard
 from training.runs import arguments, loader, network, numbers, same
 
 import bayesify
-from bayesify.training import Checkpointing, Devices
+from bayesify.training import Checkpointing, Devices, Steps
+from bayesify.training.batches import parse_batch
+from bayesify.training.checkpoints import Checkpoint
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -76,3 +79,86 @@ def test_two_processes_of_more_devices_than_there_are():
     count = torch.cuda.device_count() + 1
     with pytest.raises(ValueError, match=rf"Devices\({count}\)"):
         bayesify.fit(network(), loader(), **arguments(device=Devices(count, "cuda")))
+
+
+@pytest.mark.parametrize("bad", [0, 2, 5])
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("steps", [Steps(scheduler="step"), Steps(2, 1.0, "step"), Steps(4), Steps(clip_norm=0.1)])
+def test_gradients_that_are_not_finite_change_nothing(tmp_path, bad, fused, steps):
+    """A fused optimizer hears of them on the device and the host later, another one at once; the state is the same."""
+    bnn, watched, path = (
+        guard.network(),
+        guard.Watched(lambda p: torch.optim.Adam(p, lr=0.01, fused=fused)),
+        tmp_path / "r",
+    )
+    options = {"epochs": 1, "seed": 0, "progress": False, "num_data": 48, "steps": steps, "device": "cuda"}
+    with pytest.raises(ValueError, match=rf"epoch 1, batch {bad + 1}: the gradient of .*first/weight.* is not finite"):
+        bayesify.fit(
+            bnn,
+            guard.batches(bad),
+            optimizer=watched,
+            scheduler=watched.scheduler,
+            checkpoint=Checkpointing(path, 2),
+            **options,
+        )
+    whole = bad // steps.accumulate * steps.accumulate
+    other, beside = guard.network(), guard.Watched(watched.make)
+    if not whole:
+        assert guard.equal(dict(bnn.state_dict()), dict(other.cuda().state_dict()))
+        assert not path.exists()
+        states = watched.optimizer.state_dict()["state"].values()
+        assert all(float(value["step"]) == 0 and not value["exp_avg"].any() for value in states)
+        return
+    before = [batch for index, batch in enumerate(guard.batches()) if index < whole]
+    if steps.scheduler == "epoch":
+        bayesify.fit(other, before, optimizer=beside, **options)
+        beside.scheduler(beside.optimizer)
+    else:
+        bayesify.fit(other, before, optimizer=beside, scheduler=beside.scheduler, **options)
+    first, second = guard.state_of(bnn, watched), guard.state_of(other, beside)
+    assert guard.equal(dict(first[0]), dict(second[0]))
+    assert guard.equal(first[1]["state"], second[1]["state"])
+    assert first[2]["last_epoch"] == second[2]["last_epoch"]
+    assert watched.optimizer.param_groups[0]["lr"] == pytest.approx(beside.optimizer.param_groups[0]["lr"])
+    if path.exists():
+        stored = Checkpoint.read(path).model
+        assert all(torch.isfinite(value).all() for value in stored.values())
+
+
+def test_a_step_waits_for_nothing():
+    """With a fused optimizer the host reads nothing of the device in the steps, once the objective looks at no values."""
+    from bayesify.predictor import Trainable
+    from bayesify.training.distributed import Processes
+    from bayesify.training.schedules import KLSchedule
+    from bayesify.training.state import Settings
+    from bayesify.training.step import Step, Update
+
+    class Plain(Trainable):
+        """The objective without looks at values."""
+
+        training_draws = 1
+        module = property(lambda self: self.net)
+
+        def __init__(self, net):
+            self.net = net
+
+        def config(self):
+            return {}
+
+        def terms(self, batch, *, phase, num_data, num_draws, generator=None):
+            return -(self.net(batch.x) - batch.y).square().sum().view(1), self.net.weight.square().sum().view(1)
+
+    net = torch.nn.Linear(3, 1).cuda()
+    settings = Settings(48, 1, 0, 1.0, KLSchedule(), 1, 2, 1.0, "float32", None, 1, "epoch")
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01, fused=True)
+    step = Step(Plain(net), optimizer, None, settings, Processes(), 0, Update())
+    parts = [(batch.to("cuda"), 8, 8) for batch in map(parse_batch, guard.batches())]
+    step("variational", parts[:2], 1.0, 0.0, 1)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for first in range(0, 6, 2):
+            step("variational", parts[first : first + 2], 1.0, 0.0, first + 1)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    step.check()
+    assert all(torch.isfinite(torch.tensor(step.sums.read())))

@@ -25,12 +25,14 @@ def data_fingerprint(loader: Any) -> list[str]:
     as with random transforms that have generators of their own.
     """
     rows: Any = loader if isinstance(loader, Sequence) else getattr(loader, "dataset", None)
-    if hasattr(rows, "__getitem__") and hasattr(rows, "__len__"):
-        looks = [lambda index=index: rows[index] for index in _places(len(rows))]
-    else:
-        looks = [lambda: next(iter(loader))]
+    indexed = hasattr(rows, "__getitem__") and hasattr(rows, "__len__")
+
+    def look(place: int) -> Any:
+        return rows[place] if indexed else next(iter(loader))
+
     try:
-        first, second = ([_seen(loader, look) for look in looks] for _ in range(2))
+        places = _places(len(rows)) if indexed else [0]
+        first, second = ([_seen(loader, look, place) for place in places] for _ in range(2))
     except Exception:  # whatever is wrong with the data is told when it is used, with epoch and batch
         return []
     return first if first == second else []
@@ -47,12 +49,12 @@ def _places(count: int) -> list[int]:
     return sorted({round(place * (count - 1) / (ROWS - 1)) for place in range(ROWS)})
 
 
-def _seen(loader: Any, look: Callable[[], Any]) -> str:
+def _seen(loader: Any, look: Callable[[int], Any], place: int) -> str:
     generators = loader_generators(loader)
     states = [generator.get_state() for generator in generators]
     with torch.random.fork_rng(devices=[]), seeded_globals(0):
         torch.manual_seed(0)
-        found = look()
+        found = look(place)
     for generator, state in zip(generators, states, strict=True):
         generator.set_state(state)
     digest = hashlib.sha256()
