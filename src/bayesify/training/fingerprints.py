@@ -39,10 +39,9 @@ def data_fingerprint(loader: Any) -> list[str]:
 
 
 def are_other_data(before: Sequence[str], now: Sequence[str]) -> bool:
-    """Whether two fingerprints, where both are known, differ in half of the rows or more: less is data that were mended."""
-    if not before or not now:
-        return False
-    return len(before) != len(now) or 2 * sum(map(str.__ne__, before, now)) >= len(now)
+    """Whether two fingerprints of one kind differ in half of the rows or more: less is data that were mended."""
+    known = len(before) == len(now) > 0
+    return known and 2 * sum(map(str.__ne__, before, now)) >= len(now)
 
 
 def _places(count: int) -> list[int]:
