@@ -15,7 +15,7 @@ import bayesify
 from bayesify import likelihoods, posteriors, priors
 from bayesify.predictor import Predictor
 from bayesify.registry import METHODS
-from bayesify.storage import serializers
+from bayesify.storage import serializers, tensor_files
 from bayesify.weights.module_state import fingerprint, restore_module
 
 
@@ -287,3 +287,31 @@ def test_other_types_register_themselves(tmp_path, monkeypatch):
     del serializers.STORED["Shifted"]
     with pytest.raises(ValueError, match="holds a 'Shifted', which is unknown"):
         bayesify.load(tmp_path / "m.safetensors", small())
+
+
+def test_parameters_that_are_not_finite_are_neither_stored_nor_loaded(tmp_path):
+    """Buffers may be: a mask of minus infinity is one."""
+    path, net = tmp_path / "m.safetensors", small()
+    net.register_buffer("mask", torch.tensor([0.0, float("-inf")]))
+    bnn = bayesify.bayesianize(net, posteriors.MeanField(), likelihood=likelihoods.Categorical())
+    for model in (bnn, net):
+        bayesify.save(model, path)
+        whole = path.read_bytes()
+        loaded = bayesify.load(path, net)
+        mask = (loaded.network if model is bnn else loaded).mask
+        assert torch.equal(mask, net.mask)
+        name, parameter = next(iter(model.named_parameters()))
+        value = parameter.detach().clone()
+        with torch.no_grad():
+            parameter.view(-1)[0] = float("nan")
+        with pytest.raises(ValueError, match=r"save: .*weight is not finite"):
+            bayesify.save(model, path)
+        assert path.read_bytes() == whole
+        header, tensors = tensor_files.read(path, "model")
+        stored = name.replace("/", ".")
+        tensors[stored] = tensors[stored] * float("inf")
+        tensor_files.write(path, header.pop("kind"), header, tensors)
+        with pytest.raises(ValueError, match=r"weight is not finite in it; use an earlier copy"):
+            bayesify.load(path, net)
+        with torch.no_grad():
+            parameter.copy_(value)

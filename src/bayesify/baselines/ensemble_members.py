@@ -13,7 +13,6 @@ from bayesify.maths.pieces import SumOfPieces
 from bayesify.network import BayesianNetwork
 from bayesify.posteriors.base import DrawRequest
 from bayesify.posteriors.ensemble import Ensemble
-from bayesify.predictive.base import Predictive
 from bayesify.predictor import Phase, Trainable
 from bayesify.running.runner import Runner
 from bayesify.training.batches import Batch
@@ -71,9 +70,6 @@ class _Members(Trainable):
 
     def config(self) -> dict[str, Any]:
         return self.bnn.config()
-
-    def predict(self, x: Any, num_draws: int | None = None, *, generator: torch.Generator | None = None) -> Predictive:
-        return self.bnn.predict(x, num_draws, generator=generator)
 
     def terms(
         self, batch: Batch, *, phase: Phase, num_data: int, num_draws: int, generator: torch.Generator | None = None

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesify.maths.value_checks import find_not_finite
 from bayesify.network import BayesianNetwork
 from bayesify.predictor import Predictor
 from bayesify.registry import suggest
@@ -35,11 +36,15 @@ def save(model: Any, path: str | Path) -> None:
 
     Raises:
         TypeError: If this type cannot be stored, or its configuration is not plain data.
-        ValueError: If the path cannot be written.
+        ValueError: If the path means nothing, or a parameter is not finite; buffers may be.
+        OSError: If the file cannot be written.
     """
     name = stored_name(model)
     plain = not isinstance(model, Predictor)
     state, tied = _once(tensors_of(model) if plain else model.state())
+    wrong = find_not_finite((key, value) for key, value in state.items() if isinstance(value, nn.Parameter))
+    if wrong is not None:
+        raise ValueError(f"save: {wrong} is not finite; train again with a lower learning rate, or from a checkpoint")
     config, tensors = tensor_files.pack(None if plain else model.config(), "config")
     header = {
         "library_version": __version__,
@@ -47,6 +52,9 @@ def save(model: Any, path: str | Path) -> None:
         "config": config,
         "fingerprint": fingerprint(model) if plain else model.fingerprint(),
         "tied": tied,
+        "not_finite": [
+            key for key, value in state.items() if find_not_finite([(key, value)])
+        ],  # buffers, such as masks
     }
     clash = state.keys() & tensors.keys()
     if clash:
@@ -87,6 +95,10 @@ def load(path: str | Path, net: nn.Module | None = None, *, map_location: str | 
         raise ValueError(
             f"{path}: its header is not one that save writes ({_reason(error)}); it is damaged or made by hand, use a copy"
         ) from error
+    expected = header.get("not_finite")
+    wrong = find_not_finite((key, value) for key, value in contents.state.items() if key not in (expected or ()))
+    if expected is not None and wrong is not None:
+        raise ValueError(f"{path}: {wrong} is not finite in it; use an earlier copy")
     name = contents.name
     if name not in (*STORED, MODULE):
         raise ValueError(f"{path}: holds a {name!r}, which is unknown here; {suggest(name, [*STORED, MODULE])}")

@@ -34,6 +34,7 @@ from bayesify.training.random_streams import check_seed
 from bayesify.training.schedules import KLSchedule
 from bayesify.training.state import Settings
 from bayesify.training.step import Update
+from bayesify.training.validation import validated
 
 Parameters = Iterable[nn.Parameter]
 
@@ -136,8 +137,9 @@ def fit(
         raise ValueError(f"fit: kl_weight={kl_weight}; give a number of at least 0")
     if patience is not None and validation is None:
         raise ValueError(f"fit: patience={patience} needs a validation loader; pass validation=")
-    if validation is not None and not isinstance(validation, Validation):
-        validation = Validation(validation)
+    if validation is not None:
+        validated(model)
+        validation = validation if isinstance(validation, Validation) else Validation(validation)
     if checkpoint is not None and not isinstance(checkpoint, Checkpointing):
         checkpoint = Checkpointing(checkpoint)
     devices = device if isinstance(device, Devices) else Devices(1, None if device is None else str(device))

@@ -32,7 +32,7 @@ from bayesify.training.random_streams import (
 )
 from bayesify.training.state import Position, Settings, describe
 from bayesify.training.step import BatchError, Part, Step, Update
-from bayesify.training.validation import validate
+from bayesify.training.validation import validate, validated
 
 Callback = Callable[[Any, History], Any]
 
@@ -252,10 +252,10 @@ class TrainingLoop:
                 self._pause()
                 yield batch
 
-        model: Any = self.model
+        predictor = validated(self.model)
         try:
             with self.step.autocast():
-                scores = validate(model, interruptible(), validation.num_draws, self.device, generator, self.reader)
+                scores = validate(predictor, interruptible(), validation.num_draws, self.device, generator, self.reader)
         except (ValueError, TypeError) as error:
             _raise(self._located(error, None), error)
         return {f"validation_{key}": value for key, value in scores.items()}

@@ -10,12 +10,25 @@ from torch import Tensor
 
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive, match_targets
+from bayesify.predictor import Predictor, Trainable
 from bayesify.training.batches import BatchReader, parse_batch
+
+
+def validated(model: Trainable) -> Predictor:
+    """What predicts for a model in training: itself, or its module.
+
+    Raises:
+        TypeError: If neither does.
+    """
+    for part in (model, model.module):
+        if isinstance(part, Predictor):
+            return part
+    raise TypeError(f"fit: {type(model).__name__} does not predict while it trains; leave validation out")
 
 
 @torch.no_grad()
 def validate(
-    model: Any,
+    model: Predictor,
     loader: Iterable[Any],
     num_draws: int,
     device: torch.device,
