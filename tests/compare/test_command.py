@@ -343,8 +343,8 @@ def test_an_engine_that_is_not_there(csv, tmp_path):
 
 
 def test_too_large_a_covariance_is_left_out():
-    assert "left out: a full covariance" in tuning.obstacle("full_covariance", 100, (50,), 1)
-    assert "left out: a Markov chain" in tuning.obstacle("hmc", 200, (50,), 1)
+    assert "left out: it is too large for a layer of 5,050 weights" in tuning.obstacle("full_covariance", 100, (50,), 1)
+    assert "left out: it is too slow for 10,101 weights" in tuning.obstacle("hmc", 200, (50,), 1)
     assert tuning.obstacle("full_covariance", 8, (50,), 1) == ""
 
 
