@@ -331,8 +331,12 @@ class Categorical(Likelihood):
         """Log-probability of each label."""
         log_probs = F.log_softmax(self._classes_last(outputs), dim=-1)
         ignored = y == self._ignore_index
-        index = y.masked_fill(ignored, 0).long().expand(log_probs.shape[:-1]).unsqueeze(-1)
-        return log_probs.gather(-1, index).squeeze(-1).masked_fill(ignored, 0.0)
+        labels = y.masked_fill(ignored, 0).long()
+        inside = labels.clamp(
+            0, log_probs.shape[-1] - 1
+        )  # where nobody looked, a label out of range is no crash but NaN
+        found = log_probs.gather(-1, inside.expand(log_probs.shape[:-1]).unsqueeze(-1)).squeeze(-1)
+        return found.masked_fill(ignored, 0.0).masked_fill(labels != inside, torch.nan)
 
     def predictive(self, outputs: Outputs) -> ClassificationPredictive:
         """A mixture of the draws' class probabilities."""

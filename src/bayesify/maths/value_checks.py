@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+
+_STATE = threading.local()
 
 
 def should_check(tensor: Tensor) -> bool:
     """Whether values can be looked at: not while a graph is captured or compiled, nor under a function transform."""
     if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return False
-    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+    return not (tensor.is_cuda and (getattr(_STATE, "deferred", False) or torch.cuda.is_current_stream_capturing()))
+
+
+@contextmanager
+def deferred_checks() -> Iterator[None]:
+    """Leave values on a GPU unread for a while, so that nothing waits for it; a guard looks at what follows from them."""
+    before = getattr(_STATE, "deferred", False)
+    _STATE.deferred = True
+    try:
+        yield
+    finally:
+        _STATE.deferred = before
 
 
 def transforming() -> bool:

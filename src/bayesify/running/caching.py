@@ -20,12 +20,13 @@ _CACHE: weakref.WeakKeyDictionary[nn.Module, dict[Any, Any]] = weakref.WeakKeyDi
 _STEPS = 0
 
 
-def _count_step(*_: Any) -> None:
+def count_step(*_: Any) -> None:
+    """Count a step that changed parameters; optimizers are counted by themselves, replayed graphs are not."""
     global _STEPS
     _STEPS += 1
 
 
-register_optimizer_step_post_hook(_count_step)
+register_optimizer_step_post_hook(count_step)
 
 
 def steps_taken() -> int:

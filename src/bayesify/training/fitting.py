@@ -110,7 +110,7 @@ def fit(
         seed: Of everything random, an integer; taken from torch's global generator by default.
         progress: Whether to show a progress bar on the terminal.
         read_batch: A function from what the loader yields to inputs and targets.
-        steps: Accumulated batches, clipped gradients, and when the scheduler steps.
+        steps: Accumulated batches, clipped gradients, when the scheduler steps, and whether steps on a GPU are captured.
         update: A method's own part in the steps, such as that of `baselines.VOGN`.
 
     Returns:
@@ -185,6 +185,7 @@ def fit(
             progress=progress,
             num_data_given=num_data is not None,
             update=update,
+            capture=steps.capture,
         )
         if path is not None and processes.rank == 0:
             remove_leftovers(path)

@@ -51,13 +51,13 @@ class Guard:
         self._kept: list[tuple[list[Tensor], Tensor]] = []
         self.remember()
 
-    def check(self, batch: int) -> Tensor:
+    def check(self, batch: int | Tensor) -> Tensor:
         """Look at the gradients as they are; the norm of all of them.
 
         The norm is over squares, which is what optimizers keep: a gradient whose square overflows counts as not finite.
 
         Args:
-            batch: Which batch was added to them last.
+            batch: Which batch was added to them last; a tensor where the look is captured.
 
         Raises:
             NotFiniteError: If they are not finite and this can be told at once; buffers are set back.
@@ -74,7 +74,7 @@ class Guard:
         if not self.deferred:
             if not bool(torch.isfinite(total)):
                 self.restore()
-                raise NotFiniteError(self._names(which), batch)
+                raise NotFiniteError(self._names(which), int(batch))
             return total
         first = (self.flag == 0) & ~torch.isfinite(total)
         self._which.copy_(torch.where(first, which, self._which))
@@ -116,11 +116,12 @@ class Guard:
         groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
         for buffer in self._module.buffers():
             groups.setdefault((buffer.device, buffer.dtype), []).append(buffer)
-        before = self._kept
-        self._kept = [(buffers, _flat(buffers)) for buffers in groups.values()]
-        if self.deferred and [len(flat) for _, flat in before] == [len(flat) for _, flat in self._kept]:
-            for (_, kept), (_, flat) in zip(before, self._kept, strict=True):
-                flat.copy_(torch.where(self.flag.to(flat.device) > 0, kept, flat))
+        now = [(buffers, _flat(buffers)) for buffers in groups.values()]
+        if not self.deferred or [len(flat) for _, flat in self._kept] != [len(flat) for _, flat in now]:
+            self._kept = now
+            return
+        for (_, kept), (_, flat) in zip(self._kept, now, strict=True):  # in place, where a captured step finds it again
+            kept.copy_(torch.where(self.flag.to(flat.device) > 0, kept, flat))
 
     @torch.no_grad()
     def restore(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -12,7 +13,14 @@ class History(list[dict[str, Any]]):
     epoch's steps), `kl` (nats, whole network, mean over steps; in the MAP phase `-log p` of the mean), `kl_weight` (of the
     last step), `elbo` (nats, whole dataset, mean over steps, with the weights that were used), `learning_rate`, `seconds`, and
     with a validation loader `validation_nll` and `validation_accuracy` or `validation_rmse`.
+
+    Attributes:
+        notes: What else there is to say of the run, by subject: `"capture"`, whether steps ran as CUDA graphs, and why not.
     """
+
+    def __init__(self, rows: Iterable[dict[str, Any]] = ()) -> None:
+        super().__init__(rows)
+        self.notes: dict[str, str] = {}
 
     def column(self, key: str) -> list[Any]:
         """One entry of every epoch; `None` where an epoch has no such entry.
@@ -33,7 +41,7 @@ class History(list[dict[str, Any]]):
         cells = [columns, *([_cell(row.get(name)) if row else "..." for name in columns] for row in shown)]
         widths = [max(len(line[index]) for line in cells) for index in range(len(columns))]
         lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
-        return f"History of {len(self)} epochs\n" + "\n".join(lines)
+        return f"History of {len(self)} epochs\n" + "\n".join([*lines, *self.notes.values()])
 
 
 def _cell(value: Any) -> str:

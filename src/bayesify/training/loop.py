@@ -30,6 +30,7 @@ from bayesify.training.random_streams import (
     seeded_globals,
     set_network_state,
 )
+from bayesify.training.resident import as_resident
 from bayesify.training.state import Position, Settings, describe
 from bayesify.training.step import BatchError, Part, Step, Update
 from bayesify.training.validation import validate, validated
@@ -55,6 +56,7 @@ class TrainingLoop:
         progress: Whether to show a progress bar.
         num_data_given: Whether the number of examples is the caller's, to be compared with those of the first epoch.
         update: A method's own part in the steps.
+        capture: Whether steps may be captured as CUDA graphs.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class TrainingLoop:
         progress: bool = False,
         num_data_given: bool = False,
         update: Update | None = None,
+        capture: bool = True,
     ) -> None:
         self.model, self.loader, self.settings, self.seed = model, loader, settings, seed
         self.validation, self.reader = validation, reader
@@ -83,7 +86,7 @@ class TrainingLoop:
         self.history = History()
         self.position = Position()
         self.best_state: dict[str, Any] | None = None
-        self.step = Step(model, optimizer, scheduler, settings, self.processes, seed, self.update)
+        self.step = Step(model, optimizer, scheduler, settings, self.processes, seed, self.update, capture)
         self.device = self.step.device
         self.shuffles = loader_generators(loader)
         self.shuffle_states = [generator.get_state() for generator in self.shuffles]
@@ -117,8 +120,17 @@ class TrainingLoop:
             self.batches = count_batches(self.loader)
             self.bar = stack.enter_context(ProgressBar(show, self.settings.total_epochs, self.batches))
             self.interrupt = stack.enter_context(DelayedInterrupt())
-            while self.position.epoch < self.settings.total_epochs and not self.position.stopped:
-                self._epoch()
+            resident = self.processes.count == 1 and self.reader is None
+            self.source = as_resident(self.loader, self.device) if resident else self.loader
+            try:
+                while self.position.epoch < self.settings.total_epochs and not self.position.stopped:
+                    self._epoch()
+            finally:
+                reason = self.step.end()
+                if self.device.type == "cuda":
+                    self.history.notes["capture"] = (
+                        f"steps were not captured: {reason}" if reason else "steps were captured"
+                    )
         for parameter in self.model.module.parameters():
             parameter.grad = None
         if self.best_state is not None:
@@ -138,7 +150,7 @@ class TrainingLoop:
                 set_epoch(epoch)
         start = time.perf_counter() - position.seconds
         with seeded_globals(seed):
-            parts = self.processes.batches(self.loader, DataStream(seed).iterate, self.reader)
+            parts = self.processes.batches(self.source, DataStream(seed).iterate, self.reader)
             for _ in range(position.batches):
                 if next(parts, None) is None:
                     raise ValueError(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from bayesify.predictor import Phase, Trainable
 from bayesify.training.batches import Batch
+from bayesify.training.captured_step import CapturedSteps, FixedRates, why_not
 from bayesify.training.distributed import Processes
 from bayesify.training.guard import CHECK_EVERY, Guard, NotFiniteError
 from bayesify.training.random_streams import derive_seed
@@ -81,24 +82,32 @@ class Objective(nn.Module):
 
 
 class Sums:
-    """What an epoch adds up, on the device, so that no step waits for it: NLL times examples, KL, bound, and steps."""
+    """What an epoch adds up, on the device and in place, so that no step waits for it: NLL times examples, KL, bound, steps."""
 
     def __init__(self, device: torch.device) -> None:
         self.dtype = torch.float32 if device.type == "mps" else torch.float64
-        self._zero = torch.zeros((), dtype=self.dtype, device=device)
-        self.values = [self._zero] * 4
+        self.values = torch.zeros(4, dtype=self.dtype, device=device)
 
     def add(self, *values: Tensor | float) -> None:
-        """Add to each of the four."""
-        self.values = [total + value for total, value in zip(self.values, values, strict=True)]
+        """Add to each of the four: numbers, or [R] for R models."""
+        largest = max((value.shape for value in values if isinstance(value, Tensor)), key=len, default=torch.Size())
+        if len(largest) >= self.values.ndim:
+            self.values = self.values.view(4, *[1] * len(largest)).repeat(1, *largest)
+        for total, value in zip(self.values, values, strict=True):
+            total.add_(value)
 
     def read(self) -> list[Any]:
-        """The sums as numbers, or lists of R of them; a wait for the device."""
-        return [value.tolist() for value in self.values]
+        """The sums as numbers, or lists of R of them, and the steps as a number; a wait for the device."""
+        *sums, steps = self.values.tolist()
+        return [*sums, steps[0] if isinstance(steps, list) else steps]
 
     def set(self, values: list[Any]) -> None:
         """Inverse of `read`; nothing sets all to 0."""
-        self.values = [torch.tensor(value, dtype=self.dtype).to(self._zero.device) for value in values or [0.0] * 4]
+        if not values:
+            self.values.zero_()
+            return
+        *sums, steps = (torch.tensor(value, dtype=self.dtype) for value in values)
+        self.values = torch.stack([*sums, steps.expand_as(sums[0])]).to(self.values.device)
 
 
 class BatchError(Exception):
@@ -126,6 +135,7 @@ class Step:
         processes: The processes that train together.
         seed: Of the run.
         update: A method's own part.
+        capture: Whether steps may be captured as CUDA graphs.
 
     Attributes:
         generator: Source of draws.
@@ -142,6 +152,7 @@ class Step:
         processes: Processes,
         seed: int,
         update: Update,
+        capture: bool = True,
     ) -> None:
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         self.settings, self.processes, self.update = settings, processes, update
@@ -154,6 +165,14 @@ class Step:
         self.taken, self._seen = 0, 0
         self.sums = Sums(self.device)
         self._guard = Guard(model.module, optimizer)
+        own_part = type(update) is not Update
+        self._refusal = why_not(self.device, self._guard.deferred, processes.count, settings.accumulate, own_part)
+        self._rates = FixedRates(optimizer, self.device) if optimizer is not None and not self._refusal else None
+        self._captured = CapturedSteps(self._run, model.module, self.generator)
+        if not capture:
+            self._captured.reason = "not asked for"
+        self._kl_weight = torch.zeros((), device=self.device)
+        self._number = torch.zeros((), dtype=torch.int64, device=self.device)
         self._earlier: dict[int, Any] = {}
 
     def __call__(self, phase: Phase, window: list[Part], kl_weight: float, share: float, first: int) -> None:
@@ -173,7 +192,9 @@ class Step:
         nll: Any = 0.0
         kl: Any = 0.0
         try:
-            if self.update.takes_steps:
+            if self._rates is not None:
+                self._on_device(phase, window[0][0], kl_weight, first)
+            elif self.update.takes_steps:
                 nll = size * self.update.take_step(window[0][0].to(self.device), generator=self.generator, share=share)
             else:
                 draws = self.generator.get_state()
@@ -191,15 +212,36 @@ class Step:
             self._guard.restore()
             plain = ValueError(str(error)) if isinstance(error, NotFiniteError) else error
             raise BatchError(batch, plain, self.taken) from error
-        part_of_all = 1 / self.processes.count
-        bound = -nll / size * self.settings.num_data - kl_weight * part_of_all * kl
-        self.sums.add(nll, part_of_all * kl, bound, part_of_all)
+        if self._rates is None:
+            part_of_all = 1 / self.processes.count
+            bound = -nll / size * self.settings.num_data - kl_weight * part_of_all * kl
+            self.sums.add(nll, part_of_all * kl, bound, part_of_all)
+            self._guard.remember()
         self.taken += 1
         self._seen = first + len(window) - 1
-        self._guard.remember()
         if self.taken % CHECK_EVERY == 0 or type(self.update) is not Update:
             self.check()
         self.update.after_step()
+
+    def _on_device(self, phase: Phase, batch: Batch, kl_weight: float, number: int) -> None:
+        """A step on a GPU, by a graph where there is one: what differs between steps is in tensors."""
+        self._kl_weight.fill_(kl_weight)
+        self._number.fill_(number)
+        self._before_scheduler(number)
+        self._captured(phase, batch)
+        self._step_scheduler()
+
+    def _run(self, phase: Phase, batch: Batch) -> None:
+        """A step from one batch that waits for nothing, so that it can be captured."""
+        num_data, dtype = self.settings.num_data, self.sums.dtype
+        self._zero_grad()
+        with self.autocast():
+            data, kl = self.objective(phase, batch, self.generator)
+        ((self._kl_weight * kl - data) / num_data).sum().backward()
+        self._clip_and_step(self._guard.check(self._number))
+        data, kl = data.detach().to(dtype), kl.detach().to(dtype)
+        self.sums.add(-data / num_data * len(batch), kl, data - self._kl_weight * kl, 1.0)
+        self._guard.remember()
 
     def _zero_grad(self) -> None:
         assert self.optimizer is not None
@@ -218,20 +260,33 @@ class Step:
         return data.detach().to(dtype) / self.settings.num_data * own, kl.detach().to(dtype) * (whole / size)
 
     def _apply(self, norm: Tensor, batch: int) -> None:
-        settings = self.settings
-        by_step = self.scheduler is not None and settings.step_scheduler == "step"
-        if by_step and self._guard.deferred:
-            self._earlier[batch] = copy.deepcopy(self.scheduler.state_dict()), self._options()
-        if settings.clip_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(self.model.module.parameters(), settings.clip_norm, norm)
+        self._before_scheduler(batch)
+        self._clip_and_step(norm)
+        self._step_scheduler()
+
+    def _clip_and_step(self, norm: Tensor) -> None:
+        if self.settings.clip_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(self.model.module.parameters(), self.settings.clip_norm, norm)
         self._guard.step()
-        if by_step:
+
+    def _step_scheduler(self) -> None:
+        if self.scheduler is not None and self.settings.step_scheduler == "step":
             self.scheduler.step()
+
+    def _before_scheduler(self, batch: int) -> None:
+        """Keep what the scheduler changes in this step, for the case that the step turns out not to be finite."""
+        if self.scheduler is not None and self.settings.step_scheduler == "step" and self._guard.deferred:
+            self._earlier[batch] = copy.deepcopy(self.scheduler.state_dict()), self._options()
 
     def _options(self) -> list[dict[str, Any]]:
         assert self.optimizer is not None
         return [
-            {key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups
+            {
+                key: value.clone() if isinstance(value, Tensor) else value
+                for key, value in group.items()
+                if key != "params"
+            }
+            for group in self.optimizer.param_groups
         ]
 
     def check(self) -> None:
@@ -256,27 +311,42 @@ class Step:
     def begin(self) -> None:
         """Begin an epoch: buffers are what they are now."""
         self._guard.remember()
+        if self._rates is not None:
+            self._captured.begin()
+
+    def end(self) -> str:
+        """End the run: the optimizer is as it came; why steps were not captured, empty if they were."""
+        if self._rates is not None:
+            self._rates.end()
+        return (
+            self._refusal or self._captured.reason or ("" if self._captured.replayed else "too few steps of one kind")
+        )
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The context in which the network runs."""
         if self.settings.precision == "float32":
             return nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=self._rates is None)
 
     # -- state -----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """What the steps change besides module and generators."""
         return {
-            "optimizer": None if self.optimizer is None else self.optimizer.state_dict(),
+            "optimizer": None if self.optimizer is None else self._optimizer_state(self.optimizer.state_dict()),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "update": self.update.state_dict(),
         }
+
+    def _optimizer_state(self, state: dict[str, Any]) -> dict[str, Any]:
+        return state if self._rates is None else self._rates.plain(state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state_dict`."""
         if self.optimizer is not None:
             self.optimizer.load_state_dict(state["optimizer"])
+            if self._rates is not None:
+                self._rates.begin()
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
             vars(self.optimizer)["_opt_called"] = True  # else the scheduler warns that no step came before its own

@@ -1,0 +1,203 @@
+"""Steps of training as CUDA graphs: draw, network, gradients, guard and optimizer in a single launch."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from bayesify.maths.value_checks import deferred_checks
+from bayesify.predictor import Phase
+from bayesify.running.caching import count_step
+from bayesify.training.batches import Batch
+
+WARMUP_STEPS = 3
+"""Steps of a kind that run as they are: libraries choose their kernels and the optimizer makes its state in them."""
+
+Run = Callable[[Phase, Batch], None]
+
+
+class CapturedSteps:
+    """Captures a step for each kind of batch (phase, shapes, types) once it has run a few times, and replays it.
+
+    A graph works on fixed memory: a batch is copied to where its graph reads it, and all else that changes between steps must be
+    a tensor that changes in place. Steps that wait for the device, or whose batches hold more than tensors, are not
+    captured; `reason` says why.
+
+    Args:
+        run: The step, free of waits for the device once values are not looked at.
+        module: Owner of parameters, buffers and modes; graphs are made again when these move.
+        generator: Source of draws.
+    """
+
+    def __init__(self, run: Run, module: nn.Module, generator: torch.Generator) -> None:
+        self._run, self._module, self._generator = run, module, generator
+        self._pool: Any = None
+        self._place: Any = None
+        self._graphs: dict[Any, tuple[torch.cuda.CUDAGraph, list[Tensor]]] = {}
+        self._counts: dict[Any, int] = {}
+        self.reason = ""
+        self.replayed = 0
+
+    def begin(self) -> None:
+        """Begin an epoch: graphs whose tensors or modes are no longer the module's are dropped."""
+        tensors = [*self._module.parameters(), *self._module.buffers()]
+        place = tuple((tensor.data_ptr(), tensor.requires_grad) for tensor in tensors)
+        modes = tuple(module.training for module in self._module.modules())
+        if (place, modes) != self._place:
+            self._place = place, modes
+            self._graphs.clear()
+            self._counts.clear()
+
+    def __call__(self, phase: Phase, batch: Batch) -> None:
+        """A step from a batch on any device."""
+        device = self._generator.device
+        leaves, tree = pytree.tree_flatten((batch.x, batch.y, batch.weights))
+        if self.reason or not all(leaf is None or isinstance(leaf, Tensor) for leaf in leaves):
+            self.reason = self.reason or "a batch holds more than tensors"
+            self._run(phase, batch.to(device))
+            return
+        tensors = [leaf for leaf in leaves if leaf is not None]
+        key = (phase, type(batch), tree, *((leaf.shape, leaf.dtype) if leaf is not None else None for leaf in leaves))
+        if key not in self._graphs:
+            count = self._counts[key] = self._counts.get(key, 0) + 1
+            if count <= WARMUP_STEPS:
+                with _side_stream(), _watched(count == WARMUP_STEPS) as waits, _unread(count > 1):
+                    self._run(phase, batch.to(device))
+                if waits:
+                    self.reason = f"a step waits for the GPU: {waits[0]}"
+                return
+            if not self._capture(key, phase, batch):
+                self._run(phase, batch.to(device))
+                return
+        graph, fixed = self._graphs[key]
+        for mine, given in zip(fixed, tensors, strict=True):
+            mine.copy_(given, non_blocking=True)
+        graph.replay()
+        count_step()
+        self.replayed += 1
+
+    def _capture(self, key: Any, phase: Phase, batch: Batch) -> bool:
+        """Capture a step, which does not run in it; whether that succeeded."""
+        device = self._generator.device
+        given = (batch.x, batch.y, batch.weights)
+        copied = pytree.tree_map_only(Tensor, lambda leaf: leaf.to(device, copy=True), given)
+        fixed = [leaf for leaf in pytree.tree_leaves(copied) if isinstance(leaf, Tensor)]
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        before = self._generator.get_state(), torch.cuda.get_rng_state(device)
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(self._generator)
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                self._run(phase, type(batch)(*copied))
+        except (RuntimeError, ValueError, NotImplementedError) as error:
+            self._generator.set_state(before[0])
+            torch.cuda.set_rng_state(before[1], device)
+            self.reason = str(error).strip().splitlines()[0]
+            return False
+        self._graphs[key] = graph, fixed
+        return True
+
+
+@contextmanager
+def _side_stream() -> Iterator[None]:
+    """Run on a stream of its own, as steps before a capture must."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        yield
+    torch.cuda.current_stream().wait_stream(side)
+
+
+@contextmanager
+def _watched(watch: bool) -> Iterator[list[str]]:
+    """Where the code inside waits for the device, if asked to watch for it."""
+    found: list[str] = []
+    if not watch:
+        yield found
+        return
+    mode = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield found
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+    for warning in caught:
+        if "synchronizing CUDA operation" in str(warning.message):
+            found.append(f"{warning.filename}:{warning.lineno}")
+        elif "prototype" not in str(warning.message):
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+
+
+@contextmanager
+def _unread(defer: bool) -> Iterator[None]:
+    if not defer:
+        yield
+        return
+    with deferred_checks():
+        yield
+
+
+class FixedRates:
+    """Makes an optimizer's learning rates tensors that change in place, where a graph reads them, until it is told to stop.
+
+    Args:
+        optimizer: A fused one of torch's.
+        device: Of its parameters.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+        self._optimizer, self._device = optimizer, device
+        self._capturable = [group.get("capturable") for group in optimizer.param_groups]
+        self.begin()
+
+    def begin(self) -> None:
+        """Make the rates tensors, also after a state was loaded."""
+        for group in self._optimizer.param_groups:
+            if not isinstance(group["lr"], Tensor):
+                group["lr"] = torch.tensor(group["lr"], dtype=torch.float32, device=self._device)
+            if "capturable" in group:
+                group["capturable"] = True
+        for state in self._optimizer.state.values():
+            if isinstance(state.get("step"), Tensor):
+                state["step"] = state["step"].to(self._device)
+
+    def plain(self, state: dict[str, Any]) -> dict[str, Any]:
+        """An optimizer's `state_dict` with rates as numbers."""
+        groups = [
+            group | {"lr": float(group["lr"])} | ({"capturable": before} if before is not None else {})
+            for group, before in zip(state["param_groups"], self._capturable, strict=True)
+        ]
+        return state | {"param_groups": groups}
+
+    def end(self) -> None:
+        """Give the optimizer back as it came."""
+        for group, before in zip(self._optimizer.param_groups, self._capturable, strict=True):
+            group["lr"] = float(group["lr"])
+            if before is not None:
+                group["capturable"] = before
+
+
+def why_not(device: torch.device, deferred: bool, processes: int, accumulate: int, own_update: bool) -> str:
+    """Why steps cannot be captured, before any was tried; empty if they can, or if there is no GPU to capture them on."""
+    if device.type != "cuda":
+        return "no GPU"
+    if own_update:
+        return "the method takes its own steps"
+    if processes > 1:
+        return "several processes train together"
+    if accumulate > 1:
+        return "gradients of several batches make one step"
+    if not deferred:
+        return (
+            "the optimizer cannot skip a step on the GPU; give a fused one, such as torch.optim.Adam(..., fused=True)"
+        )
+    return ""
