@@ -21,7 +21,7 @@ from bayesify.posteriors.collection import Posteriors
 from bayesify.predictive.base import Predictive
 from bayesify.predictor import Drawable, Phase, Trainable
 from bayesify.priors import Prior
-from bayesify.running import cuda_graphs
+from bayesify.running import captured_draws
 from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_errors
 from bayesify.running.outputs import select_output
 from bayesify.running.runner import Runner, evaluating
@@ -196,7 +196,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable):
         for posterior in self.posteriors.in_drawing_order():
             request = DrawRequest(num_draws, prior, noise, antithetic, local, runner, weights, num_data, networks)
             with self.full_precision():
-                part, part_kl = cuda_graphs.draw(posterior, request)
+                part, part_kl = captured_draws.draw(posterior, request)
             weights.update(self.layout.cast(part))
             kl = kl + part_kl
         return Draws(runner, weights, kl.expand(num_draws), self.posteriors.buffers_for(request))

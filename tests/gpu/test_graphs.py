@@ -6,7 +6,7 @@ from torch import nn
 
 import bayesify
 from bayesify import likelihoods, posteriors
-from bayesify.running import cuda_graphs
+from bayesify.running import captured_draws
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 POSTERIORS = {
@@ -28,7 +28,7 @@ def problem(request):
 
 def run(problem, patience, monkeypatch):
     """Losses of some steps with accumulated gradients, and sums of draws between them."""
-    monkeypatch.setattr(cuda_graphs, "WARMUP_CALLS", patience)
+    monkeypatch.setattr(captured_draws, "WARMUP_CALLS", patience)
     bnn, x, y = problem
     state = {name: value.clone() for name, value in bnn.state_dict().items()}
     generator = torch.Generator("cuda").manual_seed(7)
@@ -53,7 +53,7 @@ def test_recorded_draws_and_gradients_are_bit_identical(problem, monkeypatch):
 
 
 def test_two_bounds_before_one_backward_pass(problem, monkeypatch):
-    monkeypatch.setattr(cuda_graphs, "WARMUP_CALLS", 1)
+    monkeypatch.setattr(captured_draws, "WARMUP_CALLS", 1)
     bnn, x, y = problem
     for _ in range(3):
         bnn.elbo(x, y, num_data=64).backward()
@@ -61,7 +61,7 @@ def test_two_bounds_before_one_backward_pass(problem, monkeypatch):
     generator = torch.Generator("cuda").manual_seed(1)
     (bnn.elbo(x, y, num_data=64, generator=generator) + bnn.elbo(x, y, num_data=64, generator=generator)).backward()
     together = [parameter.grad.clone() for parameter in bnn.parameters()]
-    monkeypatch.setattr(cuda_graphs, "WARMUP_CALLS", 10**9)
+    monkeypatch.setattr(captured_draws, "WARMUP_CALLS", 10**9)
     bnn.zero_grad()
     generator = torch.Generator("cuda").manual_seed(1)
     for _ in range(2):
@@ -71,7 +71,7 @@ def test_two_bounds_before_one_backward_pass(problem, monkeypatch):
 
 
 def test_a_late_second_backward_pass_is_refused(problem, monkeypatch):
-    monkeypatch.setattr(cuda_graphs, "WARMUP_CALLS", 1)
+    monkeypatch.setattr(captured_draws, "WARMUP_CALLS", 1)
     bnn, x, y = problem
     for _ in range(3):
         bnn.elbo(x, y, num_data=64).backward()

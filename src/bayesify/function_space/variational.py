@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from bayesify.draws import Draws
 from bayesify.function_space import checks
+from bayesify.function_space.captured_divergence import DivergenceCapture
 from bayesify.function_space.contexts import Box, Context, restore_context
 from bayesify.function_space.divergence import check_kl, gaussian_kl
 from bayesify.function_space.moments import Covariance, output_covariance
 from bayesify.function_space.priors import Constant, FunctionPrior, restore_prior
-from bayesify.function_space.recording import Recorder
 from bayesify.jacobians import Jacobians, check_deterministic
 from bayesify.likelihoods import Likelihood
 from bayesify.maths.pieces import SumOfPieces
@@ -97,7 +97,7 @@ class FunctionSpaceVI(Drawable, Trainable):
         self._jacobians = Jacobians(Runner(bnn.network, bnn.weights), list(bnn.weights), output=bnn.output)
         self.prior = copy.deepcopy(prior) if prior is not None else Constant(prior_mean, prior_variance)
         self._bind()
-        self._recorder = Recorder(bnn)
+        self._recorder = DivergenceCapture(bnn)
         self._records = covariance == "diagonal" and isinstance(self.prior, Constant)
         self._bytes_per_row: dict[Any, tuple[float, tuple[int, ...]]] = {}
         self._output_shape: tuple[int, ...] = ()

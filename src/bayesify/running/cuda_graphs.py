@@ -1,163 +1,66 @@
-"""Draws recorded as CUDA graphs: one launch in place of hundreds."""
+"""CUDA graphs: many launches as one, on fixed memory; what captures of draws, divergences and steps share."""
 
 from __future__ import annotations
 
-import weakref
-from typing import TYPE_CHECKING, Any
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
-from bayesify.maths.noise import NoiseSource
-from bayesify.running.caching import cached_values, steps_taken
-from bayesify.weights.named_parameters import MASK
-
-if TYPE_CHECKING:
-    from bayesify.posteriors.base import DrawRequest, Posterior
-
-LARGEST = 2**28
-"""Numbers in all draws of a request above which a graph is not worth the memory that it keeps."""
 WARMUP_CALLS = 3
-"""Requests of one kind from one state of the parameters before a graph is recorded: recording costs many draws."""
+"""Calls of a kind before it is captured: a capture costs many calls, and libraries choose their kernels in the first ones."""
 
-_RECORDS: weakref.WeakKeyDictionary[Posterior, dict[Any, Any]] = weakref.WeakKeyDictionary()
+Result = TypeVar("Result")
 
 
-def draw(posterior: Posterior, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
-    """Draw from a posterior, by a recorded CUDA graph where that is possible and pays.
+@contextmanager
+def side_stream() -> Iterator[None]:
+    """Run on a stream of its own, as calls before a capture must."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        yield
+    torch.cuda.current_stream().wait_stream(side)
 
-    A graph works on fixed memory. Without gradients its results are copied out. With gradients (inside the training
-    objective, where nobody keeps the draws) they are used in place, so a second bound that is made before the first
-    one's backward pass is drawn without a graph. The random numbers are those of a draw without a graph.
+
+@contextmanager
+def watch_waits() -> Iterator[list[str]]:
+    """A list that is filled, at the end, with the places where the code inside waited for the device."""
+    found: list[str] = []
+    mode = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield found
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+    for warning in caught:
+        if "synchronizing CUDA operation" in str(warning.message):
+            found.append(f"{warning.filename}:{warning.lineno}")
+        elif "prototype" not in str(warning.message):  # torch says that of this mode
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+
+
+def capture(
+    run: Callable[[], Result], generators: Sequence[torch.Generator | None] = (), pool: Any = None
+) -> tuple[torch.cuda.CUDAGraph, Result]:
+    """Capture a function of fixed memory, which has run before on a `side_stream`; it does not run in the capture.
+
+    Args:
+        run: The function.
+        generators: What it draws from, besides torch's own generator of the device.
+        pool: Memory that graphs share which never run at the same time.
+
+    Returns:
+        The graph, and what the function returned: memory that every replay writes.
     """
-    if not _suits(posterior, request):
-        return posterior.draw(request)
-    training = torch.is_grad_enabled()
-    addresses = tuple(tensor.data_ptr() for tensor in (*posterior.parameters(), *posterior.buffers()))
-    versions = () if training else (steps_taken(), *(parameter._version for parameter in posterior.parameters()))
-    scales = tuple(request.prior.std.values())
-    key = (training, request.num_draws, request.antithetic, id(request.noise.generator), scales, request.num_data)
-    records = _RECORDS.setdefault(posterior, {})
-    count, state, recorded = records.get(key, (0, None, None))
-    if state != (addresses, versions):
-        count, recorded = 0, None
-    if recorded is None and count >= WARMUP_CALLS:
-        recorded = _Recorded(posterior, request, training)
-    records[key] = (count + 1, (addresses, versions), recorded)
-    if recorded is None or recorded.busy():
-        return posterior.draw(request)
-    return recorded.replay()
-
-
-def _suits(posterior: Posterior, request: DrawRequest) -> bool:
-    if not posterior.capturable or torch.compiler.is_compiling() or type(request.noise) is not NoiseSource:
-        return False
-    device = next(posterior.parameters()).device
-    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
-        return False
-    if torch.is_grad_enabled() != request.local or torch.is_inference_mode_enabled():
-        return False  # draws that a user keeps must not live in the graph's memory
-    if request.noise.generator is not None and request.noise.generator.device != device:
-        return False
-    if not request.prior.fixed:
-        return False
-    if any(name.endswith(MASK) for name, _ in posterior.named_buffers()):
-        return False  # the gradient of a scatter by mask waits for the device
-    return request.num_draws * sum(posterior.sizes().values()) <= LARGEST
-
-
-class _Recorded:
-    """One recorded draw, and the recorded gradient of it."""
-
-    def __init__(self, posterior: Posterior, request: DrawRequest, training: bool) -> None:
-        self.training = training
-        self.parameters = [parameter for parameter in posterior.parameters() if parameter.requires_grad]
-        self.pending: weakref.ref[_Use] | None = None
-
-        def run() -> list[Tensor]:
-            weights, kl = posterior.draw(request)
-            self.names = list(weights)
-            return [*weights.values(), kl]
-
-        def gradient(outputs: list[Tensor]) -> tuple[Tensor | None, ...]:
-            live = [(out, grad) for out, grad in zip(outputs, self.grad_outputs, strict=True) if out.requires_grad]
-            return torch.autograd.grad(
-                [out for out, _ in live], self.parameters, [grad for _, grad in live], allow_unused=True
-            )
-
-        device = self.parameters[0].device
-        generator = request.noise.generator or torch.cuda.default_generators[device.index or 0]
-        before = generator.get_state()
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                outputs = run()
-                if training:
-                    self.grad_outputs = [torch.zeros_like(output) for output in outputs]
-                    gradient(outputs)
-            del outputs
-        torch.cuda.current_stream().wait_stream(side)
-        self.forward_graph = torch.cuda.CUDAGraph()
-        if request.noise.generator is not None:
-            self.forward_graph.register_generator_state(request.noise.generator)
-        with torch.cuda.graph(self.forward_graph):
-            self.outputs = run()
-        if training:
-            self.grad_outputs = [torch.zeros_like(output) for output in self.outputs]
-            self.backward_graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.backward_graph, pool=self.forward_graph.pool()):
-                self.grads = gradient(self.outputs)
-            self.outputs = [output.detach() for output in self.outputs]
-        generator.set_state(before)
-        self.kept = cached_values(posterior)  # the graph reads their memory, whatever the posterior forgets later
-
-    def busy(self) -> bool:
-        """Whether a bound that was drawn from this graph still waits for its backward pass."""
-        use = self.pending() if self.pending is not None else None
-        return use is not None and not use.finished
-
-    def replay(self) -> tuple[dict[str, Tensor], Tensor]:
-        if self.training:
-            use = _Use()
-            if self.pending is not None and (last := self.pending()) is not None:
-                last.overwritten = True
-            self.pending = weakref.ref(use)
-            outputs = list(_Replay.apply(self, use, *self.parameters))
-        else:
-            self.forward_graph.replay()
-            outputs = [torch.empty_like(output) for output in self.outputs]
-            torch._foreach_copy_(outputs, self.outputs)
-        return dict(zip(self.names, outputs[:-1], strict=True)), outputs[-1]
-
-
-class _Use:
-    """What became of one replay: alive while its part of the autograd graph is."""
-
-    finished = False
-    overwritten = False
-
-
-class _Replay(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, recorded: _Recorded, use: _Use, *parameters: Tensor) -> Any:
-        ctx.recorded, ctx.use = recorded, use
-        recorded.forward_graph.replay()
-        return tuple(output.detach() for output in recorded.outputs)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        recorded = ctx.recorded
-        if ctx.use.overwritten:
-            raise RuntimeError(
-                "elbo: backward was called again after a later elbo; call it once for each elbo, before the next"
-            )
-        given = [(mine, grad) for mine, grad in zip(recorded.grad_outputs, grads, strict=True) if grad is not None]
-        torch._foreach_copy_([mine for mine, _ in given], [grad for _, grad in given])
-        for mine, grad in zip(recorded.grad_outputs, grads, strict=True):
-            if grad is None:
-                mine.zero_()
-        recorded.backward_graph.replay()
-        ctx.use.finished = True
-        # Copies: an optimizer that accumulates gradients keeps them past the next replay.
-        return None, None, *(None if grad is None else grad.clone() for grad in recorded.grads)
+    graph = torch.cuda.CUDAGraph()
+    for generator in generators:
+        if generator is not None:
+            graph.register_generator_state(generator)
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        result = run()
+    return graph, result

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -14,10 +13,8 @@ from torch.utils import _pytree as pytree
 from bayesify.maths.value_checks import deferred_checks
 from bayesify.predictor import Phase
 from bayesify.running.caching import count_step
+from bayesify.running.cuda_graphs import WARMUP_CALLS, capture, side_stream, watch_waits
 from bayesify.training.batches import Batch
-
-WARMUP_STEPS = 3
-"""Steps of a kind that run as they are: libraries choose their kernels and the optimizer makes its state in them."""
 
 Run = Callable[[Phase, Batch], None]
 
@@ -66,11 +63,8 @@ class CapturedSteps:
         key = (phase, type(batch), tree, *((leaf.shape, leaf.dtype) if leaf is not None else None for leaf in leaves))
         if key not in self._graphs:
             count = self._counts[key] = self._counts.get(key, 0) + 1
-            if count <= WARMUP_STEPS:
-                with _side_stream(), _watched(count == WARMUP_STEPS) as waits, _unread(count > 1):
-                    self._run(phase, batch.to(device))
-                if waits:
-                    self.reason = f"a step waits for the GPU: {waits[0]}"
+            if count <= WARMUP_CALLS:
+                self._warm_up(phase, batch.to(device), count)
                 return
             if not self._capture(key, phase, batch):
                 self._run(phase, batch.to(device))
@@ -82,6 +76,18 @@ class CapturedSteps:
         count_step()
         self.replayed += 1
 
+    def _warm_up(self, phase: Phase, batch: Batch, count: int) -> None:
+        """A step as it is; values are looked at in the first, and waits for the device in the last before a capture."""
+        waits: list[str] = []
+        with side_stream(), ExitStack() as stack:
+            if count > 1:
+                stack.enter_context(deferred_checks())
+            if count == WARMUP_CALLS:
+                waits = stack.enter_context(watch_waits())
+            self._run(phase, batch)
+        if waits:
+            self.reason = f"a step waits for the GPU: {waits[0]}"
+
     def _capture(self, key: Any, phase: Phase, batch: Batch) -> bool:
         """Capture a step, which does not run in it; whether that succeeded."""
         device = self._generator.device
@@ -91,11 +97,8 @@ class CapturedSteps:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         before = self._generator.get_state(), torch.cuda.get_rng_state(device)
-        graph = torch.cuda.CUDAGraph()
-        graph.register_generator_state(self._generator)
         try:
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                self._run(phase, type(batch)(*copied))
+            graph, _ = capture(lambda: self._run(phase, type(batch)(*copied)), [self._generator], self._pool)
         except (RuntimeError, ValueError, NotImplementedError) as error:
             self._generator.set_state(before[0])
             torch.cuda.set_rng_state(before[1], device)
@@ -103,47 +106,6 @@ class CapturedSteps:
             return False
         self._graphs[key] = graph, fixed
         return True
-
-
-@contextmanager
-def _side_stream() -> Iterator[None]:
-    """Run on a stream of its own, as steps before a capture must."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        yield
-    torch.cuda.current_stream().wait_stream(side)
-
-
-@contextmanager
-def _watched(watch: bool) -> Iterator[list[str]]:
-    """Where the code inside waits for the device, if asked to watch for it."""
-    found: list[str] = []
-    if not watch:
-        yield found
-        return
-    mode = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            yield found
-        finally:
-            torch.cuda.set_sync_debug_mode(mode)
-    for warning in caught:
-        if "synchronizing CUDA operation" in str(warning.message):
-            found.append(f"{warning.filename}:{warning.lineno}")
-        elif "prototype" not in str(warning.message):
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-
-
-@contextmanager
-def _unread(defer: bool) -> Iterator[None]:
-    if not defer:
-        yield
-        return
-    with deferred_checks():
-        yield
 
 
 class FixedRates:

@@ -86,8 +86,6 @@ class TrainingLoop:
         self.history = History()
         self.position = Position()
         self.best_state: dict[str, Any] | None = None
-        self.step = Step(model, optimizer, scheduler, settings, self.processes, seed, self.update, capture)
-        self.device = self.step.device
         self.shuffles = loader_generators(loader)
         self.shuffle_states = [generator.get_state() for generator in self.shuffles]
         self.description = describe(
@@ -97,6 +95,8 @@ class TrainingLoop:
             "processes": self.processes.count,
             "generators of the loader": len(self.shuffles),
         }
+        self.step = Step(model, optimizer, scheduler, settings, self.processes, seed, self.update, capture)
+        self.device = self.step.device
         self.data = data_fingerprint(loader) if checkpoint is not None else []
 
     # -- the run ---------------------------------------------------------------------------------------------------

@@ -1,8 +1,7 @@
-"""A function-space KL recorded as a CUDA graph with its gradient: one launch in place of thousands."""
+"""A function-space KL captured as a CUDA graph with its gradient: one launch in place of thousands."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -10,13 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-WARMUP_CALLS = 3
-"""Calls of one kind before a graph is recorded."""
+from bayesify.running.cuda_graphs import WARMUP_CALLS, capture, side_stream, watch_waits
 
 Part = Callable[[Any, Sequence[Tensor]], Tensor]
 
 
-class Recorder:
+class DivergenceCapture:
     """Calls a scalar function of inputs and of tensors that it is differentiated by, from a CUDA graph where it can.
 
     The graph holds value and gradient in memory of its own, and results are copied out, so that a replay before the
@@ -24,14 +22,14 @@ class Recorder:
     called as it is.
 
     Args:
-        module: Whose buffers, frozen parameters and modes the function depends on; a new graph is recorded if they move.
+        module: Whose buffers, frozen parameters and modes the function depends on; a new graph is captured if they move.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self._key: Any = None
         self._count = 0
-        self._recorded: _Recorded | None = None
+        self._captured: _Captured | None = None
 
     def __call__(self, part: Part, inputs: Any, given: Sequence[Tensor]) -> Tensor:
         """`part(inputs, given)`; differentiable by `given`, not by the inputs."""
@@ -40,18 +38,18 @@ class Recorder:
             return part(inputs, given)
         key = self._describe((*leaves, *given))
         if key != self._key:
-            self._key, self._count, self._recorded = key, 0, None
+            self._key, self._count, self._captured = key, 0, None
         self._count += 1
         if self._count == WARMUP_CALLS + 1:
-            self._recorded = _record(part, inputs, given)
-        if self._recorded is None:
+            self._captured = _capture(part, inputs, given)
+        if self._captured is None:
             return part(inputs, given)
-        torch._foreach_copy_(self._recorded.inputs, leaves)
-        found: Tensor = _Replay.apply(self._recorded, *given)
+        torch._foreach_copy_(self._captured.inputs, leaves)
+        found: Tensor = _Replay.apply(self._captured, *given)
         return found
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"module": self.module, "_key": None, "_count": 0, "_recorded": None}  # graphs stay where they are
+        return {"module": self.module, "_key": None, "_count": 0, "_captured": None}  # graphs stay where they are
 
     def _suits(self, leaves: Sequence[Any], given: Sequence[Tensor]) -> bool:
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():
@@ -69,7 +67,7 @@ class Recorder:
         )
 
 
-class _Recorded(NamedTuple):
+class _Captured(NamedTuple):
     """A graph, the memory that it reads, and what it writes."""
 
     graph: torch.cuda.CUDAGraph
@@ -80,8 +78,8 @@ class _Recorded(NamedTuple):
     """Gradients by place among the given tensors."""
 
 
-def _record(part: Part, inputs: Any, given: Sequence[Tensor]) -> _Recorded | None:
-    """Nothing if the function waits for the device: a failed recording would leave random numbers in disorder."""
+def _capture(part: Part, inputs: Any, given: Sequence[Tensor]) -> _Captured | None:
+    """Nothing if the function waits for the device: a failed capture would leave random numbers in disorder."""
     leaves, form = pytree.tree_flatten(inputs)
     own_leaves = [leaf.clone() for leaf in leaves]
     own = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in given]
@@ -92,33 +90,24 @@ def _record(part: Part, inputs: Any, given: Sequence[Tensor]) -> _Recorded | Non
         found = torch.autograd.grad(value, [own[place] for place in places], allow_unused=True)
         return value.detach(), {place: slope for place, slope in zip(places, found, strict=True) if slope is not None}
 
-    side, mode = torch.cuda.Stream(), torch.cuda.get_sync_debug_mode()
-    side.wait_stream(torch.cuda.current_stream())
-    try:
-        with torch.cuda.stream(side), warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # torch says that this mode is a prototype
+    with side_stream():
+        run()
+        with watch_waits() as waits:
             run()
-            torch.cuda.set_sync_debug_mode("error")
-            run()
-    except RuntimeError:
+    if waits:
         return None
-    finally:
-        torch.cuda.set_sync_debug_mode(mode)
-        torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        value, slopes = run()
-    return _Recorded(graph, own_leaves, own, value, slopes)
+    graph, (value, slopes) = capture(run)
+    return _Captured(graph, own_leaves, own, value, slopes)
 
 
 class _Replay(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, recorded: _Recorded, *given: Tensor) -> Tensor:
-        torch._foreach_copy_([tensor.detach() for tensor in recorded.given], list(given))
-        recorded.graph.replay()
-        ctx.places, ctx.count = list(recorded.slopes), len(given)
-        ctx.save_for_backward(*(slope.clone() for slope in recorded.slopes.values()))
-        return recorded.value.clone()
+    def forward(ctx: Any, captured: _Captured, *given: Tensor) -> Tensor:
+        torch._foreach_copy_([tensor.detach() for tensor in captured.given], list(given))
+        captured.graph.replay()
+        ctx.places, ctx.count = list(captured.slopes), len(given)
+        ctx.save_for_backward(*(slope.clone() for slope in captured.slopes.values()))
+        return captured.value.clone()
 
     @staticmethod
     @torch.autograd.function.once_differentiable

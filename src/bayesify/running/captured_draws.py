@@ -1,0 +1,154 @@
+"""Draws captured as CUDA graphs: one launch in place of hundreds."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from bayesify.maths.noise import NoiseSource
+from bayesify.running.caching import cached_values, steps_taken
+from bayesify.running.cuda_graphs import WARMUP_CALLS, capture, side_stream
+from bayesify.weights.named_parameters import MASK
+
+if TYPE_CHECKING:
+    from bayesify.posteriors.base import DrawRequest, Posterior
+
+LARGEST = 2**28
+"""Numbers in all draws of a request above which a graph is not worth the memory that it keeps."""
+
+_CAPTURES: weakref.WeakKeyDictionary[Posterior, dict[Any, Any]] = weakref.WeakKeyDictionary()
+
+
+def draw(posterior: Posterior, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
+    """Draw from a posterior, by a captured CUDA graph where that is possible and pays.
+
+    A graph works on fixed memory. Without gradients its results are copied out. With gradients (inside the training
+    objective, where nobody keeps the draws) they are used in place, so a second bound that is made before the first
+    one's backward pass is drawn without a graph. The random numbers are those of a draw without a graph.
+    """
+    if not _suits(posterior, request):
+        return posterior.draw(request)
+    training = torch.is_grad_enabled()
+    addresses = tuple(tensor.data_ptr() for tensor in (*posterior.parameters(), *posterior.buffers()))
+    versions = () if training else (steps_taken(), *(parameter._version for parameter in posterior.parameters()))
+    scales = tuple(request.prior.std.values())
+    key = (training, request.num_draws, request.antithetic, id(request.noise.generator), scales, request.num_data)
+    captures = _CAPTURES.setdefault(posterior, {})
+    count, state, captured = captures.get(key, (0, None, None))
+    if state != (addresses, versions):
+        count, captured = 0, None
+    if captured is None and count >= WARMUP_CALLS:
+        captured = _Captured(posterior, request, training)
+    captures[key] = (count + 1, (addresses, versions), captured)
+    if captured is None or captured.busy():
+        return posterior.draw(request)
+    return captured.replay()
+
+
+def _suits(posterior: Posterior, request: DrawRequest) -> bool:
+    if not posterior.capturable or torch.compiler.is_compiling() or type(request.noise) is not NoiseSource:
+        return False
+    device = next(posterior.parameters()).device
+    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        return False
+    if torch.is_grad_enabled() != request.local or torch.is_inference_mode_enabled():
+        return False  # draws that a user keeps must not live in the graph's memory
+    if request.noise.generator is not None and request.noise.generator.device != device:
+        return False
+    if not request.prior.fixed:
+        return False
+    if any(name.endswith(MASK) for name, _ in posterior.named_buffers()):
+        return False  # the gradient of a scatter by mask waits for the device
+    return request.num_draws * sum(posterior.sizes().values()) <= LARGEST
+
+
+class _Captured:
+    """One captured draw, and the captured gradient of it."""
+
+    def __init__(self, posterior: Posterior, request: DrawRequest, training: bool) -> None:
+        self.training = training
+        self.parameters = [parameter for parameter in posterior.parameters() if parameter.requires_grad]
+        self.pending: weakref.ref[_Use] | None = None
+
+        def run() -> list[Tensor]:
+            weights, kl = posterior.draw(request)
+            self.names = list(weights)
+            return [*weights.values(), kl]
+
+        def gradient(outputs: list[Tensor]) -> tuple[Tensor | None, ...]:
+            live = [(out, grad) for out, grad in zip(outputs, self.grad_outputs, strict=True) if out.requires_grad]
+            return torch.autograd.grad(
+                [out for out, _ in live], self.parameters, [grad for _, grad in live], allow_unused=True
+            )
+
+        device = self.parameters[0].device
+        generator = request.noise.generator or torch.cuda.default_generators[device.index or 0]
+        before = generator.get_state()
+        with side_stream():
+            for _ in range(3):
+                outputs = run()
+                if training:
+                    self.grad_outputs = [torch.zeros_like(output) for output in outputs]
+                    gradient(outputs)
+            del outputs
+        self.forward_graph, self.outputs = capture(run, [request.noise.generator])
+        if training:
+            self.grad_outputs = [torch.zeros_like(output) for output in self.outputs]
+            pool = self.forward_graph.pool()
+            self.backward_graph, self.grads = capture(lambda: gradient(self.outputs), pool=pool)
+            self.outputs = [output.detach() for output in self.outputs]
+        generator.set_state(before)
+        self.kept = cached_values(posterior)  # the graph reads their memory, whatever the posterior forgets later
+
+    def busy(self) -> bool:
+        """Whether a bound that was drawn from this graph still waits for its backward pass."""
+        use = self.pending() if self.pending is not None else None
+        return use is not None and not use.finished
+
+    def replay(self) -> tuple[dict[str, Tensor], Tensor]:
+        if self.training:
+            use = _Use()
+            if self.pending is not None and (last := self.pending()) is not None:
+                last.overwritten = True
+            self.pending = weakref.ref(use)
+            outputs = list(_Replay.apply(self, use, *self.parameters))
+        else:
+            self.forward_graph.replay()
+            outputs = [torch.empty_like(output) for output in self.outputs]
+            torch._foreach_copy_(outputs, self.outputs)
+        return dict(zip(self.names, outputs[:-1], strict=True)), outputs[-1]
+
+
+class _Use:
+    """What became of one replay: alive while its part of the autograd graph is."""
+
+    finished = False
+    overwritten = False
+
+
+class _Replay(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, captured: _Captured, use: _Use, *parameters: Tensor) -> Any:
+        ctx.captured, ctx.use = captured, use
+        captured.forward_graph.replay()
+        return tuple(output.detach() for output in captured.outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        captured = ctx.captured
+        if ctx.use.overwritten:
+            raise RuntimeError(
+                "elbo: backward was called again after a later elbo; call it once for each elbo, before the next"
+            )
+        given = [(mine, grad) for mine, grad in zip(captured.grad_outputs, grads, strict=True) if grad is not None]
+        torch._foreach_copy_([mine for mine, _ in given], [grad for _, grad in given])
+        for mine, grad in zip(captured.grad_outputs, grads, strict=True):
+            if grad is None:
+                mine.zero_()
+        captured.backward_graph.replay()
+        ctx.use.finished = True
+        # Copies: an optimizer that accumulates gradients keeps them past the next replay.
+        return None, None, *(None if grad is None else grad.clone() for grad in captured.grads)

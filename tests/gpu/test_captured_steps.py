@@ -1,0 +1,149 @@
+"""Training by captured steps is training without them, to the bit. Run with `-m gpu`."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import bayesify
+from bayesify import likelihoods, posteriors
+from bayesify.training.arguments import Checkpointing, Steps
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+POSTERIORS = {
+    "point": lambda: posteriors.Point(),
+    "mean_field": lambda: posteriors.MeanField(),
+    "k_tied": lambda: posteriors.KTied(),
+    "rank_one": lambda: posteriors.RankOne(),
+    "matrix_normal": lambda: posteriors.MatrixNormal(),
+    "inducing": lambda: posteriors.InducingWeights(8, 8),
+    "walsh_hadamard": lambda: posteriors.WalshHadamard(),
+    "dropout": lambda: posteriors.Dropout(),
+    "ensemble": lambda: posteriors.Ensemble(3),
+}
+
+
+def data(rows=150, bad=None, label=None):
+    x = torch.randn(rows, 6, generator=torch.Generator().manual_seed(0))
+    y = (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
+    if bad is not None:
+        x[bad] = torch.nan
+    if label is not None:
+        y[label] = 7
+    return TensorDataset(x, y)
+
+
+def network(posterior, seed=0, middle=nn.ReLU):
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(6, 16), middle(), nn.Linear(16, 3)).cuda()
+    return bayesify.bayesianize(net, posterior, likelihood=likelihoods.Categorical())
+
+
+def fit(bnn, dataset=None, capture=True, epochs=5, batch_size=32, **options):
+    loader = DataLoader(dataset or data(), batch_size=batch_size, shuffle=options.pop("shuffle", True))
+    steps = Steps(capture=capture, **options.pop("steps", {}))
+    return bayesify.fit(bnn, loader, epochs=epochs, seed=3, steps=steps, progress=False, **options)
+
+
+def same(one, other):
+    for (name, a), (_, b) in zip(one.state_dict().items(), other.state_dict().items(), strict=True):
+        assert torch.equal(a, b), name
+
+
+@pytest.mark.parametrize("name", POSTERIORS)
+def test_captured_steps_are_the_steps(name):
+    captured, plain = network(POSTERIORS[name]()), network(POSTERIORS[name]())
+    history, other = fit(captured), fit(plain, capture=False)
+    assert history.notes["capture"] == "steps were captured"
+    assert other.notes["capture"] == "steps were not captured: not asked for"
+    same(captured, plain)
+    for row, expected in zip(history, other, strict=True):
+        assert {**row, "seconds": 0} == {**expected, "seconds": 0}
+
+
+def test_with_phases_schedules_clipping_and_batch_norm():
+    class Middle(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.drop = nn.BatchNorm1d(16), nn.Dropout(0.2)
+
+        def forward(self, x):
+            return self.drop(self.norm(x)).relu()
+
+    options = {
+        "map_epochs": 5,
+        "kl_schedule": bayesify.KLSchedule(linear_epochs=3),
+        "scheduler": lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50),
+        "steps": {"clip_norm": 1.0, "scheduler": "step"},
+    }
+    captured, plain = (network(posteriors.MeanField(), middle=Middle) for _ in range(2))
+    assert fit(captured, **options).notes["capture"] == "steps were captured"
+    fit(plain, capture=False, **options)
+    same(captured, plain)
+
+
+def test_resumed_runs_are_those_that_were_not_interrupted(tmp_path):
+    whole, parts = network(posteriors.MeanField()), network(posteriors.MeanField())
+    fit(whole, epochs=6)
+    path = Checkpointing(tmp_path / "run.safetensors")
+    fit(parts, epochs=3, checkpoint=path)
+    resumed = network(posteriors.MeanField(), seed=1)
+    fit(resumed, epochs=6, checkpoint=path)
+    same(resumed, whole)
+
+
+def test_a_bad_row_changes_nothing_and_is_named():
+    """The fifth batch of each epoch of twelve is bad: it is met when steps are captured already."""
+    broken, sound = network(posteriors.MeanField()), network(posteriors.MeanField())
+    with pytest.raises(
+        ValueError, match=r"epoch 1, batch 9: the gradient of .* is not finite.*steps taken before it: 8"
+    ):
+        fit(broken, data(120, bad=85), epochs=1, batch_size=10, shuffle=False)
+    fit(sound, data(80), epochs=1, batch_size=10, shuffle=False, num_data=120)
+    same(broken, sound)
+
+
+def test_a_label_out_of_range_is_no_crash_of_the_device():
+    bnn = network(posteriors.MeanField())
+    with pytest.raises(ValueError, match="epoch 1, batch 9"):
+        fit(bnn, data(120, label=85), epochs=1, batch_size=10, shuffle=False)
+    assert torch.isfinite(bnn.predict(torch.randn(3, 6, device="cuda")).probs).all()
+
+
+def test_a_network_that_waits_trains_as_it_is():
+    class Waiting(nn.Module):
+        def forward(self, x):
+            return x.relu() if float(x.detach().sum()) > -1e9 else x
+
+    bnn = network(posteriors.MeanField(), middle=Waiting)
+    history = fit(bnn)
+    assert "a step waits for the GPU" in history.notes["capture"]
+    assert history[-1]["nll"] < history[0]["nll"]
+
+
+def test_the_optimizer_comes_back_as_it_was():
+    bnn = network(posteriors.MeanField())
+    optimizer = torch.optim.Adam(bnn.parameters(), lr=0.01, fused=True)
+    assert fit(bnn, optimizer=optimizer).notes["capture"] == "steps were captured"
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.01, rel=1e-6)
+    assert isinstance(optimizer.param_groups[0]["lr"], float)
+    assert optimizer.param_groups[0]["capturable"] is False
+    history = fit(bnn, optimizer=torch.optim.Adam(bnn.parameters(), lr=0.01, foreach=True))
+    assert "give a fused one" in history.notes["capture"]
+
+
+def test_predictions_between_epochs_see_the_new_weights():
+    """Replayed graphs do not raise the version of parameters, by which results are cached."""
+    bnn, x = network(posteriors.InducingWeights(8, 8)), torch.randn(4, 6, device="cuda")
+    seen = []
+
+    def look(model, history):
+        seen.append(model.predict(x, 4, generator=torch.Generator("cuda").manual_seed(0)).probs)
+
+    fit(bnn, epochs=6, learning_rate=0.05, callbacks=[look])
+    for before, after in itertools.pairwise(seen):
+        assert not torch.equal(before, after)
