@@ -65,7 +65,7 @@ class Guard:
         grads = {name: parameter.grad for name, parameter in self._named if parameter.grad is not None}
         if not grads:
             return self.flag.new_zeros(())
-        values = [grad._values() if grad.is_sparse else grad for grad in grads.values()]
+        values = [grad.coalesce().values() if grad.is_sparse else grad for grad in grads.values()]
         found = dict(zip(grads, torch._foreach_norm(values), strict=True))
         zero = self.flag.new_zeros(())
         norms = torch.stack([found.get(name, zero).to(zero.device) for name, _ in self._named])
