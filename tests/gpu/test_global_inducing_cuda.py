@@ -1,13 +1,9 @@
 """Global and local inducing points, deep Gaussian processes and their recorded trainings on a GPU. Run with `-m gpu`."""
 
-import math
-from pathlib import Path
-
 import pytest
 import torch
-from bayesify_papers.global_inducing import cifar, processes, stacked_training, uci
+from bayesify_papers.global_inducing import processes, stacked_training, uci
 from bayesify_papers.global_inducing.stacked import Design, StackedNetworks
-from bayesify_papers.shared import recorded
 from bayesify_papers.shared.regressions import synthetic
 
 import bayesify
@@ -71,35 +67,3 @@ def test_a_recorded_training_of_stacks_is_one_without_recording(model, monkeypat
         else:
             found.append(torch.tensor(processes.run("synthetic", rows, model, schedule, 10)["elbo"]))
     torch.testing.assert_close(*found, rtol=0.02, atol=0.05)
-
-
-@pytest.mark.parametrize("system", cifar.SYSTEMS)
-def test_a_recorded_training_on_images_is_one_without_recording(system, tmp_path: Path, monkeypatch):
-    data = cifar.images.synthetic(40, 20, side=8)
-    setting = cifar.Setting(epochs=3, points=6, batch=10, width=4, draws=2)
-    found = []
-    for warm_up in (3, 10**9):
-        monkeypatch.setattr(recorded, "WARM_UP", warm_up)
-        scores = cifar.run(system, "spatial", data, setting, tmp_path / f"{warm_up}", "cuda")
-        found.append(scores["history"][-1]["nll"])
-        assert math.isfinite(scores["elbo"])
-    assert found[0] == pytest.approx(found[1], rel=0.05)
-
-
-def test_a_checkpoint_of_a_recorded_training_goes_on(tmp_path: Path, monkeypatch):
-    data = cifar.images.synthetic(40, 20, side=8)
-    setting = cifar.Setting(epochs=4, points=6, batch=10, width=4, draws=2)
-    whole = cifar.run("gi", "spatial", data, setting, tmp_path / "whole", "cuda")
-    save = cifar._save
-
-    def stop(*given):
-        save(*given)
-        if len(given[-1]) == 2:
-            monkeypatch.setattr(cifar, "_save", save)
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(cifar, "_save", stop)
-    with pytest.raises(KeyboardInterrupt):
-        cifar.run("gi", "spatial", data, setting, tmp_path / "cut", "cuda")
-    again = cifar.run("gi", "spatial", data, setting, tmp_path / "cut", "cuda")
-    assert again["history"][-1]["nll"] == pytest.approx(whole["history"][-1]["nll"], rel=0.05)

@@ -10,16 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesify import KLSchedule, bayesianize
+from bayesify import KLSchedule, bayesianize, fit
 from bayesify.datasets import images
 from bayesify.function_space import Box, Context, DatasetContext, FunctionSpaceVI, Mixture, NoisyContext
 from bayesify.likelihoods import Categorical
 from bayesify.posteriors import MeanField, Point, Posterior
+from bayesify.predictor import Trainable
 from bayesify.priors import Standard
 from bayesify_papers.function_space.networks import convolutional_network
 from bayesify_papers.shared.batches import MemoryBatches
-from bayesify_papers.shared.image_problems import Problem, Trained, problem
-from bayesify_papers.shared.recorded import as_recordable, fit_recorded
+from bayesify_papers.shared.image_problems import Problem, Trained, falling_late, problem
 from bayesify_papers.shared.scores import separation
 from bayesify_papers.shared.sources import NOISE, SYNTHETIC, Source, like, unit_pixels
 
@@ -124,23 +124,20 @@ def train(job: Training, given: Problem) -> Trained:
         torch.manual_seed(job.seed)
         net = convolutional_network(x.shape[1], x.shape[2], given.num_classes, job.widths)
         bnn = bayesianize(net, posterior, likelihood=Categorical(), prior=Standard()).to(job.device)
-    terms = None
-    schedule = KLSchedule() if job.system != "mfvi" else KLSchedule(job.epochs / 4)
+    model: Trainable = bnn
     if job.system == "fsvi":
-        terms = FunctionSpaceVI(bnn, 0.0, job.prior_variance, make_context(job, x)).objective_terms
-    optimizer = torch.optim.Adam(
-        [parameter for parameter in bnn.parameters() if parameter.requires_grad], lr=job.learning_rate, fused=True
-    )
-    history = fit_recorded(
-        bnn,
+        model = FunctionSpaceVI(bnn, 0.0, job.prior_variance, make_context(job, x))
+    history = fit(
+        model,
         MemoryBatches(x, y, min(job.batch, len(x))),
-        as_recordable(optimizer, x.device),
         num_data=len(x),
         epochs=job.epochs,
-        kl_schedule=schedule,
-        decay_epoch=-(-2 * job.epochs // 3),
+        learning_rate=job.learning_rate,
+        scheduler=falling_late(job.epochs),
+        kl_schedule=KLSchedule(job.epochs / 4 if job.system == "mfvi" else 0.0),
+        num_draws=1,
         seed=job.seed,
-        terms=terms,
+        progress=False,
     )
     return bnn.eval(), history
 

@@ -10,9 +10,7 @@ again; trainings whose scores the folder holds are not run again. 32 draws for p
 
 from __future__ import annotations
 
-import math
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,14 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesify import BayesianNetwork, KLSchedule, bayesianize
+from bayesify import BayesianNetwork, History, KLSchedule, bayesianize, fit
 from bayesify.datasets import images
 from bayesify.likelihoods import Categorical
 from bayesify.models import narrow_resnet
 from bayesify.posteriors import GlobalInducing, LocalInducing, MeanField, Posterior
 from bayesify.priors import Neal, Prior, Scale, SpatialInverseWishart
-from bayesify.storage import write_atomically
-from bayesify_papers.shared import recorded, records
+from bayesify_papers.shared import records
 from bayesify_papers.shared.batches import MemoryBatches
 from bayesify_papers.shared.program import Program, fill
 from bayesify_papers.shared.published import published
@@ -121,10 +118,8 @@ def run(
     }
 
 
-def train(
-    bnn: BayesianNetwork, x: Tensor, y: Tensor, setting: Setting, checkpoint: Path, label: str = ""
-) -> list[dict[str, Any]]:
-    """Train, or go on from a checkpoint; on a GPU steps are recorded once and played back.
+def train(bnn: BayesianNetwork, x: Tensor, y: Tensor, setting: Setting, checkpoint: Path, label: str = "") -> History:
+    """Train, or go on from a checkpoint.
 
     Args:
         bnn: Changed in place.
@@ -135,51 +130,28 @@ def train(
         label: For messages.
 
     Returns:
-        For each epoch the negative log-likelihood per example, the KL in nats, its factor and the seconds.
+        What each epoch was like, see `bayesify.History`.
     """
-    bnn.train()
-    optimizer = recorded.as_recordable(torch.optim.Adam(bnn.parameters(), lr=setting.learning_rate), x.device)
-    generator = torch.Generator(x.device).manual_seed(setting.seed)
-    batches, schedule = MemoryBatches(x, y, setting.batch), KLSchedule(0, setting.epochs / 10)
-    history: list[dict[str, Any]] = []
-    if checkpoint.is_file():
-        state = torch.load(checkpoint, map_location=x.device, weights_only=True)
-        bnn.load_state_dict(state["network"])
-        optimizer.load_state_dict(state["optimizer"])
-        generator.set_state(state["generator"].cpu())
-        history = state["history"]
-    step = recorded.RecordedStep(bnn.elbo_terms, optimizer, len(x), 1, "float32", generator)
-    for epoch in range(len(history), setting.epochs):
-        start, weight = time.perf_counter(), 1.0
-        rate = 0.5 * setting.learning_rate * (1 + math.cos(math.pi * epoch / setting.epochs))
-        recorded.set_learning_rate(optimizer, rate)
-        step.sums.zero_()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(setting.seed + epoch)
-            for index, (part_x, part_y) in enumerate(batches):
-                weight = schedule(epoch + index / len(batches))
-                step(part_x, part_y, weight)
-        nll, kl = (step.sums / len(batches)).tolist()
-        if not math.isfinite(nll + kl):
-            raise ValueError(f"{label}: the bound is not finite in epoch {epoch + 1}; lower the learning rate")
-        seconds = round(time.perf_counter() - start, 2)
-        history.append({"nll": nll / len(x), "kl": kl, "kl_weight": weight, "seconds": seconds})
-        print(f"{label}: epoch {epoch + 1}, bound {-(nll + kl) / len(x):.3f} an example, {seconds:.1f} s", flush=True)
-        _save(checkpoint, bnn, optimizer, generator, history)
-    recorded.mark_changed(bnn)
-    return history
 
+    def report(_: Any, history: History) -> None:
+        row = history[-1]
+        bound = row["elbo"] / len(x)
+        print(f"{label}: epoch {row['epoch']}, bound {bound:.3f} an example, {row['seconds']:.1f} s", flush=True)
 
-def _save(
-    path: Path,
-    bnn: BayesianNetwork,
-    optimizer: torch.optim.Optimizer,
-    generator: torch.Generator,
-    history: list[dict[str, Any]],
-) -> None:
-    state = {"network": bnn.state_dict(), "optimizer": optimizer.state_dict(), "generator": generator.get_state()}
-    with write_atomically(path) as temporary:
-        torch.save({**state, "history": history}, temporary)
+    return fit(
+        bnn,
+        MemoryBatches(x, y, setting.batch),
+        num_data=len(x),
+        epochs=setting.epochs,
+        learning_rate=setting.learning_rate,
+        scheduler=lambda adam: torch.optim.lr_scheduler.CosineAnnealingLR(adam, setting.epochs),
+        kl_schedule=KLSchedule(0, setting.epochs / 10),
+        num_draws=1,
+        checkpoint=checkpoint,
+        callbacks=[report],
+        seed=setting.seed,
+        progress=False,
+    )
 
 
 @torch.no_grad()
@@ -233,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             name = f"{system}_{prior}"
             if name in found:
                 continue
-            checkpoint = chosen.out / f"{name}.checkpoint"
+            checkpoint = chosen.out / f"{name}.safetensors"
             found[name] = run(system, prior, data, setting, checkpoint, chosen.device)
             records.write(path, {**facts, "dataset": data.name, "scores": found})
             checkpoint.unlink(missing_ok=True)

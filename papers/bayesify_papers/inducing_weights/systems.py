@@ -9,14 +9,13 @@ from typing import Literal
 import torch
 from torch import nn
 
-from bayesify import BayesianNetwork, KLSchedule, bayesianize
+from bayesify import BayesianNetwork, KLSchedule, bayesianize, fit
 from bayesify.likelihoods import Categorical
 from bayesify.models.resnet import BasicBlock, ResNet
 from bayesify.posteriors import InducingWeights, MeanField, Point, Posterior
 from bayesify.priors import Neal, Prior, Standard
 from bayesify_papers.shared.batches import MemoryBatches
-from bayesify_papers.shared.image_problems import Problem, Trained
-from bayesify_papers.shared.recorded import as_recordable, fit_recorded
+from bayesify_papers.shared.image_problems import Problem, Trained, falling_late
 
 SPREADS = ("raw_lambda", "raw_std")
 """Parameters that say how wide a posterior is. They start some e-folds below where they end and take steps in log space,
@@ -141,18 +140,19 @@ def train(system: System, recipe: Recipe, given: Problem, seed: int) -> Trained:
             net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         bnn = bayesianize(net, system.posterior(recipe), likelihood=Categorical(), prior=system.prior())
     bnn.to(x.device)
-    history = fit_recorded(
+    history = fit(
         bnn,
         MemoryBatches(x, y, recipe.batch, recipe.augment),
-        as_recordable(make_adam(bnn, recipe), x.device),
         num_data=len(x),
         epochs=recipe.epochs,
-        kl_schedule=KLSchedule(recipe.epochs / 3, recipe.epochs / 6),
+        optimizer=make_adam(bnn, recipe),
+        scheduler=falling_late(recipe.epochs),
         kl_weight=0.0 if system.point else 1.0,
+        kl_schedule=KLSchedule(recipe.epochs / 3, recipe.epochs / 6),
         num_draws=recipe.ensemble_draws if system.members else 1,
         precision=recipe.precision,
-        decay_epoch=-(-2 * recipe.epochs // 3),
         seed=seed,
+        progress=False,
     )
     return bnn.eval(), history
 

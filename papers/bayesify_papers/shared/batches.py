@@ -9,33 +9,57 @@ from torch import Tensor, nn
 
 
 class MemoryBatches:
-    """Shuffled batches of equal size; each pass has its own order, made from torch's global random numbers.
-
-    A last batch that is not full is left out.
+    """Shuffled batches; each pass has its own order, made from torch's global random numbers, which `fit` seeds.
 
     Args:
         x: Inputs, [N, ...].
         y: Targets, [N, ...].
         batch: Examples in a batch.
         augment: Whether images are mirrored with probability 1/2 and shifted by up to an eighth of their side.
+        rest: Whether a last batch that is not full is kept.
 
     Raises:
         ValueError: If there is not one full batch.
     """
 
-    def __init__(self, x: Tensor, y: Tensor, batch: int, augment: bool = False) -> None:
+    def __init__(self, x: Tensor, y: Tensor, batch: int, augment: bool = False, rest: bool = False) -> None:
         if not 1 <= batch <= len(x):
             raise ValueError(f"MemoryBatches: batch={batch} of {len(x)} examples; give 1 to {len(x)}")
-        self.x, self.y, self.batch, self.augment = x, y, batch, augment
+        self.x, self.y, self.batch, self.augment, self.rest = x, y, batch, augment, rest
 
     def __len__(self) -> int:
-        return len(self.x) // self.batch
+        return -(-len(self.x) // self.batch) if self.rest else len(self.x) // self.batch
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         order = torch.randperm(len(self.x))[: len(self) * self.batch].to(self.x.device)
         for index in order.split(self.batch):
             x = self.x[index]
             yield (mirror_and_shift(x) if self.augment else x), self.y[index]
+
+
+class RandomBatches:
+    """Batches of rows drawn with replacement by torch's global random numbers, a number of them per pass.
+
+    Args:
+        x: Inputs, [N, ...].
+        y: Targets, [N, ...].
+        batch: Examples in a batch.
+        count: Batches per pass.
+
+    Attributes:
+        dataset: The rows, whose number is N though a pass has more of them.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, batch: int, count: int) -> None:
+        self.x, self.y, self.batch, self.count, self.dataset = x, y, batch, count, x
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for _ in range(self.count):
+            rows = torch.randint(len(self.x), (self.batch,)).to(self.x.device)
+            yield self.x[rows], self.y[rows]
 
 
 def mirror_and_shift(x: Tensor) -> Tensor:

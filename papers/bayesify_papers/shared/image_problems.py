@@ -78,6 +78,11 @@ class Problem:
         return found, made, network
 
 
+def falling_late(epochs: int) -> Callable[[torch.optim.Optimizer], Any]:
+    """The scheduler of both papers on images: learning rates fall to a tenth after two thirds of the epochs."""
+    return lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, [-(-2 * epochs // 3)])
+
+
 @lru_cache(maxsize=1)
 def problem(source: Source, device: str, unit: bool = False) -> Problem:
     """The problem of a source; a process keeps the last one, since its next training mostly has the same."""

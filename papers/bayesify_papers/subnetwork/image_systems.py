@@ -6,7 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -122,16 +122,9 @@ class Workshop:
 
     def network(self, member: int = 0) -> tuple[nn.Module, float]:
         """A trained network of the ensemble, and the seconds of its training; the first one is the MAP estimate."""
-        made = image_training.trained(
-            self.folder / f"network-{self.seed + member}.pt",
-            self.recipe,
-            self.x,
-            self.y,
-            num_classes=self.num_classes,
-            seed=self.seed + member,
-            settings={"recipe": asdict(self.recipe), "num_train": len(self.x)},
-        )
-        return made
+        path = self.folder / f"network-{self.seed + member}.safetensors"
+        options = {"num_classes": self.num_classes, "seed": self.seed + member}
+        return image_training.trained(path, self.recipe, self.x, self.y, **options)
 
     @cached_property
     def map_estimate(self) -> nn.Module:
@@ -339,9 +332,7 @@ def _dropout(shop: Workshop) -> Iterator[Variant]:
         batches(shop.x, shop.y, recipe.batch, recipe),
         num_data=len(shop.x),
         epochs=recipe.epochs,
-        optimizer=lambda parameters: torch.optim.SGD(
-            parameters, lr=recipe.learning_rate, momentum=recipe.momentum, weight_decay=recipe.weight_decay
-        ),
+        optimizer=recipe.sgd,
         scheduler=lambda sgd: torch.optim.lr_scheduler.LambdaLR(sgd, lambda epoch: image_training.rate(recipe, epoch)),
         kl_weight=0.0,
         num_draws=1,

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-import time
-from contextlib import nullcontext
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 
+from bayesify import History, bayesianize, fit
+from bayesify.likelihoods import Categorical
 from bayesify.models.resnet import BasicBlock, ResNet
-from bayesify.storage import write_atomically
+from bayesify.posteriors import Point
+from bayesify.training import Steps
 from bayesify_papers.shared.batches import MemoryBatches
 
 
@@ -49,6 +52,10 @@ class Recipe:
     width: int = 64
     precision: Literal["float32", "bf16"] = "bf16"
 
+    def sgd(self, parameters: Iterable[nn.Parameter]) -> torch.optim.SGD:
+        """The optimizer."""
+        return torch.optim.SGD(parameters, self.learning_rate, self.momentum, weight_decay=self.weight_decay)
+
 
 def batches(x: Tensor, y: Tensor, batch: int, recipe: Recipe) -> MemoryBatches:
     """Shuffled batches, all of the images if there are fewer; flipped and shifted if the recipe says so."""
@@ -67,68 +74,23 @@ def make(recipe: Recipe, channels: int, num_classes: int, seed: int) -> ResNet:
 
 
 def rate(recipe: Recipe, epoch: float) -> float:
-    """Factor on the learning rate after so many epochs."""
+    """Factor on the learning rate after some epochs, a fraction within one."""
     started = min(1.0, (epoch + 1e-3) / recipe.warmup) if recipe.warmup else 1.0
     return started * 0.1 ** sum(epoch >= math.floor(share * recipe.epochs) for share in recipe.drops)
 
 
-def train(net: nn.Module, x: Tensor, y: Tensor, recipe: Recipe, *, seed: int, title: str = "network") -> float:
-    """Train a network in place, on the device of the images, by the mean cross-entropy.
+def trained(
+    path: Path, recipe: Recipe, x: Tensor, y: Tensor, *, num_classes: int, seed: int
+) -> tuple[nn.Module, float]:
+    """A network trained by the mean cross-entropy, on the device of the images.
 
     Args:
-        net: On the images' device.
+        path: Its checkpoint: what was trained before is not trained again.
+        recipe: How.
         x: Images, normalized, [N, C, H, W].
         y: Labels, [N].
-        recipe: How.
-        seed: Of the order of images.
-        title: For the lines that tell how far it is.
-
-    Returns:
-        Seconds.
-
-    Raises:
-        ValueError: If the loss is not finite.
-    """
-    start = time.perf_counter()
-    sgd = torch.optim.SGD(
-        net.parameters(), lr=recipe.learning_rate, momentum=recipe.momentum, weight_decay=recipe.weight_decay
-    )
-    loader = batches(x, y, recipe.batch, recipe)
-    net.train()
-    for epoch in range(recipe.epochs):
-        total = torch.zeros((), device=x.device)
-        for step, (images, labels) in enumerate(loader):
-            for group in sgd.param_groups:
-                group["lr"] = recipe.learning_rate * rate(recipe, epoch + step / len(loader))
-            with autocast(recipe, x.device):
-                loss = nn.functional.cross_entropy(net(images), labels)
-            sgd.zero_grad(set_to_none=True)
-            loss.backward()
-            sgd.step()
-            total += loss.detach()
-        mean = float(total) / len(loader)
-        if not math.isfinite(mean):
-            raise ValueError(f"{title}: the loss is {mean} in epoch {epoch + 1}; lower the learning rate")
-        if (epoch + 1) % max(1, recipe.epochs // 9) == 0:
-            seconds = time.perf_counter() - start
-            print(f"{title}: epoch {epoch + 1}/{recipe.epochs}, loss {mean:.4f}, {seconds:.0f} s", flush=True)
-    net.eval()
-    return time.perf_counter() - start
-
-
-def trained(
-    path: Path, recipe: Recipe, x: Tensor, y: Tensor, *, num_classes: int, seed: int, settings: dict[str, Any]
-) -> tuple[ResNet, float]:
-    """A trained network: from a file if it was stored there under the same settings, else trained and stored.
-
-    Args:
-        path: The file.
-        recipe: How.
-        x: Images on the device, [N, C, H, W].
-        y: Labels.
         num_classes: Outputs.
         seed: Of the start and of training.
-        settings: Of the run; a file with others is trained anew.
 
     Returns:
         The network in evaluation mode, and the seconds that its training took.
@@ -136,18 +98,28 @@ def trained(
     net = make(recipe, x.shape[1], num_classes, seed).to(x.device)
     if x.is_cuda:
         net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if path.is_file():
-        stored = torch.load(path, map_location=x.device, weights_only=True)
-        if stored["settings"] == settings:
-            net.load_state_dict(stored["network"])
-            return net.eval(), float(stored["seconds"])
-    seconds = train(net, x, y, recipe, seed=seed, title=path.stem)
-    with write_atomically(path) as temporary:
-        torch.save({"network": net.state_dict(), "settings": settings, "seconds": seconds}, temporary)
-    return net, seconds
+    bnn = bayesianize(net, Point(), likelihood=Categorical())
+    loader = batches(x, y, recipe.batch, recipe)
 
+    def report(_: Any, history: History) -> None:
+        row = history[-1]
+        if row["epoch"] % max(1, recipe.epochs // 9) == 0:
+            print(f"{path.stem}: epoch {row['epoch']}/{recipe.epochs}, loss {row['nll']:.4f}", flush=True)
 
-def autocast(recipe: Recipe, device: torch.device) -> Any:
-    """bf16 on a GPU if the recipe says so."""
-    wanted = recipe.precision == "bf16" and device.type == "cuda"
-    return torch.autocast("cuda", torch.bfloat16) if wanted else nullcontext()
+    history = fit(
+        bnn,
+        loader,
+        num_data=len(x),
+        epochs=recipe.epochs,
+        optimizer=recipe.sgd,
+        scheduler=lambda sgd: LambdaLR(sgd, lambda step: rate(recipe, step / len(loader))),
+        steps=Steps(scheduler="step"),
+        kl_weight=0.0,
+        num_draws=1,
+        precision=recipe.precision if x.is_cuda else "float32",
+        checkpoint=path,
+        callbacks=[report],
+        seed=seed,
+        progress=False,
+    )
+    return bnn.mean_network().eval(), sum(history.column("seconds"))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from bayesify import bayesianize, fit
 from bayesify.likelihoods import Gaussian
 from bayesify.models import mlp
+from bayesify.posteriors import Point
+from bayesify.training import Validation
+from bayesify_papers.shared.batches import MemoryBatches
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,7 @@ class Recipe:
         weight_decay: Of the network's weights; the noise has none.
         batch: Examples in a step.
         epochs: At most.
-        patience: Epochs without a better validation log-likelihood after which training ends; never if left out.
+        patience: Epochs without a better validation log-likelihood after which training ends; `None` for never.
     """
 
     learning_rate: float = 1e-3
@@ -57,38 +61,30 @@ def train(
         x: Inputs, [N, D].
         y: Targets, [N, 1].
         recipe: How.
-        validation: Inputs and targets whose log-likelihood decides which epoch is kept; the last one if left out.
+        validation: Inputs and targets whose log-likelihood decides which epoch is kept; by default the last one is.
         seed: Of the order of examples.
         noise: Starting variance.
     """
-    likelihood = Gaussian(noise=noise).to(x.device)
-    groups = [
-        {"params": list(net.parameters()), "weight_decay": recipe.weight_decay},
-        {"params": list(likelihood.parameters()), "weight_decay": 0.0},
-    ]
-    sgd = torch.optim.SGD(groups, lr=recipe.learning_rate, momentum=recipe.momentum)
-    generator = torch.Generator().manual_seed(seed)
-    best, kept, waited = -float("inf"), None, 0
-    for _ in range(recipe.epochs):
-        for index in torch.randperm(len(x), generator=generator).to(x.device).split(recipe.batch):
-            loss = -likelihood.log_density(net(x[index]), y[index]).mean()
-            sgd.zero_grad(set_to_none=True)
-            loss.backward()
-            sgd.step()
-        if validation is None:
-            continue
-        with torch.no_grad():
-            score = float(likelihood.log_density(net(validation[0]), validation[1]).mean())
-        waited += 1
-        if score > best:
-            best, waited = score, 0
-            kept = copy.deepcopy((net.state_dict(), likelihood.state_dict()))
-        if recipe.patience is not None and waited >= recipe.patience:
-            break
-    if kept is not None:
-        net.load_state_dict(kept[0])
-        likelihood.load_state_dict(kept[1])
-    return likelihood
+    bnn = bayesianize(net, Point(), likelihood=Gaussian(noise=noise)).to(x.device)
+    assert isinstance(bnn.likelihood, Gaussian)
+    own = list(bnn.likelihood.parameters())
+    weights = [parameter for parameter in bnn.parameters() if all(parameter is not one for one in own)]
+    groups: list[dict[str, Any]] = [{"params": weights, "weight_decay": recipe.weight_decay}, {"params": own}]
+    fit(
+        bnn,
+        MemoryBatches(x, y, min(recipe.batch, len(x)), rest=True),
+        num_data=len(x),
+        epochs=recipe.epochs,
+        optimizer=torch.optim.SGD(groups, recipe.learning_rate, recipe.momentum),
+        kl_weight=0.0,
+        num_draws=1,
+        validation=None if validation is None else Validation([validation], num_draws=1),
+        patience=None if validation is None else recipe.patience or recipe.epochs,
+        seed=seed,
+        progress=False,
+    )
+    net.load_state_dict(bnn.mean_network().state_dict())
+    return bnn.likelihood
 
 
 def freeze_biases(net: nn.Module) -> int:

@@ -24,6 +24,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from bayesify import fit
 from bayesify.datasets import computer_experiments
 from bayesify.likelihoods import Gaussian
 from bayesify.posteriors import FullCovariance, MeanField, WalshHadamard
@@ -31,6 +32,7 @@ from bayesify.random_features import InducingPointGP, RandomFeatureGP
 from bayesify.random_features.inducing_points import count_inducing_parameters
 from bayesify.random_features.process import INIT_STD
 from bayesify_papers.shared import figures, records
+from bayesify_papers.shared.batches import RandomBatches
 from bayesify_papers.shared.program import Program
 from bayesify_papers.shared.tables import number, table
 
@@ -170,16 +172,13 @@ def train(
     likelihood, count = model.likelihood, len(problem.x)
     assert isinstance(likelihood, Gaussian)
     assert isinstance(likelihood.raw_noise, nn.Parameter)
-    optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate, fused=True)
-    generator = torch.Generator().manual_seed(seed)
-    size = min(training.batch_size, count)
-    for step in range(training.steps):
-        likelihood.raw_noise.requires_grad_(step >= training.fixed_noise)
-        rows = torch.randint(count, (size,), generator=generator).to(problem.x.device)
-        optimizer.zero_grad(set_to_none=True)
-        loss = -model.elbo(problem.x[rows], problem.y[rows], num_data=count) / count
-        loss.backward()
-        optimizer.step()
+    adam = torch.optim.Adam(model.parameters(), lr=learning_rate, fused=True)
+    phases = ((False, training.fixed_noise), (True, training.steps - training.fixed_noise))
+    for phase, (learned, steps) in enumerate(phases):
+        likelihood.raw_noise.requires_grad_(learned)
+        if steps > 0:
+            batches = RandomBatches(problem.x, problem.y, min(training.batch_size, count), steps)
+            fit(model, batches, epochs=1, num_data=count, optimizer=adam, seed=2 * seed + phase, progress=False)
 
 
 def judge(job: Job, model: RandomFeatureGP | InducingPointGP, problem: Problem, seconds: float) -> dict[str, Any]:

@@ -13,17 +13,18 @@ from torch import Tensor, nn
 from bayesify.likelihoods import Gaussian
 from bayesify.predictive.gaussian import OutputGaussian
 from bayesify.predictive.regression import RegressionPredictive
-from bayesify.predictor import Predictor
+from bayesify.predictor import Phase, Predictor, Trainable
 from bayesify.random_features.features import check_scale, starting_lengthscales
 from bayesify.random_features.process import MEMORY, NOISE
 from bayesify.running.inputs import check_inputs
 from bayesify.running.memory import parse_bytes
 from bayesify.storage.serializers import register_predictor
+from bayesify.training.batches import Batch
 from bayesify.weights.module_state import put_tensors, tensors_of
 
 
 @register_predictor
-class InducingPointGP(nn.Module, Predictor):
+class InducingPointGP(nn.Module, Predictor, Trainable):
     r"""A Gaussian process with an RBF kernel and a Gaussian posterior over its values at M points (Hensman et al. 2015).
 
     $$ q(f) = \int p(f | u)\, q(u)\, du, \qquad
@@ -109,10 +110,32 @@ class InducingPointGP(nn.Module, Predictor):
             y: Targets, [B, 1].
             num_data: N.
         """
+        data, kl = self.elbo_terms(x, y, num_data=num_data)
+        return data - kl
+
+    def elbo_terms(
+        self, x: Tensor, y: Tensor, *, num_data: int, example_weights: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The two terms of `elbo` apart, scalars."""
         check_inputs((x,), {})
         mean, variance = self.function_moments(x)
-        data = self.likelihood.log_prob(mean, y).sum() - 0.5 * (variance / self.likelihood.noise).sum()
-        return num_data / len(x) * data - self.kl()
+        expected = (self.likelihood.log_density(mean, y) - 0.5 * variance / self.likelihood.noise).sum(-1)  # [B]
+        data = (expected if example_weights is None else expected * example_weights).sum()
+        return num_data / len(x) * data, self.kl()
+
+    # -- what `fit` asks for ---------------------------------------------------------------------------------------
+
+    @property
+    def training_draws(self) -> int:
+        """One: the bound is closed form."""
+        return 1
+
+    def terms(
+        self, batch: Batch, *, phase: Phase, num_data: int, num_draws: int, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The two terms of the bound, [1] each."""
+        data, kl = self.elbo_terms(batch.x, batch.y, num_data=num_data, example_weights=batch.weights)
+        return data.expand(1), kl.expand(1)
 
     @torch.no_grad()
     def predict(

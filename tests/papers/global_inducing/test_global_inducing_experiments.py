@@ -142,29 +142,27 @@ def test_cifar_smoke_trains_every_system_and_keeps_results(tmp_path: Path, capsy
     assert "86.70" in printed
     scores = json.loads((tmp_path / "results.json").read_text())["scores"]
     assert set(scores) == {f"{system}_spatial" for system in cifar.SYSTEMS}
-    assert not list(tmp_path.glob("*.checkpoint"))
+    assert not list(tmp_path.glob("*.safetensors"))
 
 
 def test_cifar_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = cifar.images.synthetic(20, 10, side=8)
     setting = cifar.Setting(epochs=3, points=4, batch=10, width=4, draws=2)
     whole = cifar.run("gi", "scale", data, setting, tmp_path / "whole")
-    seen: list[int] = []
-    save = cifar._save
+    seen: list[str] = []
 
-    def stop(path: Path, bnn: Any, optimizer: Any, generator: Any, history: Any) -> None:
-        save(path, bnn, optimizer, generator, history)
-        seen.append(len(history))
-        if seen == [1, 2]:
+    def stop(text: str, **_: Any) -> None:
+        seen.append(text)
+        if len(seen) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(cifar, "_save", stop)
+    monkeypatch.setattr("builtins.print", stop)
     with pytest.raises(KeyboardInterrupt):
         cifar.run("gi", "scale", data, setting, tmp_path / "cut")
     again = cifar.run("gi", "scale", data, setting, tmp_path / "cut")
-    assert seen == [1, 2, 3]
-    assert again["elbo"] == pytest.approx(whole["elbo"], rel=1e-5)
-    assert [row["nll"] for row in again["history"]] == pytest.approx([row["nll"] for row in whole["history"]], rel=1e-5)
+    assert len(seen) in (3, 4)  # told of the second epoch again if the checkpoint is of the first
+    assert again["elbo"] == whole["elbo"]
+    assert [row["nll"] for row in again["history"]] == [row["nll"] for row in whole["history"]]
 
 
 def test_published_numbers_are_of_table_1() -> None:

@@ -1,4 +1,4 @@
-"""Studies of many trainings: jobs and their order, recorded steps, the choice of caps, pruning, the ablation."""
+"""Studies of many trainings: jobs, the choice of caps, pruning, the ablation."""
 
 from __future__ import annotations
 
@@ -12,18 +12,11 @@ from bayesify_papers.inducing_weights import ablation, fashion, pruning, scores,
 from bayesify_papers.inducing_weights.classification import SMOKE, SMOKE_SOURCE
 from bayesify_papers.inducing_weights.systems import SYSTEMS, Recipe, train
 from bayesify_papers.shared import predictions, sources
-from bayesify_papers.shared.batches import MemoryBatches
 from bayesify_papers.shared.image_problems import Problem
 from bayesify_papers.shared.jobs import run_trainings
-from bayesify_papers.shared.recorded import as_recordable, fit_recorded, scale_learning_rates
 from bayesify_papers.shared.sources import SYNTHETIC, Source
-from torch import nn
 
 from bayesify.datasets import images
-from bayesify.likelihoods import Categorical
-from bayesify.network import bayesianize
-from bayesify.posteriors import MeanField, Point
-from bayesify.training.schedules import KLSchedule
 
 pytest.importorskip("torchmetrics")
 
@@ -47,55 +40,6 @@ def test_worker_processes_give_the_results_of_one(tmp_path):
     with pytest.raises(RuntimeError, match="job bad failed"):
         run_trainings(trainings.classify, bad, tmp_path / "bad", workers=2)
     assert (tmp_path / "bad" / "jobs" / "good.json").is_file()
-
-
-# -- steps --------------------------------------------------------------------------------------------------------------
-
-
-def test_recorded_training_of_a_point_estimate_is_plain_training():
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
-    x, y = torch.randn(60, 4), torch.randint(0, 3, (60,))
-    bnn = bayesianize(net, Point(), likelihood=Categorical())
-    batches = MemoryBatches(x, y, 20)
-    history = fit_recorded(
-        bnn,
-        batches,
-        as_recordable(torch.optim.Adam(bnn.parameters(), 1e-2), x.device),
-        num_data=60,
-        epochs=4,
-        kl_schedule=KLSchedule(),
-        kl_weight=0.0,
-        decay_epoch=3,
-        seed=5,
-    )
-    adam, losses = torch.optim.Adam(net.parameters(), 1e-2), []
-    torch.manual_seed(5)
-    for epoch in range(4):
-        if epoch == 3:
-            scale_learning_rates(adam, 0.1)
-        losses.append(0.0)
-        for batch_x, batch_y in batches:
-            adam.zero_grad()
-            loss = nn.functional.cross_entropy(net(batch_x), batch_y)
-            loss.backward()
-            adam.step()
-            losses[-1] += loss.item() / 3
-    assert [row["nll"] for row in history] == pytest.approx(losses, abs=1e-5)
-    assert torch.allclose(bnn.eval()(x), net(x), atol=1e-4)
-
-
-def test_the_kl_weight_follows_its_schedule_and_what_is_not_finite_is_reported():
-    torch.manual_seed(0)
-    x, y = torch.randn(20, 2), torch.randint(0, 2, (20,))
-    bnn = bayesianize(nn.Linear(2, 2), MeanField(), likelihood=Categorical())
-    options = {"num_data": 20, "epochs": 3, "kl_schedule": KLSchedule(1, 1)}
-    adam = torch.optim.Adam(bnn.parameters(), 1e-2)
-    history = fit_recorded(bnn, MemoryBatches(x, y, 10), adam, **options)
-    assert [row["kl_weight"] for row in history] == [0.0, 0.5, 1.0]
-    scale_learning_rates(adam, 1e40)
-    with pytest.raises(ValueError, match="not finite"):
-        fit_recorded(bnn, MemoryBatches(x, y, 10), adam, **options)
 
 
 # -- the choice of caps -------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -145,23 +146,38 @@ def test_rotated_mnist_smoke_and_resume(smoke, capsys):
     assert results["systems"]["subnetwork"]["prior_precision"] == 500.0
     for word in ("Log-likelihood by angle", "Out of distribution", "Rejection-classification", "at 60 degrees"):
         assert word in done.printed
-    (done.folder / "network-0.pt").unlink()  # nothing is trained again
+    (done.folder / "network-0.safetensors").unlink()  # nothing is trained again
     assert rotated_mnist.main(["--smoke", "--out", str(done.folder)]) == 0
     assert capsys.readouterr().out.count("there already") == len(DEFAULT)
-    assert not (done.folder / "network-0.pt").exists()
+    assert not (done.folder / "network-0.safetensors").exists()
 
 
-def test_a_trained_network_is_read_back(tmp_path):
-    recipe = Recipe(epochs=1, batch=10, depth=1, width=2)
+def test_a_trained_network_is_read_back(tmp_path, capsys):
+    recipe = Recipe(epochs=2, batch=10, depth=1, width=2)
     x, y = torch.randn(20, 1, 8, 8), torch.arange(20) % 2
-    path = tmp_path / "network.pt"
-    first, _ = image_training.trained(path, recipe, x, y, num_classes=2, seed=0, settings={"a": 1})
-    stamp = path.stat().st_mtime_ns
-    second, _ = image_training.trained(path, recipe, x, y, num_classes=2, seed=0, settings={"a": 1})
-    assert path.stat().st_mtime_ns == stamp
+    path = tmp_path / "network.safetensors"
+    first, _ = image_training.trained(path, recipe, x, y, num_classes=2, seed=0)
+    assert capsys.readouterr().out.count("epoch") == 2
+    second, seconds = image_training.trained(path, recipe, x, y, num_classes=2, seed=0)
+    assert "epoch" not in capsys.readouterr().out
+    assert seconds > 0
     assert torch.equal(first(x), second(x))
-    image_training.trained(path, recipe, x, y, num_classes=2, seed=0, settings={"a": 2})
-    assert path.stat().st_mtime_ns != stamp
+    with pytest.raises(ValueError, match="momentum=0.9, this run has 0.5"):
+        image_training.trained(path, replace(recipe, momentum=0.5), x, y, num_classes=2, seed=0)
+
+
+def test_training_is_sgd_on_the_mean_cross_entropy(tmp_path):
+    recipe = Recipe(epochs=3, batch=20, depth=1, width=2, drops=(0.5, 0.9))
+    x, y = torch.randn(20, 1, 8, 8), torch.arange(20) % 2
+    found, _ = image_training.trained(tmp_path / "network.safetensors", recipe, x, y, num_classes=2, seed=0)
+    net = image_training.make(recipe, 1, 2, 0).train()
+    sgd = recipe.sgd(net.parameters())
+    for epoch in range(3):
+        sgd.param_groups[0]["lr"] = recipe.learning_rate * image_training.rate(recipe, epoch)
+        sgd.zero_grad()
+        torch.nn.functional.cross_entropy(net(x), y).backward()
+        sgd.step()
+    assert torch.allclose(found(x), net.eval()(x), atol=1e-4)
 
 
 def test_every_system_runs(smoke):
