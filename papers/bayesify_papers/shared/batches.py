@@ -17,24 +17,32 @@ class MemoryBatches:
         batch: Examples in a batch.
         augment: Whether images are mirrored with probability 1/2 and shifted by up to an eighth of their side.
         rest: Whether a last batch that is not full is kept.
+        passes: Over the data, each in its own order, in one iteration: for data so small that epochs cost more than steps.
+
+    Attributes:
+        dataset: The rows, whose number is N also where an iteration has several passes.
 
     Raises:
         ValueError: If there is not one full batch.
     """
 
-    def __init__(self, x: Tensor, y: Tensor, batch: int, augment: bool = False, rest: bool = False) -> None:
+    def __init__(
+        self, x: Tensor, y: Tensor, batch: int, augment: bool = False, *, rest: bool = False, passes: int = 1
+    ) -> None:
         if not 1 <= batch <= len(x):
             raise ValueError(f"MemoryBatches: batch={batch} of {len(x)} examples; give 1 to {len(x)}")
-        self.x, self.y, self.batch, self.augment, self.rest = x, y, batch, augment, rest
+        self.x, self.y, self.batch, self.augment, self.passes, self.dataset = x, y, batch, augment, passes, x
+        self.count = -(-len(x) // batch) if rest else len(x) // batch
 
     def __len__(self) -> int:
-        return -(-len(self.x) // self.batch) if self.rest else len(self.x) // self.batch
+        return self.passes * self.count
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        order = torch.randperm(len(self.x))[: len(self) * self.batch].to(self.x.device)
-        for index in order.split(self.batch):
-            x = self.x[index]
-            yield (mirror_and_shift(x) if self.augment else x), self.y[index]
+        for _ in range(self.passes):
+            order = torch.randperm(len(self.x))[: self.count * self.batch].to(self.x.device)
+            for index in order.split(self.batch):
+                x = self.x[index]
+                yield (mirror_and_shift(x) if self.augment else x), self.y[index]
 
 
 class RandomBatches:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,11 +71,12 @@ def train(
     own = list(bnn.likelihood.parameters())
     weights = [parameter for parameter in bnn.parameters() if all(parameter is not one for one in own)]
     groups: list[dict[str, Any]] = [{"params": weights, "weight_decay": recipe.weight_decay}, {"params": own}]
+    passes = 1 if validation is not None else math.gcd(recipe.epochs, 100)  # nobody looks at the epochs between
     fit(
         bnn,
-        MemoryBatches(x, y, min(recipe.batch, len(x)), rest=True),
+        MemoryBatches(x, y, min(recipe.batch, len(x)), rest=True, passes=passes),
         num_data=len(x),
-        epochs=recipe.epochs,
+        epochs=recipe.epochs // passes,
         optimizer=torch.optim.SGD(groups, recipe.learning_rate, recipe.momentum),
         kl_weight=0.0,
         num_draws=1,
