@@ -136,8 +136,9 @@ def test_means_and_standard_errors():
 
 
 def test_reduced_training_has_the_accuracy_of_the_deterministic_network_at_half_its_ece(monkeypatch):
-    """200 noisy images, 1,000 to test on: the deterministic network is overconfident, ECE near 0.26 for two seeds tried, and
-    both inducing posteriors had 0.05 to 0.08 and 5 to 10 points more accuracy, whose standard error is 1.6 points."""
+    """200 noisy images, 1,000 to test on: the deterministic network is overconfident, ECE 0.24 to 0.28 for three seeds
+    tried, and FFG-U had 0.07 for two, with 4 to 13 points more accuracy, whose standard error is 1.6 points; under a cap of 0.08 it
+    is too little confident, ECE 0.12 to 0.15."""
     data = images.synthetic(200, 1000, side=8, noise_std=0.5)
     monkeypatch.setattr(sources, "_images", lambda source: data)
     monkeypatch.setattr(sources, "_scored", lambda source: {"test": data.test_images})
@@ -152,7 +153,7 @@ def test_reduced_training_has_the_accuracy_of_the_deterministic_network_at_half_
         inducing=8,
         members=2,
         ensemble_draws=1,
-        max_lambda=0.08,
+        max_lambda=0.05,
         ensemble_max_lambda=0.1,
     )
     found = {}
