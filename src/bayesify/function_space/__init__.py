@@ -28,7 +28,6 @@ register(
         "2 P",
         fit=fit_function_space,
         aliases=("fsvi",),
-        slow=True,
         trials=({"prior_variance": 1.0}, {"prior_variance": 10.0}, {"prior_variance": 3.0}),
     )
 )

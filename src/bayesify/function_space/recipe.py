@@ -29,13 +29,25 @@ def fit_function_space(
     prior_variance: float = DEFAULT_VARIANCE,
     points: int = 20,
     widths: float = 1.0,
-    learning_rate: float = 1e-2,
+    learning_rate: float = 0.1,
     init_std: float = 0.02,
 ) -> FunctionSpaceVI:
-    """Context inputs in a box around the training inputs, wider by `widths` on every side; see `bayesify.registry.Recipe`."""
+    """Context inputs in a box around the training inputs, wider by `widths` on every side; see `bayesify.registry.Recipe`.
+
+    The learning rate falls as half a cosine: without, a rate of 0.01 left yacht and concrete underfitted (RMSE 5.4 and 7.1 on the
+    first split; 1.2 and 6.1 so) and a larger one too noisy at the end.
+    """
     bnn = bayesianize(net, MeanField(init_std=init_std), likelihood=likelihood, prior=prior)
     model = FunctionSpaceVI(bnn, 0.0, prior_variance, box_around(loader, widths, points))
-    model.fit(loader, epochs=epochs, num_data=num_data, learning_rate=learning_rate, seed=seed, progress=False)
+    model.fit(
+        loader,
+        epochs=epochs,
+        num_data=num_data,
+        learning_rate=learning_rate,
+        scheduler=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs),
+        seed=seed,
+        progress=False,
+    )
     return model
 
 

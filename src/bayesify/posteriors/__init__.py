@@ -44,7 +44,7 @@ register(
     )
 )
 register(
-    Method("full_covariance", "Full covariance", "Barber & Bishop 1998", "P + P (P + 1) / 2 a layer", FullCovariance,
+    Method("full_covariance", "Full covariance", "Barber & Bishop 1998", "P + P (P + 1) / 2 per layer", FullCovariance,
            options=SMALL, aliases=("fcg-w",), max_layer_weights=3000)
 )  # fmt: skip
 register(
@@ -52,30 +52,30 @@ register(
         "matrix_normal",
         "Matrix normal",
         "Louizos & Welling 2016",
-        "P + (d_out^2 + d_in^2) / 2 a layer",
+        "P + (d_out^2 + d_in^2) / 2 per layer",
         MatrixNormal,
         options=SMALL,
     )
 )
-register(Method("k_tied", "k-tied", "Swiatkowski et al. 2020", "P + k (d_out + d_in) a layer", KTied, options=SMALL))
+register(Method("k_tied", "k-tied", "Swiatkowski et al. 2020", "P + k (d_out + d_in) per layer", KTied, options=SMALL))
 register(
-    Method("rank_one", "Rank-one", "Dusenberry et al. 2020", "P + 2 K (d_out + d_in) a layer", RankOne, is_point=True)
+    Method("rank_one", "Rank-one", "Dusenberry et al. 2020", "P + 2 K (d_out + d_in) per layer", RankOne, is_point=True)
 )
 register(
-    Method("inducing", "Inducing weights", "Ritter et al. 2021", "M (d_out + d_in) + 2 M^2 a layer", InducingWeights,
+    Method("inducing", "Inducing weights", "Ritter et al. 2021", "M (d_out + d_in) + 2 M^2 per layer", InducingWeights,
            options={"rows": 8, "cols": 8}, aliases=("inducing_weights", "ffg-u"))
 )  # fmt: skip
 register(
-    Method("global_inducing", "Global inducing", "Ober & Aitchison 2021", "M (d_in + sum of d_out) + M a layer", GlobalInducing,
-           options={"inputs": 30, "init": "network"}, aliases=("gi",), slow=True, starts_at_rows="inputs")
+    Method("global_inducing", "Global inducing", "Ober & Aitchison 2021", "M (d_in + sum of d_out) + M per layer", GlobalInducing,
+           options={"inputs": 20, "init": "network"}, aliases=("gi",), starts_at_rows="inputs")
 )  # fmt: skip
 register(
-    Method("local_inducing", "Local inducing", "Ober & Aitchison 2021", "M (d_out + d_in + 1) a layer", LocalInducing,
+    Method("local_inducing", "Local inducing", "Ober & Aitchison 2021", "M (d_out + d_in + 1) per layer", LocalInducing,
            options={"points": 60, "precision": 3000.0, "init": "network"}, aliases=("li",), slow=True)
 )  # fmt: skip
 register(
-    Method("walsh_hadamard", "Walsh-Hadamard", "Rossi et al. 2020", "4 max(d_out, d_in) a layer", WalshHadamard, options=SMALL,
-           aliases=("whvi",))
+    Method("walsh_hadamard", "Walsh-Hadamard", "Rossi et al. 2020", "4 max(d_out, d_in) per layer", WalshHadamard,
+           options={**SMALL, "init": "network"}, aliases=("whvi",))
 )  # fmt: skip
 register(
     Method(
