@@ -28,7 +28,7 @@ HIDDEN = 32
 """Hidden units of the demonstration's networks, one layer with tanh: with 20, one start in eight of Walsh-Hadamard stays near a line."""
 PRIOR_SCALE = 4.0
 """Of the `Neal` prior, as in the inducing weights paper's toy regression."""
-MAP_EPOCHS, EPOCHS, QUICK_EPOCHS = 100, 400, 60
+MAP_EPOCHS, EPOCHS, QUICK_EPOCHS = 80, 320, 60
 """Full-batch steps: of the MAP phase, of the variational phase, and of the latter where only a quick look is wanted."""
 LEARNING_RATE = 0.1
 TRAINING_DRAWS, PREDICTION_DRAWS = 8, 60
