@@ -85,7 +85,7 @@ def test_demo_writes_a_report_and_ends_with_its_path(brief, tmp_path):
     assert page.count("<figure>") == 4
     assert page.count("data:image/svg+xml;base64,") == 2
     assert page.count("data:image/png;base64,") == 2
-    for text in ("Point (MAP)", "Mean-field", "Blundell et al. 2015", "61 / 102", "122 / 204"):
+    for text in ("Point (MAP)", "Mean-field", "Blundell et al. 2015", "97 / 162", "194 / 324"):
         assert text in page
     assert "A quick look" in page
     assert not re.search(r"https?://", page)

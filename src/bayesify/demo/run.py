@@ -25,7 +25,10 @@ from bayesify.training.fitting import fit
 from bayesify.weights.catalog import count_parameters
 
 HIDDEN = 32
-"""Hidden units of the demonstration's networks, one layer with tanh: with 20, one start in eight of Walsh-Hadamard stays near a line."""
+"""Hidden units of the demonstration's networks, one layer with tanh.
+
+With 20 of them one start in eight of Walsh-Hadamard weights separates the two moons by a line; with 32, none of eight.
+"""
 PRIOR_SCALE = 4.0
 """Of the `Neal` prior, as in the inducing weights paper's toy regression."""
 MAP_EPOCHS, EPOCHS, QUICK_EPOCHS = 80, 320, 60
