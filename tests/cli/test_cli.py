@@ -92,7 +92,7 @@ def test_demo_writes_a_report_and_ends_with_its_path(brief, tmp_path):
     assert not re.search(r"""(src|href)=["'](?!data:)""", page)
     assert [entry.name for entry in folder.iterdir()] == ["report.html"]
     assert "Point (MAP)" in result.stdout
-    assert "122 / 204" in result.stdout
+    assert "194 / 324" in result.stdout
 
 
 def test_demo_runs_any_registered_method_by_its_entry(brief, tmp_path, add_method):
