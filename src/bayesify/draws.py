@@ -19,7 +19,7 @@ from bayesify.running.memory import (
     warn_of_mixing,
 )
 from bayesify.running.outputs import at, count_draws, select_output
-from bayesify.running.runner import Runner, evaluating
+from bayesify.running.runner import Runner
 from bayesify.weights.structured import StructuredWeight
 
 
@@ -43,7 +43,7 @@ class Draw:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The network's output with these weights."""
-        return self.runner.call({**self.weights, **self.buffers}, args, kwargs)
+        return self.runner.call({**self.weights, **self.buffers}, args, kwargs, protect=False)
 
 
 class Draws:
@@ -107,12 +107,11 @@ class Draws:
         total = batch_size(args, kwargs)
         if total == 0:
             raise ValueError("predict: the batch is empty; give at least one example")
-        runner, rows, size, few = self.runner, total, 0, None
+        runner, rows, size, few = self.runner.evaluating(), total, 0, None
         if split_batch:
             check_lengths(args, kwargs)
-            with evaluating(runner.network):
-                first = self.buffers[0] if self.buffers else None
-                rows, few = rows_within(runner, self.weights, args, kwargs, budget, first)
+            first = self.buffers[0] if self.buffers else None
+            rows, few = rows_within(runner, self.weights, args, kwargs, budget, first)
             few = select_output(few, output)
             size = len(self) * total * few.element_size() * few.numel() // few.shape[0]
         frozen, weights, buffers = runner, self.weights, self.buffers
@@ -123,7 +122,7 @@ class Draws:
         def chunks() -> Iterator[Tensor]:
             pieces = split_rows(args, kwargs, rows) if split_batch else iter([(args, dict(kwargs))])
             for index, (part_args, part_kwargs) in enumerate(pieces):
-                with torch.no_grad(), evaluating(frozen.network):
+                with torch.no_grad():
                     found = select_output(frozen.run(weights, part_args, part_kwargs, buffers=buffers), output)
                 if few is not None and index == 0 and rows < total:
                     warn_of_mixing(few, found[0])

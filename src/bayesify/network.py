@@ -22,9 +22,12 @@ from bayesify.predictive.base import Predictive
 from bayesify.predictor import Drawable, Phase, Trainable
 from bayesify.priors import Prior
 from bayesify.running import captured_draws
+from bayesify.running.generators import own_generators
 from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_errors
+from bayesify.running.local_passes import run_local
+from bayesify.running.modes import outside_inference_mode
 from bayesify.running.outputs import select_output
-from bayesify.running.runner import Runner, evaluating
+from bayesify.running.runner import Runner
 from bayesify.weights.catalog import (
     Weight,
     catalog,
@@ -37,12 +40,13 @@ from bayesify.weights.catalog import (
 from bayesify.weights.layout import NetworkLayout
 from bayesify.weights.module_state import fingerprint, put_tensors, tensors_of
 from bayesify.weights.selection import select
-from bayesify.weights.summary import Summary, row_of
+from bayesify.weights.summary import Summary, summarize
 
 if TYPE_CHECKING:
     from bayesify.training.batches import Batch
 
 
+@outside_inference_mode()
 def bayesianize(
     net: nn.Module,
     posterior: configuration.Choice,
@@ -285,8 +289,12 @@ class BayesianNetwork(nn.Module, Drawable, Trainable):
         antithetic: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """The two terms of `elbo` apart: the data term and the KL of each draw, both [S] and in nats."""
-        draws = self.draw(num_draws, generator=generator, antithetic=antithetic, local=True, num_data=num_data)
-        return self.terms_of(draws, x, y, num_data=num_data, example_weights=example_weights)
+
+        def compute() -> tuple[Tensor, Tensor]:
+            draws = self.draw(num_draws, generator=generator, antithetic=antithetic, local=True, num_data=num_data)
+            return self.terms_of(draws, x, y, num_data=num_data, example_weights=example_weights)
+
+        return run_local(compute, self.posteriors, self.network, generator)
 
     def map_objective(self, x: Any, y: Tensor, *, num_data: int, example_weights: Tensor | None = None) -> Tensor:
         r"""$\log p(\mathcal{D} | m) + \log p(m)$ at the posterior mean m, in nats, a scalar; maximise it."""
@@ -326,7 +334,8 @@ class BayesianNetwork(nn.Module, Drawable, Trainable):
         """KL(q || p) in nats, summed over all weights: a scalar; an estimate from one draw where there is no closed form."""
         if any(posterior.runs_network for posterior in self.posteriors):
             return self.draw(1, generator=generator).kl.mean()
-        return self.posteriors.kl(self.prior.draw(1, generator))
+        with self.full_precision():
+            return self.posteriors.kl(self.prior.draw(1, generator))
 
     def set_to_prior(self) -> None:
         """Make q equal to the prior, in place.
@@ -389,7 +398,8 @@ class BayesianNetwork(nn.Module, Drawable, Trainable):
     def mean_network(self) -> nn.Module:
         """A plain network at the posterior mean: a copy of the original with E_q[w] in its slots."""
         plain = copy.deepcopy(self.network)
-        means = {name: mean[0] for name, mean in self.layout.cast(self.posteriors.means(self.layout)).items()}
+        with self.full_precision():
+            means = {name: mean[0] for name, mean in self.layout.cast(self.posteriors.means(self.layout)).items()}
         put_in(plain, list(self._weights.values()), means)
         for part in self.posteriors:
             part.average_buffers(plain)
@@ -419,28 +429,20 @@ class BayesianNetwork(nn.Module, Drawable, Trainable):
     @classmethod
     def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
         """The network that `config()` and `state()` describe, over a copy of `net`."""
-        with torch.random.fork_rng(devices=[]):  # posteriors that start at random do not move the caller's generator
+        with own_generators(), outside_inference_mode():  # posteriors may start at random
             made = cls(net, **configuration.network_arguments(config))
         put_tensors(made, state)
         return made
 
     def fingerprint(self) -> dict[str, str]:
         """That of the network as it was given."""
-        with evaluating(self.network):  # where drawing runs it, its buffers stay
-            return fingerprint(self.mean_network())
+        return fingerprint(self.mean_network())
 
     def summary(self) -> Summary:
         """Each weight, its posterior or why it was left alone, and parameters before and after."""
-        drawn: dict[str, tuple[str, int | None]] = {}
-        remarks = dict(self._left)
-        for posterior in self.posteriors:
-            remarks |= posterior.remarks()
-            for name, count in posterior.count_by_weight().items():
-                drawn[name] = (type(posterior).__name__, count)
         points = {name for name, value in self.network.named_parameters() if value.requires_grad}
-        rows = tuple(row_of(weight, drawn, remarks, weight.name in points) for weight in self._catalog.weights.values())
         total = sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad)
-        return Summary(rows, shared=total - sum(row.after or 0 for row in rows))
+        return summarize(self._catalog.weights, self._left, self.posteriors, points, total)
 
     def extra_repr(self) -> str:
         """How many weights are under a posterior."""

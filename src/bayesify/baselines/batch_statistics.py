@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayesify.running.inputs import as_inputs
 from bayesify.running.outputs import count_draws, each
-from bayesify.running.runner import Runner, evaluating
+from bayesify.running.runner import Runner
 from bayesify.training.batches import BatchReader, check_repeatable, parse_batch
 
 
@@ -47,9 +46,11 @@ def refresh_statistics(
         ValueError: If the loader yields nothing.
     """
     check_repeatable(loader)
-    layers = batch_norms(runner.network)
     found = []
-    with _as_averages(runner.network, layers):
+    with runner.evaluating().alone() as alone:
+        layers = batch_norms(alone.network)
+        for layer in layers.values():
+            layer.training = True
         for draw in each(weights):
             own = _fresh(layers)
             seen = 0
@@ -58,7 +59,7 @@ def refresh_statistics(
                 for layer in layers.values():
                     layer.momentum = len(data) / (seen + len(data))
                 args, kwargs = as_inputs(data.x)
-                runner.call({**draw, **own}, args, kwargs)
+                alone.call({**draw, **own}, args, kwargs)
                 seen += len(data)
             if not seen:
                 raise ValueError("the loader for batch statistics yields no batch; give one over the training data")
@@ -73,16 +74,3 @@ def _fresh(layers: Mapping[str, _BatchNorm]) -> dict[str, Tensor]:
         prefix = f"{path}." if path else ""
         own.update({prefix + name: buffer.clone() for name, buffer in layer.named_buffers(recurse=False)})
     return own
-
-
-@contextmanager
-def _as_averages(network: nn.Module, layers: Mapping[str, _BatchNorm]) -> Iterator[None]:
-    momenta = {path: layer.momentum for path, layer in layers.items()}
-    with evaluating(network):
-        for layer in layers.values():
-            layer.training = True
-        try:
-            yield
-        finally:
-            for path, layer in layers.items():
-                layer.momentum = momenta[path]

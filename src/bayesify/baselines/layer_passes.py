@@ -50,7 +50,7 @@ class LayerPass:
         self.used: set[str] = set()
         self._rules = rules
         self._calls: dict[str, list[tuple[Tensor, Tensor]]] = {path: [] for path in rules}
-        names = {runner.network.get_submodule(path): path for path in rules}
+        names: dict[nn.Module, str] = {}
 
         def watch(module: nn.Module, inputs: tuple[Any, ...], result: Tensor) -> Tensor:
             try:
@@ -60,10 +60,11 @@ class LayerPass:
             self._calls[names[module]].append((kept, result))
             return result.clone()  # an operation in place on the layer's output must not reach what is remembered
 
-        with ExitStack() as stack, torch.enable_grad():
+        with runner.alone() as own, ExitStack() as stack, torch.enable_grad():
+            names.update({own.network.get_submodule(path): path for path in rules})
             for module in names:
                 stack.callback(module.register_forward_hook(watch).remove)
-            self.outputs = select_output(runner.call(self.weights, args, kwargs), output)
+            self.outputs = select_output(own.call(self.weights, args, kwargs), output)
 
     def taps(self) -> list[Tensor]:
         """Outputs of the remembered layers, call by call."""

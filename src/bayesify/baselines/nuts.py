@@ -11,6 +11,7 @@ from torch import Tensor
 from bayesify.draws import Draws
 from bayesify.network import BayesianNetwork
 from bayesify.objectives import expected_log_likelihood
+from bayesify.running.generators import own_generators
 from bayesify.running.inputs import as_inputs, check_inputs
 from bayesify.running.outputs import select_output
 from bayesify.running.runner import Runner
@@ -71,7 +72,7 @@ def nuts(
     start = _start(bnn)
     potential = _Potential(bnn, x, y, start)
     flat = torch.cat([value.reshape(-1) for value in start.values()]).double()
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+    with own_generators(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what Pyro's own dependencies deprecate is not the caller's
         torch.manual_seed(seed)
         chain = MCMC(

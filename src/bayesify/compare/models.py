@@ -22,6 +22,7 @@ from bayesify.likelihoods import Categorical, Gaussian, Likelihood
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.regression import RegressionPredictive
 from bayesify.registry import METHODS
+from bayesify.running.generators import own_generators
 from bayesify.sklearn.rows import BATCH_SIZE, FULL_BATCH, Rows, standardization
 from bayesify.sklearn.training import FOLD_EFFORT, Plan, estimate_noise, make_network, predict, train
 from bayesify.sklearn.units import ScaledPredictive
@@ -94,7 +95,7 @@ class Trained:
 
     def __call__(self, x: np.ndarray) -> Predictive:
         """The predictive distribution of rows in the units of the table."""
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with own_generators(), torch.no_grad():
             torch.manual_seed(derive_seed(self.seed, "prediction"))
             inputs = torch.from_numpy(self.data.x_units(x))
             found = predict(self.model, inputs, self.num_draws, derive_seed(self.seed, "draws"))
@@ -113,7 +114,7 @@ def noise_of(data: Data, *, quick: bool, seed: int) -> float:
         seed: Of networks, folds and training.
     """
     net = make_network(data.x.shape[1], HIDDEN, "tanh", 1, derive_seed(seed, "network"))
-    with torch.random.fork_rng(devices=[]):
+    with own_generators():
         torch.manual_seed(derive_seed(seed, "noise"))
         plan = _plan("point", len(data.x), quick, seed, {}, False)
         whole = replace(plan, epochs=math.ceil(plan.count_epochs(1) / FOLD_EFFORT))  # folds train as long as methods do
@@ -149,7 +150,7 @@ def train_model(
     rows, plan = data.rows(), _plan(name, len(data.x), quick, seed, choice, tuning)
     likelihood: Likelihood = Categorical() if noise is None else Gaussian(noise * choice["noise_factor"]).double()
     net = make_network(data.x.shape[1], HIDDEN, "tanh", data.num_outputs, derive_seed(seed, "network"))
-    with torch.random.fork_rng(devices=[]):
+    with own_generators():
         torch.manual_seed(derive_seed(seed, "training"))
         model = train(net, likelihood, rows, plan)
     batch = _standardized(data, *validation)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from bayesify.deep_gp.model import DeepGP
 from bayesify.likelihoods import Likelihood
 from bayesify.priors import Prior
+from bayesify.running.generators import own_generators
 from bayesify.training.batches import parse_batch
 
 
@@ -28,7 +29,7 @@ def fit_deep_gp(
     learning_rate: float = 0.02,
 ) -> DeepGP:
     """A deep Gaussian process in place of the network, whose outputs are counted; see `bayesify.registry.Recipe`."""
-    with torch.random.fork_rng(devices=[]):  # a loader that shuffles does not move the caller's generator
+    with own_generators():  # a loader that shuffles does not move the caller's generator
         batches = [parse_batch(item) for item in loader]
         with torch.no_grad():
             output: Tensor = net(batches[0].x[:2])

@@ -21,6 +21,7 @@ from bayesify.predictive.regression import RegressionPredictive
 from bayesify.predictor import Predictor
 from bayesify.priors import Neal
 from bayesify.registry import METHODS, Method
+from bayesify.running.generators import own_generators
 from bayesify.training.fitting import fit
 from bayesify.weights.catalog import count_parameters
 
@@ -68,7 +69,7 @@ class Problem:
 
     def network(self, seed: int) -> nn.Module:
         """A network with one hidden layer, the same for the same seed."""
-        with torch.random.fork_rng(devices=[]):
+        with own_generators():
             torch.manual_seed(seed)
             return nn.Sequential(nn.Linear(self.num_inputs, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, self.num_outputs))
 
@@ -155,7 +156,7 @@ def run(
     torch.set_num_threads(1)  # these networks are so small that a second thread only waits
     start = time.process_time()
     try:
-        with torch.random.fork_rng(devices=[]):
+        with own_generators():
             torch.manual_seed(seed)
             if method.fit is not None:
                 model, note = _own_recipe(method, problem, seed, epochs), ""
@@ -189,7 +190,7 @@ def run_all(
         report: Is told the share of the present training that is done.
     """
     made = problems(seed)
-    with torch.random.fork_rng(devices=[]):  # what torch loads on first use is nobody's training time
+    with own_generators():  # what torch loads on first use is nobody's training time
         _posterior_recipe(METHODS["point"], made[0], seed, 1, None, None)
     for method in methods:
         for problem in made:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bayesify.maths.noise import standard_normal
 from bayesify.posteriors.base import check_count
+from bayesify.running.generators import own_generators
 from bayesify.running.inputs import as_inputs
 from bayesify.training.batches import parse_batch
 
@@ -156,7 +157,7 @@ class StoredContext(Context):
         return self._held
 
     def _read(self, loader: Iterable[Any]) -> Tensor:
-        with torch.random.fork_rng(devices=[]):  # a loader that shuffles does not move the caller's generator
+        with own_generators():  # a loader that shuffles does not move the caller's generator
             parts = list(_until(map(self._inputs, loader), self.keep))
         if not parts:
             raise ValueError(f"{type(self).__name__}: the loader yields no batches; give one with data")

@@ -40,22 +40,16 @@ def output_covariance(
         `"diagonal"`: [K, B]. `"full"`: between examples, [K, B, B]. `"example"`: between vectors, [B, K, K]. `"joint"`: between
         all of them, examples slowest, [B K, B K].
     """
-    terms = [
-        term
-        for name in jacobians.names
-        for term in _of_weight(jacobians, gradients, name, variances[name], kind, memory)
-    ]
+    terms = [term for name in jacobians.names for term in _of_weight(gradients, name, variances[name], kind, memory)]
     total = terms[0]
     for term in terms[1:]:
         total = total + term
     return total
 
 
-def _of_weight(
-    jacobians: Jacobians, gradients: Gradients, name: str, variance: Tensor, kind: Covariance, memory: int
-) -> Iterator[Tensor]:
+def _of_weight(gradients: Gradients, name: str, variance: Tensor, kind: Covariance, memory: int) -> Iterator[Tensor]:
     variance = widen(variance)
-    uses = jacobians.uses(name)
+    uses = gradients.uses(name)
     calls = gradients.calls(name)
     if len(calls) == 1 and uses[0].leaf == "weight":
         rule, kept, g = calls[0]

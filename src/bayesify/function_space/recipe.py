@@ -13,6 +13,7 @@ from bayesify.likelihoods import Likelihood
 from bayesify.network import bayesianize
 from bayesify.posteriors.mean_field import MeanField
 from bayesify.priors import Prior
+from bayesify.running.generators import own_generators
 from bayesify.running.inputs import as_inputs
 from bayesify.training.batches import parse_batch
 
@@ -55,7 +56,7 @@ def box_around(loader: Any, widths: float, n: int) -> Box:
     """The box around all inputs of a loader, wider by so many times their range on every side."""
     low: Tensor | None = None
     high: Tensor | None = None
-    with torch.random.fork_rng(devices=[]):  # a loader that shuffles does not move the caller's generator
+    with own_generators():  # a loader that shuffles does not move the caller's generator
         for item in loader:
             args, kwargs = as_inputs(parse_batch(item).x)
             x = next(iter((*args, *kwargs.values()))).detach()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -13,7 +15,31 @@ from torch.utils import _pytree as pytree
 
 from bayesify.running.memory import batch_size
 from bayesify.running.outputs import select_output
-from bayesify.running.runner import SLOW_VMAP, Runner
+from bayesify.running.runner import FILTERS, SLOW_VMAP, Runner
+
+_ATTENTION = threading.Lock()
+_USERS = 0
+_KERNELS = ExitStack()
+
+
+@contextmanager
+def plain_attention() -> Iterator[None]:
+    """Attention by its formula: the fused kernels have no second derivative.
+
+    Which kernels are used is for all threads, so the first who needs it changes that and the last changes it back.
+    """
+    global _USERS
+    with _ATTENTION:
+        if _USERS == 0:
+            _KERNELS.enter_context(sdpa_kernel(SDPBackend.MATH))
+        _USERS += 1
+    try:
+        yield
+    finally:
+        with _ATTENTION:
+            _USERS -= 1
+            if _USERS == 0:
+                _KERNELS.close()
 
 
 def example_gradients(
@@ -39,7 +65,7 @@ def example_gradients(
     Returns:
         By name, [K, B, *shape].
     """
-    with sdpa_kernel(SDPBackend.MATH):  # the fused attention kernels have no second derivative
+    with plain_attention():
         return _example_gradients(runner, values, args, kwargs, vectors, output)
 
 
@@ -83,7 +109,7 @@ def _together(
 
     by_example = torch.func.vmap(torch.func.grad(score), in_dims=(None, 0, 0), randomness="same")
     weights = dict(values)
-    with warnings.catch_warnings():
+    with FILTERS, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=SLOW_VMAP)  # still faster than a loop in Python
         parts = [by_example(weights, mapped, vector) for vector in vectors]
     return {name: torch.stack([part[name] for part in parts]) for name in weights}
@@ -107,6 +133,10 @@ def _one_by_one(
         one_args, one_kwargs = pytree.tree_map(_take(row, batch), (args, dict(kwargs)))
         with torch.enable_grad():
             outputs = select_output(runner.call(weights, one_args, one_kwargs), output)[0]
+        if not outputs.requires_grad:  # no layer of these weights saw this example
+            for name, value in weights.items():
+                found[name].append(value.new_zeros(len(vectors), *value.shape))
+            continue
         grads = [
             torch.autograd.grad(
                 outputs,

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils import _pytree as pytree
 
-from bayesify.jacobians.general import example_gradients
+from bayesify.jacobians.general import example_gradients, plain_attention
 from bayesify.jacobians.rules import Rule, rule_for
 from bayesify.jacobians.trace import Pulled, Trace, Use, trace
 from bayesify.running.inputs import explain_shape_errors
-from bayesify.running.memory import count_activation_bytes, split_rows, spread_rows
+from bayesify.running.memory import batch_size, count_activation_bytes, split_rows, spread_rows
 from bayesify.running.outputs import select_output
 from bayesify.running.runner import Runner
 from bayesify.weights.catalog import owner_of
@@ -24,18 +23,21 @@ from bayesify.weights.catalog import owner_of
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-2}
 """How far a layer's rule may be from automatic differentiation, relative to the largest entry: rounding, not error."""
 
+Uses = dict[str, list[Use]]
+"""The rules of weights, one per name of a weight, by first name."""
+
 WITNESSES = 6
-"""Examples of the first batch on which rules are compared with automatic differentiation."""
+"""Examples of the first batch of several on which rules are compared with automatic differentiation."""
 
 
 class Jacobians:
     r"""Derivatives $J_b = \partial f(x_b) / \partial w$ of a network by chosen weights, without those by the others.
 
     A linear map, convolution, embedding or normalization layer is watched during one pass, and its derivatives follow from
-    its inputs and the gradients of its outputs. On the first batch each of these rules is compared with automatic
-    differentiation; a weight whose rule does not agree (a layer that is called in another way, a weight that is used
-    elsewhere too, examples that are not on the first axis) and every other kind of layer is differentiated example by example
-    instead.
+    its inputs and the gradients of its outputs. On the first batch of one example, and on the first of several, each of
+    these rules is compared with automatic differentiation; a weight whose rule does not agree (a layer that is called in
+    another way, a weight that is used elsewhere too, examples that are not on the first axis) and every other kind of layer is
+    differentiated example by example instead, and so is for one batch a layer that sees only some of its examples.
 
     Args:
         runner: The network.
@@ -48,14 +50,13 @@ class Jacobians:
     """
 
     def __init__(self, runner: Runner, names: Sequence[str], *, output: str | int | None = None) -> None:
-        check_deterministic(runner.network)
         self.runner = runner
         self.names = tuple(names)
         self.output = output
-        self._uses: dict[str, list[Use]] = {}
-        self._general: tuple[str, ...] = ()
-        self._certified = False
+        self.check_deterministic()
+        self._certified: dict[bool, Uses] = {}
         self._costs: dict[Any, tuple[float, int]] = {}
+        self._candidates: Uses = {}
         rules: dict[nn.Module, Rule | None] = {}
         for name in names:
             uses = []
@@ -64,17 +65,15 @@ class Jacobians:
                 rule = rules.setdefault(module, rule_for(module))
                 uses.append(Use(rule, leaf) if rule is not None else None)
             if None not in uses:
-                self._uses[name] = uses  # type: ignore[assignment]
-        self._general = tuple(name for name in names if name not in self._uses)
+                self._candidates[name] = uses  # type: ignore[assignment]
 
-    @property
-    def general(self) -> tuple[str, ...]:
-        """Weights that are differentiated example by example, for want of a rule."""
-        return self._general
+    def check_deterministic(self) -> None:
+        """Raise `ValueError` for layers whose outputs are random or mix the examples of a batch, as the network runs here."""
+        check_deterministic(self.runner.network, evaluate=self.runner.evaluate)
 
-    def uses(self, name: str) -> Sequence[Use]:
-        """The rules that give a weight's derivatives, one per name of it; none if it has to be done in general."""
-        return self._uses.get(name, ())
+    def evaluating(self) -> Jacobians:
+        """The same of the network in evaluation mode."""
+        return Jacobians(self.runner.evaluating(), self.names, output=self.output)
 
     def at(
         self,
@@ -96,20 +95,17 @@ class Jacobians:
             ValueError: If the network mixes the examples of a batch.
         """
         given = dict(values or {})
-        if not self._certified:
-            self._certify(args, kwargs, given)
+        several = batch_size(args, kwargs) > 1  # one example shows nothing of order and mixing
+        uses = self._certified.get(several)
+        if uses is None:
+            uses = self._certified[several] = self._certify(args, kwargs, given)
         while True:
-            watched = {use.rule.module: use.rule for uses in self._uses.values() for use in uses}
-            passed = trace(self._call(given, args, kwargs), watched, differentiable=differentiable)
+            passed = trace(self.runner, self._call(given, args, kwargs), _watched(uses), differentiable=differentiable)
             partial = passed.partial()
             if not partial:
-                return Linearization(self, passed, given, args, kwargs)
-            # A layer that saw only some of the examples: which ones, its rule cannot know.
-            self._keep_rules(name for name, uses in self._uses.items() if all(use.rule not in partial for use in uses))
-
-    def _keep_rules(self, names: Iterable[str]) -> None:
-        self._uses = {name: self._uses[name] for name in names}
-        self._general = tuple(name for name in self.names if name not in self._uses)
+                return Linearization(self, uses, passed, given, args, kwargs)
+            # A layer that saw only some of these examples: which ones, its rule cannot know.
+            uses = {name: own for name, own in uses.items() if all(use.rule not in partial for use in own)}
 
     def cost(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[float, int]:
         """Bytes of activations per example, and outputs of an example; measured once for inputs of a shape."""
@@ -123,11 +119,10 @@ class Jacobians:
 
     def _call(
         self, values: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Callable[[], Tensor]:
-        def call() -> Tensor:
-            # The fused attention kernels have no second derivative.
-            with explain_shape_errors(args, kwargs), sdpa_kernel(SDPBackend.MATH):
-                return select_output(self.runner.call(values, args, kwargs), self.output)
+    ) -> Callable[[Runner], Tensor]:
+        def call(runner: Runner) -> Tensor:
+            with explain_shape_errors(args, kwargs), plain_attention():
+                return select_output(runner.call(values, args, kwargs), self.output)
 
         return call
 
@@ -135,17 +130,32 @@ class Jacobians:
         """A weight's value: the one given, else the network's own."""
         return values[name] if name in values else self.runner.network.get_parameter(name)
 
-    def _certify(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], values: Mapping[str, Tensor]) -> None:
-        """Compare every rule with automatic differentiation on some examples, of which only the first half counts.
+    def _certify(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], values: Mapping[str, Tensor]) -> Uses:
+        """The rules that agree with automatic differentiation on some examples, in two orders.
 
-        They come from all over the batch, in another order: a row of zeros says little, and a network that sorts its examples
-        does not show on sorted ones.
+        They come from all over the batch, in another order: a row of zeros says little. A network that sorts its examples
+        does not show on sorted ones, and no order is sorted both forwards and backwards.
         """
         args, kwargs = spread_rows(args, kwargs, WITNESSES)
+        uses = self._agreeing(self._candidates, args, kwargs, values)
+        count = batch_size(args, kwargs)
+        if count < 2:
+            return uses
+
+        def turn(leaf: Any) -> Any:
+            return leaf.flip(0) if isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[0] == count else leaf
+
+        args, kwargs = pytree.tree_map(turn, (args, kwargs))
+        return self._agreeing(uses, args, kwargs, values)
+
+    def _agreeing(
+        self, uses: Uses, args: tuple[Any, ...], kwargs: Mapping[str, Any], values: Mapping[str, Tensor]
+    ) -> Uses:
+        """Those of some rules that agree with automatic differentiation on examples of which only the first half counts."""
         fixed = {name: value.detach() for name, value in values.items()}
         weights = {name: self.value(name, fixed).detach().clone().requires_grad_() for name in self.names}
-        watched = {use.rule.module: use.rule for uses in self._uses.values() for use in uses}
-        passed = trace(self._call({**fixed, **weights}, args, kwargs), watched, lenient=True)
+        call = self._call({**fixed, **weights}, args, kwargs)
+        passed = trace(self.runner, call, _watched(uses), lenient=True)
         generator = torch.Generator().manual_seed(0)
         vector = torch.randn(passed.outputs.shape, generator=generator).to(passed.outputs)
         count = passed.outputs.shape[0]
@@ -161,42 +171,40 @@ class Jacobians:
             other = torch.zeros_like(truth[name]) if found is None else found.to(truth[name])
             return bool((other - truth[name]).abs().amax() <= tolerance * truth[name].abs().amax() + 1e-12)
 
-        wrong = set()
-        for name, uses in self._uses.items():
+        kept: Uses = {}
+        for name, own in uses.items():
             try:
-                parts = [pulled.rows(slice(row, row + 1)).dense(uses) for row in range(half)]
+                parts = [pulled.rows(slice(row, row + 1)).dense(own) for row in range(half)]
                 found: Any = None if parts[0] is None else sum(part[0, 0] for part in parts if part is not None)
                 right = (found is None or found.shape == truth[name].shape) and agrees(name, found)
-                right = right and all(pulled.stays_within(use.rule, half, count) for use in uses)
+                if right and all(pulled.stays_within(use.rule, half, count) for use in own):
+                    kept[name] = own
             except RuntimeError as refusal:
                 if isinstance(refusal, torch.OutOfMemoryError):
                     raise
-                right = False
-            if not right:
-                wrong.add(name)
-        self._keep_rules(name for name in self._uses if name not in wrong)
-        if self._general:
+        general = [name for name in self.names if name not in kept]
+        if general:
             first_args, first_kwargs = next(split_rows(args, kwargs, half))
-            some = {name: weights[name].detach() for name in self._general}
+            some = {name: weights[name].detach() for name in general}
             row = vector[:half].unsqueeze(0)
             found_general = example_gradients(
                 self.runner, {**fixed, **some}, first_args, first_kwargs, row, self.output
             )
-            for name in self._general:
+            for name in general:
                 if not agrees(name, found_general[name][0].sum(0)):
                     raise ValueError(
                         f"{name}: its derivative for one example depends on the other examples of the batch; use a network "
                         "whose examples do not mix, with the batch on the first axis of every input"
                     )
-        self._certified = True
+        return kept
 
     @torch.no_grad()
     def _check_apart(
         self, outputs: Tensor, values: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
         """The first of some examples alone must have the output that it has beside the others."""
-        alone = self._call(values, *next(split_rows(args, kwargs, 1)))()
-        tolerance = TOLERANCE.get(outputs.dtype, 0.1)
+        alone = self._call(values, *next(split_rows(args, kwargs, 1)))(self.runner)
+        tolerance = TOLERANCE.get(outputs.dtype, 0.1) / 4  # outputs are rounded less often than derivatives
         if not bool((alone[0] - outputs[0]).abs().amax() <= tolerance * outputs[:1].abs().amax() + 1e-6):
             raise ValueError(
                 "the network's output for one example depends on the other examples of the batch, or is random; use a network "
@@ -209,6 +217,7 @@ class Linearization:
 
     Args:
         jacobians: What it belongs to.
+        uses: The rules that hold for this batch, by weight.
         passed: The pass over the batch.
         values: Weights that were given.
         args: Positional inputs.
@@ -218,16 +227,27 @@ class Linearization:
     def __init__(
         self,
         jacobians: Jacobians,
+        uses: Uses,
         passed: Trace,
         values: Mapping[str, Tensor],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> None:
         self._jacobians = jacobians
+        self._uses = uses
         self._passed = passed
         self._values = values
         self._args, self._kwargs = args, kwargs
         self.outputs = passed.outputs
+
+    @property
+    def general(self) -> tuple[str, ...]:
+        """Weights that are differentiated example by example, for want of a rule."""
+        return tuple(name for name in self._jacobians.names if name not in self._uses)
+
+    def uses(self, name: str) -> Sequence[Use]:
+        """The rules that give a weight's derivatives, one per name of it; none if it has to be done in general."""
+        return self._uses.get(name, ())
 
     def pull(self, vectors: Tensor) -> Gradients:
         r"""$v_{kb}^\top J_b$ for vectors [K, B, ...] in the shape of the outputs."""
@@ -266,6 +286,10 @@ class Gradients:
         self._vectors = vectors
         self._by_example: dict[str, Tensor] = {}
 
+    def uses(self, name: str) -> Sequence[Use]:
+        """The rules that give a weight's derivatives for these examples; none if it has to be done in general."""
+        return self._linearization.uses(name)
+
     @property
     def shape(self) -> tuple[int, int]:
         """K and B."""
@@ -278,21 +302,21 @@ class Gradients:
 
     def dense(self, name: str) -> Tensor:
         """By every entry of a weight: [K, B, *shape], in float32 at least."""
-        uses = self._jacobians.uses(name)
+        uses = self.uses(name)
         if not uses:
             return self._general(name)
         return self._or_zero(self._pulled.dense(uses), self._jacobians.runner.weights[name].shape)
 
     def columns(self, name: str, index: Tensor) -> Tensor:
         """By the entries of a weight with flat indices `index` [n]: [K, B, n]."""
-        uses = self._jacobians.uses(name)
+        uses = self.uses(name)
         if not uses:
             return self._general(name).reshape(*self.shape, -1)[..., index]
         return self._or_zero(self._pulled.columns(uses, index), index.shape)
 
     def sum_of_squares(self, name: str, index: Tensor | None = None, rows: int | None = None) -> Tensor:
         """Squares by the entries of a weight, summed over vectors and examples, so many examples at a time: [numel] or [n]."""
-        uses, total = self._jacobians.uses(name), None
+        uses, total = self.uses(name), None
         if not uses:
             found = self._general(name).reshape(*self.shape, -1)
             return (found if index is None else found[..., index.to(found.device)]).square().sum((0, 1))
@@ -310,7 +334,7 @@ class Gradients:
 
     def calls(self, name: str) -> list[tuple[Rule, Tensor, Tensor]]:
         """The rule, what it kept and the gradients [K, B, ...] of each call of the layers that use a weight."""
-        return [(use.rule, *call) for use in self._jacobians.uses(name) for call in self.calls_of(use.rule)]
+        return [(use.rule, *call) for use in self.uses(name) for call in self.calls_of(use.rule)]
 
     def calls_of(self, rule: Rule) -> list[tuple[Tensor, Tensor]]:
         """What one layer kept and its gradients [K, B, ...], call by call."""
@@ -318,7 +342,7 @@ class Gradients:
 
     def _general(self, name: str) -> Tensor:
         if name not in self._by_example:
-            self._by_example = self._linearization.by_example(self._jacobians.general, self._vectors)
+            self._by_example = self._linearization.by_example(self._linearization.general, self._vectors)
         found = self._by_example[name]
         return found.float() if found.dtype in (torch.float16, torch.bfloat16) else found
 
@@ -330,15 +354,25 @@ class Gradients:
         return torch.zeros(*self.shape, *shape, dtype=dtype, device=vectors.device)
 
 
-def check_deterministic(network: nn.Module) -> None:
-    """Raise `ValueError` for layers whose outputs are random or mix the examples of a batch."""
+def _watched(uses: Uses) -> dict[nn.Module, Rule]:
+    return {use.rule.module: use.rule for own in uses.values() for use in own}
+
+
+def check_deterministic(network: nn.Module, *, evaluate: bool = False) -> None:
+    """Raise `ValueError` for layers whose outputs are random or mix the examples of a batch.
+
+    Args:
+        network: The network.
+        evaluate: Whether it is to run in evaluation mode, whatever its own mode is.
+    """
     for name, module in network.named_modules():
-        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
+        training = module.training and not evaluate
+        if isinstance(module, _BatchNorm) and (training or module.running_mean is None):
             raise ValueError(
                 f"{name}: batch normalization uses the statistics of the batch, so that examples mix; "
                 "call net.eval() first (and keep running statistics)"
             )
         random = isinstance(module, _DropoutNd) and module.p > 0
         random |= isinstance(module, (nn.RNNBase, nn.MultiheadAttention)) and module.dropout > 0
-        if random and module.training:
+        if random and training:
             raise ValueError(f"{name}: dropout is active, so that outputs are random; call net.eval() first")

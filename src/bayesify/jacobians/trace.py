@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from bayesify.jacobians.convolutions import QuickBackward
 from bayesify.jacobians.rules import Rule
 from bayesify.jacobians.second_order import DifferentiableLayers, Pulling
-from bayesify.running.runner import SLOW_VMAP
+from bayesify.running.runner import Runner, SlowVmap, quick_vmap
 
 _REFUSED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """First layers of networks whose gradients cannot be computed for several vectors at once."""
@@ -124,12 +123,11 @@ class Trace:
         together = self._differentiable or taps[0].device.type == "cpu" or all(tap.ndim <= 3 for tap in taps)
         if together and owner not in _REFUSED:
             try:
-                with warnings.catch_warnings():
-                    warnings.filterwarnings("error", message=SLOW_VMAP)
-                    # Not `is_grads_batched`, which loops inside over most backward kernels.
-                    found: Sequence[Tensor | None] = torch.func.vmap(lambda vector: once(vector, True))(vectors)
-                    return found
-            except (RuntimeError, UserWarning) as refusal:  # an operation without a batching rule
+                # Not `is_grads_batched`, which loops inside over most backward kernels.
+                run = torch.func.vmap(lambda vector: once(vector, True))
+                found: Sequence[Tensor | None] = quick_vmap(lambda: run(vectors), owner, "gradients")
+                return found
+            except (RuntimeError, SlowVmap) as refusal:  # an operation without a batching rule
                 if isinstance(refusal, torch.OutOfMemoryError):
                     raise
                 _REFUSED.add(owner)
@@ -185,7 +183,8 @@ class Pulled:
 
 
 def trace(
-    call: Callable[[], Tensor],
+    runner: Runner,
+    call: Callable[[Runner], Tensor],
     modules: Mapping[nn.Module, Rule],
     *,
     differentiable: bool = False,
@@ -194,7 +193,8 @@ def trace(
     """Run a network once and remember what some of its layers saw.
 
     Args:
-        call: Runs it and returns the outputs.
+        runner: The network.
+        call: Runs it and returns the outputs; it gets a runner that is alone.
         modules: The layers to watch, with their rules.
         differentiable: Whether results are to be differentiated by the weights.
         lenient: Whether to pass over a call that a rule cannot handle, instead of raising.
@@ -205,7 +205,7 @@ def trace(
     def watch(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         if not isinstance(output, Tensor) or not args:
             return output
-        rule = modules[module]
+        rule = watched[module]
         try:
             kept = rule.keep(args[0] if differentiable else args[0].detach())
         except (ValueError, RuntimeError):
@@ -216,9 +216,11 @@ def trace(
         applications.append(Application(rule, kept, tap))
         return tap.clone()  # an operation in place on the layer's output must not reach what is remembered
 
-    with ExitStack() as stack, torch.enable_grad():
-        for module in modules:
+    with ExitStack() as stack, torch.inference_mode(False), torch.enable_grad():
+        own = stack.enter_context(runner.alone())
+        watched = {own.module(module): rule for module, rule in modules.items()}
+        for module in watched:
             stack.callback(module.register_forward_hook(watch).remove)
         stack.enter_context(DifferentiableLayers(pulling) if differentiable else QuickBackward())
-        outputs = call()
+        outputs = call(own)
     return Trace(outputs, applications, differentiable, pulling)

@@ -15,7 +15,7 @@ from bayesify.laplace.subset import Subset
 from bayesify.likelihoods import Likelihood
 from bayesify.running.inputs import as_inputs, check_inputs
 from bayesify.training.batches import Batch, BatchReader, check_repeatable, parse_batch
-from bayesify.weights.catalog import Layer, group_layers
+from bayesify.weights.catalog import Layer, Weight, group_layers
 
 Curvature = Literal["ggn", "empirical"]
 
@@ -213,30 +213,31 @@ def kronecker_curvature(
 
     $A = \frac{1}{N T} \sum_{n,t} a_{nt} a_{nt}^\top$ and $G = \sum_{n,t,k} g_{ntk} g_{ntk}^\top$ over
     examples n, the positions t at which a layer is applied, and the vectors k of $H_n$ (Martens & Grosse 2015; Grosse
-    & Martens 2016). Exact for one example and one position.
+    & Martens 2016). Exact for one example and one position. A layer that does not see every example of every batch (routing,
+    masks) gets the diagonal, by a second pass over the data.
 
     Returns:
         A block per linear map or convolution without groups, the diagonals of the other weights, and the data term.
     """
-    jacobians = pieces.jacobians
-    layers: list[Layer] = []
-    others: list[str] = []
+    grouped = group_layers(subset.weights[name] for name in subset.names)
+    layers = [layer for layer in grouped if all(_is_one_map(weight) for weight in layer.weights)]
     blocks: dict[str, KroneckerBlock] = {}
     counts: dict[str, int] = {}
-    diagonals: dict[str, Tensor] = {}
+    missed: set[str] = set()
+    covered = {weight.name for layer in layers for weight in layer.weights}
+    totals: dict[str, Tensor] = {}
     term = DataTerm()
     for point, batch in pieces:
         term.add(likelihood, point.outputs, batch)
         gradients = point.pull(output_vectors(likelihood, point.outputs, batch, curvature))
-        if not layers and not others:  # the first pass has shown which layers' rules hold
-            grouped = group_layers(subset.weights[name] for name in subset.names)
-            layers = [layer for layer in grouped if _has_factors(layer, jacobians, gradients)]
-            covered = {weight.name for layer in layers for weight in layer.weights}
-            others = [name for name in subset.names if name not in covered]
-        for name in others:
-            squares = _sum_of_squares(gradients, subset, name, pieces.memory)
-            diagonals[name] = diagonals[name] + squares if name in diagonals else squares
+        for name in subset.names:
+            if name not in covered:
+                squares = _sum_of_squares(gradients, subset, name, pieces.memory)
+                totals[name] = totals[name] + squares if name in totals else squares
+        missed |= {layer.name for layer in layers if not has_factors(layer, gradients)}
         for layer in layers:
+            if layer.name in missed:
+                continue
             for rule, kept, g in gradients.calls(layer.weights[0].name):
                 a, slopes = layer_factors(rule, kept, g, layer)
                 if layer.name not in blocks:
@@ -249,12 +250,21 @@ def kronecker_curvature(
                 block.slopes.addmm_(grads.T, grads)
                 counts[layer.name] += len(flat)
     term.sum_over_processes()
-    for name, block in blocks.items():
-        count = sum_over_processes(torch.tensor(float(counts[name])))
-        block.inputs = sum_over_processes(block.inputs) / float(count)
-        block.slopes = sum_over_processes(block.slopes)
-    diagonals = {name: sum_over_processes(total) for name, total in diagonals.items()}
-    return list(blocks.values()), diagonals, term
+    # A layer that some batch passed by, whole or in part, has no factors, whichever batch and process that was.
+    bad = sum_over_processes(torch.tensor([float(layer.name in missed) for layer in layers]))
+    chosen = [layer for layer, count in zip(layers, bad.tolist(), strict=True) if not count]
+    found = []
+    for layer in chosen:
+        block = blocks[layer.name]
+        count = sum_over_processes(torch.tensor(float(counts[layer.name])))
+        inputs, slopes = sum_over_processes(block.inputs) / float(count), sum_over_processes(block.slopes)
+        found.append(KroneckerBlock(layer, inputs, slopes))
+    rest = [weight.name for layer in layers if layer not in chosen for weight in layer.weights]
+    diagonals = {name: sum_over_processes(total) for name, total in totals.items()}
+    if rest:
+        partial = Subset(subset.weights, dict.fromkeys(rest))
+        diagonals |= diagonal_curvature(pieces, partial, likelihood, curvature)[0]
+    return found, {name: diagonals[name] for name in subset.names if name in diagonals}, term
 
 
 def layer_factors(rule: Rule, kept: Tensor, g: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
@@ -268,14 +278,13 @@ def layer_factors(rule: Rule, kept: Tensor, g: Tensor, layer: Layer) -> tuple[Te
     return torch.cat(columns, dim=-1), slopes
 
 
-def _has_factors(layer: Layer, jacobians: Jacobians, gradients: Gradients) -> bool:
-    """Whether a layer is one linear map under one name, whose inputs and gradients were seen."""
+def has_factors(layer: Layer, gradients: Gradients) -> bool:
+    """Whether the inputs of a linear map and the gradients at its outputs were seen for all examples of a batch."""
     if not gradients.calls(layer.weights[0].name):
         return False
-    for weight in layer.weights:
-        uses = jacobians.uses(weight.name)
-        if weight.kind != "matrix" or weight.groups > 1 or weight.transposed or weight.aliases or len(uses) != 1:
-            return False
-        if not uses[0].rule.has_factors:
-            return False
-    return True
+    uses = [gradients.uses(weight.name) for weight in layer.weights]
+    return all(len(own) == 1 and own[0].rule.has_factors for own in uses)
+
+
+def _is_one_map(weight: Weight) -> bool:
+    return weight.kind == "matrix" and weight.groups == 1 and not weight.transposed and not weight.aliases

@@ -10,7 +10,7 @@ from torch import Tensor
 from bayesify.jacobians import Gradients
 from bayesify.jacobians.rules import fold_product
 from bayesify.laplace.covariances import WeightCovariance
-from bayesify.laplace.curvature import KroneckerBlock, layer_factors
+from bayesify.laplace.curvature import KroneckerBlock, has_factors, layer_factors
 from bayesify.laplace.subset import Subset
 from bayesify.maths.eigen import stable_eigh
 
@@ -82,32 +82,38 @@ class KroneckerCovariance(WeightCovariance):
             rows = self.subset.gradients(gradients, name).detach().movedim(1, 0)
             for place, factor in enumerate(chosen):
                 total[place] += (rows / (curvature + factor * self._prior_of[name])) @ rows.transpose(-1, -2)
-        for index, block in enumerate(self.blocks):
+        for index in range(len(self.blocks)):
             _, out_vectors, in_vectors = self._eigen[index]
-            calls = gradients.calls(block.layer.weights[0].name)
-            factors_of = [layer_factors(*call, block.layer) for call in calls]
-            if len(factors_of) == 1 and factors_of[0][0].shape[1] == 1:
+            factors_of = self._factors(index, gradients)
+            if factors_of is not None and len(factors_of) == 1 and factors_of[0][0].shape[1] == 1:
                 a, g = factors_of[0][0][:, 0] @ in_vectors, factors_of[0][1][:, :, 0] @ out_vectors
                 for place, factor in enumerate(chosen):
                     inner = a.square() @ self._spread(index, factor).T  # [B, d_out]
                     total[place] += torch.einsum("kbo,lbo,bo->bkl", g, g, inner)
                 continue
-            turned = self._turned(index, factors_of)
-            if turned is None:
-                continue
+            turned = self._turned(index, factors_of, gradients)
             rows = turned.movedim(1, 0).flatten(2)  # [B, K, d_out d_in]
             for place, factor in enumerate(chosen):
                 total[place] += (rows * self._spread(index, factor).reshape(-1)) @ rows.transpose(-1, -2)
         return total[0] if factors is None else total
 
-    def _turned(self, index: int, factors_of: list[tuple[Tensor, Tensor]]) -> Tensor | None:
+    def _factors(self, index: int, gradients: Gradients) -> list[tuple[Tensor, Tensor]] | None:
+        """Inputs and gradients of each call of a block's layer; nothing where it did not see all examples."""
+        layer = self.blocks[index].layer
+        if not has_factors(layer, gradients):
+            return None
+        return [layer_factors(*call, layer) for call in gradients.calls(layer.weights[0].name)]
+
+    def _turned(self, index: int, factors_of: list[tuple[Tensor, Tensor]] | None, gradients: Gradients) -> Tensor:
         """Gradients by a block's matrix in its eigenbasis: [K, B, d_out, d_in]."""
         _, out_vectors, in_vectors = self._eigen[index]
-        total = None
-        for a, g in factors_of:
-            term = fold_product((g @ out_vectors).movedim(2, -1), a @ in_vectors)
-            total = term if total is None else total + term
-        return total
+        if factors_of is None:
+            layer = self.blocks[index].layer
+            dense = layer.to_matrix({weight.name: gradients.dense(weight.name).detach() for weight in layer.weights})
+            return out_vectors.T @ dense.to(out_vectors) @ in_vectors
+        return torch.stack([fold_product((g @ out_vectors).movedim(2, -1), a @ in_vectors) for a, g in factors_of]).sum(
+            0
+        )
 
     def joint(self, gradients: Gradients) -> Tensor:
         """Layer by layer."""
@@ -116,12 +122,10 @@ class KroneckerCovariance(WeightCovariance):
         for name, curvature in self.diagonal.items():
             rows = self.subset.gradients(gradients, name).detach().movedim(1, 0).flatten(0, 1)
             total += (rows / (curvature + self.factor * self._prior_of[name])) @ rows.T
-        for index, block in enumerate(self.blocks):
-            calls = gradients.calls(block.layer.weights[0].name)
-            turned = self._turned(index, [layer_factors(*call, block.layer) for call in calls])
-            if turned is not None:
-                rows = turned.movedim(1, 0).flatten(0, 1).flatten(1)
-                total += (rows * self._spread(index, self.factor).reshape(-1)) @ rows.T
+        for index in range(len(self.blocks)):
+            turned = self._turned(index, self._factors(index, gradients), gradients)
+            rows = turned.movedim(1, 0).flatten(0, 1).flatten(1)
+            total += (rows * self._spread(index, self.factor).reshape(-1)) @ rows.T
         return total
 
     def draw(self, num_draws: int, generator: torch.Generator | None = None) -> Tensor:

@@ -35,11 +35,11 @@ from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_error
 from bayesify.running.last_layer import last_layer
 from bayesify.running.memory import batch_size, in_words, parse_bytes, split_rows
 from bayesify.running.outputs import select_output
-from bayesify.running.runner import Runner, evaluating
+from bayesify.running.runner import Runner
 from bayesify.storage.serializers import register_predictor
 from bayesify.subnetwork.selectors import Candidates, as_selector
 from bayesify.training.batches import BatchReader, check_repeatable, parse_batch
-from bayesify.weights.catalog import catalog
+from bayesify.weights.catalog import catalog, padding_entries
 from bayesify.weights.module_state import fingerprint
 
 Structure = Literal["full", "diagonal", "kronecker"]
@@ -129,7 +129,7 @@ class Laplace(Drawable):
         self.memory = parse_bytes(memory)
         self.output = output
         self.base_precision = check_precision(prior_precision, self.weights)
-        self._runner = Runner(self.network, known.weights)
+        self._runner = Runner(self.network, known.weights, evaluate=True)
         self.values = {name: self.network.get_parameter(name).detach() for name in self.weights}
         self.subset: Subset | None = None
         self.posterior: WeightCovariance | None = None
@@ -158,16 +158,17 @@ class Laplace(Drawable):
         first = parse_batch(_first(loader), read_batch).to(self.device)
         args, kwargs = as_inputs(first.x)
         check_inputs(args, kwargs)
-        everything = Subset(self.weights, dict.fromkeys(self.weights))
+        every = Subset(self.weights, dict.fromkeys(self.weights))
         candidates = Candidates(
             self.weights,
             self.values,
             self._frozen,
             lambda count: self._diagonal(loader, read_batch, count, progress),
-            lambda: everything.split(self.prior(everything)),
+            lambda: every.split(self.prior(every)),
             lambda: last_layer(self._runner, self.weights, args, kwargs, self.output),
+            padding_entries(self.network, self.weights),
         )
-        size = candidates.total if self.marginal else self.selector.count(candidates)
+        size = candidates.free if self.marginal else self.selector.count(candidates)
         check_budget(self.covariance, size, self.weights, self.dtype, self.memory)
         # The likelihood says what does not fit before any long computation.
         with explain_shape_errors(args, kwargs):
@@ -186,9 +187,9 @@ class Laplace(Drawable):
     def _jacobians(self, names: Iterable[str]) -> Jacobians:
         """Derivatives by some weights; kept, since the first batch goes through a comparison."""
         chosen = tuple(names)
-        if chosen not in self._derivatives:
-            self._derivatives = {chosen: Jacobians(self._runner, chosen, output=self.output)}
-        return self._derivatives[chosen]
+        known = self._derivatives.get(chosen) or Jacobians(self._runner, chosen, output=self.output)
+        self._derivatives = {chosen: known}
+        return known
 
     def _pieces(
         self, loader: Iterable[Any], names: Iterable[str], per_row: int, read_batch: BatchReader | None, **more: Any
@@ -209,7 +210,7 @@ class Laplace(Drawable):
     ) -> WeightCovariance:
         likelihood, kind = self.likelihood, self.curvature
         if self.covariance == "full":
-            over = Subset(self.weights, dict.fromkeys(self.weights)) if self.marginal else subset
+            over = Subset.trained(self.network, self.weights) if self.marginal else subset
             pieces = self._pieces(loader, over.names, over.size, read_batch)
             with showing(pieces, loader, "curvature", progress):
                 total, self.data = curvatures.full_curvature(pieces, over, likelihood, kind)
@@ -220,7 +221,8 @@ class Laplace(Drawable):
             with showing(pieces, loader, "curvature", progress):
                 diagonal, self.data = curvatures.diagonal_curvature(pieces, subset, likelihood, kind)
             return DiagonalCovariance(subset, torch.cat([diagonal[name] for name in subset.names]), self.prior(subset))
-        partial = [name for name in subset.names if not subset.is_whole(name)]
+        everything = Subset.trained(self.network, self.weights)
+        partial = [name for name in subset.names if subset.count(name) < everything.count(name)]
         if partial:
             raise ValueError(
                 f"Laplace: covariance='kronecker' needs whole weights, but only {subset.count(partial[0])} of "
@@ -424,9 +426,8 @@ class Laplace(Drawable):
         if batch_size(args, kwargs) == 0:
             raise ValueError("predict: the batch is empty; give at least one example")
         rows = curvatures.rows_at_once(jacobians, args, kwargs, budget, 3 * posterior.held)
-        with evaluating(self.network):
-            for part_args, part_kwargs in split_rows(args, kwargs, rows):
-                yield jacobians.at(part_args, part_kwargs)
+        for part_args, part_kwargs in split_rows(args, kwargs, rows):
+            yield jacobians.at(part_args, part_kwargs)
 
     # -- storage ---------------------------------------------------------------------------------------------------
 

@@ -85,6 +85,6 @@ def _covariance(laplace: Laplace, subset: Subset, tensors: dict[str, Tensor]) ->
         ]
         rest = {key.removeprefix("diagonal/"): value for key, value in tensors.items() if key.startswith("diagonal/")}
         return KroneckerCovariance(subset, blocks, rest, laplace.prior(subset))
-    over = Subset(laplace.weights, dict.fromkeys(laplace.weights)) if laplace.marginal else subset
+    over = Subset.trained(laplace.network, laplace.weights) if laplace.marginal else subset
     whole = FullCovariance(over, tensors["curvature"], laplace.prior(over))
     return MarginalCovariance(subset, whole) if laplace.marginal else whole

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bayesify.jacobians import Gradients
-from bayesify.weights.catalog import Weight
+from bayesify.weights.catalog import Weight, padding_entries
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,12 @@ class Subset:
                 entries[name] = None if len(inside) == weight.numel else inside
             start += weight.numel
         return cls(weights, entries)
+
+    @classmethod
+    def trained(cls, network: nn.Module, weights: Mapping[str, Weight]) -> Subset:
+        """All entries but the rows of embeddings that stand for padding, which torch does not train."""
+        index = torch.arange(sum(weight.numel for weight in weights.values()))
+        return cls.of_flat(weights, index[~torch.isin(index, padding_entries(network, weights))])
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -66,10 +72,6 @@ class Subset:
                 parts.append((torch.arange(weight.numel) if index is None else index.cpu()) + start)
             start += weight.numel
         return torch.cat(parts)
-
-    def is_whole(self, name: str) -> bool:
-        """Whether all entries of a weight are chosen."""
-        return name in self.entries and self.entries[name] is None
 
     def take(self, values: Mapping[str, Tensor]) -> Tensor:
         """Chosen entries of weights by name, laid end to end: [S]."""

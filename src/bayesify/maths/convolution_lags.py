@@ -185,6 +185,7 @@ class _Lagged(torch.autograd.Function):
         return own, found, cross, sums, totals
 
     @staticmethod
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:
         maps, targets, ones, scale, both, own, cross, *sides = ctx.saved_tensors
         spectra = Spectra(both, own, cross, ctx.sizes, maps.shape[2])

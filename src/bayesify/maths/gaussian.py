@@ -21,14 +21,16 @@ class _Draw(torch.autograd.Function):
         means, log_stds = list(parameters[:count]), list(parameters[count:])
         stds = list(torch._foreach_exp(log_stds))
         ctx.prior_stds = prior_stds
-        ctx.save_for_backward(*means, *stds, *noise)
-        return *_combine(means, stds, noise), _kl(prior_stds, means, log_stds, stds)
+        ctx.save_for_backward(*means, *log_stds, *stds, *noise)
+        return *_combine(means, stds, noise), diagonal_kl(prior_stds, means, log_stds, stds)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         count = len(ctx.prior_stds)
         saved, grad_kl = ctx.saved_tensors, grads[-1]
-        means, stds, noise = saved[:count], saved[count : 2 * count], saved[2 * count :]
+        means, log_stds, stds, noise = (saved[place * count : (place + 1) * count] for place in range(4))
+        if torch.is_grad_enabled():  # to be differentiated again, where a number that was kept would count as constant
+            stds = tuple(torch._foreach_exp(log_stds))
         through = [torch.zeros_like(n) if g is None else g for g, n in zip(grads[:-1], noise, strict=True)]
         if noise[0].shape[0] == 1:
             noise = [part.squeeze(0) for part in noise]
@@ -61,7 +63,8 @@ def _combine(means: list[Tensor], stds: list[Tensor], noise: list[Tensor]) -> li
     return [draw.unsqueeze(0) for draw in torch._foreach_addcmul(means, stds, flat)]
 
 
-def _kl(prior_stds: list[float], means: list[Tensor], log_stds: list[Tensor], stds: list[Tensor]) -> Tensor:
+def diagonal_kl(prior_stds: list[float], means: list[Tensor], log_stds: list[Tensor], stds: list[Tensor]) -> Tensor:
+    """KL of many diagonal Gaussians to zero-mean priors in nats, summed: a scalar."""
     total = sum(mean.numel() for mean in means)
     scales = [math.sqrt(0.5) / std for std in prior_stds]
     norms = torch._foreach_mul(torch._foreach_norm([*means, *stds]), [*scales, *scales])

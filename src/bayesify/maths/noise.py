@@ -28,6 +28,10 @@ class NoiseSource:
     def __init__(self, generator: torch.Generator | None = None) -> None:
         self.generator = generator
 
+    def generators(self) -> list[torch.Generator]:
+        """The torch generators that its numbers come from, the global one left out."""
+        return [] if self.generator is None else [self.generator]
+
     def normal(self, count: int, like: Tensor) -> Tensor:
         """Standard normal numbers of a tensor's type on its device, [count].
 
@@ -75,6 +79,11 @@ class StackedNoise(NoiseSource):
     def __init__(self, sources: Sequence[NoiseSource] | NoiseSource, index: Tensor) -> None:
         super().__init__(None)
         self.sources, self.index = sources, index
+
+    def generators(self) -> list[torch.Generator]:
+        """See `NoiseSource`."""
+        sources = [self.sources] if isinstance(self.sources, NoiseSource) else self.sources
+        return [generator for source in sources for generator in source.generators()]
 
     def normal(self, count: int, like: Tensor) -> Tensor:
         """See `NoiseSource`."""

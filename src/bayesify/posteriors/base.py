@@ -94,7 +94,11 @@ class Posterior(nn.Module):
     training_draws: int = 1
     """Draws per step that `fit` uses unless told otherwise."""
     local_reparameterization: bool = False
-    """Whether draws for an objective have noise of their own for each example."""
+    """Whether noise differs between examples in the training objective."""
+    looked: bool
+    """Whether the training objective was computed before, so that `formed` is known."""
+    formed: set[str]
+    """Weights that are drawn whole in the training objective too, since the network was seen to use them more than once."""
     correlated_priors: ClassVar[bool] = False
     """Whether the KL is known under a prior that correlates the positions of a kernel; see `second_moments`."""
 
@@ -103,6 +107,8 @@ class Posterior(nn.Module):
         self.layers: tuple[Layer, ...] = ()
         self.bound_prior: PriorDraw | None = None
         self.runner: Any = None
+        self.formed: set[str] = set()
+        self.looked = False
 
     # -- binding ---------------------------------------------------------------------------------------------------
 
@@ -252,9 +258,9 @@ class Posterior(nn.Module):
         """All weights under this posterior."""
         return tuple(weight for layer in self.layers for weight in layer.weights)
 
-    def cached(self, key: Any, compute: Callable[[], Computed], of: Sequence[Tensor] | None = None) -> Computed:
+    def cached(self, key: Any, compute: Callable[[], Computed]) -> Computed:
         """The result of a computation on the parameters, done once per state of them where gradients are off; see `caching`."""
-        return cached(self, key, compute, of)
+        return cached(self, key, compute)
 
     def count_by_weight(self) -> dict[str, int | None]:
         """Trainable scalars by weight name; what is stored per layer counts with its first weight, `None` for the others."""

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayesify.maths.constraints import raw_positive
-from bayesify.maths.gaussian import diagonal_moments, draw_diagonals
+from bayesify.maths.gaussian import diagonal_kl, diagonal_moments, draw_diagonals
 from bayesify.maths.largest_entries import largest
 from bayesify.maths.value_checks import transforming
 from bayesify.posteriors.base import DrawRequest, Posterior, check_positive, fixed_std, repeat_draws
@@ -33,8 +33,8 @@ class MeanField(Posterior):
     Args:
         init_std: Standard deviation of every weight before training.
         max_std: Upper bound on every standard deviation.
-        local_reparameterization: Draw noise at the outputs of linear and convolution layers in the training
-            objective (see `LocalGaussian`); predictions always draw weights.
+        local_reparameterization: Draw noise at the outputs of linear layers that see each example once, in the training
+            objective (see `LocalGaussian`); other layers and predictions draw weights.
         units: Of the stored means: `"weight"`, the weights' own; or `"prior"`, the prior's standard deviation (what is typical at
             the start, where the prior draws it). A step of Adam then moves each mean by the learning rate times that, in
             layers of any width, as in the code of Ober & Aitchison (2021). With weights' own units a rate of 0.01 moves the
@@ -103,8 +103,10 @@ class MeanField(Posterior):
         noise = [like_layout(part, mean) for part, mean in zip(flat, means, strict=True)]
         prior_stds = [request.prior.std[name] for name in names]
         if not torch.is_grad_enabled() and not transforming():
-            stds = self.cached("std", lambda: [value.exp() for value in self.log_std().values()])
-            kl = self.kl(request.prior)
+            logs = list(log_std.values())
+            stds = list(torch._foreach_exp(logs))
+            fixed = request.prior.fixed
+            kl = diagonal_kl([float(std) for std in prior_stds], means, logs, stds) if fixed else self.kl(request.prior)
             # The noise is ours alone: no second buffer.
             drawn = [torch.addcmul(*parts, out=parts[2]) for parts in zip(means, stds, noise, strict=True)]
         elif request.prior.fixed:
@@ -126,17 +128,17 @@ class MeanField(Posterior):
         else:
             locations, variances = means, [(2 * value).exp() for value in log_std.values()]
             kl = self.kl(request.prior)
-        tied = {weight.name for weight in self.weights if weight.aliases}
+        whole = self.formed | {weight.name for weight in self.weights if weight.aliases}
         weights: dict[str, Tensor] = {}
         for name, location, variance in zip(names, locations, variances, strict=True):
-            if name in tied:  # all uses of a tied weight must see one value
+            if name in whole:  # all uses of a weight must see one value
                 (eps,) = request.normals([location.numel()], location)
                 one = torch.addcmul(location, variance.sqrt(), like_layout(eps, location))
                 weights[name] = self.mean_value.scatter(name, one)
                 continue
             moments = [self.mean_value.scatter(name, moment) for moment in (location, variance)]
             mean, spread = (repeat_draws(moment, request.num_draws) for moment in moments)
-            weights[name] = LocalGaussian(mean, spread, request.noise)
+            weights[name] = LocalGaussian(mean, spread, request.noise, name)
         return weights, kl
 
     def mean(self) -> dict[str, Tensor]:
@@ -147,14 +149,6 @@ class MeanField(Posterior):
     def variance(self) -> dict[str, Tensor]:
         """s squared, 0 where pruned."""
         return {name: self.mean_value.scatter(name, (2 * log_std).exp()) for name, log_std in self.log_std().items()}
-
-    def kl(self, prior: PriorDraw) -> Tensor:
-        """Closed form; see the class."""
-        if not prior.fixed:
-            return super().kl(prior)
-        return self.cached(
-            ("kl", tuple(prior.std[name] for name in self.sizes())), lambda: super(MeanField, self).kl(prior)
-        )
 
     def entropy(self) -> Tensor:
         """Sum of the entries' entropies, `log s + log(2 pi e) / 2`."""

@@ -94,9 +94,9 @@ class RegressionPredictive(Predictive):
         return self._rowwise(probability, y)
 
     def quantile(self, q: float | Sequence[float]) -> Tensor:
-        """The value that y stays below with probability q, exact for the mixture.
+        """The value that y stays below with probability q, exact for the mixture, and no smaller for a larger q.
 
-        Solved by Newton steps on the mixture's distribution function, kept inside a bracket that shrinks with each.
+        Solved in float64 by Newton steps on the mixture's distribution function, kept inside a bracket that shrinks with each.
 
         Args:
             q: Probability between 0 and 1, or several.
@@ -114,7 +114,10 @@ class RegressionPredictive(Predictive):
 
         def solve(outputs: Tensor) -> Tensor:
             mean, variance = self._components(outputs)
-            return torch.stack([mixture_quantile(mean, variance, level) for level in levels], dim=1)
+            order = sorted(range(len(levels)), key=levels.__getitem__)
+            found = torch.stack([mixture_quantile(mean, variance, levels[place]) for place in order], dim=1)
+            ranks = torch.tensor(order, device=found.device).argsort()
+            return found.cummax(1).values[:, ranks]  # what is equal up to rounding stays in order
 
         result = self._source.map(solve).movedim(1, 0)
         return result[0] if isinstance(q, (int, float)) else result
@@ -186,7 +189,8 @@ def gaussian_log_density(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
 
 def mixture_quantile(mean: Tensor, variance: Tensor, q: float, steps: int = 60) -> Tensor:
     """Quantile of a Gaussian mixture with equal weights over the first axis: [S, ...] -> [...]."""
-    std = variance.expand_as(mean).sqrt()
+    dtype = mean.dtype
+    mean, std = mean.double(), variance.double().expand_as(mean).sqrt()  # rounded once, which keeps the order
     z = math.sqrt(2) * float(torch.erfinv(torch.tensor(2 * q - 1, dtype=torch.float64)))
     each = mean + z * std
     lower, upper = each.amin(0), each.amax(0)  # the components' quantiles bracket the mixture's
@@ -209,7 +213,7 @@ def mixture_quantile(mean: Tensor, variance: Tensor, q: float, steps: int = 60) 
         done = done | close
         if bool(done.all()):
             break
-    return value
+    return value.to(dtype)
 
 
 def _absolute_gaussian(difference: Tensor, variance: Tensor) -> Tensor:

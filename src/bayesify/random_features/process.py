@@ -22,6 +22,7 @@ from bayesify.priors import Standard
 from bayesify.random_features.features import RandomFeatureNetwork, RandomFourierFeatures
 from bayesify.random_features.moments import has_moments, linear_moments
 from bayesify.registry import get_method
+from bayesify.running.generators import own_generators
 from bayesify.running.inputs import check_inputs
 from bayesify.running.memory import parse_bytes
 from bayesify.storage.serializers import register_predictor
@@ -90,7 +91,7 @@ class RandomFeatureGP(BayesianNetwork):
             posterior = STARTS.get(get_method(posterior).name, posterior)
         chosen = make_posterior(posterior)
         noise = make_likelihood(likelihood) if likelihood is not None else Gaussian(noise=NOISE)
-        with torch.random.fork_rng(devices=[]):
+        with own_generators():
             torch.manual_seed(seed)
             net = RandomFeatureNetwork(num_inputs, num_features, num_outputs, lengthscale, amplitude, learn_kernel)
             super().__init__(net, [("heads", chosen)], likelihood=noise, prior=Standard())

@@ -2,61 +2,129 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from bayesify.maths.value_checks import transforming
 
 Computed = TypeVar("Computed")
 
-_CACHE: weakref.WeakKeyDictionary[nn.Module, dict[Any, Any]] = weakref.WeakKeyDictionary()
+LARGEST = 2**24
+"""Parameters of a module above which nothing is kept: to tell whether they changed takes a copy of them."""
+
+_CACHE: weakref.WeakKeyDictionary[nn.Module, dict[Any, tuple[int, Any]]] = weakref.WeakKeyDictionary()
+_STATES: weakref.WeakKeyDictionary[nn.Module, tuple[int, list[Tensor]]] = weakref.WeakKeyDictionary()
+_CONSTANTS: weakref.WeakKeyDictionary[nn.Module, dict[Any, Any]] = weakref.WeakKeyDictionary()
+_COUNTER = itertools.count()
+_LOCK = threading.RLock()
 
 
-_STEPS = 0
+class _ByThread(threading.local):
+    settled: dict[nn.Module, int | None] | None = None
 
 
-def count_step(*_: Any) -> None:
-    """Count a step that changed parameters; optimizers are counted by themselves, replayed graphs are not."""
-    global _STEPS
-    _STEPS += 1
-
-
-register_optimizer_step_post_hook(count_step)
-
-
-def steps_taken() -> int:
-    """Steps of all optimizers in this process so far: fused ones change parameters without raising their version."""
-    return _STEPS
+_THREAD = _ByThread()
 
 
 def cached_values(owner: nn.Module) -> list[Any]:
-    """All that is cached for a module at this moment, for those who must keep it alive."""
+    """All that is cached of a module's parameters at this moment, for those who must keep it alive."""
     return [value for _, value in _CACHE.get(owner, {}).values()]
 
 
-def cached(owner: nn.Module, key: Any, compute: Callable[[], Computed], of: Sequence[Tensor] | None = None) -> Computed:
+def cached(owner: nn.Module, key: Any, compute: Callable[[], Computed]) -> Computed:
     """The result of a computation on a module's parameters, done once per state of them where gradients and `vmap` are off.
+
+    The state is the parameters' values, compared with a copy of them, so that no way to change them goes unseen: a tensor's
+    version does not count what is done to `parameter.data`, by fused optimizers, or in inference mode.
 
     Args:
         owner: The module.
         key: Names the computation.
-        compute: Does it.
-        of: The tensors that the result depends on; all parameters by default.
+        compute: Does it; without autocast.
     """
-    if transforming() or (torch.is_grad_enabled() and of is None):
+    if torch.is_grad_enabled() or transforming() or torch.compiler.is_compiling():
         return compute()
-    used = owner.parameters() if of is None else of
-    state: list[Any] = [(tensor.data_ptr(), tensor._version, tensor.device, tensor.dtype) for tensor in used]
-    if of is None:
-        state.append(steps_taken())
-    known = _CACHE.setdefault(owner, {})
-    if key not in known or known[key][0] != state:
-        with torch.inference_mode(False), torch.set_grad_enabled(False):  # the result may outlive the mode
-            known[key] = (state, compute())
-    result: Computed = known[key][1]
+    state = parameter_state(owner)
+    if state is None:
+        return compute()
+    known = _CACHE.setdefault(owner, {}).get(key)
+    if known is None or known[0] != state:
+        known = (state, _compute(owner, compute))
+        _CACHE[owner][key] = known
+    result: Computed = known[1]
     return result
+
+
+def constant(owner: nn.Module, key: Any, compute: Callable[[], Computed]) -> Computed:
+    """The result of a computation that depends on nothing but its key, done once for a module."""
+    if transforming():
+        return compute()
+    known = _CONSTANTS.setdefault(owner, {})
+    if key not in known:
+        known[key] = _compute(owner, compute)
+    result: Computed = known[key]
+    return result
+
+
+def _compute(owner: nn.Module, compute: Callable[[], Computed]) -> Computed:
+    device = next((parameter.device.type for parameter in owner.parameters()), "cpu")
+    with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False):  # it outlives the modes
+        return compute()
+
+
+def parameter_state(owner: nn.Module) -> int | None:
+    """A number that is another one after a module's parameters have changed; nothing where that cannot be told, or not cheaply."""
+    settled = _THREAD.settled
+    if settled is not None and owner in settled:
+        return settled[owner]
+    state = _parameter_state(list(owner.parameters()), owner)
+    if settled is not None:
+        settled[owner] = state
+    return state
+
+
+def _parameter_state(parameters: Sequence[Tensor], owner: nn.Module) -> int | None:
+    if sum(parameter.numel() for parameter in parameters) > LARGEST:
+        return None
+    if any(parameter.is_meta for parameter in parameters):
+        return None
+    if any(parameter.is_cuda for parameter in parameters) and torch.cuda.is_current_stream_capturing():
+        return None
+    with _LOCK:
+        known = _STATES.get(owner)
+        if known is None or not _are_equal(parameters, known[1]):
+            with torch.inference_mode(False), torch.no_grad():
+                known = next(_COUNTER), [parameter.detach().clone() for parameter in parameters]
+            _STATES[owner] = known
+    return known[0]
+
+
+@torch.no_grad()
+def _are_equal(now: Sequence[Tensor], before: Sequence[Tensor]) -> bool:
+    def form(tensors: Sequence[Tensor]) -> list[Any]:
+        return [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
+
+    if form(now) != form(before):
+        return False
+    if not any(tensor.is_cuda for tensor in now):
+        return all(torch.equal(one, other) for one, other in zip(now, before, strict=True))
+    differences = torch._foreach_norm(torch._foreach_sub(list(now), list(before)), float("inf"))
+    return bool(torch.stack([difference.float() for difference in differences]).sum() == 0)  # one wait for the device
+
+
+@contextmanager
+def settled() -> Iterator[None]:
+    """For a while parameters stay as they are in this thread, so that they are compared once for each module."""
+    outer = _THREAD.settled
+    _THREAD.settled = {} if outer is None else outer
+    try:
+        yield
+    finally:
+        _THREAD.settled = outer

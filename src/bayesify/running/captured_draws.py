@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bayesify.maths.noise import NoiseSource
-from bayesify.running.caching import cached_values, steps_taken
+from bayesify.running.caching import cached_values, parameter_state, settled
 from bayesify.running.cuda_graphs import WARMUP_CALLS, capture, side_stream
 from bayesify.weights.named_parameters import MASK
 
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 LARGEST = 2**28
 """Numbers in all draws of a request above which a graph is not worth the memory that it keeps."""
 
+MOST_CAPTURES = 16
+"""Kinds of requests that are remembered for a posterior, the last ones: each generator is a kind of its own."""
+
+_LOCK = threading.RLock()
 _CAPTURES: weakref.WeakKeyDictionary[Posterior, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
 
@@ -29,23 +34,35 @@ def draw(posterior: Posterior, request: DrawRequest) -> tuple[dict[str, Tensor],
     objective, where nobody keeps the draws) they are used in place, so a second bound that is made before the first
     one's backward pass is drawn without a graph. The random numbers are those of a draw without a graph.
     """
-    if not _suits(posterior, request):
+    with settled():
+        if not _suits(posterior, request):
+            return posterior.draw(request)
+        with _LOCK:
+            captured = _find(posterior, request)
+            if captured is not None and not captured.busy():
+                return captured.replay()
         return posterior.draw(request)
+
+
+def _find(posterior: Posterior, request: DrawRequest) -> _Captured | None:
+    """The graph for a request, captured now if it has been asked for often enough."""
     training = torch.is_grad_enabled()
     addresses = tuple(tensor.data_ptr() for tensor in (*posterior.parameters(), *posterior.buffers()))
-    versions = () if training else (steps_taken(), *(parameter._version for parameter in posterior.parameters()))
+    # A graph reads the parameters where they are, but not what was computed from them before it was captured.
+    frozen = parameter_state(posterior) if not training and cached_values(posterior) else None
     scales = tuple(request.prior.std.values())
-    key = (training, request.num_draws, request.antithetic, id(request.noise.generator), scales, request.num_data)
+    generator, stream = request.noise.generator, torch.cuda.current_stream().cuda_stream
+    key = (training, request.num_draws, request.antithetic, id(generator), scales, request.num_data, stream)
     captures = _CAPTURES.setdefault(posterior, {})
-    count, state, captured = captures.get(key, (0, None, None))
-    if state != (addresses, versions):
+    count, state, captured, _ = captures.pop(key, (0, None, None, None))
+    if state != (addresses, frozen):
         count, captured = 0, None
     if captured is None and count >= WARMUP_CALLS:
         captured = _Captured(posterior, request, training)
-    captures[key] = (count + 1, (addresses, versions), captured)
-    if captured is None or captured.busy():
-        return posterior.draw(request)
-    return captured.replay()
+    captures[key] = (count + 1, (addresses, frozen), captured, generator)  # held, so that no other gets its id
+    while len(captures) > MOST_CAPTURES:
+        del captures[next(iter(captures))]
+    return captured
 
 
 def _suits(posterior: Posterior, request: DrawRequest) -> bool:
@@ -137,6 +154,7 @@ class _Replay(torch.autograd.Function):
         return tuple(output.detach() for output in captured.outputs)
 
     @staticmethod
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:
         captured = ctx.captured
         if ctx.use.overwritten:

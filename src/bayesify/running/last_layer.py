@@ -46,15 +46,13 @@ def last_layer(
     owners = {name: inside.get(id(module), module) for name, module in maps.items()}  # attention runs as one layer
     called: list[nn.Module] = []
     unique = {id(module): module for module in owners.values()}
-    handles = [module.register_forward_hook(lambda module, _, __: called.append(module)) for module in unique.values()]
     known = values or {}
     own = {name: known[name] if name in known else network.get_parameter(name) for name in maps}
     given = {name: value.detach().clone().requires_grad_() for name, value in own.items()}
-    try:
-        outputs = select_output(runner.call({**known, **given}, *next(split_rows(args, kwargs, 1))), output)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with runner.alone() as alone:
+        for module in unique.values():
+            alone.module(module).register_forward_hook(lambda _, __, ___, module=module: called.append(module))
+        outputs = select_output(alone.call({**known, **given}, *next(split_rows(args, kwargs, 1))), output)
     slopes: tuple[Any, ...] = (None,) * len(given)
     if outputs.requires_grad:
         slopes = torch.autograd.grad(outputs.sum(), list(given.values()), allow_unused=True)

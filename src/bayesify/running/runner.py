@@ -2,79 +2,165 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
+from bayesify.running.inputs import Untouched
+from bayesify.running.light_copies import LightCopy, can_copy
+from bayesify.running.memory import batch_size
 from bayesify.running.outputs import WeightDict, as_tree, count_draws, each, stack
-from bayesify.weights.catalog import Weight, refresh_recurrent
-from bayesify.weights.structured import StructuredWeight
+from bayesify.weights.catalog import Weight, owner_of, refresh_recurrent
+from bayesify.weights.structured import LocalWeight, StructuredWeight
 
 Mode = Literal["single", "vmap", "loop"]
-
+Result = TypeVar("Result")
 
 _REFUSED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _NO_BATCHING_RULE = (nn.RNNCellBase, nn.EmbeddingBag, nn.MultiheadAttention)
+_SHARED = threading.RLock()
+"""Held while a network that cannot be copied (compiled code runs one module object) has a draw in its slots."""
 SLOW_VMAP = "There is a performance drop because we have not yet implemented the batching rule"
 
 
 class Runner:
     """A network with empty slots, and the ways to run draws through it.
 
+    A pass runs a light copy of the network (see `LightCopy`), so that several threads can use one network: slots, modes and
+    hooks of a pass are its own. What a network's own code assigns to its attributes and buffers is given back to it after the
+    pass, except in evaluation mode by `evaluating` and under `vmap`.
+
     Args:
         network: The network, its slots under the posterior empty.
         weights: The weights that were taken out of it.
         point_values: Values to use in place of the network's own parameters and buffers, by name; a prediction that is
             evaluated later takes a snapshot here.
+        evaluate: Whether passes are in evaluation mode whatever the network's own mode is.
     """
 
     def __init__(
-        self, network: nn.Module, weights: Mapping[str, Weight], point_values: WeightDict | None = None
+        self,
+        network: nn.Module,
+        weights: Mapping[str, Weight],
+        point_values: WeightDict | None = None,
+        *,
+        evaluate: bool = False,
     ) -> None:
         self.network = network
         self.weights = weights
         self.point_values = point_values or {}
-        self._recurrent = any(isinstance(module, nn.RNNBase) for module in network.modules())
+        self.evaluate = evaluate
+        self._copy: LightCopy | None = None
+        self._is_alone = False
+        self._origin = network
+        self._slots: dict[str, tuple[dict[str, Any], str]] = {}
+        self._keeps_state = True
+
+    def evaluating(self) -> Runner:
+        """The same network, in evaluation mode."""
+        return Runner(self.network, self.weights, self.point_values, evaluate=True)
 
     def snapshot(self) -> Runner:
         """The same network with its point estimates and buffers frozen at their present values."""
         named: dict[str, Tensor] = dict(self.network.named_parameters(remove_duplicate=False))
         named.update(self.network.named_buffers(remove_duplicate=False))
-        return Runner(self.network, self.weights, {name: value.detach().clone() for name, value in named.items()})
+        frozen = {name: value.detach().clone() for name, value in named.items()}
+        return Runner(self.network, self.weights, frozen, evaluate=self.evaluate)
 
-    def call(self, values: WeightDict, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """One forward pass with one draw: `values` by first name, without an axis of draws."""
+    @contextmanager
+    def alone(self) -> Iterator[Runner]:
+        """The same over a light copy of the network that nobody else sees, for several passes, or for hooks."""
+        if self._is_alone:
+            yield self
+            return
+        own = Runner(self.network, self.weights, self.point_values, evaluate=self.evaluate)
+        own._is_alone, own._origin = True, self._origin
+        modules = list(self.network.modules())
+        if torch.compiler.is_compiling():
+            with _modes(modules, self.evaluate):
+                yield own
+            return
+        if not can_copy(modules):
+            with _SHARED, _modes(modules, self.evaluate):
+                yield own
+            return
+        own._copy = LightCopy.of(self.network)
+        own.network = own._copy.root
+        if self.evaluate:
+            for module in own.network.modules():
+                module.training = False
+        yield own
+
+    def _give_back(self) -> None:
+        """Give the network what its own code has assigned to it in a pass."""
+        if self._copy is not None and self._keeps_state and not self.evaluate:
+            self._copy.write_back()
+
+    def module(self, original: nn.Module) -> nn.Module:
+        """The module that stands for one of the network's own in a runner that is `alone`."""
+        return original if self._copy is None else self._copy[original]
+
+    def call(
+        self, values: WeightDict, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, protect: bool = True
+    ) -> Any:
+        """One forward pass with one draw.
+
+        Args:
+            values: Weights and buffers by first name, without an axis of draws.
+            args: Positional inputs of the network.
+            kwargs: Keyword inputs of the network.
+            protect: Whether the network gets copies of the inputs, which it may change in place.
+        """
+        if protect:
+            args, kwargs = Untouched(args, kwargs).take()
         named = dict(self.point_values)
         for name, value in values.items():
             named[name] = value
+            if isinstance(value, LocalWeight):
+                value.begin_pass(batch_size(args, kwargs))
             if name in self.weights:
                 for alias in self.weights[name].aliases:
                     named[alias] = value
-        if not self._recurrent:
+        if torch.compiler.is_compiling():
             return torch.func.functional_call(self.network, named, args, dict(kwargs), tie_weights=False)
-        named = {
-            name: value.materialize() if isinstance(value, StructuredWeight) else value for name, value in named.items()
-        }
-        self._load_recurrent(named)
-        try:
-            return torch.func.functional_call(self.network, named, args, dict(kwargs), tie_weights=False)
-        finally:
-            refresh_recurrent(self.network)
+        if self._is_alone:
+            return self._run_with(named, args, kwargs)
+        with self.alone() as own:
+            output = own._run_with(named, args, kwargs)
+            own._give_back()
+        return output
 
-    def _load_recurrent(self, named: WeightDict) -> None:
-        for path, module in self.network.named_modules():
-            if isinstance(module, nn.RNNBase):
-                prefix = f"{path}." if path else ""
-                module._flat_weights = [
-                    named.get(prefix + leaf, module._parameters.get(leaf)) for leaf in module._flat_weights_names
-                ]
+    def _run_with(self, named: dict[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        recurrent = self._is_recurrent()
+        before = []
+        for name, value in named.items():
+            if name not in self._slots:
+                owner, leaf = owner_of(self.network, name)
+                self._slots[name] = (owner._parameters if leaf in owner._parameters else owner._buffers), leaf
+            slots, leaf = self._slots[name]
+            before.append((slots, leaf, slots[leaf]))
+            structured = recurrent and isinstance(value, StructuredWeight)
+            slots[leaf] = value.materialize() if structured else value  # type: ignore[attr-defined]
+        if recurrent:
+            refresh_recurrent(self.network)
+        try:
+            return self.network(*args, **kwargs)
+        finally:
+            for slots, leaf, value in reversed(before):
+                slots[leaf] = value
+            if recurrent:
+                refresh_recurrent(self.network)
+
+    def _is_recurrent(self) -> bool:
+        return any(isinstance(module, nn.RNNBase) for module in self.network.modules())
 
     def mode(self, num_draws: int) -> Mode:
         """How `num_draws` draws should run.
@@ -86,14 +172,15 @@ class Runner:
         """
         if num_draws == 1:
             return "single"
-        if self._recurrent or self.network in _REFUSED:
+        if self._is_recurrent() or self._origin in _REFUSED:
             return "loop"
         if any(isinstance(module, _NO_BATCHING_RULE) for module in self.network.modules()):
             return "loop"
         if any(weight.kind == "matrix" and len(weight.shape) > 2 for weight in self.weights.values()):
             return "loop"
         for module in self.network.modules():
-            if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
+            training = module.training and not self.evaluate
+            if isinstance(module, _BatchNorm) and (training or module.running_mean is None):
                 return "loop"
         return "vmap"
 
@@ -120,38 +207,47 @@ class Runner:
         Returns:
             The network's output with a leading axis of S in every tensor.
         """
+        if self._is_alone:
+            return self._run(values, args, kwargs, mode, chunk_size, buffers)
+        with self.alone() as own:
+            outputs = own._run(values, args, kwargs, mode, chunk_size, buffers)
+            own._give_back()
+        return outputs
+
+    def _run(
+        self,
+        values: WeightDict,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        mode: Mode | None,
+        chunk_size: int | None,
+        buffers: Sequence[WeightDict] | None,
+    ) -> Any:
         num_draws = count_draws(values)
         mode = mode or self.mode(num_draws)
         if any(isinstance(value, StructuredWeight) and not value.batchable for value in values.values()):
             mode = "single" if num_draws == 1 else "loop"
-        if mode == "vmap":
-            try:
-                with warnings.catch_warnings():
-                    warnings.filterwarnings("error", message=SLOW_VMAP)
-                    together = (
-                        {name: torch.stack([part[name] for part in buffers]) for name in buffers[0]} if buffers else {}
-                    )
-                    return self._vmap({**values, **together}, args, kwargs, chunk_size)
-            except UserWarning as slow:
-                if not str(slow).startswith(SLOW_VMAP):
-                    raise
-                _REFUSED.add(self.network)  # right, but slower than the loop, and torch says so each time
-                return self._loop(values, args, kwargs, buffers)
-            except (RuntimeError, ValueError) as refusal:
-                outputs = self._loop(
-                    values, args, kwargs, buffers
-                )  # a mistake of the caller's fails here too, in plain words
-                refuse_vmap(self.network, refusal)
-                return outputs
-        return self._loop(values, args, kwargs, buffers)
+        if mode != "vmap":
+            return self._loop(values, args, kwargs, buffers)
+        together = {name: torch.stack([part[name] for part in buffers]) for name in buffers[0]} if buffers else {}
+        try:
+            return quick_vmap(
+                lambda: self._vmap({**values, **together}, args, kwargs, chunk_size), self._origin, "draws"
+            )
+        except (RuntimeError, ValueError, SlowVmap) as refusal:
+            outputs = self._loop(values, args, kwargs, buffers)  # a mistake of the caller's fails here, in plain words
+            self.refuse_vmap(refusal)
+            return outputs
 
     def _vmap(
         self, values: WeightDict, args: tuple[Any, ...], kwargs: Mapping[str, Any], chunk_size: int | None
     ) -> Any:
         rebuild: list[Callable[[Any], Any]] = []
+        inputs = Untouched(args, kwargs)
+        self._keeps_state = False  # what a network assigns to itself here is dead after the pass
 
         def one(weights: dict[str, Tensor]) -> Any:
-            tree, build = as_tree(self.call(weights, args, kwargs))
+            tree, build = as_tree(self.call(weights, *inputs.take(), protect=False))
             rebuild.append(build)
             return tree
 
@@ -166,29 +262,65 @@ class Runner:
         buffers: Sequence[WeightDict] | None,
     ) -> Any:
         trees = []
+        single = count_draws(values) == 1 and not self.evaluate  # that is the network itself: it may change its inputs
+        inputs = None if single else Untouched(args, kwargs)
         for index, draw in enumerate(each(values)):
-            tree, build = as_tree(self.call({**draw, **buffers[index]} if buffers else draw, args, kwargs))
+            given = inputs.take() if inputs is not None else (args, kwargs)
+            named = {**draw, **buffers[index]} if buffers else draw
+            tree, build = as_tree(self.call(named, *given, protect=False))
             trees.append(tree)
         if len(trees) == 1:
             return build(pytree.tree_map_only(Tensor, lambda tensor: tensor.unsqueeze(0), trees[0]))
         return build(pytree.tree_map(stack, *trees))
 
+    def refuse_vmap(self, refusal: Exception) -> None:
+        """Remember that `vmap` cannot run the network, and say so, except where it is only slower."""
+        _REFUSED.add(self._origin)
+        if not isinstance(refusal, SlowVmap):
+            reason = str(refusal).strip().splitlines()[0]
+            name = type(self.network).__name__
+            warnings.warn(f"{name}: vmap refused ({reason}); draws run in a loop instead", stacklevel=4)
 
-def refuse_vmap(network: nn.Module, refusal: Exception) -> None:
-    """Remember that `vmap` cannot run a network, and say so, except where it is only slower."""
-    _REFUSED.add(network)
-    reason = str(refusal).strip().splitlines()[0]
-    if not reason.startswith(SLOW_VMAP):
-        warnings.warn(f"{type(network).__name__}: vmap refused ({reason}); draws run in a loop instead", stacklevel=4)
+
+class SlowVmap(Exception):
+    """`vmap` runs, but loops inside over an operation without a batching rule."""
+
+
+_QUICK: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
+FILTERS = threading.RLock()
+"""Held while warnings are turned into errors or off, which is for all threads."""
+
+
+def quick_vmap(run: Callable[[], Result], network: nn.Module, what: str) -> Result:
+    """Run something by `vmap`; the first time for a network, raise `SlowVmap` where torch warns of a loop inside.
+
+    Args:
+        run: Does it.
+        network: Whose passes these are.
+        what: Which kind of pass.
+    """
+    if what in _QUICK.get(network, ()) or torch.compiler.is_compiling():
+        return run()
+    with FILTERS, warnings.catch_warnings():
+        warnings.filterwarnings("error", message=SLOW_VMAP)
+        try:
+            found = run()
+        except UserWarning as slow:
+            if not str(slow).startswith(SLOW_VMAP):
+                raise
+            raise SlowVmap(str(slow)) from slow
+    _QUICK.setdefault(network, set()).add(what)
+    return found
 
 
 @contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put a module into evaluation mode for a while; each submodule gets its own mode back."""
-    modes = [(child, child.training) for child in module.modules()]
-    module.eval()
+def _modes(modules: Sequence[nn.Module], evaluate: bool) -> Iterator[None]:
+    """Evaluation mode for a while if asked for; each module gets its own mode back."""
+    before = [module.training for module in modules]
     try:
+        for module in modules:
+            module.training = module.training and not evaluate
         yield
     finally:
-        for child, mode in modes:
-            child.training = mode
+        for module, mode in zip(modules, before, strict=True):
+            module.training = mode

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bayesify.running.generators import own_generators
 from bayesify.scale_out.result_files import write_result
 
 Function = Callable[[Any], dict[str, Any]]
@@ -92,7 +93,7 @@ def _settled(threads: int, seed: int) -> Iterator[None]:
     before = torch.get_num_threads(), random.getstate(), np.random.get_state()  # noqa: NPY002
     torch.set_num_threads(threads)
     try:
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())), _bounded_libraries(threads):
+        with own_generators(range(torch.cuda.device_count())), _bounded_libraries(threads):
             torch.manual_seed(seed)
             random.seed(seed)
             np.random.seed(seed)  # noqa: NPY002  (what a job draws without a generator of its own)

@@ -23,6 +23,7 @@ from bayesify.likelihoods import Likelihood
 from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Predictive
 from bayesify.registry import Method, get_method, suggest
+from bayesify.running.generators import own_generators
 from bayesify.sklearn.rows import FULL_BATCH, Rows, standardization
 from bayesify.sklearn.training import ACTIVATIONS, Plan, make_network, own_network, predict, train, train_posterior
 from bayesify.training.random_streams import derive_seed
@@ -125,7 +126,7 @@ class BayesianEstimator(BaseEstimator):
         self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         self._choose_units(rows)
         net = self._make_network()
-        with torch.random.fork_rng(devices=[]):
+        with own_generators():
             torch.manual_seed(derive_seed(self._seed, "training"))
             prepared, plan = self._prepared(rows), self._plan(method)
             self.model_ = train(net, self._likelihood(net, prepared, plan), prepared, plan)
@@ -218,6 +219,4 @@ class BayesianEstimator(BaseEstimator):
         check_is_fitted(self, "model_")
         X = validate_data(self, X, reset=False, dtype=np.float64)
         x = torch.from_numpy(self._x_units(X))
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed(self._seed, "prediction"))
-            return predict(self.model_, x, self.prediction_draws, derive_seed(self._seed, "draws"))
+        return predict(self.model_, x, self.prediction_draws, derive_seed(self._seed, "draws"))

@@ -20,6 +20,7 @@ from bayesify.predictive.base import Predictive
 from bayesify.predictor import Predictor
 from bayesify.priors import Neal
 from bayesify.registry import Method
+from bayesify.running.generators import own_generators
 from bayesify.sklearn.rows import BATCH_SIZE, FULL_BATCH, Batches, Rows
 from bayesify.training.arguments import Steps
 from bayesify.training.fitting import fit
@@ -255,7 +256,7 @@ def make_network(num_inputs: int, hidden: tuple[int, ...], activation: str, num_
         seed: Of the weights.
     """
     widths = [num_inputs, *hidden, num_outputs]
-    with torch.random.fork_rng(devices=[]):
+    with own_generators():
         torch.manual_seed(seed)
         layers: list[nn.Module] = []
         for d_in, d_out in pairwise(widths):
@@ -275,7 +276,7 @@ def own_network(net: nn.Module, num_inputs: int, num_outputs: int, owner: str) -
     copied = copy.deepcopy(net).double()
     modes = [(module, module.training) for module in copied.modules()]
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), own_generators():
             outputs = copied.eval()(torch.zeros(2, num_inputs, dtype=torch.float64))
     except RuntimeError as error:
         raise ValueError(f"{owner}: network does not take rows of {num_inputs} columns: {error}") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral, Real
 from random import Random
 from typing import Any, ClassVar
@@ -28,6 +28,7 @@ class Candidates:
         curvatures: Computes the diagonal of the curvature by name, in a pass over the data, or over its first examples.
         precisions: Prior precisions by name.
         last: Computes the names of the weights of the layer that runs last.
+        fixed: Entries, by index into all of them, that stay as they are: rows of embeddings that stand for padding.
     """
 
     weights: Mapping[str, Weight]
@@ -36,11 +37,27 @@ class Candidates:
     curvatures: Callable[[int | None], Mapping[str, Tensor]]
     precisions: Callable[[], Mapping[str, Tensor]]
     last: Callable[[], Sequence[str]]
+    fixed: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
 
     @property
     def total(self) -> int:
-        """Number of trainable scalars."""
+        """Number of trainable scalars, those that stay as they are among them."""
         return sum(weight.numel for weight in self.weights.values())
+
+    @property
+    def free(self) -> int:
+        """Number of scalars that can be chosen."""
+        return self.total - len(self.fixed)
+
+    def without_fixed(self, index: Tensor) -> Tensor:
+        """Of some indices into all weights those that can be chosen."""
+        return index[~torch.isin(index.cpu(), self.fixed)] if len(self.fixed) else index
+
+    def scored(self, scores: Tensor, count: int) -> Tensor:
+        """Indices of the largest of scores over all weights, [P], among those that can be chosen."""
+        scores = scores.clone()
+        scores[self.fixed.to(scores.device)] = -torch.inf
+        return scores.topk(count).indices
 
     def flat(self, values: Mapping[str, Tensor]) -> Tensor:
         """Tensors by name laid end to end."""
@@ -76,7 +93,7 @@ class _OfSize(Selector):
 
     def count(self, candidates: Candidates) -> int:
         """`size`, or that share of the weights, at least one."""
-        total = candidates.total
+        total = candidates.free
         if isinstance(self.size, float):
             return max(1, round(self.size * total))
         if self.size > total:
@@ -101,14 +118,14 @@ class _LargestVariance(_OfSize):
         variances = 1 / (curvature + candidates.flat(candidates.precisions()))
         if self.skip_flat:
             variances = torch.where(curvature > 0, variances, -variances)
-        return variances.topk(self.count(candidates)).indices
+        return candidates.scored(variances, self.count(candidates))
 
 
 class _LargestMagnitude(_OfSize):
     name = "largest_magnitude"
 
     def select(self, candidates: Candidates) -> Tensor:
-        return candidates.flat(candidates.values).abs().topk(self.count(candidates)).indices
+        return candidates.scored(candidates.flat(candidates.values).abs(), self.count(candidates))
 
 
 class _Random(_OfSize):
@@ -119,7 +136,8 @@ class _Random(_OfSize):
         self.seed = seed
 
     def select(self, candidates: Candidates) -> Tensor:
-        return torch.tensor(Random(self.seed).sample(range(candidates.total), self.count(candidates)))
+        free = candidates.without_fixed(torch.arange(candidates.total))
+        return free[Random(self.seed).sample(range(len(free)), self.count(candidates))]
 
 
 class _Names(Selector):
@@ -139,10 +157,10 @@ class _Names(Selector):
         return self.names
 
     def count(self, candidates: Candidates) -> int:
-        return sum(candidates.weights[name].numel for name in self._checked(candidates))
+        return len(self.select(candidates))
 
     def select(self, candidates: Candidates) -> Tensor:
-        return _positions(candidates, self._checked(candidates))
+        return candidates.without_fixed(_positions(candidates, self._checked(candidates)))
 
 
 class _LastLayer(_Names):
@@ -179,11 +197,11 @@ class _Indices(Selector):
             raise ValueError(
                 f"subnetwork.from_indices: index {wrong} is out of range; the network has {candidates.total} trainable weights"
             )
-        return len(self.indices)
+        return len(candidates.without_fixed(self.indices))
 
     def select(self, candidates: Candidates) -> Tensor:
         self.count(candidates)
-        return self.indices
+        return candidates.without_fixed(self.indices)
 
 
 class _Mask(Selector):
@@ -195,7 +213,7 @@ class _Mask(Selector):
 
     def _flat(self, candidates: Candidates) -> Tensor:
         if isinstance(self.mask, Tensor):
-            flat = self.mask.reshape(-1).bool().cpu()
+            flat = self.mask.reshape(-1).bool().cpu().clone()
             if flat.numel() != candidates.total:
                 raise ValueError(
                     f"subnetwork.from_mask: {flat.numel()} entries, but the network has {candidates.total} trainable weights"
@@ -214,6 +232,7 @@ class _Mask(Selector):
                     )
                 parts.append(part.reshape(-1).bool().cpu())
             flat = torch.cat(parts)
+        flat[candidates.fixed] = False
         if not bool(flat.any()):
             raise ValueError("subnetwork.from_mask: the mask is empty; choose at least one weight")
         return flat

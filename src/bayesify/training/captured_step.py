@@ -12,7 +12,6 @@ from torch.utils import _pytree as pytree
 
 from bayesify.maths.value_checks import deferred_checks
 from bayesify.predictor import Phase
-from bayesify.running.caching import count_step
 from bayesify.running.cuda_graphs import WARMUP_CALLS, capture, side_stream, watch_waits
 from bayesify.training.batches import Batch
 
@@ -73,7 +72,6 @@ class CapturedSteps:
         for mine, given in zip(fixed, tensors, strict=True):
             mine.copy_(given, non_blocking=True)
         graph.replay()
-        count_step()
         self.replayed += 1
 
     def _warm_up(self, phase: Phase, batch: Batch, count: int) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from bayesify.running.generators import own_generators
 from bayesify.training.random_streams import loader_generators, seeded_globals
 
 ROWS = 8
@@ -51,7 +52,7 @@ def _places(count: int) -> list[int]:
 def _seen(loader: Any, look: Callable[[int], Any], place: int) -> str:
     generators = loader_generators(loader)
     states = [generator.get_state() for generator in generators]
-    with torch.random.fork_rng(devices=[]), seeded_globals(0):
+    with own_generators(), seeded_globals(0):
         torch.manual_seed(0)
         found = look(place)
     for generator, state in zip(generators, states, strict=True):

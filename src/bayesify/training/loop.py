@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from bayesify.maths.value_checks import find_not_finite
 from bayesify.predictor import Phase, Trainable
+from bayesify.running.generators import own_generators
 from bayesify.training.arguments import Checkpointing, Validation
 from bayesify.training.batches import BatchReader, check_num_data, count_batches, min_examples
 from bayesify.training.checkpoints import Checkpoint, model_state, set_model_state
@@ -110,7 +111,7 @@ class TrainingLoop:
         """
         with ExitStack() as stack:
             devices = [self.device] if self.device.type == "cuda" else []
-            stack.enter_context(torch.random.fork_rng(devices=devices))
+            stack.enter_context(own_generators(devices))
             if not self.model.keeps_mode:
                 stack.enter_context(_training_mode(self.model.module))
             torch.manual_seed(derive_seed(self.seed, "network", self.processes.rank))

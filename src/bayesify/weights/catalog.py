@@ -315,6 +315,17 @@ def padding_rows(net: nn.Module, weights: list[Weight]) -> dict[str, tuple[int, 
     return found
 
 
+def padding_entries(net: nn.Module, weights: Mapping[str, Weight]) -> Tensor:
+    """Indices of the entries of padding rows into all weights laid end to end, [n]."""
+    rows, found, start = padding_rows(net, list(weights.values())), [torch.zeros(0, dtype=torch.long)], 0
+    for name, weight in weights.items():
+        if name in rows:
+            width = weight.shape[1]
+            found.append(start + rows[name][0] * width + torch.arange(width))
+        start += weight.numel
+    return torch.cat(found)
+
+
 def is_channels_last(value: Tensor) -> bool:
     """Whether a convolution's kernel is laid out in memory with its input channels last."""
     return value.ndim >= 4 and not value.is_contiguous() and value.stride(1) == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, Self
 
 import torch
@@ -13,51 +12,53 @@ from torch import Tensor
 from bayesify.maths.noise import Randomness, standard_normal
 from bayesify.maths.signatures import known_signature
 from bayesify.maths.value_checks import transforming
-from bayesify.weights.structured import StructuredWeight
+from bayesify.weights.structured import LocalWeight
 
 
-class LocalGaussian(StructuredWeight):
+class LocalGaussian(LocalWeight):
     r"""A Gaussian weight whose noise is drawn for each example at the output of a linear map.
 
     For independent $W_{ij} \sim \mathcal{N}(m_{ij}, s_{ij}^2)$ the output $y = W x + b$ of one example is Gaussian with
     independent entries $\mathcal{N}(m x + m_b, s^2 x^2 + s_b^2)$; drawing $y$ instead of $W$ has less variance in
     training (Kingma et al. 2015, eq. 6). It keeps each example's marginal and destroys the joint over examples, so it
-    serves the training objective only. Linear maps and convolutions follow this rule; anything else gets one
-    plain draw of the weight.
+    serves the training objective only. That holds for a linear map that sees each example once: inputs [B, d_in] in one call. A
+    layer with positions (sequences, convolutions), one that sees other rows than the batch's, and any other function get one
+    plain draw of the weight; one that is called again raises `UsedAgain`, upon which the objective is computed once more with a
+    plain draw.
 
     Shapes:
         mean, variance: the weight's, or with a leading axis of draws.
     """
 
-    batchable = False
     mean_: Tensor
     variance_: Tensor
     noise_: Randomness
     formed_: Tensor | None
 
-    def __new__(cls, mean: Tensor, variance: Tensor, noise: Randomness = None) -> Self:
+    def __new__(cls, mean: Tensor, variance: Tensor, noise: Randomness = None, name: str = "") -> Self:
         """A weight from its mean and variance."""
         weight = cls.wrap(mean.shape, mean)
         weight.mean_, weight.variance_, weight.noise_ = mean, variance, noise
         weight.formed_ = None
-        return weight
+        return weight.start(name)
 
     def components(self) -> tuple[Tensor, ...]:
         """Mean and variance."""
         return self.mean_, self.variance_
 
     def static(self) -> Any:
-        """The source of noise."""
-        return self.noise_
+        """The source of noise and the name."""
+        return self.noise_, self.name_
 
     @classmethod
     def from_components(cls, components: list[Tensor], static: Any) -> Self:
         """From mean and variance."""
         mean, variance = components
-        return cls(mean, variance, static)
+        return cls(mean, variance, *static)
 
     def materialize(self) -> Tensor:
         """One draw of the weight, the same for all examples and in every use (a cell uses its weights at each step)."""
+        self.check_unused()
         if self.formed_ is None:
             self.formed_ = self.mean_ + self.variance_.sqrt() * _noise(self.mean_, self.noise_)
         return self.formed_
@@ -85,12 +86,16 @@ class _LocalLinear(torch.autograd.Function):
         x, mean, variance, bias_mean, bias_variance, _ = inputs
         ctx.mark_non_differentiable(*output[1:])
         ctx.biases = (bias_mean is not None, bias_variance is not None)
-        ctx.save_for_backward(x, mean, variance, *output[1:])
+        ctx.save_for_backward(x, mean, variance, bias_variance, *output[1:])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, mean, variance, slope, squares = ctx.saved_tensors
+        x, mean, variance, bias_variance, slope, squares = ctx.saved_tensors
         grad = grads[0]
+        if torch.is_grad_enabled():  # to be differentiated again, where what was kept would count as constant
+            squares = x.square()
+            std = F.linear(squares, variance, bias_variance).clamp_min(torch.finfo(x.dtype).tiny).sqrt()
+            slope = (slope * std).detach() / std
         grad_variance = grad * slope
         grad_x = None
         if ctx.needs_input_grad[0]:
@@ -111,35 +116,24 @@ def _away_from_zero(variance: Tensor) -> Tensor:
     return variance.clamp_min_(torch.finfo(variance.dtype).tiny)
 
 
-def _moments_of(bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    return (bias.mean_, bias.variance_) if isinstance(bias, LocalGaussian) else (bias, None)
-
-
 @LocalGaussian.rule(F.linear)
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if not isinstance(weight, LocalGaussian) or isinstance(x, LocalGaussian):
         return NotImplemented
-    size = (*x.shape[:-1], weight.mean_.shape[0])
-    if torch.is_autocast_enabled(x.device.type) or x.ndim < 2 or transforming():
-        return _by_autograd(F.linear)(x, weight, bias)
+    if x.ndim != 2 or x.shape[0] != weight.examples_ or weight.formed_ is not None:
+        return NotImplemented
+    weight.check_unused()
+    weight.used_ = True
+    bias_mean, bias_variance = bias, None
+    if isinstance(bias, LocalGaussian):
+        bias.check_unused()
+        bias.used_ = True
+        bias_mean, bias_variance = bias.mean_, bias.variance_
+    size = (len(x), weight.mean_.shape[0])
     noise = standard_normal(math.prod(size), weight.mean_, weight.noise_).view(size)
-    output: Tensor = _LocalLinear.apply(x, weight.mean_, weight.variance_, *_moments_of(bias), noise)[0]
+    if torch.is_autocast_enabled(x.device.type) or transforming():
+        mean = F.linear(x, weight.mean_, bias_mean)
+        variance = F.linear(x.square(), weight.variance_, bias_variance)
+        return mean + _away_from_zero(variance).sqrt() * noise.to(mean.dtype)
+    output: Tensor = _LocalLinear.apply(x, weight.mean_, weight.variance_, bias_mean, bias_variance, noise)[0]
     return output
-
-
-def _by_autograd(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The rule for any function that is linear in its weight and adds a bias."""
-
-    def rule(x: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
-        if not isinstance(weight, LocalGaussian) or isinstance(x, LocalGaussian):
-            return NotImplemented
-        bias_mean, bias_variance = _moments_of(bias)
-        mean = function(x, weight.mean_, bias_mean, *args, **kwargs)
-        variance = function(x.square(), weight.variance_, bias_variance, *args, **kwargs)
-        return mean + _away_from_zero(variance).sqrt() * _noise(mean, weight.noise_)
-
-    return rule
-
-
-for _function in (F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d):
-    LocalGaussian.rule(_function)(_by_autograd(_function))

@@ -118,6 +118,50 @@ class StructuredWeight(Tensor):
         return func(*args, **kwargs)
 
 
+class UsedAgain(Exception):
+    """A weight that was drawn for each example is used a second time, where it would have to be the same.
+
+    Args:
+        name: The weight.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"{name or 'a weight'} has noise of its own for each example and is used more than once in a pass (called twice, or "
+            "recomputed by checkpointing); use local_reparameterization=False"
+        )
+        self.name = name
+
+
+class LocalWeight(StructuredWeight):
+    """A weight with noise of its own for each example of a batch, in the first use only if that sees each example once.
+
+    Attributes:
+        name_: Of the weight, for errors.
+        examples_: Rows of the batch in this pass; 0 before it.
+        used_: Whether a rule has drawn noise for each example in this pass.
+    """
+
+    batchable = False
+    name_: str
+    examples_: int
+    used_: bool
+
+    def start(self, name: str) -> Self:
+        """Before any pass."""
+        self.name_, self.examples_, self.used_ = name, 0, False
+        return self
+
+    def begin_pass(self, num_examples: int) -> None:
+        """Noise is for the examples of this pass."""
+        self.examples_, self.used_ = num_examples, False
+
+    def check_unused(self) -> None:
+        """Raise `UsedAgain` where the noise of an earlier use cannot be had again."""
+        if self.used_:
+            raise UsedAgain(self.name_)
+
+
 _METADATA = {
     Tensor.size,
     Tensor.dim,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
+from typing import Any
 
 from bayesify.weights.catalog import Weight
 
@@ -29,7 +30,29 @@ class Row:
     remark: str = ""
 
 
-def row_of(
+def summarize(
+    weights: Mapping[str, Weight], left: Mapping[str, str], posteriors: Iterable[Any], points: Set[str], total: int
+) -> Summary:
+    """The table of a network's weights.
+
+    Args:
+        weights: All of them by name.
+        left: Why a weight was left alone, by name.
+        posteriors: Those of the network.
+        points: Names of weights that are trained as point estimates.
+        total: Trainable scalars of all.
+    """
+    drawn: dict[str, tuple[str, int | None]] = {}
+    remarks = dict(left)
+    for posterior in posteriors:
+        remarks |= posterior.remarks()
+        for name, count in posterior.count_by_weight().items():
+            drawn[name] = (type(posterior).__name__, count)
+    rows = tuple(_row_of(weight, drawn, remarks, weight.name in points) for weight in weights.values())
+    return Summary(rows, shared=total - sum(row.after or 0 for row in rows))
+
+
+def _row_of(
     weight: Weight, drawn: Mapping[str, tuple[str, int | None]], remarks: Mapping[str, str], trained: bool
 ) -> Row:
     """The row of one weight.

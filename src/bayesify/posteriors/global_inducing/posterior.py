@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack
 from typing import Any, Literal, Self
 
 import torch
@@ -35,7 +34,7 @@ from bayesify.posteriors.global_inducing.maps import LinearMap
 from bayesify.posteriors.global_inducing.trace import check_targets, start_outputs, trace
 from bayesify.priors import PriorDraw
 from bayesify.running.outputs import each
-from bayesify.running.runner import SLOW_VMAP, Runner, evaluating, refuse_vmap
+from bayesify.running.runner import Runner, SlowVmap, quick_vmap
 from bayesify.weights.catalog import owner_of
 from bayesify.weights.named_parameters import NamedParameters
 from bayesify.weights.structured import StructuredWeight
@@ -238,17 +237,16 @@ class GlobalInducing(Posterior):
         structured = any(isinstance(value, StructuredWeight) for value in batched.values())
         if (mode or runner.mode(num_draws)) == "vmap" and not structured:
             try:
-                with warnings.catch_warnings():
-                    warnings.filterwarnings("error", message=SLOW_VMAP)
-                    found: Any = torch.func.vmap(one, randomness="different")(batched)
-                    return found
-            except (RuntimeError, UserWarning) as refusal:
+                run = torch.func.vmap(one, randomness="different")
+                found: Any = quick_vmap(lambda: run(batched), runner.network, "inducing inputs")
+                return found
+            except (RuntimeError, SlowVmap) as refusal:
                 if isinstance(refusal, torch.OutOfMemoryError):
                     raise
                 results = [
                     one(values) for values in each(batched)
                 ]  # a mistake of the caller's fails here in plain words
-                refuse_vmap(runner.network, refusal)
+                runner.refuse_vmap(refusal)
                 return _stacked(results)
         return _stacked([one(values) for values in each(batched)])
 
@@ -282,9 +280,29 @@ class GlobalInducing(Posterior):
         self, runner: Runner, others: Mapping[str, Tensor], scale: PriorScale, step: Step, careful: bool = False
     ) -> dict[str, Tensor]:
         """Run the network on the inducing inputs; `step` makes each layer's whitened weights, [G, D, R], when it is called."""
+        runner = runner.evaluating() if runner.network.training else runner
+        with runner.alone() as own, ExitStack() as hooks:
+            drawn = self._walk_alone(own, others, scale, step, careful, hooks)
+        return {weight.name: drawn[weight.name] for weight in self.weights}
+
+    def _walk_alone(
+        self,
+        runner: Runner,
+        others: Mapping[str, Tensor],
+        scale: PriorScale,
+        step: Step,
+        careful: bool,
+        hooks: ExitStack,
+    ) -> dict[str, Tensor]:
         network, low, dtype = runner.network, self._type(), next(self.parameters()).dtype
         drawn: dict[str, Tensor] = {}
         slots = {name: owner_of(network, name) for weight in self.weights for name in (weight.name, *weight.aliases)}
+
+        def empty() -> None:
+            for owner, leaf in slots.values():
+                owner._parameters[leaf] = None
+
+        hooks.callback(empty)
 
         def put(entry: LinearMap, module: nn.Module, args: Any, kwargs: Any) -> None:
             whitened = step(entry, self._regress(entry, module, entry.seen(module, args, kwargs), scale, careful)
@@ -300,7 +318,6 @@ class GlobalInducing(Posterior):
         by_module: dict[str, list[LinearMap]] = {}
         for entry in self.maps.values():
             by_module.setdefault(entry.hooked, []).append(entry)
-        handles = []
         for path, entries in by_module.items():
 
             def meet(module: nn.Module, args: Any, kwargs: Any, entries: list[LinearMap] = entries) -> None:
@@ -308,16 +325,9 @@ class GlobalInducing(Posterior):
                     if entry.layer.weights[0].name not in drawn:
                         put(entry, module, args, kwargs)
 
-            handles.append(network.get_submodule(path).register_forward_pre_hook(meet, with_kwargs=True))
-        try:
-            with evaluating(network) if network.training else nullcontext():
-                runner.call(others, *self.inducing_inputs.arguments(low))
-        finally:
-            for handle in handles:
-                handle.remove()
-            for owner, leaf in slots.values():
-                owner._parameters[leaf] = None
-        return {weight.name: drawn[weight.name] for weight in self.weights}
+            hooks.callback(network.get_submodule(path).register_forward_pre_hook(meet, with_kwargs=True).remove)
+        runner.call(others, *self.inducing_inputs.arguments(low))
+        return drawn
 
     def _regress(
         self, entry: LinearMap, module: nn.Module, seen: list[Tensor], scale: PriorScale, careful: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from bayesify.posteriors.global_inducing.convolutions import Convolution, TransposedConvolution
 from bayesify.posteriors.global_inducing.maps import OWNER, LinearMap, find_dense_map
-from bayesify.running.runner import Runner, evaluating
+from bayesify.running.runner import Runner
 from bayesify.weights.catalog import Layer, owner_of
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -89,20 +90,20 @@ def _look(
 ) -> dict[str, list[Tensor]]:
     """What each layer sees at its first call, in the order of calls."""
     seen: dict[str, list[Tensor]] = {}
-    handles = []
-    for entry in maps:
-
-        def look(module: nn.Module, args: Any, kwargs: Any, entry: LinearMap = entry) -> None:
-            if entry.layer.name not in seen:
-                seen[entry.layer.name] = entry.seen(module, args, kwargs)
-
-        handles.append(runner.network.get_submodule(entry.hooked).register_forward_pre_hook(look, with_kwargs=True))
     dtypes = {arg.dtype for arg in (*arguments[0], *arguments[1].values()) if arg.is_floating_point()}
     if torch.bfloat16 in dtypes:
         values = {name: value.to(torch.bfloat16) for name, value in values.items()}
     try:
-        with evaluating(runner.network):
-            runner.call(values, *arguments)
+        with runner.evaluating().alone() as own, ExitStack() as hooks:
+            for entry in maps:
+
+                def look(module: nn.Module, args: Any, kwargs: Any, entry: LinearMap = entry) -> None:
+                    if entry.layer.name not in seen:
+                        seen[entry.layer.name] = entry.seen(module, args, kwargs)
+
+                hooked = own.network.get_submodule(entry.hooked)
+                hooks.callback(hooked.register_forward_pre_hook(look, with_kwargs=True).remove)
+            own.call(values, *arguments)
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
         if str(error).startswith(OWNER):
             raise
@@ -111,9 +112,6 @@ def _look(
         raise ValueError(
             f"{OWNER}: the network does not run on inducing inputs of shape {shapes} ({reason}); give inputs as it takes them"
         ) from error
-    finally:
-        for handle in handles:
-            handle.remove()
     return seen
 
 

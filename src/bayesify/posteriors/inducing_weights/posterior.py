@@ -22,6 +22,7 @@ from bayesify.posteriors.inducing_weights.matrix import (
     make_inducing_matrix,
 )
 from bayesify.priors import PriorDraw
+from bayesify.running.caching import constant
 from bayesify.weights.catalog import Layer
 
 INIT_STD = 1e-3
@@ -238,7 +239,8 @@ class InducingWeights(Posterior):
             )
         if all(isinstance(std, float) for std in first):
             key = ("sigma", tuple(first), like.device, like.dtype)
-            return self.cached(key, lambda: torch.tensor(first, dtype=like.dtype, device=like.device), of=()), columns
+            made = constant(self, key, lambda: torch.tensor(first, dtype=like.dtype, device=like.device))
+            return made, columns
         found = [torch.as_tensor(std, dtype=like.dtype, device=like.device) for std in first]
         return torch.stack(torch.broadcast_tensors(*found)), columns
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from bayesify.maths.noise import Randomness, standard_normal
 from bayesify.maths.walsh_hadamard import materialize, multiply
 from bayesify.transforms import next_power_of_two
-from bayesify.weights.structured import StructuredWeight
+from bayesify.weights.structured import LocalWeight, StructuredWeight
 
 
 @dataclass(frozen=True)
@@ -129,22 +129,22 @@ def _finish(y: Tensor, bias: Tensor | None) -> Tensor:
     return y
 
 
-class LocalWalshHadamardWeight(StructuredWeight):
-    r"""The same with g drawn anew for each example, the first axis of the input.
+class LocalWalshHadamardWeight(LocalWeight):
+    r"""The same with a g of its own for each example, the first axis of the input, at all positions and in all calls.
 
     $g_b = \mu + s \circ (\epsilon_b + N \epsilon_b)$. Each example's output keeps its distribution and the gradient has less
     variance; the joint over examples is destroyed, so it serves the training objective only. Outside
-    `F.linear` it is one plain draw.
+    `F.linear`, and where a layer sees other rows than the batch's, it is one plain draw.
 
     Shapes:
         left, mean, std, right: [K, D]; lower: [K, D, D] or [K, 0, 0] where $\Sigma$ is diagonal; or with a leading axis of draws.
     """
 
-    batchable = False
     parts_: tuple[Tensor, ...]
     blocks_: Blocks
     noise_: Randomness
     formed_: Tensor | None
+    drawn_: Tensor
 
     def __new__(
         cls,
@@ -155,20 +155,21 @@ class LocalWalshHadamardWeight(StructuredWeight):
         right: Tensor,
         blocks: Blocks,
         noise: Randomness,
+        name: str = "",
     ) -> Self:
         """A weight from its factors and the distribution of g."""
         weight = cls.wrap(torch.Size((*mean.shape[:-2], blocks.rows, blocks.cols)), mean)
         weight.parts_ = (left, mean, std, lower, right)
         weight.blocks_, weight.noise_, weight.formed_ = blocks, noise, None
-        return weight
+        return weight.start(name)
 
     def components(self) -> tuple[Tensor, ...]:
         """$s_1$, then mean, standard deviation and lower factor of g, then $s_2$."""
         return self.parts_
 
     def static(self) -> Any:
-        """The blocks and the source of noise."""
-        return self.blocks_, self.noise_
+        """The blocks, the source of noise and the name."""
+        return self.blocks_, self.noise_, self.name_
 
     @classmethod
     def from_components(cls, components: list[Tensor], static: Any) -> Self:
@@ -178,6 +179,7 @@ class LocalWalshHadamardWeight(StructuredWeight):
 
     def materialize(self) -> Tensor:
         """One draw of the weight, the same in every use."""
+        self.check_unused()
         if self.formed_ is None:
             left, mean, _, _, right = self.parts_
             self.formed_ = self.blocks_.assemble(materialize(left, self.draw(mean.shape), right))
@@ -191,18 +193,24 @@ class LocalWalshHadamardWeight(StructuredWeight):
             noise = noise + (lower @ noise.unsqueeze(-1)).squeeze(-1)
         return torch.addcmul(mean, std, noise)
 
+    def by_example(self) -> Tensor:
+        """The g of each example of a pass, [B, K, D]."""
+        if not self.used_:
+            self.drawn_, self.used_ = self.draw((self.examples_, *self.parts_[1].shape)), True
+        return self.drawn_
+
 
 @LocalWalshHadamardWeight.rule(F.linear)
 def _local_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if not isinstance(weight, LocalWalshHadamardWeight) or isinstance(x, StructuredWeight) or x.ndim < 2:
         return NotImplemented
+    if x.shape[0] != weight.examples_ or weight.formed_ is not None:
+        return NotImplemented
     left, mean, _, _, right = weight.parts_
     if weight.blocks_.along == "entries":
-        drawn = weight.blocks_.assemble(
-            materialize(left, weight.draw((x.shape[0], *mean.shape)), right)
-        )  # [B, rows, cols]
+        drawn = weight.blocks_.assemble(materialize(left, weight.by_example(), right))  # [B, rows, cols]
         between = (1,) * (x.ndim - 2)
         y = (drawn.view(x.shape[0], *between, *drawn.shape[1:]) @ x.unsqueeze(-1)).squeeze(-1)
         return _finish(y, bias)
-    g = weight.draw((x.shape[0], *(1,) * (x.ndim - 2), *mean.shape))
+    g = weight.by_example().view(x.shape[0], *(1,) * (x.ndim - 2), *mean.shape)
     return _finish(weight.blocks_.multiply(x, left, g, right), bias)

@@ -17,6 +17,7 @@ from bayesify.posteriors.mean_field import MeanField
 from bayesify.posteriors.walsh_hadamard.blocks import Blocks, LocalWalshHadamardWeight, WalshHadamardWeight
 from bayesify.posteriors.walsh_hadamard.families import FAMILIES, Diagonal
 from bayesify.priors import PriorDraw
+from bayesify.running.caching import constant
 from bayesify.weights.catalog import Layer, Weight
 from bayesify.weights.named_parameters import NamedParameters
 
@@ -158,7 +159,7 @@ class WalshHadamard(Posterior):
         if not any(isinstance(std, Tensor) for std in stds):
             key = ("prior", size, tuple(stds), like.dtype, like.device)
             scales = [[float(std) * math.sqrt(size)] for std in stds]
-            return self.cached(key, lambda: torch.tensor(scales, dtype=like.dtype, device=like.device), of=())
+            return constant(self, key, lambda: torch.tensor(scales, dtype=like.dtype, device=like.device))
         columns = [torch.as_tensor(std, dtype=like.dtype, device=like.device) for std in stds]
         return math.sqrt(size) * torch.stack(torch.broadcast_tensors(*columns), dim=-1).unsqueeze(-1)
 
@@ -202,11 +203,13 @@ class WalshHadamard(Posterior):
         formed: list[_Part] = []
         for part in self.groups[size]:
             chosen = slice(part.start, part.stop)
-            if local and part.linear:
+            if local and part.linear and part.weight.name not in self.formed:
                 family = self.family(size)
                 factors = (left, family.mean_value, family.log_std.exp(), family.lower(), right)
                 pieces = [repeat_draws(factor[chosen], request.num_draws) for factor in factors]
-                into[part.weight.name] = LocalWalshHadamardWeight.from_components(pieces, (part.blocks, request.noise))
+                into[part.weight.name] = LocalWalshHadamardWeight.from_components(
+                    pieces, (part.blocks, request.noise, part.weight.name)
+                )
             elif part.fast:
                 sides = [repeat_draws(side[chosen], request.num_draws) for side in (left, right)]
                 into[part.weight.name] = WalshHadamardWeight(sides[0], g[:, chosen], sides[1], part.blocks)

@@ -1,0 +1,16 @@
+"""Modes of torch that must not leak into what is made to stay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def outside_inference_mode() -> Iterator[None]:
+    """Tensors made inside are ordinary ones, which can be trained, whatever mode the caller is in; gradients stay on or off."""
+    with_grad = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(with_grad):
+        yield
