@@ -205,9 +205,9 @@ def trace(
     def watch(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         if not isinstance(output, Tensor) or not args:
             return output
-        rule = watched[module]
+        rule, x = watched[module], args[0] if differentiable else args[0].detach()
         try:
-            kept = rule.keep(args[0] if differentiable else args[0].detach())
+            kept = rule.keep(x) if len(x) else x  # no example at all, which is too few for the rule
         except (ValueError, RuntimeError):
             if lenient:
                 return output

@@ -195,7 +195,7 @@ class MarginalCovariance(WeightCovariance):
     def __init__(self, subset: Subset, whole: FullCovariance) -> None:
         super().__init__(subset, whole.prior, whole.factor)
         self.whole = whole
-        self._index = subset.flat().to(whole.prior.device)
+        self._index = torch.searchsorted(whole.subset.flat(), subset.flat()).to(whole.prior.device)
 
     @property
     def held(self) -> int:
