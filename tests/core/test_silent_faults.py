@@ -386,7 +386,7 @@ def test_second_derivatives_are_right_or_refused(name: str, num_draws: int) -> N
     exact = (at(step) - at(-step)) / (2 * step)
     first = along(gradients(create_graph=True))
     if REFUSES.get(name, False):
-        with pytest.raises(RuntimeError, match="once_differentiable|twice"):
+        with pytest.raises(RuntimeError, match=r"once_differentiable|twice"):
             torch.autograd.grad(first, parameters, materialize_grads=True, allow_unused=True)
         return
     second = torch.autograd.grad(first, parameters, materialize_grads=True, allow_unused=True)
