@@ -179,7 +179,7 @@ class Jacobians:
                 right = (found is None or found.shape == truth[name].shape) and agrees(name, found)
                 if right and all(pulled.stays_within(use.rule, half, count) for use in own):
                     kept[name] = own
-            except RuntimeError as refusal:
+            except (RuntimeError, IndexError) as refusal:
                 if isinstance(refusal, torch.OutOfMemoryError):
                     raise
         general = [name for name in self.names if name not in kept]
