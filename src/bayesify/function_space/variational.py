@@ -100,6 +100,7 @@ class FunctionSpaceVI(Drawable, Trainable):
         self._recorder = DivergenceCapture(bnn)
         self._records = covariance == "diagonal" and isinstance(self.prior, Constant)
         self._bytes_per_row: dict[Any, tuple[float, tuple[int, ...]]] = {}
+        self._output_shape: tuple[int, ...] = ()
         self._evaluated: Jacobians | None = None
 
     def _bind(self) -> None:
@@ -178,7 +179,7 @@ class FunctionSpaceVI(Drawable, Trainable):
             raise ValueError(f"function_moments: covariance={kind!r}; give 'diagonal', 'full', 'joint' or 'example'")
         self._settle(args, kwargs)
         means, variances = self._means(), self._variances()
-        rows, _ = self._rows(args, kwargs, means, self.memory if memory is None else parse_bytes(memory))
+        rows = self._rows(args, kwargs, means, self.memory if memory is None else parse_bytes(memory))
         if torch.is_grad_enabled() or kind in ("full", "joint") or rows >= batch_size(args, kwargs):
             return self._moments(args, kwargs, kind, means, variances)
         parts = [self._moments(*part, kind, means, variances) for part in split_rows(args, kwargs, rows)]
@@ -201,10 +202,8 @@ class FunctionSpaceVI(Drawable, Trainable):
         mean = mean if torch.is_grad_enabled() else mean.detach()
         return mean, found.T if kind == "diagonal" else found
 
-    def _rows(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], means: Mapping[str, Tensor], memory: int
-    ) -> tuple[int, tuple[int, ...]]:
-        """Examples whose linearization fits in the budget, and the shape of an example's outputs."""
+    def _rows(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], means: Mapping[str, Tensor], memory: int) -> int:
+        """Examples whose linearization fits in the budget."""
         if batch_size(args, kwargs) == 0:
             raise ValueError("FunctionSpaceVI: the batch is empty; give at least one example")
         shapes = tuple(tuple(value.shape[1:]) for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
@@ -214,8 +213,8 @@ class FunctionSpaceVI(Drawable, Trainable):
             shape = tuple(select_output(output, self._jacobians.output).shape[1:])
             # Forward, backward for each output, and what differentiating that backward pass keeps.
             self._bytes_per_row[shapes] = size * (1 + 3 * math.prod(shape)), shape
-        size, shape = self._bytes_per_row[shapes]
-        return max(1, int(memory / 2 / max(1.0, size))), shape  # half is for products with inputs
+        size, self._output_shape = self._bytes_per_row[shapes]
+        return max(1, int(memory / 2 / max(1.0, size)))  # half is for products with inputs
 
     # -- divergence ------------------------------------------------------------------------------------------------
 
@@ -237,7 +236,7 @@ class FunctionSpaceVI(Drawable, Trainable):
         try:
             self._settle(args, kwargs)
             means, variances = self._means(), self._variances()
-            rows, _ = self._rows(args, kwargs, means, self.memory)
+            rows = self._rows(args, kwargs, means, self.memory)
             if self.covariance == "diagonal" and rows < batch_size(args, kwargs):
                 pieces = list(split_rows(args, kwargs, rows))
                 kl = SumOfPieces.apply(self._kl_of(means, variances), pieces, *self._given(means, variances))
@@ -413,17 +412,13 @@ class FunctionSpaceVI(Drawable, Trainable):
         if options:
             raise TypeError(f"predict: {', '.join(options)} is for method='draws'; leave it out")
         likelihood = self.bnn.require_likelihood("predict")
-        args, kwargs = as_inputs(x)
-        check_inputs(args, kwargs)
-        self._settle(args, kwargs)
-        if self._evaluated is None:
-            self._evaluated = self._jacobians.evaluating()
-        alone = copy.copy(self)
+        self._settle(*as_inputs(x))
+        self._evaluated = self._evaluated or self._jacobians.evaluating()
+        alone = copy.copy(self)  # other threads see none of this
         alone._jacobians = self._evaluated
         mean, found = alone.function_moments(x, "example", memory=memory)
-        _, shape = alone._rows(args, kwargs, alone._means(), self.memory)
         seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device if generator else "cpu"))
-        return likelihood.closed_form(OutputGaussian(mean.reshape(-1, *shape), found, seed))
+        return likelihood.closed_form(OutputGaussian(mean.reshape(-1, *alone._output_shape), found, seed))
 
     def config(self) -> dict[str, Any]:
         """All choices as plain data: those of the network, and those of the prior over functions."""
