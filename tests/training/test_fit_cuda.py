@@ -125,6 +125,7 @@ def test_gradients_that_are_not_finite_change_nothing(tmp_path, bad, fused, step
         assert all(torch.isfinite(value).all() for value in stored.values())
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_a_step_waits_for_nothing():
     """With a fused optimizer the host reads nothing of the device in the steps, once the objective looks at no values."""
     from bayesify.predictor import Trainable

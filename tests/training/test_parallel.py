@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import bayesify
 from bayesify import likelihoods, posteriors
-from bayesify.training import Devices, Steps
+from bayesify.training import Checkpointing, Devices, Steps
+from bayesify.training.checkpoints import Checkpoint
 from bayesify.training.distributed import FabricProcesses
 
 pytest.importorskip("lightning_fabric")
@@ -172,3 +173,16 @@ def test_without_fabric_the_error_says_how_to_install_it(monkeypatch):
     with pytest.raises(ImportError, match=r"pip install 'bayesify\[train\]'"):
         bayesify.fit(network(), loader(), **options(device=Devices(2)))
     assert len(bayesify.fit(network(), loader(), **options())) == 3  # one process does not need it
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+@pytest.mark.filterwarnings("ignore")
+def test_gradients_that_are_not_finite_end_all_processes(tmp_path):
+    """The bad row is in one process's part; both hear of it in the same step, and nothing after it is stored."""
+    from training import test_guard as guard
+
+    path, bnn = tmp_path / "run.safetensors", guard.network(norm=False)
+    options = {"epochs": 1, "num_data": 48, "seed": 0, "progress": False, "device": FORKED}
+    with pytest.raises(Exception, match=r"epoch 1, batch 3: the gradient of .*first/weight.* is not finite"):
+        bayesify.fit(bnn, guard.batches(2), checkpoint=Checkpointing(path, 1), **options)
+    assert Checkpoint.read(path).position["batches"] == 2
