@@ -131,16 +131,16 @@ def reproduce(
     smoke: Annotated[bool, typer.Option("--smoke", help="Tiny synthetic data, seconds for each.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder of the results.")] = None,
     engine: Annotated[str, typer.Option(help="local, dask or ray.")] = "local",
-    workers: Annotated[int | None, typer.Option(min=1, help="Runs at a time; all cores if left out.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Runs at a time (default: one per core).")] = None,
     part: Annotated[
         list[str] | None, typer.Option(help="Only these runs of the experiment, such as a data set.")
     ] = None,
-    data: Annotated[str | None, typer.Option(help="Folder of the data sets; BAYESIFY_DATA if left out.")] = None,
+    data: Annotated[str | None, typer.Option(help="Folder of the data sets (default: BAYESIFY_DATA).")] = None,
     arguments: Annotated[str, typer.Option(help="More for the experiment's own program: '--splits 2'.")] = "",
 ) -> None:
     """Run experiments of the five papers and put our numbers beside the published ones.
 
-    Runs that are finished are not run again; what Ctrl-C cut short goes on with the same command. All results are in
+    Runs that are finished are not run again; what Ctrl-C cut short continues with the same command. All results are in
     results.jsonl of the folder.
     """
     if find_spec("bayesify_papers") is None:

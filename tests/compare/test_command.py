@@ -118,7 +118,7 @@ def test_classes_with_json_and_rows_of_another_kind(tmp_path):
     assert record["classes"] == ["no", "yes"]
     means = {entry["name"]: entry["mean"] for entry in record["methods"]}
     assert {"accuracy", "brier", "ece", "auroc_entropy", "auroc_mutual_information"} <= set(means["mean_field"])
-    assert "Rows of another kind" in (out / "report.html").read_text()
+    assert "Out-of-distribution rows" in (out / "report.html").read_text()
 
 
 def test_a_resumed_comparison_is_identical(csv, tmp_path):
@@ -201,7 +201,7 @@ def test_ctrl_c_keeps_what_is_finished(csv, tmp_path, monkeypatch):
     monkeypatch.setattr(comparison, "run_method", interrupted)
     arguments = (csv, "--target", "price", "--methods", "laplace", "--out", tmp_path / "out", "--workers", 1)
     result = run(*arguments, code=130)
-    assert "--resume goes on" in result.stderr
+    assert "--resume continues" in result.stderr
     page = (tmp_path / "out" / "report.html").read_text()
     assert "runs of 1 method are still to be done" in page
     monkeypatch.setattr(comparison, "run_method", original)

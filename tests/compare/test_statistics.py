@@ -230,11 +230,11 @@ def test_the_verdict_says_whether_rows_of_another_kind_are_noticed():
         ("point", 0.5, 0.5), ("laplace", 0.6, 0.97))}  # fmt: skip
     found = results(**{name: [entry] for name, entry in entries.items()})
     last = judge(summarize(found, ["point", "laplace"], "regression", BASELINES), found, "y").sentences[-1]
-    assert last.startswith("It does not notice rows of another kind")
+    assert last.startswith("It does not detect out-of-distribution rows")
     assert last.endswith("in 50 of 100 pairs (50 are chance). Laplace does, in 97 of 100.")
     entries["point"]["ood"]["auroc_variance"] = 0.9
     last = judge(summarize(found, ["point", "laplace"], "regression", BASELINES), found, "y").sentences[-1]
-    assert last.startswith("It notices rows of another kind")
+    assert last.startswith("It detects out-of-distribution rows")
     assert last.endswith("in 90 of 100 pairs (50 are chance).")
 
 

@@ -40,7 +40,7 @@ register(
         "nng",
         "Noisy natural gradient",
         "Zhang et al. 2018",
-        "P + (d_out^2 + d_in^2) / 2 a layer",
+        "P + (d_out^2 + d_in^2) / 2 per layer",
         fit=fit_nng,
         options={"learning_rate": 0.3},
         aliases=("noisy_kfac", "noisy_natural_gradient"),

@@ -48,27 +48,30 @@ def compare(
         str, typer.Option("--methods", help="These only, separated by commas; the plain network is always there.")
     ] = "",
     quick: Annotated[bool, typer.Option("--quick", help="Train briefly on 3 splits, for a first look.")] = False,
-    splits: Annotated[int, typer.Option(help="Repeated splits; 5 if left out, 3 with --quick.")] = 0,
+    splits: Annotated[int, typer.Option(help="Repeated splits (default: 5, with --quick 3).")] = 0,
     task: Annotated[Task | None, typer.Option(help="If it is not to be detected.")] = None,
-    ood: Annotated[Path | None, typer.Option(help="A table of rows of another kind, to be recognized.")] = None,
+    ood: Annotated[
+        Path | None,
+        typer.Option(help="Out-of-distribution rows with the same columns; tests whether they are detected."),
+    ] = None,
     ignore: Annotated[str, typer.Option(help="Columns to leave out, separated by commas.")] = "",
     max_rows: Annotated[
         int, typer.Option(help="Use a random choice of more rows than these; 20,000, or 5,000 with --quick.")
     ] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Of splits, networks, training and prediction.")] = 0,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of report and results; bayesify-compare-NAME if left out.")
+        Path | None, typer.Option(help="Folder of report and results (default: bayesify-compare-NAME).")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the finished runs in the folder.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON in place of the table.")] = False,
     engine: Annotated[Engine, typer.Option(help="Where runs are done.")] = Engine.local,
-    workers: Annotated[int, typer.Option(help="Runs at a time; one for each processor core if left out.")] = 0,
+    workers: Annotated[int, typer.Option(help="Runs at a time (default: one per processor core).")] = 0,
 ) -> None:
     """Train every method on your own table, and say which one to use and how sure to be.
 
     Reads the table, finds out the task, trains every method over repeated splits with tuning on validation rows, prints the
     scores and writes an HTML report; its path is the last line. Every finished run is kept: Ctrl-C reports what is there, and
-    --resume goes on.
+    --resume continues.
     """
     errors = Console(stderr=True)
     missing = [module for module in NEEDED if find_spec(module) is None]
@@ -123,7 +126,7 @@ def compare(
         _print(comparison)
         print(plain(page))
     if comparison.unfinished:
-        errors.print("Interrupted; the same command with --resume goes on.")
+        errors.print("Interrupted; the same command with --resume continues.")
         raise typer.Exit(INTERRUPTED)
     if comparison.summary.best is None:
         raise typer.Exit(1)

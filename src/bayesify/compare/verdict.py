@@ -18,7 +18,7 @@ TURNED_AWAY = 4 * POINTS // 20
 NOTABLY_SMALLER = 2
 """Times as few parameters from which on a method that is as good is named for it; measured times would differ between runs."""
 NOTICED = 0.8
-"""AUROC from which on rows of another kind are noticed."""
+"""AUROC from which on out-of-distribution rows count as detected."""
 
 
 @dataclass(frozen=True)
@@ -202,13 +202,13 @@ def _effect(row: Row, summary: Summary, results: Results) -> str:
 
 
 def _outside(best: Row, summary: Summary) -> list[str]:
-    """Whether rows of another kind are noticed, where there were some: by the best method, and by which one most."""
+    """Whether out-of-distribution rows are detected, where there were some: by the best method, and by which one most."""
     found = {row.name: _noticed(row) for row in summary.ranked}
     mine = found[best.name]
     if mine is None:
         return []
     pairs = f"its uncertainty there is higher than on a test row in {100 * mine:.0f} of 100 pairs (50 are chance)"
-    told = f"{'It notices' if mine >= NOTICED else 'It does not notice'} rows of another kind (--ood): {pairs}."
+    told = f"{'It detects' if mine >= NOTICED else 'It does not detect'} out-of-distribution rows (--ood): {pairs}."
     most = max(summary.ranked, key=lambda row: found[row.name] or 0.0)
     highest = found[most.name] or 0.0
     if mine < NOTICED <= highest:

@@ -13,7 +13,7 @@ register(
         "deep_gp",
         "Deep Gaussian process",
         "Ober & Aitchison 2021",
-        "M (D + sum of widths) + M a layer",
+        "M (D + sum of widths) + M per layer",
         fit=fit_deep_gp,
         aliases=("dgp",),
         slow=True,
