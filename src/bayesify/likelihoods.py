@@ -17,7 +17,7 @@ from bayesify.maths.constraints import positive, raw_positive
 from bayesify.maths.value_checks import should_check
 from bayesify.predictive.base import Outputs, Predictive, check_finite
 from bayesify.predictive.classification import ClassificationPredictive
-from bayesify.predictive.gaussian import GaussianRegressionPredictive, OutputGaussian, ProbitPredictive
+from bayesify.predictive.gaussian import GaussianClassPredictive, GaussianRegressionPredictive, Link, OutputGaussian
 from bayesify.predictive.regression import RegressionPredictive, gaussian_log_density, with_variance
 
 
@@ -99,8 +99,12 @@ class Likelihood(nn.Module):
         """The predictive distribution from the outputs of each draw."""
 
     @abstractmethod
-    def closed_form(self, outputs: OutputGaussian) -> Predictive:
-        """The predictive distribution of a Gaussian over outputs: exact for Gaussian noise, the extended probit for classes."""
+    def closed_form(self, outputs: OutputGaussian, link: Link = "mc") -> Predictive:
+        """The predictive distribution of a Gaussian over outputs; of classes by a link, see `GaussianClassPredictive`."""
+
+    def logit_axis(self, ndim: int) -> int | None:
+        """Axis of the classes in outputs [B, ...] of `ndim` axes, counted from the end, where one holds them."""
+        return None
 
     @abstractmethod
     def fisher(self, outputs: Tensor) -> Tensor:
@@ -208,7 +212,7 @@ class Gaussian(Likelihood):
         noise = self.noise.detach().clone()
         return RegressionPredictive(outputs, partial(_around, variance=noise))
 
-    def closed_form(self, outputs: OutputGaussian) -> RegressionPredictive:
+    def closed_form(self, outputs: OutputGaussian, link: Link = "mc") -> RegressionPredictive:
         """Exact: $\\mathcal{N}(y; f, C + \\text{noise})$."""
         noise = self.noise.detach().to(outputs.mean).expand(outputs.mean.shape).clone()
         return GaussianRegressionPredictive(outputs, outputs.mean, outputs.variance, noise, correlated=True)
@@ -257,7 +261,7 @@ class HeteroscedasticGaussian(Likelihood):
         """A Gaussian per draw with that draw's own variance."""
         return RegressionPredictive(outputs, HeteroscedasticGaussian.components)
 
-    def closed_form(self, outputs: OutputGaussian) -> RegressionPredictive:
+    def closed_form(self, outputs: OutputGaussian, link: Link = "mc") -> RegressionPredictive:
         r"""A Gaussian whose noise is its expectation under the Gaussian over log-variances, $\exp(f_v + C_{vv} / 2)$."""
         (mean, log_noise), (variance, spread) = outputs.mean.chunk(2, dim=-1), outputs.variance.chunk(2, dim=-1)
         noise = (log_noise.clamp(-20, 20) + 0.5 * spread).clamp_max(20).exp()
@@ -342,9 +346,15 @@ class Categorical(Likelihood):
         """A mixture of the draws' class probabilities."""
         return ClassificationPredictive(outputs, self._log_probs(), ignore_index=self._ignore_index)
 
-    def closed_form(self, outputs: OutputGaussian) -> ClassificationPredictive:
-        """By the extended probit approximation."""
-        return ProbitPredictive(outputs, self._log_probs(), ignore_index=self._ignore_index)
+    def closed_form(self, outputs: OutputGaussian, link: Link = "mc") -> ClassificationPredictive:
+        """See `GaussianClassPredictive`."""
+        return GaussianClassPredictive(
+            outputs, self.logit_axis(outputs.mean.ndim), link, ignore_index=self._ignore_index
+        )
+
+    def logit_axis(self, ndim: int) -> int:
+        """That of the classes."""
+        return self._class_axis if self._class_axis < 0 else self._class_axis - ndim
 
     def _log_probs(self) -> Callable[[Tensor], Tensor]:
         axis = self._class_axis if self._class_axis < 0 else self._class_axis + 1
@@ -403,9 +413,9 @@ class Bernoulli(Likelihood):
         """A mixture of the draws' probabilities."""
         return ClassificationPredictive(outputs, _binary_log_probs, binary=True)
 
-    def closed_form(self, outputs: OutputGaussian) -> ClassificationPredictive:
-        """By the extended probit approximation."""
-        return ProbitPredictive(outputs, _binary_log_probs, binary=True)
+    def closed_form(self, outputs: OutputGaussian, link: Link = "mc") -> ClassificationPredictive:
+        """See `GaussianClassPredictive`."""
+        return GaussianClassPredictive(outputs, None, link)
 
     def fisher(self, outputs: Tensor) -> Tensor:
         """`diag(p (1 - p))`."""

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 import bayesify
 from bayesify import Laplace, likelihoods, subnetwork
+from bayesify.baselines import SWAG
+from bayesify.laplace.prior_precision import NEAL_FACTORS
 from bayesify.laplace.tuning import set_noise
 from bayesify.likelihoods import Likelihood
 from bayesify.running.outputs import select_output
@@ -66,7 +68,7 @@ def hessian_of_linearized(net: nn.Module, x: Any, y: Tensor, likelihood: Likelih
 
 
 def fitted(net: nn.Module, likelihood: Likelihood, data: list[Any], *args: Any, **kwargs: Any) -> Laplace:
-    return Laplace(net, likelihood, *args, **kwargs).fit(data)
+    return Laplace(net, likelihood, *args, **{"prior_precision": 1.0, **kwargs}).fit(data)
 
 
 # -- exact models ------------------------------------------------------------------------------------------------------
@@ -419,10 +421,72 @@ def test_weights_without_curvature_can_come_last() -> None:
     x = torch.randn(10, 2, dtype=torch.float64)
     data = [(x, torch.randint(2, (10,)))]
     flat = {2, 3, 7, 10, 13}
-    paper = fitted(net, likelihoods.Categorical(), data, subnetwork.largest_variance(5))
+    paper = fitted(net, likelihoods.Categorical(), data, subnetwork.largest_variance(5, skip_flat=False))
     assert set(paper.subset.flat().tolist()) == flat
-    other = fitted(net, likelihoods.Categorical(), data, subnetwork.largest_variance(12, skip_flat=True))
-    assert set(range(17)) - set(other.subset.flat().tolist()) == flat
+    assert paper.remarks == ()
+    for size in (12, 17):  # what has no curvature is left out, even if fewer are left than asked for
+        other = fitted(net, likelihoods.Categorical(), data, subnetwork.largest_variance(size))
+        assert set(range(17)) - set(other.subset.flat().tolist()) == flat
+        assert other.remarks == ("29.4% without curvature left out",)
+    assert "12 of 17 weights, 29.4% without curvature left out" in repr(other)
+    with torch.no_grad():
+        net[2].weight.zero_()
+        net[2].bias.copy_(torch.tensor([-800.0, 800.0]))
+    with pytest.raises(ValueError, match="no weight has any curvature"):
+        fitted(net, likelihoods.Categorical(), data, subnetwork.largest_variance(3))
+
+
+def test_variances_of_iterates_choose_weights_that_move() -> None:
+    net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)).double()
+    with torch.no_grad():
+        net[0].bias[1] = -100.0
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    x = torch.randn(40, 2, dtype=torch.float64)
+    data = [(x[i : i + 10], (x[i : i + 10].sum(1) > 0).long()) for i in range(0, 40, 10)]
+    chosen = subnetwork.largest_swag_variance(12, epochs=5, weight_decay=0.0)
+    laplace = fitted(net, likelihoods.Categorical(), data, chosen)
+    assert set(range(17)) - set(laplace.subset.flat().tolist()) == {2, 3, 7, 10, 13}
+    swag = SWAG(net, likelihoods.Categorical(), rank=0).fit(data, 5, 1e-2, momentum=0.9, seed=0)
+    variances = torch.cat([value.flatten() for value in swag.variance().values()])
+    torch.testing.assert_close(laplace.subset.flat(), variances.topk(12).indices.sort().values)
+    for name, value in net.state_dict().items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=0)
+    with pytest.raises(ValueError, match="epochs=1; give at least 2"):
+        subnetwork.largest_swag_variance(3, epochs=1)
+
+
+def test_the_default_precision_is_the_number_of_inputs() -> None:
+    net, _, _ = problem()
+    for structure, factor in NEAL_FACTORS.items():
+        laplace = Laplace(net, likelihoods.Categorical(), covariance=structure)  # type: ignore[arg-type]
+        inputs = {name: 1.0 * net.get_parameter(name.replace("bias", "weight"))[0].numel() for name in laplace.values}
+        assert laplace.prior_precision == pytest.approx({name: factor * size for name, size in inputs.items()})
+
+
+def test_a_temperature_scales_the_covariance() -> None:
+    net, data, x = problem()
+    plain, warm = (fitted(net, likelihoods.Categorical(), data, temperature=t) for t in (1.0, 3.0))
+    torch.testing.assert_close(warm.covariance_matrix(), 3 * plain.covariance_matrix())
+    torch.testing.assert_close(warm.output_covariance(x), 3 * plain.output_covariance(x))
+    torch.testing.assert_close(warm.log_evidence(), plain.log_evidence())
+    draws, others = (found.draw(2, generator=torch.Generator().manual_seed(0)).weights for found in (warm, plain))
+    for name, value in others.items():
+        mean = plain.values[name]
+        torch.testing.assert_close(draws[name] - mean, math.sqrt(3) * (value - mean))
+    assert float(warm.predict(x).entropy.mean()) > float(plain.predict(x).entropy.mean())
+    with pytest.raises(ValueError, match="temperature=0; give a positive number"):
+        Laplace(net, likelihoods.Categorical(), temperature=0)
+
+
+def test_a_search_goes_on_beyond_an_edge_and_says_where_it_ends() -> None:
+    net, data, x = problem()
+    laplace = fitted(net, likelihoods.Categorical(), data)
+    wrong = [(x, (net(x).argmax(-1) + 1) % 3)]  # the wider the better
+    with pytest.warns(UserWarning, match=r"the best value, .*, is the smallest that was tried"):
+        chosen = laplace.tune_prior_precision(wrong)
+    assert chosen < 1e-5
+    with pytest.warns(UserWarning, match=r"is the smallest that was tried"):
+        assert laplace.tune_prior_precision(wrong, grid=[0.1, 1.0], fine=False) == 0.1
 
 
 def test_posterior_gap_is_the_squared_wasserstein_distance() -> None:
@@ -461,11 +525,11 @@ def test_largest_variance_is_the_optimum_by_enumeration() -> None:
 
 def test_probit_and_draws() -> None:
     net, data, x = problem()
-    laplace = fitted(net, likelihoods.Categorical(), data, prior_precision=0.5)
+    laplace = fitted(net, likelihoods.Categorical(), data, prior_precision=0.5, link="probit")
     prediction = laplace.predict(x)
-    covariance = laplace.output_covariance(x)
-    variance = covariance.diagonal(dim1=-2, dim2=-1)
-    exact = torch.softmax(net(x).detach() / (1 + math.pi / 8 * variance).sqrt(), dim=-1)
+    center = torch.eye(3, dtype=torch.float64) - 1 / 3
+    variance = (center @ laplace.output_covariance(x) @ center).diagonal(dim1=-2, dim2=-1)
+    exact = torch.softmax(net(x).detach() @ center / (1 + math.pi / 8 * variance).sqrt(), dim=-1)
     torch.testing.assert_close(prediction.probs, exact)
     assert prediction.outputs.shape == (32, 20, 3)
     assert bool((prediction.mutual_information >= 0).all())
@@ -512,16 +576,17 @@ def test_correlated_outputs_have_their_joint_density() -> None:
     assert bool((lower < upper).all())
 
 
+@pytest.mark.filterwarnings("ignore:tune_prior_precision")
 def test_validation_picks_the_best_of_the_grid() -> None:
     net, data, x = problem()
-    held = [(x[:10] + 0.3, data[0][1][:10])]
+    held = [(x[:10], net(x[:10]).argmax(-1).roll(1))]  # some right, some wrong
     laplace = fitted(net, likelihoods.Categorical(), data, subnetwork.random(10))
 
     def score(value: float) -> float:
         other = fitted(net, likelihoods.Categorical(), data, subnetwork.random(10), prior_precision=value)
         return float(other.predict(held[0][0]).log_prob(held[0][1]).mean())
 
-    grid = [1e-2, 1.0, 1e2]
+    grid = [10.0**power for power in range(-8, 9, 2)]
     chosen = laplace.tune_prior_precision(held, grid=grid, fine=False)
     assert chosen == max(grid, key=score)
     finer = laplace.tune_prior_precision(held, grid=grid)

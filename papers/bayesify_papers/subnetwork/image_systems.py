@@ -194,6 +194,7 @@ def _laplace(
         subset=subset,
         covariance=covariance,
         prior_precision=base,
+        link="probit",
         memory=settings.memory,
     )
     laplace.fit(shop.fit_batches())
@@ -292,7 +293,7 @@ def _probs(made: Predictive) -> Tensor:
 
 
 def _subnetwork(shop: Workshop) -> Iterator[Variant]:
-    chosen = subnetwork.largest_variance(shop.settings.size, num_examples=shop.settings.num_select)
+    chosen = subnetwork.largest_variance(shop.settings.size, num_examples=shop.settings.num_select, skip_flat=False)
     yield from _laplace(shop, "subnetwork", chosen)
 
 

@@ -102,7 +102,7 @@ def systems(num_weights: int, seed: int, curvature: Tensor) -> dict[str, dict[st
     }
     for share in SHARES:
         size = math.ceil(share * num_weights)
-        made[f"Largest variance {share:.0%} ({size})"] = {"subset": subnetwork.largest_variance(size)}
+        made[f"Largest variance {share:.0%} ({size})"] = {"subset": subnetwork.largest_variance(size, skip_flat=False)}
     live = int((curvature > 0).sum())
     order = curvature.masked_fill(curvature == 0, math.inf).argsort()
     for share in SHARES:
@@ -120,7 +120,7 @@ def predictors(data: Data, recipe: map_regression.Recipe, seed: int) -> dict[str
     likelihood = map_regression.train(net, data.x, data.y, recipe, seed=seed)
     num_weights = map_regression.freeze_biases(net)
     made: dict[str, Predict] = {"MAP (0)": _point(net, likelihood)}
-    diagonal = Laplace(net, likelihood, covariance="diagonal").fit([(data.x, data.y)]).posterior
+    diagonal = Laplace(net, likelihood, covariance="diagonal", prior_precision=1.0).fit([(data.x, data.y)]).posterior
     assert isinstance(diagonal, DiagonalCovariance)
     for title, options in systems(num_weights, seed, diagonal.curvature).items():
         laplace = Laplace(net, likelihood, prior_precision=PRIOR_PRECISION, **options).fit([(data.x, data.y)])

@@ -135,8 +135,8 @@ def fit_laplace(
 ) -> tuple[Laplace, float]:
     """A Laplace approximation over a subnetwork, with the prior precision of best validation log-likelihood."""
     whole = size == sum(parameter.numel() for parameter in net.parameters() if parameter.requires_grad)
-    chosen = "all" if whole else subnetwork.largest_variance(size)
-    laplace = Laplace(net, likelihood, subset=chosen, memory=MEMORY)
+    chosen = "all" if whole else subnetwork.largest_variance(size, skip_flat=False)
+    laplace = Laplace(net, likelihood, subset=chosen, prior_precision=1.0, memory=MEMORY)
     laplace.fit(_batches(*train))
     precision = laplace.tune_prior_precision(_batches(*validation), grid=PRIOR_PRECISIONS, fine=False)
     return laplace, precision

@@ -20,6 +20,18 @@ from bayesify.weights.catalog import Layer, Weight, group_layers
 Curvature = Literal["ggn", "empirical"]
 
 
+def first_batch(loader: Iterable[Any]) -> Any:
+    """What a loader that can start again yields first.
+
+    Raises:
+        ValueError: If it cannot, or is empty.
+    """
+    check_repeatable(loader)
+    for item in loader:
+        return item
+    raise ValueError("Laplace: the loader has no examples; give a loader over at least one")
+
+
 @dataclass
 class Pieces:
     """A loader's examples in pieces whose Jacobians fit into a memory budget.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
@@ -16,20 +16,17 @@ from bayesify.jacobians import Jacobians, Linearization, check_deterministic
 from bayesify.laplace import curvature as curvatures
 from bayesify.laplace import storing
 from bayesify.laplace.budget import check_budget
-from bayesify.laplace.covariances import (
-    DiagonalCovariance,
-    FullCovariance,
-    MarginalCovariance,
-    WeightCovariance,
-)
+from bayesify.laplace.covariances import DiagonalCovariance, FullCovariance, MarginalCovariance, WeightCovariance
 from bayesify.laplace.kronecker_covariance import KroneckerCovariance
-from bayesify.laplace.prior_precision import Precision, check_precision, precision_of, scaled
+from bayesify.laplace.prior_precision import Precision, check_precision, default_precision, precision_of, scaled
 from bayesify.laplace.progress import showing
 from bayesify.laplace.subset import Subset
+from bayesify.laplace.swag_variances import swag_variances
 from bayesify.likelihoods import Likelihood
 from bayesify.network import BayesianNetwork
+from bayesify.posteriors.base import check_positive
 from bayesify.predictive.base import Outputs, Predictive
-from bayesify.predictive.gaussian import OutputGaussian
+from bayesify.predictive.gaussian import Link, OutputGaussian, marginals
 from bayesify.predictor import Drawable
 from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_errors
 from bayesify.running.last_layer import last_layer
@@ -38,7 +35,7 @@ from bayesify.running.outputs import select_output
 from bayesify.running.runner import Runner
 from bayesify.storage.serializers import register_predictor
 from bayesify.subnetwork.selectors import Candidates, as_selector
-from bayesify.training.batches import BatchReader, check_repeatable, parse_batch
+from bayesify.training.batches import BatchReader, parse_batch
 from bayesify.weights.catalog import catalog, padding_entries
 from bayesify.weights.module_state import fingerprint
 
@@ -58,7 +55,12 @@ class Laplace(Drawable):
         likelihood: p(y | outputs), or its name.
         subset: `"all"`, `"last_layer"`, a list of parameter names, a mask by name, or a selector from `bayesify.subnetwork`.
         covariance: `"full"`, `"diagonal"`, or `"kronecker"` (linear maps and convolutions; other weights get a diagonal).
-        prior_precision: $\lambda$: a number, or a dict from name or pattern of weights to a number, tried in order.
+        prior_precision: $\lambda$: a number, or a dict from name or pattern of weights to a number, tried in order. By default that
+            of `priors.Neal()`, a layer's number of inputs, times `NEAL_FACTORS`; with 1 the outputs of a trained network vary too
+            much to be of use untuned.
+        link: What stands for expected class probabilities in `"closed_form"`: `"mc"`, `"probit"` or `"bridge"`; see
+            `GaussianClassPredictive`.
+        temperature: A factor on the covariance in draws and predictions, $q \propto p(w, \mathcal{D})^{1 / T}$.
         curvature: `"ggn"`, or `"empirical"` for the empirical Fisher matrix.
         marginal: Whether the subset's covariance is the part $[(H + \lambda I)^{-1}]_{SS}$ of the covariance over all weights
             (equation 11) instead of the inverse of the part; needs a network small enough for the whole matrix.
@@ -74,6 +76,7 @@ class Laplace(Drawable):
         posterior: The Gaussian over them, after `fit`.
         data: Log-likelihood and count of the examples, after `fit`.
         outputs_per_example: O, after `fit`.
+        remarks: What the choice of the weights left out, after `fit`.
 
     Raises:
         ValueError: If an argument is not one of these, a weight is frozen or missing, or dropout or batch normalization is
@@ -88,8 +91,10 @@ class Laplace(Drawable):
         likelihood: Likelihood | str | Mapping[str, Any],
         subset: Any = "all",
         covariance: Structure = "full",
-        prior_precision: float | Mapping[str, float] = 1.0,
+        prior_precision: float | Mapping[str, float] | None = None,
         *,
+        link: Link = "mc",
+        temperature: float = 1.0,
         curvature: curvatures.Curvature = "ggn",
         marginal: bool = False,
         memory: int | str = "1GiB",
@@ -97,10 +102,12 @@ class Laplace(Drawable):
     ) -> None:
         if not isinstance(net, nn.Module):
             raise TypeError(f"Laplace: net is {type(net).__name__}; give a torch.nn.Module")
-        if covariance not in ("full", "diagonal", "kronecker"):
-            raise ValueError(f"Laplace: covariance={covariance!r}; give 'full', 'diagonal' or 'kronecker'")
-        if curvature not in ("ggn", "empirical"):
-            raise ValueError(f"Laplace: curvature={curvature!r}; give 'ggn' or 'empirical'")
+        for key, given, known in (("covariance", covariance, Structure), ("curvature", curvature, curvatures.Curvature),
+                                  ("link", link, Link)):  # fmt: skip
+            *most, last = (repr(name) for name in get_args(known))
+            if given not in get_args(known):
+                raise ValueError(f"Laplace: {key}={given!r}; give {', '.join(most)} or {last}")
+        check_positive("Laplace", temperature=temperature)
         if marginal and covariance != "full":
             raise ValueError(f"Laplace: marginal=True with covariance={covariance!r}; a marginal covariance is full")
         if isinstance(net, BayesianNetwork):
@@ -128,11 +135,15 @@ class Laplace(Drawable):
         self.covariance, self.curvature, self.marginal = covariance, curvature, marginal
         self.memory = parse_bytes(memory)
         self.output = output
+        self.link, self.temperature = link, temperature
+        if prior_precision is None:
+            prior_precision = default_precision(self.weights, covariance)
         self.base_precision = check_precision(prior_precision, self.weights)
         self._runner = Runner(self.network, known.weights, evaluate=True)
         self.values = {name: self.network.get_parameter(name).detach() for name in self.weights}
         self.subset: Subset | None = None
         self.posterior: WeightCovariance | None = None
+        self.remarks: tuple[str, ...] = ()
         self._derivatives: dict[tuple[str, ...], Jacobians] = {}
         self.data = curvatures.DataTerm()
         self.outputs_per_example = 1
@@ -155,7 +166,7 @@ class Laplace(Drawable):
             ValueError: If the subset is empty or larger than the network, or the covariance exceeds the memory budget.
         """
         self.base_precision, self.posterior = self.prior_precision, None
-        first = parse_batch(_first(loader), read_batch).to(self.device)
+        first = parse_batch(curvatures.first_batch(loader), read_batch).to(self.device)
         args, kwargs = as_inputs(first.x)
         check_inputs(args, kwargs)
         every = Subset(self.weights, dict.fromkeys(self.weights))
@@ -166,6 +177,7 @@ class Laplace(Drawable):
             lambda count: self._diagonal(loader, read_batch, count, progress),
             lambda: every.split(self.prior(every)),
             lambda: last_layer(self._runner, self.weights, args, kwargs, self.output),
+            lambda options: swag_variances(self, loader, read_batch, options),
             padding_entries(self.network, self.weights),
         )
         size = candidates.free if self.marginal else self.selector.count(candidates)
@@ -176,6 +188,7 @@ class Laplace(Drawable):
         self.likelihood.log_prob(outputs, first.rows(slice(0, 2)).y, has_draws=False)
         self.outputs_per_example = outputs[0].numel()
         self.subset = Subset.of_flat(self.weights, self.selector.select(candidates).cpu())
+        self.remarks = tuple(candidates.remarks)
         self.posterior = self._fit_covariance(self.subset, loader, read_batch, progress)
         return self
 
@@ -268,7 +281,7 @@ class Laplace(Drawable):
         """
         _check_draws(num_draws)
         subset, posterior = self.fitted()
-        weights = subset.fill(posterior.draw(num_draws, generator), self.values)
+        weights = subset.fill(math.sqrt(self.temperature) * posterior.draw(num_draws, generator), self.values)
         return Draws(self._runner, weights, self.kl().expand(num_draws))
 
     def kl(self) -> Tensor:
@@ -285,7 +298,7 @@ class Laplace(Drawable):
     @torch.no_grad()
     def covariance_matrix(self) -> Tensor:
         """The covariance over the chosen weights, ordered as `named_parameters()`, row-major within a weight: [S, S]."""
-        return self.fitted()[1].dense()
+        return self.temperature * self.fitted()[1].dense()
 
     @torch.no_grad()
     def log_evidence(self) -> Tensor:
@@ -341,7 +354,7 @@ class Laplace(Drawable):
         r"""The predictive distribution of a batch of any size.
 
         `"closed_form"`: the linearized network $f(x, w^*) + J(x)(w - w^*)$ has Gaussian outputs
-        $\mathcal{N}(f, J \Sigma J^\top)$; exact for Gaussian noise, the extended probit approximation for classes.
+        $\mathcal{N}(f, J \Sigma J^\top)$; exact for Gaussian noise, by the link for classes.
         `"linearized_mc"`: draws of the linearized network. `"network_mc"`: draws of the network itself.
 
         Args:
@@ -377,18 +390,21 @@ class Laplace(Drawable):
                 moved = torch.zeros(num_draws, *gradients.shape, dtype=self.dtype, device=mean.device)
                 for name, part in subset.split(offsets).items():
                     moved += torch.einsum("kbn,sn->skb", subset.gradients(gradients, name).detach(), part)
-                spreads.append(mean + moved.movedim(1, -1).reshape(num_draws, *mean.shape))
+                spreads.append(
+                    mean + math.sqrt(self.temperature) * moved.movedim(1, -1).reshape(num_draws, *mean.shape)
+                )
                 continue
-            covariance = posterior.outputs(gradients)
+            covariance = self.temperature * posterior.outputs(gradients)
             keeps = covariance[0].numel() * batch_size(args, kwargs) * covariance.element_size() <= budget
             means.append(mean)
-            spreads.append(covariance if keeps else covariance.diagonal(dim1=-2, dim2=-1))
+            axis = self.likelihood.logit_axis(mean.ndim)
+            spreads.append(covariance if keeps else marginals(covariance, mean.shape, axis))
         if offsets is not None:
             return self.likelihood.predictive(Outputs(kept=torch.cat(spreads, dim=1)))
         seed = torch.initial_seed() % 2**31  # nothing is drawn unless asked for, and then the same each time
         if generator is not None:
             seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
-        return self.likelihood.closed_form(OutputGaussian(torch.cat(means), torch.cat(spreads), seed))
+        return self.likelihood.closed_form(OutputGaussian(torch.cat(means), torch.cat(spreads), seed), self.link)
 
     @torch.no_grad()
     def output_covariance(self, x: Any, *, joint: bool = False) -> Tensor:
@@ -417,7 +433,7 @@ class Laplace(Drawable):
         for point in self.linearizations(args, kwargs, budget):
             gradients = point.pull(point.identity())
             found.append(posterior.joint(gradients) if joint else posterior.outputs(gradients))
-        return found[0] if joint else torch.cat(found)
+        return self.temperature * (found[0] if joint else torch.cat(found))
 
     def linearizations(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], budget: int) -> Iterable[Linearization]:
         """The network linearized in the chosen weights, for pieces of a batch that stay within a budget of bytes."""
@@ -445,14 +461,8 @@ class Laplace(Drawable):
     def __repr__(self) -> str:
         total = sum(weight.numel for weight in self.weights.values())
         chosen = f"{self.subset.size:,} of {total:,} weights" if self.subset else "not fitted"
-        return f"Laplace({type(self.network).__name__}, {self.likelihood.name}, {self.covariance}, {chosen})"
-
-
-def _first(loader: Iterable[Any]) -> Any:
-    check_repeatable(loader)
-    for item in loader:
-        return item
-    raise ValueError("Laplace: the loader has no examples; give a loader over at least one")
+        facts = [type(self.network).__name__, self.likelihood.name, self.covariance, chosen, *self.remarks]
+        return f"Laplace({', '.join(facts)})"
 
 
 def _check_draws(num_draws: int) -> None:

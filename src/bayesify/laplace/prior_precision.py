@@ -7,6 +7,9 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from bayesify.priors import Neal
+from bayesify.weights.catalog import Weight
+
 Precision = float | dict[str, float]
 
 
@@ -32,6 +35,17 @@ def check_precision(value: Any, names: Iterable[str]) -> Precision:
     for name in names:
         precision_of(found, name)
     return found
+
+
+NEAL_FACTORS = {"full": 1.0, "kronecker": 5.0, "diagonal": 10.0}
+"""Factors on the default precision, by structure. Kronecker and diagonal covariances leave out correlations that hold the whole
+network together and give their outputs too much variance; chosen on trained networks (`benchmarks/laplace_defaults.py`)."""
+
+
+def default_precision(weights: Mapping[str, Weight], covariance: str) -> dict[str, float]:
+    """The precision of `priors.Neal()`, a layer's inputs, times `NEAL_FACTORS`, by name."""
+    stds = Neal().bind(dict(weights)).draw(1).std
+    return {name: NEAL_FACTORS[covariance] * float(std) ** -2 for name, std in stds.items()}
 
 
 def precision_of(value: Precision, name: str) -> float:

@@ -36,6 +36,8 @@ def config_of(laplace: Laplace) -> dict[str, Any]:
         "marginal": laplace.marginal,
         "memory": laplace.memory,
         "output": laplace.output,
+        "link": laplace.link,
+        "temperature": laplace.temperature,
         "prior_precision": laplace.base_precision,
         "factor": posterior.factor,
         "data": vars(laplace.data),
@@ -57,7 +59,17 @@ def arguments_of(net: nn.Module, config: Any, state: dict[str, Tensor]) -> dict[
     net = copy.deepcopy(net)
     for name in catalog(net).weights:
         net.get_parameter(name).requires_grad_(name in config["weights"])
-    options = ("likelihood", "covariance", "curvature", "marginal", "memory", "output", "prior_precision")
+    options = (
+        "likelihood",
+        "covariance",
+        "curvature",
+        "marginal",
+        "memory",
+        "output",
+        "prior_precision",
+        "link",
+        "temperature",
+    )
     return {"net": net, "subset": from_indices(state["subset"]), **{key: config[key] for key in options}}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,6 +25,9 @@ Prediction = Literal["closed_form", "linearized_mc", "network_mc"]
 COARSE = tuple(10.0**power for power in range(-4, 5))
 """The paper's grid for images: a prior precision between 1e-4 and 1e4."""
 
+MORE_STEPS = 4
+"""Values that are added beyond an end of the grid while the best is there."""
+
 FINE_STEPS = 9
 """Values of the second grid, between the neighbors of the best value of the first."""
 
@@ -44,16 +48,17 @@ def tune_prior_precision(
 ) -> float:
     r"""Choose the factor on the prior precisions that predicts validation data best, or has the largest evidence.
 
-    First a logarithmic grid, then a finer one between the neighbors of its best value (Daxberger et al. 2021, appendix C.3). The
-    curvature is diagonalized once and serves every value; only a full covariance over more than `EIGEN_LIMIT`
-    weights is factorized again for each. The posterior is left at the best value.
+    First a logarithmic grid, which goes on beyond its ends while the best value is at one (a grid of your own does not), then
+    a finer one between the neighbors of its best value (Daxberger et al. 2021, appendix C.3). A best value at an end is told by a
+    warning. The curvature is diagonalized once and serves every value; only a full covariance over more than
+    `EIGEN_LIMIT` weights is factorized again for each. The posterior is left at the best value.
 
     Args:
         laplace: A fitted posterior.
         loader: Validation data, for `method="validation"`.
         method: `"validation"`: mean log predictive density of the loader's data; `"evidence"`: `log_evidence()`. If left out, the
             first where there is a loader, else the second.
-        grid: Prior precisions to try; with a precision per layer, factors on those.
+        grid: Prior precisions to try; with a precision per layer, such as the default, factors on those.
         fine: Whether to search again around the best.
         noise: Whether to choose the variance of a Gaussian likelihood too, by the evidence (MacKay's fixed point).
         prediction: The predictive to judge by: `"closed_form"`, `"linearized_mc"` or `"network_mc"`.
@@ -91,7 +96,21 @@ def tune_prior_precision(
     candidates = sorted(set(grid))
     scores = score(candidates)
     best = max(range(len(scores)), key=scores.__getitem__)
+    for _ in range(MORE_STEPS if tuple(grid) == COARSE else 0):
+        if 0 < best < len(candidates) - 1:
+            break
+        place = 0 if best == 0 else len(candidates)
+        candidates.insert(place, candidates[0] / 10 if best == 0 else 10 * candidates[-1])
+        scores.insert(place, score([candidates[place]])[0])
+        best = max(range(len(scores)), key=scores.__getitem__)
     chosen, value = candidates[best], scores[best]
+    if len(candidates) > 1 and best in (0, len(candidates) - 1):
+        end, remedy = ("smallest", "more or other weights") if best == 0 else ("largest", "fewer weights")
+        warnings.warn(
+            f"tune_prior_precision: the best value, {chosen:.3g}, is the {end} that was tried, and a better one may lie beyond; "
+            f"give a wider grid=, or {remedy}",
+            stacklevel=3,
+        )
     if fine and len(candidates) > 1:
         low, high = candidates[max(0, best - 1)], candidates[min(len(candidates) - 1, best + 1)]
         ratio = math.log(high / low)
@@ -150,8 +169,8 @@ def _validation(
                 found = (
                     own.outputs(gradients).unsqueeze(0) if own is not None else posterior.outputs(gradients, factors)
                 )
-                for place, covariance in enumerate(found):
-                    made = laplace.likelihood.closed_form(OutputGaussian(mean, covariance, seed))
+                for place, covariance in enumerate(laplace.temperature * found):
+                    made = laplace.likelihood.closed_form(OutputGaussian(mean, covariance, seed), laplace.link)
                     totals[place] += made.log_prob(y).double().sum().cpu()
                 count += len(mean)
         return (totals / count).tolist()

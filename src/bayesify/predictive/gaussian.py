@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import cached_property, partial
+from collections.abc import Callable, Sequence
+from functools import cached_property, lru_cache, partial
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,12 +13,18 @@ from torch import Tensor
 from bayesify.maths.cholesky import stable_cholesky
 from bayesify.maths.eigen import stable_eigh
 from bayesify.maths.gamma import widened
-from bayesify.predictive.base import Outputs
+from bayesify.predictive.base import ELEMENTS_AT_ONCE, Outputs
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive, match_targets, with_variance
 
+Link = Literal["mc", "probit", "bridge"]
+"""How class probabilities come from a Gaussian over logits; see `GaussianClassPredictive`."""
+
+LINK_DRAWS = 256
+"""Draws of the link `"mc"`, half of them the other half's opposites."""
+
 NUM_DRAWS = 32
-"""Draws from the Gaussian over outputs that `outputs` and `mutual_information` are made of."""
+"""Draws from the Gaussian over outputs that `outputs` is made of."""
 
 
 class OutputGaussian:
@@ -25,7 +32,8 @@ class OutputGaussian:
 
     Args:
         mean: The network's outputs at the point estimate, [B, ...].
-        covariance: $C_b$ over an example's O outputs, [B, O, O], or only its diagonal [B, O] where the whole is too large.
+        covariance: $C_b$ over an example's O outputs, [B, O, O]; where the whole is too large only its diagonal, [B, O], or the
+            part over the K classes at each of P positions, [B, P, K, K] (see `class_blocks`).
         seed: Of the draws.
     """
 
@@ -40,6 +48,24 @@ class OutputGaussian:
         diagonal = self.covariance.diagonal(dim1=-2, dim2=-1) if self.covariance.ndim == 3 else self.covariance
         return diagonal.clamp_min(0).reshape(self.mean.shape)
 
+    def logits(self, axis: int | None) -> tuple[Tensor, Tensor]:
+        """Means [B, ..., K] and covariances [B, P, K, K] over the classes at each of an example's positions.
+
+        Args:
+            axis: That of the classes, counted from the end; `None`: each output is the difference of two logits.
+        """
+        if axis is None:
+            halves = 0.5 * torch.stack((-self.mean, self.mean), -1)
+            signs = torch.tensor([[0.25, -0.25], [-0.25, 0.25]], dtype=halves.dtype, device=halves.device)
+            return halves, self.variance.flatten(1)[..., None, None] * signs
+        mean = self.mean.movedim(axis, -1)
+        if self.covariance.ndim == 2:
+            spread = torch.diag_embed(self.covariance.view(self.mean.shape).movedim(axis, -1))
+            return mean, spread.reshape(len(mean), -1, *spread.shape[-2:])
+        if self.covariance.ndim == 4:
+            return mean, self.covariance
+        return mean, class_blocks(self.covariance, self.mean.shape, axis)
+
     @cached_property
     def draws(self) -> Tensor:
         """Draws of the outputs, the same whenever asked for: [S, B, ...]."""
@@ -53,6 +79,24 @@ class OutputGaussian:
         root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
         noise = torch.randn(NUM_DRAWS, *root.shape[:2], 1, generator=generator, dtype=root.dtype).to(root.device)
         return self.mean + (root @ noise).squeeze(-1).reshape(NUM_DRAWS, *self.mean.shape)
+
+
+def marginals(covariance: Tensor, shape: Sequence[int], axis: int | None) -> Tensor:
+    """What predictions need of covariances that are too large to keep: variances, [B, O], or `class_blocks`."""
+    return covariance.diagonal(dim1=-2, dim2=-1) if axis is None else class_blocks(covariance, shape, axis)
+
+
+def class_blocks(covariance: Tensor, shape: Sequence[int], axis: int) -> Tensor:
+    """The covariances over classes at each position, [B, P, K, K], from those over all outputs of an example.
+
+    Args:
+        covariance: [B, O, O].
+        shape: Of the outputs, [B, ...].
+        axis: That of the classes, counted from the end.
+    """
+    index = torch.arange(covariance.shape[-1], device=covariance.device).view(1, *shape[1:]).movedim(axis, -1)
+    index = index.reshape(-1, index.shape[-1])  # [P, K]
+    return covariance[:, index.unsqueeze(-1), index.unsqueeze(-2)]
 
 
 class GaussianRegressionPredictive(RegressionPredictive):
@@ -113,33 +157,37 @@ class GaussianRegressionPredictive(RegressionPredictive):
         return result[0] if isinstance(q, (int, float)) else result
 
 
-class ProbitPredictive(ClassificationPredictive):
-    r"""Class probabilities $\operatorname{softmax}(f / \sqrt{1 + \tfrac{\pi}{8} v})$, v the variances of the outputs.
+class GaussianClassPredictive(ClassificationPredictive):
+    r"""Class probabilities $\mathbb{E}\,\operatorname{softmax}(f)$ under a Gaussian $\mathcal{N}(m, C)$ over logits.
 
-    The extended probit approximation (Gibbs 1998) of the softmax's expectation under the Gaussian over outputs; a sigmoid for
-    yes-or-no outputs. Probabilities, confidence and entropy are in closed form; `outputs`, `aleatoric_entropy` and
-    `mutual_information` come from draws.
+    No closed form is known; `link` says what stands for it. The softmax ignores what is added to all logits alike, which the data
+    therefore do not constrain, so every link works on what is left, $m' = P m$ and $C' = P C P$ with $P = I - 1 1^\top / K$.
+
+    - `"mc"`: the mean over `LINK_DRAWS` draws, by the same numbers for every example: a rule of integration, without noise between
+      examples or calls.
+    - `"probit"`: $\operatorname{softmax}(m' / \sqrt{1 + \tfrac{\pi}{8} v'})$, v' the diagonal of C' (Gibbs 1998); for two classes
+      the variance of their difference.
+    - `"bridge"`: the mean of the Dirichlet distribution that matches the Gaussian (Hobbhahn et al. 2022),
+      $\alpha_k = \frac{1}{v'_k} (1 - \frac2K + \frac{e^{m'_k}}{K^2} \sum_j e^{-m'_j})$.
+
+    `aleatoric_entropy` and `mutual_information` are by `"mc"` under all three, `outputs` are draws of their own.
 
     Args:
         outputs: The Gaussian over outputs.
-        log_probs: Log-probabilities from outputs; see `ClassificationPredictive`, for the others too.
-        binary: Whether each entry is a yes or no of its own.
+        axis: Axis of an example's outputs that holds the classes, counted from the end; `None`: a yes or no in each output.
+        link: See above.
         ignore_index: A label that stands for "no label here".
     """
 
     is_mixture = False
 
     def __init__(
-        self,
-        outputs: OutputGaussian,
-        log_probs: Callable[[Tensor], Tensor],
-        *,
-        binary: bool = False,
-        ignore_index: int | None = None,
+        self, outputs: OutputGaussian, axis: int | None, link: Link = "mc", *, ignore_index: int | None = None
     ) -> None:
         self._gaussian = outputs
-        scaled = outputs.mean * (1 + math.pi / 8 * outputs.variance).rsqrt()
-        super().__init__(Outputs(kept=scaled.unsqueeze(0)), log_probs, binary=binary, ignore_index=ignore_index)
+        self._logits = outputs.logits(axis)
+        log_probs = self._integrals[0] if link == "mc" else {"probit": _probit, "bridge": _bridge}[link](*self._logits)
+        super().__init__(Outputs(kept=log_probs.unsqueeze(0)), binary=axis is None, ignore_index=ignore_index)
 
     @property
     def outputs(self) -> Tensor:
@@ -147,16 +195,60 @@ class ProbitPredictive(ClassificationPredictive):
         return self._gaussian.draws
 
     @cached_property
-    def _sampled(self) -> ClassificationPredictive:
-        drawn = Outputs(kept=self._gaussian.draws)
-        return ClassificationPredictive(drawn, self._log_probs, binary=self._binary, ignore_index=self._ignore_index)
+    def _integrals(self) -> tuple[Tensor, Tensor]:
+        """Log of the mean probabilities, [B, ..., K], and mean entropy, [B, ...]."""
+        mean, covariance = self._logits
+        noise = _link_noise(mean.shape[-1]).to(mean)  # [S, K]
+        rows = max(1, ELEMENTS_AT_ONCE // noise.numel())
+        found = []
+        for center, spread in zip(mean.flatten(0, -2).split(rows), covariance.flatten(0, -3).split(rows), strict=True):
+            values, vectors = stable_eigh(spread, "Predictive: the covariance of the outputs")
+            root = (
+                vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
+            ) @ vectors.mT  # symmetric: the same on every machine
+            log_probs = (center + (noise @ root).transpose(0, 1)).log_softmax(-1)  # [S, rows, K]
+            entropy = -(log_probs.exp() * log_probs).sum(-1).mean(0)
+            found.append((log_probs.logsumexp(0) - math.log(len(noise)), entropy))
+        log_probs, entropy = (torch.cat(parts) for parts in zip(*found, strict=True))
+        return log_probs.view(mean.shape), entropy.view(mean.shape[:-1])
 
     @property
     def aleatoric_entropy(self) -> Tensor:
-        """Mean entropy of the draws: [B], or [B, O]."""
-        return self._sampled.aleatoric_entropy
+        """Mean entropy of the classes given the outputs: [B], or [B, O]."""
+        return self._integrals[1]
 
     @property
     def mutual_information(self) -> Tensor:
-        """What the draws disagree about, in nats: [B], or [B, O]; never negative."""
-        return self._sampled.mutual_information
+        """What the outputs' uncertainty adds to the entropy, in nats: [B], or [B, O]; never negative."""
+        log_probs, entropy = self._integrals
+        return (torch.special.entr(log_probs.exp()).sum(-1) - entropy).clamp_min(0.0)
+
+
+@lru_cache(maxsize=16)
+def _link_noise(size: int) -> Tensor:
+    """Standard normal numbers in pairs of opposite sign, [S, size]."""
+    half = torch.randn(LINK_DRAWS // 2, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return torch.cat((half, -half))
+
+
+def _centered(mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+    r"""$P m$ and the diagonal of $P C P$, [..., K] each."""
+    rows = covariance.mean(-1)
+    variance = covariance.diagonal(dim1=-2, dim2=-1) - 2 * rows + rows.mean(-1, keepdim=True)
+    return mean - mean.mean(-1, keepdim=True), variance.clamp_min(0).view(mean.shape)
+
+
+def _probit(mean: Tensor, covariance: Tensor) -> Tensor:
+    center, variance = _centered(mean, covariance)
+    if mean.shape[-1] == 2:
+        variance = 4 * variance  # of the difference
+    return (center * (1 + math.pi / 8 * variance).rsqrt()).log_softmax(-1)
+
+
+def _bridge(mean: Tensor, covariance: Tensor) -> Tensor:
+    center, variance = _centered(mean, covariance)
+    classes = mean.shape[-1]
+    peak = center + (-center).logsumexp(-1, keepdim=True) - 2 * math.log(classes)
+    flat = torch.full_like(peak, 1 - 2 / classes).log()
+    least = torch.finfo(mean.dtype).tiny
+    return (torch.logaddexp(flat, peak) - variance.clamp_min(least).log()).log_softmax(-1)

@@ -28,7 +28,9 @@ class Candidates:
         curvatures: Computes the diagonal of the curvature by name, in a pass over the data, or over its first examples.
         precisions: Prior precisions by name.
         last: Computes the names of the weights of the layer that runs last.
+        iterates: Computes the variance of each weight over the iterates of SGD by name, given arguments of `SWAG.fit`.
         fixed: Entries, by index into all of them, that stay as they are: rows of embeddings that stand for padding.
+        remarks: What a selector has to say about its choice; it adds to them.
     """
 
     weights: Mapping[str, Weight]
@@ -37,7 +39,9 @@ class Candidates:
     curvatures: Callable[[int | None], Mapping[str, Tensor]]
     precisions: Callable[[], Mapping[str, Tensor]]
     last: Callable[[], Sequence[str]]
+    iterates: Callable[[Mapping[str, Any]], Mapping[str, Tensor]]
     fixed: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    remarks: list[str] = field(default_factory=list)
 
     @property
     def total(self) -> int:
@@ -116,9 +120,33 @@ class _LargestVariance(_OfSize):
     def select(self, candidates: Candidates) -> Tensor:
         curvature = candidates.flat(candidates.curvatures(self.num_examples))
         variances = 1 / (curvature + candidates.flat(candidates.precisions()))
+        count = self.count(candidates)
         if self.skip_flat:
-            variances = torch.where(curvature > 0, variances, -variances)
-        return candidates.scored(variances, self.count(candidates))
+            curved = int((curvature > 0).sum())
+            if curved == 0:
+                raise ValueError(
+                    "subnetwork.largest_variance: no weight has any curvature, the outputs do not depend on them near the data; "
+                    "look at the network's outputs, or give skip_flat=False"
+                )
+            if curved < len(curvature):
+                candidates.remarks.append(f"{1 - curved / len(curvature):.1%} without curvature left out")
+            variances, count = torch.where(curvature > 0, variances, -1.0), min(count, curved)
+        return candidates.scored(variances, count)
+
+
+class _LargestSwagVariance(_OfSize):
+    name = "largest_swag_variance"
+
+    def __init__(self, size: int | float, options: Mapping[str, Any]) -> None:
+        super().__init__(size)
+        if not isinstance(options["epochs"], Integral) or options["epochs"] < 2:
+            raise ValueError(
+                f"subnetwork.largest_swag_variance: epochs={options['epochs']}; give at least 2, which variances are over"
+            )
+        self.options = dict(options)
+
+    def select(self, candidates: Candidates) -> Tensor:
+        return candidates.scored(candidates.flat(candidates.iterates(self.options)), self.count(candidates))
 
 
 class _LargestMagnitude(_OfSize):
@@ -261,7 +289,7 @@ def _positions(candidates: Candidates, names: Sequence[str]) -> Tensor:
     return torch.cat(parts)
 
 
-def largest_variance(size: int | float, num_examples: int | None = None, *, skip_flat: bool = False) -> Selector:
+def largest_variance(size: int | float, num_examples: int | None = None, *, skip_flat: bool = True) -> Selector:
     r"""The weights with the largest variance $1 / (H_{dd} + \lambda)$ under the diagonal Laplace posterior.
 
     The strategy of Daxberger et al. 2021, section 4: with the full posterior's variances it minimizes the squared
@@ -269,14 +297,45 @@ def largest_variance(size: int | float, num_examples: int | None = None, *, skip
 
     Args:
         size: Number of weights S, or a share of all trainable weights as a float between 0 and 1.
-        num_examples: Use only the first so many examples for the variances; all if left out.
-        skip_flat: Take weights without any curvature (those of units that no example switches on) last. They have the
-            largest variances of all, the prior's, and yet change no prediction near the data; the paper takes them first.
+        num_examples: How many of the first examples are used for the variances; all by default.
+        skip_flat: Leave out weights without any curvature (those of units that no example switches on), of which the fitted
+            posterior's `repr` tells the share. They have the largest variances of all, the prior's, and yet change no prediction
+            near the data; the paper's formula takes them first.
 
     Raises:
         ValueError: If the size is not positive, or a share is above 1.
     """
     return _LargestVariance(size, num_examples, skip_flat)
+
+
+def largest_swag_variance(
+    size: int | float,
+    *,
+    epochs: int = 40,
+    learning_rate: float = 1e-2,
+    momentum: float = 0.9,
+    weight_decay: float = 3e-4,
+    seed: int = 0,
+) -> Selector:
+    """The weights with the largest variance over iterates of SGD from the trained network (SWAG's diagonal; Maddox et al. 2019).
+
+    The rule that the code of Daxberger et al. 2021 has for images, with 256 epochs there: weights that the data do not reach do not
+    move, and are not chosen. It costs a training: a copy of the network goes on for the given epochs, and an iterate
+    is taken after each.
+
+    Args:
+        size: Number of weights S, or a share of all trainable weights as a float between 0 and 1.
+        epochs: Iterates.
+        learning_rate: Of SGD.
+        momentum: Of SGD.
+        weight_decay: Of SGD.
+        seed: Of the order of the batches, where the loader takes torch's global random numbers.
+
+    Raises:
+        ValueError: If the size or the number of epochs is out of range.
+    """
+    options = {"epochs": epochs, "learning_rate": learning_rate, "momentum": momentum, "weight_decay": weight_decay}
+    return _LargestSwagVariance(size, {**options, "seed": seed})
 
 
 def random(size: int | float, seed: int = 0) -> Selector:
