@@ -399,7 +399,7 @@ class FunctionSpaceVI(Drawable, Trainable):
             generator: Source of randomness.
             memory: The budget in bytes, or text such as `"1GiB"`; for `"linearized"` that of the object by default.
             method: `"draws"` runs the network with draws of its weights; `"linearized"` takes the Gaussian over outputs of the
-                linearized network, in closed form: exact for Gaussian noise, by the extended probit for classes.
+                linearized network, in closed form: exact for Gaussian noise, by a mean over draws of them for classes.
             options: Further arguments of `BayesianNetwork.predict`.
 
         Raises:

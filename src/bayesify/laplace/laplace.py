@@ -56,10 +56,8 @@ class Laplace(Drawable):
         subset: `"all"`, `"last_layer"`, a list of parameter names, a mask by name, or a selector from `bayesify.subnetwork`.
         covariance: `"full"`, `"diagonal"`, or `"kronecker"` (linear maps and convolutions; other weights get a diagonal).
         prior_precision: $\lambda$: a number, or a dict from name or pattern of weights to a number, tried in order. By default that
-            of `priors.Neal()`, a layer's number of inputs, times `NEAL_FACTORS`; with 1 the outputs of a trained network vary too
-            much to be of use untuned.
-        link: What stands for expected class probabilities in `"closed_form"`: `"mc"`, `"probit"` or `"bridge"`; see
-            `GaussianClassPredictive`.
+            of `priors.Neal()`, a layer's inputs, times `NEAL_FACTORS`; with 1 a trained network is too uncertain untuned.
+        link: What stands for expected class probabilities: `"mc"`, `"probit"`, `"bridge"`; see `GaussianClassPredictive`.
         temperature: A factor on the covariance in draws and predictions, $q \propto p(w, \mathcal{D})^{1 / T}$.
         curvature: `"ggn"`, or `"empirical"` for the empirical Fisher matrix.
         marginal: Whether the subset's covariance is the part $[(H + \lambda I)^{-1}]_{SS}$ of the covariance over all weights
@@ -390,15 +388,15 @@ class Laplace(Drawable):
                 moved = torch.zeros(num_draws, *gradients.shape, dtype=self.dtype, device=mean.device)
                 for name, part in subset.split(offsets).items():
                     moved += torch.einsum("kbn,sn->skb", subset.gradients(gradients, name).detach(), part)
-                spreads.append(
-                    mean + math.sqrt(self.temperature) * moved.movedim(1, -1).reshape(num_draws, *mean.shape)
-                )
+                moved = math.sqrt(self.temperature) * moved.movedim(1, -1)
+                spreads.append(mean + moved.reshape(num_draws, *mean.shape))
                 continue
             covariance = self.temperature * posterior.outputs(gradients)
             keeps = covariance[0].numel() * batch_size(args, kwargs) * covariance.element_size() <= budget
             means.append(mean)
-            axis = self.likelihood.logit_axis(mean.ndim)
-            spreads.append(covariance if keeps else marginals(covariance, mean.shape, axis))
+            spreads.append(
+                covariance if keeps else marginals(covariance, mean.shape, self.likelihood.logit_axis(mean.ndim))
+            )
         if offsets is not None:
             return self.likelihood.predictive(Outputs(kept=torch.cat(spreads, dim=1)))
         seed = torch.initial_seed() % 2**31  # nothing is drawn unless asked for, and then the same each time

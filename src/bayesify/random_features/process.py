@@ -186,7 +186,7 @@ class RandomFeatureGP(BayesianNetwork):
             keep_outputs: See `BayesianNetwork.predict`.
             split_batch: See `BayesianNetwork.predict`.
             method: `"draws"`: a mixture over functions; `"closed_form"`: from `function_moments`, exact for a Gaussian
-                likelihood, the extended probit for classes.
+                likelihood, a mean over draws of the outputs for classes.
 
         Raises:
             ValueError: If the method is unknown, the posterior has no closed form, or inputs are not finite.
