@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from bayesify.draws import Draws
 from bayesify.jacobians import Jacobians, Linearization, check_deterministic
 from bayesify.laplace import curvature as curvatures
 from bayesify.laplace import storing
-from bayesify.laplace.budget import check_budget
+from bayesify.laplace.arguments import check_budget, check_choices, check_whole
 from bayesify.laplace.covariances import DiagonalCovariance, FullCovariance, MarginalCovariance, WeightCovariance
 from bayesify.laplace.kronecker_covariance import KroneckerCovariance
 from bayesify.laplace.prior_precision import Precision, check_precision, default_precision, precision_of, scaled
@@ -100,11 +100,12 @@ class Laplace(Drawable):
     ) -> None:
         if not isinstance(net, nn.Module):
             raise TypeError(f"Laplace: net is {type(net).__name__}; give a torch.nn.Module")
-        for key, given, known in (("covariance", covariance, Structure), ("curvature", curvature, curvatures.Curvature),
-                                  ("link", link, Link)):  # fmt: skip
-            *most, last = (repr(name) for name in get_args(known))
-            if given not in get_args(known):
-                raise ValueError(f"Laplace: {key}={given!r}; give {', '.join(most)} or {last}")
+        choices = {
+            "covariance": (covariance, Structure),
+            "curvature": (curvature, curvatures.Curvature),
+            "link": (link, Link),
+        }
+        check_choices(**choices)
         check_positive("Laplace", temperature=temperature)
         if marginal and covariance != "full":
             raise ValueError(f"Laplace: marginal=True with covariance={covariance!r}; a marginal covariance is full")
@@ -134,9 +135,8 @@ class Laplace(Drawable):
         self.memory = parse_bytes(memory)
         self.output = output
         self.link, self.temperature = link, temperature
-        if prior_precision is None:
-            prior_precision = default_precision(self.weights, covariance)
-        self.base_precision = check_precision(prior_precision, self.weights)
+        given = default_precision(self.weights, covariance) if prior_precision is None else prior_precision
+        self.base_precision = check_precision(given, self.weights)
         self._runner = Runner(self.network, known.weights, evaluate=True)
         self.values = {name: self.network.get_parameter(name).detach() for name in self.weights}
         self.subset: Subset | None = None
@@ -232,13 +232,7 @@ class Laplace(Drawable):
             with showing(pieces, loader, "curvature", progress):
                 diagonal, self.data = curvatures.diagonal_curvature(pieces, subset, likelihood, kind)
             return DiagonalCovariance(subset, torch.cat([diagonal[name] for name in subset.names]), self.prior(subset))
-        everything = Subset.trained(self.network, self.weights)
-        partial = [name for name in subset.names if subset.count(name) < everything.count(name)]
-        if partial:
-            raise ValueError(
-                f"Laplace: covariance='kronecker' needs whole weights, but only {subset.count(partial[0])} of "
-                f"{subset.weights[partial[0]].numel} entries of {partial[0]} are chosen; use 'full', or a subset by names"
-            )
+        check_whole(subset, Subset.trained(self.network, self.weights))
         pieces = self._pieces(loader, subset.names, 0, read_batch)
         with showing(pieces, loader, "curvature", progress):
             blocks, rest, self.data = curvatures.kronecker_curvature(pieces, subset, likelihood, kind)
@@ -380,7 +374,8 @@ class Laplace(Drawable):
         _check_draws(num_draws)
         subset, posterior = self.fitted()
         means, spreads = [], []
-        offsets = posterior.draw(num_draws, generator) if method == "linearized_mc" else None
+        root = math.sqrt(self.temperature)
+        offsets = root * posterior.draw(num_draws, generator) if method == "linearized_mc" else None
         for point in self.linearizations(args, kwargs, budget):
             gradients = point.pull(point.identity())
             mean = point.outputs.detach().to(self.dtype)
@@ -388,8 +383,7 @@ class Laplace(Drawable):
                 moved = torch.zeros(num_draws, *gradients.shape, dtype=self.dtype, device=mean.device)
                 for name, part in subset.split(offsets).items():
                     moved += torch.einsum("kbn,sn->skb", subset.gradients(gradients, name).detach(), part)
-                moved = math.sqrt(self.temperature) * moved.movedim(1, -1)
-                spreads.append(mean + moved.reshape(num_draws, *mean.shape))
+                spreads.append(mean + moved.movedim(1, -1).reshape(num_draws, *mean.shape))
                 continue
             covariance = self.temperature * posterior.outputs(gradients)
             keeps = covariance[0].numel() * batch_size(args, kwargs) * covariance.element_size() <= budget
@@ -459,8 +453,8 @@ class Laplace(Drawable):
     def __repr__(self) -> str:
         total = sum(weight.numel for weight in self.weights.values())
         chosen = f"{self.subset.size:,} of {total:,} weights" if self.subset else "not fitted"
-        facts = [type(self.network).__name__, self.likelihood.name, self.covariance, chosen, *self.remarks]
-        return f"Laplace({', '.join(facts)})"
+        facts = ", ".join((self.likelihood.name, self.covariance, chosen, *self.remarks))
+        return f"Laplace({type(self.network).__name__}, {facts})"
 
 
 def _check_draws(num_draws: int) -> None:

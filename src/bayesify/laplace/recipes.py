@@ -8,7 +8,7 @@ from torch import nn
 
 from bayesify import subnetwork
 from bayesify.baselines.recipes import train_point
-from bayesify.laplace.budget import full_bytes
+from bayesify.laplace.arguments import full_bytes
 from bayesify.laplace.laplace import Laplace
 from bayesify.likelihoods import Likelihood
 from bayesify.priors import Prior

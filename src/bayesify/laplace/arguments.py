@@ -1,12 +1,14 @@
-"""What a covariance takes in memory, found before it is computed."""
+"""What is wrong with a choice of weights and covariance, found before anything is computed."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any, get_args
 
 import torch
 
+from bayesify.laplace.subset import Subset
 from bayesify.running.memory import in_words
 from bayesify.weights.catalog import Weight, group_layers
 
@@ -46,4 +48,22 @@ def check_budget(covariance: str, size: int, weights: Mapping[str, Weight], dtyp
             raise ValueError(
                 f"Laplace: the Kronecker factors of {len(layers)} layers take {in_words(needed)}, more than "
                 f"memory={in_words(memory)}; give more memory=, covariance='diagonal', or a subset of the layers"
+            )
+
+
+def check_choices(**given: tuple[Any, Any]) -> None:
+    """Raise `ValueError` for a value that is not one of its literal type's: pairs of both by argument."""
+    for key, (value, kind) in given.items():
+        *most, last = (repr(name) for name in get_args(kind))
+        if value not in get_args(kind):
+            raise ValueError(f"Laplace: {key}={value!r}; give {', '.join(most)} or {last}")
+
+
+def check_whole(subset: Subset, everything: Subset) -> None:
+    """Raise `ValueError` if only some entries of a weight are chosen, which have no Kronecker factors."""
+    for name in subset.names:
+        if subset.count(name) < everything.count(name):
+            raise ValueError(
+                f"Laplace: covariance='kronecker' needs whole weights, but only {subset.count(name)} of "
+                f"{subset.weights[name].numel} entries of {name} are chosen; use 'full', or a subset by names"
             )
