@@ -15,7 +15,7 @@ from bayesify.draws import Draws
 from bayesify.jacobians import Jacobians, Linearization, check_deterministic
 from bayesify.laplace import curvature as curvatures
 from bayesify.laplace import storing
-from bayesify.laplace.arguments import check_budget, check_choices, check_whole
+from bayesify.laplace.arguments import Structure, check_budget, check_options, check_whole
 from bayesify.laplace.covariances import DiagonalCovariance, FullCovariance, MarginalCovariance, WeightCovariance
 from bayesify.laplace.kronecker_covariance import KroneckerCovariance
 from bayesify.laplace.prior_precision import Precision, check_precision, default_precision, precision_of, scaled
@@ -24,7 +24,6 @@ from bayesify.laplace.subset import Subset
 from bayesify.laplace.swag_variances import swag_variances
 from bayesify.likelihoods import Likelihood
 from bayesify.network import BayesianNetwork
-from bayesify.posteriors.base import check_positive
 from bayesify.predictive.base import Outputs, Predictive
 from bayesify.predictive.gaussian import Link, OutputGaussian, marginals
 from bayesify.predictor import Drawable
@@ -39,7 +38,6 @@ from bayesify.training.batches import BatchReader, parse_batch
 from bayesify.weights.catalog import catalog, padding_entries
 from bayesify.weights.module_state import fingerprint
 
-Structure = Literal["full", "diagonal", "kronecker"]
 Method = Literal["closed_form", "linearized_mc", "network_mc"]
 
 
@@ -100,13 +98,7 @@ class Laplace(Drawable):
     ) -> None:
         if not isinstance(net, nn.Module):
             raise TypeError(f"Laplace: net is {type(net).__name__}; give a torch.nn.Module")
-        choices = {
-            "covariance": (covariance, Structure),
-            "curvature": (curvature, curvatures.Curvature),
-            "link": (link, Link),
-        }
-        check_choices(**choices)
-        check_positive("Laplace", temperature=temperature)
+        check_options(covariance, curvature, link, temperature)
         if marginal and covariance != "full":
             raise ValueError(f"Laplace: marginal=True with covariance={covariance!r}; a marginal covariance is full")
         if isinstance(net, BayesianNetwork):
