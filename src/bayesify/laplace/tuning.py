@@ -48,9 +48,9 @@ def tune_prior_precision(
 ) -> float:
     r"""Choose the factor on the prior precisions that predicts validation data best, or has the largest evidence.
 
-    First a logarithmic grid, which goes on beyond its ends while the best value is at one (a grid of your own does not), then
-    a finer one between the neighbors of its best value (Daxberger et al. 2021, appendix C.3). A best value at an end is told by a
-    warning. The curvature is diagonalized once and serves every value; only a full covariance over more than
+    First a logarithmic grid, which goes on beyond its ends while the best value is at one (a grid of your own is taken as it is),
+    then a finer one between the neighbors of its best value (Daxberger et al. 2021, appendix C.3). If the best value is still at an
+    end, a warning says so. The curvature is diagonalized once and serves every value; only a full covariance over more than
     `EIGEN_LIMIT` weights is factorized again for each. The posterior is left at the best value.
 
     Args:
@@ -104,7 +104,7 @@ def tune_prior_precision(
         scores.insert(place, score([candidates[place]])[0])
         best = max(range(len(scores)), key=scores.__getitem__)
     chosen, value = candidates[best], scores[best]
-    if len(candidates) > 1 and best in (0, len(candidates) - 1):
+    if tuple(grid) == COARSE and best in (0, len(candidates) - 1):
         end, remedy = ("smallest", "more or other weights") if best == 0 else ("largest", "fewer weights")
         warnings.warn(
             f"tune_prior_precision: the best value, {chosen:.3g}, is the {end} that was tried, and a better one may lie beyond; "
