@@ -405,14 +405,10 @@ def as_selector(subset: Any) -> Selector:
         return everything()
     if subset == "last_layer":
         return last_layer()
-    if isinstance(subset, str):
-        raise ValueError(
-            f"Laplace: subset={subset!r}; give 'all', 'last_layer', a list of parameter names, or a selector such as "
-            "bayesify.subnetwork.largest_variance(size=1000)"
-        )
     if isinstance(subset, (Mapping, Tensor)):
         return from_mask(subset)
-    if not isinstance(subset, Sequence) or not all(isinstance(name, str) for name in subset):
+    named = isinstance(subset, Sequence) and not isinstance(subset, str)
+    if not named or not all(isinstance(name, str) for name in subset):
         raise ValueError(
             f"Laplace: subset={subset!r}; give 'all', 'last_layer', a list of parameter names, or a selector such as "
             "bayesify.subnetwork.largest_variance(size=1000)"
