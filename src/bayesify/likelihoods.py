@@ -336,11 +336,10 @@ class Categorical(Likelihood):
         log_probs = F.log_softmax(self._classes_last(outputs), dim=-1)
         ignored = y == self._ignore_index
         labels = y.masked_fill(ignored, 0).long()
-        inside = labels.clamp(
-            0, log_probs.shape[-1] - 1
-        )  # where nobody looked, a label out of range is no crash but NaN
+        inside = labels.clamp(0, log_probs.shape[-1] - 1)
         found = log_probs.gather(-1, inside.expand(log_probs.shape[:-1]).unsqueeze(-1)).squeeze(-1)
-        return found.masked_fill(ignored, 0.0).masked_fill(labels != inside, torch.nan)
+        # A label out of range that nobody looked at is NaN with its gradient, not a crash of the device.
+        return found.masked_fill(ignored, 0.0) * torch.where(labels == inside, 1.0, torch.nan)
 
     def predictive(self, outputs: Outputs) -> ClassificationPredictive:
         """A mixture of the draws' class probabilities."""

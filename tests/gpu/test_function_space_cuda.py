@@ -78,7 +78,7 @@ def test_two_recorded_kls_may_wait_for_their_gradients() -> None:
     apart = [torch.autograd.grad(space.function_kl(x), parameters, allow_unused=True) for x in (first, second)]
     for _ in range(4):
         space.function_kl(first)
-    assert space._recorder._recorded is not None
+    assert space._recorder._captured is not None
     both = space.function_kl(first) + space.function_kl(second)
     found = torch.autograd.grad(both, parameters, allow_unused=True)
     for total, one, other in zip(found, *apart, strict=True):

@@ -31,7 +31,7 @@ def test_equals_the_cpu(structure: Any) -> None:
     torch.testing.assert_close(there.log_evidence().cpu(), here.log_evidence())
     draws = there.draw(3, generator=torch.Generator("cuda").manual_seed(0))
     assert draws(x.cuda()).shape == (3, 7, 3)
-    assert there.predict(x.cuda(), "linearized_mc", 5).probs.device.type == "cuda"
+    assert there.predict(x.cuda(), 5, method="linearized_mc").probs.device.type == "cuda"
 
 
 def test_subnetworks_and_tuning() -> None:

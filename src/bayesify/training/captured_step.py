@@ -98,8 +98,13 @@ class CapturedSteps:
         try:
             graph, _ = capture(lambda: self._run(phase, type(batch)(*copied)), [self._generator], self._pool)
         except (RuntimeError, ValueError, NotImplementedError) as error:
-            self._generator.set_state(before[0])
-            torch.cuda.set_rng_state(before[1], device)
+            places = (self._generator, torch.cuda.default_generators[device.index or 0])
+            for generator, state in zip(
+                places, before, strict=True
+            ):  # a state that was being captured is of no more use
+                fresh = torch.Generator(device)
+                fresh.set_state(state)
+                generator.graphsafe_set_state(fresh)
             self.reason = str(error).strip().splitlines()[0]
             return False
         self._graphs[key] = graph, fixed
