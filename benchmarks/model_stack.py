@@ -1,8 +1,8 @@
 """Many small models at once: a step of all of them together against a step of each, one after the other, in one process.
 
-An ensemble of ten MLPs 8-50-50-1 on 1,000 rows, as maximum a posteriori estimates: a `ModelStack` whose members have batches of their
-own, and an `Ensemble` by `fit`'s objective, whose members share batches, both against ten networks with ten optimizers. Then stacks of
-20 networks 13-50-50-1 under several posteriors. Times are processor time, for machines that others use too.
+An ensemble of ten MLPs 8-50-50-1 on 1,000 rows, as maximum a posteriori estimates: a `ModelStack` whose members have batches
+of their own, and an `Ensemble` by `fit`'s objective, whose members share batches, both against ten networks with ten optimizers.
+Then stacks of 20 networks 13-50-50-1 under several posteriors. Times are processor time, for machines that others use too.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ def test_ctrl_c_keeps_what_is_finished(csv, tmp_path, monkeypatch):
     original = comparison.run_method
 
     def interrupted(path, job):
-        if job["method"] == "laplace" and job["split"] == 1:
+        if job["method"] == "laplace" and job["splits"] == [1]:
             raise KeyboardInterrupt
         return original(path, job)
 

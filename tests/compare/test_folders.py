@@ -100,10 +100,10 @@ def test_runs_with_damaged_or_altered_files_are_done_again(tmp_path, text):
     table, folder = write_table(tmp_path / "t.csv", 1), tmp_path / "out"
     run(table, folder)
     before = scores(folder)
-    path = folder / "jobs" / "point-0.json"
+    path = folder / "jobs" / "point.json"
     if text == "altered":
         stored = json.loads(path.read_text())
-        stored["result"]["scores"]["nll"] = -99.0
+        stored["result"]["runs"][0]["scores"]["nll"] = -99.0
         text = json.dumps(stored)
     path.write_text(text)
     run(table, folder, "--resume")
@@ -142,7 +142,14 @@ def test_a_data_file_that_was_exchanged_is_noticed(tmp_path):
         for seed in (1, 2)
     ]
     with open_folder(tmp_path / "out", problems[0], {}, resume=False) as data:
-        job = {"data": problems[1].fingerprint, "split": 0, "seed": 0, "quick": True, "method": "point", "noise": 1.0}
+        job = {
+            "data": problems[1].fingerprint,
+            "splits": [0],
+            "seed": 0,
+            "quick": True,
+            "method": "point",
+            "noises": [1.0],
+        }
         with pytest.raises(ValueError, match="other data"):
             run_method(str(data), job)
 

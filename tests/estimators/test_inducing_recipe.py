@@ -14,7 +14,7 @@ from bayesify.sklearn.rows import Rows
 
 def started(monkeypatch, name, num_rows=150, **options):
     """The posterior before its training, its network, and the rows."""
-    monkeypatch.setattr(training, "train_posterior", lambda *_, **__: None)
+    monkeypatch.setattr(training, "train_posteriors", lambda *_, **__: None)
     rng = np.random.default_rng(0)
     rows = Rows(rng.normal(3.0, 1.0, (num_rows, 4)), rng.normal(size=(num_rows, 1)), np.ones(num_rows))
     net = training.make_network(4, (6,), "tanh", 1, seed=0)

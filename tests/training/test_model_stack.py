@@ -18,7 +18,7 @@ from bayesify.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian,
 from bayesify.network import BayesianNetwork
 from bayesify.training import fit
 from bayesify.training.batches import Batch, StackedBatch
-from bayesify.training.stack import SEPARATOR, ModelStack
+from bayesify.training.stack import ModelStack
 
 MODELS, ROWS, INPUTS, STEPS = 3, 12, 3, 4
 
@@ -151,7 +151,7 @@ def test_terms_and_gradients_in_single_precision(family: str) -> None:
         (expected[0] - expected[1]).sum().backward()
         for name, parameter in model.named_parameters():
             assert parameter.grad is not None
-            mine = stack.get_parameter(name.replace(".", SEPARATOR)).grad[index]  # type: ignore[index]
+            mine = stack.stacked(name).grad[index]  # type: ignore[index]
             largest = float(parameter.grad.abs().max())
             torch.testing.assert_close(mine, parameter.grad, rtol=1e-4, atol=1e-4 * largest + 1e-6)
 

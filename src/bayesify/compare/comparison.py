@@ -14,7 +14,7 @@ from bayesify.compare.problems import Problem, read_problem
 from bayesify.compare.runs import estimate_noise, run_method
 from bayesify.compare.summary import Results, Summary, summarize
 from bayesify.compare.targets import Task
-from bayesify.compare.tuning import BASELINES, effort
+from bayesify.compare.tuning import BASELINES, effort, method_of
 from bayesify.registry import METHODS, get_method
 from bayesify.scale_out import ENGINES, JobsFailed, run_jobs
 from bayesify.scale_out.result_files import read_result
@@ -182,31 +182,47 @@ def _results(
     results: dict[tuple[str, int], Mapping[str, Any]] = {}
     shared = {"data": problem.fingerprint, "seed": question.seed, "quick": question.quick}
     options: dict[str, Any] = {"engine": engine, "workers": workers, "progress": progress}
-    names = {f"{method}-{split}": (method, split) for split in range(splits) for method in question.chosen()}
+    names = _job_names(question.chosen(), splits)
     try:
         noises: dict[str, dict[str, Any]] = {}
         if problem.task == "regression":
             first = {f"noise-{split}": {**shared, "split": split} for split in range(splits)}
             noises = _noises(partial(estimate_noise, str(data)), first, folder, options)
         jobs = {
-            name: {**shared, "split": split, "method": method, "noise": _noise(noises, split)}
-            for name, (method, split) in names.items()
+            name: {**shared, "splits": own, "method": method, "noises": [_noise(noises, split) for split in own]}
+            for name, (method, own) in names.items()
         }
         found = run_jobs(partial(run_method, str(data)), jobs, folder, **options)
-        results |= {names[name]: result for name, result in found.items()}
+        for name, result in found.items():
+            results |= _by_split(names[name], result)
     except JobsFailed as failure:  # workers that died again and again, as for want of memory
-        results |= {names[name]: result for name, result in failure.results.items()}
-        results |= {names[name]: {"error": reason.splitlines()[-1]} for name, reason in failure.reasons.items()}
+        for name, result in failure.results.items():
+            results |= _by_split(names[name], result)
+        for name, reason in failure.reasons.items():
+            results |= {(names[name][0], split): {"error": reason.splitlines()[-1]} for split in names[name][1]}
     except ImportError as error:
         raise InputError(f"--engine {engine}: {error}") from error
     except KeyboardInterrupt:
-        for name, (method, split) in names.items():
+        for name, (method, own) in names.items():
             stored = read_result(folder, name)
-            if stored is not None and {**shared, "split": split, "method": method}.items() <= stored[0].items():
-                results[method, split] = stored[1]
+            if stored is not None and {**shared, "splits": own, "method": method}.items() <= stored[0].items():
+                results |= _by_split(names[name], stored[1])
         if not results:
             raise
     return results
+
+
+def _job_names(methods: Sequence[str], splits: int) -> dict[str, tuple[str, list[int]]]:
+    """Jobs with their method and splits: all splits of a posterior train together, those of other methods are jobs of their own."""
+    every = list(range(splits))
+    names = {method: (method, every) for method in methods if method_of(method).fit is None}
+    for split in every:
+        names |= {f"{method}-{split}": (method, [split]) for method in methods if method_of(method).fit is not None}
+    return names
+
+
+def _by_split(job: tuple[str, list[int]], result: Mapping[str, Any]) -> dict[tuple[str, int], Mapping[str, Any]]:
+    return {(job[0], split): run for split, run in zip(job[1], result["runs"], strict=True)}
 
 
 def _noises(

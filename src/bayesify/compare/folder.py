@@ -104,7 +104,8 @@ def drop_failed(folder: Path) -> int:
     dropped = 0
     for path in (folder / "jobs").glob("*.json"):
         found = read_result(folder, path.stem)
-        if found is None or not isinstance(found[1], dict) or "error" in found[1]:
+        runs = found[1].get("runs", []) if found is not None and isinstance(found[1], dict) else None
+        if runs is None or any("error" in run for run in runs):
             path.unlink()
             dropped += 1
     return dropped

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,13 +24,24 @@ from bayesify.predictive.regression import RegressionPredictive
 from bayesify.registry import METHODS
 from bayesify.running.generators import own_generators
 from bayesify.sklearn.rows import BATCH_SIZE, FULL_BATCH, Rows, standardization
-from bayesify.sklearn.training import FOLD_EFFORT, Plan, estimate_noise, make_network, predict, train
+from bayesify.sklearn.training import (
+    FOLD_EFFORT,
+    Plan,
+    estimate_noise,
+    make_bayesian,
+    make_network,
+    predict,
+    train,
+    train_networks,
+)
 from bayesify.sklearn.units import ScaledPredictive
 from bayesify.training.random_streams import derive_seed
 
 HIDDEN = (50,)
 """Units of the network's hidden layer, with tanh."""
 PREDICTION_DRAWS = 100
+FAILURES = (ArithmeticError, RuntimeError, ValueError)
+"""What training that diverges or does not suit the data raises."""
 MOST_SCALING = 5.0
 """Factor on logits or standard deviations by which the temperature-scaled baseline may differ from the plain network."""
 
@@ -121,44 +132,89 @@ def noise_of(data: Data, *, quick: bool, seed: int) -> float:
         return float(estimate_noise(net, data.rows(), whole)[0])
 
 
-def train_model(
-    name: str,
-    data: Data,
-    choice: Mapping[str, Any],
-    *,
-    noise: float | None,
-    validation: tuple[np.ndarray, np.ndarray],
-    quick: bool,
-    seed: int,
-    tuning: bool = False,
-) -> Trained:
-    """Train a method.
+@dataclass(frozen=True)
+class Case:
+    """What a method is trained on.
+
+    Args:
+        data: To train on.
+        noise: From `noise_of`; `None` for a classification.
+        validation: Inputs and targets of validation rows, for what is fitted without training again.
+        seed: Of network, training and draws; the same for all methods, so that they start from the same network.
+    """
+
+    data: Data
+    noise: float | None
+    validation: tuple[np.ndarray, np.ndarray]
+    seed: int
+
+
+def train_models(
+    name: str, cases: Sequence[Case], choices: Sequence[Mapping[str, Any]], *, quick: bool, tuning: bool = False
+) -> list[Trained | Exception]:
+    """Train a method on several cases: together where it is a posterior and the networks are of one size, with the same results.
 
     Args:
         name: From the registry, or the temperature-scaled baseline.
-        data: To train on.
-        choice: From `tuning.candidates`.
-        noise: From `noise_of`; `None` for a classification.
-        validation: Inputs and targets of validation rows, for what is fitted without training again.
+        cases: Each with its rows, noise and seed.
+        choices: Of each case, from `tuning.candidates`.
         quick: How much work to do.
-        seed: Of network, training and draws; the same for all methods, so that they start from the same network.
         tuning: Whether this is a try, with fewer steps.
+
+    Returns:
+        For each case what was trained, or what went wrong.
     """
-    amount, method = effort(quick), method_of(name)
-    if method.is_chain:
-        data = data.thinned(amount.chain_rows, derive_seed(seed, "chain"))
-    rows, plan = data.rows(), _plan(name, len(data.x), quick, seed, choice, tuning)
-    likelihood: Likelihood = Categorical() if noise is None else Gaussian(noise * choice["noise_factor"]).double()
-    net = make_network(data.x.shape[1], HIDDEN, "tanh", data.num_outputs, derive_seed(seed, "network"))
-    with own_generators():
-        torch.manual_seed(derive_seed(seed, "training"))
-        model = train(net, likelihood, rows, plan)
-    batch = _standardized(data, *validation)
-    if method.tunes_prior and not tuning:
-        model.tune_prior_precision([batch])
-    if name == TEMPERATURE and not tuning:
-        model = _cautious(TemperatureScaling(model).fit([batch], num_draws=1))
-    return Trained(model, data, seed, PREDICTION_DRAWS)
+    groups: dict[Any, list[int]] = {}
+    for place, (case, choice) in enumerate(zip(cases, choices, strict=True)):
+        alike = (case.data.x.shape[1], repr(choice["options"])) if method_of(name).fit is None else place
+        groups.setdefault(alike, []).append(place)
+    found: dict[int, Trained | Exception] = {}
+    for places in groups.values():
+        try:
+            models = _train([(name, cases[place], choices[place]) for place in places], quick, tuning)
+            found |= dict(zip(places, models, strict=True))
+        except FAILURES as error:
+            for place in places:
+                found[place] = error
+                if len(places) > 1:
+                    found |= {
+                        place: train_models(name, [cases[place]], [choices[place]], quick=quick, tuning=tuning)[0]
+                    }
+    return [found[place] for place in range(len(cases))]
+
+
+def _train(entries: Sequence[tuple[str, Case, Mapping[str, Any]]], quick: bool, tuning: bool) -> list[Trained]:
+    amount, name = effort(quick), entries[0][0]
+    method = method_of(name)
+    made: list[Any] = []
+    datas: list[Data] = []
+    plans: list[Plan] = []
+    for _, case, choice in entries:
+        data, seed = case.data, case.seed
+        if method.is_chain:
+            data = data.thinned(amount.chain_rows, derive_seed(seed, "chain"))
+        plan = _plan(name, len(data.x), quick, seed, choice, tuning)
+        likelihood: Likelihood = Categorical()
+        if case.noise is not None:
+            likelihood = Gaussian(case.noise * choice["noise_factor"]).double()
+        net = make_network(data.x.shape[1], HIDDEN, "tanh", data.num_outputs, derive_seed(seed, "network"))
+        with own_generators():
+            torch.manual_seed(derive_seed(seed, "training"))
+            make = make_bayesian if method.fit is None else train
+            made.append(make(net, likelihood, data.rows(), plan))
+        datas.append(data)
+        plans.append(plan)
+    if method.fit is None:
+        train_networks(made, [data.rows() for data in datas], plans)
+    trained = []
+    for (_, case, _), model, data in zip(entries, made, datas, strict=True):
+        batch = _standardized(data, *case.validation)
+        if method.tunes_prior and not tuning:
+            model.tune_prior_precision([batch])
+        if name == TEMPERATURE and not tuning:
+            model = _cautious(TemperatureScaling(model).fit([batch], num_draws=1))
+        trained.append(Trained(model, data, case.seed, PREDICTION_DRAWS))
+    return trained
 
 
 def _cautious(scaled: TemperatureScaling) -> TemperatureScaling:

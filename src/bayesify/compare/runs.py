@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from bayesify import metrics
-from bayesify.compare.models import HIDDEN, Data, Trained, noise_of, train_model
+from bayesify.compare.models import FAILURES, HIDDEN, Case, Data, Trained, noise_of, train_models
 from bayesify.compare.preparation import Preparation
 from bayesify.compare.problems import Problem
 from bayesify.compare.scores import score_classification, score_regression
@@ -56,15 +56,15 @@ def estimate_noise(path: str, job: Job) -> Result:
 
 
 def run_method(path: str, job: Job) -> Result:
-    """Tune, train and score one method on one split; what goes wrong with the method becomes `error`.
+    """Tune, train and score one method on some splits; what goes wrong with the method becomes `error`.
 
     Args:
         path: As above.
-        job: `data`, `split`, `seed` and `quick` as above, `method`, and `noise` (`None` for a classification).
+        job: `data`, `seed` and `quick` as above, `method`, `splits`, and `noises` of these (`None` for a classification).
 
     Returns:
-        `scores`, `curves`, `times`, `parameters`, `bytes`, `choice`, `rows` (of each part), and `ood` where there are other inputs;
-        or `error`.
+        `runs`, one for each split: `scores`, `curves`, `times`, `parameters`, `bytes`, `choice`, `rows` (of each part), and `ood`
+        where there are other inputs; or `error`.
 
     Raises:
         ValueError: If the file holds other data.
@@ -72,9 +72,9 @@ def run_method(path: str, job: Job) -> Result:
     problem = _read(path, job)
     try:
         with _alone():
-            return _run(problem, job)
+            return {"runs": _run(problem, job)}
     except Exception as error:
-        return {"error": _reason(error)}
+        return {"runs": [{"error": _reason(error)}] * len(job["splits"])}
 
 
 def _read(path: str, job: Job) -> Problem:
@@ -84,20 +84,48 @@ def _read(path: str, job: Job) -> Problem:
     return problem
 
 
-def _run(problem: Problem, job: Job) -> Result:
-    data, inputs = _data(problem, job)
-    parts = problem.parts(job["split"], job["seed"])
-    targets = {name: problem.values[rows] for name, rows in vars(parts).items()}
-    reason = obstacle(job["method"], data.x.shape[1], HIDDEN, data.num_outputs)
-    if reason:
-        return {"error": reason}
-    validation = (inputs["validation"], targets["validation"])
-    shared = {"noise": job["noise"], "validation": validation, "quick": job["quick"], "seed": _seed(job)}
+def _run(problem: Problem, job: Job) -> list[Result]:
+    ones = [{**job, "split": split} for split in job["splits"]]
+    prepared = [_data(problem, one) for one in ones]
+    targets = [
+        {name: problem.values[rows] for name, rows in vars(problem.parts(one["split"], one["seed"])).items()}
+        for one in ones
+    ]
+    for data, _ in prepared:
+        reason = obstacle(job["method"], data.x.shape[1], HIDDEN, data.num_outputs)
+        if reason:
+            return [{"error": reason}] * len(ones)
+    cases = [
+        Case(data, noise, (inputs["validation"], values["validation"]), _seed(one))
+        for one, (data, inputs), values, noise in zip(ones, prepared, targets, job["noises"], strict=True)
+    ]
     start = time.process_time()
-    choice, tried = _tune(job, data, shared)
+    tried = _tune(job, cases)
     tuned = time.process_time()
-    trained, choice = _train(job, data, choice, tried, shared)
+    trained = _train(job, cases, tried)
     done = time.process_time()
+    seconds = {"train_seconds": (done - tuned) / len(ones), "tune_seconds": (tuned - start) / len(ones)}
+    results: list[Result] = []
+    for one, (_, inputs), values, entries, found in zip(ones, prepared, targets, tried, trained, strict=True):
+        if isinstance(found, Exception):
+            results.append({"error": _reason(found)})
+            continue
+        results.append(_score(problem, one, inputs, values, entries, *found, seconds))
+    return results
+
+
+def _score(
+    problem: Problem,
+    job: Job,
+    inputs: dict[str, np.ndarray],
+    targets: dict[str, np.ndarray],
+    tried: list[dict[str, Any]],
+    trained: Trained,
+    choice: dict[str, Any],
+    seconds: dict[str, float],
+) -> Result:
+    """What is known of one trained model."""
+    parts = problem.parts(job["split"], job["seed"])
     test, calibration = trained(inputs["test"]), trained(inputs["calibration"])
     if isinstance(test, RegressionPredictive):
         assert isinstance(calibration, RegressionPredictive)
@@ -109,15 +137,11 @@ def _run(problem: Problem, job: Job) -> Result:
     result: Result = {
         "scores": scores,
         "curves": curves,
-        "times": {
-            "train_seconds": done - tuned,
-            "tune_seconds": tuned - start,
-            "predict_ms": _predict_milliseconds(trained, inputs["test"]),
-        },
+        "times": {**seconds, "predict_ms": _predict_milliseconds(trained, inputs["test"])},
         "parameters": _count(trained.model),
         "bytes": _size(trained.model),
         "choice": choice,
-        "tried": tried,
+        "tried": tried if len(tried) > 1 else [],
         "rows": {name: len(rows) for name, rows in vars(parts).items()} | {"trained": len(trained.data.x)},
     }
     if problem.outside is not None:
@@ -134,48 +158,57 @@ def _data(problem: Problem, job: Job) -> tuple[Data, dict[str, np.ndarray]]:
     return Data(inputs["fit"], problem.values[parts.fit], len(problem.classes)), inputs
 
 
-def _tune(job: Job, data: Data, shared: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The choice with the least NLL on validation rows; the first where there is but one, or none works."""
-    choices = candidates(job["method"], "classification" if data.num_classes else "regression", job["quick"])
+def _tune(job: Job, cases: list[Case]) -> list[list[dict[str, Any]]]:
+    """Each case's choices with their NLL on validation rows, all of one case's `None` where there is but one choice."""
+    choices = candidates(job["method"], "classification" if cases[0].data.num_classes else "regression", job["quick"])
     if len(choices) == 1:
-        return choices[0], []
-    tried: list[dict[str, Any]] = []
-    for choice in choices:
-        try:
-            found = train_model(job["method"], data, choice, tuning=True, **shared)
-            nll = _validation_nll(found, shared, data.num_classes)
-        except (ArithmeticError, RuntimeError, ValueError):
-            nll = math.inf
+        return [[{"choice": choices[0], "nll": None}] for _ in cases]
+    pairs = [(case, choice) for case in cases for choice in choices]
+    found = train_models(job["method"], *zip(*pairs, strict=True), quick=job["quick"], tuning=True)
+    tried = []
+    for (case, choice), trained in zip(pairs, found, strict=True):
+        nll = _validation_nll(trained, case)
         tried.append({"choice": choice, "nll": nll if math.isfinite(nll) else None})
-    known = [entry for entry in tried if entry["nll"] is not None]
-    best = min(known, key=lambda entry: entry["nll"])["choice"] if known else choices[0]
-    return best, tried
+    return [tried[start : start + len(choices)] for start in range(0, len(tried), len(choices))]
 
 
 def _train(
-    job: Job, data: Data, choice: dict[str, Any], tried: list[dict[str, Any]], shared: dict[str, Any]
-) -> tuple[Trained, dict[str, Any]]:
-    """The chosen setting trained in full; where longer training makes it diverge, the next one."""
-    known = sorted((entry for entry in tried if entry["nll"] is not None), key=lambda entry: float(entry["nll"]))
-    best: tuple[float, Trained, dict[str, Any]] | None = None
-    for entry in known or [{"choice": choice, "nll": math.inf}]:
-        trained = train_model(job["method"], data, entry["choice"], **shared)
-        nll = _validation_nll(trained, shared, data.num_classes)
-        if best is None or nll < best[0]:
-            best = (nll, trained, entry["choice"])
-        if nll <= entry["nll"] + DIVERGED:
+    job: Job, cases: list[Case], tried: list[list[dict[str, Any]]]
+) -> list[tuple[Trained, dict[str, Any]] | Exception]:
+    """Each case's best choice, the first where none worked, trained in full; where that makes it diverge, the next one."""
+    orders = []
+    for entries in tried:
+        known = [entry for entry in entries if entry["nll"] is not None]
+        orders.append(sorted(known, key=lambda entry: float(entry["nll"])) or [{**entries[0], "nll": math.inf}])
+    best: list[tuple[float, Any, dict[str, Any]] | None] = [None] * len(cases)
+    open_cases = list(range(len(cases)))
+    for place in range(max(map(len, orders))):
+        open_cases = [index for index in open_cases if place < len(orders[index])]
+        if not open_cases:
             break
-    assert best is not None
-    return best[1], best[2]
+        chosen = [orders[index][place] for index in open_cases]
+        picked = [cases[index] for index in open_cases]
+        found = train_models(job["method"], picked, [entry["choice"] for entry in chosen], quick=job["quick"])
+        diverged = []
+        for index, entry, trained in zip(open_cases, chosen, found, strict=True):
+            nll, before = _validation_nll(trained, cases[index]), best[index]
+            if before is None or nll < before[0]:
+                best[index] = (nll, trained, entry["choice"])
+            if nll > entry["nll"] + DIVERGED:
+                diverged.append(index)
+        open_cases = diverged
+    return [one[1] if isinstance(one[1], Exception) else one[1:] for one in best if one is not None]
 
 
-def _validation_nll(trained: Trained, shared: dict[str, Any], num_classes: int) -> float:
-    """On validation rows; infinite if it is not finite."""
-    x, y = shared["validation"]
+def _validation_nll(trained: Trained | Exception, case: Case) -> float:
+    """On validation rows; infinite if it is not finite, or training failed."""
+    if isinstance(trained, Exception):
+        return math.inf
+    x, y = case.validation
     targets = torch.from_numpy(y)
     try:
-        nll = float(-trained(x).log_prob(targets if num_classes else targets[:, None]).mean())
-    except (ArithmeticError, RuntimeError, ValueError):
+        nll = float(-trained(x).log_prob(targets if case.data.num_classes else targets[:, None]).mean())
+    except FAILURES:
         return math.inf
     return nll if math.isfinite(nll) else math.inf
 

@@ -25,7 +25,7 @@ from bayesify.predictive.base import Predictive
 from bayesify.registry import Method, get_method, suggest
 from bayesify.running.generators import own_generators
 from bayesify.sklearn.rows import FULL_BATCH, Rows, standardization
-from bayesify.sklearn.training import ACTIVATIONS, Plan, make_network, own_network, predict, train, train_posterior
+from bayesify.sklearn.training import ACTIVATIONS, Plan, make_network, own_network, predict, train, train_posteriors
 from bayesify.training.random_streams import derive_seed
 
 LATER_EFFORT = 0.25
@@ -112,7 +112,8 @@ class BayesianEstimator(BaseEstimator):
             )
         whole = self._merged(self._kept.joined(rows))
         if isinstance(self.model_, BayesianNetwork) and method.posterior is not None and method.name == self.method_:
-            train_posterior(self.model_, self._prepared(whole), self._plan(method), effort=LATER_EFFORT, start=False)
+            rows, plan = self._prepared(whole), self._plan(method)
+            train_posteriors([self.model_], [rows], [plan], effort=LATER_EFFORT, start=False)
         else:
             self._start(whole, method)
         self._keep(whole)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bayesify.datasets.scaling import Standardization
+from bayesify.training.batches import StackedBatch
 
 FULL_BATCH = 1024
 """Rows up to which every step sees all of them."""
@@ -116,6 +117,19 @@ class Batches:
             return
         for index in torch.randperm(self._rows).split(self._size):
             yield tuple(tensor[index] for tensor in self._tensors)
+
+
+def stacked(rows: Sequence[Rows]) -> StackedBatch:
+    """Rows of several models as one batch of each, [R, B, ...]; those that have fewer get rows of weight 0 behind."""
+    most = max(len(part) for part in rows)
+
+    def pad(values: np.ndarray) -> np.ndarray:
+        behind = np.repeat(values[:1], most - len(values), axis=0)
+        return np.concatenate((values, behind)) if len(behind) else values
+
+    x, y = (torch.from_numpy(np.stack([pad(getattr(part, key)) for part in rows])) for key in ("x", "y"))
+    weights = np.stack([np.pad(part.weights, (0, most - len(part))) for part in rows])
+    return StackedBatch(x, y, torch.from_numpy(weights))
 
 
 def standardization(values: np.ndarray, weights: np.ndarray) -> Standardization:

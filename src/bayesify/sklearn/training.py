@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayesify.likelihoods import Gaussian, Likelihood
 from bayesify.network import BayesianNetwork, bayesianize
@@ -21,10 +22,11 @@ from bayesify.predictor import Predictor
 from bayesify.priors import Neal
 from bayesify.registry import Method
 from bayesify.running.generators import own_generators
-from bayesify.sklearn.rows import BATCH_SIZE, FULL_BATCH, Batches, Rows
+from bayesify.sklearn.rows import BATCH_SIZE, FULL_BATCH, Batches, Rows, stacked
 from bayesify.training.arguments import Steps
 from bayesify.training.fitting import fit
 from bayesify.training.random_streams import derive_seed
+from bayesify.training.stack import ModelStack
 
 STEPS, SLOW_STEPS = 500, 200
 """Optimizer steps of the main phase where the rows fit into one batch, and steps of a chain."""
@@ -102,30 +104,41 @@ def train(net: nn.Module, likelihood: Likelihood, rows: Rows, plan: Plan) -> Any
         ValueError: If a chain is wanted and weights are not integers.
     """
     method = plan.method
-    if not method.learns_noise:
-        likelihood = _fixed(likelihood)
-    options = {**method.options, **plan.options}
-    if method.starts_at_rows is not None:
-        given = plan.options.get(method.starts_at_rows, INDUCING_ROWS)
-        options[method.starts_at_rows] = _inducing_inputs(given, rows, plan.seed)
     if method.fit is None:
-        assert method.posterior is not None
-        bnn = bayesianize(net, method.posterior(**options), likelihood=likelihood, prior=Neal(plan.prior_scale))
-        train_posterior(bnn, rows, plan, start=not method.is_point)
-        return bnn.eval()
+        return train_networks([make_bayesian(net, likelihood, rows, plan)], [rows], [plan])[0]
     if method.is_chain:  # its recipe does not weigh rows
         rows = rows.repeated()
     batches = plan.batches(rows)
     return method.fit(
         net,
-        likelihood,
+        likelihood if method.learns_noise else _fixed(likelihood),
         batches,
         prior=Neal(plan.prior_scale),
         num_data=len(rows),  # with weights as they are, the data term of all batches is their weighted sum
         epochs=plan.count_epochs(len(batches)),
         seed=plan.seed,
-        **options,
+        **{**method.options, **plan.options},
     )
+
+
+def make_bayesian(net: nn.Module, likelihood: Likelihood, rows: Rows, plan: Plan) -> BayesianNetwork:
+    """The network of a method that is a posterior, before training; see `train`."""
+    method, options = plan.method, {**plan.method.options, **plan.options}
+    assert method.posterior is not None
+    if not method.learns_noise:
+        likelihood = _fixed(likelihood)
+    if method.starts_at_rows is not None:
+        given = plan.options.get(method.starts_at_rows, INDUCING_ROWS)
+        options[method.starts_at_rows] = _inducing_inputs(given, rows, plan.seed)
+    return bayesianize(net, method.posterior(**options), likelihood=likelihood, prior=Neal(plan.prior_scale))
+
+
+def train_networks(
+    bnns: Sequence[BayesianNetwork], rows: Sequence[Rows], plans: Sequence[Plan]
+) -> list[BayesianNetwork]:
+    """Train networks of one method, in place, each on its own rows; those of one architecture together, see `train_posteriors`."""
+    train_posteriors(bnns, rows, plans, start=not plans[0].method.is_point)
+    return list(bnns)
 
 
 def _inducing_inputs(given: Any, rows: Rows, seed: int) -> Any:
@@ -160,75 +173,105 @@ def estimate_noise(net: nn.Module, rows: Rows, plan: Plan) -> np.ndarray:
         return np.full(rows.y.shape[1], START_NOISE)
     folds = min(FOLDS_OF_FEW if len(rows) <= FEW else FOLDS, len(rows))
     of_row = np.random.default_rng(derive_seed(plan.seed, "folds")).permutation(len(rows)) % folds
-    held: list[Rows] = []
-    squares: list[np.ndarray] = []
-    for fold in range(folds if len(rows) <= FULL_BATCH else 1):
-        likelihood = Gaussian(START_NOISE, learn=False).double()
-        bnn = bayesianize(net, Point(), likelihood=likelihood, prior=Neal(plan.prior_scale))
-        train_posterior(bnn, rows[of_row != fold], plan, effort=FOLD_EFFORT, start=False)
-        held.append(rows[of_row == fold])
-        predicted = bnn.predict(torch.from_numpy(held[-1].x)).mean.numpy()  # type: ignore[attr-defined]
-        squares.append(np.square(held[-1].y - predicted))
+    used = range(folds if len(rows) <= FULL_BATCH else 1)
+    likelihood = Gaussian(START_NOISE, learn=False).double()
+    bnns = [bayesianize(net, Point(), likelihood=likelihood, prior=Neal(plan.prior_scale)) for _ in used]
+    kept, held = ([rows[(of_row == fold) == out] for fold in used] for out in (False, True))
+    train_posteriors(bnns, kept, [plan] * len(bnns), effort=FOLD_EFFORT, start=False)
+    squares = []
+    for bnn, part in zip(bnns, held, strict=True):
+        predicted = bnn.predict(torch.from_numpy(part.x)).mean.numpy()  # type: ignore[attr-defined]
+        squares.append(np.square(part.y - predicted))
     weights = np.concatenate([part.weights for part in held])
     return np.maximum(np.average(np.concatenate(squares), axis=0, weights=weights), LEAST_NOISE)
 
 
-def train_posterior(bnn: BayesianNetwork, rows: Rows, plan: Plan, *, effort: float = 1.0, start: bool = True) -> None:
-    r"""Maximize the evidence lower bound of weighted rows.
+def train_posteriors(
+    bnns: Sequence[BayesianNetwork],
+    rows: Sequence[Rows],
+    plans: Sequence[Plan],
+    *,
+    effort: float = 1.0,
+    start: bool = True,
+) -> None:
+    r"""Maximize the evidence lower bound of each network's weighted rows.
 
     $$ \sum_n \omega_n \mathbb{E}_q \log p(y_n | f(x_n)) - \mathrm{KL}(q \| p) $$
 
+    Networks whose rows fit into one batch train together, with the random numbers that each has alone; see `ModelStack`.
+
     Args:
-        bnn: The network, changed in place.
-        rows: Standardized, with weights $\omega$.
-        plan: The rest.
+        bnns: The networks, of one architecture, changed in place.
+        rows: Of each network, standardized, with weights $\omega$.
+        plans: Of each network; they differ in nothing but seeds, priors and options of the posterior.
         effort: Share of the epochs.
         start: Whether a phase of a quarter as many epochs comes first, in which the posterior's mean goes to the maximum a
             posteriori, with the noise where it is: learned there, it would shrink with the residuals.
 
     Noise stays at most what it is at the start: a factorized posterior of few rows else takes all of the targets' variance for it.
     """
-    # `fit` works with the mean over rows: weights of mean 1, and a KL divided by what the rows stand for.
-    mean_one = Rows(rows.x, rows.y, rows.weights * (len(rows) / rows.num_data))
-    batches = plan.batches(mean_one)
+    together = len(bnns) > 1 and all(len(plan.batches(part)) == 1 for plan, part in zip(plans, rows, strict=True))
+    if together and not any(isinstance(module, _BatchNorm) for module in bnns[0].modules()):  # rows are padded
+        seeds = [derive_seed(plan.seed, "draws", 0) for plan in plans]  # those of `fit`
+        stack, batch = ModelStack(bnns, seeds=seeds), stacked(rows)
+        learned = [stack.stacked(name) for name, _ in _learned(bnns[0])]
+        _train_phases(stack, [batch], learned, plans[0], {"num_data": len(batch)}, effort, start)
+        stack.unstack()
+        return
+    for bnn, part, plan in zip(bnns, rows, plans, strict=True):
+        # `fit` works with the mean over rows: weights of mean 1, and a KL divided by what the rows stand for.
+        share = len(part) / part.num_data
+        batches = plan.batches(Rows(part.x, part.y, part.weights * share))
+        learned = [parameter for _, parameter in _learned(bnn)]
+        _train_phases(bnn, batches, learned, plan, {"num_data": len(part), "kl_weight": share}, effort, start)
+
+
+def _train_phases(
+    model: Any, batches: Any, learned: list[Any], plan: Plan, options: dict[str, Any], effort: float, start: bool
+) -> None:
+    """The two phases of `train_posteriors`; `learned` are the parameters of the noise."""
     epochs = max(1, round(effort * plan.count_epochs(len(batches))))
     shares: dict[str, Any] = {
-        "num_data": len(rows),
-        "kl_weight": len(rows) / rows.num_data,
+        **options,
         "learning_rate": plan.learning_rate or LEARNING_RATE,
         "seed": plan.seed,
         "progress": plan.progress,
     }
-    learned = [(parameter, parameter.detach().clone()) for parameter in _learned(bnn.likelihood)]
-    bnn.train()
+    most = [parameter.detach().clone() for parameter in learned]
+    model.train()
     if start:
-        for parameter, _ in learned:
+        for parameter in learned:
             parameter.requires_grad_(False)
-        fit(bnn, batches, epochs=0, map_epochs=max(1, epochs // 4), **shares)
-        for parameter, _ in learned:
+        fit(model, batches, epochs=0, map_epochs=max(1, epochs // 4), **shares)
+        for parameter in learned:
             parameter.requires_grad_(True)
 
     def cap(*_: Any) -> None:
         with torch.no_grad():
-            for parameter, most in learned:
-                parameter.copy_(torch.minimum(parameter, most))
+            for parameter, limit in zip(learned, most, strict=True):
+                parameter.copy_(torch.minimum(parameter, limit))
 
     total = epochs * len(batches)
     fit(
-        bnn,
+        model,
         batches,
         epochs=epochs,
-        num_draws=max(plan.num_draws, bnn.training_draws),
+        num_draws=max(plan.num_draws, model.training_draws),
         scheduler=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total),
         steps=Steps(scheduler="step"),
         callbacks=[cap],
         **shares,
     )
-    bnn.eval()
+    model.eval()
 
 
-def _learned(likelihood: Likelihood | None) -> list[nn.Parameter]:
-    return [] if likelihood is None else [entry for entry in likelihood.parameters() if entry.requires_grad]
+def _learned(bnn: BayesianNetwork) -> list[tuple[str, nn.Parameter]]:
+    """The parameters of the noise, by name."""
+    return [
+        (name, entry)
+        for name, entry in bnn.named_parameters()
+        if name.startswith("likelihood.") and entry.requires_grad
+    ]
 
 
 def predict(model: Predictor, x: torch.Tensor, num_draws: int, seed: int) -> Predictive:

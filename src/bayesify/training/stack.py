@@ -67,6 +67,7 @@ class ModelStack(nn.Module, Trainable):
         self._models = list(models)
         template = _template(models)
         self._template = (template,)  # in a tuple: not a submodule, whose parameters would train as well
+        self.phases = template.phases  # type: ignore[misc]
         self._own_num_data = list(num_data) if num_data is not None else None
         self._sources = None if seeds is None else [NoiseSource(torch.Generator().manual_seed(seed)) for seed in seeds]
         self._names: dict[str, str] = {}
@@ -167,6 +168,10 @@ class ModelStack(nn.Module, Trainable):
 
     def __len__(self) -> int:
         return len(self._models)
+
+    def stacked(self, name: str) -> nn.Parameter:
+        """A parameter of all models by its name in one of them, [R, *shape]."""
+        return self.get_parameter(self._names[name])
 
     @torch.no_grad()
     def unstack(self) -> list[Any]:
