@@ -210,7 +210,9 @@ def train_posteriors(
 
     Noise stays at most what it is at the start: a factorized posterior of few rows else takes all of the targets' variance for it.
     """
-    together = len(bnns) > 1 and all(len(plan.batches(part)) == 1 for plan, part in zip(plans, rows, strict=True))
+    shapes = {tuple(parameter.shape for parameter in bnn.parameters()) for bnn in bnns}
+    one_batch = all(len(plan.batches(part)) == 1 for plan, part in zip(plans, rows, strict=True))
+    together = len(bnns) > 1 and len(shapes) == 1 and one_batch
     if together and not any(isinstance(module, _BatchNorm) for module in bnns[0].modules()):  # rows are padded
         seeds = [derive_seed(plan.seed, "draws", 0) for plan in plans]  # those of `fit`
         stack, batch = ModelStack(bnns, seeds=seeds), stacked(rows)
