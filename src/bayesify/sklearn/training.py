@@ -111,7 +111,7 @@ def train(net: nn.Module, likelihood: Likelihood, rows: Rows, plan: Plan) -> Any
     batches = plan.batches(rows)
     return method.fit(
         net,
-        likelihood if method.learns_noise else _fixed(likelihood),
+        _fixed(likelihood),
         batches,
         prior=Neal(plan.prior_scale),
         num_data=len(rows),  # with weights as they are, the data term of all batches is their weighted sum
