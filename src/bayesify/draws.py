@@ -107,7 +107,21 @@ class Draws:
         total = batch_size(args, kwargs)
         if total == 0:
             raise ValueError("predict: the batch is empty; give at least one example")
-        runner, rows, size, few = self.runner.evaluating(), total, 0, None
+        with self.runner.evaluating().alone(hooks=False) as runner:
+            return self._outputs(runner, args, kwargs, output, keep, budget, split_batch)
+
+    def _outputs(
+        self,
+        runner: Runner,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        output: str | int | None,
+        keep: bool | None,
+        budget: int,
+        split_batch: bool,
+    ) -> Outputs:
+        total = batch_size(args, kwargs)
+        rows, size, few = total, 0, None
         if split_batch:
             check_lengths(args, kwargs)
             first = self.buffers[0] if self.buffers else None
@@ -116,7 +130,8 @@ class Draws:
             size = len(self) * total * few.element_size() * few.numel() // few.shape[0]
         frozen, weights, buffers = runner, self.weights, self.buffers
         if not (keep or (keep is None and size <= budget)):
-            frozen, weights = runner.snapshot(), {name: _copy(weight) for name, weight in weights.items()}
+            frozen = self.runner.evaluating().snapshot()
+            weights = {name: _copy(weight) for name, weight in weights.items()}
             buffers = buffers and [{name: value.clone() for name, value in part.items()} for part in buffers]
 
         def chunks() -> Iterator[Tensor]:
@@ -130,8 +145,8 @@ class Draws:
 
         if frozen is not runner:
             return Outputs(chunks=chunks)
-        pieces = list(chunks())
-        return Outputs(kept=pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1))
+        kept = list(chunks())
+        return Outputs(kept=kept[0] if len(kept) == 1 else torch.cat(kept, dim=1))
 
     def __len__(self) -> int:
         return count_draws(self.weights)

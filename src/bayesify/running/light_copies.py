@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import operator
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ _HOOKS = (
     "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
 )
-_OWN = ("_parameters", "_buffers", *_HOOKS)
+_SLOTS = ("_parameters", "_buffers")
 _STANDARD = frozenset(nn.Module().__dict__)
 _ATOMIC: tuple[type, ...] = (
     str,
@@ -41,86 +42,108 @@ _HOLDERS: weakref.WeakKeyDictionary[nn.Module, tuple[int, tuple[str, ...]]] = we
 """Attributes of a module beside its children that hold modules, with the number of attributes when they were looked for."""
 
 
-def can_copy(modules: list[nn.Module]) -> bool:
-    """Whether a light copy runs by itself: code that was compiled for a module object runs that very object."""
-    return all(
-        module.__dict__.get("_compiled_call_impl") is None and "dynamo_ctx" not in module.__dict__ for module in modules
-    )
-
-
 @dataclass
+class _Pair:
+    """A module and its copy, with what the copy's attributes, buffers and children were first."""
+
+    original: nn.Module
+    clone: nn.Module
+    before: dict[str, Any]
+    children: tuple[Any, ...] = ()
+
+
 class LightCopy:
-    """A module tree with the same tensors and its own slots, modes and hooks.
+    """A module tree with the same tensors and its own slots and modes.
 
     Attributes of any kind that hold modules of the tree (lists, dicts, bound methods, objects) hold the copies instead; all
-    others are shared.
+    others are shared. Microseconds for each module.
 
     Args:
+        network: What is copied.
+        evaluate: Whether the copy is in evaluation mode.
+        hooks: Whether hooks can be registered with the copy's modules.
+
+    Attributes:
         root: The copy of the whole.
-        pairs: Each module of the tree with its copy, and the copy's attributes as they were first.
+        complete: Whether the copy runs by itself: code that was compiled for a module object runs that very object.
     """
 
-    root: nn.Module
-    pairs: dict[int, tuple[nn.Module, nn.Module, dict[str, Any]]]
-
-    @classmethod
-    def of(cls, network: nn.Module) -> LightCopy:
-        """A light copy of a network; microseconds for each module."""
-        pairs: dict[int, tuple[nn.Module, nn.Module, dict[str, Any]]] = {}
-        return cls(_copy(network, pairs), pairs)
+    def __init__(self, network: nn.Module, *, evaluate: bool = False, hooks: bool = True) -> None:
+        self._evaluate = evaluate
+        self._own = (*_SLOTS, *_HOOKS) if hooks else _SLOTS
+        self._pairs: dict[int, _Pair] = {}
+        self.complete = True
+        self.root = self._copy(network)
 
     def __getitem__(self, module: nn.Module) -> nn.Module:
         """The copy of one module of the tree."""
-        return self.pairs[id(module)][1]
+        return self._pairs[id(module)].clone
 
-    def modules(self) -> Iterator[nn.Module]:
-        """The copies of all modules."""
-        return (clone for _, clone, _ in self.pairs.values())
+    def _copy(self, module: nn.Module) -> nn.Module:
+        known = self._pairs.get(id(module))
+        if known is not None:
+            return known.clone
+        if isinstance(module, torch.jit.ScriptModule):
+            clone: Any = copy.copy(module)
+            if self._evaluate:
+                clone.eval()
+            self._pairs[id(module)] = _Pair(module, clone, clone.__dict__)
+            return clone
+        clone = object.__new__(type(module))
+        state = module.__dict__.copy()
+        object.__setattr__(clone, "__dict__", state)
+        pair = self._pairs[id(module)] = _Pair(module, clone, state)
+        if state.get("_compiled_call_impl") is not None or "dynamo_ctx" in state:
+            self.complete = False
+        for key in self._own:
+            state[key] = state[key].copy()
+        children = state["_modules"]
+        if children:
+            state["_modules"] = {
+                name: child if child is None else self._copy(child) for name, child in children.items()
+            }
+            pair.children = tuple(state["_modules"].values())
+        else:
+            state["_modules"] = {}
+        holders = _HOLDERS.get(module)
+        if holders is None or holders[0] != len(state):
+            holders = len(state), tuple(key for key in state.keys() - _STANDARD if _holds_modules(state[key], set()))
+            _HOLDERS[module] = holders
+        for key in holders[1]:
+            state[key] = _swap(state[key], self._copy, {})
+        if self._evaluate:
+            state["training"] = False
+        else:
+            pair.before = state.copy()
+        return clone
 
     def write_back(self) -> None:
-        """Give the modules what a pass has assigned to attributes and buffers of their copies: state that a network keeps."""
-        originals = {id(clone): original for original, clone, _ in self.pairs.values()}
-        for original, clone, before in self.pairs.values():
-            for name, value in clone._buffers.items():
-                if original._buffers.get(name) is not value:
-                    original._buffers[name] = value
-            for name, child in clone._modules.items():
-                held = originals.get(id(child), child)
-                if original._modules.get(name) is not held:
-                    original._modules[name] = held
-            now = clone.__dict__
-            for key, value in now.items():
-                if value is not before.get(key, before) and key != "_flat_weights":
-                    original.__dict__[key] = _swap(value, lambda held: originals.get(id(held), held), {})
-            for key in before.keys() - now.keys():
-                original.__dict__.pop(key, None)
+        """Give the modules what a pass has assigned to attributes, buffers and children of their copies."""
+        for pair in self._pairs.values():
+            now, original = pair.clone.__dict__, pair.original
+            if (
+                len(now) == len(pair.before)
+                and all(map(operator.is_, now.values(), pair.before.values()))
+                and _same(now["_buffers"].values(), original._buffers.values())
+                and _same(now["_modules"].values(), pair.children)
+            ):
+                continue
+            self._write_back(pair)
+
+    def _write_back(self, pair: _Pair) -> None:
+        originals = {id(one.clone): one.original for one in self._pairs.values()}
+        now, original = pair.clone.__dict__, pair.original
+        original._buffers.update(now["_buffers"])
+        original._modules.update({name: originals.get(id(child), child) for name, child in now["_modules"].items()})
+        for key, value in now.items():
+            if value is not pair.before.get(key, pair) and key != "_flat_weights":
+                original.__dict__[key] = _swap(value, lambda held: originals.get(id(held), held), {})
+        for key in pair.before.keys() - now.keys():
+            original.__dict__.pop(key, None)
 
 
-def _copy(module: nn.Module, pairs: dict[int, tuple[nn.Module, nn.Module, dict[str, Any]]]) -> nn.Module:
-    known = pairs.get(id(module))
-    if known is not None:
-        return known[1]
-    if isinstance(module, torch.jit.ScriptModule):
-        clone: Any = copy.copy(module)
-        pairs[id(module)] = (module, clone, clone.__dict__)
-        return clone
-    clone = object.__new__(type(module))
-    state = dict(module.__dict__)
-    object.__setattr__(clone, "__dict__", state)
-    for key in _OWN:
-        state[key] = state[key].copy()
-    before: dict[str, Any] = {}
-    pairs[id(module)] = (module, clone, before)
-    children = state["_modules"].items()
-    state["_modules"] = {name: child if child is None else _copy(child, pairs) for name, child in children}
-    holders = _HOLDERS.get(module)
-    if holders is None or holders[0] != len(state):
-        holders = len(state), tuple(key for key in state.keys() - _STANDARD if _holds_modules(state[key], set()))
-        _HOLDERS[module] = holders
-    for key in holders[1]:
-        state[key] = _swap(state[key], lambda held: _copy(held, pairs), {})
-    before.update(state)
-    return clone
+def _same(now: Collection[Any], before: Collection[Any]) -> bool:
+    return len(now) == len(before) and all(map(operator.is_, now, before))
 
 
 def _holds_modules(value: Any, seen: set[int]) -> bool:

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from bayesify.running.inputs import Untouched
-from bayesify.running.light_copies import LightCopy, can_copy
+from bayesify.running.light_copies import LightCopy
 from bayesify.running.memory import batch_size
 from bayesify.running.outputs import WeightDict, as_tree, count_draws, each, stack
 from bayesify.weights.catalog import Weight, owner_of, refresh_recurrent
@@ -63,6 +63,7 @@ class Runner:
         self._origin = network
         self._slots: dict[str, tuple[dict[str, Any], str]] = {}
         self._keeps_state = True
+        self._listed: list[nn.Module] = []
 
     def evaluating(self) -> Runner:
         """The same network, in evaluation mode."""
@@ -76,27 +77,27 @@ class Runner:
         return Runner(self.network, self.weights, frozen, evaluate=self.evaluate)
 
     @contextmanager
-    def alone(self) -> Iterator[Runner]:
-        """The same over a light copy of the network that nobody else sees, for several passes, or for hooks."""
+    def alone(self, *, hooks: bool = True) -> Iterator[Runner]:
+        """The same over a light copy of the network that nobody else sees, for several passes, or for hooks.
+
+        Args:
+            hooks: Whether hooks can be registered with the copy's modules.
+        """
         if self._is_alone:
             yield self
             return
         own = Runner(self.network, self.weights, self.point_values, evaluate=self.evaluate)
         own._is_alone, own._origin = True, self._origin
-        modules = list(self.network.modules())
         if torch.compiler.is_compiling():
-            with _modes(modules, self.evaluate):
+            with _modes(list(self.network.modules()), self.evaluate):
                 yield own
             return
-        if not can_copy(modules):
-            with _SHARED, _modes(modules, self.evaluate):
+        copied = LightCopy(self.network, evaluate=self.evaluate, hooks=hooks)
+        if not copied.complete:
+            with _SHARED, _modes(list(self.network.modules()), self.evaluate):
                 yield own
             return
-        own._copy = LightCopy.of(self.network)
-        own.network = own._copy.root
-        if self.evaluate:
-            for module in own.network.modules():
-                module.training = False
+        own._copy, own.network = copied, copied.root
         yield own
 
     def _give_back(self) -> None:
@@ -133,7 +134,7 @@ class Runner:
             return torch.func.functional_call(self.network, named, args, dict(kwargs), tie_weights=False)
         if self._is_alone:
             return self._run_with(named, args, kwargs)
-        with self.alone() as own:
+        with self.alone(hooks=False) as own:
             output = own._run_with(named, args, kwargs)
             own._give_back()
         return output
@@ -159,8 +160,16 @@ class Runner:
             if recurrent:
                 refresh_recurrent(self.network)
 
+    def _modules(self) -> list[nn.Module]:
+        """All modules, listed once where nobody else can change them."""
+        if not self._is_alone:
+            return list(self.network.modules())
+        if not self._listed:
+            self._listed = list(self.network.modules())
+        return self._listed
+
     def _is_recurrent(self) -> bool:
-        return any(isinstance(module, nn.RNNBase) for module in self.network.modules())
+        return any(isinstance(module, nn.RNNBase) for module in self._modules())
 
     def mode(self, num_draws: int) -> Mode:
         """How `num_draws` draws should run.
@@ -174,14 +183,15 @@ class Runner:
             return "single"
         if self._is_recurrent() or self._origin in _REFUSED:
             return "loop"
-        if any(isinstance(module, _NO_BATCHING_RULE) for module in self.network.modules()):
+        if any(isinstance(module, _NO_BATCHING_RULE) for module in self._modules()):
             return "loop"
         if any(weight.kind == "matrix" and len(weight.shape) > 2 for weight in self.weights.values()):
             return "loop"
-        for module in self.network.modules():
-            training = module.training and not self.evaluate
-            if isinstance(module, _BatchNorm) and (training or module.running_mean is None):
-                return "loop"
+        for module in self._modules():
+            if isinstance(module, _BatchNorm):
+                training = module.training and not self.evaluate
+                if training or module.running_mean is None:
+                    return "loop"
         return "vmap"
 
     def run(
@@ -209,7 +219,7 @@ class Runner:
         """
         if self._is_alone:
             return self._run(values, args, kwargs, mode, chunk_size, buffers)
-        with self.alone() as own:
+        with self.alone(hooks=False) as own:
             outputs = own._run(values, args, kwargs, mode, chunk_size, buffers)
             own._give_back()
         return outputs

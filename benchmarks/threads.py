@@ -1,0 +1,121 @@
+"""What it costs one thread that a network can serve several: a light copy for each pass against slots and modes of a shared one.
+
+python -m benchmarks.threads
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+
+import bayesify
+from bayesify import likelihoods, posteriors
+from bayesify.running import runner as runners
+from bayesify.running.inputs import Untouched
+from bayesify.running.runner import SLOW_VMAP, Runner
+from benchmarks.timing import ratios, record
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "MLP 784-256-256-10": (
+        lambda: nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)),
+        (784,),
+    ),
+    "CNN 1-8-16, 14 x 14": (
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 8, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(8, 16, 3),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(256, 10),
+        ),
+        (1, 14, 14),
+    ),
+}
+
+
+@contextmanager
+def _alone(self: Runner, *, hooks: bool = True) -> Iterator[Runner]:
+    if self._is_alone:
+        yield self
+        return
+    own = Runner(self.network, self.weights, self.point_values, evaluate=self.evaluate)
+    own._is_alone = True
+    with runners._modes(list(self.network.modules()), self.evaluate):
+        yield own
+
+
+def _run_with(self: Runner, named: dict[str, Any], args: Any, kwargs: Any) -> Any:
+    return torch.func.functional_call(self.network, named, args, dict(kwargs), tie_weights=False)
+
+
+def _vmap(run: Callable[[], Any], network: nn.Module, what: str) -> Any:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=SLOW_VMAP)
+        return run()
+
+
+def shared(function: Callable[[], Any]) -> Callable[[], Any]:
+    """The same by slots and modes of the one network, inputs without a copy, as no second thread may do."""
+
+    def run() -> Any:
+        with ExitStack() as stack:
+            for owner, name, other in (
+                (Runner, "alone", _alone),
+                (Runner, "_run_with", _run_with),
+                (runners, "quick_vmap", _vmap),
+                (Untouched, "take", lambda self: self._given),
+            ):
+                stack.enter_context(mock.patch.object(owner, name, other))
+            for _ in range(REPEATS):
+                found = function()
+        return found
+
+    return run
+
+
+REPEATS = 20
+
+
+def repeated(function: Callable[[], Any]) -> Callable[[], Any]:
+    def run() -> Any:
+        for _ in range(REPEATS):
+            found = function()
+        return found
+
+    return run
+
+
+def _predict(bnn: bayesify.BayesianNetwork, x: torch.Tensor) -> Any:
+    return bnn.predict(x, 16).probs
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    figures = {}
+    for name, (make, shape) in NETWORKS.items():
+        torch.manual_seed(0)
+        bnn = bayesify.bayesianize(make(), posteriors.MeanField(0.01), likelihood=likelihoods.Categorical()).eval()
+        x = torch.randn(1, *shape)
+        draws = bnn.draw(16).detach()
+        with torch.no_grad():
+            for what, function in (
+                ("predict, 16 draws", partial(_predict, bnn, x)),
+                ("16 draws that are held", partial(draws, x)),
+                ("one draw that is held", partial(draws[0], x)),
+            ):
+                (ratio,) = ratios(shared(function), repeated(function), seconds=10.0)
+                figures[f"{name}, batch of one: {what}, a copy for each pass / one shared network"] = round(ratio, 3)
+    record("threads_cpu", figures)
+
+
+if __name__ == "__main__":
+    main()
