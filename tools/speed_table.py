@@ -46,7 +46,28 @@ def tables() -> str:
         "| --- | --- |",
         *(f"| {title} | {number(cpu['figures'].get(key))} |" for key, title in ON_CPU.items()),
     ]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *captured()])
+
+
+def captured() -> list[str]:
+    """Steps of `fit` on a GPU beside those of a plain network in a loop of one's own."""
+    found = stored("captured_steps")
+    names = {"mlp_784_512_512_10": "MLP 784-512-512-10", "resnet18_bf16": "ResNet-18, bfloat16, channels last"}
+    lines = [
+        f"{found['hardware']['gpu']}, torch {found['versions']['torch']}, batch {found['batch']}, steps of `fit` over those of "
+        f"the plain network in an eager loop with Adam, loader included / data on the GPU already, `{found['command']}`:",
+        "",
+        "| | `MeanField` | `InducingWeights`, 64 x 64 |",
+        "| --- | --- | --- |",
+    ]
+    for key, title in names.items():
+        figures = found["figures"][key]
+        cells = [
+            f"{number(figures[f'{posterior}_over_plain'])} / {number(figures[f'{posterior}_over_plain_on_device'])}"
+            for posterior in ("mean_field", "inducing")
+        ]
+        lines.append(f"| {title} | " + " | ".join(cells) + " |")
+    return lines
 
 
 def stored(name: str) -> dict[str, Any]:
