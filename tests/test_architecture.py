@@ -19,7 +19,7 @@ import bayesify
 ROOT = Path(bayesify.__file__).parent
 
 ROOMS = [
-    ["version", "maths", "transforms", "registry"],
+    ["version", "arguments", "maths", "transforms", "registry"],
     ["weights", "predictive"],
     ["priors", "likelihoods", "running", "models"],
     ["draws", "posteriors"],

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bayesify.arguments.checks import Axis, Index, Positive, checked
 from bayesify.maths.constraints import positive, raw_positive
 from bayesify.maths.value_checks import should_check
 from bayesify.predictive.base import Outputs, Predictive, check_finite
@@ -38,6 +39,7 @@ class Likelihood(nn.Module):
         named = [argument.name for argument in arguments if argument.kind is argument.POSITIONAL_OR_KEYWORD]
         return {"name": self.name, **{key: getattr(self, f"_{key}") for key in named}}
 
+    @checked
     def log_prob(self, outputs: Tensor, y: Tensor, *, has_draws: bool | None = None) -> Tensor:
         """Log-density or log-probability of each example, summed over its outputs or positions.
 
@@ -153,15 +155,13 @@ class Gaussian(Likelihood):
     name = "gaussian"
     task = "regression"
 
-    def __init__(self, noise: float | Sequence[float] = 0.1, learn: bool = True) -> None:
+    @checked
+    def __init__(self, noise: Positive | Sequence[Positive] | Tensor = 0.1, learn: bool = True) -> None:
         super().__init__()
         values = noise.tolist() if isinstance(noise, Tensor) else noise
         flat = [float(values)] if isinstance(values, (int, float)) else [float(value) for value in values]
-        if not flat:
-            raise ValueError("likelihoods.Gaussian: noise=[]; give at least one variance, a positive number")
-        for value in flat:
-            if not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"likelihoods.Gaussian: noise={value}; it is a variance, give a positive number")
+        if not flat or not all(0 < value < math.inf for value in flat):
+            raise ValueError(f"likelihoods.Gaussian: noise={noise}; give at least one variance, each a positive number")
         self._noise: Any = float(values) if isinstance(values, (int, float)) else flat
         self._learn = learn
         raw = torch.tensor([raw_positive(value) for value in flat])
@@ -290,7 +290,8 @@ class Categorical(Likelihood):
     name = "categorical"
     task = "classification"
 
-    def __init__(self, class_axis: int = -1, ignore_index: int = -100) -> None:
+    @checked
+    def __init__(self, class_axis: Axis = -1, ignore_index: Index = -100) -> None:
         super().__init__()
         if class_axis == 0:
             raise ValueError("likelihoods.Categorical: class_axis=0 is the examples; give the axis of the classes")

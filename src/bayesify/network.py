@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify import configuration, objectives
+from bayesify.arguments.checks import Count, DataCount, Inputs, NonNegative, checked
 from bayesify.configuration import make_likelihood, make_prior
 from bayesify.draws import Draws
 from bayesify.likelihoods import Likelihood
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 
 @outside_inference_mode()
+@checked
 def bayesianize(
     net: nn.Module,
     posterior: configuration.Choice,
@@ -77,8 +79,6 @@ def bayesianize(
     """
     if isinstance(net, BayesianNetwork):
         raise TypeError("bayesianize: net is a BayesianNetwork already; give the plain network, or its mean_network()")
-    if not isinstance(net, nn.Module):
-        raise TypeError(f"bayesianize: net is {type(net).__name__}; give a torch.nn.Module")
     posterior, likelihood, prior, output = configuration.unfold_configuration(net, posterior, likelihood, prior, output)
     chosen = configuration.parse_posterior(posterior)
     return BayesianNetwork(net, chosen, likelihood=make_likelihood(likelihood), prior=make_prior(prior), output=output)
@@ -100,6 +100,8 @@ class BayesianNetwork(nn.Module, Drawable, Trainable):
         likelihood: A copy of the given one, on the network's device.
         prior: The bound prior.
     """
+
+    remedy = "; bayesianize makes one"
 
     def __init__(
         self,
@@ -165,14 +167,15 @@ class BayesianNetwork(nn.Module, Drawable, Trainable):
         """The weights under a posterior, by name."""
         return dict(self._weights)
 
+    @checked
     def draw(
         self,
-        num_draws: int = 1,
+        num_draws: Count = 1,
         *,
         generator: Randomness = None,
         antithetic: bool = False,
         local: bool = False,
-        num_data: int | None = None,
+        num_data: DataCount | None = None,
     ) -> Draws:
         """Draw functions from the posterior.
 
@@ -185,12 +188,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable):
 
         Returns:
             The draws; differentiable by the posterior's parameters.
-
-        Raises:
-            ValueError: If `num_draws` is below 1.
         """
-        if not isinstance(num_draws, int) or isinstance(num_draws, bool) or num_draws < 1:
-            raise ValueError(f"num_draws={num_draws}; give an integer of at least 1")
         runner = Runner(self.network, self._weights)
         noise = source_of(generator)
         prior = self.prior.draw(num_draws, noise)
@@ -210,6 +208,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable):
         device = next(self.posteriors.parameters()).device.type
         return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
+    @checked
     def forward(self, *args: Any, generator: torch.Generator | None = None, **kwargs: Any) -> Any:
         """The network's output with one fresh draw of the weights."""
         return self.draw(1, generator=generator)[0](*args, **kwargs)
@@ -241,14 +240,15 @@ class BayesianNetwork(nn.Module, Drawable, Trainable):
         options: dict[str, Any] = {"num_draws": num_draws, "generator": generator}
         return self.elbo_terms(batch.x, batch.y, num_data=num_data, example_weights=batch.weights, **options)
 
+    @checked
     def elbo(
         self,
-        x: Any,
+        x: Inputs,
         y: Tensor,
         *,
-        num_data: int,
-        num_draws: int = 1,
-        kl_weight: float = 1.0,
+        num_data: DataCount,
+        num_draws: Count = 1,
+        kl_weight: NonNegative = 1.0,
         example_weights: Tensor | None = None,
         generator: Randomness = None,
         antithetic: bool = False,
@@ -279,11 +279,11 @@ class BayesianNetwork(nn.Module, Drawable, Trainable):
 
     def elbo_terms(
         self,
-        x: Any,
+        x: Inputs,
         y: Tensor,
         *,
-        num_data: int,
-        num_draws: int = 1,
+        num_data: DataCount,
+        num_draws: Count = 1,
         example_weights: Tensor | None = None,
         generator: Randomness = None,
         antithetic: bool = False,
@@ -301,8 +301,9 @@ class BayesianNetwork(nn.Module, Drawable, Trainable):
         log_likelihood, penalty = self.map_terms(x, y, num_data=num_data, example_weights=example_weights)
         return objectives.elbo(log_likelihood, penalty)
 
+    @checked
     def map_terms(
-        self, x: Any, y: Tensor, *, num_data: int, example_weights: Tensor | None = None
+        self, x: Inputs, y: Tensor, *, num_data: DataCount, example_weights: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         r"""The two terms of `map_objective` apart: the data term and $-\log p$ of the mean, each [1]."""
         with self.full_precision():
@@ -330,6 +331,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable):
             objectives.check_result((log_likelihood - draws.kl).sum(), draws.weights, outputs)
         return log_likelihood, draws.kl
 
+    @checked
     def kl(self, *, generator: torch.Generator | None = None) -> Tensor:
         """KL(q || p) in nats, summed over all weights: a scalar; an estimate from one draw where there is no closed form."""
         if any(posterior.runs_network for posterior in self.posteriors):
@@ -348,10 +350,11 @@ class BayesianNetwork(nn.Module, Drawable, Trainable):
     # -- prediction ------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
+    @checked
     def predict(
         self,
-        x: Any,
-        num_draws: int | None = None,
+        x: Inputs,
+        num_draws: Count | None = None,
         *,
         generator: torch.Generator | None = None,
         memory: int | str | None = None,

@@ -36,18 +36,17 @@ def expected_log_likelihood(
             f"elbo: num_data={num_data} is below the batch size {batch}; give the size of the whole dataset"
         )
     if example_weights is not None:
-        if example_weights.shape != (batch,):
-            raise ValueError(
-                f"elbo: example_weights of shape {tuple(example_weights.shape)}; give one per example, [{batch}]"
-            )
-        if should_check(example_weights) and not bool(
-            (example_weights >= 0).all() & torch.isfinite(example_weights).all()
-        ):
-            raise ValueError(
-                "elbo: example_weights hold a negative or non-finite number; give finite weights of at least 0"
-            )
+        check_example_weights(example_weights, batch)
         log_prob = log_prob * example_weights
     return num_data / batch * log_prob.sum(-1)
+
+
+def check_example_weights(weights: Tensor, batch: int) -> None:
+    """Raise `ValueError` for weights that are not one finite number of at least 0 for each example of a batch."""
+    if weights.shape != (batch,):
+        raise ValueError(f"example_weights of shape {tuple(weights.shape)}; give one per example, [{batch}]")
+    if should_check(weights) and not bool((weights >= 0).all() & torch.isfinite(weights).all()):
+        raise ValueError("example_weights hold a negative or non-finite number; give finite weights of at least 0")
 
 
 def elbo(log_likelihood: Tensor, kl: Tensor, kl_weight: float = 1.0) -> Tensor:

@@ -96,9 +96,11 @@ class Trainable(ABC):
 
     Attributes:
         phases: Which phases it has; `"map"` is for those with a posterior mean to train first.
+        remedy: How to get one, for messages.
     """
 
     phases: ClassVar[tuple[Phase, ...]] = ("variational",)
+    remedy: ClassVar[str] = ", such as a BayesianNetwork; bayesianize makes one"
 
     @property
     def module(self) -> nn.Module:

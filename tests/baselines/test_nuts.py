@@ -51,7 +51,7 @@ def test_draws_are_functions_and_repeat_by_seed():
 
 def test_bad_counts():
     data = toy.linear(num_data=4)
-    with pytest.raises(ValueError, match="num_draws=0; give at least 1"):
+    with pytest.raises(ValueError, match="num_draws=0; give an integer of at least 1"):
         nuts(linear(data), data.x, data.y, num_draws=0)
 
 

@@ -237,7 +237,7 @@ def test_bad_input():
     bnn = linear()
     with pytest.raises(TypeError, match="posterior is Point; make the network with MeanField"):
         baselines.VOGN(bayesify.bayesianize(cases.mlp(), "point", likelihood="gaussian"))
-    with pytest.raises(TypeError, match="not a BayesianNetwork"):
+    with pytest.raises(TypeError, match="give a BayesianNetwork; bayesianize makes one"):
         baselines.VOGN(cases.mlp())
     with pytest.raises(ValueError, match="no likelihood"):
         baselines.VOGN(bayesify.bayesianize(cases.mlp(), "mean_field"))

@@ -223,7 +223,10 @@ def test_targets_that_are_neither_yes_nor_no(value: float) -> None:
 
 @pytest.mark.parametrize("noise", [-0.1, 0.0, math.nan, math.inf, [0.1, -0.2], []])
 def test_bad_noise(noise: float | list[float]) -> None:
-    with pytest.raises(ValueError, match=r"likelihoods.Gaussian: noise=.*give a positive number|give at least one"):
+    with pytest.raises(
+        ValueError,
+        match=r"likelihoods.Gaussian: noise=.*give a( list, each entry a)? positive number|give at least one",
+    ):
         likelihoods.Gaussian(noise=noise)
 
 

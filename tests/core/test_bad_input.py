@@ -125,7 +125,10 @@ def test_labels_out_of_range(label: int) -> None:
 @pytest.mark.parametrize("num_data", [3, 0, -5])
 def test_num_data_below_the_batch(num_data: int) -> None:
     bnn = network()
-    message = rf"num_data={num_data} is below the batch size 4; give the size of the whole dataset"
+    remedy = (
+        "is below the batch size 4; give the size of the whole dataset" if num_data > 0 else "; give an integer of at"
+    )
+    message = rf"num_data={num_data} ?{remedy}"
     unchanged(bnn, ValueError, message, lambda: bnn.elbo(X, Y, num_data=num_data))
 
 
@@ -217,8 +220,8 @@ def test_outputs_that_are_not_finite_are_named() -> None:
         (lambda: posteriors.RankOne(factor_prior_std=0), r"RankOne: factor_prior_std=0; give a positive number"),
         (lambda: posteriors.Ensemble(members=0), r"Ensemble: members=0; give an integer of at least 1"),
         (lambda: posteriors.Ensemble(init="zeros"), r"Ensemble: init='zeros'; give 'reset' or 'network'"),
-        (lambda: posteriors.Dropout(rate=1.0), r"Dropout: rate=1.0; give a probability of at least 0 and below 1"),
-        (lambda: posteriors.Dropout(rate=-0.1), r"Dropout: rate=-0.1; give a probability"),
+        (lambda: posteriors.Dropout(rate=1.0), r"Dropout: rate=1.0; give a number of at least 0 and below 1"),
+        (lambda: posteriors.Dropout(rate=-0.1), r"Dropout: rate=-0.1; give a number of at least 0 and below 1"),
         (lambda: priors.Gaussian(std=0), r"priors.Gaussian: std=0; give a positive number"),
         (lambda: priors.Neal(scale=-1), r"priors.Neal: scale=-1; give a positive number"),
     ],

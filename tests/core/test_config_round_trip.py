@@ -103,7 +103,7 @@ def test_a_file_that_is_not_json(tmp_path: Path) -> None:
         ({"prior": "neel"}, r"unknown prior 'neel'; did you mean 'neal'\?"),
         ({"prior": {"name": "neal", "std": 2}}, r"Neal: .*'std'; its options are scale"),
         ({"prior": {"name": "gaussian", "std": -2}}, r"priors.Gaussian: std=-2; give a positive number"),
-        ({"likelihood": {"name": "gaussian", "noise": -1.0}}, r"noise=-1.0; it is a variance, give a positive number"),
+        ({"likelihood": {"name": "gaussian", "noise": -1.0}}, r"noise=-1.0; give a positive number"),
     ],
 )
 def test_bad_names_and_options(arguments: dict[str, Any], message: str) -> None:

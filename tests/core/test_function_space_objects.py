@@ -320,7 +320,7 @@ def test_a_checkpoint_under_a_tangent_prior_holds_no_weights_as_text(tmp_path: P
     [
         (
             lambda: FunctionSpaceVI(network(), prior=lambda a, b: torch.eye(len(a))),
-            "prior is function; give a FunctionPrior",
+            "prior=<lambda>; give a FunctionPrior",
         ),
         (lambda: FunctionSpaceVI(network(), memory="much"), "memory='much'"),
         (lambda: FunctionSpaceVI(network()).function_moments(X, "banana"), "covariance='banana'"),  # type: ignore[arg-type]

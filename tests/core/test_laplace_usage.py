@@ -32,7 +32,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "curvature": (lambda: Laplace(network(), CATEGORICAL, curvature="hessian"), "'ggn' or 'empirical'"),  # type: ignore[arg-type]
     "precision": (lambda: Laplace(network(), CATEGORICAL, prior_precision=0.0), "prior_precision=0.0; give a positive"),
     "memory": (lambda: Laplace(network(), CATEGORICAL, memory="lots"), "such as '1GiB'"),
-    "no_likelihood": (lambda: Laplace(network(), None), "likelihood=None; give one"),  # type: ignore[arg-type]
+    "no_likelihood": (lambda: Laplace(network(), None), "likelihood=None; give a Likelihood"),  # type: ignore[arg-type]
     "subset_name": (lambda: Laplace(network(), CATEGORICAL, "half"), "'all', 'last_layer'"),
     "marginal": (
         lambda: Laplace(network(), CATEGORICAL, covariance="diagonal", marginal=True),
@@ -45,7 +45,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "empty": (lambda: subnetwork.from_indices([]), "give at least one"),
     "size_zero": (lambda: subnetwork.largest_variance(0), "size=0"),
-    "share": (lambda: subnetwork.random(1.5), "a share is at most 1.0"),
+    "share": (lambda: subnetwork.random(1.5), "give a number of weights, an int"),
     "repeated": (lambda: subnetwork.from_indices([1, 1]), "appears twice"),
     "too_large": (lambda: Laplace(network(), CATEGORICAL, subnetwork.random(40)).fit(data()), "39 trainable weights"),
     "index": (
@@ -93,7 +93,7 @@ WRONG |= {
     "half": (lambda: Laplace(network().half(), CATEGORICAL), "float16"),
     "subset_number": (lambda: Laplace(network(), CATEGORICAL, 5), "a list of parameter names"),
     "size_nan": (lambda: subnetwork.largest_variance(float("nan")), "subnetwork.largest_variance: size=nan"),
-    "examples": (lambda: subnetwork.largest_variance(3, num_examples=2.5), "give at least 1"),  # type: ignore[arg-type]
+    "examples": (lambda: subnetwork.largest_variance(3, num_examples=2.5), "give an integer of at least 1"),  # type: ignore[arg-type]
     "scores": (lambda: subnetwork.from_mask(torch.rand(39)), "true and false"),
     "gap": (lambda: subnetwork.posterior_gap(-torch.eye(3), torch.tensor([True, False, True])), "negative variance"),
     "gap_indices": (lambda: subnetwork.posterior_gap(torch.eye(3), torch.tensor([0, 1, 2])), "from_indices"),

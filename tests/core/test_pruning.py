@@ -151,5 +151,5 @@ def test_every_tensor_keeps_at_least_one_number() -> None:
 
 
 def test_what_is_not_a_bayesian_network_is_refused() -> None:
-    with pytest.raises(TypeError, match="make one with bayesianize"):
+    with pytest.raises(TypeError, match="give a BayesianNetwork; bayesianize makes one"):
         bayesify.prune(nn.Linear(2, 2), keep=0.5)  # type: ignore[arg-type]

@@ -204,7 +204,7 @@ def test_networks_without_weights() -> None:
         bayesify.bayesianize(nn.Sequential(nn.LayerNorm(3), nn.BatchNorm1d(3)), "mean_field")
     with pytest.raises(ValueError, match=r"weight is uninitialized; run one batch through the lazy network first"):
         bayesify.bayesianize(nn.LazyLinear(3), "mean_field")
-    with pytest.raises(TypeError, match=r"net is type; give a torch.nn.Module"):
+    with pytest.raises(TypeError, match=r"net=Linear; give a torch.nn.Module"):
         bayesify.bayesianize(nn.Linear, "mean_field")  # type: ignore[arg-type]
 
 

@@ -133,7 +133,7 @@ def test_posterior_of_many_data_finds_the_weights():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: toy.cosine(num_data=0), "num_data=0; give at least 1"),
+        (lambda: toy.cosine(num_data=0), "num_data=0; give an integer of at least 1"),
         (lambda: toy.two_moons(noise_std=-1.0), "noise_std=-1.0"),
         (lambda: toy.linear(noise=0.0), "noise=0.0"),
         (lambda: toy.linear(prior_std=-1.0), "prior_std=-1.0"),

@@ -278,7 +278,7 @@ def test_layers_of_equal_size_are_drawn_as_if_alone():
         ({"q": "ensemble", "max_std": 0.1}, "max_std"),
         ({"init": "svd"}, "init='svd'"),
         ({"shared": (2,)}, "shared"),
-        ({"shared": (0, 2)}, "shared_rows=0"),
+        ({"shared": (0, 2)}, "shared=.*each entry an integer of at least 1"),
         ({"shared": (2, 2), "whiten": False}, "whiten"),
         ({"shared": (2, 2), "fit_to_layer": True}, "fit_to_layer"),
     ],

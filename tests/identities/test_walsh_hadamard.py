@@ -559,7 +559,7 @@ def test_an_mlp_learns_with_the_defaults(covariance: str, seeds: int) -> None:
 
 def test_bad_options() -> None:
     for options, message in (
-        ({"covariance": "dense"}, r"covariance='dense'; give one of diagonal, full, flow"),
+        ({"covariance": "dense"}, r"covariance='dense'; give 'diagonal', 'full' or 'flow'"),
         ({"covariance": "flow", "flow_length": 0}, r"flow_length=0; give an integer of at least 1"),
         ({"init_std": 0.0}, r"init_std=0.0; give a positive number"),
         ({"init": "zeros"}, r"init='zeros'; give 'random' or 'network'"),

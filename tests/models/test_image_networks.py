@@ -110,5 +110,5 @@ def test_images_of_another_size():
 def test_bad_widths():
     with pytest.raises(ValueError, match="AlexNet: width=6; give a positive multiple of 4"):
         models.alexnet(width=6)
-    with pytest.raises(ValueError, match="VGG16: width=0; give at least 1"):
+    with pytest.raises(ValueError, match="VGG16: width=0; give an integer of at least 1"):
         models.vgg16(width=0)

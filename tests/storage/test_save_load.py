@@ -206,7 +206,7 @@ def test_files_of_others_and_of_other_networks(tmp_path):
             bayesify.load(path, other)
     with pytest.raises(TypeError, match="give the plain network"):
         bayesify.load(path, make())
-    with pytest.raises(TypeError, match="net is str"):
+    with pytest.raises(TypeError, match=r"net=.net.; give a torch\.nn\.Module"):
         bayesify.load(path, "net")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesify.arguments.checks import Count, checked
 from bayesify.draws import Draws
 from bayesify.maths.pieces import SumOfPieces
 from bayesify.network import BayesianNetwork
@@ -20,7 +21,8 @@ from bayesify.training.fitting import fit
 from bayesify.training.history import History
 
 
-def fit_members(bnn: BayesianNetwork, loader: Iterable[Any], epochs: int, **options: Any) -> History:
+@checked
+def fit_members(bnn: BayesianNetwork, loader: Iterable[Any], epochs: Count, **options: Any) -> History:
     r"""Train a deep ensemble (Lakshminarayanan et al. 2017) one member after the other in each step, in place.
 
     A step is that of `bayesify.fit` with all members, the gradient of

@@ -8,6 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from bayesify.arguments.checks import Count, checked
 from bayesify.configuration import restore_likelihood
 from bayesify.draws import Draws
 from bayesify.likelihoods import Likelihood
@@ -30,6 +31,7 @@ class FixedDraws(Drawable):
         output: Which of several outputs the likelihood is about; see `bayesianize`.
     """
 
+    @checked
     def __init__(self, draws: Draws, likelihood: Likelihood, output: str | int | None = None) -> None:
         self.draws, self.likelihood, self.output = draws, likelihood, output
 
@@ -40,7 +42,8 @@ class FixedDraws(Drawable):
         """Those in the list."""
         return len(self.draws)
 
-    def draw(self, num_draws: int | None = None, *, generator: torch.Generator | None = None) -> Draws:
+    @checked
+    def draw(self, num_draws: Count | None = None, *, generator: torch.Generator | None = None) -> Draws:
         """Draws at equal distances in the list.
 
         Args:
@@ -57,10 +60,11 @@ class FixedDraws(Drawable):
         return self.draws[:: len(self.draws) // num_draws][:num_draws]
 
     @torch.no_grad()
+    @checked
     def predict(
         self,
         x: Any,
-        num_draws: int | None = None,
+        num_draws: Count | None = None,
         *,
         generator: torch.Generator | None = None,
         memory: int | str | None = None,

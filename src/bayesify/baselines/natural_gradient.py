@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Self
@@ -10,11 +9,13 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from bayesify.arguments.checks import Count, DataCount, Inputs, Positive, Probability, checked
 from bayesify.baselines.layer_passes import LayerPass
 from bayesify.jacobians.rules import Rule, widen
 from bayesify.maths.value_checks import find_not_finite
 from bayesify.network import BayesianNetwork
-from bayesify.posteriors.base import Posterior, check_count, check_positive
+from bayesify.objectives import check_example_weights
+from bayesify.posteriors.base import Posterior
 from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_errors
 from bayesify.running.outputs import each
 from bayesify.running.runner import Runner
@@ -51,35 +52,27 @@ class NaturalGradient(ABC):
     options: ClassVar[tuple[str, ...]] = ("damping",)
     """Choices besides those that all such trainers have."""
 
+    @checked
     def __init__(
         self,
         bnn: BayesianNetwork,
         *,
-        num_data: int | None,
-        learning_rate: float,
-        momentum: float,
-        decay: float,
-        num_draws: int,
+        num_data: DataCount | None,
+        learning_rate: Positive,
+        momentum: Probability,
+        decay: Probability,
+        num_draws: Count,
         antithetic: bool,
-        kl_weight: float,
-        point_learning_rate: float,
+        kl_weight: Positive,
+        point_learning_rate: Positive,
     ) -> None:
         owner = type(self).__name__
-        if not isinstance(bnn, BayesianNetwork):
-            raise TypeError(f"{owner}: {type(bnn).__name__} is not a BayesianNetwork; make one with bayesianize")
         for part in bnn.posteriors:
             if type(part) is not self.family:
                 raise TypeError(
                     f"{owner}: the posterior is {type(part).__name__}; make the network with {self.family.__name__}()"
                 )
         self.likelihood = bnn.require_likelihood(owner)
-        check_positive(owner, learning_rate=learning_rate, kl_weight=kl_weight, point_learning_rate=point_learning_rate)
-        check_count(owner, num_draws=num_draws)
-        if num_data is not None:
-            check_count(owner, num_data=num_data)
-        for key, value in (("momentum", momentum), ("decay", decay)):
-            if not 0 <= value < 1:
-                raise ValueError(f"{owner}: {key}={value}; give a number of at least 0 and below 1")
         prior = bnn.prior.typical()
         if not prior.fixed:
             raise ValueError(f"{owner}: the prior draws its scale; use a fixed one, such as Neal()")
@@ -100,14 +93,15 @@ class NaturalGradient(ABC):
 
     # -- one step --------------------------------------------------------------------------------------------------
 
+    @checked
     def step(
         self,
-        x: Any,
+        x: Inputs,
         y: Tensor,
         *,
         example_weights: Tensor | None = None,
         generator: torch.Generator | None = None,
-        learning_rate: float | None = None,
+        learning_rate: Positive | None = None,
     ) -> float:
         """One step from a batch, in the present mode (train or eval) of the network.
 
@@ -140,6 +134,8 @@ class NaturalGradient(ABC):
                 seen = LayerPass(self._runner, weights, self.rules(), args, kwargs, self.bnn.output)
             with torch.enable_grad():
                 log_prob = self.likelihood.log_prob(seen.outputs, y, has_draws=False)
+                if example_weights is not None:
+                    check_example_weights(example_weights, len(log_prob))
                 loss = -(log_prob if example_weights is None else log_prob * example_weights).sum()
             if not bool(torch.isfinite(loss)):
                 raise ValueError(f"{type(self).__name__}: the loss is {loss.item()}; lower the learning rate")
@@ -269,8 +265,9 @@ class NaturalGradient(ABC):
 
     # -- training --------------------------------------------------------------------------------------------------
 
+    @checked
     def fit(
-        self, loader: Iterable[Any], epochs: int, *, schedule: Callable[[float], float] | None = None, **options: Any
+        self, loader: Iterable[Any], epochs: Count, *, schedule: Callable[[float], float] | None = None, **options: Any
     ) -> Self:
         """Train over a loader, in training mode.
 
@@ -370,12 +367,6 @@ def _add(into: dict[str, Tensor], name: str, value: Tensor | None, factor: float
 def raw_softplus(value: Tensor) -> Tensor:
     """The inverse of softplus, entry by entry."""
     return value + torch.log(-torch.expm1(-value))
-
-
-def check_damping(owner: str, damping: float) -> None:
-    """Raise `ValueError` for a damping that is negative or not finite."""
-    if not (damping >= 0 and math.isfinite(damping)):
-        raise ValueError(f"{owner}: damping={damping}; give a number of at least 0")
 
 
 def _along(numbers: Tensor, value: Tensor) -> Tensor:

@@ -9,8 +9,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from bayesify.arguments.checks import Count, DataCount, NonNegative, Positive, Probability, checked
 from bayesify.baselines.layer_passes import EXAMPLES_BYTES, LayerPass, layer_rules
-from bayesify.baselines.natural_gradient import NaturalGradient, check_damping, raw_softplus
+from bayesify.baselines.natural_gradient import NaturalGradient, raw_softplus
 from bayesify.jacobians.rules import Rule, widen
 from bayesify.likelihoods import Categorical, Likelihood, as_float
 from bayesify.maths.cholesky import stable_cholesky
@@ -18,7 +19,6 @@ from bayesify.maths.eigen import stable_eigh
 from bayesify.maths.gamma import widened
 from bayesify.maths.noise import standard_normal
 from bayesify.network import BayesianNetwork
-from bayesify.posteriors.base import check_count
 from bayesify.posteriors.matrix_normal import MatrixNormal
 from bayesify.weights.catalog import Layer, owner_of
 
@@ -81,27 +81,24 @@ class NoisyKFAC(NaturalGradient):
     family = MatrixNormal
     options = ("damping", "fisher", "factor_every", "inverse_every")
 
+    @checked
     def __init__(
         self,
         bnn: BayesianNetwork,
         *,
-        num_data: int | None = None,
-        learning_rate: float = 0.1,
-        momentum: float = 0.9,
-        decay: float = 0.95,
-        damping: float = 0.0,
+        num_data: DataCount | None = None,
+        learning_rate: Positive = 0.1,
+        momentum: Probability = 0.9,
+        decay: Probability = 0.95,
+        damping: NonNegative = 0.0,
         fisher: Fisher = "sampled",
-        factor_every: int = 1,
-        inverse_every: int = 1,
-        num_draws: int = 1,
+        factor_every: Count = 1,
+        inverse_every: Count = 1,
+        num_draws: Count = 1,
         antithetic: bool = False,
-        kl_weight: float = 1.0,
-        point_learning_rate: float = 1e-3,
+        kl_weight: Positive = 1.0,
+        point_learning_rate: Positive = 1e-3,
     ) -> None:
-        check_damping("NoisyKFAC", damping)
-        check_count("NoisyKFAC", factor_every=factor_every, inverse_every=inverse_every)
-        if fisher not in ("sampled", "exact", "empirical"):
-            raise ValueError(f"NoisyKFAC: fisher={fisher!r}; give 'sampled', 'exact' or 'empirical'")
         super().__init__(
             bnn,
             num_data=num_data,

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesify.arguments.checks import Count, Seed, checked
 from bayesify.draws import Draws
 from bayesify.network import BayesianNetwork
 from bayesify.objectives import expected_log_likelihood
@@ -17,16 +18,17 @@ from bayesify.running.outputs import select_output
 from bayesify.running.runner import Runner
 
 
+@checked
 def nuts(
     bnn: BayesianNetwork,
     x: Any,
     y: Tensor,
     *,
-    num_draws: int = 500,
-    num_warmup: int = 500,
-    thin: int = 1,
-    max_tree_depth: int = 8,
-    seed: int = 0,
+    num_draws: Count = 500,
+    num_warmup: Count = 500,
+    thin: Count = 1,
+    max_tree_depth: Count = 8,
+    seed: Seed = 0,
 ) -> Draws:
     r"""Draws from the exact posterior $p(w | y) \propto p(w) \prod_n p(y_n | f_w(x_n))$ by one chain.
 

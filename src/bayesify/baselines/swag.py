@@ -10,6 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from bayesify.arguments.checks import Count, CountOrZero, DataCount, NonNegative, Positive, checked
 from bayesify.baselines.batch_statistics import batch_norms, refresh_statistics
 from bayesify.baselines.fixed_draws import FixedDraws
 from bayesify.configuration import make_likelihood, make_prior, restore_likelihood
@@ -69,21 +70,18 @@ class SWAG(Drawable):
 
     likelihood: Likelihood
 
+    @checked
     def __init__(
         self,
         net: nn.Module,
         likelihood: Likelihood | str | Mapping[str, Any],
-        rank: int = 20,
+        rank: CountOrZero = 20,
         *,
-        scale: float = 1.0,
+        scale: Positive = 1.0,
         output: str | int | None = None,
     ) -> None:
-        if not isinstance(net, nn.Module):
-            raise TypeError(f"SWAG: net is {type(net).__name__}; give a torch.nn.Module")
-        if not isinstance(rank, int) or isinstance(rank, bool) or rank < 0 or rank == 1:
+        if rank == 1:
             raise ValueError(f"SWAG: rank={rank}; give an integer of at least 2, or 0 for a diagonal alone")
-        if not (scale > 0 and math.isfinite(scale)):
-            raise ValueError(f"SWAG: scale={scale}; give a positive number")
         known = catalog(net)
         self.rank, self.scale, self.output = rank, float(scale), output
         self.network = copy.deepcopy(net)
@@ -109,6 +107,7 @@ class SWAG(Drawable):
     # -- collecting ------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
+    @checked
     def collect(self, net: nn.Module | None = None) -> Self:
         """Take the present weights of a network as one more iterate.
 
@@ -136,18 +135,19 @@ class SWAG(Drawable):
         """v: variance of the iterates by name, of all of them and without a correction for their number."""
         return {name: squares / max(1, self.count) for name, squares in self.squares.items()}
 
+    @checked
     def fit(
         self,
         loader: Iterable[Any],
-        epochs: int,
-        learning_rate: float = 1e-2,
+        epochs: Count,
+        learning_rate: Positive = 1e-2,
         *,
-        momentum: float = 0.9,
+        momentum: NonNegative = 0.9,
         prior: Prior | str | Mapping[str, Any] | None = None,
-        weight_decay: float = 0.0,
-        num_data: int | None = None,
-        collect_every: int | None = None,
-        skip_epochs: int = 0,
+        weight_decay: NonNegative = 0.0,
+        num_data: DataCount | None = None,
+        collect_every: Count | None = None,
+        skip_epochs: CountOrZero = 0,
         optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
         read_batch: BatchReader | None = None,
         **options: Any,
@@ -177,14 +177,6 @@ class SWAG(Drawable):
         Raises:
             ValueError: If an argument is out of range, both a prior and a weight decay are given, or a loss is not finite.
         """
-        for key, value in (("momentum", momentum), ("weight_decay", weight_decay)):
-            if not (value >= 0 and math.isfinite(value)):
-                raise ValueError(f"SWAG: {key}={value}; give a number of at least 0")
-        if not (learning_rate > 0 and math.isfinite(learning_rate)):
-            raise ValueError(f"SWAG: learning_rate={learning_rate}; give a positive number")
-        for key, count, least in (("collect_every", collect_every, 1), ("skip_epochs", skip_epochs, 0)):
-            if count is not None and (not isinstance(count, int) or count < least):
-                raise ValueError(f"SWAG: {key}={count}; give an integer of at least {least}")
         if prior is not None and weight_decay:
             raise ValueError("SWAG: a prior and a weight decay say the same thing; give one of them")
         total = count_examples(loader, read_batch) if num_data is None else num_data
@@ -219,9 +211,10 @@ class SWAG(Drawable):
     # -- drawing ---------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
+    @checked
     def draw(
         self,
-        num_draws: int = 1,
+        num_draws: Count = 1,
         *,
         generator: torch.Generator | None = None,
         loader: Iterable[Any] | None = None,
@@ -241,8 +234,6 @@ class SWAG(Drawable):
         Raises:
             ValueError: If fewer than 2 iterates were collected, or the network has BatchNorm and there is no loader.
         """
-        if not isinstance(num_draws, int) or isinstance(num_draws, bool) or num_draws < 1:
-            raise ValueError(f"num_draws={num_draws}; give an integer of at least 1")
         self._check_collected()
         if batch_norms(self.network) and loader is None:
             raise ValueError(
@@ -272,10 +263,11 @@ class SWAG(Drawable):
         )
         return Draws(runner, weights, like.new_full((num_draws,), float("nan")), own)
 
+    @checked
     def predict(
         self,
         x: Any,
-        num_draws: int | None = None,
+        num_draws: Count | None = None,
         *,
         generator: torch.Generator | None = None,
         memory: int | str | None = None,
@@ -302,6 +294,7 @@ class SWAG(Drawable):
         return fixed.predict(x, memory=memory, keep_outputs=keep_outputs, split_batch=split_batch)
 
     @torch.no_grad()
+    @checked
     def mean_network(self, loader: Iterable[Any] | None = None) -> nn.Module:
         """A plain network at the mean of the iterates (SWA, Izmailov et al. 2018), with the loader's batch statistics.
 

@@ -12,6 +12,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from bayesify.arguments.checks import Count, Seed, checked, shown
 from bayesify.baselines.fixed_draws import FixedDraws
 from bayesify.configuration import make_likelihood
 from bayesify.draws import Draws
@@ -56,6 +57,7 @@ class TemperatureScaling(Predictor):
         ValueError: If a plain network comes without a likelihood.
     """
 
+    @checked
     def __init__(
         self,
         model: Any,
@@ -75,7 +77,7 @@ class TemperatureScaling(Predictor):
             return
         if not isinstance(model, nn.Module):
             raise TypeError(
-                f"TemperatureScaling: {type(model).__name__} does not predict; give a network, or something with .predict"
+                f"TemperatureScaling: model={shown(model)} does not predict; give a network, or something with .predict"
             )
         made = make_likelihood(likelihood)
         if made is None:
@@ -84,12 +86,13 @@ class TemperatureScaling(Predictor):
             )
         self.likelihood = copy.deepcopy(made).to(next(model.parameters()))
 
+    @checked
     def fit(
         self,
         loader: Iterable[Any],
         *,
-        num_draws: int | None = None,
-        seed: int = 0,
+        num_draws: Count | None = None,
+        seed: Seed = 0,
         read_batch: BatchReader | None = None,
         **options: Any,
     ) -> Self:
@@ -132,10 +135,11 @@ class TemperatureScaling(Predictor):
         """The model's."""
         return self.model.num_distinct_draws if isinstance(self.model, Predictor) else 1
 
+    @checked
     def predict(
         self,
         x: Any,
-        num_draws: int | None = None,
+        num_draws: Count | None = None,
         *,
         generator: torch.Generator | None = None,
         memory: int | str | None = None,

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from bayesify.arguments.checks import Count, DataCount, NonNegative, Positive, Probability, checked
 from bayesify.baselines.layer_passes import LayerPass, general_squares, layer_rules, squared_gradients
-from bayesify.baselines.natural_gradient import NaturalGradient, check_damping
+from bayesify.baselines.natural_gradient import NaturalGradient
 from bayesify.jacobians.rules import Rule, widen
 from bayesify.network import BayesianNetwork
 from bayesify.posteriors.mean_field import MeanField
@@ -63,21 +64,21 @@ class VOGN(NaturalGradient):
 
     family = MeanField
 
+    @checked
     def __init__(
         self,
         bnn: BayesianNetwork,
         *,
-        num_data: int | None = None,
-        learning_rate: float = 0.1,
-        momentum: float = 0.9,
-        decay: float = 0.99,
-        damping: float = 0.0,
-        num_draws: int = 1,
+        num_data: DataCount | None = None,
+        learning_rate: Positive = 0.1,
+        momentum: Probability = 0.9,
+        decay: Probability = 0.99,
+        damping: NonNegative = 0.0,
+        num_draws: Count = 1,
         antithetic: bool = False,
-        kl_weight: float = 1.0,
-        point_learning_rate: float = 1e-3,
+        kl_weight: Positive = 1.0,
+        point_learning_rate: Positive = 1e-3,
     ) -> None:
-        check_damping("VOGN", damping)
         super().__init__(
             bnn,
             num_data=num_data,

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bayesify.arguments.checks import Count, NonNegative, Seed, checked
+
 
 @dataclass(frozen=True)
 class Simulator:
@@ -181,7 +183,8 @@ SIMULATORS: dict[str, Simulator] = {
 """The five functions of the Walsh-Hadamard paper's comparison of Gaussian processes, by name."""
 
 
-def sample(name: str, n: int | None = None, seed: int = 0, noise: float = 0.0) -> Evaluations:
+@checked
+def sample(name: str, n: Count | None = None, seed: Seed = 0, noise: NonNegative = 0.0) -> Evaluations:
     """Evaluate a simulator at points that fill its box evenly: a scrambled Sobol sequence.
 
     Args:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from bayesify.arguments.checks import Seed, checked
 from bayesify.datasets.images import to_bytes
 
 SEVERITIES: dict[str, tuple[float, ...]] = {
@@ -21,7 +22,8 @@ SEVERITIES: dict[str, tuple[float, ...]] = {
 entries, a width in pixels, a factor, an addend. Six of the published nineteen kinds."""
 
 
-def corrupt(images: np.ndarray, kind: str, severity: int, *, seed: int = 0) -> np.ndarray:
+@checked
+def corrupt(images: np.ndarray, kind: str, severity: int, *, seed: Seed = 0) -> np.ndarray:
     """Corrupted copies of images.
 
     Args:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bayesify.arguments.checks import Count, NonNegative, Seed, checked
 from bayesify.datasets import image_sources
 from bayesify.datasets.download import obtain
 
@@ -49,7 +50,8 @@ class Images:
                     "give uint8 [N, C, H, W] with one label per image"
                 )
 
-    def first(self, num_train: int | None = None, num_test: int | None = None) -> Images:
+    @checked
+    def first(self, num_train: Count | None = None, num_test: Count | None = None) -> Images:
         """The same set with only the first images of each part; all of them where a number is left out."""
         return replace(
             self,
@@ -60,6 +62,7 @@ class Images:
         )
 
 
+@checked
 def load(name: str, folder: str | Path | None = None, *, download: bool = True) -> Images:
     """Read a set of images.
 
@@ -96,14 +99,15 @@ def _with_channels(images: np.ndarray) -> np.ndarray:
     return images[:, None] if images.ndim == 3 else images
 
 
+@checked
 def synthetic(
-    num_train: int = 400,
-    num_test: int = 200,
+    num_train: Count = 400,
+    num_test: Count = 200,
     *,
-    side: int = 12,
-    num_classes: int = 10,
-    noise_std: float = 0.25,
-    seed: int = 0,
+    side: Count = 12,
+    num_classes: Count = 10,
+    noise_std: NonNegative = 0.25,
+    seed: Seed = 0,
 ) -> Images:
     """Images made from a seed: one smooth pattern per class under Gaussian noise.
 

@@ -6,12 +6,14 @@ import math
 
 import numpy as np
 
+from bayesify.arguments.checks import checked
 from bayesify.datasets.images import to_bytes
 
 CHUNK = 1000
 """Images that are rotated at a time."""
 
 
+@checked
 def rotate(images: np.ndarray, degrees: float) -> np.ndarray:
     """Images turned counterclockwise about their center, bilinear, black beyond the border; exact at multiples of 90 degrees.
 

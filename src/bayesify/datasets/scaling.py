@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bayesify.arguments.checks import checked
+
 
 @dataclass(frozen=True)
 class Standardization:
@@ -20,6 +22,7 @@ class Standardization:
     std: np.ndarray
 
     @classmethod
+    @checked
     def of(cls, train: np.ndarray, axes: tuple[int, ...] = (0,)) -> Standardization:
         """From training data.
 

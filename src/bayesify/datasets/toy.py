@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from bayesify.arguments.checks import Count, NonNegative, Positive, Seed, checked
+
 
 @dataclass(frozen=True)
 class Regression:
@@ -68,7 +70,8 @@ class Classification:
     y_test: Tensor
     box: tuple[float, float, float, float]
 
-    def grid(self, side: int = 60) -> Tensor:
+    @checked
+    def grid(self, side: Count = 60) -> Tensor:
         """Points of a regular lattice over the box, row by row from below: [side^2, 2]."""
         left, right, lower, upper = self.box
         second, first = torch.meshgrid(
@@ -113,7 +116,8 @@ class Linear:
     posterior: LinearPosterior
 
 
-def cosine(num_data: int = 100, num_test: int = 200, seed: int = 0) -> Regression:
+@checked
+def cosine(num_data: Count = 100, num_test: Count = 200, seed: Seed = 0) -> Regression:
     r"""Two clusters on a cosine with a gap between them (Foong et al. 2019; the inducing weights paper, figure 2).
 
     $y = \cos(4x + 0.8) + \varepsilon$, $\varepsilon \sim \mathcal{N}(0, 0.1^2)$, half of the x uniform in [-1, -0.7] and half
@@ -127,7 +131,6 @@ def cosine(num_data: int = 100, num_test: int = 200, seed: int = 0) -> Regressio
     Raises:
         ValueError: If a count is below 1.
     """
-    _check_counts("cosine", num_data=num_data, num_test=num_test)
     generator = torch.Generator().manual_seed(seed)
 
     def inputs(count: int) -> Tensor:
@@ -138,7 +141,8 @@ def cosine(num_data: int = 100, num_test: int = 200, seed: int = 0) -> Regressio
     return replace(made, gap=(-0.7, 0.5))
 
 
-def cubic(num_data: int = 40, num_test: int = 200, seed: int = 0) -> Regression:
+@checked
+def cubic(num_data: Count = 40, num_test: Count = 200, seed: Seed = 0) -> Regression:
     r"""A cubic with a gap (Hernández-Lobato & Adams 2015; the global inducing points paper, figure 1).
 
     $y = x^3 + \varepsilon$, $\varepsilon \sim \mathcal{N}(0, 3^2)$, x uniform in $[-4, -2] \cup [2, 4]$. The papers standardize
@@ -152,7 +156,6 @@ def cubic(num_data: int = 40, num_test: int = 200, seed: int = 0) -> Regression:
     Raises:
         ValueError: If a count is below 1.
     """
-    _check_counts("cubic", num_data=num_data, num_test=num_test)
     generator = torch.Generator().manual_seed(seed)
 
     def inputs(count: int) -> Tensor:
@@ -163,7 +166,8 @@ def cubic(num_data: int = 40, num_test: int = 200, seed: int = 0) -> Regression:
     return replace(made, gap=(-2.0, 2.0))
 
 
-def snelson(num_data: int = 200, num_test: int = 200, seed: int = 0) -> Regression:
+@checked
+def snelson(num_data: Count = 200, num_test: Count = 200, seed: Seed = 0) -> Regression:
     r"""A wavy function under noise on [0, 6], in the manner of Snelson & Ghahramani (2006), whose data it is not.
 
     $y = \sin(2.3 x) - 0.6 \cos(1.1 x + 0.4) + \varepsilon$, $\varepsilon \sim \mathcal{N}(0, 0.28^2)$, x uniform in [0, 6].
@@ -176,7 +180,6 @@ def snelson(num_data: int = 200, num_test: int = 200, seed: int = 0) -> Regressi
     Raises:
         ValueError: If a count is below 1.
     """
-    _check_counts("snelson", num_data=num_data, num_test=num_test)
     generator = torch.Generator().manual_seed(seed)
     return _regression(
         lambda count: _uniform(count, 0.0, 6.0, generator),
@@ -189,7 +192,10 @@ def snelson(num_data: int = 200, num_test: int = 200, seed: int = 0) -> Regressi
     )
 
 
-def two_moons(num_data: int = 200, num_test: int = 400, noise_std: float = 0.15, seed: int = 0) -> Classification:
+@checked
+def two_moons(
+    num_data: Count = 200, num_test: Count = 400, noise_std: NonNegative = 0.15, seed: Seed = 0
+) -> Classification:
     r"""Two interleaved half circles.
 
     With $t$ uniform in $[0, \pi]$, class 0 lies at $(\cos t, \sin t)$ and class 1 at $(1 - \cos t, \frac12 - \sin t)$, each
@@ -204,7 +210,6 @@ def two_moons(num_data: int = 200, num_test: int = 400, noise_std: float = 0.15,
     Raises:
         ValueError: If a count is below 1 or `noise_std` is negative.
     """
-    _check_counts("two_moons", num_data=num_data, num_test=num_test)
     if not noise_std >= 0:
         raise ValueError(f"two_moons: noise_std={noise_std}; give 0 or more")
     generator = torch.Generator().manual_seed(seed)
@@ -220,8 +225,9 @@ def two_moons(num_data: int = 200, num_test: int = 400, noise_std: float = 0.15,
     return Classification(x, y, x_test, y_test, box=(-2.5, 3.5, -2.25, 2.75))
 
 
+@checked
 def linear(
-    num_data: int = 50, num_features: int = 3, prior_std: float = 1.0, noise: float = 0.1, seed: int = 0
+    num_data: Count = 50, num_features: Count = 3, prior_std: Positive = 1.0, noise: Positive = 0.1, seed: Seed = 0
 ) -> Linear:
     r"""A linear model with known posterior and evidence.
 
@@ -238,7 +244,6 @@ def linear(
     Raises:
         ValueError: If a count is below 1, or `prior_std` or `noise` is not positive.
     """
-    _check_counts("linear", num_data=num_data, num_features=num_features)
     _check_scales("linear", prior_std, noise)
     generator = torch.Generator().manual_seed(seed)
     weight = prior_std * torch.randn(num_features, generator=generator)
@@ -247,7 +252,8 @@ def linear(
     return Linear(x, y, weight, prior_std, noise, linear_posterior(x, y, prior_std, noise))
 
 
-def linear_posterior(x: Tensor, y: Tensor, prior_std: float | Tensor, noise: float) -> LinearPosterior:
+@checked
+def linear_posterior(x: Tensor, y: Tensor, prior_std: Positive | Tensor, noise: Positive) -> LinearPosterior:
     r"""Posterior and evidence of Bayesian linear regression.
 
     $y = X w + \varepsilon$ with $w \sim \mathcal{N}(0, S_0)$ and $\varepsilon \sim \mathcal{N}(0, \text{noise}\, I)$ gives
@@ -302,12 +308,6 @@ def _regression(
 
 def _uniform(count: int, low: float, high: float, generator: torch.Generator) -> Tensor:
     return low + (high - low) * torch.rand(count, 1, generator=generator)
-
-
-def _check_counts(owner: str, **counts: int) -> None:
-    for key, value in counts.items():
-        if value < 1:
-            raise ValueError(f"toy.{owner}: {key}={value}; give at least 1")
 
 
 def _check_scales(owner: str, prior_std: float | Tensor, noise: float) -> None:

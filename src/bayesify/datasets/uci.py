@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from bayesify.arguments.checks import Count, Seed, checked
 from bayesify.datasets import uci_sources
 from bayesify.datasets.download import obtain
 
@@ -43,7 +44,8 @@ class Split:
     test: np.ndarray
     validation: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
-    def with_validation(self, share: float = 0.15, seed: int = 0) -> Split:
+    @checked
+    def with_validation(self, share: float = 0.15, seed: Seed = 0) -> Split:
         """The same split with a random share of the training rows set aside.
 
         Args:
@@ -89,6 +91,7 @@ class Table:
         return 0 if self.task == "regression" else int(self.y.max()) + 1
 
 
+@checked
 def load(name: str, folder: str | Path | None = None, *, download: bool = True) -> Table:
     """Read a UCI data set.
 
@@ -140,8 +143,9 @@ def _splits(arrays: dict[str, np.ndarray], prefix: str) -> tuple[Split, ...]:
     return tuple(made)
 
 
+@checked
 def seeded_splits(
-    X: np.ndarray, y: np.ndarray, count: int = 20, test_share: float = 0.1, seed: int = 0
+    X: np.ndarray, y: np.ndarray, count: Count = 20, test_share: float = 0.1, seed: Seed = 0
 ) -> tuple[Split, ...]:
     """Random splits that depend on the values alone, not on the order of the rows.
 

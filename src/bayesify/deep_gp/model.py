@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from bayesify import objectives
+from bayesify.arguments.checks import Count, DataCount, Memory, NonNegative, Positive, Seed, checked
 from bayesify.configuration import make_likelihood
 from bayesify.deep_gp.kernels import KERNELS
 from bayesify.deep_gp.layers import Conditional, GlobalLayer, LocalLayer
@@ -92,39 +93,32 @@ class DeepGP(nn.Module, Predictor, Trainable):
     training_draws = 4
     noise_per_example = True
 
+    @checked
     def __init__(
         self,
         inputs: Tensor,
         targets: Tensor | None = None,
         *,
-        depth: int = 2,
-        width: int | Sequence[int] | None = None,
-        num_outputs: int | None = None,
-        num_inducing: int = 100,
+        depth: Count = 2,
+        width: Count | Sequence[Count] | None = None,
+        num_outputs: Count | None = None,
+        num_inducing: Count = 100,
         inducing: Literal["global", "local"] = "global",
         kernel: str = "squared_exponential",
         likelihood: Likelihood | str | dict[str, Any] | None = None,
         skip: bool = True,
-        lengthscale: float | None = None,
-        jitter: float = 1e-6,
-        seed: int = 0,
+        lengthscale: Positive | None = None,
+        jitter: Positive = 1e-6,
+        seed: Seed = 0,
     ) -> None:
         super().__init__()
-        for key, count in (("depth", depth), ("num_inducing", num_inducing)):
-            if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-                raise ValueError(f"DeepGP: {key}={count}; give an integer of at least 1")
         if inputs.ndim != 2 or not inputs.numel() or not inputs.is_floating_point():
             raise ValueError(
                 f"DeepGP: inputs of shape {tuple(inputs.shape)} and type {inputs.dtype}; give floating-point [N, D]"
             )
         check_inputs((inputs,), {})
-        if inducing not in ("global", "local"):
-            raise ValueError(f"DeepGP: inducing={inducing!r}; give 'global' or 'local'")
         if kernel not in KERNELS:
             raise ValueError(f"DeepGP: kernel={kernel!r}; give one of {', '.join(KERNELS)}")
-        for key, value in (("lengthscale", lengthscale), ("jitter", jitter)):
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"DeepGP: {key}={value}; give a positive number")
         self.likelihood = copy.deepcopy(make_likelihood(likelihood)) or Gaussian(noise=0.1)
         self.widths = layer_widths(width, depth, inputs.shape[-1], count_outputs(self.likelihood, targets, num_outputs))
         self.inducing, self.kernel, self.skip, self.jitter = inducing, kernel, skip, jitter
@@ -231,14 +225,15 @@ class DeepGP(nn.Module, Predictor, Trainable):
 
     # -- the bound -------------------------------------------------------------------------------------------------
 
+    @checked
     def elbo(
         self,
         x: Tensor,
         y: Tensor,
         *,
-        num_data: int,
-        num_draws: int = 1,
-        kl_weight: float = 1.0,
+        num_data: DataCount,
+        num_draws: Count = 1,
+        kl_weight: NonNegative = 1.0,
         example_weights: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
@@ -261,13 +256,14 @@ class DeepGP(nn.Module, Predictor, Trainable):
         )
         return objectives.elbo(data, kl, kl_weight)
 
+    @checked
     def elbo_terms(
         self,
         x: Tensor,
         y: Tensor,
         *,
-        num_data: int,
-        num_draws: int = 1,
+        num_data: DataCount,
+        num_draws: Count = 1,
         example_weights: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> tuple[Tensor, Tensor]:
@@ -308,19 +304,21 @@ class DeepGP(nn.Module, Predictor, Trainable):
             shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(f"DeepGP: inputs {shape}; give [B, {self.widths[0]}]")
 
-    def kl(self, num_draws: int = 1, *, generator: torch.Generator | None = None) -> Tensor:
+    @checked
+    def kl(self, num_draws: Count = 1, *, generator: torch.Generator | None = None) -> Tensor:
         """KL of the inducing values in nats, a scalar; with global inducing points and hidden layers an average over draws."""
         return self.conditionals(num_draws, generator)[1].mean()
 
     # -- training --------------------------------------------------------------------------------------------------
 
+    @checked
     def fit(
         self,
         data: Iterable[Any] | tuple[Tensor, Tensor],
         *,
-        epochs: int = 200,
-        learning_rate: float = 0.02,
-        seed: int | None = None,
+        epochs: Count = 200,
+        learning_rate: Positive = 0.02,
+        seed: Seed | None = None,
         **options: Any,
     ) -> History:
         """Train by the bound, in place; everything else is as in `bayesify.fit`.
@@ -353,10 +351,11 @@ class DeepGP(nn.Module, Predictor, Trainable):
     # -- prediction ------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
+    @checked
     def predict(
         self,
         x: Tensor,
-        num_draws: int | None = None,
+        num_draws: Count | None = None,
         *,
         generator: torch.Generator | None = None,
         memory: int | str | None = None,
@@ -390,7 +389,7 @@ class DeepGP(nn.Module, Predictor, Trainable):
         return self.likelihood.predictive(Outputs(kept=self._draw_values(mean, variance, generator).to(x.dtype)))
 
     def _all_moments(
-        self, x: Tensor, num_draws: int, generator: torch.Generator | None, memory: int
+        self, x: Tensor, num_draws: int, generator: torch.Generator | None, memory: Memory
     ) -> tuple[Tensor, Tensor]:
         """Moments of f in pieces of the batch, all given the same draws of the inducing values."""
         parts, _ = self.conditionals(num_draws, generator)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar
@@ -10,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from bayesify.arguments.checks import Count, NonNegative, Positive, checked
 from bayesify.maths.noise import standard_normal
-from bayesify.posteriors.base import check_count
 from bayesify.running.generators import own_generators
 from bayesify.running.inputs import as_inputs
 from bayesify.training.batches import parse_batch
@@ -61,14 +60,19 @@ class Box(Context):
 
     name = "box"
 
-    def __init__(self, low: float | Sequence[float] | Tensor | None = None, high: Any = None, n: int = 10) -> None:
-        check_count("Box", n=n)
+    @checked
+    def __init__(
+        self,
+        low: float | Sequence[float] | Tensor | None = None,
+        high: float | Sequence[float] | Tensor | None = None,
+        n: Count = 10,
+    ) -> None:
         if (low is None) != (high is None):
             raise ValueError("Box: only one end is given; give low and high, or neither for images")
         self.for_images = low is None
         ends = IMAGE_RANGE if low is None else (low, high)
         self.low, self.high = (torch.as_tensor(end, dtype=torch.float64).detach().cpu() for end in ends)
-        if not bool(torch.isfinite(self.low).all() & torch.isfinite(self.high).all()):
+        if not bool(torch.isfinite(self.low).all() & torch.isfinite(self.high).all()) or not self.low.numel():
             raise ValueError(f"Box: low={low}, high={high}; give finite numbers")
         try:
             below = bool((self.low < self.high).all())
@@ -77,15 +81,14 @@ class Box(Context):
                 f"Box: low has shape {tuple(self.low.shape)} and high {tuple(self.high.shape)}; give both in one shape"
             ) from None
         if not below:
-            raise ValueError(f"Box: low={low} is not below high={high}; exchange them")
+            raise ValueError(f"Box: low={low} is not below high={high}; give a smaller low")
         self.n = n
         self._kept: dict[Any, tuple[Tensor, Tensor]] = {}
 
     @classmethod
-    def around(cls, x: Tensor, widths: float = 2.0, n: int = 10) -> Box:
+    @checked
+    def around(cls, x: Tensor, widths: NonNegative = 2.0, n: Count = 10) -> Box:
         """A box that goes beyond training inputs [N, ...] on every side by so many times their range."""
-        if not widths >= 0:
-            raise ValueError(f"Box.around: widths={widths}; give a number of at least 0")
         flat = torch.as_tensor(x).detach().double()
         low, high = flat.amin(0), flat.amax(0)
         margin = widths * (high - low).clamp_min(torch.finfo(torch.float32).eps)
@@ -137,8 +140,8 @@ class StoredContext(Context):
         ValueError: If a count is below 1.
     """
 
-    def __init__(self, source: Any, n: int = 10, keep: int = 10_000) -> None:
-        check_count(type(self).__name__, n=n, keep=keep)
+    @checked
+    def __init__(self, source: Tensor | Iterable[Any], n: Count = 10, keep: Count = 10_000) -> None:
         self.source, self.n, self.keep = source, n, keep
         self._held: Tensor | None = None
 
@@ -222,10 +225,9 @@ class NoisyContext(StoredContext):
 
     name = "jittered"
 
-    def __init__(self, source: Any, std: float, n: int = 10, keep: int = 10_000) -> None:
+    @checked
+    def __init__(self, source: Tensor | Iterable[Any], std: Positive, n: Count = 10, keep: Count = 10_000) -> None:
         super().__init__(source, n, keep)
-        if not (std > 0 and math.isfinite(std)):
-            raise ValueError(f"NoisyContext: std={std}; give a positive number")
         self.std = std
 
     def change(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -10,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from bayesify.arguments.checks import Memory, Positive, checked
 from bayesify.function_space.moments import Covariance, output_covariance
 from bayesify.jacobians import Jacobians
 from bayesify.maths.value_checks import should_check
@@ -21,7 +21,7 @@ class FunctionPrior(ABC):
 
     name: ClassVar[str]
 
-    def bind(self, jacobians: Jacobians, means: Mapping[str, Tensor], stds: Mapping[str, Any], memory: int) -> None:
+    def bind(self, jacobians: Jacobians, means: Mapping[str, Tensor], stds: Mapping[str, Any], memory: Memory) -> None:
         """Take from a network what the prior needs, before it is trained.
 
         Args:
@@ -66,7 +66,8 @@ class Constant(FunctionPrior):
 
     name = "constant"
 
-    def __init__(self, mean: float | Sequence[float] = 0.0, variance: float | Sequence[float] = 1.0) -> None:
+    @checked
+    def __init__(self, mean: float | Sequence[float] = 0.0, variance: Positive | Sequence[Positive] = 1.0) -> None:
         self.mean, self.variance = (
             torch.as_tensor(value, dtype=torch.float64).detach().cpu() for value in (mean, variance)
         )
@@ -117,11 +118,10 @@ class GaussianProcess(FunctionPrior):
 
     name = "gaussian_process"
 
+    @checked
     def __init__(
         self, kernel: Callable[[Tensor, Tensor], Tensor], mean: float | Callable[[Tensor], Tensor] = 0.0
     ) -> None:
-        if not callable(kernel):
-            raise TypeError(f"GaussianProcess: kernel={kernel!r}; give a function of two batches of inputs")
         self.kernel, self.mean = kernel, mean
 
     def moments(
@@ -172,15 +172,14 @@ class NeuralTangent(FunctionPrior):
 
     name = "neural_tangent"
 
-    def __init__(self, std: float | None = None, mean: float | None = None) -> None:
-        if std is not None and not (std > 0 and math.isfinite(std)):
-            raise ValueError(f"NeuralTangent: std={std}; give a positive number")
+    @checked
+    def __init__(self, std: Positive | None = None, mean: float | None = None) -> None:
         self.std, self.mean = std, mean
         self._values: dict[str, Tensor] = {}
         self._points: dict[str, Tensor] = {}
         self._variances: dict[str, Tensor] = {}
 
-    def bind(self, jacobians: Jacobians, means: Mapping[str, Tensor], stds: Mapping[str, Any], memory: int) -> None:
+    def bind(self, jacobians: Jacobians, means: Mapping[str, Tensor], stds: Mapping[str, Any], memory: Memory) -> None:
         """Keeps the means, the point estimates and the buffers, unless it has those of a stored model already."""
         frozen = jacobians.runner.snapshot()
         if not self._values:

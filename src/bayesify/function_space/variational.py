@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 
+from bayesify.arguments.checks import Count, DataCount, Inputs, Memory, NonNegative, Positive, checked
 from bayesify.draws import Draws
 from bayesify.function_space import checks
 from bayesify.function_space.captured_divergence import DivergenceCapture
@@ -74,18 +75,19 @@ class FunctionSpaceVI(Drawable, Trainable):
     phases: ClassVar[tuple[Phase, ...]] = ("map", "variational")
     keeps_mode = True
 
+    @checked
     def __init__(
         self,
         bnn: BayesianNetwork,
         prior_mean: float | Sequence[float] = 0.0,
-        prior_variance: float | Sequence[float] = DEFAULT_VARIANCE,
+        prior_variance: Positive | Sequence[Positive] = DEFAULT_VARIANCE,
         context: Context | None = None,
         covariance: Literal["diagonal", "full", "joint"] = "diagonal",
         *,
         prior: FunctionPrior | None = None,
         layers: Literal["all", "last"] = "all",
         jitter: float | None = None,
-        memory: int | str | None = None,
+        memory: Memory | str | None = None,
     ) -> None:
         checks.check_network(bnn)
         checks.check_choices(covariance, layers, jitter, context, prior)
@@ -150,6 +152,7 @@ class FunctionSpaceVI(Drawable, Trainable):
         found = {name: value for part in self.bnn.posteriors for name, value in part.variance().items()}
         return {name: found[name] for name in self._jacobians.names}
 
+    @checked
     def function_moments(
         self,
         x: Any,
@@ -175,8 +178,6 @@ class FunctionSpaceVI(Drawable, Trainable):
         args, kwargs = as_inputs(x)
         check_inputs(args, kwargs)
         kind = covariance or self.covariance
-        if kind not in (*checks.COVARIANCES, "example"):
-            raise ValueError(f"function_moments: covariance={kind!r}; give 'diagonal', 'full', 'joint' or 'example'")
         self._settle(args, kwargs)
         means, variances = self._means(), self._variances()
         rows = self._rows(args, kwargs, means, self.memory if memory is None else parse_bytes(memory))
@@ -218,7 +219,8 @@ class FunctionSpaceVI(Drawable, Trainable):
 
     # -- divergence ------------------------------------------------------------------------------------------------
 
-    def function_kl(self, context_inputs: Any) -> Tensor:
+    @checked
+    def function_kl(self, context_inputs: Inputs) -> Tensor:
         r"""KL of the linearized variational process to the prior at given inputs, in nats: a scalar, differentiable.
 
         Of the products of marginals for `"diagonal"`, of each output's Gaussian and summed for `"full"`, of the Gaussian over all
@@ -287,14 +289,15 @@ class FunctionSpaceVI(Drawable, Trainable):
 
     # -- the objective ---------------------------------------------------------------------------------------------
 
+    @checked
     def objective(
         self,
-        x: Any,
+        x: Inputs,
         y: Tensor,
         *,
-        num_data: int,
-        num_draws: int = 1,
-        kl_weight: float = 1.0,
+        num_data: DataCount,
+        num_draws: Count = 1,
+        kl_weight: NonNegative = 1.0,
         example_weights: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
@@ -308,12 +311,7 @@ class FunctionSpaceVI(Drawable, Trainable):
             kl_weight: Factor on the KL.
             example_weights: [B].
             generator: Source of randomness, for draws and for context inputs.
-
-        Raises:
-            ValueError: If inputs, context inputs or targets do not fit, or the result is not finite.
         """
-        if not kl_weight >= 0:
-            raise ValueError(f"FunctionSpaceVI: kl_weight={kl_weight}; give a number of at least 0")
         data, kl = self.objective_terms(
             x, y, num_data=num_data, num_draws=num_draws, example_weights=example_weights, generator=generator
         )
@@ -337,16 +335,13 @@ class FunctionSpaceVI(Drawable, Trainable):
         with self.bnn.full_precision():
             return data, self.function_kl(self.context.draw(x, generator))
 
-    def fit(self, train_loader: Iterable[Any], *, epochs: int, **options: Any) -> History:
+    def fit(self, train_loader: Iterable[Any], *, epochs: Count, **options: Any) -> History:
         """Train the network by `objective`, in place; everything else is as in `bayesify.fit`.
 
         Args:
             train_loader: Batches of inputs and targets.
             epochs: Passes over the data.
             options: Further arguments of `bayesify.fit`: optimizer, learning rate, schedules, validation, checkpoint, seed.
-
-        Returns:
-            One entry per epoch, with the function-space KL as `kl` and the bound as `elbo`.
         """
         return fit(self, train_loader, epochs=epochs, **options)
 
@@ -381,10 +376,11 @@ class FunctionSpaceVI(Drawable, Trainable):
     # -- prediction ------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
+    @checked
     def predict(
         self,
-        x: Any,
-        num_draws: int | None = None,
+        x: Inputs,
+        num_draws: Count | None = None,
         *,
         generator: torch.Generator | None = None,
         memory: int | str | None = None,

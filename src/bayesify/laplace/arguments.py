@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Literal
 
 import torch
 
-from bayesify.laplace.curvature import Curvature
 from bayesify.laplace.subset import Subset
-from bayesify.posteriors.base import check_positive
-from bayesify.predictive.gaussian import Link
 from bayesify.running.memory import in_words
 from bayesify.weights.catalog import Weight, group_layers
 
@@ -54,16 +51,6 @@ def check_budget(covariance: str, size: int, weights: Mapping[str, Weight], dtyp
                 f"Laplace: the Kronecker factors of {len(layers)} layers take {in_words(needed)}, more than "
                 f"memory={in_words(memory)}; give more memory=, covariance='diagonal', or a subset of the layers"
             )
-
-
-def check_options(covariance: Any, curvature: Any, link: Any, temperature: Any) -> None:
-    """Raise `ValueError` for an argument of `Laplace` that is not one of its values."""
-    given = (("covariance", covariance, Structure), ("curvature", curvature, Curvature), ("link", link, Link))
-    for key, value, kind in given:
-        *most, last = (repr(name) for name in get_args(kind))
-        if value not in get_args(kind):
-            raise ValueError(f"Laplace: {key}={value!r}; give {', '.join(most)} or {last}")
-    check_positive("Laplace", temperature=temperature)
 
 
 def check_whole(subset: Subset, everything: Subset) -> None:

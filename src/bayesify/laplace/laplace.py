@@ -10,12 +10,13 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
+from bayesify.arguments.checks import Count, Inputs, Memory, Positive, checked
 from bayesify.configuration import make_likelihood
 from bayesify.draws import Draws
 from bayesify.jacobians import Jacobians, Linearization, check_deterministic
 from bayesify.laplace import curvature as curvatures
 from bayesify.laplace import storing
-from bayesify.laplace.arguments import Structure, check_budget, check_options, check_whole
+from bayesify.laplace.arguments import Structure, check_budget, check_whole
 from bayesify.laplace.covariances import DiagonalCovariance, FullCovariance, MarginalCovariance, WeightCovariance
 from bayesify.laplace.kronecker_covariance import KroneckerCovariance
 from bayesify.laplace.prior_precision import Precision, check_precision, default_precision, precision_of, scaled
@@ -81,6 +82,7 @@ class Laplace(Drawable):
 
     likelihood: Likelihood
 
+    @checked
     def __init__(
         self,
         net: nn.Module,
@@ -90,15 +92,12 @@ class Laplace(Drawable):
         prior_precision: float | Mapping[str, float] | None = None,
         *,
         link: Link = "mc",
-        temperature: float = 1.0,
+        temperature: Positive = 1.0,
         curvature: curvatures.Curvature = "ggn",
         marginal: bool = False,
-        memory: int | str = "1GiB",
+        memory: Memory | str = "1GiB",
         output: str | int | None = None,
     ) -> None:
-        if not isinstance(net, nn.Module):
-            raise TypeError(f"Laplace: net is {type(net).__name__}; give a torch.nn.Module")
-        check_options(covariance, curvature, link, temperature)
         if marginal and covariance != "full":
             raise ValueError(f"Laplace: marginal=True with covariance={covariance!r}; a marginal covariance is full")
         if isinstance(net, BayesianNetwork):
@@ -141,6 +140,7 @@ class Laplace(Drawable):
     # -- fitting ---------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
+    @checked
     def fit(self, loader: Iterable[Any], *, read_batch: BatchReader | None = None, progress: bool = False) -> Laplace:
         """Choose the weights and add up the curvature, in one pass over the data (two if the choice needs one).
 
@@ -253,7 +253,8 @@ class Laplace(Drawable):
     # -- the posterior ---------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def draw(self, num_draws: int = 1, *, generator: torch.Generator | None = None) -> Draws:
+    @checked
+    def draw(self, num_draws: Count = 1, *, generator: torch.Generator | None = None) -> Draws:
         """Functions from the posterior, through the network itself; chosen weights vary, all others are the point estimate.
 
         Args:
@@ -263,7 +264,6 @@ class Laplace(Drawable):
         Returns:
             The draws. Their KL is that of the Gaussian to its prior, the same for each.
         """
-        _check_draws(num_draws)
         subset, posterior = self.fitted()
         weights = subset.fill(math.sqrt(self.temperature) * posterior.draw(num_draws, generator), self.values)
         return Draws(self._runner, weights, self.kl().expand(num_draws))
@@ -304,10 +304,9 @@ class Laplace(Drawable):
         penalty = 0.5 * (posterior.factor * posterior.prior * mean.square()).sum()
         return self.data.log_likelihood - penalty - 0.5 * posterior.log_det_ratio()
 
-    def set_prior_factor(self, factor: float) -> None:
+    @checked
+    def set_prior_factor(self, factor: Positive) -> None:
         """Use another common factor on the prior precisions, relative to those given; the curvature stays."""
-        if not (factor > 0 and math.isfinite(factor)):
-            raise ValueError(f"Laplace: a factor of {factor} on the prior precision; give a positive number")
         _, posterior = self.fitted()
         self.posterior = posterior.rescaled(factor)
 
@@ -316,6 +315,7 @@ class Laplace(Drawable):
         """Scalars that the data term is a sum over: examples, by their weights, times outputs."""
         return self.data.total_weight * self.outputs_per_example
 
+    @checked
     def tune_prior_precision(self, loader: Iterable[Any] | None = None, **options: Any) -> float:
         """Choose a common factor on the prior precisions; see `bayesify.laplace.tuning.tune_prior_precision`."""
         from bayesify.laplace.tuning import tune_prior_precision
@@ -325,10 +325,11 @@ class Laplace(Drawable):
     # -- prediction ------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
+    @checked
     def predict(
         self,
         x: Any,
-        num_draws: int | None = None,
+        num_draws: Count | None = None,
         *,
         generator: torch.Generator | None = None,
         memory: int | str | None = None,
@@ -350,8 +351,6 @@ class Laplace(Drawable):
             split_batch: Whether the batch may be cut; see `BayesianNetwork.predict`. False is for `"network_mc"` only: the
                 linearized network's rows do not depend on each other.
         """
-        if method not in ("closed_form", "linearized_mc", "network_mc"):
-            raise ValueError(f"Laplace.predict: method={method!r}; give 'closed_form', 'linearized_mc' or 'network_mc'")
         budget = self.memory if memory is None else parse_bytes(memory)
         num_draws = 32 if num_draws is None else num_draws
         args, kwargs = as_inputs(x)
@@ -363,7 +362,6 @@ class Laplace(Drawable):
             return self.likelihood.predictive(outputs)
         if not split_batch:
             raise ValueError(f"Laplace.predict: split_batch=False with {method!r}; it is for method='network_mc'")
-        _check_draws(num_draws)
         subset, posterior = self.fitted()
         means, spreads = [], []
         root = math.sqrt(self.temperature)
@@ -391,7 +389,8 @@ class Laplace(Drawable):
         return self.likelihood.closed_form(OutputGaussian(torch.cat(means), torch.cat(spreads), seed), self.link)
 
     @torch.no_grad()
-    def output_covariance(self, x: Any, *, joint: bool = False) -> Tensor:
+    @checked
+    def output_covariance(self, x: Inputs, *, joint: bool = False) -> Tensor:
         r"""Covariance $J \Sigma J^\top$ of the linearized network's outputs.
 
         Args:
@@ -447,8 +446,3 @@ class Laplace(Drawable):
         chosen = f"{self.subset.size:,} of {total:,} weights" if self.subset else "not fitted"
         facts = ", ".join((self.likelihood.name, self.covariance, chosen, *self.remarks))
         return f"Laplace({type(self.network).__name__}, {facts})"
-
-
-def _check_draws(num_draws: int) -> None:
-    if not isinstance(num_draws, int) or isinstance(num_draws, bool) or num_draws < 1:
-        raise ValueError(f"num_draws={num_draws}; give an integer of at least 1")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bayesify.arguments.checks import Count, checked
 from bayesify.metrics.targets import match_labels, match_values
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
@@ -36,7 +37,8 @@ class ReliabilityDiagram:
         return float((gap * self.count).sum() / self.count.sum())
 
 
-def reliability(predictive: ClassificationPredictive, y: Tensor, num_bins: int = 15) -> ReliabilityDiagram:
+@checked
+def reliability(predictive: ClassificationPredictive, y: Tensor, num_bins: Count = 15) -> ReliabilityDiagram:
     """Confidence and accuracy of the most probable class, in bins of equal width (DeGroot & Fienberg 1983).
 
     Several labels per example count as so many predictions.
@@ -83,6 +85,7 @@ class CalibrationCurve:
         return float((self.observed - self.expected).abs().mean())
 
 
+@checked
 def calibration_curve(
     predictive: RegressionPredictive, y: Tensor, levels: Sequence[float] | None = None
 ) -> CalibrationCurve:

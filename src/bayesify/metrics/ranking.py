@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from bayesify.arguments.checks import checked
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
@@ -44,6 +45,7 @@ def uncertainties(predictive: Predictive) -> dict[str, Tensor]:
     return {name: value.flatten(1).sum(1) if value.ndim > 1 else value for name, value in measures.items()}
 
 
+@checked
 def ood(inside: Predictive, outside: Predictive) -> dict[str, float]:
     """How well uncertainty tells examples like the training data from others; exact but for the last rounding.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bayesify.arguments.checks import Count, checked
 from bayesify.metrics.ranking import dense_ranks, uncertainties
 from bayesify.metrics.targets import match_labels
 from bayesify.predictive.classification import ClassificationPredictive
@@ -32,13 +33,14 @@ class RejectionCurve:
         return float(self.accuracy.mean())
 
 
+@checked
 def rejection_curve(
     predictive: ClassificationPredictive,
     y: Tensor,
     *,
     by: str = "entropy",
     outside: ClassificationPredictive | None = None,
-    num_points: int = 100,
+    num_points: Count = 100,
 ) -> RejectionCurve:
     r"""Accuracy after turning away the least certain examples.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from bayesify.arguments.checks import checked
 from bayesify.metrics.targets import match_labels, match_values, torchmetrics_function
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.classification import ClassificationPredictive
@@ -16,6 +17,7 @@ ECE_BINS = 15
 """Bins of the expected calibration error, as in Guo et al. 2017."""
 
 
+@checked
 def evaluate(predictive: Predictive, y: Tensor) -> dict[str, float]:
     r"""Score a prediction.
 
@@ -76,13 +78,23 @@ def _evaluate_classification(predictive: ClassificationPredictive, y: Tensor) ->
     }
 
 
+@checked
 def brier(class_probs: Tensor, y: Tensor) -> Tensor:
     r"""Brier score of each prediction, $\sum_c (p_c - [y = c])^2$: [B, ...].
 
     Args:
         class_probs: Probabilities [B, ..., C], classes last.
         y: Labels [B, ...].
+
+    Raises:
+        ValueError: If labels do not fit the probabilities.
     """
+    classes = class_probs.shape[-1]
+    if y.shape != class_probs.shape[:-1] or not bool(((y >= 0) & (y < classes)).all()):
+        raise ValueError(
+            f"metrics.brier: y {list(y.shape)} for class_probs {list(class_probs.shape)}; give one label from 0 to "
+            f"{classes - 1} for each row"
+        )
     target = torch.nn.functional.one_hot(y.long(), class_probs.shape[-1]).to(class_probs)
     return (class_probs - target).square().sum(-1)
 

@@ -6,6 +6,8 @@ from collections import OrderedDict
 
 from torch import Tensor, nn
 
+from bayesify.arguments.checks import Count, checked
+
 IMAGE_SIDE = 32
 
 
@@ -25,7 +27,8 @@ class AlexNet(nn.Module):
         ValueError: If `width` is not a positive multiple of 4.
     """
 
-    def __init__(self, num_classes: int = 10, in_channels: int = 3, width: int = 64) -> None:
+    @checked
+    def __init__(self, num_classes: Count = 10, in_channels: Count = 3, width: Count = 64) -> None:
         super().__init__()
         if width < 1 or width % 4:
             raise ValueError(f"AlexNet: width={width}; give a positive multiple of 4")

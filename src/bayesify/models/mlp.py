@@ -7,7 +7,10 @@ from itertools import pairwise
 
 from torch import nn
 
+from bayesify.arguments.checks import checked
 
+
+@checked
 def mlp(sizes: Sequence[int], activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
     """A perceptron with the given layer sizes, inputs first and outputs last, without an activation after the last.
 

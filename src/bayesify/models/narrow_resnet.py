@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from bayesify.arguments.checks import Count, checked
+
 
 class _Block(nn.Module):
     """A shortcut in parallel with two convolutions, each followed by a ReLU."""
@@ -18,7 +20,8 @@ class _Block(nn.Module):
         return x + self.relu(self.conv2(self.relu(self.conv1(x))))
 
 
-def narrow_resnet(num_classes: int = 10, in_channels: int = 3, width: int = 32) -> nn.Sequential:
+@checked
+def narrow_resnet(num_classes: Count = 10, in_channels: Count = 3, width: Count = 32) -> nn.Sequential:
     """conv, ReLU, block, pool, block, pool, block, average, linear (Ober & Aitchison 2021, section 3.4).
 
     Args:

@@ -6,6 +6,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from bayesify.arguments.checks import Count, checked
+
 Variant = Literal["cifar", "imagenet"]
 
 
@@ -76,14 +78,15 @@ class ResNet(nn.Module):
         ValueError: If `variant` is unknown.
     """
 
+    @checked
     def __init__(
         self,
         block: type[BasicBlock] | type[Bottleneck],
         depths: tuple[int, int, int, int],
-        num_classes: int = 10,
+        num_classes: Count = 10,
         variant: Variant = "cifar",
-        in_channels: int = 3,
-        width: int = 64,
+        in_channels: Count = 3,
+        width: Count = 64,
     ) -> None:
         super().__init__()
         if variant == "cifar":
@@ -122,16 +125,19 @@ def _stage(
     return nn.Sequential(block(channels_in, channels, stride), *rest)
 
 
-def resnet18(variant: Variant = "cifar", num_classes: int = 10, in_channels: int = 3, width: int = 64) -> ResNet:
+@checked
+def resnet18(variant: Variant = "cifar", num_classes: Count = 10, in_channels: Count = 3, width: Count = 64) -> ResNet:
     """ResNet-18; 11,173,962 parameters for CIFAR-10. See `ResNet` for the arguments."""
     return ResNet(BasicBlock, (2, 2, 2, 2), num_classes, variant, in_channels, width)
 
 
-def resnet34(variant: Variant = "cifar", num_classes: int = 10, in_channels: int = 3, width: int = 64) -> ResNet:
+@checked
+def resnet34(variant: Variant = "cifar", num_classes: Count = 10, in_channels: Count = 3, width: Count = 64) -> ResNet:
     """ResNet-34. See `ResNet` for the arguments."""
     return ResNet(BasicBlock, (3, 4, 6, 3), num_classes, variant, in_channels, width)
 
 
-def resnet50(variant: Variant = "cifar", num_classes: int = 10, in_channels: int = 3, width: int = 64) -> ResNet:
+@checked
+def resnet50(variant: Variant = "cifar", num_classes: Count = 10, in_channels: Count = 3, width: Count = 64) -> ResNet:
     """ResNet-50; 23,520,842 parameters for CIFAR-10. See `ResNet` for the arguments."""
     return ResNet(Bottleneck, (3, 4, 6, 3), num_classes, variant, in_channels, width)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from bayesify.arguments.checks import Count, checked
+
 STAGES = ((1, 2), (2, 2), (4, 3), (8, 3), (8, 3))
 """Channels as a multiple of the width, and convolutions, in each of the five stages."""
 
@@ -24,7 +26,10 @@ class VGG16(nn.Module):
         ValueError: If `width` is below 1.
     """
 
-    def __init__(self, num_classes: int = 10, in_channels: int = 3, width: int = 32, batch_norm: bool = False) -> None:
+    @checked
+    def __init__(
+        self, num_classes: Count = 10, in_channels: Count = 3, width: Count = 32, batch_norm: bool = False
+    ) -> None:
         super().__init__()
         if width < 1:
             raise ValueError(f"VGG16: width={width}; give at least 1")

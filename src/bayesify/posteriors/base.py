@@ -307,17 +307,3 @@ def fixed_std(owner: str, prior: PriorDraw, name: str) -> float:
 def repeat_draws(value: Tensor, num_draws: int) -> Tensor:
     """The same value in every draw, without a copy: [*shape] -> [S, *shape]."""
     return value.unsqueeze(0) if num_draws == 1 else value.expand(num_draws, *value.shape)
-
-
-def check_positive(owner: str, **values: float | None) -> None:
-    """Raise `ValueError` for an argument that is given and not positive."""
-    for key, value in values.items():
-        if value is not None and not value > 0:
-            raise ValueError(f"{owner}: {key}={value}; give a positive number")
-
-
-def check_count(owner: str, **values: int) -> None:
-    """Raise `ValueError` for a count that is not an integer of at least 1."""
-    for key, value in values.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{owner}: {key}={value}; give an integer of at least 1")

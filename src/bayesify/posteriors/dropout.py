@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
+from bayesify.arguments.checks import Probability, checked
 from bayesify.posteriors.base import DrawRequest, Posterior, repeat_draws
 from bayesify.weights.catalog import Weight
 from bayesify.weights.named_parameters import NamedParameters
@@ -32,10 +33,9 @@ class Dropout(Posterior):
     name = "dropout"
     correlated_priors = True
 
-    def __init__(self, rate: float = 0.1, first_layer: bool = False) -> None:
+    @checked
+    def __init__(self, rate: Probability = 0.1, first_layer: bool = False) -> None:
         super().__init__()
-        if not 0 <= rate < 1:
-            raise ValueError(f"Dropout: rate={rate}; give a probability of at least 0 and below 1")
         self.rate, self.first_layer = rate, first_layer
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:

@@ -10,8 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from bayesify.arguments.checks import Count, checked
 from bayesify.maths.mixture import choose_members
-from bayesify.posteriors.base import DrawRequest, Posterior, check_count
+from bayesify.posteriors.base import DrawRequest, Posterior
 from bayesify.priors import PriorDraw
 from bayesify.weights.named_parameters import NamedParameters
 
@@ -38,11 +39,9 @@ class Ensemble(Posterior):
     name = "ensemble"
     correlated_priors = True
 
-    def __init__(self, members: int = 5, init: Literal["reset", "network"] = "reset") -> None:
+    @checked
+    def __init__(self, members: Count = 5, init: Literal["reset", "network"] = "reset") -> None:
         super().__init__()
-        check_count("Ensemble", members=members)
-        if init not in ("reset", "network"):
-            raise ValueError(f"Ensemble: init={init!r}; give 'reset' or 'network'")
         self.members, self.init = members, init
         self.training_draws = self.num_networks = members
 

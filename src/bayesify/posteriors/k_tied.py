@@ -8,8 +8,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from bayesify.arguments.checks import Count, Positive, checked
 from bayesify.maths.constraints import positive, raw_positive
-from bayesify.posteriors.base import DrawRequest, Posterior, check_count, check_positive, fixed_std
+from bayesify.posteriors.base import DrawRequest, Posterior, fixed_std
 from bayesify.priors import PriorDraw
 from bayesify.weights.named_parameters import NamedParameters
 
@@ -34,10 +35,9 @@ class KTied(Posterior):
     name = "k_tied"
     correlated_priors = True
 
-    def __init__(self, rank: int = 2, init_std: float = 1e-4) -> None:
+    @checked
+    def __init__(self, rank: Count = 2, init_std: Positive = 1e-4) -> None:
         super().__init__()
-        check_count("KTied", rank=rank)
-        check_positive("KTied", init_std=init_std)
         self.rank, self.init_std = rank, init_std
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:

@@ -9,9 +9,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from bayesify.arguments.checks import Count, Positive, checked
 from bayesify.maths.gamma import widened
 from bayesify.maths.regression import Regression, regress
-from bayesify.posteriors.base import DrawRequest, Posterior, check_count, check_positive
+from bayesify.posteriors.base import DrawRequest, Posterior
 from bayesify.posteriors.global_inducing.likelihood import (
     AT_PRIOR,
     NETWORK_PRECISION,
@@ -54,20 +55,15 @@ class LocalInducing(Posterior):
     name = "local_inducing"
     correlated_priors = True
 
+    @checked
     def __init__(
         self,
-        points: int,
-        precision: float | None = None,
+        points: Count,
+        precision: Positive | None = None,
         kl_form: Literal["closed", "sampled"] = "closed",
         init: Literal["random", "network"] = "random",
     ) -> None:
         super().__init__()
-        check_count("LocalInducing", points=points)
-        check_positive("LocalInducing", precision=precision)
-        if kl_form not in ("closed", "sampled"):
-            raise ValueError(f"LocalInducing: kl_form={kl_form!r}; give 'closed' or 'sampled'")
-        if init not in ("random", "network"):
-            raise ValueError(f"LocalInducing: init={init!r}; give 'random' or 'network'")
         self.points, self.precision, self.kl_form, self.init = points, precision, kl_form, init
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from bayesify.arguments.checks import Positive, checked
 from bayesify.maths.constraints import raw_positive, tril
-from bayesify.posteriors.base import DrawRequest, Posterior, check_positive, fixed_std
+from bayesify.posteriors.base import DrawRequest, Posterior, fixed_std
 from bayesify.priors import PriorDraw
 from bayesify.weights.catalog import Weight
 from bayesify.weights.named_parameters import NamedParameters
@@ -38,9 +39,9 @@ class MatrixNormal(Posterior):
     col_lower: NamedParameters
     col_raw_diagonal: NamedParameters
 
-    def __init__(self, init_std: float = 1e-4) -> None:
+    @checked
+    def __init__(self, init_std: Positive = 1e-4) -> None:
         super().__init__()
-        check_positive("MatrixNormal", init_std=init_std)
         self.init_std = init_std
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:

@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bayesify.arguments.checks import Positive, checked
 from bayesify.maths.constraints import raw_positive
 from bayesify.maths.gaussian import diagonal_kl, diagonal_moments, draw_diagonals
 from bayesify.maths.largest_entries import largest
 from bayesify.maths.value_checks import transforming
-from bayesify.posteriors.base import DrawRequest, Posterior, check_positive, fixed_std, repeat_draws
+from bayesify.posteriors.base import DrawRequest, Posterior, fixed_std, repeat_draws
 from bayesify.priors import PriorDraw
 from bayesify.weights.local_gaussian import LocalGaussian
 from bayesify.weights.named_parameters import NamedParameters
@@ -47,19 +48,17 @@ class MeanField(Posterior):
     name = "mean_field"
     correlated_priors = True
 
+    @checked
     def __init__(
         self,
-        init_std: float = 1e-4,
-        max_std: float | None = None,
+        init_std: Positive = 1e-4,
+        max_std: Positive | None = None,
         local_reparameterization: bool = False,
         units: Literal["weight", "prior"] = "weight",
     ) -> None:
         super().__init__()
-        check_positive("MeanField", init_std=init_std, max_std=max_std)
         if max_std is not None and init_std >= max_std:
             raise ValueError(f"MeanField: init_std={init_std} is not below max_std={max_std}; give a smaller init_std")
-        if units not in ("weight", "prior"):
-            raise ValueError(f"MeanField: units={units!r}; give 'weight' or 'prior'")
         self.init_std, self.max_std, self.units = init_std, max_std, units
         self.local_reparameterization = local_reparameterization
         self.capturable = not local_reparameterization

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from bayesify.arguments.checks import Count, Positive, checked
 from bayesify.maths.constraints import positive, raw_positive
 from bayesify.maths.mixture import choose_members
-from bayesify.posteriors.base import DrawRequest, Posterior, check_count, check_positive
+from bayesify.posteriors.base import DrawRequest, Posterior
 from bayesify.priors import PriorDraw
 from bayesify.weights.named_parameters import NamedParameters
 
@@ -45,10 +46,9 @@ class RankOne(Posterior):
     col_mean: NamedParameters
     col_raw_std: NamedParameters
 
-    def __init__(self, components: int = 4, init_std: float = 1e-2, factor_prior_std: float = 0.1) -> None:
+    @checked
+    def __init__(self, components: Count = 4, init_std: Positive = 1e-2, factor_prior_std: Positive = 0.1) -> None:
         super().__init__()
-        check_count("RankOne", components=components)
-        check_positive("RankOne", init_std=init_std, factor_prior_std=factor_prior_std)
         self.components, self.init_std, self.factor_prior_std = components, init_std, factor_prior_std
         self.training_draws = components
 

@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from bayesify.arguments.checks import checked
 from bayesify.predictive.base import Outputs, Predictive
 
 
@@ -80,6 +81,7 @@ class ClassificationPredictive(Predictive):
         """Entropy less aleatoric entropy in nats, what the draws disagree about: [B], or [B, O]; never negative."""
         return (self.entropy - self.aleatoric_entropy).clamp_min(0.0)
 
+    @checked
     def log_prob(self, y: Tensor) -> Tensor:
         """`logsumexp_s sum log p_s(y) - log S`, the sum over positions or outputs of one example: [B]."""
         if y.shape != self.labels.shape:

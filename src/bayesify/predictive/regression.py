@@ -10,6 +10,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from bayesify.arguments.checks import checked
 from bayesify.predictive.base import Outputs, Predictive, check_finite
 
 
@@ -70,6 +71,7 @@ class RegressionPredictive(Predictive):
         """Root of the variance: [B, O]."""
         return self.variance.sqrt()
 
+    @checked
     def log_prob(self, y: Tensor) -> Tensor:
         """`logsumexp_s sum_o log N(y_o; mu_so, v_so) - log S`: [B]."""
 
@@ -84,6 +86,7 @@ class RegressionPredictive(Predictive):
 
         return self._rowwise(score, y)
 
+    @checked
     def cdf(self, y: Tensor) -> Tensor:
         """P(Y <= y) for each output: [B, O]."""
 
@@ -93,6 +96,7 @@ class RegressionPredictive(Predictive):
 
         return self._rowwise(probability, y)
 
+    @checked
     def quantile(self, q: float | Sequence[float]) -> Tensor:
         """The value that y stays below with probability q, exact for the mixture, and no smaller for a larger q.
 
@@ -122,6 +126,7 @@ class RegressionPredictive(Predictive):
         result = self._source.map(solve).movedim(1, 0)
         return result[0] if isinstance(q, (int, float)) else result
 
+    @checked
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
         """The central interval that holds y with probability `level`: lower and upper end, each [B, O]."""
         if not 0 < level < 1:
@@ -129,6 +134,7 @@ class RegressionPredictive(Predictive):
         lower, upper = self.quantile([(1 - level) / 2, (1 + level) / 2])
         return lower, upper
 
+    @checked
     def crps(self, y: Tensor) -> Tensor:
         r"""Continuous ranked probability score of the mixture, in y's unit, less is better: [B, O].
 

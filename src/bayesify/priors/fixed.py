@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from bayesify.arguments.checks import Positive, checked
 from bayesify.priors.base import Prior
 from bayesify.weights.catalog import Weight
 
@@ -20,10 +21,9 @@ class Gaussian(Prior):
 
     name = "gaussian"
 
-    def __init__(self, std: float) -> None:
+    @checked
+    def __init__(self, std: Positive) -> None:
         super().__init__()
-        if not (std > 0 and math.isfinite(std)):
-            raise ValueError(f"priors.Gaussian: std={std}; give a positive number")
         self.std = float(std)
 
     def std_of(self, weight: Weight) -> float:
@@ -56,10 +56,9 @@ class Neal(Prior):
 
     name = "neal"
 
-    def __init__(self, scale: float = 1.0) -> None:
+    @checked
+    def __init__(self, scale: Positive = 1.0) -> None:
         super().__init__()
-        if not (scale > 0 and math.isfinite(scale)):
-            raise ValueError(f"priors.Neal: scale={scale}; give a positive number")
         self.scale = float(scale)
 
     def std_of(self, weight: Weight) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from bayesify.arguments.checks import Count, Positive, checked
 from bayesify.maths.constraints import positive, raw_positive
 
 
@@ -40,12 +41,13 @@ class RandomFourierFeatures(nn.Module):
         ValueError: If a count is below 1 or odd, or a scale is not positive and finite or of the wrong number.
     """
 
+    @checked
     def __init__(
         self,
-        num_inputs: int,
-        num_features: int,
-        lengthscale: float | Sequence[float] | None = None,
-        amplitude: float = 1.0,
+        num_inputs: Count,
+        num_features: Count,
+        lengthscale: Positive | Sequence[Positive] | None = None,
+        amplitude: Positive = 1.0,
         learn: bool = True,
         generator: torch.Generator | None = None,
     ) -> None:
@@ -116,13 +118,14 @@ class RandomFeatureNetwork(nn.Module):
         ValueError: As `RandomFourierFeatures` does, or if `num_outputs` is below 1.
     """
 
+    @checked
     def __init__(
         self,
-        num_inputs: int,
-        num_features: int,
-        num_outputs: int = 1,
-        lengthscale: float | Sequence[float] | None = None,
-        amplitude: float = 1.0,
+        num_inputs: Count,
+        num_features: Count,
+        num_outputs: Count = 1,
+        lengthscale: Positive | Sequence[Positive] | None = None,
+        amplitude: Positive = 1.0,
         learn: bool = True,
         generator: torch.Generator | None = None,
     ) -> None:

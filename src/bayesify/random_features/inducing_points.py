@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
+from bayesify.arguments.checks import Count, DataCount, Memory, Positive, checked
 from bayesify.likelihoods import Gaussian
 from bayesify.predictive.gaussian import OutputGaussian
 from bayesify.predictive.regression import RegressionPredictive
@@ -51,14 +52,15 @@ class InducingPointGP(nn.Module, Predictor, Trainable):
     needs_network = False
     output = None
 
+    @checked
     def __init__(
         self,
         inducing_inputs: Tensor,
         covariance: Literal["diagonal", "full"] = "diagonal",
         *,
-        noise: float = NOISE,
-        lengthscale: float | Sequence[float] | None = None,
-        amplitude: float = 1.0,
+        noise: Positive = NOISE,
+        lengthscale: Positive | Sequence[Positive] | None = None,
+        amplitude: Positive = 1.0,
         learn_kernel: bool = True,
     ) -> None:
         super().__init__()
@@ -79,7 +81,8 @@ class InducingPointGP(nn.Module, Predictor, Trainable):
         for parameter in kernel.parameters():
             parameter.requires_grad_(learn_kernel)
 
-    def function_moments(self, x: Tensor, *, memory: int = MEMORY) -> tuple[Tensor, Tensor]:
+    @checked
+    def function_moments(self, x: Tensor, *, memory: Memory = MEMORY) -> tuple[Tensor, Tensor]:
         """Mean and variance of f under the posterior: [B, D] -> [B, 1] each.
 
         Args:
@@ -102,7 +105,8 @@ class InducingPointGP(nn.Module, Predictor, Trainable):
             divergence: Tensor = self.process.variational_strategy.kl_divergence()
         return divergence
 
-    def elbo(self, x: Tensor, y: Tensor, *, num_data: int) -> Tensor:
+    @checked
+    def elbo(self, x: Tensor, y: Tensor, *, num_data: DataCount) -> Tensor:
         """Evidence lower bound of the whole dataset from one batch, in nats, closed form; maximize it.
 
         Args:
@@ -138,10 +142,11 @@ class InducingPointGP(nn.Module, Predictor, Trainable):
         return data.expand(1), kl.expand(1)
 
     @torch.no_grad()
+    @checked
     def predict(
         self,
         x: Tensor,
-        num_draws: int | None = None,
+        num_draws: Count | None = None,
         *,
         generator: torch.Generator | None = None,
         memory: int | str | None = None,

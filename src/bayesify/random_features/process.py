@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify import objectives
+from bayesify.arguments.checks import Count, Inputs, Memory, Positive, Seed, checked
 from bayesify.configuration import make_likelihood, make_posterior
 from bayesify.likelihoods import Gaussian, Likelihood
 from bayesify.maths.constraints import positive
@@ -73,19 +74,20 @@ class RandomFeatureGP(BayesianNetwork):
 
     network: RandomFeatureNetwork
 
+    @checked
     def __init__(
         self,
-        num_inputs: int,
-        num_features: int = 1024,
-        num_outputs: int = 1,
+        num_inputs: Count,
+        num_features: Count = 1024,
+        num_outputs: Count = 1,
         posterior: Posterior | str | Mapping[str, Any] = "walsh_hadamard",
         *,
         likelihood: Likelihood | str | Mapping[str, Any] | None = None,
-        lengthscale: float | Sequence[float] | None = None,
-        amplitude: float = 1.0,
+        lengthscale: Positive | Sequence[Positive] | None = None,
+        amplitude: Positive = 1.0,
         learn_kernel: bool = True,
         exact_bound: bool = True,
-        seed: int = 0,
+        seed: Seed = 0,
     ) -> None:
         if isinstance(posterior, str):
             posterior = STARTS.get(get_method(posterior).name, posterior)
@@ -109,7 +111,8 @@ class RandomFeatureGP(BayesianNetwork):
 
     # -- functions -------------------------------------------------------------------------------------------------
 
-    def function_moments(self, x: Tensor, *, memory: int = MEMORY) -> tuple[Tensor, Tensor]:
+    @checked
+    def function_moments(self, x: Tensor, *, memory: Memory = MEMORY) -> tuple[Tensor, Tensor]:
         """Mean and variance of f under the posterior, in closed form; differentiable.
 
         Args:
@@ -163,10 +166,11 @@ class RandomFeatureGP(BayesianNetwork):
         return data, kl
 
     @torch.no_grad()
+    @checked
     def predict(
         self,
-        x: Any,
-        num_draws: int | None = None,
+        x: Inputs,
+        num_draws: Count | None = None,
         *,
         generator: torch.Generator | None = None,
         memory: int | str | None = None,
@@ -226,7 +230,8 @@ class RandomFeatureGP(BayesianNetwork):
         return process.train(net.training)
 
     @torch.no_grad()
-    def condition(self, x: Tensor, y: Tensor, *, memory: int = MEMORY) -> None:
+    @checked
+    def condition(self, x: Tensor, y: Tensor, *, memory: Memory = MEMORY) -> None:
         r"""Set a `FullCovariance` posterior to the exact one, given kernel and noise as they are; in place.
 
         $$ q(w) = \mathcal{N}(A^{-1} \Phi^\top y / \sigma^2, A^{-1}), \qquad A = \Phi^\top \Phi / \sigma^2 + I $$
@@ -250,6 +255,7 @@ class RandomFeatureGP(BayesianNetwork):
                 f"RandomFeatureGP.condition: x {tuple(x.shape)} and y {tuple(y.shape)} do not fit; give [N, D] and "
                 f"[N, {len(names)}]"
             )
+        check_inputs((x,), {})
         size = self.features.num_features
         gram = torch.zeros(size, size, dtype=torch.float64, device=x.device)
         inner = torch.zeros(size, len(names), dtype=torch.float64, device=x.device)

@@ -76,6 +76,8 @@ def select_output(output: Any, key: str | int | None) -> Tensor:
         ValueError: If it is not clear which one, or there is none.
     """
     if isinstance(output, Tensor):
+        if key is not None:
+            raise ValueError(f"output={key!r}, but the network returns a single tensor; give output=None")
         return output
     tree, _ = as_tree(output)
     entries = dict(enumerate(tree)) if isinstance(tree, (tuple, list)) else tree

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesify.arguments.checks import Device, checked
 from bayesify.maths.value_checks import find_not_finite
 from bayesify.network import BayesianNetwork
 from bayesify.predictor import Predictor
@@ -22,6 +23,7 @@ from bayesify.version import __version__
 from bayesify.weights.module_state import fingerprint, restore_module, tensors_of
 
 
+@checked
 def save(model: Any, path: str | Path) -> None:
     """Store a model in a safetensors file, so that the path holds either the old file or the whole new one.
 
@@ -62,7 +64,8 @@ def save(model: Any, path: str | Path) -> None:
     tensor_files.write(path, "model", header, {**state, **tensors})
 
 
-def load(path: str | Path, net: nn.Module | None = None, *, map_location: str | torch.device | None = None) -> Any:
+@checked
+def load(path: str | Path, net: nn.Module | None = None, *, map_location: Device | None = None) -> Any:
     """A model from a file that `save` made.
 
     Args:
@@ -86,8 +89,6 @@ def load(path: str | Path, net: nn.Module | None = None, *, map_location: str | 
     """
     if isinstance(net, BayesianNetwork):
         raise TypeError("load: net is a BayesianNetwork; give the plain network that it was made from")
-    if net is not None and not isinstance(net, nn.Module):
-        raise TypeError(f"load: net is {type(net).__name__}; give the torch.nn.Module that the model was made from")
     header, tensors = tensor_files.read(path, "model")
     try:
         contents = _unpack(header, tensors)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral, Real
+from numbers import Integral
 from random import Random
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from bayesify.arguments.checks import Count, NonNegative, Positive, Probability, Seed, checked
 from bayesify.maths.eigen import stable_eigh
 from bayesify.maths.gamma import widened
 from bayesify.weights.catalog import Weight
@@ -88,11 +89,10 @@ class _OfSize(Selector):
     name: ClassVar[str]
 
     def __init__(self, size: int | float) -> None:
-        name = self.name
-        if isinstance(size, bool) or not isinstance(size, Real) or not size > 0:
-            raise ValueError(f"subnetwork.{name}: size={size}; give a number of weights, or a share between 0 and 1")
-        if not isinstance(size, Integral) and size > 1:
-            raise ValueError(f"subnetwork.{name}: size={size}; a share is at most 1.0, a number of weights is an int")
+        if not size > 0 or (size > 1 and not isinstance(size, Integral)):
+            raise ValueError(
+                f"subnetwork.{self.name}: size={size}; give a number of weights, an int, or a share of 0 to 1"
+            )
         self.size: int | float = int(size) if isinstance(size, Integral) else float(size)
 
     def count(self, candidates: Candidates) -> int:
@@ -112,8 +112,6 @@ class _LargestVariance(_OfSize):
 
     def __init__(self, size: int | float, num_examples: int | None, skip_flat: bool) -> None:
         super().__init__(size)
-        if num_examples is not None and not (isinstance(num_examples, Integral) and num_examples >= 1):
-            raise ValueError(f"subnetwork.largest_variance: num_examples={num_examples}; give at least 1")
         self.num_examples = num_examples
         self.skip_flat = skip_flat
 
@@ -139,10 +137,8 @@ class _LargestSwagVariance(_OfSize):
 
     def __init__(self, size: int | float, options: Mapping[str, Any]) -> None:
         super().__init__(size)
-        if not isinstance(options["epochs"], Integral) or options["epochs"] < 2:
-            raise ValueError(
-                f"subnetwork.largest_swag_variance: epochs={options['epochs']}; give at least 2, which variances are over"
-            )
+        if options["epochs"] < 2:
+            raise ValueError("subnetwork.largest_swag_variance: epochs=1; give at least 2, which variances are over")
         self.options = dict(options)
 
     def select(self, candidates: Candidates) -> Tensor:
@@ -211,9 +207,11 @@ class _Indices(Selector):
     def __init__(self, indices: Tensor | Sequence[int]) -> None:
         found = torch.as_tensor(indices)
         if found.numel() == 0:
-            raise ValueError("subnetwork.from_indices: no indices; give at least one")
+            raise ValueError("subnetwork.from_indices: indices are empty; give at least one")
         if found.ndim != 1 or found.is_floating_point() or found.dtype == torch.bool:
-            raise ValueError("subnetwork.from_indices: give a list of integers; from_mask takes a mask")
+            raise ValueError(
+                "subnetwork.from_indices: indices are no list of integers; give one, or use from_mask for a mask"
+            )
         if len(found.unique()) != len(found):
             raise ValueError("subnetwork.from_indices: an index appears twice; give each once")
         self.indices = found.long().cpu()
@@ -289,7 +287,8 @@ def _positions(candidates: Candidates, names: Sequence[str]) -> Tensor:
     return torch.cat(parts)
 
 
-def largest_variance(size: int | float, num_examples: int | None = None, *, skip_flat: bool = True) -> Selector:
+@checked
+def largest_variance(size: Count | float, num_examples: Count | None = None, *, skip_flat: bool = True) -> Selector:
     r"""The weights with the largest variance $1 / (H_{dd} + \lambda)$ under the diagonal Laplace posterior.
 
     The strategy of Daxberger et al. 2021, section 4: with the full posterior's variances it minimizes the squared
@@ -308,14 +307,15 @@ def largest_variance(size: int | float, num_examples: int | None = None, *, skip
     return _LargestVariance(size, num_examples, skip_flat)
 
 
+@checked
 def largest_swag_variance(
-    size: int | float,
+    size: Count | float,
     *,
-    epochs: int = 40,
-    learning_rate: float = 1e-2,
-    momentum: float = 0.9,
-    weight_decay: float = 3e-4,
-    seed: int = 0,
+    epochs: Count = 40,
+    learning_rate: Positive = 1e-2,
+    momentum: Probability = 0.9,
+    weight_decay: NonNegative = 3e-4,
+    seed: Seed = 0,
 ) -> Selector:
     """The weights with the largest variance over iterates of SGD from the trained network (SWAG's diagonal; Maddox et al. 2019).
 
@@ -326,9 +326,7 @@ def largest_swag_variance(
     Args:
         size: Number of weights S, or a share of all trainable weights as a float between 0 and 1.
         epochs: Iterates.
-        learning_rate: Of SGD.
-        momentum: Of SGD.
-        weight_decay: Of SGD.
+        learning_rate, momentum, weight_decay: Of SGD.
         seed: Of the order of the batches, where the loader takes torch's global random numbers.
 
     Raises:
@@ -338,7 +336,8 @@ def largest_swag_variance(
     return _LargestSwagVariance(size, {**options, "seed": seed})
 
 
-def random(size: int | float, seed: int = 0) -> Selector:
+@checked
+def random(size: Count | float, seed: Seed = 0) -> Selector:
     """Weights chosen uniformly at random: the baseline of Daxberger et al. 2021.
 
     Args:
@@ -348,7 +347,8 @@ def random(size: int | float, seed: int = 0) -> Selector:
     return _Random(size, seed)
 
 
-def largest_magnitude(size: int | float) -> Selector:
+@checked
+def largest_magnitude(size: Count | float) -> Selector:
     """The weights with the largest absolute value.
 
     Args:
@@ -367,6 +367,7 @@ def everything() -> Selector:
     return _Everything()
 
 
+@checked
 def from_indices(indices: Tensor | Sequence[int]) -> Selector:
     """Weights by index into all trainable weights laid end to end: ordered as `named_parameters()`, row-major.
 
@@ -376,6 +377,7 @@ def from_indices(indices: Tensor | Sequence[int]) -> Selector:
     return _Indices(indices)
 
 
+@checked
 def from_names(names: Sequence[str]) -> Selector:
     """Whole parameters by their `named_parameters()` names.
 
@@ -385,6 +387,7 @@ def from_names(names: Sequence[str]) -> Selector:
     return _Names(names)
 
 
+@checked
 def from_mask(mask: Mapping[str, Tensor] | Tensor) -> Selector:
     """Weights where a mask is true.
 
@@ -399,12 +402,8 @@ def as_selector(subset: Any) -> Selector:
     """A selector from what users give: `"all"`, `"last_layer"`, a list of names, a mask by name, or a selector."""
     if isinstance(subset, Selector):
         return subset
-    if isinstance(subset, Tensor):
-        return from_mask(subset)
-    if subset == "all":
-        return everything()
-    if subset == "last_layer":
-        return last_layer()
+    if isinstance(subset, str) and subset in ("all", "last_layer"):
+        return everything() if subset == "all" else last_layer()
     if isinstance(subset, (Mapping, Tensor)):
         return from_mask(subset)
     named = isinstance(subset, Sequence) and not isinstance(subset, str)
@@ -416,6 +415,7 @@ def as_selector(subset: Any) -> Selector:
     return from_names(list(subset))
 
 
+@checked
 def posterior_gap(covariance: Tensor, mask: Tensor) -> Tensor:
     r"""Squared 2-Wasserstein distance between $\mathcal{N}(m, \Sigma)$ and $\mathcal{N}(m, M \odot \Sigma)$, the posterior gap.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +9,12 @@ from typing import Any, Literal
 
 import torch
 
+from bayesify.arguments.checks import Count, Positive, checked
 from bayesify.predictor import Trainable
 from bayesify.training.batches import check_repeatable, count_batches
 
 
+@checked
 @dataclass(frozen=True)
 class Steps:
     """How batches become steps.
@@ -29,21 +30,13 @@ class Steps:
         ValueError: If an argument is out of range.
     """
 
-    accumulate: int = 1
-    clip_norm: float | None = None
+    accumulate: Count = 1
+    clip_norm: Positive | None = None
     scheduler: Literal["epoch", "step"] = "epoch"
     capture: bool = True
 
-    def __post_init__(self) -> None:
-        check_counts("Steps", accumulate=self.accumulate)
-        if not isinstance(self.capture, bool):
-            raise ValueError(f"Steps: capture={self.capture!r}; give True or False")
-        if self.clip_norm is not None:
-            check_positive("Steps", clip_norm=self.clip_norm)
-        if self.scheduler not in ("epoch", "step"):
-            raise ValueError(f"Steps: scheduler={self.scheduler!r}; give 'epoch' or 'step'")
 
-
+@checked
 @dataclass(frozen=True)
 class Checkpointing:
     """Where and when a run is stored.
@@ -58,18 +51,10 @@ class Checkpointing:
     """
 
     path: str | Path
-    every: int | None = None
+    every: Count | None = None
     resume: bool = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.path, (str, Path)):
-            raise TypeError(
-                f"fit: checkpoint={self.path!r}; give the path of a file, or Checkpointing(path, every=...)"
-            )
-        if self.every is not None:
-            check_counts("Checkpointing", every=self.every)
-        if not isinstance(self.resume, bool):
-            raise ValueError(f"Checkpointing: resume={self.resume!r}; give True or False")
         path = Path(self.path)
         if path.is_dir():
             raise ValueError(
@@ -79,6 +64,7 @@ class Checkpointing:
             raise ValueError(f"fit: checkpoint={str(path)!r}: the folder {path.parent} does not exist; make it first")
 
 
+@checked
 @dataclass(frozen=True)
 class Devices:
     """Processes that train together, each on its own device and on its part of every batch, by Lightning Fabric.
@@ -96,17 +82,15 @@ class Devices:
         ValueError: If an argument is out of range.
     """
 
-    count: int
+    count: Count
     kind: str | None = None
     launch: Literal["script", "fork"] = "script"
 
     def __post_init__(self) -> None:
-        check_counts("Devices", count=self.count)
-        if self.launch not in ("script", "fork"):
-            raise ValueError(f"Devices: launch={self.launch!r}; give 'script' or 'fork'")
         parse_device(self.kind)
 
 
+@checked
 @dataclass(frozen=True)
 class Validation:
     """Batches for the validation NLL of each epoch.
@@ -121,36 +105,16 @@ class Validation:
     """
 
     loader: Iterable[Any]
-    num_draws: int = 16
+    num_draws: Count = 16
 
     def __post_init__(self) -> None:
-        check_counts("Validation", num_draws=self.num_draws)
         check_repeatable(self.loader)
         if count_batches(self.loader) == 0:
             raise ValueError("fit: the validation loader yields no examples; give one with data, or none")
 
 
-def check_counts(owner: str, least: int = 1, **counts: int | None) -> None:
-    """Raise `ValueError` for what is given and not an integer of at least `least`."""
-    for key, value in counts.items():
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-            raise ValueError(f"{owner}: {key}={value}; give an integer of at least {least}")
-
-
-def check_positive(owner: str, **values: Any) -> None:
-    """Raise `ValueError` for what is not a positive finite number."""
-    for key, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-            raise ValueError(f"{owner}: {key}={value}; give a positive number")
-
-
-def check_model(model: Any, map_epochs: int) -> None:
+def check_model(model: Trainable, map_epochs: int) -> None:
     """Raise if a model cannot be trained, or has no MAP phase where one is asked for."""
-    if not isinstance(model, Trainable):
-        raise TypeError(
-            f"fit: {type(model).__name__} is not a BayesianNetwork or another Trainable; make one with "
-            "bayesianize(net, posterior)"
-        )
     model.check_ready()
     if not any(parameter.requires_grad for parameter in model.module.parameters()):
         raise ValueError("fit: no parameter of the network is trainable; set requires_grad on some")

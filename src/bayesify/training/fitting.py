@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from bayesify.arguments.checks import Count, CountOrZero, DataCount, NonNegative, Positive, Seed, checked
 from bayesify.predictor import Trainable
 from bayesify.storage import tensor_files
 from bayesify.storage.atomic import remove_leftovers
@@ -18,9 +18,7 @@ from bayesify.training.arguments import (
     Devices,
     Steps,
     Validation,
-    check_counts,
     check_model,
-    check_positive,
     check_precision,
     parse_device,
 )
@@ -39,26 +37,27 @@ from bayesify.training.validation import validated
 Parameters = Iterable[nn.Parameter]
 
 
+@checked
 def fit(
     model: Trainable,
     train_loader: Iterable[Any],
     *,
-    epochs: int,
-    num_data: int | None = None,
-    learning_rate: float = 1e-3,
+    epochs: CountOrZero,
+    num_data: DataCount | None = None,
+    learning_rate: Positive = 1e-3,
     optimizer: torch.optim.Optimizer | Callable[[Parameters], torch.optim.Optimizer] | None = None,
     scheduler: Any = None,
     validation: Iterable[Any] | Validation | None = None,
-    patience: int | None = None,
-    map_epochs: int = 0,
-    kl_weight: float = 1.0,
+    patience: Count | None = None,
+    map_epochs: CountOrZero = 0,
+    kl_weight: NonNegative = 1.0,
     kl_schedule: Callable[[float], float] | None = None,
-    num_draws: int | None = None,
+    num_draws: Count | None = None,
     device: str | torch.device | Devices | None = None,
-    precision: Literal["float32", "bf16"] = "float32",
+    precision: Literal["float32", "bf16"] | str = "float32",
     checkpoint: str | Path | Checkpointing | None = None,
     callbacks: Sequence[Callback] = (),
-    seed: int | None = None,
+    seed: Seed | None = None,
     progress: bool = True,
     read_batch: BatchReader | None = None,
     steps: Steps = Steps(),  # noqa: B008 (frozen)
@@ -125,16 +124,11 @@ def fit(
         ImportError: If `Devices` need Lightning Fabric and it is not installed.
         KeyboardInterrupt: After Ctrl-C.
     """
-    check_counts("fit", 0, epochs=epochs, map_epochs=map_epochs)
-    check_counts("fit", num_data=num_data, num_draws=num_draws, patience=patience)
-    check_positive("fit", learning_rate=learning_rate)
     check_model(model, map_epochs)
     check_precision(precision)
     check_optimizer(optimizer)
     if epochs + map_epochs == 0:
         raise ValueError("fit: epochs=0 and map_epochs=0; give at least one epoch")
-    if isinstance(kl_weight, bool) or not isinstance(kl_weight, (int, float)) or not 0 <= kl_weight < math.inf:
-        raise ValueError(f"fit: kl_weight={kl_weight}; give a number of at least 0")
     if patience is not None and validation is None:
         raise ValueError(f"fit: patience={patience} needs a validation loader; pass validation=")
     if validation is not None:

@@ -26,11 +26,11 @@ class History(list[dict[str, Any]]):
         """One entry of every epoch; `None` where an epoch has no such entry.
 
         Raises:
-            KeyError: If no epoch has it.
+            ValueError: If no epoch has it.
         """
         known = {name for row in self for name in row}
         if key not in known:
-            raise KeyError(f"History: no column {key!r}; it has {sorted(known)}")
+            raise ValueError(f"History: key={key!r} is no column; give one of {', '.join(sorted(known))}")
         return [row.get(key) for row in self]
 
     def __repr__(self) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bayesify.arguments.checks import checked
 from bayesify.network import BayesianNetwork
 
 
+@checked
 def prune(bnn: BayesianNetwork, keep: float) -> BayesianNetwork:
     """Keep a fraction of the numbers of a posterior and forget the others, in place (Ritter et al. 2021, section 4.3).
 
@@ -24,8 +26,6 @@ def prune(bnn: BayesianNetwork, keep: float) -> BayesianNetwork:
         ValueError: If `keep` is not above 0 and at most 1, more than is left, or a posterior cannot be pruned; nothing is
             changed then.
     """
-    if not isinstance(bnn, BayesianNetwork):
-        raise TypeError(f"prune: {type(bnn).__name__} is not a BayesianNetwork; make one with bayesianize")
     if isinstance(keep, bool) or not isinstance(keep, (int, float)) or not 0 < keep <= 1:
         raise ValueError(f"prune: keep={keep}; give a fraction above 0 and at most 1")
     parts = bnn.posteriors

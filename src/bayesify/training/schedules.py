@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
+from bayesify.arguments.checks import NonNegative, checked
 
+
+@checked
 @dataclass(frozen=True)
 class KLSchedule:
     r"""A factor on the KL that is zero, then grows linearly, then is one.
@@ -23,15 +25,10 @@ class KLSchedule:
         ValueError: If a length is negative or not finite.
     """
 
-    zero_epochs: float = 0.0
-    linear_epochs: float = 0.0
+    zero_epochs: NonNegative = 0.0
+    linear_epochs: NonNegative = 0.0
 
-    def __post_init__(self) -> None:
-        for key in ("zero_epochs", "linear_epochs"):
-            value = getattr(self, key)
-            if not (value >= 0 and math.isfinite(value)):
-                raise ValueError(f"KLSchedule: {key}={value}; give a number of at least 0")
-
+    @checked
     def __call__(self, epoch: float) -> float:
         """The factor after `epoch` epochs."""
         passed = epoch - self.zero_epochs

@@ -5,10 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from bayesify.arguments.checks import Count, checked
+
 _MATRICES: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 
 
-def hadamard_matrix(size: int, like: Tensor) -> Tensor:
+@checked
+def hadamard_matrix(size: Count, like: Tensor) -> Tensor:
     r"""Sylvester's matrix of signs, $(-1)^{\text{popcount}(i \wedge j)}$ at row i and column j: symmetric, $H H = D I$.
 
     Computed on the device, so that it can be made inside a compiled or recorded function.

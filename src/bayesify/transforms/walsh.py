@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from bayesify.arguments.checks import Count, checked
 from bayesify.transforms.sign_matrices import sign_matrix
 
 DENSE = 128
@@ -22,11 +23,13 @@ FEW = 2**13
 """Numbers in a batch up to which the calls cost more than the arithmetic, so that fewer calls win."""
 
 
-def next_power_of_two(size: int) -> int:
+@checked
+def next_power_of_two(size: Count) -> int:
     """The smallest power of two that is at least `size`, which is at least 1."""
     return 1 << (size - 1).bit_length()
 
 
+@checked
 def hadamard(x: Tensor, normalize: bool = True) -> Tensor:
     r"""Orthonormal Walsh-Hadamard transform of the last dimension, in Sylvester's order.
 

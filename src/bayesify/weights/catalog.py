@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from bayesify.arguments.checks import checked
+
 Kind = Literal["matrix", "lookup", "norm", "custom"]
 
 
@@ -331,6 +333,7 @@ def is_channels_last(value: Tensor) -> bool:
     return value.ndim >= 4 and not value.is_contiguous() and value.stride(1) == 1
 
 
+@checked
 def count_parameters(module: nn.Module) -> int:
     """Trainable scalars of a module; a tensor under several names counts once."""
     return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)

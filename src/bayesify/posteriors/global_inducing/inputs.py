@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesify.posteriors.base import check_count
+from bayesify.arguments.checks import MOST, refuse
 from bayesify.weights.named_parameters import NamedParameters
 
 OWNER = "GlobalInducing"
@@ -28,7 +28,8 @@ def check_inputs(inputs: Any) -> Any:
     if isinstance(inputs, bool) or inputs is None or isinstance(inputs, (str, bytes)):
         raise TypeError(f"{OWNER}: inputs={inputs!r}; give inputs of the network, such as rows of the training data")
     if isinstance(inputs, int):
-        check_count(OWNER, inputs=inputs)
+        if not 1 <= inputs <= MOST:
+            raise refuse(OWNER, "inputs", inputs, f"an integer of at least 1 and at most {MOST:,}")
         return inputs
     if _is_shape(inputs):
         return _check_shape(inputs)
@@ -170,7 +171,6 @@ def first_examples(loader: Iterable[Any], count: int) -> tuple[Any, Tensor]:
     Raises:
         ValueError: If the loader has fewer.
     """
-    check_count(OWNER, points=count)
     inputs: list[Any] = []
     targets: list[Tensor] = []
     found = 0

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from bayesify.arguments.checks import Count, Positive, checked
 from bayesify.maths.constraints import raw_positive
 from bayesify.maths.gamma import widened
 from bayesify.maths.regression import Regression, regress
 from bayesify.maths.value_checks import should_check
-from bayesify.posteriors.base import DrawRequest, Posterior, check_positive
+from bayesify.posteriors.base import DrawRequest, Posterior
 from bayesify.posteriors.global_inducing.inputs import (
     InducingInputs,
     check_inputs,
@@ -92,27 +93,19 @@ class GlobalInducing(Posterior):
     runs_network = True
     correlated_priors = True
 
+    @checked
     def __init__(
         self,
         inputs: Any,
         targets: Any = None,
-        precision: float | None = None,
+        precision: Positive | None = None,
         covariance: Literal["diagonal", "full"] = "diagonal",
         learned: Literal["all", "last"] = "all",
         kl_form: Literal["closed", "sampled"] = "closed",
-        last_precision: float | None = None,
+        last_precision: Positive | None = None,
         init: Literal["random", "network"] = "random",
     ) -> None:
         super().__init__()
-        check_positive("GlobalInducing", precision=precision, last_precision=last_precision)
-        for key, value, known in (
-            ("covariance", covariance, ("diagonal", "full")),
-            ("learned", learned, ("all", "last")),
-            ("kl_form", kl_form, ("closed", "sampled")),
-            ("init", init, ("random", "network")),
-        ):
-            if value not in known:
-                raise ValueError(f"GlobalInducing: {key}={value!r}; give {known[0]!r} or {known[1]!r}")
         self.inputs, self.targets, self.precision = check_inputs(inputs), check_targets(targets), precision
         self.covariance, self.learned, self.kl_form = covariance, learned, kl_form
         if init == "network" and learned == "last":
@@ -123,7 +116,8 @@ class GlobalInducing(Posterior):
         self.last_precision, self.init = last_precision, init
 
     @classmethod
-    def from_loader(cls, loader: Iterable[Any], points: int, **options: Any) -> Self:
+    @checked
+    def from_loader(cls, loader: Iterable[Any], points: Count, **options: Any) -> Self:
         """Inducing inputs and targets from the first examples of a loader.
 
         Args:

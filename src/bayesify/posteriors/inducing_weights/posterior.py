@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from bayesify.arguments.checks import Count, NonNegative, checked
 from bayesify.maths.constraints import raw_positive
 from bayesify.maths.matheron import Factors, conditional_draw, conditional_mean, noise_shapes
 from bayesify.maths.mixture import choose_members
-from bayesify.posteriors.base import DrawRequest, Posterior, check_count
+from bayesify.posteriors.base import DrawRequest, Posterior
 from bayesify.posteriors.inducing_weights.augmentation import Augmentation, network_start, random_start
 from bayesify.posteriors.inducing_weights.matrix import (
-    FAMILIES,
     InducingMatrix,
     gathered,
     make_inducing_matrix,
@@ -70,35 +70,27 @@ class InducingWeights(Posterior):
     name = "inducing"
     correlated_priors = True
 
+    @checked
     def __init__(
         self,
-        rows: int = 64,
-        cols: int = 64,
+        rows: Count = 64,
+        cols: Count = 64,
         q: Literal["diagonal", "matrix", "full", "ensemble"] = "diagonal",
-        members: int = 5,
-        max_lambda: float | None = None,
-        max_std: float | None = None,
+        members: Count = 5,
+        max_lambda: NonNegative | None = None,
+        max_std: NonNegative | None = None,
         whiten: bool = True,
         init: Literal["random", "network"] = "random",
         fit_to_layer: bool = False,
         function_space_kl: bool = False,
-        shared: tuple[int, int] | None = None,
+        shared: tuple[Count, Count] | None = None,
     ) -> None:
         super().__init__()
-        check_count("InducingWeights", rows=rows, cols=cols, members=members)
-        for key, cap in (("max_lambda", max_lambda), ("max_std", max_std)):
-            if cap is not None and not (cap >= 0 and math.isfinite(cap)):
-                raise ValueError(f"InducingWeights: {key}={cap}; give a number of at least 0, or None for no cap")
-        if q not in FAMILIES:
-            raise ValueError(f"InducingWeights: q={q!r}; give one of {', '.join(FAMILIES)}")
         if max_std is not None and q != "diagonal":
             raise ValueError(f"InducingWeights: max_std caps a diagonal q(U), not q={q!r}; leave it out")
-        if init not in ("random", "network"):
-            raise ValueError(f"InducingWeights: init={init!r}; give 'random' or 'network'")
         if shared is not None:
-            if not isinstance(shared, Sequence) or len(shared) != 2:
+            if len(shared) != 2:
                 raise ValueError(f"InducingWeights: shared={shared}; give two sizes, (rows, cols)")
-            check_count("InducingWeights", shared_rows=shared[0], shared_cols=shared[1])
             if not whiten:
                 raise ValueError("InducingWeights: shared inducing weights need whiten=True")
             if fit_to_layer:

@@ -10,9 +10,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from bayesify.arguments.checks import Count, Positive, checked
 from bayesify.maths.gaussian import draw_diagonals
 from bayesify.maths.walsh_hadamard import dyadic, dyadic_values, nearest
-from bayesify.posteriors.base import DrawRequest, Posterior, check_count, check_positive, fixed_std, repeat_draws
+from bayesify.posteriors.base import DrawRequest, Posterior, fixed_std, repeat_draws
 from bayesify.posteriors.mean_field import MeanField
 from bayesify.posteriors.walsh_hadamard.blocks import Blocks, LocalWalshHadamardWeight, WalshHadamardWeight
 from bayesify.posteriors.walsh_hadamard.families import FAMILIES, Diagonal
@@ -75,21 +76,16 @@ class WalshHadamard(Posterior):
 
     name = "walsh_hadamard"
 
+    @checked
     def __init__(
         self,
         covariance: Literal["diagonal", "full", "flow"] = "diagonal",
-        flow_length: int = 4,
-        init_std: float = 1e-3,
+        flow_length: Count = 4,
+        init_std: Positive = 1e-3,
         init: Literal["random", "network"] = "random",
         local_reparameterization: bool = False,
     ) -> None:
         super().__init__()
-        if covariance not in FAMILIES:
-            raise ValueError(f"WalshHadamard: covariance={covariance!r}; give one of {', '.join(FAMILIES)}")
-        check_count("WalshHadamard", flow_length=flow_length)
-        check_positive("WalshHadamard", init_std=init_std)
-        if init not in ("random", "network"):
-            raise ValueError(f"WalshHadamard: init={init!r}; give 'random' or 'network'")
         if covariance == "flow" and local_reparameterization:
             raise ValueError(
                 "WalshHadamard: the KL of a flow belongs to one draw of g, not one per example; "

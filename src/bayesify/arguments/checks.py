@@ -1,0 +1,367 @@
+"""Arguments are what their annotations say: one check of kinds and ranges for every public call.
+
+`@checked` above a function, a method or a class (its `__init__`) compares what is given with the annotations, and an error says
+`InducingWeights: rows=0; give at least 1`. Ranges are part of an annotation: `Positive`, `Count` and the other names below.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import numbers
+import operator
+import os
+import sys
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+LARGEST = 3.4e38
+"""Numbers beyond it are infinite in float32."""
+MOST = 10**9
+"""Of things that are counted and kept, or done one after the other."""
+
+
+class BadArgument(ValueError, TypeError):
+    """A value that an argument does not take, whether by its kind or by its range."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Which numbers an annotation allows; `None` is no limit."""
+
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    below: float | None = None
+
+    def words(self, value: Any, kind: str) -> str | None:
+        """What to give in place of a value outside, or of something that is no number; `None` if it is inside."""
+        number = isinstance(value, numbers.Real)
+        if (self.least, self.below) == (0, 1) and not (number and 0 <= value < 1):
+            return f"{kind} of at least 0 and below 1"
+        if self.least is not None and not (number and value >= self.least):
+            return f"{kind} of at least {self.least}"
+        if self.above is not None and not (number and value > self.above):
+            return f"a positive {kind.split()[-1]}" if self.above == 0 else f"{kind} above {self.above}"
+        if self.most is not None and not (number and value <= self.most):
+            return f"{kind} of at most {self.most:,}"
+        if self.below is not None and not (number and value < self.below):
+            return f"{kind} below {self.below:,}"
+        return None
+
+
+def _device_words(value: Any) -> str | None:
+    try:
+        torch.device(value)
+    except (RuntimeError, TypeError):
+        return "a device such as 'cpu' or 'cuda:0'"
+    return None
+
+
+def _inputs_words(value: Any) -> str | None:
+    if isinstance(value, np.ndarray):
+        return "a tensor, made by torch.from_numpy"
+    plain = isinstance(value, str | bytes | os.PathLike | numbers.Number | types.FunctionType | type)
+    if value is None or plain or type(value) is object or (isinstance(value, list | tuple | Mapping) and not value):
+        return "inputs of the network: a tensor, or a tuple or dict of them"
+    return None
+
+
+Inputs = Annotated[Any, _inputs_words]
+"""What a network is called with."""
+Positive = Annotated[float, Range(above=0)]
+NonNegative = Annotated[float, Range(least=0)]
+Share = Annotated[float, Range(least=0, most=1)]
+"""From 0 to 1, both allowed."""
+Probability = Annotated[float, Range(least=0, below=1)]
+"""From 0 to 1, the latter not allowed."""
+Count = Annotated[int, Range(least=1, most=MOST)]
+CountOrZero = Annotated[int, Range(least=0, most=MOST)]
+DataCount = Annotated[int, Range(least=1)]
+"""Of examples, which need not be in memory."""
+Memory = Annotated[int, lambda value: None if value >= 1 else "a positive number of bytes"]
+Seed = Annotated[int, Range(least=0, below=2**63)]
+Axis = Annotated[int, Range(least=-8, most=8)]
+Index = Annotated[int, Range(least=-(2**31), below=2**31)]
+Device = Annotated[str | torch.device, _device_words]
+
+
+@dataclass(frozen=True)
+class _Refused:
+    """Why a value is not taken: what to give, and whether its kind was right."""
+
+    words: str
+    kind_fits: bool = False
+
+
+Taker = Callable[[Any], Any]
+"""Gives the value back, whole numbers and flags as Python's own, or `_Refused`."""
+T = TypeVar("T")
+_ROOMS = ("priors", "likelihoods", "subnetwork")
+"""Rooms that messages name, as names in them are not theirs alone."""
+
+
+def checked(thing: T) -> T:
+    """Have a function, or a class's `__init__`, compare its arguments with its annotations.
+
+    What a value is told by: `bool` (no number is a flag), `int` (by `operator.index`; no flag, no tensor), `float` (a real number
+    that float32 holds), `str`, `Literal`, tensors, generators, functions, paths, sequences and mappings with their entries, and
+    classes. Annotations that do not say (`Any`, type variables, protocols) take everything. Inside a compiled function nothing is
+    compared.
+    """
+    if isinstance(thing, type):
+        if "__init__" in vars(thing):
+            thing.__init__ = checked(thing.__init__)  # type: ignore[misc]
+        return thing
+    function: Any = thing
+    plan: list[tuple[str, Taker | None]] | None = None
+    by_name: dict[str, Taker] = {}
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal plan
+        if torch.compiler.is_compiling():
+            return function(*args, **kwargs)
+        if plan is None:
+            plan = _plan(function, by_name)
+        values = None
+        for index, value in enumerate(args[: len(plan)]):
+            name, take = plan[index]
+            if take is not None and (taken := take(value)) is not value:
+                values = list(args) if values is None else values
+                values[index] = _answer(function, args, name, value, taken)
+        for name, value in kwargs.items():
+            known = by_name.get(name)
+            if known is not None and (taken := known(value)) is not value:
+                kwargs[name] = _answer(function, args, name, value, taken)
+        return function(*(args if values is None else values), **kwargs)
+
+    return call  # type: ignore[return-value]
+
+
+def refuse(owner: str, name: str, value: Any, words: str) -> BadArgument:
+    """The error for a value that an argument does not take: `Owner: name=value; give words`."""
+    return BadArgument(f"{owner}: {name}={shown(value)}; give {words}")
+
+
+def shown(value: Any) -> str:
+    """A value in a message: tensors by shape, long ones cut."""
+    if isinstance(value, Tensor | np.ndarray):
+        kind = "a tensor" if isinstance(value, Tensor) else "an array"
+        return f"{kind} {list(value.shape)}"
+    if callable(value) or isinstance(value, nn.Module):
+        return getattr(value, "__name__", type(value).__name__)
+    try:
+        text = repr(value)
+    except Exception:  # of somebody else's class
+        text = type(value).__name__
+    text = type(value).__name__ if " object at 0x" in text else text
+    return text if len(text) <= 60 else text[:59] + "…"
+
+
+def _answer(function: Any, args: tuple[Any, ...], name: str, value: Any, taken: Any) -> Any:
+    if not isinstance(taken, _Refused):
+        return taken
+    whose, _, what = function.__qualname__.rpartition(".")
+    if whose and args:
+        whose = type(args[0]).__name__ if not isinstance(args[0], type) else args[0].__name__
+    owner = whose if what == "__init__" else f"{whose}.{what}" if whose else what
+    room = function.__module__.split(".")[1:2]
+    owner = f"{room[0]}.{owner}" if room and room[0] in _ROOMS else owner
+    raise refuse(owner, name, value, taken.words)
+
+
+def _plan(function: Any, by_name: dict[str, Taker]) -> list[tuple[str, Taker | None]]:
+    names = {**vars(sys.modules[function.__module__])}
+    plan: list[tuple[str, Taker | None]] = []
+    for parameter in inspect.signature(function).parameters.values():
+        take = None
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY, parameter.POSITIONAL_ONLY):
+            take = _taker(_evaluate(parameter.annotation, names))
+            if take is not None:
+                by_name[parameter.name] = take
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.POSITIONAL_ONLY):
+            plan.append((parameter.name, take))
+    return plan
+
+
+def _evaluate(annotation: Any, names: dict[str, Any]) -> Any:
+    if not isinstance(annotation, str):
+        return annotation
+    try:
+        return eval(annotation, names)
+    except (NameError, TypeError, AttributeError):  # imported for types alone
+        return Any
+
+
+def _taker(annotation: Any) -> Taker | None:
+    """How values are compared with an annotation; `None` where it takes everything."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if annotation in _SIMPLE:
+        return _SIMPLE[annotation]
+    if origin is Annotated:
+        return _with_conditions(_taker(parts[0]), parts[1:])
+    if origin in (Union, types.UnionType):
+        return _any_of([_taker(part) for part in parts])
+    if origin is Literal:
+        return _choice(parts)
+    kind = origin if origin is not None else annotation
+    if kind is Callable:
+        return lambda value: value if callable(value) else _Refused("a function")
+    if kind is Iterable:
+        return _iterable
+    if isinstance(kind, type) and issubclass(kind, Mapping):
+        return _mapping(_taker(parts[1]) if len(parts) == 2 else None)
+    if kind in (Sequence, list, tuple):
+        return _sequence(_taker(parts[0]) if parts else None)
+    if (
+        not isinstance(kind, type)
+        or kind in (object, Any, inspect.Parameter.empty)
+        or getattr(kind, "_is_protocol", False)
+    ):
+        return None
+    words = f"a {kind.__name__}" if kind.__name__[0] not in "AEIOU" else f"an {kind.__name__}"
+    words = _WORDS.get(kind, words + vars(kind).get("remedy", ""))
+    return lambda value: value if isinstance(value, kind) else _Refused(words)
+
+
+_WORDS: dict[type, str] = {
+    Tensor: "a tensor",
+    np.ndarray: "an array",
+    nn.Module: "a torch.nn.Module",
+    torch.Generator: "a torch.Generator",
+    Path: "a path",
+}
+
+
+def _whole(value: Any) -> Any:
+    if type(value) is int:
+        return value
+    if isinstance(value, bool | np.bool_ | Tensor):
+        return _Refused("an integer")
+    try:
+        return operator.index(value)
+    except TypeError:
+        return _Refused("an integer")
+
+
+def _real(value: Any) -> Any:
+    if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
+        return _Refused("a number")
+    if not -LARGEST <= float(value) <= LARGEST:
+        return _Refused("a finite number, at most 3.4e38")
+    return value
+
+
+def _flag(value: Any) -> Any:
+    if isinstance(value, np.bool_):
+        return bool(value)
+    return value if isinstance(value, bool) else _Refused("True or False")
+
+
+def _text(value: Any) -> Any:
+    return value if isinstance(value, str) else _Refused("a text")
+
+
+def _path(value: Any) -> Any:
+    return value if isinstance(value, os.PathLike) else _Refused("a path")
+
+
+_SIMPLE: dict[Any, Taker] = {
+    int: _whole,
+    float: _real,
+    bool: _flag,
+    str: _text,
+    Path: _path,
+    type(None): lambda value: None if value is None else _Refused("None"),
+    None: lambda value: None if value is None else _Refused("None"),
+}
+
+
+def _iterable(value: Any) -> Any:
+    fits = hasattr(value, "__iter__") or hasattr(value, "__getitem__")
+    if not fits or isinstance(value, str | bytes | Mapping | Tensor | np.ndarray):
+        return _Refused("batches, such as a DataLoader")
+    return value
+
+
+def _choice(parts: tuple[Any, ...]) -> Taker:
+    words = " or ".join(filter(None, (", ".join(map(repr, parts[:-1])), repr(parts[-1]))))
+    return lambda value: (
+        value if any(type(value) is type(part) and value == part for part in parts) else _Refused(words)
+    )
+
+
+def _any_of(takers: list[Taker | None]) -> Taker | None:
+    known = [take for take in takers if take is not None]
+    if len(known) < len(takers):
+        return None
+
+    def take(value: Any) -> Any:
+        refusals = []
+        for one in known:
+            taken = one(value)
+            if not isinstance(taken, _Refused):
+                return taken
+            refusals.append(taken)
+        near = [refused for refused in refusals if refused.kind_fits] or refusals
+        words = dict.fromkeys(refused.words for refused in near if refused.words != "None")
+        return _Refused(" or ".join(words), near is not refusals)
+
+    return take
+
+
+def _with_conditions(base: Taker | None, conditions: tuple[Any, ...]) -> Taker | None:
+    ranges = [one for one in conditions if isinstance(one, Range)]
+    tests = [one for one in conditions if not isinstance(one, Range) and callable(one)]
+
+    def take(value: Any) -> Any:
+        taken = value if base is None else base(value)
+        kind = "an integer" if base is _whole else "a number"
+        if isinstance(taken, _Refused):
+            return _Refused(ranges[0].words(None, kind) or kind, taken.kind_fits) if ranges else taken
+        for words in (*(one.words(taken, kind) for one in ranges), *(test(taken) for test in tests)):
+            if words is not None:
+                return _Refused(words, True)
+        return taken
+
+    return take
+
+
+def _entries(values: Iterable[Any], entry: Taker | None) -> _Refused | None:
+    for value in values if entry is not None else ():
+        if isinstance(refused := entry(value), _Refused):  # type: ignore[misc]
+            return refused
+    return None
+
+
+def _sequence(entry: Taker | None) -> Taker:
+    def take(value: Any) -> Any:
+        if isinstance(value, str | bytes) or not isinstance(value, Sequence | np.ndarray):
+            return _Refused("a list" if entry is None else f"a list, each entry {_entry_words(entry)}")
+        refused = _entries(value, entry)
+        return value if refused is None else _Refused(f"a list, each entry {refused.words}", refused.kind_fits)
+
+    return take
+
+
+def _mapping(entry: Taker | None) -> Taker:
+    def take(value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return _Refused("a dictionary")
+        refused = _entries(value.values(), entry)
+        return value if refused is None else _Refused(f"a dictionary, each value {refused.words}", refused.kind_fits)
+
+    return take
+
+
+def _entry_words(entry: Taker) -> str:
+    refused = entry(object())
+    return refused.words if isinstance(refused, _Refused) else "a value"
