@@ -46,7 +46,7 @@ class Likelihood(nn.Module):
         Args:
             outputs: The network's outputs, [B, ...], or [S, B, ...] with an axis of draws.
             y: Targets of B examples; see the class.
-            has_draws: Whether outputs carry an axis of draws; told by the shapes if left out.
+            has_draws: Whether outputs carry an axis of draws; told by the shapes by default.
 
         Returns:
             [B] or [S, B], in nats.

@@ -67,7 +67,7 @@ def bayesianize(
             module object) are tried in order; a module that matches brings all weights below it; weights that nobody takes
             stay point estimates. Normalization layers stay point estimates unless a selector names them.
         likelihood: p(y | outputs); needed by `elbo` and `predict`.
-        prior: p(weights); `Neal()` if left out.
+        prior: p(weights); `Neal()` by default.
         output: Which of the network's outputs the likelihood is about, where it returns several: a key or a position.
             Left out, it is the only tensor, or the one called `logits`.
 
@@ -181,7 +181,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable):
 
         Args:
             num_draws: S.
-            generator: Source of randomness, on any device; the global one if left out.
+            generator: Source of randomness, on any device; the global one by default.
             antithetic: Draw Gaussian noise in pairs of opposite sign: half the random numbers, less Monte Carlo error.
             local: Whether noise may differ between examples: for a training objective only, never for prediction.
             num_data: N, where the draws are for a bound over a dataset of that size.
@@ -253,7 +253,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable):
         generator: Randomness = None,
         antithetic: bool = False,
     ) -> Tensor:
-        r"""Evidence lower bound of the whole dataset from one batch, in nats; maximise it.
+        r"""Evidence lower bound of the whole dataset from one batch, in nats; maximize it.
 
         $$ \frac{N}{B} \sum_b \frac1S \sum_s \omega_b \log p(y_b | f_s(x_b)) - \beta\,\mathrm{KL}(q \| p) $$
 
@@ -297,7 +297,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable):
         return run_local(compute, self.posteriors, self.network, generator)
 
     def map_objective(self, x: Any, y: Tensor, *, num_data: int, example_weights: Tensor | None = None) -> Tensor:
-        r"""$\log p(\mathcal{D} | m) + \log p(m)$ at the posterior mean m, in nats, a scalar; maximise it."""
+        r"""$\log p(\mathcal{D} | m) + \log p(m)$ at the posterior mean m, in nats, a scalar; maximize it."""
         log_likelihood, penalty = self.map_terms(x, y, num_data=num_data, example_weights=example_weights)
         return objectives.elbo(log_likelihood, penalty)
 
@@ -370,7 +370,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable):
 
         Args:
             x: Inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
-            num_draws: S; if left out 32, or each member of an ensemble once.
+            num_draws: S; by default 32, or each member of an ensemble once.
             generator: Source of randomness.
             memory: The budget in bytes, or text such as `"1GiB"`; 256 MiB by default.
             antithetic: See `draw`.

@@ -1,4 +1,4 @@
-"""Objectives of training, in nats over the whole dataset, all to be maximised."""
+"""Objectives of training, in nats over the whole dataset, all to be maximized."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def expected_log_likelihood(
         y: Targets of B examples.
         likelihood: p(y | f).
         num_data: N, the number of examples in the whole dataset.
-        example_weights: $\omega$, [B]; 1 if left out.
+        example_weights: $\omega$, [B]; 1 by default.
 
     Returns:
         [S], in nats.

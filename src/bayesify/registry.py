@@ -33,7 +33,7 @@ class Recipe(Protocol):
         Args:
             net: A network, untrained.
             likelihood: p(y | outputs).
-            loader: Batches (inputs, targets) that start anew each epoch.
+            loader: Batches (inputs, targets) that start again each epoch.
             prior: p(weights), not bound to a network yet.
             num_data: N, the examples in the dataset.
             epochs: Passes over the data that a posterior would get; a method with several phases divides them.

@@ -34,6 +34,7 @@ from bayesify.arguments.checks import (
 )
 
 HERE = Path(__file__).parent
+SUPPORT = HERE.parent / "support"
 ACCEPTED: dict[str, list[str]] = json.loads((HERE / "accepted_arguments.json").read_text())
 """Odd values that arguments take on purpose, reviewed: `None` for a default, flags, large numbers where nothing grows with them."""
 
@@ -192,7 +193,7 @@ def test_an_output_of_a_network_that_has_one() -> None:
 def run(tmp_path: Path, share: float, seed: int, seconds: float) -> list[list[str]]:
     """The calls in a process of its own, which may be stopped."""
     out = tmp_path / "found.json"
-    program = [sys.executable, str(HERE / "fuzz_arguments.py"), str(out), str(share), str(seed), str(tmp_path)]
+    program = [sys.executable, str(SUPPORT / "fuzz_arguments.py"), str(out), str(share), str(seed), str(tmp_path)]
     subprocess.run(program, check=True, timeout=seconds, capture_output=True)
     found: list[list[str]] = json.loads(out.read_text())
     return found
@@ -226,11 +227,11 @@ def test_all_wrong_calls(tmp_path: Path) -> None:
 
 def test_every_public_name_is_called() -> None:
     """A new public class or function has an entry in `public_calls`, or stands here with the reason why not."""
-    sys.path.insert(0, str(HERE))
+    sys.path.insert(0, str(SUPPORT))
     try:
         from public_calls import CALLS
     finally:
-        sys.path.remove(str(HERE))
+        sys.path.remove(str(SUPPORT))
     called = {part for name in CALLS for part in name.split(".")}
     missing = []
     for room in [bayesify, *(getattr(bayesify, name) for name in bayesify.__all__)]:

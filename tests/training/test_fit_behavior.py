@@ -5,9 +5,9 @@ import json
 
 import pytest
 import torch
+from runs import same
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
-from training.runs import same
 
 import bayesify
 from bayesify import KLSchedule, likelihoods, posteriors

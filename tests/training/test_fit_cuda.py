@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from runs import arguments, loader, network, numbers, same
 from training import test_guard as guard
-from training.runs import arguments, loader, network, numbers, same
 
 import bayesify
 from bayesify.training import Checkpointing, Devices, Steps

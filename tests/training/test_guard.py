@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
+from runs import same
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from training.runs import same
 
 import bayesify
 from bayesify import baselines, deep_gp, likelihoods, posteriors

@@ -74,7 +74,7 @@ SCRIPT = """
 import json, os, sys, warnings
 import torch
 torch.set_num_threads(1)
-sys.path.insert(0, {tests!r})
+sys.path[:0] = [{tests!r}, {tests!r} + "/support"]
 from training import test_parallel as case
 import bayesify
 bnn = case.network(local={local})

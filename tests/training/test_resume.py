@@ -15,8 +15,8 @@ import time
 import numpy as np
 import pytest
 import torch
+from runs import arguments, loader, network, numbers, same
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
-from training.runs import arguments, loader, network, numbers, same
 
 import bayesify
 from bayesify import likelihoods, posteriors, priors

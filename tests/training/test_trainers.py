@@ -247,7 +247,7 @@ def test_checkpoints_of_other_versions_and_with_other_fields(tmp_path):
 
 SCRIPT = """
 import sys, time
-sys.path.insert(0, {tests!r})
+sys.path[:0] = [{tests!r}, {tests!r} + "/support"]
 import torch
 torch.set_num_threads(1)
 from training import test_trainers as case

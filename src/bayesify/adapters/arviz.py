@@ -36,7 +36,7 @@ def to_inference_data(
 
     Args:
         model: Something with `draw`, `Draws`, or a sequence of them: the chains of a sampler, all of one length.
-        num_draws: Draws of each chain; all, or what the model draws by default, if left out.
+        num_draws: Draws of each chain; all, or what the model draws by default, by default.
         x: Inputs, as `predict` takes them.
         y: Their targets.
         likelihood: p(y | outputs), where the model has none.

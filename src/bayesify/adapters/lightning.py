@@ -34,15 +34,15 @@ class BayesianModule(_Module):
 
     Args:
         bnn: The network, with a likelihood.
-        num_data: N, the number of training examples; counted when training starts if left out.
-        optimizer: A function from parameters to an optimizer; Adam if left out.
+        num_data: N, the number of training examples; counted when training starts by default.
+        optimizer: A function from parameters to an optimizer; Adam by default.
         learning_rate: Of the default optimizer.
-        num_draws: S, draws per step; what the posterior recommends if left out.
+        num_draws: S, draws per step; what the posterior recommends by default.
         kl_weight: Constant factor on the KL; below 1 it tempers the posterior.
         kl_schedule: Factor on the KL as a function of the epochs that have passed; see `KLSchedule`.
-        prediction_draws: Draws for validation, test and prediction; as `predict` if left out.
+        prediction_draws: Draws for validation, test and prediction; as `predict` by default.
         prediction_seed: Of these draws, so that epochs are compared by the same ones.
-        read_batch: A function from what the loader yields to inputs and targets, for loaders of another kind.
+        read_batch: A function from what the loader yields to inputs and targets, for loaders that yield something else.
 
     Raises:
         TypeError: If `bnn` is not a `BayesianNetwork`.
@@ -153,7 +153,7 @@ class PredictiveScores(_Callback):
     a `Predictive`. Scores go under `val_` and `test_` and their name, such as `val_ece` or `test_crps`.
 
     Args:
-        read_batch: A function from what the loader yields to inputs and targets, for loaders of another kind.
+        read_batch: A function from what the loader yields to inputs and targets, for loaders that yield something else.
     """
 
     def __init__(self, read_batch: BatchReader | None = None) -> None:
@@ -162,11 +162,11 @@ class PredictiveScores(_Callback):
         self._scores: Any = None
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Start anew."""
+        """Start again."""
         self._scores = None
 
     def on_test_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Start anew."""
+        """Start again."""
         self._scores = None
 
     def on_validation_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *rest: Any) -> None:

@@ -38,8 +38,8 @@ def bayesianize_head(
         model: A `PreTrainedModel` with a head, or any module that has one. It is copied.
         posterior: For the head: an instance, a name, or a dict with its name and options.
         likelihood: p(y | logits).
-        prior: p(weights); `Neal()` if left out.
-        head: Dotted name of the last layer; found among the usual names if left out.
+        prior: p(weights); `Neal()` by default.
+        head: Dotted name of the last layer; found among the usual names by default.
 
     Raises:
         ValueError: If no module has such a name.
@@ -73,7 +73,7 @@ def bayesianize_lora(
         posterior: For these weights: an instance, a name, or a dict with its name and options.
         names: Globs of the weights' names.
         likelihood: p(y | logits).
-        prior: p(weights); `Neal()` if left out.
+        prior: p(weights); `Neal()` by default.
 
     Raises:
         ValueError: If a glob matches nothing, or only frozen weights.
@@ -138,7 +138,7 @@ class BayesianTrainer(_Trainer):
     Args:
         model: What `bayesianize`, `bayesianize_head` or `bayesianize_lora` returns.
         args: `transformers.TrainingArguments`; without weight decay, which the prior stands for.
-        num_data: N, the number of training examples; the length of `train_dataset` if left out.
+        num_data: N, the number of training examples; the length of `train_dataset` by default.
         num_draws: S, draws per step.
         kl_weight: Factor on the KL; below 1 it tempers the posterior.
         prediction_draws: Draws in evaluation and prediction.

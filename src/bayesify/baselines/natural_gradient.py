@@ -34,7 +34,7 @@ class NaturalGradient(ABC):
 
     Args:
         bnn: The network, with a likelihood and a fixed prior; it is changed.
-        num_data: N; where `fit` is used, counted from the loader if left out.
+        num_data: N; where `fit` is used, counted from the loader by default.
         learning_rate: Of the mean.
         momentum: Decay of the gradient's moving average.
         decay: Decay of the curvature's moving average.
@@ -256,7 +256,7 @@ class NaturalGradient(ABC):
             name: Of which weight or layer.
             value: The new observation.
             decay: Weight of the past.
-            times: How often it was brought up to date, this time included; the number of steps if left out.
+            times: How often it was brought up to date, this time included; the number of steps by default.
         """
         known = self.moments.setdefault(kind, {})
         past = known.get(name)

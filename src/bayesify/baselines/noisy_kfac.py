@@ -57,7 +57,7 @@ class NoisyKFAC(NaturalGradient):
     Args:
         bnn: A network with `MatrixNormal` posteriors over linear and convolution layers, a likelihood and a fixed prior; it is
             changed.
-        num_data: N; counted by `fit` if left out.
+        num_data: N; counted by `fit` by default.
         learning_rate: $\alpha$; 1 would be a full Newton step.
         momentum: Decay of the gradient's moving average.
         decay: Decay of the factors' moving averages.

@@ -112,7 +112,7 @@ class SWAG(Drawable):
         """Take the present weights of a network as one more iterate.
 
         Args:
-            net: The network in training, of the same architecture; the copy that `fit` trains if left out.
+            net: The network in training, of the same architecture; the copy that `fit` trains by default.
 
         Raises:
             ValueError: If a weight is missing, of another shape, or not finite; nothing is changed then.
@@ -224,7 +224,7 @@ class SWAG(Drawable):
 
         Args:
             num_draws: S.
-            generator: Source of randomness, on any device; the global one if left out.
+            generator: Source of randomness, on any device; the global one by default.
             loader: Training data, for the batch statistics of each draw; one pass over it per draw.
             read_batch: A function from what the loader yields to inputs and targets.
 
@@ -237,7 +237,7 @@ class SWAG(Drawable):
         self._check_collected()
         if batch_norms(self.network) and loader is None:
             raise ValueError(
-                "SWAG: the network has BatchNorm, whose statistics each draw needs anew; "
+                "SWAG: the network has BatchNorm, whose statistics each draw needs again; "
                 "give loader=, a loader over training data"
             )
         like = next(iter(self.mean.values()))

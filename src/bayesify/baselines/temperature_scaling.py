@@ -37,7 +37,7 @@ class TemperatureScaling(Predictor):
     $$ p(y | x) = \frac1S \sum_s \operatorname{softmax}(f_s(x) / T)_y, \qquad
        p(y | x) = \frac1S \sum_s \mathcal{N}(y; \mu_s(x), c\, v_s(x)) $$
 
-    for classification (yes-or-no outputs too) and for regression. The number is that which maximizes the validation data's
+    for classification (binary outputs too) and for regression. The number is that which maximizes the validation data's
     log-likelihood. For one draw, such as a plain network's, the first problem is convex in 1/T and the most probable class
     stays what it was; the second has the closed form $c = \operatorname{mean} (y - \mu)^2 / v$. For several draws each
     draw's logits are divided, which may move the mean of their probabilities across a tie, and c changes the noise but not
@@ -100,7 +100,7 @@ class TemperatureScaling(Predictor):
 
         Args:
             loader: Batches of validation data, which the model was not trained on.
-            num_draws: Draws of the model's predictions, where it draws; its own default if left out.
+            num_draws: Draws of the model's predictions, where it draws; its own default by default.
             seed: Of the draws: the same functions for every batch.
             read_batch: A function from what the loader yields to inputs and targets.
             options: Further arguments of the model's `predict`.

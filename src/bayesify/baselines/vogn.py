@@ -47,7 +47,7 @@ class VOGN(NaturalGradient):
 
     Args:
         bnn: A network with a `MeanField` posterior, a likelihood and a fixed prior; it is changed.
-        num_data: N; counted by `fit` if left out.
+        num_data: N; counted by `fit` by default.
         learning_rate: $\alpha$; 1 would be a full Newton step.
         momentum: $\beta_1$.
         decay: $\beta_2$.

@@ -34,7 +34,7 @@ class Question:
         task: `"regression"` or `"classification"`, if it is not to be detected.
         methods: Names from the registry; all if empty. The baselines are added.
         ignore: Columns to leave out.
-        ood: A table of inputs of another kind.
+        ood: A table of out-of-distribution inputs.
         splits: How many; by `quick` if `None`.
         max_rows: More rows are thinned at random; by `quick` if `None`.
         quick: Whether to train briefly on fewer splits.

@@ -81,7 +81,7 @@ class Data:
         return Rows(self.x_units(self.x), targets, np.ones(len(self.x)))
 
     def thinned(self, most: int, seed: int) -> Data:
-        """At most so many of the rows, chosen at random."""
+        """At most N of the rows, chosen at random."""
         if len(self.x) <= most:
             return self
         chosen = np.sort(np.random.default_rng(seed).choice(len(self.x), most, replace=False))

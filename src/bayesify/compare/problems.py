@@ -37,7 +37,7 @@ class Problem:
         features: Of N rows.
         values: Targets, [N].
         classes: Labels; empty for a regression.
-        outside: Inputs of another kind, to be recognized as such; `None` without.
+        outside: Out-of-distribution inputs, to be recognized as such; `None` without.
         standard: Training and test rows of splits that the data set comes with.
         notes: What was assumed and left out, in sentences.
     """
@@ -150,7 +150,7 @@ def read_problem(
         target: The column to predict; not needed for a name.
         task: If it is not to be detected.
         ignore: Columns to leave out.
-        ood: A table of inputs of another kind.
+        ood: A table of out-of-distribution inputs.
         max_rows: More rows than these are thinned at random.
         seed: Of that choice.
 

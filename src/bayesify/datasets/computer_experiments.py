@@ -189,7 +189,7 @@ def sample(name: str, n: Count | None = None, seed: Seed = 0, noise: NonNegative
 
     Args:
         name: From `SIMULATORS`.
-        n: N, points; as many as the paper takes if left out.
+        n: N, points; as many as the paper takes by default.
         seed: Of the scrambling and of the noise.
         noise: Variance of Gaussian noise in y, in the square of y's units.
 

@@ -25,7 +25,7 @@ class Stationary(nn.Module):
     Args:
         name: `"squared_exponential"`, `"matern12"`, `"matern32"` or `"matern52"`.
         num_inputs: D.
-        lengthscale: Where all lengthscales start; $\sqrt D$ if left out, the distance of typical standardized inputs.
+        lengthscale: Where all lengthscales start; $\sqrt D$ by default, the distance of typical standardized inputs.
         amplitude: Where a starts, a standard deviation.
     """
 

@@ -71,12 +71,12 @@ class DeepGP(nn.Module, Predictor, Trainable):
         inputs: Training inputs [N, D], from which the inducing inputs start: all of them, or `num_inducing` centers of k-means.
         targets: Their targets, from which the last layer starts and the number of outputs is known; not needed otherwise.
         depth: L, the number of layers.
-        width: Outputs of each hidden layer, a number or L - 1 of them; D if left out, at most 30.
+        width: Outputs of each hidden layer, a number or L - 1 of them; D by default, at most 30.
         num_outputs: O, where there are no targets.
         num_inducing: M, at most N.
         inducing: `"global"` or `"local"`.
         kernel: `"squared_exponential"`, `"matern12"`, `"matern32"`, `"matern52"` or `"linear"`, each with a scale per input (ARD).
-        likelihood: p(y | f), a likelihood, its name or plain data; `Gaussian(noise=0.1)` if left out. It is copied.
+        likelihood: p(y | f), a likelihood, its name or plain data; `Gaussian(noise=0.1)` by default. It is copied.
         skip: Whether a hidden layer's prior mean is its input (its first principal axes where it has fewer outputs, zeros
             behind it where it has more) instead of 0. Either way hidden layers start near that map.
         lengthscale: Where all lengthscales start, in place of $\sqrt D$.
@@ -328,7 +328,7 @@ class DeepGP(nn.Module, Predictor, Trainable):
             epochs: Passes over the data.
             learning_rate: Of Adam; falls to 0 along half a cosine unless a `scheduler` or `optimizer` is given.
             seed: Of everything random.
-            options: Further arguments of `bayesify.fit`: `num_draws` (4 if left out), validation, patience, checkpoint and others.
+            options: Further arguments of `bayesify.fit`: `num_draws` (4 by default), validation, patience, checkpoint and others.
 
         Returns:
             The history, one entry per epoch.
@@ -364,7 +364,7 @@ class DeepGP(nn.Module, Predictor, Trainable):
 
         Args:
             x: Inputs, [B, D].
-            num_draws: S; 32 if left out, 1 where nothing is drawn (one layer with Gaussian noise).
+            num_draws: S; 32 by default, 1 where nothing is drawn (one layer with Gaussian noise).
             generator: Source of randomness.
             memory: What kernel matrices may take at a time: bytes, or text such as `"1GiB"`; 256 MiB by default.
 

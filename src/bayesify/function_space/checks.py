@@ -23,7 +23,7 @@ def check_network(bnn: Any) -> None:
 
     Raises:
         TypeError: If it is no `BayesianNetwork`.
-        ValueError: If a posterior is of another kind, or the prior draws its scale.
+        ValueError: If a posterior is of the wrong type, or the prior draws its scale.
     """
     if not isinstance(bnn, BayesianNetwork):
         raise TypeError(
@@ -50,7 +50,7 @@ def check_trainable(bnn: BayesianNetwork) -> None:
 
 
 def check_choices(covariance: str, layers: str, jitter: Any, context: Any, prior: Any) -> None:
-    """Raise for options that are unknown or of another kind.
+    """Raise for options that are unknown or of the wrong type.
 
     Raises:
         TypeError: If the context or the prior is something else.

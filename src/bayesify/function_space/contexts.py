@@ -1,4 +1,4 @@
-"""Context inputs: where the variational process is held against the prior over functions, drawn anew at each step."""
+"""Context inputs: where the variational process is held against the prior over functions, drawn again at each step."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Box(Context):
     @classmethod
     @checked
     def around(cls, x: Tensor, widths: NonNegative = 2.0, n: Count = 10) -> Box:
-        """A box that goes beyond training inputs [N, ...] on every side by so many times their range."""
+        """A box that goes beyond training inputs [N, ...] on every side by a multiple of their range."""
         flat = torch.as_tensor(x).detach().double()
         low, high = flat.amin(0), flat.amax(0)
         margin = widths * (high - low).clamp_min(torch.finfo(torch.float32).eps)
@@ -134,7 +134,7 @@ class StoredContext(Context):
     Args:
         source: A tensor of inputs [N, ...], or a loader.
         n: How many inputs a draw gives.
-        keep: How many inputs of a loader are held: the first so many.
+        keep: Number of inputs of a loader that are held, its first ones.
 
     Raises:
         ValueError: If a count is below 1.
@@ -196,7 +196,7 @@ class StoredContext(Context):
 
 
 class DatasetContext(StoredContext):
-    """Inputs of another dataset, such as images of another kind.
+    """Inputs of another dataset, such as images from a different source.
 
     Args:
         source: A loader, whose first `keep` inputs are held in memory and read when first needed, or a tensor of inputs.

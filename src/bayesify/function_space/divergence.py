@@ -38,7 +38,7 @@ def dense_kl(
         covariance: [..., n, n].
         prior_mean: [..., n].
         prior_covariance: [..., n, n].
-        jitter: A share that is always added; `JITTER` where needed if left out.
+        jitter: A share that is always added; `JITTER` where needed by default.
 
     Raises:
         ValueError: If a covariance has no Cholesky factor even so.

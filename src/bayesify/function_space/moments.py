@@ -172,7 +172,7 @@ def _products(g: Tensor, a: Tensor) -> Tensor:
 
 
 def _pieces(size: int, bytes_each: int, memory: int) -> list[slice]:
-    """Slices of `size` entries, each of which makes so many bytes, of which a few copies are held at a time."""
+    """Slices of `size` entries, each of which makes a number of bytes, of which a few copies are held at a time."""
     step = max(1, memory // max(1, 6 * bytes_each))
     return [slice(start, min(start + step, size)) for start in range(0, size, step)]
 

@@ -163,7 +163,7 @@ class NeuralTangent(FunctionPrior):
     linearization at each step.
 
     Args:
-        std: $\sigma_0$ of all weights; those of the network's own prior over weights if left out.
+        std: $\sigma_0$ of all weights; those of the network's own prior over weights by default.
         mean: A number to use in place of $f(x; m_0)$.
 
     Raises:

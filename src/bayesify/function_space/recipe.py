@@ -53,7 +53,7 @@ def fit_function_space(
 
 
 def box_around(loader: Any, widths: float, n: int) -> Box:
-    """The box around all inputs of a loader, wider by so many times their range on every side."""
+    """The box around all inputs of a loader, wider by a multiple of their range on every side."""
     low: Tensor | None = None
     high: Tensor | None = None
     with own_generators():  # a loader that shuffles does not move the caller's generator

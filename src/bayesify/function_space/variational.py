@@ -47,7 +47,7 @@ class FunctionSpaceVI(Drawable, Trainable):
        \tilde q(f_X) = \mathcal{N}\bigl(f(X; m),\ J_m(X) \operatorname{diag}(s^2) J_m(X)^\top\bigr) $$
 
     The likelihood is a Monte Carlo estimate on the network itself and scaled to the dataset; the KL is that of the network
-    linearized about the means m, at context inputs X drawn anew at each step, and not scaled. Uncertainty grows where
+    linearized about the means m, at context inputs X drawn again at each step, and not scaled. Uncertainty grows where
     context inputs are and data are not. The KL is finite where the covariance has full rank; `"full"` and `"joint"` add
     a relative jitter to both covariances where it has not (see `divergence.dense_kl`), and raise where there are more
     function values than weights.
@@ -56,19 +56,19 @@ class FunctionSpaceVI(Drawable, Trainable):
         bnn: The network, under `MeanField` or `KTied`. It is trained in place, in the mode (train or eval) it is in.
         prior_mean: Mean of the function values under the prior: a number, or one per output.
         prior_variance: Their variance: a number, or one per output.
-        context: Where functions are compared; image pixels from 0 to 1 (`Box()`) if left out.
+        context: Where functions are compared; image pixels from 0 to 1 (`Box()`) by default.
         covariance: What the KL sees: `"diagonal"` only variances, as the paper does; `"full"` covariances between context inputs,
             output by output; `"joint"` those between outputs too.
         prior: Another prior over functions (`GaussianProcess`, `NeuralTangent`) in place of mean and variance.
         layers: `"all"`, or `"last"` to linearize the last layer's weights only. Then the KL leaves the spread of the other layers
             alone, and only the likelihood shrinks it: put a posterior on the last layer only, or take `"all"`.
-        jitter: A share of the mean variance that is always added in `"full"` and `"joint"`; only where needed if left out.
+        jitter: A share of the mean variance that is always added in `"full"` and `"joint"`; only where needed by default.
         memory: Bytes that linearization may take, a number or text such as `"1GiB"`; an eighth of the GPU's memory, or 1 GiB on a
-            CPU, if left out.
+            CPU, by default.
 
     Raises:
         TypeError: If `bnn` is not a `BayesianNetwork`.
-        ValueError: If the posterior is of another kind, a variance is not positive, or the network has batch normalization
+        ValueError: If the posterior is of the wrong type, a variance is not positive, or the network has batch normalization
             or dropout in training mode.
     """
 
@@ -164,7 +164,7 @@ class FunctionSpaceVI(Drawable, Trainable):
 
         Args:
             x: Inputs of B examples: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
-            covariance: Which part of the covariance; the model's own choice if left out. `"example"` is that between the outputs of
+            covariance: Which part of the covariance; the model's own choice by default. `"example"` is that between the outputs of
                 each example.
             memory: Budget of the linearization where gradients are off; that of the object by default.
 

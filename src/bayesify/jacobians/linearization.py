@@ -315,7 +315,7 @@ class Gradients:
         return self._or_zero(self._pulled.columns(uses, index), index.shape)
 
     def sum_of_squares(self, name: str, index: Tensor | None = None, rows: int | None = None) -> Tensor:
-        """Squares by the entries of a weight, summed over vectors and examples, so many examples at a time: [numel] or [n]."""
+        """Squares by the entries of a weight, summed over vectors and examples, a few examples at a time: [numel] or [n]."""
         uses, total = self.uses(name), None
         if not uses:
             found = self._general(name).reshape(*self.shape, -1)

@@ -48,7 +48,7 @@ class WeightCovariance(ABC):
 
         Args:
             gradients: K vectors' gradients over B examples.
-            factors: Values of c; the own one if left out.
+            factors: Values of c; the own one by default.
 
         Returns:
             [B, K, K], or [C, B, K, K] for C factors.

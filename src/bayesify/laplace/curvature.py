@@ -42,7 +42,7 @@ class Pieces:
         memory: Budget in bytes.
         per_row: Entries of the Jacobian that are held per example and vector.
         reader: Converts what the loader yields, where that is needed.
-        num_examples: Stop after so many.
+        num_examples: Number of examples after which to stop.
         progress: Called with the number of examples after each piece.
     """
 

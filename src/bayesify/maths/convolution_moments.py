@@ -67,7 +67,7 @@ def patch_gram(x: Tensor, geometry: Geometry, precision: Tensor | None = None) -
     Args:
         x: [M, c_in, *n].
         geometry: Of the convolution.
-        precision: The diagonal of $\Lambda$, [M, *o], or anything that expands to it; 1 if left out.
+        precision: The diagonal of $\Lambda$, [M, *o], or anything that expands to it; 1 by default.
 
     Returns:
         [G, D, D].

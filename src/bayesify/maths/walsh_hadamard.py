@@ -175,7 +175,7 @@ def nearest(matrix: Tensor, steps: int = 50, generator: torch.Generator | None =
     Args:
         matrix: [..., D, D].
         steps: Rounds over the three.
-        generator: Source of the random signs; the global one if left out.
+        generator: Source of the random signs; the global one by default.
 
     Returns:
         $s_1$, g and $s_2$, [..., D] each.

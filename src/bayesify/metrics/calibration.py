@@ -41,7 +41,7 @@ class ReliabilityDiagram:
 def reliability(predictive: ClassificationPredictive, y: Tensor, num_bins: Count = 15) -> ReliabilityDiagram:
     """Confidence and accuracy of the most probable class, in bins of equal width (DeGroot & Fienberg 1983).
 
-    Several labels per example count as so many predictions.
+    Several labels per example count as several predictions.
 
     Args:
         predictive: A classification.
@@ -97,7 +97,7 @@ def calibration_curve(
     Args:
         predictive: A regression.
         y: Targets.
-        levels: Levels strictly between 0 and 1; 0.05, 0.10, ..., 0.95 if left out.
+        levels: Levels strictly between 0 and 1; 0.05, 0.10, ..., 0.95 by default.
 
     Raises:
         ValueError: If there is no level or one is not strictly between 0 and 1, or targets do not fit.

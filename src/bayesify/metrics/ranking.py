@@ -55,7 +55,7 @@ def ood(inside: Predictive, outside: Predictive) -> dict[str, float]:
 
     Args:
         inside: Prediction of examples from the training distribution.
-        outside: Prediction of the same kind of examples from elsewhere.
+        outside: Prediction of out-of-distribution examples.
 
     Returns:
         `auroc_*` and `aupr_*` for `max_probability`, `entropy` and `mutual_information` of a classification, or for

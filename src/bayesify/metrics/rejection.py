@@ -51,7 +51,7 @@ def rejection_curve(
         predictive: A classification of examples from the training distribution.
         y: Their labels.
         by: `"max_probability"`, `"entropy"` or `"mutual_information"`.
-        outside: Prediction of examples from elsewhere: each counts as an error, since no label is right for it
+        outside: Prediction of out-of-distribution examples: each counts as an error, since no label is right for it
             (Daxberger et al. 2021, figure 6).
         num_points: K.
 

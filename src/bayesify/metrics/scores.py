@@ -29,12 +29,12 @@ def evaluate(predictive: Predictive, y: Tensor) -> dict[str, float]:
     - `coverage_50`, `coverage_90`, `coverage_95`: share of targets in the central interval of that level; a calibrated
       prediction has 0.5, 0.9, 0.95.
 
-    Classification, yes-or-no outputs included, which count as two classes each:
+    Classification, binary outputs included, which count as two classes each:
 
     - `accuracy`: share of labels that are the most probable class.
     - `nll`: as above.
     - `ece`: expected calibration error of the most probable class, 15 bins of equal width (torchmetrics).
-    - `brier`: mean over predictions of $\sum_c (p_c - [y = c])^2$, between 0 and 2 (Brier 1950); for yes-or-no outputs
+    - `brier`: mean over predictions of $\sum_c (p_c - [y = c])^2$, between 0 and 2 (Brier 1950); for binary outputs
       that is twice the squared error of the probability of yes.
 
     Args:

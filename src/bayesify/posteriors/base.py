@@ -130,7 +130,7 @@ class Posterior(nn.Module):
         Args:
             layers: What it spans.
             values: The network's weights by name, where means start.
-            modules: The module that owns each weight, by weight name; for posteriors that initialize anew.
+            modules: The module that owns each weight, by weight name; for posteriors that initialize again.
             prior: The prior's scales, kept as `bound_prior` for posteriors that are built on the prior.
             runner: The network without its weights, kept as `runner` by posteriors that run it.
 

@@ -28,7 +28,7 @@ class Ensemble(Posterior):
 
     Args:
         members: K.
-        init: `"reset"` starts the first member at the network's weights and each other one anew, by `reset_parameters()` of
+        init: `"reset"` starts the first member at the network's weights and each other one again, by `reset_parameters()` of
             the module that owns the weight (a module without it: normal numbers with the weight's own mean and
             spread); `"network"` starts all at the network's weights plus noise of 10 % of the weight's spread.
 

@@ -42,7 +42,7 @@ class LocalInducing(Posterior):
 
     Args:
         points: M, in every layer.
-        precision: Where the diagonal of $\Lambda$ starts; if left out, 1, and `NETWORK_PRECISION` where V starts at the network's.
+        precision: Where the diagonal of $\Lambda$ starts; by default, 1, and `NETWORK_PRECISION` where V starts at the network's.
         kl_form: `"closed"`, or `"sampled"`: $\log q - \log p$ at the draw.
         init: Where V starts: `"random"`, standard normal numbers; or `"network"`, what the network's own `[W b]` makes of the
             inducing inputs, $V_l = Z_l [W_l\ b_l]^\top$. With at least as many points as columns the mean of q then starts close

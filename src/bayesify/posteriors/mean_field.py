@@ -1,4 +1,4 @@
-"""Fully factorised Gaussians."""
+"""Fully factorized Gaussians."""
 
 from __future__ import annotations
 

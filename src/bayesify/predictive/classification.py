@@ -48,27 +48,27 @@ class ClassificationPredictive(Predictive):
 
     @property
     def class_probs(self) -> Tensor:
-        """Probability of each class, classes last: [B, ..., C]; for yes-or-no outputs [B, ..., 2]."""
+        """Probability of each class, classes last: [B, ..., C]; for binary outputs [B, ..., 2]."""
         return self._summary[0]
 
     @property
     def probs(self) -> Tensor:
-        """Probability of each class [B, C], or of yes for each yes-or-no output [B, O]."""
+        """Probability of each class [B, C], or of yes for each binary output [B, O]."""
         return self.class_probs[..., 1] if self._binary else self.class_probs
 
     @property
     def labels(self) -> Tensor:
-        """The most probable class of each example: [B], or [B, O] for yes-or-no outputs."""
+        """The most probable class of each example: [B], or [B, O] for binary outputs."""
         return self.class_probs.argmax(-1)
 
     @property
     def confidence(self) -> Tensor:
-        """Probability of the most probable class: [B], or [B, O] for yes-or-no outputs."""
+        """Probability of the most probable class: [B], or [B, O] for binary outputs."""
         return self.class_probs.amax(-1)
 
     @cached_property
     def entropy(self) -> Tensor:
-        """Entropy of the mixture in nats, the whole uncertainty: [B], or [B, O] for yes-or-no outputs."""
+        """Entropy of the mixture in nats, the whole uncertainty: [B], or [B, O] for binary outputs."""
         return torch.special.entr(self.class_probs).sum(-1)
 
     @property

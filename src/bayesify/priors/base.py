@@ -175,7 +175,7 @@ class Prior(nn.Module):
 
 
 class _Live(Mapping[str, Any]):
-    """One of the mappings of `Prior.typical`, computed anew at each look."""
+    """One of the mappings of `Prior.typical`, computed again at each look."""
 
     def __init__(self, prior: Prior, key: str) -> None:
         self.prior, self.key = prior, key

@@ -31,11 +31,11 @@ class RandomFourierFeatures(nn.Module):
     Args:
         num_inputs: D.
         num_features: 2 m, an even number.
-        lengthscale: Where the lengthscales start: a number, or one per input; $\sqrt{D} / 2$ if left out, as in Rossi et al. 2020,
+        lengthscale: Where the lengthscales start: a number, or one per input; $\sqrt{D} / 2$ by default, as in Rossi et al. 2020,
             for inputs from 0 to 1.
         amplitude: Where a starts, a standard deviation.
         learn: Whether lengthscales and amplitude are trained.
-        generator: Source of the frequencies; the global one if left out.
+        generator: Source of the frequencies; the global one by default.
 
     Raises:
         ValueError: If a count is below 1 or odd, or a scale is not positive and finite or of the wrong number.

@@ -38,7 +38,7 @@ def linear_moments(posterior: Posterior, names: Sequence[str], features: Tensor)
         Mean and variance, [B, O] each.
 
     Raises:
-        ValueError: If the posterior is of another kind.
+        ValueError: If the posterior is of the wrong type.
     """
     if not has_moments(posterior):
         raise ValueError(

@@ -61,8 +61,8 @@ class RandomFeatureGP(BayesianNetwork):
         num_outputs: O; independent processes with one kernel.
         posterior: A posterior, a dict with its name and options, or a name; `"mean_field"`, `"full_covariance"` and
             `"walsh_hadamard"` then start with a standard deviation of 0.1.
-        likelihood: p(y | f); Gaussian with variance 0.0004, learned, if left out.
-        lengthscale: Where lengthscales start: a number, or one per input; $\sqrt{D} / 2$ if left out, for inputs from 0 to 1.
+        likelihood: p(y | f); Gaussian with variance 0.0004, learned, by default.
+        lengthscale: Where lengthscales start: a number, or one per input; $\sqrt{D} / 2$ by default, for inputs from 0 to 1.
         amplitude: Where the standard deviation of f under the prior starts.
         learn_kernel: Whether lengthscales and amplitude are trained.
         exact_bound: Use the closed form of the bound where likelihood and posterior have one; draws otherwise.

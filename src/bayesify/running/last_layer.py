@@ -33,7 +33,7 @@ def last_layer(
         args: Positional inputs; one example is run.
         kwargs: Keyword inputs.
         output: Which of several outputs.
-        values: The weights' values; the network's own if left out.
+        values: The weights' values; the network's own by default.
         owner: Who says so in an error.
 
     Raises:

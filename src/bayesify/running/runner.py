@@ -210,7 +210,7 @@ class Runner:
             values: Weights by first name, each with a leading axis of S draws.
             args: Positional inputs of the network.
             kwargs: Keyword inputs of the network.
-            mode: Forces the way to run; chosen automatically if left out.
+            mode: Forces the way to run; chosen automatically by default.
             chunk_size: Draws that `vmap` holds at once.
             buffers: Per-draw buffers, one dict per draw; a loop lets the network update them in place.
 

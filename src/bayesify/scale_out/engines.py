@@ -260,7 +260,7 @@ def _brief(error: Exception) -> str:
 
 @contextmanager
 def _quiet(*loggers: str) -> Iterator[None]:
-    """No messages of a cluster of our own about workers that it starts anew."""
+    """No messages of a cluster of our own about workers that it starts again."""
     before = {name: logging.getLogger(name).level for name in loggers}
     for name in loggers:
         logging.getLogger(name).setLevel(logging.CRITICAL)

@@ -75,7 +75,7 @@ def run_jobs(
         folder: Where results lie.
         engine: `"local"`, processes of this machine; `"dask"`, the cluster of the present `distributed.Client`, of
             `DASK_SCHEDULER_ADDRESS`, or a new one on this machine; `"ray"`, likewise, with `RAY_ADDRESS`.
-        workers: Jobs at a time; as many as this machine has cores, or the cluster has, if left out. One `"local"` worker is
+        workers: Jobs at a time; as many as this machine has cores, or the cluster has, by default. One `"local"` worker is
             this process itself.
         threads: Of each job, for torch and the libraries beneath it.
         retries: How often a job that failed is run again.

@@ -106,7 +106,7 @@ def _settled(threads: int, seed: int) -> Iterator[None]:
 
 @contextmanager
 def _bounded_libraries(threads: int) -> Iterator[None]:
-    """NumPy's and SciPy's matrix products on so many threads, where threadpoolctl is installed."""
+    """NumPy's and SciPy's matrix products on N threads, where threadpoolctl is installed."""
     try:
         from threadpoolctl import threadpool_limits
     except ImportError:

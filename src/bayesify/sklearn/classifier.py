@@ -31,9 +31,9 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         method_options: Arguments of the method's posterior or recipe, such as `{"members": 10}`.
         prior_scale: The weights' prior has standard deviation `prior_scale / sqrt(fan_in)`.
         epochs: Passes over the data in the main phase, after a quarter as many to the maximum a posteriori; by the number
-            of rows if left out.
+            of rows by default.
         learning_rate: Of Adam, at the first step; recipes have their own, see `method_options`.
-        batch_size: All rows up to 1,024 if left out, else 256.
+        batch_size: All rows up to 1,024 by default, else 256.
         num_draws: Draws of the weights in a training step.
         prediction_draws: Draws of the weights for predictions, the same for every row and call; a chain or an ensemble gives
             no more than it has.
@@ -58,7 +58,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         Args:
             X: [N, D] numbers.
             y: [N] labels of any kind: integers, strings, ...
-            sample_weight: How many examples each row stands for, [N]; 1 if left out.
+            sample_weight: How many examples each row stands for, [N]; 1 by default.
 
         Returns:
             Itself.

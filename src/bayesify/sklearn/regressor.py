@@ -38,9 +38,9 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             the network at its maximum a posteriori, which holds the network's own error too; posteriors then learn how much
             less it is, methods that keep point estimates and those with a recipe of their own take it as it is.
         epochs: Passes over the data in the main phase, after a quarter as many to the maximum a posteriori; by the number
-            of rows if left out.
+            of rows by default.
         learning_rate: Of Adam, at the first step; recipes have their own, see `method_options`.
-        batch_size: All rows up to 1,024 if left out, else 256.
+        batch_size: All rows up to 1,024 by default, else 256.
         num_draws: Draws of the weights in a training step.
         prediction_draws: Draws of the weights for predictions, the same for every row and call; a chain or an ensemble gives
             no more than it has.
@@ -109,7 +109,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         Args:
             X: [N, D] numbers.
             y: [N] or [N, O] numbers.
-            sample_weight: How many examples each row stands for, [N]; 1 if left out.
+            sample_weight: How many examples each row stands for, [N]; 1 by default.
 
         Returns:
             Itself.

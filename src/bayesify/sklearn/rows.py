@@ -78,7 +78,7 @@ class Rows:
         )
 
     def thinned(self, size: int, seed: int) -> Rows:
-        """At most so many of the rows, chosen with probabilities that grow with their weights; they stand for all of them.
+        """At most N of the rows, chosen with probabilities that grow with their weights; they stand for all of them.
 
         Args:
             size: Rows that stay.

@@ -79,7 +79,7 @@ class Plan:
         return Batches(rows, min(size, len(rows)))
 
     def count_epochs(self, batches: int) -> int:
-        """Epochs of the main phase for so many batches an epoch."""
+        """Epochs of the main phase for a number of batches per epoch."""
         if self.epochs is not None:
             return self.epochs
         if self.method.slow:

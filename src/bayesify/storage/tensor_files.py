@@ -180,7 +180,7 @@ def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]
 
     Raises:
         FileNotFoundError: If there is none.
-        ValueError: If it is cut short, altered, not ours, of another kind, or from a newer version of the library.
+        ValueError: If it is cut short, altered, not ours, of the wrong type, or from a newer version of the library.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -202,7 +202,7 @@ def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]
             tensors = {name: file.get_tensor(name) for name in names}
     except SafetensorError as error:
         raise ValueError(
-            f"{path}: not a whole safetensors file ({error}); it was cut short or is of another kind, use a copy"
+            f"{path}: not a whole safetensors file ({error}); it was cut short or is something else, use a copy"
         ) from None
     body = metadata.get("header", "")
     if _digest(metadata["format_version"], body, tensors) != metadata.get("sha256"):

@@ -95,11 +95,11 @@ def parse_batch(item: Any, reader: BatchReader | None = None) -> Batch:
 
     Args:
         item: What the loader yields.
-        reader: A function from that to any of these forms, for loaders of another kind.
+        reader: A function from that to any of these forms, for loaders that yield something else.
 
     Raises:
         ValueError: If it is not clear what is what.
-        TypeError: If the item is of another kind.
+        TypeError: If the item is of the wrong type.
     """
     if reader is not None:
         item = reader(item)
@@ -249,5 +249,5 @@ def check_repeatable(loader: Any) -> None:
         raise TypeError("fit: the loader is a Tensor; give a DataLoader, or a list of batches [(x, y), ...]")
     if hasattr(loader, "__next__"):
         raise TypeError(
-            f"fit: the loader is {type(loader).__name__}, which runs once; give an iterable that starts anew each epoch"
+            f"fit: the loader is {type(loader).__name__}, which runs once; give an iterable that starts again each epoch"
         )

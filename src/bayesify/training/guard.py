@@ -37,7 +37,7 @@ class Guard:
 
     Args:
         module: Owner of parameters and buffers.
-        optimizer: Whose steps are guarded; `None` for steps of another kind, of which only buffers are kept.
+        optimizer: Whose steps are guarded; `None` for steps without one, of which only buffers are kept.
     """
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:

@@ -195,7 +195,7 @@ def is_norm(module: nn.Module) -> bool:
     """Whether a module is a normalization layer, whose scale and shift stay point estimates unless asked for.
 
     Torch's own by type; others by a class name that ends in "Norm" (or "Norm2d" and the like), since networks
-    from elsewhere bring their own and share no base class.
+    of other libraries bring their own and share no base class.
     """
     if isinstance(module, (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)):
         return True

@@ -1,4 +1,4 @@
-"""Local reparameterisation: Gaussian weights that add their noise to a layer's output."""
+"""Local reparameterization: Gaussian weights that add their noise to a layer's output."""
 
 from __future__ import annotations
 

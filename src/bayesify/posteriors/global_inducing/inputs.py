@@ -82,7 +82,7 @@ def _shape_of(entry: Any) -> list[int]:
 
 
 def describe_inputs(inputs: Any) -> Any:
-    """Plain data from which inputs of the same shapes and types start anew; the values are in the posterior's state."""
+    """Plain data from which inputs of the same shapes and types start again; the values are in the posterior's state."""
     if isinstance(inputs, int) or _is_shape(inputs):
         return inputs
     if isinstance(inputs, Mapping):

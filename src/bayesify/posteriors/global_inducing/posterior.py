@@ -71,8 +71,8 @@ class GlobalInducing(Posterior):
         inputs: Where $U_0$ starts: M inputs of the network as a tensor, a tuple of positional or a dict of keyword inputs; or
             only their shape (a list of integers), or M (for networks that start with a linear layer), for standard
             normal numbers.
-        targets: Where V of the last layer starts: labels, or standardized targets. As in all other layers if left out.
-        precision: Where the diagonal of $\Lambda$ starts; if left out, 1 divided by the positions of a layer, and
+        targets: Where V of the last layer starts: labels, or standardized targets. As in all other layers by default.
+        precision: Where the diagonal of $\Lambda$ starts; by default, 1 divided by the positions of a layer, and
             `NETWORK_PRECISION` divided by them where V starts at the network's.
         last_precision: The same for the last layer alone. With targets that are data, N / M divided by the noise variance starts it
             at about the exact posterior given the layers below; a small `precision` then starts these near the prior.

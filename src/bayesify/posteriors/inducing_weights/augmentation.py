@@ -68,7 +68,7 @@ class Augmentation(nn.Module):
         r"""$\sum_l \beta_l R(\lambda_l)$ with R as in eq. 8; left out, 0, where $\lambda$ is.
 
         Args:
-            num_data: N, for $\beta_l = \min(1, N / d_{in})$ (eq. 45); 1 if left out.
+            num_data: N, for $\beta_l = \min(1, N / d_{in})$ (eq. 45); 1 by default.
         """
         scale = self.scale()
         if scale is None:
