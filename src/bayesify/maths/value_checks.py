@@ -39,7 +39,7 @@ def find_not_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
     """The first name whose tensor holds NaN or infinity; integers and booleans never do."""
     given = [(name, value.detach()) for name, value in named if value.is_floating_point() and value.numel()]
     norms = torch._foreach_norm([value for _, value in given]) if given else []
-    if not norms or bool(torch.isfinite(torch.stack([norm.to(norms[0].device, torch.float64) for norm in norms]).sum())):
+    if not norms or bool(torch.isfinite(torch.stack([norm.to(norms[0].device).float() for norm in norms]).sum())):
         return None  # a finite norm proves all entries finite; one that overflows is looked into
     finite = torch.stack([torch.isfinite(value).all().to(given[0][1].device) for _, value in given]).tolist()
     return next((name for (name, _), fine in zip(given, finite, strict=True) if not fine), None)
