@@ -57,7 +57,7 @@ def test_bad_counts():
 
 def test_what_cannot_be_sampled_is_refused_with_a_remedy():
     data = toy.linear(num_data=4, num_features=2, noise=0.5)
-    with pytest.raises(TypeError, match="nuts: bnn is Linear; make a BayesianNetwork"):
+    with pytest.raises(TypeError, match="nuts: bnn=Linear; give a BayesianNetwork"):
         nuts(nn.Linear(2, 1), data.x, data.y)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="inputs hold nan"):
         nuts(linear(data), data.x.clone().fill_(float("nan")), data.y)

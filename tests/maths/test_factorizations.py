@@ -93,8 +93,9 @@ def test_laplace_with_dead_units_never_factorizes_in_float32(structure: Any, onl
         net[0].bias[:15] = -100.0  # type: ignore[union-attr]
     x, y = torch.randn(30, 3), torch.randn(30, 2)
     laplace = Laplace(net, likelihoods.Gaussian(0.1), covariance=structure).fit([(x, y)])
-    laplace.tune_prior_precision(method="evidence")
-    laplace.tune_prior_precision([(x, y)], method="validation")
+    grid = [0.1, 1.0, 10.0]
+    laplace.tune_prior_precision(method="evidence", grid=grid)
+    laplace.tune_prior_precision([(x, y)], method="validation", grid=grid)
     prediction = laplace.predict(x)
     assert prediction.outputs.dtype == prediction.log_prob(y).dtype == torch.float32
     assert bool(torch.isfinite(prediction.log_prob(y)).all())

@@ -27,7 +27,7 @@ from bayesify.deep_gp.starts import (
 )
 from bayesify.likelihoods import Gaussian, Likelihood
 from bayesify.maths.gamma import widened
-from bayesify.maths.noise import standard_normal
+from bayesify.maths.noise import Randomness, standard_normal
 from bayesify.maths.value_checks import should_check
 from bayesify.predictive.base import Outputs, Predictive
 from bayesify.predictor import Phase, Predictor, Trainable
@@ -166,9 +166,7 @@ class DeepGP(nn.Module, Predictor, Trainable):
 
     # -- drawing ---------------------------------------------------------------------------------------------------
 
-    def conditionals(
-        self, num_draws: int, generator: torch.Generator | None = None
-    ) -> tuple[list[Conditional], Tensor]:
+    def conditionals(self, num_draws: int, generator: Randomness = None) -> tuple[list[Conditional], Tensor]:
         """Every layer's process given S draws of the inducing values below, and the KL of each draw.
 
         Global: hidden layers given their drawn values, the last one with its values integrated out. Local: all integrated out.
@@ -183,7 +181,7 @@ class DeepGP(nn.Module, Predictor, Trainable):
             self._check_parameters()
             raise
 
-    def _conditionals(self, num_draws: int, generator: torch.Generator | None) -> tuple[list[Conditional], Tensor]:
+    def _conditionals(self, num_draws: int, generator: Randomness) -> tuple[list[Conditional], Tensor]:
         total: Tensor = torch.zeros(1)
         parts: list[Conditional] = []
         if self.inducing_inputs is None:
@@ -203,7 +201,7 @@ class DeepGP(nn.Module, Predictor, Trainable):
         return parts, total.expand(num_draws)
 
     def propagate(
-        self, parts: Sequence[Conditional], x: Tensor, num_draws: int, generator: torch.Generator | None = None
+        self, parts: Sequence[Conditional], x: Tensor, num_draws: int, generator: Randomness = None
     ) -> tuple[Tensor, Tensor]:
         """Mean and variance of f at inputs [B, D], given draws of the hidden layers' values there: [S, B, O] each.
 
@@ -265,9 +263,9 @@ class DeepGP(nn.Module, Predictor, Trainable):
         num_data: DataCount,
         num_draws: Count = 1,
         example_weights: Tensor | None = None,
-        generator: torch.Generator | None = None,
+        generator: Randomness = None,
     ) -> tuple[Tensor, Tensor]:
-        """The two terms of `elbo` apart: the data term and the KL of each draw, both [S] and in nats."""
+        """The two terms of `elbo`, separately: the data term and the KL of each draw, both [S] and in nats."""
         self._check(x)
         parts, kl = self.conditionals(num_draws, generator)
         mean, variance = self.propagate(parts, x, num_draws, generator)
@@ -283,7 +281,7 @@ class DeepGP(nn.Module, Predictor, Trainable):
         return data, kl
 
     @staticmethod
-    def _draw_values(mean: Tensor, variance: Tensor, generator: torch.Generator | None) -> Tensor:
+    def _draw_values(mean: Tensor, variance: Tensor, generator: Randomness) -> Tensor:
         noise = standard_normal(mean.numel(), mean, generator).view(mean.shape)
         return mean + variance.clamp_min(1e-12).sqrt() * noise
 

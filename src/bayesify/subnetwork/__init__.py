@@ -1,5 +1,6 @@
 """Which weights of a trained network get a posterior: the subnetworks of `Laplace`."""
 
+from bayesify.subnetwork.gap import posterior_gap
 from bayesify.subnetwork.selectors import (
     Candidates,
     Selector,
@@ -12,7 +13,6 @@ from bayesify.subnetwork.selectors import (
     largest_swag_variance,
     largest_variance,
     last_layer,
-    posterior_gap,
     random,
 )
 

@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 
 from bayesify.arguments.checks import Count, NonNegative, Positive, Probability, Seed, checked
-from bayesify.maths.eigen import stable_eigh
-from bayesify.maths.gamma import widened
 from bayesify.weights.catalog import Weight
 
 
@@ -233,9 +231,9 @@ class _Indices(Selector):
 class _Mask(Selector):
     def __init__(self, mask: Mapping[str, Any] | Any) -> None:
         if isinstance(mask, Mapping):
-            self.mask: dict[str, Tensor] | Tensor = {str(key): _as_mask(part) for key, part in mask.items()}
+            self.mask: dict[str, Tensor] | Tensor = {str(key): as_mask(part) for key, part in mask.items()}
         else:
-            self.mask = _as_mask(mask)
+            self.mask = as_mask(mask)
 
     def _flat(self, candidates: Candidates) -> Tensor:
         if isinstance(self.mask, Tensor):
@@ -270,7 +268,7 @@ class _Mask(Selector):
         return self._flat(candidates).nonzero().squeeze(-1)
 
 
-def _as_mask(values: Any) -> Tensor:
+def as_mask(values: Any) -> Tensor:
     """True and false, or 1 and 0, as a boolean tensor."""
     found = torch.as_tensor(values)
     if found.dtype != torch.bool and not bool(((found == 0) | (found == 1)).all()):
@@ -326,7 +324,9 @@ def largest_swag_variance(
     Args:
         size: Number of weights S, or a share of all trainable weights as a float between 0 and 1.
         epochs: Iterates.
-        learning_rate, momentum, weight_decay: Of SGD.
+        learning_rate: Of SGD.
+        momentum: Of SGD.
+        weight_decay: Of SGD.
         seed: Of the order of the batches, where the loader takes torch's global random numbers.
 
     Raises:
@@ -413,47 +413,3 @@ def as_selector(subset: Any) -> Selector:
             "bayesify.subnetwork.largest_variance(size=1000)"
         )
     return from_names(list(subset))
-
-
-@checked
-def posterior_gap(covariance: Tensor, mask: Tensor) -> Tensor:
-    r"""Squared 2-Wasserstein distance between $\mathcal{N}(m, \Sigma)$ and $\mathcal{N}(m, M \odot \Sigma)$, the posterior gap.
-
-    $$ \operatorname{tr}\Sigma + \operatorname{tr}(M \odot \Sigma) - 2 \operatorname{tr}\,(\Sigma\,(M \odot \Sigma))^{1/2} $$
-
-    (Daxberger et al. 2021, equation 12), with $M = m m^\top$ for a mask m. The trace of the root is the sum of the roots of the
-    product's eigenvalues, which are those of the symmetric $R^\top \Sigma R$ with $R R^\top = M \odot \Sigma$.
-
-    Args:
-        covariance: $\Sigma$, [P, P].
-        mask: m, [P], true for weights that keep their posterior.
-
-    Returns:
-        A scalar, 0 for a mask that is true everywhere.
-
-    Raises:
-        ValueError: If the shapes do not fit, or the matrix is not a covariance.
-    """
-    covariance, chosen = torch.as_tensor(covariance), _as_mask(mask).reshape(-1)
-    covariance = covariance if covariance.is_floating_point() else covariance.double()
-    dtype = covariance.dtype
-    if covariance.ndim != 2 or covariance.shape != (chosen.numel(), chosen.numel()):
-        raise ValueError(
-            f"posterior_gap: covariance {tuple(covariance.shape)} with a mask of {chosen.numel()}; give [P, P] and [P]"
-        )
-    scale = covariance.abs().amax()
-    symmetric = bool(torch.isfinite(scale)) and bool((covariance - covariance.T).abs().amax() <= 1e-4 * scale)
-    if not symmetric or bool((covariance.diagonal() < 0).any()):
-        raise ValueError("posterior_gap: the covariance is not finite, not symmetric, or has a negative variance")
-    covariance = widened(covariance)
-    least = stable_eigh(0.5 * (covariance + covariance.T), "posterior_gap: the covariance")[0].amin()
-    if bool(least < -1e-4 * scale):
-        raise ValueError(
-            f"posterior_gap: the covariance has the eigenvalue {float(least):.3g}; give a positive definite one"
-        )
-    inside = covariance[chosen][:, chosen]
-    values, vectors = stable_eigh(inside, "posterior_gap: the covariance")
-    root = vectors * values.clamp_min(0).sqrt()  # inside = root root^T
-    middle = root.T @ inside @ root
-    roots = stable_eigh(0.5 * (middle + middle.T), "posterior_gap: the product")[0].clamp_min(0).sqrt()
-    return (covariance.diagonal().sum() + inside.diagonal().sum() - 2 * roots.sum()).to(dtype)
