@@ -319,6 +319,49 @@ def test_hooks_of_the_user_run() -> None:
     assert len(shapes) == 1
 
 
+class Hooked(nn.Module):
+    """Passes a value from a hook to its forward pass by an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 1)
+        self.first.register_forward_hook(self.keep)
+
+    def keep(self, module: nn.Module, args: Any, out: torch.Tensor) -> None:
+        self.kept = out.tanh()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.first(x)
+        return self.last(self.kept)
+
+
+def test_hooks_that_are_methods_belong_to_the_copy() -> None:
+    bnn = bayesify.bayesianize(Hooked(), posteriors.MeanField(0.1), likelihood=likelihoods.Gaussian(0.1))
+    draws = bnn.draw(3, generator=torch.Generator().manual_seed(1))
+    weights = draws.materialize().weights
+    hidden = torch.einsum("soi,bi->sbo", weights["first.weight"], X) + weights["first.bias"][:, None]
+    want = torch.einsum("soi,sbi->sbo", weights["last.weight"], hidden.tanh()) + weights["last.bias"][:, None]
+    torch.testing.assert_close(draws(X), want)
+    serve(predictor(bnn, num_draws=3), num_threads=3, num_calls=3)
+    assert not hasattr(bnn.eval().network, "kept")
+
+
+@pytest.mark.parametrize("hook", [False, True])
+def test_functions_that_hold_the_network_are_refused(hook: bool) -> None:
+    """A copy of the network would run the original with its own weights, and every draw would be the same."""
+    net: Any = nn.Sequential(nn.Linear(3, 1))
+    if hook:
+        net[0].register_forward_hook(lambda module, args, out: net[0].weight.sum() + out)
+    else:
+        net.function = lambda x: net[0](x)
+    for make in (
+        lambda: bayesify.bayesianize(net, "mean_field"),
+        lambda: bayesify.Laplace(net, likelihoods.Gaussian(0.1)),
+    ):
+        with pytest.raises(ValueError, match="make it a method"):
+            make()
+
+
 def test_a_compiled_part_runs_behind_a_lock() -> None:
     """Compiled code runs one module object, which cannot be copied."""
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))

@@ -266,6 +266,69 @@ def test_errors_of_a_loader_say_where(error):
         bayesify.fit(bnn, Unlucky(error("disk")), epochs=1, num_data=48, progress=False)
 
 
+class Assigns(nn.Module):
+    """Assigns its buffer instead of changing it in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.mean()
+        return self.layer(x)
+
+
+def test_buffers_that_are_assigned_are_set_back():
+    bnn = bayesify.bayesianize(Assigns(), posteriors.MeanField(), likelihood=likelihoods.Gaussian(0.1))
+    states = []
+
+    class Loader:
+        def __iter__(self):
+            for scale in (1.0, 1.0, 1e30):
+                states.append(copy.deepcopy(bnn))
+                yield X, Y * scale
+
+    with pytest.raises(ValueError, match="batch 3"):
+        bayesify.fit(bnn, Loader(), epochs=1, num_data=144, seed=0, progress=False)
+    assert same(bnn, states[2])
+
+
+def test_parameters_that_the_optimizer_does_not_have_do_not_count():
+    """Their gradients neither add up from step to step nor enter the norm by which the others are clipped."""
+
+    def trained(frozen):
+        bnn = network()
+        noise = bnn.likelihood.raw_noise.requires_grad_(not frozen)
+        rest = [value for value in bnn.parameters() if value is not noise]
+        steps = Steps(clip_norm=0.05)
+        optimizer = torch.optim.SGD(rest, lr=0.1)
+        bayesify.fit(bnn, batches(), epochs=2, optimizer=optimizer, steps=steps, seed=0, progress=False)
+        return bnn
+
+    assert same(trained(False), trained(True))
+
+
+class Response(Exception):
+    """An error that takes something else than a message."""
+
+    def __init__(self, response):
+        super().__init__(f"status {response.status}")
+
+
+def test_an_error_whose_class_takes_no_message_stays_what_it_is():
+    class Loader:
+        status = 5
+
+        def __iter__(self):
+            yield X[:8], Y[:8]
+            raise Response(self)
+
+    with pytest.raises(Response, match="status 5"):
+        bayesify.fit(network(), Loader(), epochs=1, num_data=16, seed=0, progress=False)
+
+
 def test_errors_that_take_more_than_a_message_carry_a_note():
     error = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad byte")
     with pytest.raises(UnicodeDecodeError) as caught:

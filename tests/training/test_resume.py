@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import multiprocessing
 import os
 import random
@@ -118,6 +119,76 @@ def test_resume_within_an_epoch_is_bit_identical(tmp_path, step, own_generator):
     )
     assert same(resumed, whole)
     assert numbers(history) == numbers(expected)
+
+
+X = torch.randn(24, 3, generator=torch.Generator().manual_seed(0))
+Y = (X.sum(1) > 0).long()
+
+
+class OwnNumpy:
+    """Batches in an order of its own."""
+
+    def __init__(self):
+        self.parts = {"order": [np.random.default_rng(3)]}
+
+    def order(self):
+        return self.parts["order"][0].permutation(len(X)).tolist()
+
+    def __iter__(self):
+        order = self.order()
+        yield from ((X[order[i : i + 8]], Y[order[i : i + 8]]) for i in range(0, len(X), 8))
+
+
+class OwnMersenne(OwnNumpy):
+    def __init__(self):
+        self.parts = {"order": [np.random.Generator(np.random.MT19937(3))]}
+
+
+class OwnTorch(OwnNumpy):
+    def __init__(self):
+        self.source = torch.Generator().manual_seed(3)
+
+    def order(self):
+        return torch.randperm(len(X), generator=self.source).tolist()
+
+
+class Stream(OwnTorch, torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return ((X[i], Y[i]) for i in self.order())
+
+
+class Noisy(torch.utils.data.Dataset):
+    def __init__(self):
+        self.noise = torch.Generator().manual_seed(3)
+
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, i):
+        return X[i] + 0.1 * torch.randn(X[i].shape, generator=self.noise), Y[i]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [OwnNumpy, OwnMersenne, OwnTorch, lambda: DataLoader(Stream(), 8), lambda: DataLoader(Noisy(), 8, shuffle=True)],
+)
+def test_generators_anywhere_in_a_loader_are_set_back(tmp_path, make):
+    path = tmp_path / "run.safetensors"
+
+    def run(stop=None, **options):
+        bnn, calls = network(), itertools.count()
+
+        def pause(*_):
+            if next(calls) == stop:
+                raise Stop
+
+        bnn.network.register_forward_pre_hook(pause)
+        bayesify.fit(bnn, make(), epochs=3, num_data=len(X), seed=4, progress=False, **options)
+        return bnn
+
+    with pytest.raises(Stop):
+        run(stop=4, checkpoint=Checkpointing(path, 1))
+    assert same(run(checkpoint=Checkpointing(path, 1)), run())
 
 
 def test_resume_with_worker_processes(tmp_path):

@@ -21,6 +21,7 @@ _HOOKS = (
     "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
 )
+_CALLED = ("_forward_hooks", "_forward_pre_hooks")
 _SLOTS = ("_parameters", "_buffers")
 _STANDARD = frozenset(nn.Module().__dict__)
 _ATOMIC: tuple[type, ...] = (
@@ -97,6 +98,9 @@ class LightCopy:
             self.complete = False
         for key in self._own:
             state[key] = state[key].copy()
+        for key in _CALLED:
+            if state[key]:
+                state[key] = _swap(state[key], self._copy, {})  # hooks that are methods of modules
         children = state["_modules"]
         if children:
             state["_modules"] = {

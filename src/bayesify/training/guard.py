@@ -11,6 +11,10 @@ CHECK_EVERY = 64
 """Steps on a GPU between two looks at the flag that says whether all of them were finite."""
 
 
+_Slot = tuple[nn.Module, str, Tensor]
+"""A buffer with its owner and its name there."""
+
+
 class NotFiniteError(ValueError):
     """Gradients of a batch are not finite; neither parameters nor buffers nor the optimizer have seen them.
 
@@ -29,7 +33,7 @@ class NotFiniteError(ValueError):
 
 
 class Guard:
-    """Looks at the norm of all gradients before a step, and keeps what a forward pass changes.
+    """Looks at the norm of the gradients that a step uses before it is taken, and keeps what a forward pass changes.
 
     Where reading a number waits for nothing (CPU), or the optimizer cannot be told on the device, `check` raises at once. On
     a GPU with a fused optimizer it sets a flag on the device, with which the optimizer leaves parameters and its own state
@@ -42,13 +46,16 @@ class Guard:
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         self._module, self._optimizer = module, optimizer
-        self._named = [(name, value) for name, value in module.named_parameters() if value.requires_grad]
-        device = self._named[0][1].device
+        groups = [] if optimizer is None else optimizer.param_groups
+        stepped = {id(value) for group in groups for value in group["params"]}
+        named = [(name, value) for name, value in module.named_parameters() if value.requires_grad]
+        self._named = [(name, value) for name, value in named if id(value) in stepped or optimizer is None]
+        device = named[0][1].device
         self.deferred = device.type == "cuda" and bool(getattr(optimizer, "_step_supports_amp_scaling", False))
         self.flag = torch.zeros((), device=device)  # 1 once a gradient was not finite
         self._batch = torch.zeros((), dtype=torch.int64, device=device)  # the first such batch
         self._which = torch.zeros(len(self._named), dtype=torch.bool, device=device)  # and its parameters
-        self._kept: list[tuple[list[Tensor], Tensor]] = []
+        self._kept: list[tuple[list[_Slot], Tensor]] = []
         self.remember()
 
     def check(self, batch: int | Tensor) -> Tensor:
@@ -113,10 +120,12 @@ class Guard:
     @torch.no_grad()
     def remember(self) -> None:
         """Take the module's buffers, such as statistics of batch normalization, as those of the last good step."""
-        groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-        for buffer in self._module.buffers():
-            groups.setdefault((buffer.device, buffer.dtype), []).append(buffer)
-        now = [(buffers, _flat(buffers)) for buffers in groups.values()]
+        groups: dict[tuple[torch.device, torch.dtype], list[_Slot]] = {}
+        for part in self._module.modules():
+            for name, buffer in part._buffers.items():
+                if buffer is not None:
+                    groups.setdefault((buffer.device, buffer.dtype), []).append((part, name, buffer))
+        now = [(slots, _flat(buffer for _, _, buffer in slots)) for slots in groups.values()]
         if not self.deferred or [len(flat) for _, flat in self._kept] != [len(flat) for _, flat in now]:
             self._kept = now
             return
@@ -126,9 +135,12 @@ class Guard:
     @torch.no_grad()
     def restore(self) -> None:
         """Set the buffers back to those of the last good step."""
-        for buffers, flat in self._kept:
-            for buffer, values in zip(buffers, flat.split([buffer.numel() for buffer in buffers]), strict=True):
+        for slots, flat in self._kept:
+            for (part, name, buffer), values in zip(
+                slots, flat.split([slot[2].numel() for slot in slots]), strict=True
+            ):
                 buffer.copy_(values.view_as(buffer))
+                part._buffers[name] = buffer  # where the network's code has assigned another tensor
 
 
 def _flat(tensors: Iterable[Tensor]) -> Tensor:

@@ -239,7 +239,7 @@ class TrainingLoop:
             reason = "the network does not use all of its parameters; freeze the rest with requires_grad_(False)"
         try:
             return type(error)(f"{where}{reason}{kept}")
-        except TypeError:  # an error that takes more than a message, such as UnicodeDecodeError
+        except Exception:  # an error that takes another thing than a message, such as UnicodeDecodeError
             error.add_note(f"{where}{reason}{kept}")
             return error
 

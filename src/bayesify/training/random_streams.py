@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import operator
 import random
+import types
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -87,15 +89,48 @@ def seeded_globals(seed: int) -> Iterator[None]:
         np.random.set_state(states[1])  # noqa: NPY002
 
 
-def loader_generators(loader: Any) -> list[torch.Generator]:
-    """The generators that a loader and its samplers were given, each once."""
-    samplers = [getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)]
-    owners = [loader, *samplers, *(getattr(sampler, "sampler", None) for sampler in samplers)]
-    found: list[torch.Generator] = []
-    for owner in owners:
-        generator = getattr(owner, "generator", None)
-        if isinstance(generator, torch.Generator) and all(generator is not other for other in found):
-            found.append(generator)
+class NumpyGenerator:
+    """A generator of NumPy with the state of one of torch: bytes in a tensor.
+
+    Args:
+        bits: Its source of bits.
+    """
+
+    def __init__(self, bits: np.random.BitGenerator) -> None:
+        self._bits = bits
+
+    def get_state(self) -> Tensor:
+        """All that decides what comes next."""
+        text = json.dumps(self._bits.state, default=lambda values: values.tolist())
+        return torch.tensor(list(text.encode()), dtype=torch.uint8)
+
+    def set_state(self, state: Tensor) -> None:
+        """Inverse of `get_state`."""
+        self._bits.state = json.loads(bytes(state.tolist()))
+
+
+def loader_generators(loader: Any) -> list[torch.Generator | NumpyGenerator]:
+    """The generators of torch and NumPy that a loader, its samplers and its dataset hold, each once.
+
+    Attributes, lists and dicts are looked through, 1,000 objects at most and no container of more than 100.
+    """
+    found: list[torch.Generator | NumpyGenerator] = []
+    seen: dict[int, Any] = {}
+    waiting = [loader]
+    while waiting and len(seen) < 1000:
+        one = waiting.pop(0)
+        if id(one) in seen or isinstance(one, (type, Tensor, torch.nn.Module, types.FunctionType, types.ModuleType)):
+            continue
+        seen[id(one)] = one
+        if isinstance(one, torch.Generator):
+            found.append(one)
+        elif isinstance(one, np.random.Generator):
+            found.append(NumpyGenerator(one.bit_generator))
+        elif isinstance(one, (list, tuple, dict)):
+            parts = one.values() if isinstance(one, dict) else one
+            waiting += parts if len(one) <= 100 else ()
+        else:
+            waiting += (part for name, part in getattr(one, "__dict__", {}).items() if name != "_iterator")
     return found
 
 

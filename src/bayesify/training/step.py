@@ -244,8 +244,8 @@ class Step:
         self._guard.remember()
 
     def _zero_grad(self) -> None:
-        assert self.optimizer is not None
-        self.optimizer.zero_grad(set_to_none=True)
+        for parameter in self.model.module.parameters():  # also those that the optimizer does not have
+            parameter.grad = None
 
     def _backward(self, phase: Phase, part: Part, size: int, kl_weight: float, last: bool) -> tuple[Tensor, Tensor]:
         """Add one batch's gradients; its log-likelihood per example of the data times its examples, and its share of the KL."""

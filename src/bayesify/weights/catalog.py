@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import types
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -161,8 +163,10 @@ def catalog(network: nn.Module) -> Catalog:
         The catalog. A tensor that appears under several names is one weight with aliases.
 
     Raises:
-        ValueError: If a parameter is uninitialized (lazy modules) or the network has no parameters.
+        ValueError: If a parameter is uninitialized (lazy modules), the network has no parameters, or it holds a function that
+            a copy of it would not have of its own.
     """
+    _check_functions(network)
     names: dict[int, list[str]] = {}
     tensors: dict[int, Tensor] = {}
     for name, parameter in network.named_parameters(remove_duplicate=False):
@@ -189,6 +193,28 @@ def catalog(network: nn.Module) -> Catalog:
         elif not tensor.requires_grad:
             found.refused[name] = "frozen (requires_grad=False)"
     return found
+
+
+def _check_functions(network: nn.Module) -> None:
+    """Refuse functions that hold a module of the network: in a copy of it they run the module of the original."""
+    paths = {id(part): path for path, part in network.named_modules()}
+    for path, part in network.named_modules():
+        for name, value in vars(part).items():
+            among = (
+                value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
+            )
+            for function in among:
+                if not isinstance(function, types.FunctionType) or name == "_compiled_call_impl":
+                    continue
+                try:
+                    held = inspect.getclosurevars(function).nonlocals.values()
+                except ValueError:  # a cell that is still empty
+                    continue
+                if any(id(one) in paths for one in (*held, *(function.__defaults__ or ()))):
+                    raise ValueError(
+                        f"bayesianize: {name} of {path or 'the network'} holds the function {function.__qualname__}, which runs "
+                        "a module of this very network and would do so in every copy, with other weights; make it a method"
+                    )
 
 
 def is_norm(module: nn.Module) -> bool:
