@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,8 @@ class Checkpoint:
             ValueError: If the file is cut short, altered, no checkpoint, of another version, or holds numbers that are not finite.
         """
         header, tensors = tensor_files.read(path, "checkpoint")
-        state = tensor_files.unpack(header.get("run", {}), tensors)
+        with altered(path):
+            state = dict(tensor_files.unpack(header.get("run", {}), tensors))
         expected = {entry.name for entry in fields(Checkpoint)}
         if state.keys() != expected:
             odd = ", ".join(sorted(map(str, state.keys() ^ expected)))
@@ -88,7 +90,9 @@ class Checkpoint:
             module: What it would be put into.
             epochs: All epochs of that run, those of the MAP phase included.
         """
-        ours, theirs = _shapes(model_state(module)), _shapes(self.model)
+        with altered(path):
+            self._check_form()
+            ours, theirs = _shapes(model_state(module)), _shapes(self.model)
         if ours != theirs:
             place = next(name for name in (*ours, *theirs) if ours.get(name) != theirs.get(name))
             raise ValueError(
@@ -121,6 +125,69 @@ class Checkpoint:
                 f"{path}: holds {done} epochs{' and part of the next' if self.position['batches'] else ''}, this run has "
                 f"{epochs} (epochs and map_epochs together); give at least as many, or Checkpointing(path, resume=False)"
             )
+
+    def _check_form(self) -> None:
+        """Raise for entries that no run writes: the checksum tells of damage, not of what somebody has put in."""
+        numbers = {"epoch": int, "batches": int, "examples": int, "steps": int, "waited": int, "stopped": bool}
+        for key, kind in numbers.items():
+            value = self.position[key]
+            if not isinstance(value, kind) or value < 0:
+                raise ValueError(f"{key} is {value!r}")
+        for key in ("seconds", "kl_weight", *(["best"] if self.position["best"] is not None else [])):
+            float(self.position[key])
+        if len(self.position["sums"]) != 4 or self.position.keys() != numbers.keys() | {
+            "sums",
+            "seconds",
+            "kl_weight",
+            "best",
+        }:
+            raise ValueError("its position has other entries")
+        if not all(isinstance(row, dict) for row in self.history):
+            raise ValueError("its history does not hold rows")
+        if not all(isinstance(part, dict) for part in (self.settings, self.model, self.steps, self.best or {})):
+            raise ValueError("settings, model or steps are no entries by name")
+
+
+@contextmanager
+def altered(path: Path | None) -> Iterator[None]:
+    """Say of errors of any kind, in reading a checkpoint, that it does not hold what a run wrote."""
+    try:
+        yield
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
+        raise ValueError(
+            f"{path}: was altered ({reason[:200]}); take another copy, or start again with Checkpointing(path, resume=False)"
+        ) from error
+
+
+def check_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Raise `ValueError` for a `state_dict` that is not of this optimizer, which `load_state_dict` takes and a step trips over."""
+    ours, theirs = optimizer.state_dict()["param_groups"], state["param_groups"]
+    if [group["params"] for group in ours] != [group["params"] for group in theirs]:
+        raise ValueError("the optimizer has other groups of parameters")
+    for mine, other in zip(ours, theirs, strict=True):
+        for key in mine.keys() | (other.keys() - {"initial_lr"}):
+            if key not in mine or key not in other or _kind(mine[key]) != _kind(other[key]):
+                raise ValueError(f"{key!r} of the optimizer is {other.get(key)!r}")
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    kinds = {
+        tuple(sorted((key, type(value).__name__) for key, value in entry.items())) for entry in state["state"].values()
+    }
+    if len(kinds) > 1 or not state["state"].keys() <= set(range(len(parameters))):
+        raise ValueError("the optimizer's state differs between parameters")
+    for index, entry in state["state"].items():
+        for key, value in entry.items():
+            if isinstance(value, Tensor) and value.shape not in (torch.Size(), parameters[index].shape):
+                raise ValueError(f"{key!r} of the optimizer has shape {tuple(value.shape)}")
+
+
+def _kind(value: Any) -> Any:
+    """What a setting of an optimizer is: numbers are alike, flags and nothing are alike."""
+    if value is None or isinstance(value, bool):
+        return bool
+    if isinstance(value, (list, tuple)):
+        return [_kind(entry) for entry in value]
+    return float if isinstance(value, (int, float, Tensor)) else type(value)
 
 
 def check_finite(path: Path, named: Iterable[tuple[str, Tensor]]) -> None:

@@ -17,7 +17,7 @@ from bayesify.predictor import Phase, Trainable
 from bayesify.running.generators import own_generators
 from bayesify.training.arguments import Checkpointing, Validation
 from bayesify.training.batches import BatchReader, check_num_data, count_batches, min_examples
-from bayesify.training.checkpoints import Checkpoint, model_state, set_model_state
+from bayesify.training.checkpoints import Checkpoint, altered, model_state, set_model_state
 from bayesify.training.distributed import Processes
 from bayesify.training.fingerprints import data_fingerprint
 from bayesify.training.history import History
@@ -333,6 +333,17 @@ class TrainingLoop:
         self.processes.barrier()
 
     def _restore(self, stored: Checkpoint) -> None:
+        """Continue from a checkpoint; one that somebody has altered changes nothing."""
+        before = _cloned(model_state(self.model.module))
+        path = Path(self.checkpoint.path) if self.checkpoint is not None else None
+        try:
+            with altered(path):
+                self._put_back(stored)
+        except ValueError:
+            set_model_state(self.model.module, before)
+            raise
+
+    def _put_back(self, stored: Checkpoint) -> None:
         self.description, self.data = stored.settings, stored.data or self.data
         position = dict(stored.position)
         self.step.taken = position.pop("steps")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from bayesify.predictor import Phase, Trainable
 from bayesify.training.batches import Batch
 from bayesify.training.captured_step import CapturedSteps, FixedRates, why_not
+from bayesify.training.checkpoints import check_optimizer_state
 from bayesify.training.distributed import Processes
 from bayesify.training.guard import CHECK_EVERY, Guard, NotFiniteError
 from bayesify.training.random_streams import derive_seed
@@ -344,6 +345,7 @@ class Step:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state_dict`."""
         if self.optimizer is not None:
+            check_optimizer_state(self.optimizer, state["optimizer"])
             self.optimizer.load_state_dict(state["optimizer"])
             if self._rates is not None:
                 self._rates.begin()
