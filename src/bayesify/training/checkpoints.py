@@ -128,9 +128,16 @@ class Checkpoint:
 
     def _check_form(self) -> None:
         """Raise for entries that no run writes: the checksum tells of damage, not of what somebody has put in."""
-        numbers = {"epoch": int, "batches": int, "examples": int, "steps": int, "waited": int, "stopped": bool}
+        numbers: dict[str, Any] = {
+            "epoch": int,
+            "batches": int,
+            "examples": int,
+            "steps": int,
+            "waited": int,
+            "stopped": bool,
+        }
         for key, kind in numbers.items():
-            value = self.position[key]
+            value: Any = self.position[key]
             if not isinstance(value, kind) or value < 0:
                 raise ValueError(f"{key} is {value!r}")
         for key in ("seconds", "kl_weight", *(["best"] if self.position["best"] is not None else [])):
