@@ -69,11 +69,13 @@ def methods() -> None:
     for method in METHODS.values():
         status = method.status + (", slow" if method.slow else "")
         listing.add_row(method.name, method.title, method.paper, method.cost, status)
+    own = ", ".join(f"{method.name}: {method.used_as}" for method in METHODS.values() if method.posterior is None)
     console = Console()
     console.print(listing)
     console.print(
         "\nparameters: what is stored for P weights; a layer has d_in inputs and d_out outputs; k, K and M are options of "
-        'the method. slow: in the demo only with --all.\nUse one by name: bayesify.bayesianize(net, "mean_field", ...)',
+        'the method. slow: in the demo only with --all.\nUse one by name: bayesify.bayesianize(net, "mean_field", ...). '
+        f"These are called themselves, below bayesify: {own}.",
         style="dim",
         highlight=False,
     )

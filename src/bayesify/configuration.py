@@ -107,10 +107,7 @@ def make_posterior(entry: Any) -> Posterior:
         raise ValueError(f"bayesianize: no 'name' in {dict(entry)}; give the posterior's name beside its options")
     method = get_method(entry["name"])
     if method.posterior is None:
-        raise ValueError(
-            f"bayesianize: {method.name!r} is not a posterior of a network; use its own class: Laplace, FunctionSpaceVI, or one in "
-            "bayesify.baselines or bayesify.deep_gp"
-        )
+        raise ValueError(f"bayesianize: {method.name!r} is not a posterior of a network; use bayesify.{method.used_as}")
     made: Posterior = _construct(method.posterior, entry)
     return made
 

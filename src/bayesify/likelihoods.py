@@ -77,12 +77,12 @@ class Likelihood(nn.Module):
                 return y.squeeze(-1), draws
         raise ValueError(
             f"likelihoods.{type(self).__name__}: targets of shape {tuple(y.shape)} do not fit outputs of shape "
-            f"{tuple(outputs.shape)}; {self.remedy}"
+            f"{tuple(outputs.shape)}; {self.shape_remedy}"
         )
 
-    remedy: ClassVar[str] = "give targets in the outputs' shape"
-    least_dims: ClassVar[int] = 1
-    """Axes that the outputs of a batch have at least, examples included."""
+    remedy: ClassVar[str] = ", such as likelihoods.Categorical(),"
+    shape_remedy: ClassVar[str] = "give targets in the outputs' shape"
+    least_dims: ClassVar[int] = 1  # axes that the outputs of a batch have at least, examples included
 
     def target_shape(self, outputs: Tensor) -> tuple[int, ...]:
         """Shape of the targets that fit outputs [B, ...] of one draw."""
@@ -305,7 +305,7 @@ class Categorical(Likelihood):
     def _classes_last(self, outputs: Tensor) -> Tensor:
         return outputs.movedim(self._class_axis if self._class_axis < 0 else self._class_axis + 1, -1)
 
-    remedy = "give one integer label per example, or set class_axis"
+    shape_remedy = "give one integer label per example, or set class_axis"
     least_dims = 2
 
     def target_shape(self, outputs: Tensor) -> tuple[int, ...]:

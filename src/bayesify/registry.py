@@ -57,6 +57,7 @@ class Method:
         posterior: The class that `bayesianize` takes for this name; `None` for methods that are not posteriors of a network.
         fit: How to train it on a problem: a `Recipe`, `fit(net, likelihood, loader, *, prior, num_data, epochs, seed,
             **options)`, which returns something with `.predict`. `None` for posteriors, which all train by the same recipe.
+        used_as: What to call in code, below `bayesify`, for methods that are not posteriors of a network.
         options: Arguments of the posterior, or of the recipe, that suit small problems, for demo and comparison.
         aliases: Other names by which it is known in papers.
         slow: Whether it exceeds the demo's time budget for one method.
@@ -77,6 +78,7 @@ class Method:
     cost: str
     posterior: type | None = None
     fit: Callable[..., Any] | None = None
+    used_as: str = "bayesianize"
     options: Mapping[str, Any] = field(default_factory=dict)
     aliases: tuple[str, ...] = ()
     slow: bool = False

@@ -3,11 +3,13 @@
 import copy
 import math
 from importlib.util import find_spec
+from operator import attrgetter
 
 import pytest
 import torch
 from torch import nn
 
+import bayesify
 from bayesify import likelihoods, metrics, priors
 from bayesify.configuration import make_posterior
 from bayesify.predictive.classification import ClassificationPredictive
@@ -65,5 +67,7 @@ def test_same_seed_same_model(name):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_bayesianize_says_that_it_is_not_a_posterior(name):
-    with pytest.raises(ValueError, match="is not a posterior of a network"):
+    used_as = METHODS[name].used_as
+    with pytest.raises(ValueError, match=f"is not a posterior of a network; use bayesify.{used_as}$"):
         make_posterior(name)
+    assert callable(attrgetter(used_as)(bayesify))

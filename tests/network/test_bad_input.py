@@ -305,3 +305,14 @@ def test_arrays_of_another_library_are_refused_with_the_way_out():
     bnn = bayesify.bayesianize(nn.Linear(2, 1), "mean_field", likelihood="gaussian")
     with pytest.raises(TypeError, match="from_numpy"):
         bnn.predict(torch.zeros(2, 2).numpy())
+
+
+def test_a_loss_is_not_a_likelihood() -> None:
+    message = r"likelihood=CrossEntropyLoss; give a Likelihood, such as likelihoods\.Categorical\(\), or a text"
+    with pytest.raises(ValueError, match=message):
+        bayesify.bayesianize(nn.Linear(3, 2), "mean_field", likelihood=nn.CrossEntropyLoss())  # type: ignore[arg-type]
+
+
+def test_inputs_without_a_tensor() -> None:
+    with pytest.raises(ValueError, match=r"no tensor .* \(list\); give at least one"):
+        network().predict([[1.0, 2.0, 3.0]])

@@ -15,6 +15,7 @@ register(
         "Ober & Aitchison 2021",
         "M (D + sum of widths) + M per layer",
         fit=fit_deep_gp,
+        used_as="deep_gp.DeepGP",
         aliases=("dgp",),
         slow=True,
         trials=({"learning_rate": 0.02}, {"learning_rate": 0.05}, {"learning_rate": 0.01}),

@@ -27,6 +27,7 @@ register(
         "Rudner et al. 2021",
         "2 P",
         fit=fit_function_space,
+        used_as="FunctionSpaceVI",
         aliases=("fsvi",),
         trials=({"prior_variance": 1.0}, {"prior_variance": 10.0}, {"prior_variance": 3.0}),
     )

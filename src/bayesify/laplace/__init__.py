@@ -13,6 +13,7 @@ register(
         "MacKay 1992; Immer et al. 2021",
         "P + P (P + 1) / 2, or Kronecker",
         fit=fit_laplace,
+        used_as="Laplace",
         tunes_prior=True,
     )
 )
@@ -23,6 +24,7 @@ register(
         "Daxberger et al. 2021",
         "P + S (S + 1) / 2 for S chosen weights",
         fit=fit_subnetwork,
+        used_as="Laplace",
         aliases=("subnetwork_laplace",),
         tunes_prior=True,
     )

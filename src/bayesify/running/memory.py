@@ -50,7 +50,11 @@ def batch_size(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
     for leaf in pytree.tree_leaves((args, dict(kwargs))):
         if isinstance(leaf, Tensor) and leaf.ndim:
             return leaf.shape[0]
-    raise ValueError("predict: no tensor with a batch dimension among the inputs; give at least one")
+    kinds = ", ".join(type(value).__name__ for value in (*args, *kwargs.values())) or "nothing"
+    raise ValueError(
+        f"predict: no tensor with a batch dimension among the inputs ({kinds}); give at least one, [B, ...]; "
+        "of a loader, predict each batch"
+    )
 
 
 def check_lengths(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

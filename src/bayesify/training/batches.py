@@ -116,7 +116,8 @@ def parse_batch(item: Any, reader: BatchReader | None = None) -> Batch:
             )
         return _checked(*item)
     raise TypeError(
-        f"a batch is {type(item).__name__}; give (inputs, targets), a dict or a dataclass, or pass read_batch= to convert it"
+        f"a batch is {type(item).__name__}; give (inputs, targets), a dict or a dataclass, or pass read_batch= to convert it; "
+        "for tensors in memory: DataLoader(TensorDataset(x, y), batch_size=...)"
     )
 
 
@@ -161,7 +162,10 @@ def _checked(x: Any, y: Any, weights: Any = None) -> Batch:
         if not isinstance(value, Tensor) and not (value is None and what != "targets"):
             raise TypeError(f"a batch's {what} are {type(value).__name__}; give a tensor with one row per example")
     if y.ndim == 0:
-        raise ValueError("a batch's targets are a single number; give one row per example, [B] or [B, ...]")
+        raise ValueError(
+            "a batch's targets are a single number; give one row per example, [B] or [B, ...]; "
+            "for a data set: DataLoader(dataset, batch_size=...)"
+        )
     if y.shape[0] == 0:
         raise ValueError("a batch has no examples; drop empty batches in the loader")
     if weights is not None and weights.shape != (y.shape[0],):
