@@ -87,7 +87,7 @@ def test_inducing_inputs_are_not_changed() -> None:
 @pytest.mark.parametrize(
     "name", ["mean_field", "inducing", "k_tied", "matrix_normal", "walsh_hadamard", "full_covariance"]
 )
-@pytest.mark.parametrize("change", ["data", "numpy", "no_grad", "swap", "inference"])
+@pytest.mark.parametrize("change", ["data", "numpy", "no_grad", "swap", "inference", "buffers"])
 def test_no_way_to_change_parameters_goes_unseen(name: str, change: str) -> None:
     options = {"rows": 3, "cols": 3} if name == "inducing" else {}
     bnn = bayesify.bayesianize(
@@ -102,7 +102,9 @@ def test_no_way_to_change_parameters_goes_unseen(name: str, change: str) -> None
 
     look()
     with torch.no_grad():
-        for parameter in bnn.posteriors.parameters():
+        for buffer in bnn.posteriors.buffers() if change == "buffers" else ():
+            buffer.mul_(2)
+        for parameter in bnn.posteriors.parameters() if change != "buffers" else ():
             if change == "data":
                 parameter.data.mul_(0.7)
             elif change == "numpy":

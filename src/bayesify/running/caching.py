@@ -80,11 +80,11 @@ def _compute(owner: nn.Module, compute: Callable[[], Computed]) -> Computed:
 
 
 def parameter_state(owner: nn.Module) -> int | None:
-    """A number that is another one after a module's parameters have changed; nothing where that cannot be told, or not cheaply."""
+    """A number that changes with a module's parameters and buffers; nothing where that cannot be told, or not cheaply."""
     settled = _THREAD.settled
     if settled is not None and owner in settled:
         return settled[owner]
-    state = _parameter_state(list(owner.parameters()), owner)
+    state = _parameter_state([*owner.parameters(), *owner.buffers()], owner)
     if settled is not None:
         settled[owner] = state
     return state
@@ -115,7 +115,8 @@ def _are_equal(now: Sequence[Tensor], before: Sequence[Tensor]) -> bool:
         return False
     if not any(tensor.is_cuda for tensor in now):
         return all(torch.equal(one, other) for one, other in zip(now, before, strict=True))
-    differences = torch._foreach_norm(torch._foreach_sub(list(now), list(before)), float("inf"))
+    real = [[value if value.is_floating_point() else value.double() for value in values] for values in (now, before)]
+    differences = torch._foreach_norm(torch._foreach_sub(*real), float("inf"))
     return bool(torch.stack([difference.float() for difference in differences]).sum() == 0)  # one wait for the device
 
 
