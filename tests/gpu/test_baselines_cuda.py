@@ -50,6 +50,6 @@ def test_same_as_on_the_cpu():
         assert probs.device.type == "cuda", name
         if name in ("vogn", "nng"):  # their steps draw from the device's own generator: other numbers than on the CPU
             assert bool(torch.isfinite(probs).all()), name
-            assert float((probs.argmax(-1).cpu() == problem("cpu")[2]).float().mean()) > 0.6, name
+            assert float((probs.cpu() - here[name]).abs().mean()) < 0.3, name
         else:
             torch.testing.assert_close(probs.cpu(), here[name], rtol=0, atol=2e-3, msg=name)
