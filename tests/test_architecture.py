@@ -27,7 +27,7 @@ ROOMS = [
     ["predictor"],
     ["network"],
     ["storage"],
-    ["training", "datasets"],
+    ["training", "datasets", "tables"],
     ["laplace", "subnetwork", "function_space", "deep_gp", "random_features", "baselines"],
     ["metrics"],
     ["scale_out", "sklearn", "adapters"],

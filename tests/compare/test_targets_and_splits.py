@@ -4,9 +4,9 @@ import numpy as np
 import pandas
 import pytest
 
-from bayesify.compare.errors import InputError
 from bayesify.compare.splits import make_parts
-from bayesify.compare.targets import find_column, read_target
+from bayesify.tables.errors import InputError
+from bayesify.tables.targets import find_column, read_target
 
 
 def series(values, name="y"):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bayesify.compare.comparison import Comparison, Question, compare
-    from bayesify.compare.errors import InputError
+    from bayesify.tables.errors import InputError
 
 __all__ = ["Comparison", "InputError", "Question", "compare"]
 
@@ -17,5 +17,5 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(
-        import_module("bayesify.compare.errors" if name == "InputError" else "bayesify.compare.comparison"), name
+        import_module("bayesify.tables.errors" if name == "InputError" else "bayesify.compare.comparison"), name
     )

@@ -80,9 +80,9 @@ def compare(
         raise typer.Exit(1)
     from bayesify.compare.comparison import Question
     from bayesify.compare.comparison import compare as run
-    from bayesify.compare.errors import InputError
     from bayesify.compare.folder import REPORT
     from bayesify.compare.record import as_json as to_json
+    from bayesify.tables.errors import InputError
 
     folder = out
     try:

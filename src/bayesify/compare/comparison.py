@@ -8,17 +8,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bayesify.compare.errors import InputError
 from bayesify.compare.folder import drop_failed, open_folder
 from bayesify.compare.problems import Problem, read_problem
 from bayesify.compare.runs import estimate_noise, run_method
 from bayesify.compare.summary import Results, Summary, summarize
-from bayesify.compare.targets import Task
 from bayesify.compare.tuning import BASELINES, effort, method_of
 from bayesify.registry import METHODS, get_method
 from bayesify.scale_out import ENGINES, JobsFailed, run_jobs
 from bayesify.scale_out.result_files import read_result
 from bayesify.scale_out.workers import Function
+from bayesify.tables.errors import InputError
+from bayesify.tables.targets import Task
 
 Progress = Callable[[str, int, int], None]
 """Is told the name of a finished run, and how many of how many are finished."""

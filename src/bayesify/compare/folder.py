@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from bayesify.compare.errors import InputError
 from bayesify.compare.problems import Problem
 from bayesify.scale_out.result_files import read_result
 from bayesify.storage import write_file
 from bayesify.storage.locks import InUse, locked
+from bayesify.tables.errors import InputError
 
 SETTINGS, DATA, RESULTS, REPORT, LOCK = "settings.json", "data.npz", "results.json", "report.html", ".lock"
 FORMAT = 2

@@ -10,7 +10,7 @@ import numpy as np
 
 from bayesify.compare.plots import FAINT, LINE, SECOND, Plot
 from bayesify.compare.scores import POINTS, SHARPNESS
-from bayesify.compare.targets import Task
+from bayesify.tables.targets import Task
 
 Curves = Sequence[Mapping[str, Any]]
 """Curves of one method, one entry per split."""

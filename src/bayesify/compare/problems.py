@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bayesify.compare.columns import Features, read_features
-from bayesify.compare.errors import InputError
 from bayesify.compare.splits import Parts, make_parts
-from bayesify.compare.tables import read_table
-from bayesify.compare.targets import Task, find_column, read_target
 from bayesify.registry import suggest
+from bayesify.tables.columns import Features, read_features
+from bayesify.tables.errors import InputError
+from bayesify.tables.files import read_table
+from bayesify.tables.targets import Task, find_column, read_target
 from bayesify.training.random_streams import derive_seed
 
 if TYPE_CHECKING:

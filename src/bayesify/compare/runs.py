@@ -16,13 +16,13 @@ from torch import nn
 
 from bayesify import metrics
 from bayesify.compare.models import FAILURES, HIDDEN, Case, Data, Trained, noise_of, train_models
-from bayesify.compare.preparation import Preparation
 from bayesify.compare.problems import Problem
 from bayesify.compare.scores import score_classification, score_regression
 from bayesify.compare.tuning import candidates, obstacle
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
+from bayesify.tables.preparation import Preparation
 from bayesify.training.random_streams import derive_seed
 from bayesify.weights.catalog import count_parameters
 

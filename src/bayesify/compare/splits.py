@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bayesify.compare.errors import InputError
+from bayesify.tables.errors import InputError
 from bayesify.training.random_streams import derive_seed
 
 LEAST_ROWS = 20

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from bayesify.compare.paired import Difference, adjusted, paired_difference
-from bayesify.compare.targets import Task
 from bayesify.compare.tuning import title_of
+from bayesify.tables.targets import Task
 
 Results = Mapping[tuple[str, int], Mapping[str, Any]]
 """Results of finished runs by method and split."""

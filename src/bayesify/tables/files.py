@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bayesify.compare.errors import InputError
+from bayesify.tables.errors import InputError
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bayesify.compare.columns import Features
+from bayesify.tables.columns import Features
 
 MOST_LEVELS = 20
 """Levels of one category that get an input of their own."""

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class InputError(ValueError):
-    """Data, options or a folder that a comparison cannot work with; the message names the thing and the remedy."""
+    """Data, options or a folder that cannot be worked with; the message names the thing and the remedy."""

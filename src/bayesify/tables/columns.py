@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bayesify.compare.errors import InputError
+from bayesify.tables.errors import InputError
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series

@@ -4,9 +4,9 @@ import numpy as np
 import pandas
 import pytest
 
-from bayesify.compare.columns import read_features
-from bayesify.compare.errors import InputError
-from bayesify.compare.preparation import MOST_LEVELS, SPREAD, Preparation
+from bayesify.tables.columns import read_features
+from bayesify.tables.errors import InputError
+from bayesify.tables.preparation import MOST_LEVELS, SPREAD, Preparation
 
 ROWS = 40
 

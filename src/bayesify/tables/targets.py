@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from bayesify.compare.columns import as_numbers, cells_of, kind_of
-from bayesify.compare.errors import InputError
 from bayesify.registry import suggest
+from bayesify.tables.columns import as_numbers, cells_of, kind_of
+from bayesify.tables.errors import InputError
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series

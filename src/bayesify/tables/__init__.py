@@ -1,0 +1,18 @@
+"""Tables as people have them: reading of files, kinds of columns, and how they become inputs and targets of a network."""
+
+from bayesify.tables.columns import Features, read_features
+from bayesify.tables.errors import InputError
+from bayesify.tables.files import read_table
+from bayesify.tables.preparation import Preparation
+from bayesify.tables.targets import Target, find_column, read_target
+
+__all__ = [
+    "Features",
+    "InputError",
+    "Preparation",
+    "Target",
+    "find_column",
+    "read_features",
+    "read_table",
+    "read_target",
+]
