@@ -1,0 +1,290 @@
+"""Every method with its default arguments on trained networks, beside the plain network, temperature scaling and an ensemble.
+
+    python -m benchmarks.defaults [--device cuda] [--workers 4] [--networks ...] [--seeds 0 1 2] [--methods ...] [--priors ...]
+
+A network is trained by Adam, and each method then has at most three epochs, through the public interface as a user would write
+it. Fashion-MNIST, and the strangers, MNIST and notMNIST, come from the folder that BAYESIFY_DATA names; scikit-learn's digits,
+whose strangers are the same digits with their pixels in another order, need none. Each network, seed and method is a file in
+`--folder`, so that a run that was interrupted goes on; at the end all files become `benchmarks/results/defaults.json`.
+A seed chooses the training images, the network's start and the order of batches. Seeds from 10 on are those that defaults were
+chosen with; `--priors` tries other priors than the default one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import bayesify
+from bayesify import Laplace, likelihoods, posteriors, priors, subnetwork
+from bayesify.baselines import SWAG, TemperatureScaling
+from bayesify.datasets import images
+from bayesify.likelihoods import Categorical
+from bayesify.predictive.base import Outputs
+
+from .laplace_defaults import digits_cnn, hidden_layer_cnn, mlp, scores, train
+from .timing import clock, record, synchronize
+
+EPOCHS = 3
+"""That a method has after the trained network."""
+CHOSEN_WITH = 10
+"""First seed of those by which defaults were chosen; results are reported for smaller ones."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """Images [N, 1, H, W] and labels: for training, for a temperature, for the test; and images of strangers."""
+
+    train: tuple[Tensor, Tensor]
+    held_out: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    strangers: Tensor
+
+    def loader(self) -> DataLoader[Any]:
+        return DataLoader(TensorDataset(*self.train), batch_size=64, shuffle=True)
+
+
+class Patches(nn.Module):
+    """A small transformer: an image's patches of 7 x 7 pixels as tokens, two layers, and the mean over tokens."""
+
+    def __init__(self, side: int = 28, patch: int = 7, width: int = 64, classes: int = 10) -> None:
+        super().__init__()
+        self.patch = patch
+        self.embed = nn.Linear(patch**2, width)
+        self.position = nn.Parameter(0.02 * torch.randn((side // patch) ** 2, width))
+        layer = nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, batch_first=True, norm_first=True)
+        self.body = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = nn.functional.unfold(x, self.patch, stride=self.patch).mT
+        return self.head(self.body(self.embed(tokens) + self.position).mean(1))
+
+
+class Rows(nn.Module):
+    """A GRU over the rows of an image, several at a time."""
+
+    def __init__(self, side: int = 28, together: int = 2, width: int = 64, classes: int = 10) -> None:
+        super().__init__()
+        self.steps = side // together
+        self.body = nn.GRU(side * together, width, batch_first=True)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x.reshape(len(x), self.steps, -1))[0][:, -1])
+
+
+def digits_mlp() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def fashion(strangers: str, seed: int) -> Data:
+    """10,000 training images by the seed, 2,000 for a temperature, 5,000 test images and 2,000 strangers."""
+    own, other = images.load("fashion_mnist"), images.load(strangers)
+
+    def scaled(values: Any) -> Tensor:
+        return torch.from_numpy(values).float() / 255
+
+    order = torch.randperm(len(own.train_labels), generator=torch.Generator().manual_seed(seed)).numpy()
+    parts = [(own.train_images[rows], own.train_labels[rows]) for rows in (order[:10_000], order[10_000:12_000])]
+    parts.append((own.test_images[:5000], own.test_labels[:5000]))
+    tensors = [(scaled(x), torch.from_numpy(y).long()) for x, y in parts]
+    return Data(tensors[0], tensors[1], tensors[2], scaled(other.test_images[:2000]))
+
+
+def digits(_: str, seed: int) -> Data:
+    """scikit-learn's digits: 1,000 for training, 100 for a temperature, 697 test images and those with shuffled pixels."""
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    x, y = torch.from_numpy(found.images).float().unsqueeze(1) / 16, torch.from_numpy(found.target).long()
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(x), generator=generator)
+    x, y = x[order], y[order]
+    shuffled = x[1100:].flatten(1)[:, torch.randperm(64, generator=generator)].view(-1, 1, 8, 8)
+    return Data((x[:1000], y[:1000]), (x[1000:1100], y[1000:1100]), (x[1100:], y[1100:]), shuffled)
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[str, int], Data], str, int]] = {
+    "cnn": (hidden_layer_cnn, fashion, "mnist", 8),
+    "mlp": (mlp, fashion, "notmnist", 8),
+    "transformer": (Patches, fashion, "mnist", 12),
+    "gru": (Rows, fashion, "mnist", 12),
+    "digits_cnn": (digits_cnn, digits, "shuffled", 40),
+    "digits_mlp": (digits_mlp, digits, "shuffled", 40),
+    "digits_transformer": (lambda: Patches(8, 2), digits, "shuffled", 40),
+    "digits_gru": (lambda: Rows(8, 1), digits, "shuffled", 40),
+}
+"""Network, data, strangers and epochs of Adam by name."""
+
+
+def _laplace(**options: Any) -> Callable[..., Any]:
+    return lambda net, data, **_: Laplace(net, likelihoods.Categorical(), **options).fit(data.loader())
+
+
+def _variational(make: Callable[[], Any]) -> Callable[..., Any]:
+    def run(net: nn.Module, data: Data, *, seed: int, prior: Any, **_: Any) -> Any:
+        bnn = bayesify.bayesianize(net, make(), likelihood=likelihoods.Categorical(), prior=prior)
+        bayesify.fit(bnn, data.loader(), epochs=EPOCHS, seed=seed, progress=False)
+        return bnn
+
+    return run
+
+
+def _function_space(net: nn.Module, data: Data, *, seed: int, prior: Any, **_: Any) -> Any:
+    bnn = bayesify.bayesianize(net, posteriors.MeanField(), likelihood=likelihoods.Categorical(), prior=prior)
+    model = bayesify.FunctionSpaceVI(bnn)
+    model.fit(data.loader(), epochs=EPOCHS, seed=seed, progress=False)
+    return model
+
+
+def _swag(net: nn.Module, data: Data, *, seed: int, **_: Any) -> Any:
+    return SWAG(net, likelihoods.Categorical()).fit(data.loader(), EPOCHS, seed=seed, progress=False)
+
+
+def _temperature(net: nn.Module, data: Data, **_: Any) -> Any:
+    return TemperatureScaling(net, likelihoods.Categorical()).fit([data.held_out])
+
+
+def _ensemble(net: nn.Module, data: Data, *, seed: int, prior: Any, epochs: int, **_: Any) -> Any:
+    """Trained as long as the network was: all its members but the first start at random."""
+    bnn = bayesify.bayesianize(net, posteriors.Ensemble(), likelihood=likelihoods.Categorical(), prior=prior)
+    bayesify.fit(bnn, data.loader(), epochs=epochs, seed=seed, progress=False)
+    return bnn
+
+
+BESIDE: dict[str, Callable[..., Any]] = {"temperature": _temperature, "ensemble": _ensemble}
+"""What the methods are put beside, with the plain network."""
+METHODS: dict[str, Callable[..., Any]] = {
+    "laplace_last_layer": _laplace(subset="last_layer"),
+    "laplace_kronecker": _laplace(covariance="kronecker"),
+    "laplace_diagonal": _laplace(covariance="diagonal"),
+    "subnetwork_variance": _laplace(subset=subnetwork.largest_variance(1000)),
+    "subnetwork_swag": _laplace(subset=subnetwork.largest_swag_variance(1000)),
+    "mean_field": _variational(lambda: posteriors.MeanField()),
+    "k_tied": _variational(lambda: posteriors.KTied()),
+    "matrix_normal": _variational(lambda: posteriors.MatrixNormal()),
+    "rank_one": _variational(lambda: posteriors.RankOne()),
+    "inducing": _variational(lambda: posteriors.InducingWeights(init="network")),
+    "walsh_hadamard": _variational(lambda: posteriors.WalshHadamard(init="network")),
+    "dropout": _variational(lambda: posteriors.Dropout()),
+    "point": _variational(lambda: posteriors.Point()),
+    "swag": _swag,
+    "function_space": _function_space,
+}
+"""Each with default arguments, but for the sizes and starts that have to be chosen. `point` is the prior alone."""
+PRIORS: dict[str, Callable[[], Any]] = {
+    "neal1": lambda: priors.Neal(1.0),
+    "neal2": lambda: priors.Neal(2.0),
+    "neal4": lambda: priors.Neal(4.0),
+    "neal8": lambda: priors.Neal(8.0),
+    "standard": priors.Standard,
+}
+"""Priors to try, by name."""
+
+
+def trained(name: str, seed: int, folder: Path, device: str) -> tuple[nn.Module, Data, dict[str, Any]]:
+    """The network of a seed, trained once and then read, its data, and the plain network's scores."""
+    make, load, strangers, epochs = NETWORKS[name]
+    data = load(strangers, seed)
+    torch.manual_seed(seed)
+    net = make().to(device)
+    path, scored = folder / f"{name}-{seed}.pt", folder / f"{name}-{seed}-network.json"
+    if not scored.exists():
+        x, y = (part.to(device) for part in data.train)
+        seconds = clock(lambda: train(net, x, y, epochs, seed))
+        with torch.no_grad():
+            plain = [Categorical().predictive(Outputs(kept=net(x.to(device)).unsqueeze(0))) for x in _inputs(data)]
+        torch.save(net.state_dict(), path)
+        _write(scored, _row(name, seed, "network", scores(*plain, data.test[1].to(device)), seconds))
+    net.load_state_dict(torch.load(path, map_location=device))
+    return net.eval(), data, json.loads(scored.read_text())
+
+
+def _inputs(data: Data) -> tuple[Tensor, Tensor]:
+    return data.test[0], data.strangers
+
+
+def _row(name: str, seed: int, method: str, found: dict[str, float], seconds: float) -> dict[str, Any]:
+    return {"network": name, "seed": seed, "method": method, **found, "seconds": round(seconds, 2)}
+
+
+def _write(path: Path, row: dict[str, Any]) -> None:
+    temporary = path.with_suffix(".partial")
+    temporary.write_text(json.dumps(row) + "\n")
+    temporary.replace(path)
+
+
+def measure(job: tuple[str, int, str, str | None, Path, str]) -> dict[str, Any]:
+    """One method on one network; an error is a result too."""
+    name, seed, method, prior, folder, device = job
+    key = method if prior is None else f"{method}, {prior}"
+    path = folder / f"{name}-{seed}-{key.replace(', ', '-')}.json"
+    if path.exists():
+        return json.loads(path.read_text())
+    net, data, network = trained(name, seed, folder, device)
+    if method == "network":
+        return network
+    torch.manual_seed(seed)
+    started = time.perf_counter()
+    options = {"seed": seed, "prior": None if prior is None else PRIORS[prior](), "epochs": NETWORKS[name][3]}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = (METHODS | BESIDE)[method](net, data, **options)
+            found = [model.predict(x.to(device)) for x in _inputs(data)]
+        row = scores(*found, data.test[1].to(device))
+    except Exception as error:
+        row = {"error": f"{type(error).__name__}: {error}"}
+    synchronize()
+    row = _row(name, seed, key, row, time.perf_counter() - started)
+    _write(path, row)
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=list(NETWORKS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--methods", nargs="+", default=[*BESIDE, *METHODS], choices=[*BESIDE, *METHODS])
+    parser.add_argument("--priors", nargs="+", default=[None], choices=list(PRIORS), help="in place of the default one")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--workers", type=int, default=1, help="processes")
+    parser.add_argument("--folder", type=Path, default=Path("build/defaults"), help="of one file for each result")
+    parser.add_argument("--name", default="defaults", help="of the file of all results")
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    plain = [
+        (name, seed, "network", None, given.folder, given.device) for seed in given.seeds for name in given.networks
+    ]
+    rest = [
+        (name, seed, method, prior, given.folder, given.device)
+        for method in given.methods
+        for prior in given.priors
+        for name, seed, *_ in plain
+    ]
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(given.workers, initializer=_one_thread) as pool:
+        rows = list(pool.imap(measure, plain)) + list(pool.imap_unordered(measure, rest))
+    rows.sort(key=lambda row: (list(NETWORKS).index(row["network"]), row["seed"]))
+    record(given.name, {f"{row['network']}, seed {row['seed']}, {row['method']}": row for row in rows})
+
+
+if __name__ == "__main__":
+    main()
