@@ -112,13 +112,14 @@ def linear(rows: Rows) -> Regression | Classification:
     """Ridge regression with the Gaussian of its leave-one-out residuals; logistic regression. Penalties by cross-validation."""
     from scipy.stats import norm
     from sklearn.linear_model import LogisticRegression, RidgeCV
-    from sklearn.model_selection import GridSearchCV
+    from sklearn.model_selection import GridSearchCV, StratifiedKFold
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
     if rows.task == "classification":
         grid = {"C": np.logspace(-3, 2, 6)}
-        model = GridSearchCV(LogisticRegression(max_iter=1000), grid, scoring="neg_log_loss")
+        folds = StratifiedKFold(5, shuffle=True, random_state=0)
+        model = GridSearchCV(LogisticRegression(max_iter=1000), grid, scoring="neg_log_loss", cv=folds)
         fitted = make_pipeline(StandardScaler(), model).fit(rows.x, rows.y)
         return Classification(fitted.predict_proba(rows.x_test))
     ridge = RidgeCV(np.logspace(-3, 3, 13), scoring="neg_mean_squared_error", store_cv_results=False)
@@ -244,7 +245,7 @@ def catboost(rows: Rows) -> Regression | Classification:
 
 
 def ngboost(rows: Rows) -> Regression | Classification:
-    """Natural gradient boosting of a normal or, for positive targets, the better of normal and log-normal on the validation rows."""
+    """Natural gradient boosting of a normal or, where that is better on the validation rows, a log-normal distribution."""
     from ngboost import NGBClassifier, NGBRegressor
     from ngboost.distns import LogNormal, Normal, k_categorical
 
@@ -281,7 +282,8 @@ def forest(rows: Rows) -> Regression | Classification:
 
     found = RandomForestQuantileRegressor(300, min_samples_leaf=5, random_state=0).fit(rows.x, rows.y)
     return Regression(
-        np.asarray(found.predict(rows.x_test, quantiles=LEVELS.tolist())).T, found.predict(rows.x_test, quantiles="mean")
+        np.asarray(found.predict(rows.x_test, quantiles=LEVELS.tolist())).T,
+        found.predict(rows.x_test, quantiles="mean"),
     )
 
 

@@ -143,9 +143,18 @@ def _folder(package: str) -> Path:
 def _all() -> Iterator[Source]:
     for name in ("boston", "concrete", "energy", "kin8nm", "naval", "power", "protein", "wine", "yacht"):
         yield Source(name, "regression", "y", "UCI", name, partial(_uci, name))
-    yield Source("diabetes", "regression", "target", "scikit-learn", "load_diabetes", partial(_sklearn, "load_diabetes"))
     yield Source(
-        "cars", "regression", "Miles_per_Gallon", "vega_datasets", "cars.json", partial(_vega, "cars.json"), (), ("Year",)
+        "diabetes", "regression", "target", "scikit-learn", "load_diabetes", partial(_sklearn, "load_diabetes")
+    )
+    yield Source(
+        "cars",
+        "regression",
+        "Miles_per_Gallon",
+        "vega_datasets",
+        "cars.json",
+        partial(_vega, "cars.json"),
+        (),
+        ("Year",),
     )
     for name, item, target, leave_out, dates in (
         ("housing", "Ecdat/Housing", "price", (), ()),
@@ -213,7 +222,9 @@ def export(folder: Path) -> list[Path]:
         with gzip.GzipFile(table, "wb", mtime=0) as file:
             file.write(frame.iloc[rows].to_csv(index=False).encode())
         numbered = {f"{'test' if index % 2 else 'train'}_{index // 2}": part for index, part in enumerate(parts)}
-        np.savez_compressed(folder / f"{source.name}.npz", **{key: part.astype(np.int32) for key, part in numbered.items()})
+        np.savez_compressed(
+            folder / f"{source.name}.npz", **{key: part.astype(np.int32) for key, part in numbered.items()}
+        )
         written += [table, folder / f"{source.name}.npz"]
     return written
 

@@ -22,9 +22,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ.setdefault(_variable, "1")
-
 import numpy as np
 
 from benchmarks.table_rivals import LEVELS, METHODS, Classification, Regression, Rows, installed, pinball
@@ -40,8 +37,8 @@ LEAST_PROBABILITY = 1e-7
 
 def rows_of(folder: Path, name: str, fold: int) -> Rows:
     """The rows of one fold, as they are and as numbers."""
-    from bayesify.compare.columns import read_features
-    from bayesify.compare.preparation import Preparation
+    from bayesify.tables.columns import read_features
+    from bayesify.tables.preparation import Preparation
 
     source, frame, folds = exported(folder, name)
     inputs, (train, test) = frame.drop(columns=[source.target]), folds[fold]
@@ -132,7 +129,10 @@ def run_one(folder: Path, out: Path, table: str, method: str, fold: int, label: 
             "train": len(rows.y),
             "seconds": round(seconds, 3),
             "wall": round(wall, 3),
-            **{key: round(value, 6) if isinstance(value, float) else value for key, value in scores(found, rows.y_test).items()},
+            **{
+                key: round(value, 6) if isinstance(value, float) else value
+                for key, value in scores(found, rows.y_test).items()
+            },
         }
     except Exception:
         return traceback.format_exc(limit=-3)
@@ -164,6 +164,7 @@ def run(given: argparse.Namespace) -> int:
                     wanted.append((len(folds[fold][0]), source.name, method, fold))
     wanted.sort(reverse=True)
     print(f"{len(wanted)} runs", flush=True)
+    os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")  # of the workers
     start, failed = time.perf_counter(), 0
     with ProcessPoolExecutor(given.workers, mp_context=get_context("spawn")) as pool:
         waiting = {
@@ -186,7 +187,10 @@ def collect(given: argparse.Namespace) -> int:
         path = RESULTS / f"{folder.name}.json"
         known = json.loads(path.read_text()) if path.exists() else []
         merged = {(run["table"], run["fold"]): run for run in known}
-        merged |= {(run["table"], run["fold"]): run for run in map(json.loads, (file.read_text() for file in folder.glob("*.json")))}
+        merged |= {
+            (run["table"], run["fold"]): run
+            for run in map(json.loads, (file.read_text() for file in folder.glob("*.json")))
+        }
         lines = ",\n".join(json.dumps(merged[key]) for key in sorted(merged))
         path.write_text(f"[\n{lines}\n]\n")
         print(f"{path.name}: {len(merged)} runs")
