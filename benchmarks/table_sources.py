@@ -237,7 +237,6 @@ def exported(folder: Path, name: str) -> tuple[Source, DataFrame, list[Fold]]:
         folder / f"{name}.csv.gz",
         keep_default_na=False,
         na_values=[""],
-        float_precision="round_trip",
         parse_dates=list(source.dates),
         low_memory=False,
     )

@@ -145,6 +145,7 @@ def test_extras_name_what_they_bring():
         "dev",
         "dask",
         "ray",
+        "rivals",
         "transformers",
-    )  # clusters are few; the last slows every import of torchmetrics
+    )  # clusters are few; rivals are for comparisons; the last slows every import of torchmetrics
     assert extras["all"] == [f"bayesify[{','.join(name for name in extras if name not in apart)}]"]

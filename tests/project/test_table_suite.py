@@ -1,0 +1,111 @@
+"""The suite of tables: its rows, its scores against what they are by hand, and its page."""
+
+import json
+from argparse import Namespace
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pandas = pytest.importorskip("pandas")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def suite(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    return import_module("benchmarks.tables")
+
+
+@pytest.fixture
+def sources(suite):
+    return import_module("benchmarks.table_sources")
+
+
+def test_there_are_tables_of_every_kind(sources):
+    names = [source.name for source in sources.SOURCES]
+    assert len(names) == len(set(names)) >= 15
+    assert {source.task for source in sources.SOURCES} == {"regression", "count", "classification"}
+    assert len([source for source in sources.SOURCES if source.package == "UCI"]) >= 9
+
+
+@pytest.mark.parametrize(("rows", "folds"), [(300, 10), (3000, 5), (20_000, 2)])
+def test_rows_train_or_test(sources, rows, folds):
+    made = sources._folds(rows)
+    assert len(made) == folds
+    for train, test in made:
+        assert len(np.intersect1d(train, test)) == 0
+        assert len(train) <= sources.MOST_TRAIN or rows <= sources.MANY
+        assert max(train.max(), test.max()) < rows
+    if rows <= sources.FEW:
+        assert sorted(np.concatenate([test for _, test in made])) == list(range(rows))
+
+
+def test_scores_of_numbers(suite):
+    rivals = import_module("benchmarks.table_rivals")
+    y = np.array([0.0, 1.0, 2.0, 30.0])
+    quantiles = np.tile(10 * suite.LEVELS[:, None], (1, 4))  # uniform on 0 to 10
+    made = suite.scores(rivals.Regression(quantiles, np.full(4, 5.0), np.full(4, -np.log(10))), y)
+    by_hand = sum(
+        np.mean([2 * max(q * (value - 10 * q), (q - 1) * (value - 10 * q)) for q in np.arange(1, 20) / 20])
+        for value in y
+    )
+    assert made["crps"] == pytest.approx(by_hand)
+    assert made["square"] == 25 + 16 + 9 + 625
+    assert made["nll"] == pytest.approx(4 * np.log(10))
+    assert (made["inside_50"], made["inside_90"], made["inside_95"]) == (0, 2, 2)
+    assert made["width_90"] == pytest.approx(4 * 9)
+    assert made["thirds_num"] == [2, 1, 1]
+    assert made["thirds_inside_90"] == [1, 1, 0]
+    with pytest.raises(ValueError, match="not finite"):
+        suite.scores(rivals.Regression(quantiles * np.nan, np.full(4, 5.0)), y)
+
+
+def test_scores_of_classes(suite):
+    rivals = import_module("benchmarks.table_rivals")
+    page = import_module("tools.tables_page")
+    probs, y = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [1.0, 0.0]]), np.array([0, 1, 1, 1])
+    made = suite.scores(rivals.Classification(probs), y)
+    assert made["log_loss"] == pytest.approx(-np.log(0.9) - np.log(0.8) - np.log(0.4) - np.log(1e-7))
+    assert made["correct"] == 2
+    assert made["brier"] == pytest.approx(2 * (0.1**2 + 0.2**2 + 0.6**2 + 1))
+    # Bins of a fifteenth: 0.9 and 0.8 and 0.6 and 1.0 are in four; right, right, wrong, wrong.
+    assert page.ece([made]) == pytest.approx((0.1 + 0.2 + 0.6 + 1.0) / 4, abs=1e-6)
+
+
+def test_finished_runs_are_not_run_again_and_collections_add_up(suite, sources, tmp_path, monkeypatch):
+    generator = np.random.default_rng(0)
+    frame = pandas.DataFrame(
+        {"x": generator.normal(size=60), "text": ["a", "b", None] * 20, "t": generator.normal(size=60)}
+    )
+    frame["when"] = pandas.date_range("2020-01-01", periods=60)
+    source = sources.Source("own", "regression", "t", "here", "own", lambda: (frame, []), (), ("when",))
+    monkeypatch.setattr(sources, "SOURCES", (source,))
+    assert len(sources.export(tmp_path / "tables")) == 2
+    sources.exported.cache_clear()
+    _, read, folds = sources.exported(tmp_path / "tables", "own")
+    pandas.testing.assert_frame_equal(read, frame, check_dtype=False, rtol=1e-12)
+    assert len(folds) == 10
+    for method in ("constant", "linear"):
+        assert suite.run_one(tmp_path / "tables", tmp_path / "runs", "own", method, 3, "x") == ""
+    run = json.loads((tmp_path / "runs" / "linear" / "own-3.json").read_text())
+    assert (run["table"], run["method"], run["fold"], run["train"], run["num"]) == ("own", "linear", 3, 54, 6)
+    monkeypatch.setattr(suite, "RESULTS", tmp_path / "results")
+    for _ in range(2):
+        assert suite.collect(Namespace(out=tmp_path / "runs")) == 0
+    assert json.loads((tmp_path / "results" / "linear.json").read_text()) == [run]
+    assert "error" in suite.run_one(tmp_path / "tables", tmp_path / "runs", "own", "linear", 99, "").lower()
+
+
+def test_coverage_is_marked_where_it_is_off(suite):
+    page = import_module("tools.tables_page")
+    assert page.share(0.93, 0.001, 90) == "93 ± 0"  # within 4 points
+    assert page.share(0.80, 0.04, 90) == "80 ± 4"  # within 3 standard errors
+    assert page.share(0.80, 0.02, 90) == "80 ± 2 ✗"
+
+
+def test_the_page_shows_the_committed_runs(suite):
+    page = import_module("tools.tables_page")
+    shown = page.PAGE.read_text().split(page.START)[1].split(page.END)[0]
+    assert shown.strip() == page.tables(), "run python -m tools.tables_page"

@@ -1,0 +1,256 @@
+"""The tables of docs/tables.md, from the runs in benchmarks/results/tables; run it after `python -m benchmarks.tables collect`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from statistics import geometric_mean, median
+from typing import Any
+
+from benchmarks.table_sources import SOURCES
+
+ROOT = Path(__file__).parents[1]
+PAGE, RESULTS = ROOT / "docs" / "tables.md", ROOT / "benchmarks" / "results" / "tables"
+START, END = "<!-- tables: from benchmarks/results/tables, by python -m tools.tables_page -->", "<!-- end of tables -->"
+PEER, OURS, BEFORE = "boosted trees", "bayesify", "bayesify@before"
+TITLES = {
+    OURS: "**bayesify**",
+    BEFORE: "bayesify before (`mean_field`, one Gaussian noise)",
+    "bayesify-ensemble@before": "bayesify before (`ensemble`)",
+    PEER: "boosted trees (scikit-learn)",
+    "constant": "no columns at all",
+    "forest": "forest",
+}
+SHORT = {OURS: "bayesify", BEFORE: "before", "bayesify-ensemble@before": "before, ensemble", "constant": "constant"}
+LEVELS = (50, 90, 95)
+NEAR, ERRORS = 0.04, 3.0
+"""How far a coverage may lie from its level: 4 points, or 3 standard errors."""
+Runs = dict[int, dict[str, Any]]
+
+
+def stored() -> dict[str, dict[str, Runs]]:
+    """Runs by method, table and fold; ours first, then the peer that others are measured by."""
+    found: dict[str, dict[str, Runs]] = {}
+    for path in sorted(RESULTS.glob("*.json")):
+        for run in json.loads(path.read_text()):
+            found.setdefault(run["method"], {}).setdefault(run["table"], {})[run["fold"]] = run
+    first = [OURS, BEFORE, "bayesify-ensemble@before", PEER, "LightGBM", "CatBoost", "NGBoost", "forest", "linear"]
+    return {name: found[name] for name in [*first, *(set(found) - set(first))] if name in found}
+
+
+def mean(runs: Iterable[dict[str, Any]], key: str) -> float | None:
+    """Mean of a score over all test rows of the folds."""
+    runs = list(runs)
+    if not runs or any(run.get(key) is None for run in runs):
+        return None
+    return float(sum(run[key] for run in runs) / sum(run["num"] for run in runs))
+
+
+def ratio(runs: Runs, peer: Runs, key: str) -> float | None:
+    """A score as a ratio to the peer's, over the folds that both have."""
+    both = runs.keys() & peer.keys()
+    ours, theirs = (mean((of[fold] for fold in both), key) for of in (runs, peer))
+    return None if ours is None or theirs is None else ours / theirs
+
+
+def ece(runs: Iterable[dict[str, Any]]) -> float:
+    """Expected calibration error, with the bins of all folds together."""
+    runs = list(runs)
+    gaps = [sum(run["bin_confidence"][index] - run["bin_correct"][index] for run in runs) for index in range(15)]
+    return sum(map(abs, gaps)) / sum(run["num"] for run in runs)
+
+
+def coverage(runs: Iterable[dict[str, Any]], level: int) -> tuple[float, float]:
+    """Share of the test rows inside their intervals, and the standard error it would have at its level."""
+    runs = list(runs)
+    num, share = sum(run["num"] for run in runs), level / 100
+    return sum(run[f"inside_{level}"] for run in runs) / num, math.sqrt(share * (1 - share) / num)
+
+
+def kind(task: str) -> tuple[str, str]:
+    return ("log_loss", "log-loss") if task == "classification" else ("crps", "CRPS")
+
+
+# -- sections ----------------------------------------------------------------------------------------------------------
+
+
+def summary(found: dict[str, dict[str, Runs]]) -> list[str]:
+    lines = [
+        f"Geometric mean over tables of the score as a ratio to {TITLES[PEER]} on the same rows (below 1 is better; in brackets "
+        "the number of tables where a method did not run on all), and the median of a fold's processor seconds:",
+        "",
+        "| | CRPS, numbers | CRPS, counts | log-loss, classes | seconds |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for method, tables in found.items():
+        cells = []
+        for task in ("regression", "count", "classification"):
+            wanted = [source.name for source in SOURCES if source.task == task]
+            made = [ratio(tables[name], found[PEER][name], kind(task)[0]) for name in wanted if name in tables]
+            known = [value for value in made if value is not None]
+            few = f" ({len(known)})" if len(known) < len(wanted) else ""
+            cells.append(f"{geometric_mean(known):.3f}{few}" if known else "")
+        seconds = median(run["seconds"] for runs in tables.values() for run in runs.values())
+        lines.append(f"| {TITLES.get(method, method)} | " + " | ".join(cells) + f" | {seconds:.1f} |")
+    return lines
+
+
+def each(found: dict[str, dict[str, Runs]], task: str) -> list[str]:
+    """A score of every method on every table of a kind, as a ratio to the peer's; the peer's own score as it is."""
+    key, title = kind(task)
+    methods = [method for method in found if method != PEER]
+    header = " | ".join(SHORT.get(method, method) for method in methods)
+    lines = [f"| table | {title} of boosted trees | {header} |", "| --- |" + " --- |" * (len(methods) + 1)]
+    for source in SOURCES:
+        if source.task != task or source.name not in found.get(PEER, {}):
+            continue
+        peer = found[PEER][source.name]
+        values = {
+            method: ratio(found[method][source.name], peer, key) for method in methods if source.name in found[method]
+        }
+        best = min((value for value in values.values() if value is not None), default=None)
+        cells = []
+        for method in methods:
+            value = values.get(method)
+            shown = "" if value is None else f"{value:.2f}"
+            cells.append(f"**{shown}**" if value is not None and value == best and value < 1 else shown)
+        score = mean(peer.values(), key)
+        lines.append(f"| {source.name} | {number(score)} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def intervals(found: dict[str, dict[str, Runs]]) -> list[str]:
+    lines = [
+        "| table | 50 % | 90 % | 95 % | 90 % by third | width of 90 % / trees' | trees' 90 % | NLL before to now |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for source in SOURCES:
+        if source.task == "classification" or source.name not in found.get(OURS, {}):
+            continue
+        runs, peer = found[OURS][source.name], found[PEER].get(source.name, {})
+        cells = [share(*coverage(runs.values(), level), level) for level in LEVELS]
+        thirds = [
+            sum(run["thirds_inside_90"][index] for run in runs.values())
+            / sum(run["thirds_num"][index] for run in runs.values())
+            for index in range(3)
+        ]
+        cells.append(" / ".join(f"{100 * value:.0f}" for value in thirds))
+        wide = ratio(runs, peer, "width_90")
+        cells.append("" if wide is None else f"{wide:.2f}")
+        cells.append(share(*coverage(peer.values(), 90), 90) if peer else "")
+        before, now = (mean(found.get(method, {}).get(source.name, {}).values(), "nll") for method in (BEFORE, OURS))
+        cells.append("" if now is None else f"{number(before)} to {number(now)}")
+        lines.append(f"| {source.name} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def share(value: float, error: float, level: int) -> str:
+    """A coverage with its standard error; marked where it is neither within 4 points nor within 3 standard errors."""
+    off = abs(value - level / 100)
+    mark = " ✗" if off > NEAR and off > ERRORS * error else ""
+    return f"{100 * value:.0f} ± {100 * error:.0f}{mark}"
+
+
+def classes(found: dict[str, dict[str, Runs]]) -> list[str]:
+    lines = [
+        "| table | accuracy, % | of boosted trees | calibration error, % | of boosted trees | always the most frequent class |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for source in SOURCES:
+        if source.task != "classification" or source.name not in found.get(OURS, {}):
+            continue
+        of = [list(found[method][source.name].values()) for method in (OURS, PEER, "constant")]
+        right = [100 * (mean(runs, "correct") or 0.0) for runs in of]
+        gaps = [100 * ece(runs) for runs in of]
+        lines.append(
+            f"| {source.name} | {right[0]:.1f} | {right[1]:.1f} | {gaps[0]:.1f} | {gaps[1]:.1f} | {right[2]:.1f} |"
+        )
+    return lines
+
+
+def losses(found: dict[str, dict[str, Runs]]) -> list[str]:
+    """Where boosted trees, or a coverage, say that the default is not the one to take."""
+    behind, outside = [], []
+    for source in SOURCES:
+        runs = found.get(OURS, {}).get(source.name)
+        if runs is None:
+            continue
+        value = ratio(runs, found[PEER][source.name], kind(source.task)[0])
+        if value is not None and value > 1:
+            behind.append((value, source.name))
+        if source.task != "classification":
+            for level in LEVELS:
+                shown = share(*coverage(runs.values(), level), level)
+                if "✗" in shown:
+                    outside.append(f"{source.name} ({level} %: {shown.removesuffix(' ✗')})")
+    worst = ", ".join(f"{name} ({value:.2f})" for value, name in sorted(behind, reverse=True))
+    return [
+        f"Behind boosted trees: {worst or 'on no table'}.",
+        "",
+        f"Intervals neither within 4 points nor within 3 standard errors of their level: {', '.join(outside) or 'none'}.",
+    ]
+
+
+def seconds(found: dict[str, dict[str, Runs]]) -> list[str]:
+    sizes = (("up to 1,000", 0, 1000), ("1,000 to 3,000", 1000, 3000), ("3,000 to 5,000", 3000, 5001))
+    lines = ["| rows to train on | " + " | ".join(SHORT.get(method, method) for method in found) + " |"]
+    lines.append("| --- |" + " --- |" * len(found))
+    for title, low, high in sizes:
+        cells = []
+        for tables in found.values():
+            runs = [run for of in tables.values() for run in of.values() if low <= run["train"] < high]
+            cells.append(f"{median(run['seconds'] for run in runs):.1f}" if runs else "")
+        lines.append(f"| {title} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def sources(found: dict[str, dict[str, Runs]]) -> list[str]:
+    lines = ["| table | target | from | rows to train on | folds |", "| --- | --- | --- | --- | --- |"]
+    for source in SOURCES:
+        runs = found.get(PEER, {}).get(source.name, {})
+        train = max((run["train"] for run in runs.values()), default=0)
+        item = source.package if source.item == source.name else f"{source.package}, `{source.item}`"
+        lines.append(f"| {source.name} | {source.target} ({source.task}) | {item} | {train:,} | {len(runs)} |")
+    return lines
+
+
+def number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def tables() -> str:
+    """Everything between the marks of the page, in Markdown."""
+    found = stored()
+    if PEER not in found:
+        return "No runs are stored."
+    parts: list[tuple[str, Callable[[dict[str, dict[str, Runs]]], list[str]]]] = [
+        ("## In one table", summary),
+        ("## Where it loses", losses),
+        (
+            "## Numbers\n\nCRPS as a ratio to that of boosted trees; the best below 1 in bold.",
+            lambda of: each(of, "regression"),
+        ),
+        ("## Counts\n\nCRPS as a ratio to that of boosted trees.", lambda of: each(of, "count")),
+        ("## Classes\n\nLog-loss as a ratio to that of boosted trees.", lambda of: each(of, "classification")),
+        ("Accuracy and calibration of bayesify's default:", classes),
+        (
+            "## Intervals\n\nCoverage of the default's intervals in percent, with the standard error of the test rows; ✗ where "
+            "it is neither within 4 points nor within 3 standard errors. Thirds are those of the predicted median, low to high.",
+            intervals,
+        ),
+        ("## Seconds\n\nMedian processor seconds of a fold, training, tuning and prediction, on one thread.", seconds),
+        ("## The tables", sources),
+    ]
+    return "\n\n".join(f"{title}\n\n" + "\n".join(make(found)) for title, make in parts)
+
+
+def main() -> None:
+    before, rest = PAGE.read_text().split(START)
+    _, after = rest.split(END)
+    PAGE.write_text(f"{before}{START}\n\n{tables()}\n\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()
