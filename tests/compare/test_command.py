@@ -313,6 +313,7 @@ def test_many_rows_are_thinned_and_few_are_enough(tmp_path):
 
 def test_every_method_runs_on_both_tasks(tmp_path):
     """All registered methods, a chain too, for a few steps each: none fails."""
+    pytest.importorskip("pyro")
     frame = houses(40)
     frame["dear"] = np.where(frame["price"] > frame["price"].median(), "yes", "no")
     frame.to_csv(tmp_path / "t.csv", index=False)

@@ -48,8 +48,7 @@ class TestRegression:
         assert all(type(score) is float for score in scores.values())
 
     def test_crps_of_one_gaussian_is_scoringrules(self):
-        import scoringrules
-
+        scoringrules = pytest.importorskip("scoringrules")
         mean, y = random(1, 20, 1), random(20, 1, seed=1)
         expected = scoringrules.crps_normal(y.numpy(), mean[0].numpy(), 0.5).mean()
         assert metrics.evaluate(gaussian(mean), y)["crps"] == pytest.approx(expected, rel=1e-9)

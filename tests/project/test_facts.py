@@ -1,10 +1,13 @@
 """What the project's files say about themselves and each other is true."""
 
 import re
+import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from torch import nn
 
 import bayesify
@@ -36,6 +39,20 @@ def test_files_for_the_public_host_are_valid_and_run_targets_that_exist():
     assert set(commands) <= targets
     for name in ("bug.yml", "feature.yml", "numbers.yml"):
         assert {"name", "description", "body"} <= set(contents[name])
+
+
+@pytest.mark.skipif(not (Path(sys.prefix) / ".installed").exists(), reason="not the environment of `make install`")
+def test_no_test_of_the_installed_environment_skips_for_want_of_a_package():
+    """Elsewhere tests of a package that is not there skip; `make install` brings every package of `all` and `dev`."""
+    extras = PROJECT["project"]["optional-dependencies"]
+    asked, missing = [*extras["all"], *extras["dev"]], []
+    while asked:
+        requirement = Requirement(asked.pop())
+        if requirement.name == "bayesify":
+            asked += [entry for extra in requirement.extras for entry in extras[extra]]
+        elif not list(metadata.distributions(name=requirement.name)):
+            missing.append(requirement.name)
+    assert missing == []
 
 
 def test_all_tests_bring_the_extras_that_all_leaves_out():

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("build")
+pytest.importorskip("hatchling")
 ROOT = Path(__file__).parents[2]
 
 

@@ -136,7 +136,7 @@ def test_processes_on_one_path_leave_one_whole_file(tmp_path):
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join()
     assert failures.empty(), failures.get()
     values = tensor_files.read(path, "model")[1]["value"]
     assert values.unique().numel() == 1

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forks import forks
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -56,6 +57,7 @@ class Stream(IterableDataset):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
 @pytest.mark.filterwarnings("ignore")  # of Fabric, about forking and about networks without unused parameters
+@forks
 def test_two_processes_give_the_result_of_one(tmp_path):
     """Float64: the parts of a batch are added in another order, nothing else differs. Then the same over a checkpoint."""
     one, two = network(), network()
@@ -177,6 +179,7 @@ def test_without_fabric_the_error_says_how_to_install_it(monkeypatch):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
 @pytest.mark.filterwarnings("ignore")
+@forks
 def test_gradients_that_are_not_finite_end_all_processes(tmp_path):
     """The bad row is in one process's part; both hear of it in the same step, and nothing after it is stored."""
     from training import test_guard as guard
@@ -186,3 +189,20 @@ def test_gradients_that_are_not_finite_end_all_processes(tmp_path):
     with pytest.raises(Exception, match=r"epoch 1, batch 3: the gradient of .*first/weight.* is not finite"):
         bayesify.fit(bnn, guard.batches(2), checkpoint=Checkpointing(path, 1), **options)
     assert Checkpoint.read(path).position["batches"] == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+@pytest.mark.filterwarnings("ignore")
+@forks
+def test_processes_that_cannot_train_where_torch_sees_a_gpu_say_what_to_do():
+    """What torch says in a forked child on a machine with a GPU once a backward pass ran there, said on any machine."""
+    bnn = network()
+
+    def refuse(grad):
+        raise RuntimeError("Unable to handle autograd's threading ... pytorch/wiki/Autograd-and-Fork")
+
+    next(bnn.parameters()).register_hook(refuse)
+    with pytest.raises(
+        RuntimeError, match=r"^fit: Devices\(launch='fork'\): .* CUDA_VISIBLE_DEVICES= .* launch='script'"
+    ):
+        bayesify.fit(bnn, loader(), **options(device=FORKED))

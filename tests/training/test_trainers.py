@@ -297,13 +297,14 @@ print("killed", kills, flush=True)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork") or torch.cuda.is_available(), reason="forks after torch was used")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 @pytest.mark.parametrize("name", TRAINERS)
 def test_killed_at_random(tmp_path, name):
     """Killed at once, at random moments, thirty times: what continues comes to the bits of what was never killed."""
     path = tmp_path / "run.safetensors"
     script = SCRIPT.format(tests=str(Path(__file__).parents[1]), name=name, path=str(path), kills=30)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=280, check=False)
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}  # forked children cannot train where torch sees a GPU
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "killed 30" in done.stdout
     assert [entry.name for entry in tmp_path.iterdir()] == ["run.safetensors"]

@@ -69,7 +69,8 @@ class ClassificationPredictive(Predictive):
     @cached_property
     def entropy(self) -> Tensor:
         """Entropy of the mixture in nats, the whole uncertainty: [B], or [B, O] for binary outputs."""
-        return torch.special.entr(self.class_probs).sum(-1)
+        # Not `special.entr`, which torch 2.11 cannot write as ONNX.
+        return -torch.xlogy(self.class_probs, self.class_probs).sum(-1)
 
     @property
     def aleatoric_entropy(self) -> Tensor:

@@ -75,8 +75,8 @@ class Devices:
         count: How many, on each machine if torchrun started several.
         kind: Of device, such as `"cpu"` or `"cuda"`; CUDA where there is any by default.
         launch: How they start: `"script"` runs the calling script once more per process (as torchrun does, whose processes are
-            recognized), `"fork"` starts them for this call only and brings the result back (not on Windows, and not once
-            CUDA was used).
+            recognized), `"fork"` starts them for this call only and brings the result back (not on Windows, not once CUDA was
+            used, and where torch sees a GPU not once anything was trained in this process).
 
     Raises:
         ValueError: If an argument is out of range.

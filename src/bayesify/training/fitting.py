@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.multiprocessing import ProcessRaisedException
 
 from bayesify.arguments.checks import Count, CountOrZero, DataCount, NonNegative, Positive, Seed, checked
 from bayesify.predictor import Trainable
@@ -198,7 +199,16 @@ def _train_together(module: nn.Module, train: Callable[[Processes], History], fa
         own = launch == "script"  # processes of the script hold the trained network themselves
         return list(history), None if own else tensor_files.to_bytes(model_state(module))
 
-    rows, state = fabric.launch(work)
+    try:
+        rows, state = fabric.launch(work)
+    except ProcessRaisedException as error:
+        if "Autograd-and-Fork" not in str(error):
+            raise
+        raise RuntimeError(
+            "fit: Devices(launch='fork'): torch sees a GPU and a backward pass has run in this process, after which forked "
+            "processes cannot train; call it before anything else is trained, start Python with CUDA_VISIBLE_DEVICES= "
+            "(empty), or use launch='script'"
+        ) from None
     if state is not None:
         set_model_state(module, tensor_files.from_bytes(state))
     return History(rows)

@@ -17,6 +17,7 @@ from bayesify.datasets import toy
 
 
 def test_cubic_smoke_writes_results_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("pyro")
     assert cubic.main(["--smoke", "--out", str(tmp_path), "--methods", "fac", "gi"]) == 0
     assert cubic.main(["--smoke", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
