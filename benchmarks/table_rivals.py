@@ -196,7 +196,7 @@ def hist_gradient_boosting(rows: Rows) -> Regression | Classification:
         return HistGradientBoostingRegressor(loss="quantile", quantile=level, **shared)
 
     def staged(model: Any, x: np.ndarray) -> Iterator[np.ndarray]:
-        every = model.staged_predict_proba(x) if hasattr(model, "classes_") else model.staged_predict(x)
+        every = model.staged_predict_proba(x) if rows.task == "classification" else model.staged_predict(x)
         return islice(every, STEP - 1, None, STEP)
 
     return boosted(rows, Trees(make, staged))
@@ -220,7 +220,7 @@ def lightgbm(rows: Rows) -> Regression | Classification:
         return LGBMRegressor(**shared) if level < 0 else LGBMRegressor(objective="quantile", alpha=level, **shared)
 
     def staged(model: Any, x: np.ndarray) -> Iterator[np.ndarray]:
-        predict = model.predict_proba if hasattr(model, "classes_") else model.predict
+        predict = model.predict_proba if rows.task == "classification" else model.predict
         return (predict(x, num_iteration=count) for count in range(STEP, MOST_TREES + 1, STEP))
 
     return boosted(rows, Trees(make, staged))

@@ -5,64 +5,33 @@ bayesify.fit(bnn, train_loader, epochs=10)
 bnn.predict(x).probs
 """
 
-from bayesify import (
-    baselines,
-    datasets,
-    deep_gp,
-    function_space,
-    likelihoods,
-    metrics,
-    models,
-    posteriors,
-    priors,
-    random_features,
-    subnetwork,
-    transforms,
-)
-from bayesify.draws import Draw, Draws
-from bayesify.function_space import Box, FunctionSpaceVI
-from bayesify.laplace import Laplace
-from bayesify.network import BayesianNetwork, bayesianize
-from bayesify.predictive.base import Predictive
-from bayesify.predictive.classification import ClassificationPredictive
-from bayesify.predictive.regression import RegressionPredictive
-from bayesify.storage.save_load import load, save
-from bayesify.training.fitting import fit
-from bayesify.training.history import History
-from bayesify.training.pruning import prune
-from bayesify.training.schedules import KLSchedule
-from bayesify.version import __version__
-from bayesify.weights.catalog import count_parameters
+from __future__ import annotations
 
-__all__ = [
-    "BayesianNetwork",
-    "Box",
-    "ClassificationPredictive",
-    "Draw",
-    "Draws",
-    "FunctionSpaceVI",
-    "History",
-    "KLSchedule",
-    "Laplace",
-    "Predictive",
-    "RegressionPredictive",
-    "__version__",
-    "baselines",
-    "bayesianize",
-    "count_parameters",
-    "datasets",
-    "deep_gp",
-    "fit",
-    "function_space",
-    "likelihoods",
-    "load",
-    "metrics",
-    "models",
-    "posteriors",
-    "priors",
-    "prune",
-    "random_features",
-    "save",
-    "subnetwork",
-    "transforms",
-]
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from bayesify.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from bayesify.public import *  # noqa: F403
+    from bayesify.public import __all__ as __all__
+
+
+def __getattr__(name: str) -> Any:
+    # Names are loaded when asked for: the command line, which imports this package too, says that a file is not there before
+    # torch is read.
+    if name.startswith("__") and name != "__all__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if find_spec(f"{__name__}.{name}") is not None:
+        return import_module(f"{__name__}.{name}")
+    try:
+        value = getattr(import_module("bayesify.public"), name)
+    except AttributeError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__getattr__("__all__")})

@@ -54,7 +54,6 @@ def _root(
 @app.command()
 def methods() -> None:
     """List every method: its name in code, paper, what it stores, and whether it is ready."""
-    from bayesify.posteriors import Posterior  # noqa: F401  (its package registers the posteriors)
     from bayesify.registry import METHODS
 
     listing = Table(box=None, header_style="bold", pad_edge=False)

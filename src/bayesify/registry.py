@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+from collections import UserDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Protocol
 
@@ -104,8 +106,36 @@ class Method:
         return f"needs {self.extra}"
 
 
-METHODS: dict[str, Method] = {}
-"""Every method by name, in the order of registration."""
+class _Methods(UserDict[str, Method]):
+    """Methods by name. The packages that register are read when the list is first looked at, not with this module: the command line
+    knows its options without them. Whichever was read first, posteriors come first, then the packages in the order of `HOMES`."""
+
+    HOMES = ("posteriors", "baselines", "deep_gp", "function_space", "laplace")
+
+    def __init__(self) -> None:
+        self._found: dict[str, Method] = {}
+
+    @property
+    def data(self) -> dict[str, Method]:  # type: ignore[override]
+        import_module("bayesify.public")
+        return self._found
+
+    def add(self, method: Method) -> None:
+        for name in (method.name, *method.aliases):
+            if any(name == other.name or name in other.aliases for other in self._found.values()):
+                raise ValueError(f"register: {name!r} is taken; give the method another name")
+        self._found = dict(
+            sorted([*self._found.items(), (method.name, method)], key=lambda entry: self._rank(entry[1]))
+        )
+
+    def _rank(self, method: Method) -> int:
+        home = getattr(method.posterior or method.fit, "__module__", "").split(".")
+        known = home[0] == "bayesify" and home[1] in self.HOMES
+        return self.HOMES.index(home[1]) if known else len(self.HOMES)
+
+
+METHODS = _Methods()
+"""Every method by name."""
 
 
 def register(method: Method) -> Method:
@@ -114,10 +144,7 @@ def register(method: Method) -> Method:
     Raises:
         ValueError: If the name or an alias is taken.
     """
-    for name in (method.name, *method.aliases):
-        if any(name == other.name or name in other.aliases for other in METHODS.values()):
-            raise ValueError(f"register: {name!r} is taken; give the method another name")
-    METHODS[method.name] = method
+    METHODS.add(method)
     return method
 
 

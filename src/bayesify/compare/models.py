@@ -11,13 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesify import laplace as _laplace  # noqa: F401  registers its methods, as the next three do
-from bayesify.baselines import recipes as _recipes  # noqa: F401
 from bayesify.baselines.temperature_scaling import TemperatureScaling
 from bayesify.compare.tuning import BASELINES, PRIOR_SCALE, TEMPERATURE, effort, method_of
 from bayesify.datasets.scaling import Standardization
-from bayesify.deep_gp import DeepGP as _DeepGP  # noqa: F401
-from bayesify.function_space import FunctionSpaceVI as _FunctionSpaceVI  # noqa: F401
 from bayesify.likelihoods import Categorical, Gaussian, Likelihood
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.regression import RegressionPredictive

@@ -15,10 +15,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import nn
 
-from bayesify import laplace as _laplace  # noqa: F401  registers its methods, as the next two do
-from bayesify.baselines import recipes as _recipes  # noqa: F401
 from bayesify.datasets.scaling import Standardization
-from bayesify.function_space import FunctionSpaceVI as _FunctionSpaceVI  # noqa: F401
 from bayesify.likelihoods import Likelihood
 from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Predictive

@@ -1,0 +1,63 @@
+"""Everything that a user finds below `bayesify`; the package itself loads it when a name is asked for."""
+
+from bayesify import (
+    baselines,
+    datasets,
+    deep_gp,
+    function_space,
+    likelihoods,
+    metrics,
+    models,
+    posteriors,
+    priors,
+    random_features,
+    subnetwork,
+    transforms,
+)
+from bayesify.draws import Draw, Draws
+from bayesify.function_space import Box, FunctionSpaceVI
+from bayesify.laplace import Laplace
+from bayesify.network import BayesianNetwork, bayesianize
+from bayesify.predictive.base import Predictive
+from bayesify.predictive.classification import ClassificationPredictive
+from bayesify.predictive.regression import RegressionPredictive
+from bayesify.storage.save_load import load, save
+from bayesify.training.fitting import fit
+from bayesify.training.history import History
+from bayesify.training.pruning import prune
+from bayesify.training.schedules import KLSchedule
+from bayesify.version import __version__
+from bayesify.weights.catalog import count_parameters
+
+__all__ = [
+    "BayesianNetwork",
+    "Box",
+    "ClassificationPredictive",
+    "Draw",
+    "Draws",
+    "FunctionSpaceVI",
+    "History",
+    "KLSchedule",
+    "Laplace",
+    "Predictive",
+    "RegressionPredictive",
+    "__version__",
+    "baselines",
+    "bayesianize",
+    "count_parameters",
+    "datasets",
+    "deep_gp",
+    "fit",
+    "function_space",
+    "likelihoods",
+    "load",
+    "metrics",
+    "models",
+    "posteriors",
+    "priors",
+    "prune",
+    "random_features",
+    "save",
+    "subnetwork",
+    "transforms",
+]

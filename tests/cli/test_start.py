@@ -1,0 +1,36 @@
+"""The command line answers what needs no training before torch is read."""
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import sys
+from bayesify.cli import main
+try:
+    main()
+except SystemExit as end:
+    print(end.code, sorted({"torch", "numpy", "pandas"} & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["--version"], ["nothing"], ["compare", "--help"], ["compare", "--nothing"]]
+)
+def test_help_and_mistakes_do_not_wait_for_torch(words):
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True, check=True)
+    code, loaded = done.stdout.splitlines()[-1].split(maxsplit=1)
+    assert (code in "02", loaded) == (True, "[]"), done.stdout + done.stderr
+
+
+def test_names_are_loaded_when_asked_for():
+    program = (
+        "import sys, bayesify; assert 'torch' not in sys.modules; bayesify.__version__; assert 'torch' not in sys.modules\n"
+        "from bayesify.registry import METHODS; assert 'torch' not in sys.modules\n"
+        "import bayesify.function_space; assert list(METHODS)[0] == 'point' and list(METHODS)[-1] == 'subnetwork', list(METHODS)\n"
+        "assert set(bayesify.__all__) <= set(dir(bayesify)); from bayesify import *; bayesianize, posteriors.MeanField\n"
+        "assert not hasattr(bayesify, 'nothing') and not hasattr(bayesify, '__path_of_nothing__')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
