@@ -88,7 +88,7 @@ def summary(found: dict[str, dict[str, Runs]]) -> list[str]:
         cells = []
         for task in ("regression", "count", "classification"):
             wanted = [source.name for source in SOURCES if source.task == task]
-            made = [ratio(tables[name], found[PEER][name], kind(task)[0]) for name in wanted if name in tables]
+            made = [ratio(tables[name], found[PEER].get(name, {}), kind(task)[0]) for name in wanted if name in tables]
             known = [value for value in made if value is not None]
             few = f" ({len(known)})" if len(known) < len(wanted) else ""
             cells.append(f"{geometric_mean(known):.3f}{few}" if known else "")
@@ -177,7 +177,7 @@ def losses(found: dict[str, dict[str, Runs]]) -> list[str]:
         runs = found.get(OURS, {}).get(source.name)
         if runs is None:
             continue
-        value = ratio(runs, found[PEER][source.name], kind(source.task)[0])
+        value = ratio(runs, found[PEER].get(source.name, {}), kind(source.task)[0])
         if value is not None and value > 1:
             behind.append((value, source.name))
         if source.task != "classification":
@@ -243,7 +243,9 @@ def tables() -> str:
         ("## Seconds\n\nMedian processor seconds of a fold, training, tuning and prediction, on one thread.", seconds),
         ("## The tables", sources),
     ]
-    return "\n\n".join(f"{title}\n\n" + "\n".join(make(found)) for title, make in parts)
+    about_ours = (losses, classes, intervals)
+    shown = [(title, make) for title, make in parts if OURS in found or make not in about_ours]
+    return "\n\n".join(f"{title}\n\n" + "\n".join(make(found)) for title, make in shown)
 
 
 def main() -> None:
