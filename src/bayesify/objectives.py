@@ -27,7 +27,7 @@ def expected_log_likelihood(
     Raises:
         ValueError: If `num_data` is below the batch size, or weights do not fit.
     """
-    log_prob = likelihood.log_prob(outputs, y, has_draws=True)  # [S, B]
+    log_prob = likelihood.objective(outputs, y, has_draws=True)  # [S, B]
     batch = log_prob.shape[-1]
     if batch == 0:
         raise ValueError("elbo: the batch is empty; give at least one example")

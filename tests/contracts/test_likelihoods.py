@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 
+import numpy as np
 import pytest
+import scipy.stats
 import torch
 from torch import Tensor
-from torch.distributions import Bernoulli, Categorical, Normal
+from torch.distributions import Bernoulli, Categorical, Distribution, NegativeBinomial, Normal, Poisson, StudentT
 
 from bayesify import likelihoods
 from bayesify.configuration import make_likelihood
@@ -27,6 +30,12 @@ def made(name: str) -> Likelihood:
         "gaussian": likelihoods.Gaussian(noise=0.3),
         "gaussian_per_output": likelihoods.Gaussian(noise=NOISE, learn=False),
         "heteroscedastic_gaussian": likelihoods.HeteroscedasticGaussian(),
+        "student_t": likelihoods.StudentT(0.7, 4.5),
+        "student_t_row_scale": likelihoods.StudentT(None, 3.0, learn=False),
+        "poisson": likelihoods.Poisson(),
+        "negative_binomial": likelihoods.NegativeBinomial(NOISE),
+        "negative_binomial_row_dispersion": likelihoods.NegativeBinomial(None),
+        "quantiles": likelihoods.Quantiles([0.1, 0.4, 0.8]),
         "categorical": likelihoods.Categorical(),
         "bernoulli": likelihoods.Bernoulli(),
     }
@@ -40,21 +49,47 @@ def reference(name: str, f: Tensor) -> torch.distributions.Distribution:
     if name == "heteroscedastic_gaussian":
         mean, log_variance = f.chunk(2, -1)
         return Normal(mean, (0.5 * log_variance).exp())
+    if name == "student_t":
+        return StudentT(4.5, f, 0.7)
+    if name == "student_t_row_scale":
+        location, log_square = f.chunk(2, -1)
+        return StudentT(3.0, location, (0.5 * log_square).exp())
+    if name == "poisson":
+        return Poisson(f.exp())
+    if name.startswith("negative_binomial"):
+        log_mean, log_dispersion = (
+            f.chunk(2, -1) if "row" in name else (f, torch.tensor(NOISE, dtype=torch.float64).log())
+        )
+        return NegativeBinomial((-log_dispersion).exp(), logits=log_mean + log_dispersion)
     return Categorical(logits=f) if name == "categorical" else Bernoulli(logits=f)
 
 
-NAMES = ["gaussian", "gaussian_per_output", "heteroscedastic_gaussian", "categorical", "bernoulli"]
+NAMES = [
+    "gaussian",
+    "gaussian_per_output",
+    "heteroscedastic_gaussian",
+    "student_t",
+    "student_t_row_scale",
+    "quantiles",
+    "poisson",
+    "negative_binomial",
+    "negative_binomial_row_dispersion",
+    "categorical",
+    "bernoulli",
+]
+NUMBERS = NAMES[:9]
+CURVED = [name for name in NAMES if name not in ("quantiles", "negative_binomial_row_dispersion")]
 
 
 def width(name: str) -> int:
-    return 2 * K if name.startswith("hetero") else K
+    return K * made(name).outputs_per_target
 
 
 def test_every_registered_likelihood_is_here() -> None:
     assert set(likelihoods.REGISTRY) <= set(NAMES)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "quantiles"])  # which has a test of its own
 def test_log_prob_is_that_of_torch(name: str) -> None:
     likelihood, f = made(name), outputs(S, B, width(name))
     with torch.no_grad():
@@ -69,16 +104,19 @@ def test_log_prob_is_that_of_torch(name: str) -> None:
         assert likelihood.log_prob(f, y).shape == (S, B)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("gaussian_per_output", "categorical")])
+SINGLE = [name for name in NAMES if name not in ("gaussian_per_output", "negative_binomial", "categorical")]
+
+
+@pytest.mark.parametrize("name", SINGLE)
 def test_one_column_may_be_missing(name: str) -> None:
     """[B] against [B, 1] is never broadcast to [B, B]; the others have no single column."""
     likelihood = made(name)
-    f = outputs(B, 2 if name.startswith("hetero") else 1)
+    f = outputs(B, likelihood.outputs_per_target)
     y = torch.ones(B, dtype=torch.float64)
     both = likelihood.log_prob(f, y.unsqueeze(1))
     assert both.shape == (B,)
     assert torch.equal(likelihood.log_prob(f, y), both)
-    if not name.startswith("hetero"):
+    if likelihood.outputs_per_target == 1:
         assert torch.equal(likelihood.log_prob(f[:, 0], y), both)
         assert torch.equal(likelihood.log_prob(f[:, 0], y.unsqueeze(1)), both)
         assert torch.equal(likelihood.log_prob(f[:, 0].expand(S, B), y, has_draws=True), both.expand(S, B))
@@ -95,9 +133,8 @@ def enumerated_fisher(name: str, f: Tensor) -> Tensor:
     likelihood = made(name)
 
     def hessian(y: Tensor) -> Tensor:
-        return torch.autograd.functional.hessian(
-            lambda f: -likelihood.log_prob(f[None], y[None], has_draws=False).sum(), f
-        )
+        negative = lambda f: -likelihood.log_prob(f[None], y[None], has_draws=False).sum()  # noqa: E731
+        return torch.func.jacrev(torch.func.jacrev(negative))(f)  # type: ignore[no-any-return]
 
     total = torch.zeros(len(f), len(f), dtype=torch.float64)
     if name == "categorical":
@@ -109,18 +146,31 @@ def enumerated_fisher(name: str, f: Tensor) -> Tensor:
             y = torch.tensor(bits, dtype=torch.float64)
             total += torch.exp(Bernoulli(logits=f).log_prob(y).sum()) * hessian(y)
         return total
-    import numpy as np
-
+    if not isinstance(distribution := reference(name, f), Normal):
+        return summed_fisher(hessian, distribution)
     nodes, weights = np.polynomial.hermite_e.hermegauss(3)  # exact for the quadratics that occur
-    distribution = reference(name, f)
-    assert isinstance(distribution, Normal)
     for point in itertools.product(range(3), repeat=K):
         y = distribution.mean + distribution.stddev * torch.tensor(nodes[list(point)])
         total += math.prod(weights[list(point)] / math.sqrt(2 * math.pi)) * hessian(y.detach())
     return total
 
 
-@pytest.mark.parametrize("name", NAMES)
+def summed_fisher(hessian: Callable[[Tensor], Tensor], distribution: Distribution) -> Tensor:
+    """The expected Hessian, output by output, which are independent: over all counts, or 4,000 equally probable values."""
+    if isinstance(distribution, StudentT):
+        levels = (np.arange(4000) + 0.5) / 4000
+        standard = torch.tensor(scipy.stats.t(float(distribution.df.reshape(-1)[0])).ppf(levels)).unsqueeze(-1)
+        values = distribution.loc + distribution.scale * standard
+        weights = torch.full_like(values, 1 / 4000)
+    else:
+        values = torch.arange(400, dtype=torch.float64).unsqueeze(-1).expand(-1, K)
+        weights = distribution.log_prob(values).exp()
+    hessians = torch.func.vmap(hessian)(values)  # [J, P, P]
+    weights = weights.repeat(1, hessians.shape[-1] // K)  # that of each output's own target
+    return (weights.unsqueeze(-1) * hessians).sum(0)
+
+
+@pytest.mark.parametrize("name", CURVED)
 def test_fisher_is_the_expected_hessian(name: str) -> None:
     likelihood = made(name)
     f = outputs(2, width(name))
@@ -128,7 +178,9 @@ def test_fisher_is_the_expected_hessian(name: str) -> None:
         fisher = likelihood.fisher(f)
     assert fisher.shape == (2, width(name), width(name))
     for one, example in zip(fisher, f, strict=True):
-        torch.testing.assert_close(one, enumerated_fisher(name, example).detach(), rtol=1e-6, atol=1e-8)
+        coarse = name.startswith("student")  # what 4,000 values leave out
+        expected = enumerated_fisher(name, example).detach()
+        torch.testing.assert_close(one, expected, rtol=1e-3 if coarse else 1e-6, atol=1e-3 if coarse else 1e-8)
         assert float(torch.linalg.eigvalsh(one).min()) > -1e-12
 
 
@@ -195,7 +247,32 @@ def test_wrong_shapes(name: str, shape: tuple[int, ...]) -> None:
         made(name).log_prob(outputs(B, width(name)), y)
 
 
-@pytest.mark.parametrize("name", NAMES[:3])
+@pytest.mark.parametrize("name", ["quantiles", "negative_binomial_row_dispersion"])
+def test_no_curvature_is_said(name: str) -> None:
+    f = outputs(B, width(name))
+    for ask in (made(name).fisher, made(name).fisher_factor):
+        with pytest.raises(TypeError, match=r"likelihoods.*(no Hessian|no closed form).*ensemble"):
+            ask(f)
+
+
+@pytest.mark.parametrize("name", ["poisson", "negative_binomial"])
+@pytest.mark.parametrize("value", [-1.0, 0.5])
+def test_targets_that_are_no_counts(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=rf"targets hold {value}; counts are whole numbers of at least 0"):
+        made(name).log_prob(outputs(1, K), torch.tensor([[0.0, value, 1.0]]))
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_under_vmap(name: str) -> None:
+    likelihood, f = made(name), outputs(S, B, width(name))
+    y = torch.ones(B, K, dtype=torch.float64)
+    one_by_one = torch.func.vmap(lambda f: likelihood.log_prob(f, y, has_draws=False))(f)
+    torch.testing.assert_close(one_by_one, likelihood.log_prob(f, y))
+    one_by_one = torch.func.vmap(lambda f: likelihood.objective(f, y, has_draws=False))(f)
+    torch.testing.assert_close(one_by_one, likelihood.objective(f, y))
+
+
+@pytest.mark.parametrize("name", NUMBERS)
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_targets_that_are_not_finite(name: str, value: float) -> None:
     y = torch.zeros(B, K, dtype=torch.float64)
@@ -231,7 +308,7 @@ def test_bad_noise(noise: float | list[float]) -> None:
 
 
 def test_noise_of_the_wrong_length() -> None:
-    with pytest.raises(ValueError, match=r"2 noise variances for 3 outputs; give one per output"):
+    with pytest.raises(ValueError, match=r"2 values of noise for 3 outputs; give one per output"):
         likelihoods.Gaussian([0.1, 0.2]).log_prob(torch.zeros(B, 3), torch.zeros(B, 3))
 
 

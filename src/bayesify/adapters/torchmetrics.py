@@ -170,7 +170,7 @@ class RMSE(PredictiveScore):
 
 
 class CRPS(PredictiveScore):
-    """Mean continuous ranked probability score, closed form for the mixture over draws, in y's unit."""
+    """Mean continuous ranked probability score, see `RegressionPredictive.crps`, in y's unit."""
 
     def terms(self, prediction: Predictive, y: Tensor) -> Tensor:
         """One number per example and output, [B, O]."""
@@ -198,7 +198,7 @@ class Coverage(PredictiveScore):
     def terms(self, prediction: Predictive, y: Tensor) -> Tensor:
         """1 where the interval holds the target, [B, O]."""
         found = self._values(prediction)
-        return (2 * found.cdf(match_values(found, y)) - 1).abs() <= self.level
+        return found.centrality(match_values(found, y)) <= self.level
 
 
 class IntervalWidth(PredictiveScore):

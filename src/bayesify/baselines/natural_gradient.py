@@ -133,7 +133,7 @@ class NaturalGradient(ABC):
             with explain_shape_errors(args, kwargs):
                 seen = LayerPass(self._runner, weights, self.rules(), args, kwargs, self.bnn.output)
             with torch.enable_grad():
-                log_prob = self.likelihood.log_prob(seen.outputs, y, has_draws=False)
+                log_prob = self.likelihood.objective(seen.outputs, y, has_draws=False)
                 if example_weights is not None:
                     check_example_weights(example_weights, len(log_prob))
                 loss = -(log_prob if example_weights is None else log_prob * example_weights).sum()

@@ -13,7 +13,8 @@ from bayesify.arguments.checks import Count, DataCount, NonNegative, Positive, P
 from bayesify.baselines.layer_passes import EXAMPLES_BYTES, LayerPass, layer_rules
 from bayesify.baselines.natural_gradient import NaturalGradient, raw_softplus
 from bayesify.jacobians.rules import Rule, widen
-from bayesify.likelihoods import Categorical, Likelihood, as_float
+from bayesify.likelihoods import Categorical, Likelihood
+from bayesify.likelihoods.base import as_float
 from bayesify.maths.cholesky import stable_cholesky
 from bayesify.maths.eigen import stable_eigh
 from bayesify.maths.gamma import widened

@@ -18,6 +18,7 @@ from bayesify.configuration import make_likelihood
 from bayesify.draws import Draws
 from bayesify.likelihoods import Likelihood
 from bayesify.predictive.base import Predictive
+from bayesify.predictive.families.gaussian import GaussianFamily
 from bayesify.predictive.regression import RegressionPredictive
 from bayesify.predictor import Predictor
 from bayesify.running.runner import Runner
@@ -174,8 +175,11 @@ class TemperatureScaling(Predictor):
         state = self.model.state() if isinstance(self.model, Predictor) else tensors_of(self.model)
         return next((tensor.device for tensor in state.values()), None)
 
-    def _best_variance_scale(self, found: list[tuple[Predictive, Tensor]]) -> float:
-        if any(prediction.outputs.shape[0] > 1 for prediction, _ in found):
+    def _best_variance_scale(self, found: list[tuple[RegressionPredictive, Tensor]]) -> float:
+        if any(
+            prediction.outputs.shape[0] > 1 or not isinstance(prediction.family, GaussianFamily)
+            for prediction, _ in found
+        ):
             return _minimize(lambda log: _nll(found, variance_scale=log.exp()), "the factor on the variance")
         total, count = 0.0, 0
         for prediction, y in found:
@@ -245,12 +249,8 @@ def rescale(
             f"TemperatureScaling: {type(prediction).__name__} is no mixture over draws of outputs; use a prediction by draws"
         )
     if isinstance(prediction, RegressionPredictive):
-        return prediction.map_components(partial(_scaled, factor=variance_scale))
+        return prediction.map_components(partial(prediction.family.scale_variance, variance_scale))
     return prediction.map_outputs(lambda outputs: outputs / temperature)
-
-
-def _scaled(mean: Tensor, variance: Tensor, factor: float | Tensor) -> tuple[Tensor, Tensor]:
-    return mean, variance * factor
 
 
 def _nll(

@@ -108,6 +108,6 @@ def calibration_curve(
     for level in chosen:
         if not 0 < level < 1:
             raise ValueError(f"calibration_curve: level {level}; give a probability strictly between 0 and 1")
-    centrality = (2 * predictive.cdf(match_values(predictive, y)) - 1).abs().flatten().double()
+    centrality = predictive.centrality(match_values(predictive, y)).flatten().double()
     expected = torch.tensor(chosen, dtype=torch.float64, device=centrality.device)
     return CalibrationCurve(expected, (centrality <= expected[:, None]).double().mean(1))

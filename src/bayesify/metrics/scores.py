@@ -25,7 +25,7 @@ def evaluate(predictive: Predictive, y: Tensor) -> dict[str, float]:
 
     - `nll`: mean over examples of $-\log p(y)$, in nats, summed over an example's outputs.
     - `rmse`: root of the mean squared error of the predictive mean, over examples and outputs.
-    - `crps`: mean continuous ranked probability score, closed form for the mixture, in y's unit.
+    - `crps`: mean continuous ranked probability score, see `RegressionPredictive.crps`, in y's unit.
     - `coverage_50`, `coverage_90`, `coverage_95`: share of targets in the central interval of that level; a calibrated
       prediction has 0.5, 0.9, 0.95.
 
@@ -56,7 +56,7 @@ def evaluate(predictive: Predictive, y: Tensor) -> dict[str, float]:
 
 
 def _evaluate_regression(predictive: RegressionPredictive, y: Tensor) -> dict[str, float]:
-    centrality = (2 * predictive.cdf(y) - 1).abs()
+    centrality = predictive.centrality(y)
     scores = {
         "nll": -predictive.log_prob(y).mean(),
         "rmse": (y - predictive.mean).square().mean().sqrt(),

@@ -1,4 +1,4 @@
-"""Predictions of real numbers: a mixture over draws of Gaussians."""
+"""Predictions of numbers: a mixture over draws of distributions of one family."""
 
 from __future__ import annotations
 
@@ -12,23 +12,29 @@ from torch import Tensor
 
 from bayesify.arguments.checks import checked
 from bayesify.predictive.base import Outputs, Predictive, check_finite
+from bayesify.predictive.families.base import Family
+from bayesify.predictive.families.gaussian import GAUSSIAN
 
 
 class RegressionPredictive(Predictive):
-    r"""A mixture over draws of Gaussians, independent over outputs: $p(y) = \frac1S \sum_s \mathcal{N}(y; \mu_s, v_s)$.
+    r"""A mixture over draws of distributions of a family, independent over outputs: $p(y) = \frac1S \sum_s p(y; \theta_s)$.
 
     Args:
         outputs: The network's outputs of each draw.
-        components: Means and variances [S, rows, O] of the Gaussians, from outputs [S, rows, ...]. A function of a module (or
-            a partial of one), so that predictions can be pickled.
+        components: The family's parameters [S, rows, O], from outputs [S, rows, ...]; means and variances of Gaussians. A function
+            of a module (or a partial of one), so that predictions can be pickled.
+        family: Of the distributions.
     """
 
-    def __init__(self, outputs: Outputs, components: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
+    def __init__(
+        self, outputs: Outputs, components: Callable[[Tensor], tuple[Tensor, ...]], family: Family = GAUSSIAN
+    ) -> None:
         super().__init__(outputs)
         self._components = components
+        self.family = family
 
-    def map_components(self, function: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Self:
-        """The same draws with other Gaussians: a function of their means and variances [S, rows, O] in place of these.
+    def map_components(self, function: Callable[..., tuple[Tensor, ...]]) -> Self:
+        """The same draws with other distributions of the family: a function of their parameters [S, rows, O] in place of these.
 
         Raises:
             TypeError: If this is no mixture over draws of outputs, but a closed form.
@@ -40,7 +46,7 @@ class RegressionPredictive(Predictive):
     @cached_property
     def _moments(self) -> tuple[Tensor, Tensor, Tensor]:
         def reduce(outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            mean, variance = self._components(outputs)
+            mean, variance = self.family.moments(*self._components(outputs))
             return mean.mean(0), mean.var(0, unbiased=False), variance.expand_as(mean).mean(0)
 
         moments: tuple[Tensor, Tensor, Tensor] = self._source.map(reduce)
@@ -53,12 +59,12 @@ class RegressionPredictive(Predictive):
 
     @property
     def epistemic(self) -> Tensor:
-        """Variance over draws of the Gaussians' means, the part that more data would remove: [B, O]."""
+        """Variance over draws of the distributions' means, the part that more data would remove: [B, O]."""
         return self._moments[1]
 
     @property
     def aleatoric(self) -> Tensor:
-        """Mean over draws of the Gaussians' variances, the noise in the data: [B, O]."""
+        """Mean over draws of the distributions' variances, the noise in the data: [B, O]."""
         return self._moments[2]
 
     @property
@@ -73,15 +79,16 @@ class RegressionPredictive(Predictive):
 
     @checked
     def log_prob(self, y: Tensor) -> Tensor:
-        """`logsumexp_s sum_o log N(y_o; mu_so, v_so) - log S`: [B]."""
+        """`logsumexp_s sum_o log p(y_o; theta_so) - log S`, a probability where y is a count: [B].
+
+        Raises:
+            ValueError: If targets do not fit, or are no values that the family has.
+        """
+        self.family.check_targets(y)
 
         def score(outputs: Tensor, y: Tensor) -> Tensor:
-            mean, variance = self._components(outputs)
-            per_draw = (
-                gaussian_log_density(y, mean, variance).flatten(2).sum(-1)
-                if mean.ndim > 2
-                else (gaussian_log_density(y, mean, variance))
-            )
+            density = self.family.log_density(y, *self._components(outputs))
+            per_draw = density.flatten(2).sum(-1) if density.ndim > 2 else density
             return per_draw.logsumexp(0) - math.log(per_draw.shape[0])
 
         return self._rowwise(score, y)
@@ -91,16 +98,32 @@ class RegressionPredictive(Predictive):
         """P(Y <= y) for each output: [B, O]."""
 
         def probability(outputs: Tensor, y: Tensor) -> Tensor:
-            mean, variance = self._components(outputs)
-            return torch.special.ndtr((y - mean) / variance.sqrt()).mean(0)
+            return self.family.cdf(y, *self._components(outputs)).mean(0)
 
         return self._rowwise(probability, y)
+
+    @checked
+    def centrality(self, y: Tensor) -> Tensor:
+        r"""The level of the smallest central interval that holds y, $|2 F(y) - 1|$: [B, O].
+
+        For counts, whose intervals hold more than they say, $\max(1 - 2 P(Y \le y), 2 P(Y < y) - 1, 0)$.
+        """
+        if not self.family.discrete:
+            return (2 * self.cdf(y) - 1).abs()
+
+        def levels(outputs: Tensor, y: Tensor) -> Tensor:
+            parameters = self._components(outputs)
+            low = 1 - 2 * self.family.cdf(y, *parameters).mean(0)
+            return torch.maximum(low, 2 * self.family.below(y, *parameters).mean(0) - 1).clamp_min(0)
+
+        return self._rowwise(levels, y)
 
     @checked
     def quantile(self, q: float | Sequence[float]) -> Tensor:
         """The value that y stays below with probability q, exact for the mixture, and no smaller for a larger q.
 
-        Solved in float64 by Newton steps on the mixture's distribution function, kept inside a bracket that shrinks with each.
+        Solved in float64 by Newton steps on the mixture's distribution function, kept inside a bracket that shrinks with each; of
+        counts, the smallest that y stays at or below with a probability of at least q.
 
         Args:
             q: Probability between 0 and 1, or several.
@@ -117,9 +140,9 @@ class RegressionPredictive(Predictive):
                 raise ValueError(f"quantile: q={level}; give a probability strictly between 0 and 1")
 
         def solve(outputs: Tensor) -> Tensor:
-            mean, variance = self._components(outputs)
+            parameters = self._components(outputs)
             order = sorted(range(len(levels)), key=levels.__getitem__)
-            found = torch.stack([mixture_quantile(mean, variance, levels[place]) for place in order], dim=1)
+            found = torch.stack([self.family.quantile(levels[place], *parameters) for place in order], dim=1)
             ranks = torch.tensor(order, device=found.device).argsort()
             return found.cummax(1).values[:, ranks]  # what is equal up to rounding stays in order
 
@@ -138,17 +161,15 @@ class RegressionPredictive(Predictive):
     def crps(self, y: Tensor) -> Tensor:
         r"""Continuous ranked probability score of the mixture, in y's unit, less is better: [B, O].
 
-        $$ \frac1S \sum_s A(y - \mu_s, v_s) - \frac{1}{2S^2} \sum_{s,t} A(\mu_s - \mu_t, v_s + v_t), \quad
-           A(d, v) = d\,(2\Phi(d/\sqrt v) - 1) + 2 \sqrt v\, \varphi(d/\sqrt v) $$   (Grimit et al. 2006, eq. 5)
+        $$ \mathbb{E}|Y - y| - \tfrac12 \mathbb{E}|Y - Y'|, \quad Y, Y' \sim p \text{ independent} $$   (Gneiting & Raftery 2007)
+
+        In closed form for Gaussians; else the first term is, and the second is a sum or an integral, see the family's
+        `half_spread`.
         """
+        self.family.check_targets(y)
 
         def score(outputs: Tensor, y: Tensor) -> Tensor:
-            mean, variance = self._components(outputs)
-            variance = variance.expand_as(mean)
-            spread = torch.zeros_like(y)
-            for m, v in zip(mean, variance, strict=True):  # one draw against all: memory stays that of the draws
-                spread += _absolute_gaussian(mean - m, variance + v).mean(0)
-            return _absolute_gaussian(y - mean, variance).mean(0) - 0.5 * spread / mean.shape[0]
+            return self.family.crps(y, *self._components(outputs))
 
         return self._rowwise(score, y)
 
@@ -158,10 +179,8 @@ class RegressionPredictive(Predictive):
 
 
 def _composed(
-    inner: Callable[[Tensor], tuple[Tensor, Tensor]],
-    outer: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
-    outputs: Tensor,
-) -> tuple[Tensor, Tensor]:
+    inner: Callable[[Tensor], tuple[Tensor, ...]], outer: Callable[..., tuple[Tensor, ...]], outputs: Tensor
+) -> tuple[Tensor, ...]:
     return outer(*inner(outputs))
 
 
@@ -186,45 +205,3 @@ def match_targets(y: Tensor, mean: Tensor) -> Tensor:
     raise ValueError(
         f"targets of shape {tuple(y.shape)} do not fit predictions of shape {tuple(mean.shape)}; reshape y"
     )
-
-
-def gaussian_log_density(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    """log N(y; mean, variance), entry by entry."""
-    return -0.5 * ((y - mean).square() / variance + variance.log() + math.log(2 * math.pi))
-
-
-def mixture_quantile(mean: Tensor, variance: Tensor, q: float, steps: int = 60) -> Tensor:
-    """Quantile of a Gaussian mixture with equal weights over the first axis: [S, ...] -> [...]."""
-    dtype = mean.dtype
-    mean, std = mean.double(), variance.double().expand_as(mean).sqrt()  # rounded once, which keeps the order
-    z = math.sqrt(2) * float(torch.erfinv(torch.tensor(2 * q - 1, dtype=torch.float64)))
-    each = mean + z * std
-    lower, upper = each.amin(0), each.amax(0)  # the components' quantiles bracket the mixture's
-    value = (mean.mean(0) + z * (mean.var(0, unbiased=False) + std.square().mean(0)).sqrt()).clamp(lower, upper)
-    tolerance, scale = 4 * torch.finfo(mean.dtype).eps, std.amin(0)
-    done = torch.zeros_like(value, dtype=torch.bool)
-    for _ in range(steps):
-        scaled = (value - mean) / std
-        excess = torch.special.ndtr(scaled).mean(0) - q
-        density = (torch.exp(-0.5 * scaled.square()) / std).mean(0) / math.sqrt(2 * math.pi)
-        lower, upper = torch.where(excess < 0, value, lower), torch.where(excess > 0, value, upper)
-        newton = value - excess / density
-        inside = (newton > lower) & (newton < upper)
-        step = torch.where(inside, newton, 0.5 * (lower + upper))
-        # What is met to rounding cannot be met better; and what has converged stays, so that an entry does not depend on
-        # those beside it.
-        done = done | (excess.abs() <= tolerance)
-        close = (step - value).abs() <= tolerance * (step.abs() + scale)
-        value = torch.where(done, value, step)
-        done = done | close
-        if bool(done.all()):
-            break
-    return value.to(dtype)
-
-
-def _absolute_gaussian(difference: Tensor, variance: Tensor) -> Tensor:
-    """E|X| for X ~ N(difference, variance)."""
-    std = variance.sqrt()
-    scaled = difference / std
-    density = torch.exp(-0.5 * scaled.square()) / math.sqrt(2 * math.pi)
-    return difference * torch.erf(scaled / math.sqrt(2)) + 2 * std * density

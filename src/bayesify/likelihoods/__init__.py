@@ -1,0 +1,39 @@
+"""Likelihoods: how targets follow from a network's outputs."""
+
+from bayesify.likelihoods.base import Likelihood
+from bayesify.likelihoods.bernoulli import Bernoulli
+from bayesify.likelihoods.categorical import Categorical
+from bayesify.likelihoods.gaussian import Gaussian
+from bayesify.likelihoods.heteroscedastic_gaussian import HeteroscedasticGaussian
+from bayesify.likelihoods.negative_binomial import NegativeBinomial
+from bayesify.likelihoods.poisson import Poisson
+from bayesify.likelihoods.quantiles import Quantiles
+from bayesify.likelihoods.student_t import StudentT
+
+__all__ = [
+    "REGISTRY",
+    "Bernoulli",
+    "Categorical",
+    "Gaussian",
+    "HeteroscedasticGaussian",
+    "Likelihood",
+    "NegativeBinomial",
+    "Poisson",
+    "Quantiles",
+    "StudentT",
+]
+
+REGISTRY: dict[str, type[Likelihood]] = {
+    kind.name: kind
+    for kind in (
+        Gaussian,
+        HeteroscedasticGaussian,
+        StudentT,
+        Quantiles,
+        Poisson,
+        NegativeBinomial,
+        Categorical,
+        Bernoulli,
+    )
+}
+"""Likelihoods by the name that configuration files use."""

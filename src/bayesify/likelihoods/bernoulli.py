@@ -1,0 +1,51 @@
+"""Yes or no, for one label or several at once."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bayesify.likelihoods.base import Likelihood, as_float
+from bayesify.predictive.base import Outputs
+from bayesify.predictive.classification import ClassificationPredictive
+from bayesify.predictive.gaussian import GaussianClassPredictive, Link, OutputGaussian
+
+
+class Bernoulli(Likelihood):
+    r"""Yes or no for each output: $p(y = 1 | f) = \operatorname{sigmoid}(f)$; with several outputs, several labels at once.
+
+    Fisher: $\operatorname{diag}(p (1 - p))$. Targets are 0 and 1 in the outputs' shape; a single output column may be missing on
+    either side.
+    """
+
+    name = "bernoulli"
+    task = "classification"
+
+    def check_values(self, outputs: Tensor, y: Tensor) -> None:
+        """Targets must be 0 or 1."""
+        wrong = (y != 0) & (y != 1)
+        if bool(wrong.any()):
+            raise ValueError(f"likelihoods.Bernoulli: target {y[wrong][0].item()}; give 0 or 1")
+
+    def log_density(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Log-probability of each entry."""
+        return F.logsigmoid(torch.where(y.bool(), outputs, -outputs))
+
+    def predictive(self, outputs: Outputs) -> ClassificationPredictive:
+        """A mixture of the draws' probabilities."""
+        return ClassificationPredictive(outputs, _binary_log_probs, binary=True)
+
+    def closed_form(self, outputs: OutputGaussian, link: Link = "mc") -> ClassificationPredictive:
+        """See `GaussianClassPredictive`."""
+        return GaussianClassPredictive(outputs, None, link)
+
+    def fisher(self, outputs: Tensor) -> Tensor:
+        """`diag(p (1 - p))`."""
+        probs = as_float(outputs).sigmoid()
+        return torch.diag_embed(probs * (1 - probs))
+
+
+def _binary_log_probs(outputs: Tensor) -> Tensor:
+    outputs = as_float(outputs)
+    return torch.stack((F.logsigmoid(-outputs), F.logsigmoid(outputs)), dim=-1)

@@ -1,0 +1,136 @@
+"""Classes: one label of several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bayesify.arguments.checks import Axis, Index, checked
+from bayesify.likelihoods.base import Likelihood, as_float, spread_factor
+from bayesify.predictive.base import Outputs
+from bayesify.predictive.classification import ClassificationPredictive
+from bayesify.predictive.gaussian import GaussianClassPredictive, Link, OutputGaussian
+
+
+class Categorical(Likelihood):
+    r"""One of C classes: $p(y = c | f) = \operatorname{softmax}(f)_c$.
+
+    Fisher: $\operatorname{diag}(p) - p p^\top$. Outputs are [B, ..., C], classes last; targets are integers [B, ...].
+
+    Args:
+        class_axis: Axis of the outputs that holds the classes, counted in one example's batch [B, ...]: -1, or 1 for images
+            segmented in torch's order [B, C, H, W].
+        ignore_index: A label that stands for "no label here" and adds nothing.
+
+    Raises:
+        ValueError: If `class_axis` is 0, the examples.
+    """
+
+    name = "categorical"
+    task = "classification"
+
+    @checked
+    def __init__(self, class_axis: Axis = -1, ignore_index: Index = -100) -> None:
+        super().__init__()
+        if class_axis == 0:
+            raise ValueError("likelihoods.Categorical: class_axis=0 is the examples; give the axis of the classes")
+        self._class_axis, self._ignore_index = class_axis, ignore_index
+
+    @property
+    def class_axis(self) -> int:
+        """Axis of the outputs that holds the classes."""
+        return self._class_axis
+
+    def _classes_last(self, outputs: Tensor) -> Tensor:
+        return outputs.movedim(self._class_axis if self._class_axis < 0 else self._class_axis + 1, -1)
+
+    shape_remedy = "give one integer label per example, or set class_axis"
+    least_dims = 2
+
+    def target_shape(self, outputs: Tensor) -> tuple[int, ...]:
+        """The outputs' shape without the classes."""
+        if outputs.ndim < 2:
+            raise ValueError(
+                f"likelihoods.Categorical: outputs of shape {tuple(outputs.shape)} have no axis of classes; "
+                "give the network one output per class, or use Bernoulli"
+            )
+        return tuple(self._classes_last(outputs.unsqueeze(0)).shape[1:-1])
+
+    def check_values(self, outputs: Tensor, y: Tensor) -> None:
+        """Labels must be integers in 0..C-1."""
+        if y.is_floating_point() or y.is_complex():
+            raise ValueError(
+                f"likelihoods.Categorical: targets are {y.dtype}; give integer labels (y.long()), or use Bernoulli"
+            )
+        classes = self._classes_last(outputs).shape[-1]
+        valid = y != self._ignore_index
+        if bool(((y < 0) | (y >= classes)).logical_and(valid).any()):
+            wrong = y[((y < 0) | (y >= classes)) & valid][0].item()
+            raise ValueError(
+                f"likelihoods.Categorical: label {wrong} is out of range for {classes} outputs; "
+                f"labels go from 0 to {classes - 1}"
+            )
+
+    def log_density(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Log-probability of each label."""
+        log_probs = F.log_softmax(self._classes_last(outputs), dim=-1)
+        ignored = y == self._ignore_index
+        labels = y.masked_fill(ignored, 0).long()
+        inside = labels.clamp(0, log_probs.shape[-1] - 1)
+        found = log_probs.gather(-1, inside.expand(log_probs.shape[:-1]).unsqueeze(-1)).squeeze(-1)
+        # A label out of range that nobody looked at is NaN with its gradient, not a crash of the device.
+        return found.masked_fill(ignored, 0.0) * torch.where(labels == inside, 1.0, torch.nan)
+
+    def predictive(self, outputs: Outputs) -> ClassificationPredictive:
+        """A mixture of the draws' class probabilities."""
+        return ClassificationPredictive(outputs, self._log_probs(), ignore_index=self._ignore_index)
+
+    def closed_form(self, outputs: OutputGaussian, link: Link = "mc") -> ClassificationPredictive:
+        """See `GaussianClassPredictive`."""
+        return GaussianClassPredictive(
+            outputs, self.logit_axis(outputs.mean.ndim), link, ignore_index=self._ignore_index
+        )
+
+    def logit_axis(self, ndim: int) -> int:
+        """That of the classes."""
+        return self._class_axis if self._class_axis < 0 else self._class_axis - ndim
+
+    def _log_probs(self) -> Callable[[Tensor], Tensor]:
+        axis = self._class_axis if self._class_axis < 0 else self._class_axis + 1
+        return partial(_class_log_probs, axis=axis)
+
+    def fisher(self, outputs: Tensor) -> Tensor:
+        """`diag(p) - p p^T` over the last axis."""
+        probs = as_float(outputs).softmax(-1)
+        return torch.diag_embed(probs) - probs.unsqueeze(-1) * probs.unsqueeze(-2)
+
+    def fisher_factor(self, outputs: Tensor, y: Tensor | None = None) -> Tensor:
+        r"""C - 1 vectors whose products add up to $\operatorname{diag}(p) - p p^\top$: [K, B, ...].
+
+        With $s = \sqrt p$, a unit vector, the Fisher matrix is $\operatorname{diag}(s)\,Q Q^\top \operatorname{diag}(s)$ for an
+        orthonormal basis Q of what is orthogonal to s: the columns but the first of the reflection that takes s to an axis.
+        """
+        last = self._classes_last(as_float(outputs).unsqueeze(0))[0]
+        factor = self._factor(last)  # [B, ..., K, C]
+        if y is not None:
+            labels, _ = self._fit_targets(outputs, y, False)
+            factor = factor * (labels != self._ignore_index)[..., None, None]
+        found = spread_factor(factor)  # [K, B, ..., C]
+        return found.movedim(-1, self._class_axis if self._class_axis < 0 else self._class_axis + 1)
+
+    def _factor(self, outputs: Tensor) -> Tensor:
+        root = outputs.softmax(-1).sqrt()  # [..., C], a unit vector
+        normal = root.clone()
+        normal[..., 0] += 1.0  # all entries of the root are positive: the sum cannot cancel
+        scale = 2 / normal.square().sum(-1)
+        eye = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
+        basis = eye[1:] - (scale.unsqueeze(-1) * normal[..., 1:]).unsqueeze(-1) * normal.unsqueeze(-2)
+        return basis * root.unsqueeze(-2)
+
+
+def _class_log_probs(outputs: Tensor, axis: int) -> Tensor:
+    return F.log_softmax(as_float(outputs).movedim(axis, -1), dim=-1)

@@ -1,0 +1,132 @@
+"""Quantiles of the target, trained by the pinball loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bayesify.arguments.checks import Positive, checked
+from bayesify.likelihoods.base import NumberLikelihood, as_float
+from bayesify.predictive.families.quantile_function import QuantileFunction
+
+LEVELS = (0.01, *(step / 20 for step in range(1, 20)), 0.99)
+LEAST = 1e-4
+"""Of the distance between two quantiles, in units of the standard normal distribution's."""
+
+
+class Quantiles(NumberLikelihood):
+    r"""Quantiles of the target at given levels, in order by construction, without a shape for its distribution.
+
+    The network's last axis holds O quantiles at the middle level m, then O values for each other level in order. A value f is the
+    distance to the next quantile towards the middle, $(z_{k+1} - z_k)\,\operatorname{softplus}(f) / \log 2$ with z the standard
+    normal quantiles, so that zeros are the standard normal distribution around the middle.
+
+    Quantiles are no density, and the training is no likelihood in the strict sense. `objective`, what training maximizes, is the
+    pinball loss over the levels as a pseudo-likelihood with a scale s:
+
+    $$ -\frac1s \cdot \frac2K \sum_k \rho_{l_k}(y - q_k) - \log s, \qquad \rho_l(e) = \max(l e, (l - 1) e) $$
+
+    The loss is about the continuous ranked probability score, and s, learned, its mean: data then weigh against a prior as much as
+    they do under Gaussian noise, where both apply. `log_prob` and the predictive are those of the distribution
+    with these quantiles, constant densities between them and exponential tails beyond; see `QuantileFunction`. There is
+    no Fisher matrix: the loss is flat but for kinks. Targets are [B, O].
+
+    Args:
+        levels: At least two, increasing, strictly between 0 and 1.
+        scale: Starting s: a number is shared by all outputs, a sequence gives one per output.
+        learn: Whether s is trained.
+
+    Raises:
+        ValueError: If levels are not as said, or a scale is not positive and finite.
+    """
+
+    name = "quantiles"
+
+    @checked
+    def __init__(
+        self,
+        levels: Sequence[Positive] | Tensor = LEVELS,
+        scale: Positive | Sequence[Positive] | Tensor = 0.3,
+        learn: bool = True,
+    ) -> None:
+        super().__init__()
+        chosen = [float(level) for level in levels]
+        if len(chosen) < 2 or any(a >= b for a, b in zip([0.0, *chosen], [*chosen, 1.0], strict=True)):
+            raise ValueError(
+                f"likelihoods.Quantiles: levels={levels}; give at least two in increasing order, strictly between 0 and 1"
+            )
+        self._levels = chosen
+        self._scale, self._learn = self._store("scale", scale, learn), learn
+        self._family = QuantileFunction(chosen)
+        middle = min(range(len(chosen)), key=lambda index: abs(chosen[index] - 0.5))
+        spacing = torch.special.ndtri(torch.tensor(chosen, dtype=torch.float64)).diff()
+        self._above, self._below = spacing[middle:].clone(), spacing[:middle].clone()
+
+    @property
+    def levels(self) -> tuple[float, ...]:
+        """Of the quantiles."""
+        return self._family.levels
+
+    @property
+    def scale(self) -> Tensor:
+        """s, a scalar or [O]."""
+        return self._stored("scale")
+
+    @property
+    def outputs_per_target(self) -> int:
+        """One for each level."""
+        return len(self._levels)
+
+    @property
+    def parts(self) -> str:  # type: ignore[override]
+        """What the outputs of one target are, in words."""
+        return f"{len(self._levels)} quantiles"
+
+    @property
+    def family(self) -> QuantileFunction:
+        """Distributions given by quantiles at these levels."""
+        return self._family
+
+    def numbers(self) -> dict[str, Tensor]:
+        """Distances of the standard normal quantiles, below and above the middle."""
+        return {"below": self._below, "above": self._above}
+
+    @staticmethod
+    def split(outputs: Tensor, **numbers: Tensor) -> tuple[Tensor, ...]:
+        """Quantiles in order, [..., O, K]."""
+        below, above = numbers["below"].to(outputs), numbers["above"].to(outputs)
+        blocks = outputs.unflatten(-1, (len(below) + len(above) + 1, -1)).transpose(-1, -2)  # [..., O, K]
+        center, low, high = blocks.split((1, len(below), len(above)), dim=-1)
+        parts = [center]
+        if len(below):
+            parts.insert(0, center - (_distance(low) * below).flip(-1).cumsum(-1).flip(-1))
+        if len(above):
+            parts.append(center + (_distance(high) * above).cumsum(-1))
+        return (torch.cat(parts, dim=-1),)
+
+    def training_density(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The pseudo-likelihood of each entry."""
+        (knots,) = self.components(outputs)
+        error = y.unsqueeze(-1) - knots
+        levels = torch.tensor(self._levels, dtype=error.dtype, device=error.device)
+        loss = 2 * torch.maximum(levels * error, (levels - 1) * error).mean(-1)
+        scale = self.scale.to(loss)
+        return -loss / scale - scale.log()
+
+    def fisher(self, outputs: Tensor) -> Tensor:
+        """Refused: the pinball loss has no curvature.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError(
+            "likelihoods.Quantiles: the pinball loss is flat but for kinks and has no Hessian; use likelihoods.StudentT(None) or "
+            "HeteroscedasticGaussian(), or a method without curvature, such as 'ensemble' or 'mean_field'"
+        )
+
+
+def _distance(raw: Tensor) -> Tensor:
+    return F.softplus(as_float(raw)) / F.softplus(raw.new_zeros(())) + LEAST

@@ -1,0 +1,95 @@
+"""Student-t noise: Gaussian in the middle, with tails that take outliers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from bayesify.arguments.checks import Positive, Range, checked
+from bayesify.likelihoods.base import NumberLikelihood
+from bayesify.predictive.families.student_t import STUDENT_T, StudentTFamily
+
+
+class StudentT(NumberLikelihood):
+    r"""Noise with heavy tails: $y = f + s\,t_\nu$, t with $\nu$ degrees of freedom.
+
+    $$ \log p(y | f) = \log \frac{\Gamma(\frac{\nu + 1}2)}{\Gamma(\frac\nu2) \sqrt{\nu \pi}\, s}
+       - \frac{\nu + 1}2 \log\Bigl(1 + \frac{(y - f)^2}{\nu s^2}\Bigr) $$
+
+    The scale s is one number (or one per output), or comes from the network for each example: its last axis then holds O
+    locations and O values $f_v = \log s^2$, cut to [-20, 20]. The degrees are shared by all outputs and above 2, so that the
+    variance, $s^2 \nu / (\nu - 2)$, is finite. Fisher in $(f, f_v)$: $\operatorname{diag}\bigl(\frac{\nu + 1}{(\nu + 3) s^2},
+    \frac{\nu}{2 (\nu + 3)}\bigr)$. Targets are [B, O].
+    Stored: `raw_scale` and `raw_degrees` ($\nu - 2$) through softplus, parameters if learned.
+
+    Args:
+        scale: Starting s: a number is shared by all outputs, a sequence gives one per output; `None`: from the network.
+        degrees: Starting $\nu$.
+        learn: Whether scale and degrees are trained.
+
+    Raises:
+        ValueError: If a scale is not positive and finite, or `degrees` is not above 2.
+    """
+
+    name = "student_t"
+
+    @checked
+    def __init__(
+        self,
+        scale: Positive | Sequence[Positive] | Tensor | None = 0.3,
+        degrees: Annotated[float, Range(above=2)] = 5.0,
+        learn: bool = True,
+    ) -> None:
+        super().__init__()
+        self._scale = None if scale is None else self._store("scale", scale, learn)
+        self._degrees, self._learn = float(degrees), learn
+        self._store("degrees", float(degrees) - 2, learn)
+
+    @property
+    def outputs_per_target(self) -> int:
+        """2 where the scale comes from the network, else 1."""
+        return 2 if self._scale is None else 1
+
+    @property
+    def parts(self) -> str:  # type: ignore[override]
+        """What the outputs of one target are, in words."""
+        return "a location and a logarithm of the squared scale" if self._scale is None else "a location"
+
+    @property
+    def scale(self) -> Tensor | None:
+        """s, a scalar or [O]; `None` where it comes from the network."""
+        return None if self._scale is None else self._stored("scale")
+
+    @property
+    def degrees(self) -> Tensor:
+        r"""$\nu$, a scalar."""
+        return 2 + self._stored("degrees")
+
+    @property
+    def family(self) -> StudentTFamily:
+        """Student-t distributions."""
+        return STUDENT_T
+
+    def numbers(self) -> dict[str, Tensor]:
+        """Scale and degrees."""
+        return {"degrees": self.degrees} | ({} if self.scale is None else {"scale": self.scale})
+
+    @staticmethod
+    def split(outputs: Tensor, **numbers: Tensor) -> tuple[Tensor, ...]:
+        """Locations, squared scales and degrees."""
+        degrees = numbers["degrees"].to(outputs)
+        if "scale" in numbers:
+            return outputs, numbers["scale"].to(outputs).square(), degrees
+        location, log_square = outputs.chunk(2, dim=-1)
+        return location, log_square.clamp(-20, 20).exp(), degrees
+
+    def fisher(self, outputs: Tensor) -> Tensor:
+        r"""$\operatorname{diag}((\nu + 1) / ((\nu + 3) s^2), \nu / (2 \nu + 6))$, the latter where the network says the scale."""
+        location, square, degrees = self.components(outputs)
+        entries = ((degrees + 1) / ((degrees + 3) * square)).expand_as(location)
+        if self._scale is None:
+            entries = torch.cat((entries, (degrees / (2 * degrees + 6)).expand_as(location)), dim=-1)
+        return torch.diag_embed(entries)

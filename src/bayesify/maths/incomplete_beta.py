@@ -1,0 +1,64 @@
+"""The regularized incomplete beta function, which torch lacks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+MOST_STEPS = 20_000
+"""Of the continued fraction, which takes about the root of the larger parameter."""
+
+
+@torch.no_grad()
+def regularized_beta(a: Tensor, b: Tensor, x: Tensor, rest: Tensor | None = None) -> Tensor:
+    r"""$I_x(a, b) = \frac{1}{B(a, b)} \int_0^x t^{a-1} (1 - t)^{b-1} dt$, entry by entry, in float64.
+
+    By the continued fraction of Press et al. (Numerical Recipes, 6.4) with Lentz's method, at the side of x on which it converges
+    fast; to about 1e-12, less the digits that the logarithm of B loses at parameters above 1e4. It has no gradient.
+
+    Args:
+        a, b: Positive.
+        x: From 0 to 1.
+        rest: 1 - x, where it is known with more digits than the subtraction leaves.
+    """
+    rest = 1 - x if rest is None else rest
+    a, b, x, rest = torch.broadcast_tensors(*(part.double() for part in (a, b, x, rest)))
+    swap = x > (a + 1) / (a + b + 2)
+    a, b = torch.where(swap, b, a), torch.where(swap, a, b)
+    x, rest = torch.where(swap, rest, x), torch.where(swap, x, rest)
+    log_front = torch.lgamma(a + b) - torch.lgamma(a) - torch.lgamma(b) + torch.xlogy(a, x) + torch.xlogy(b, rest)
+    value = (log_front - a.log()).exp() * _fraction(a, b, x)
+    return torch.where(swap, 1 - value, value)
+
+
+def _fraction(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
+    tiny = torch.finfo(torch.float64).tiny
+    result, shape = torch.empty(a.numel(), dtype=a.dtype, device=a.device), a.shape
+    left = torch.arange(a.numel(), device=a.device)  # entries that have not converged
+    a, b, x = (part.reshape(-1) for part in (a, b, x))
+    below = 1 / _nonzero(1 - (a + b) * x / (a + 1), tiny)
+    above, found = torch.ones_like(below), below
+    for step in range(1, MOST_STEPS):
+        double = a + 2 * step
+        change = found
+        for term in (
+            step * (b - step) * x / ((double - 1) * double),
+            -(a + step) * (a + b + step) * x / (double * (double + 1)),
+        ):
+            below = 1 / _nonzero(1 + term * below, tiny)
+            above = _nonzero(1 + term / above, tiny)
+            change = below * above
+            found = found * change
+        if step % 8 == 0:
+            going = (change - 1).abs() > 2e-15
+            result[left[~going]] = found[~going]
+            if not bool(going.any()):
+                break
+            left, a, b, x, below, above, found = (part[going] for part in (left, a, b, x, below, above, found))
+    else:
+        result[left] = found
+    return result.view(shape)
+
+
+def _nonzero(value: Tensor, tiny: float) -> Tensor:
+    return torch.where(value.abs() < tiny, tiny, value)

@@ -1,0 +1,165 @@
+"""What a family of distributions of one number is, and what a mixture of them is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayesify.maths.gamma import widened
+from bayesify.predictive.base import check_finite
+
+MOST_PLACES = 193
+"""Where the integral of a mixture's score is cut into pieces."""
+NODES, WEIGHTS = (part.tolist() for part in np.polynomial.legendre.leggauss(5))
+AT_ONCE = 2**18
+"""Values of distribution functions that are computed together."""
+
+
+class Family(ABC):
+    r"""A distribution of one number given its parameters, entry by entry, and the mixture of S of them with equal weights.
+
+    Parameters are tensors that broadcast to [S, B, O]; a family says what they are, and whether further axes follow. What is
+    written `*parameters` below is what a predictive's components give.
+    """
+
+    discrete: ClassVar[bool] = False
+    """Whether the numbers are whole."""
+
+    @abstractmethod
+    def moments(self, *parameters: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance."""
+
+    @abstractmethod
+    def log_density(self, y: Tensor, *parameters: Tensor) -> Tensor:
+        """Log-density of y, or log-probability where numbers are whole."""
+
+    @abstractmethod
+    def cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:
+        """P(Y <= y)."""
+
+    @abstractmethod
+    def component_quantile(self, q: float, *parameters: Tensor) -> Tensor:
+        """The value that Y stays below with probability q."""
+
+    @abstractmethod
+    def mean_distance(self, y: Tensor, *parameters: Tensor) -> Tensor:
+        """E|Y - y|."""
+
+    @abstractmethod
+    def scale_variance(self, factor: float | Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+        """Parameters of the distribution with the same center and its variance times a factor.
+
+        Raises:
+            TypeError: If the mean says the variance.
+        """
+
+    def check_targets(self, y: Tensor) -> None:
+        """Raise `ValueError` for a target that the distribution cannot have."""
+        check_finite(y, "targets")
+
+    def below(self, y: Tensor, *parameters: Tensor) -> Tensor:
+        """P(Y < y)."""
+        return self.cdf(y, *parameters)
+
+    def quantile(self, q: float, *parameters: Tensor) -> Tensor:
+        """Quantile of the mixture, in float64 by Newton steps inside a bracket that shrinks with each: [B, O]."""
+        dtype = parameters[0].dtype
+        wide = tuple(widened(part) for part in parameters)  # rounded once, which keeps the order
+        each = self.component_quantile(q, *wide)
+        scale = self.moments(*wide)[1].expand_as(each).sqrt().amin(0)
+        return solve_quantile(
+            lambda value: self.cdf(value, *wide).mean(0),
+            lambda value: self.log_density(value, *wide).exp().mean(0),
+            q,
+            each.amin(0),  # the components' quantiles bracket the mixture's
+            each.amax(0),
+            each.mean(0),
+            scale,
+        ).to(dtype)
+
+    def crps(self, y: Tensor, *parameters: Tensor) -> Tensor:
+        r"""Continuous ranked probability score of the mixture, $\mathbb{E}|Y - y| - \frac12 \mathbb{E}|Y - Y'|$: [B, O]."""
+        wide = tuple(widened(part) for part in parameters)
+        found = self.mean_distance(widened(y), *wide).mean(0) - self.half_spread(*wide)
+        return found.clamp_min(0).to(parameters[0].dtype)
+
+    def half_spread(self, *parameters: Tensor) -> Tensor:
+        r"""$\frac12 \mathbb{E}|Y - Y'| = \int F (1 - F)$ of the mixture, to a relative 1e-6: [B, O].
+
+        By Gauss-Legendre's rule between the components' quantiles, put in order: nodes lie where any component varies.
+        """
+        places = self.places(*parameters)
+        left, width = places[:-1], places.diff(dim=0)
+        total = torch.zeros_like(places[0])
+        for node, weight in zip(NODES, WEIGHTS, strict=True):
+            at = left + 0.5 * (1 + node) * width
+            for start, values in self._mixture_cdf(at, *parameters):
+                total += 0.5 * weight * (values * (1 - values) * width[start : start + len(values)]).sum(0)
+        return total
+
+    def places(self, *parameters: Tensor) -> Tensor:
+        """Quantiles of the components in order, where an integral over the mixture is cut: [J, B, O]."""
+        found = torch.stack([self.component_quantile(level, *parameters) for level in self.node_levels()])
+        found = found.flatten(0, 1).sort(0).values
+        if len(found) > MOST_PLACES:
+            found = found[torch.linspace(0, len(found) - 1, MOST_PLACES, device=found.device).round().long()]
+        return found
+
+    def node_levels(self) -> list[float]:
+        """Probabilities whose quantiles cut the integral of `half_spread`."""
+        return torch.linspace(-30, 30, 41, dtype=torch.float64).sigmoid().tolist()
+
+    def _mixture_cdf(self, at: Tensor, *parameters: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """The mixture's distribution function at values [J, B, O], some of them at a time, with the place of the first."""
+        step = self._rows_at_once(at, *parameters)
+        for start in range(0, len(at), step):
+            yield start, self.cdf(at[start : start + step].unsqueeze(1), *parameters).mean(1)
+
+    @staticmethod
+    def _rows_at_once(at: Tensor, *parameters: Tensor) -> int:
+        return max(1, AT_ONCE // max(1, parameters[0].shape[0] * at[0].numel()))
+
+
+def solve_quantile(
+    cdf: Callable[[Tensor], Tensor],
+    density: Callable[[Tensor], Tensor],
+    q: float | Tensor,
+    lower: Tensor,
+    upper: Tensor,
+    start: Tensor,
+    scale: Tensor,
+    steps: int = 60,
+) -> Tensor:
+    """Where a distribution function has the value q, entry by entry, between two values, to rounding.
+
+    Args:
+        cdf: The function.
+        density: Its slope.
+        q: The probability.
+        lower, upper: A bracket.
+        start: The first guess.
+        scale: What rounding is counted in, beside the value itself.
+        steps: The most of them.
+    """
+    value, tolerance = start.clamp(lower, upper), 4 * torch.finfo(start.dtype).eps
+    done = torch.zeros_like(value, dtype=torch.bool)
+    for _ in range(steps):
+        excess = cdf(value) - q
+        lower, upper = torch.where(excess < 0, value, lower), torch.where(excess > 0, value, upper)
+        newton = value - excess / density(value)
+        inside = (newton > lower) & (newton < upper)
+        step = torch.where(inside, newton, 0.5 * (lower + upper))
+        # What is met to rounding cannot be met better; and what has converged stays, so that an entry does not depend on
+        # those beside it.
+        done = done | (excess.abs() <= tolerance)
+        close = (step - value).abs() <= tolerance * (step.abs() + scale)
+        value = torch.where(done, value, step)
+        done = done | close
+        if bool(done.all()):
+            break
+    return value

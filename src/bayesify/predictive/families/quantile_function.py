@@ -1,0 +1,115 @@
+"""Distributions given by some of their quantiles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from bayesify.predictive.families.base import Family
+
+
+class QuantileFunction(Family):
+    r"""The distribution whose quantile function is a line between given quantiles and a logarithm beyond them.
+
+    Parameters: one tensor of quantiles $q_1 < \dots < q_K$, [..., K], at fixed levels $l_k$. Between two of them the density is
+    constant, $(l_{k+1} - l_k) / (q_{k+1} - q_k)$. Beyond the first and the last the tails are exponential through the two outermost
+    quantiles: $Q(p) = q_1 + b \log(p / l_1)$ for $p < l_1$, $b = (q_2 - q_1) / \log(l_2 / l_1)$, and likewise above $l_K$.
+
+    Args:
+        levels: $l_1 < \dots < l_K$, strictly between 0 and 1.
+    """
+
+    def __init__(self, levels: Sequence[float]) -> None:
+        self.levels = tuple(float(level) for level in levels)
+
+    def _tails(self, knots: Tensor) -> tuple[Tensor, Tensor]:
+        """Scales of the two exponential tails."""
+        low, high = self.levels[:2], self.levels[-2:]
+        return (
+            (knots[..., 1] - knots[..., 0]) / math.log(low[1] / low[0]),
+            (knots[..., -1] - knots[..., -2]) / math.log((1 - high[0]) / (1 - high[1])),
+        )
+
+    def _levels(self, knots: Tensor) -> Tensor:
+        return torch.tensor(self.levels, dtype=knots.dtype, device=knots.device)
+
+    def moments(self, *parameters: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance, exact."""
+        (knots,) = parameters
+        mass = self._levels(knots).diff()
+        left, right = self._tails(knots)
+        first, last, below, above = knots[..., 0], knots[..., -1], self.levels[0], 1 - self.levels[-1]
+        middle = 0.5 * (knots[..., 1:] + knots[..., :-1])
+        mean = (mass * middle).sum(-1) + below * (first - left) + above * (last + right)
+        within = (mass * (middle - mean.unsqueeze(-1)).square()).sum(-1) + (mass * knots.diff(dim=-1).square()).sum(
+            -1
+        ) / 12
+        low = (first - left - mean).square() + left.square()
+        high = (last + right - mean).square() + right.square()
+        return mean, within + below * low + above * high
+
+    def log_density(self, y: Tensor, *parameters: Tensor) -> Tensor:
+        """The logarithm of the piecewise density."""
+        (knots,) = parameters
+        left, right = self._tails(knots)
+        place = (y.unsqueeze(-1) >= knots).sum(-1)  # quantiles at or below y
+        inside = (self._levels(knots).diff().log() - knots.diff(dim=-1).log()).expand(*place.shape, -1)
+        between = inside.gather(-1, (place - 1).clamp(0, inside.shape[-1] - 1).unsqueeze(-1)).squeeze(-1)
+        low = math.log(self.levels[0]) - left.log() + (y - knots[..., 0]).clamp_max(0) / left
+        high = math.log(1 - self.levels[-1]) - right.log() - (y - knots[..., -1]).clamp_min(0) / right
+        return torch.where(place == 0, low, torch.where(place == knots.shape[-1], high, between))
+
+    def cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:
+        """P(Y <= y), a line between the quantiles."""
+        (knots,) = parameters
+        left, right = self._tails(knots)
+        share = ((y.unsqueeze(-1) - knots[..., :-1]) / knots.diff(dim=-1)).clamp(0, 1)
+        low = self.levels[0] * ((y - knots[..., 0]).clamp_max(0) / left).exp()
+        high = -(1 - self.levels[-1]) * torch.expm1(-(y - knots[..., -1]).clamp_min(0) / right)
+        return low + (share * self._levels(knots).diff()).sum(-1) + high
+
+    def component_quantile(self, q: float, *parameters: Tensor) -> Tensor:
+        """The quantile function."""
+        (knots,) = parameters
+        left, right = self._tails(knots)
+        if q <= self.levels[0]:
+            return knots[..., 0] + left * math.log(q / self.levels[0])
+        if q >= self.levels[-1]:
+            return knots[..., -1] - right * math.log((1 - q) / (1 - self.levels[-1]))
+        place = max(index for index, level in enumerate(self.levels) if level <= q)
+        share = (q - self.levels[place]) / (self.levels[place + 1] - self.levels[place])
+        return knots[..., place] + share * (knots[..., place + 1] - knots[..., place])
+
+    def mean_distance(self, y: Tensor, *parameters: Tensor) -> Tensor:
+        """E|Y - y|, piece by piece, exact."""
+        (knots,) = parameters
+        left, right = self._tails(knots)
+        start, end = knots[..., :-1], knots[..., 1:]
+        at = y.unsqueeze(-1)
+        inside = at.clamp(start, end)
+        crossing = ((inside - start).square() + (end - inside).square()) / (2 * (end - start))
+        each = crossing + (at - inside).abs()
+        middle = (self._levels(knots).diff() * each).sum(-1)
+        low, high = knots[..., 0] - y, y - knots[..., -1]
+        return middle + self.levels[0] * _from_tail(low, left) + (1 - self.levels[-1]) * _from_tail(high, right)
+
+    def node_levels(self) -> list[float]:
+        """The levels themselves, between which the integrand is a parabola, and some in the tails."""
+        steps = [math.exp(-step) for step in (0.5, 1, 1.5, 2, 3, 4, 5, 7, 9, 12, 16, 20, 25)]
+        low, high = self.levels[0], 1 - self.levels[-1]
+        return [*(low * step for step in steps), *self.levels, *(1 - high * step for step in steps)]
+
+    def scale_variance(self, factor: float | Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+        """Quantiles moved from, or to, the mean."""
+        (knots,) = parameters
+        mean = self.moments(knots)[0].unsqueeze(-1)
+        return (mean + factor**0.5 * (knots - mean),)
+
+
+def _from_tail(gap: Tensor, scale: Tensor) -> Tensor:
+    """E|X - y| for X exponential beyond its start, at a gap beyond y; negative where y lies inside the tail."""
+    inside = (-gap).clamp_min(0)
+    return gap.clamp_min(0) + scale + torch.where(gap < 0, inside + 2 * scale * torch.expm1(-inside / scale), 0.0)

@@ -1,0 +1,85 @@
+"""Student-t distributions, by location, squared scale and degrees of freedom."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from bayesify.maths.gamma import widened
+from bayesify.maths.incomplete_beta import regularized_beta
+from bayesify.predictive.families.base import Family, solve_quantile
+from bayesify.predictive.families.gaussian import normal_quantile
+
+
+class StudentTFamily(Family):
+    r"""$\mu + s\,t_\nu$: locations $\mu$, squared scales $s^2$ and degrees of freedom $\nu > 2$."""
+
+    def moments(self, *parameters: Tensor) -> tuple[Tensor, Tensor]:
+        r"""$\mu$ and $s^2 \nu / (\nu - 2)$."""
+        location, square, degrees = parameters
+        return location, square * degrees / (degrees - 2)
+
+    def log_density(self, y: Tensor, *parameters: Tensor) -> Tensor:
+        """The logarithm of the t density."""
+        location, square, degrees = parameters
+        scaled = (y - location).square() / (degrees * square)
+        return _log_normalizer(degrees) - 0.5 * square.log() - 0.5 * (degrees + 1) * torch.log1p(scaled)
+
+    def cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:
+        r"""$\frac12 I_x(\frac\nu2, \frac12)$ with $x = \nu / (\nu + t^2)$, on the left of the location."""
+        location, square, degrees = parameters
+        t = (y - location) / square.sqrt()
+        return _standard_cdf(widened(t), widened(degrees)).to(t.dtype)
+
+    def component_quantile(self, q: float, *parameters: Tensor) -> Tensor:
+        """Location plus scale times the standard quantile, found between the normal one and that of two degrees."""
+        location, square, degrees = parameters
+        wide = widened(degrees)
+        ends = torch.stack((torch.full_like(wide, normal_quantile(q)), torch.full_like(wide, _two_degrees(q))))
+        found = solve_quantile(
+            lambda t: _standard_cdf(t, wide),
+            lambda t: self.log_density(t, torch.zeros_like(t), torch.ones_like(t), wide).exp(),
+            q,
+            ends.amin(0),
+            ends.amax(0),
+            ends[0],
+            torch.ones_like(wide),
+        )
+        return location + square.sqrt() * found.to(location.dtype)
+
+    def mean_distance(self, y: Tensor, *parameters: Tensor) -> Tensor:
+        r"""$s\,(z (2 F(z) - 1) + 2 p(z) \frac{\nu + z^2}{\nu - 1})$ with $z = (y - \mu) / s$ (Jordan et al. 2019)."""
+        location, square, degrees = parameters
+        scale = square.sqrt()
+        z = (y - location) / scale
+        density = self.log_density(z, torch.zeros_like(z), torch.ones_like(z), degrees).exp()
+        signed = z * (2 * _standard_cdf(widened(z), widened(degrees)).to(z.dtype) - 1)
+        return scale * (signed + 2 * density * (degrees + z.square()) / (degrees - 1))
+
+    def scale_variance(self, factor: float | Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+        """The squared scale times the factor."""
+        location, square, degrees = parameters
+        return location, square * factor, degrees
+
+
+def _log_normalizer(degrees: Tensor) -> Tensor:
+    wide = widened(degrees)
+    found = torch.lgamma(0.5 * (wide + 1)) - torch.lgamma(0.5 * wide) - 0.5 * (wide * math.pi).log()
+    return found.to(degrees.dtype)
+
+
+def _standard_cdf(t: Tensor, degrees: Tensor) -> Tensor:
+    square = t.square()
+    total = degrees + square
+    tail = 0.5 * regularized_beta(0.5 * degrees, torch.full_like(t, 0.5), degrees / total, square / total)
+    return torch.where(t < 0, tail, 1 - tail)
+
+
+def _two_degrees(q: float) -> float:
+    """Quantile of the t distribution with two degrees of freedom: further out than that of more."""
+    return (2 * q - 1) / math.sqrt(2 * q * (1 - q))
+
+
+STUDENT_T = StudentTFamily()
