@@ -175,11 +175,9 @@ class TemperatureScaling(Predictor):
         state = self.model.state() if isinstance(self.model, Predictor) else tensors_of(self.model)
         return next((tensor.device for tensor in state.values()), None)
 
-    def _best_variance_scale(self, found: list[tuple[RegressionPredictive, Tensor]]) -> float:
-        if any(
-            prediction.outputs.shape[0] > 1 or not isinstance(prediction.family, GaussianFamily)
-            for prediction, _ in found
-        ):
+    def _best_variance_scale(self, found: list[tuple[Predictive, Tensor]]) -> float:
+        families = [prediction.family for prediction, _ in found if isinstance(prediction, RegressionPredictive)]
+        if len(found[0][0].outputs) > 1 or not isinstance(families[0], GaussianFamily):
             return _minimize(lambda log: _nll(found, variance_scale=log.exp()), "the factor on the variance")
         total, count = 0.0, 0
         for prediction, y in found:

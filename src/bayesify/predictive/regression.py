@@ -142,7 +142,7 @@ class RegressionPredictive(Predictive):
         def solve(outputs: Tensor) -> Tensor:
             parameters = self._components(outputs)
             order = sorted(range(len(levels)), key=levels.__getitem__)
-            found = torch.stack([self.family.quantile(levels[place], *parameters) for place in order], dim=1)
+            found = self.family.quantiles([levels[place] for place in order], *parameters).movedim(0, 1)
             ranks = torch.tensor(order, device=found.device).argsort()
             return found.cummax(1).values[:, ranks]  # what is equal up to rounding stays in order
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -66,21 +66,23 @@ class Family(ABC):
         """P(Y < y)."""
         return self.cdf(y, *parameters)
 
-    def quantile(self, q: float, *parameters: Tensor) -> Tensor:
-        """Quantile of the mixture, in float64 by Newton steps inside a bracket that shrinks with each: [B, O]."""
-        dtype = parameters[0].dtype
+    def quantiles(self, levels: Sequence[float], *parameters: Tensor) -> Tensor:
+        """Quantiles of the mixture, in float64 by Newton steps inside brackets that shrink with each: [Q, B, O]."""
         wide = tuple(widened(part) for part in parameters)  # rounded once, which keeps the order
-        each = self.component_quantile(q, *wide)
-        scale = self.moments(*wide)[1].expand_as(each).sqrt().amin(0)
-        return solve_quantile(
-            lambda value: self.cdf(value, *wide).mean(0),
-            lambda value: self.log_density(value, *wide).exp().mean(0),
-            q,
-            each.amin(0),  # the components' quantiles bracket the mixture's
-            each.amax(0),
-            each.mean(0),
-            scale,
-        ).to(dtype)
+        found = []
+        for q in levels:
+            each = self.component_quantile(q, *wide)
+            value = solve_quantile(
+                lambda value: self.cdf(value, *wide).mean(0),
+                lambda value: self.log_density(value, *wide).exp().mean(0),
+                q,
+                each.amin(0),  # the components' quantiles bracket the mixture's
+                each.amax(0),
+                each.mean(0),
+                self.moments(*wide)[1].expand_as(each).sqrt().amin(0),
+            )
+            found.append(value.to(parameters[0].dtype))
+        return torch.stack(found)
 
     def crps(self, y: Tensor, *parameters: Tensor) -> Tensor:
         r"""Continuous ranked probability score of the mixture, $\mathbb{E}|Y - y| - \frac12 \mathbb{E}|Y - Y'|$: [B, O]."""
@@ -104,11 +106,7 @@ class Family(ABC):
 
     def places(self, *parameters: Tensor) -> Tensor:
         """Quantiles of the components in order, where an integral over the mixture is cut: [J, B, O]."""
-        found = torch.stack([self.component_quantile(level, *parameters) for level in self.node_levels()])
-        found = found.flatten(0, 1).sort(0).values
-        if len(found) > MOST_PLACES:
-            found = found[torch.linspace(0, len(found) - 1, MOST_PLACES, device=found.device).round().long()]
-        return found
+        return in_order([self.component_quantile(level, *parameters) for level in self.node_levels()])
 
     def node_levels(self) -> list[float]:
         """Probabilities whose quantiles cut the integral of `half_spread`."""
@@ -123,6 +121,14 @@ class Family(ABC):
     @staticmethod
     def _rows_at_once(at: Tensor, *parameters: Tensor) -> int:
         return max(1, AT_ONCE // max(1, parameters[0].shape[0] * at[0].numel()))
+
+
+def in_order(found: list[Tensor]) -> Tensor:
+    """Values [S, B, O] of several levels in order, at most `MOST_PLACES` of them: [J, B, O]."""
+    values = torch.cat(found).sort(0).values
+    if len(values) > MOST_PLACES:
+        values = values[torch.linspace(0, len(values) - 1, MOST_PLACES, device=values.device).round().long()]
+    return values
 
 
 def solve_quantile(

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from bayesify.maths.gamma import widened
 from bayesify.maths.incomplete_beta import regularized_beta
-from bayesify.predictive.families.base import NODES, WEIGHTS, Family
+from bayesify.predictive.families.base import NODES, WEIGHTS, Family, in_order
+from bayesify.predictive.families.gaussian import normal_quantile
 
 TAIL = 1e-12
 """Probability on either side beyond which a distribution's terms are left out of a sum."""
-MOST_TERMS = 1024
-"""Of a sum over counts; in a longer range some of them stand for those around them."""
+MOST_TERMS, MOST_MEAN = 4096, 500.0
+"""Of a sum over all counts, and of a mean whose probability of 0 can be a start of it."""
 
 
 class CountFamily(Family):
@@ -47,39 +49,74 @@ class CountFamily(Family):
         """P(Y < y)."""
         return self.cdf(y.ceil() - 1 if y.is_floating_point() else y - 1, *parameters)
 
+    @abstractmethod
+    def ratio(self, k: int, *parameters: Tensor) -> Tensor:
+        """P(Y = k + 1) / P(Y = k)."""
+
     def component_quantile(self, q: float, *parameters: Tensor) -> Tensor:
         """The smallest count k with P(Y <= k) of at least q."""
-        return self.quantile(q, *(part.unsqueeze(0) for part in parameters))
+        return self.quantiles([q], *(part.unsqueeze(0) for part in parameters))[0]
 
-    def quantile(self, q: float, *parameters: Tensor) -> Tensor:
-        """The smallest count k with P(Y <= k) of at least q, by bisection between Cantelli's bounds: [B, O]."""
+    def quantiles(self, levels: Sequence[float], *parameters: Tensor) -> Tensor:
+        """The smallest counts k with P(Y <= k) of at least each level: [Q, B, O]."""
         wide = tuple(widened(part) for part in parameters)
-        mean, variance = self.moments(*wide)
+        found = torch.zeros(len(levels), *wide[0].shape[1:], dtype=wide[0].dtype, device=wide[0].device)
+        if not self._few(*wide):
+            found = torch.stack([self._bisected(q, *wide) for q in levels])
+        else:
+            for total in self._cumulated(*wide):
+                below = torch.stack([total < q for q in levels])
+                found += below
+                if not bool(below.any()):
+                    break
+        return found.to(parameters[0].dtype)
+
+    def crps(self, y: Tensor, *parameters: Tensor) -> Tensor:
+        r"""$\sum_k (F(k) - [k \ge y])^2$ of the mixture, but for a tail of 1e-12, where means are below 500: [B, O].
+
+        Else $\mathbb{E}|Y - y| - \sum_k F(k) (1 - F(k))$, the range of the sum cut at the components' quantiles, and long pieces
+        integrated: to a relative 1e-4.
+        """
+        wide, y = tuple(widened(part) for part in parameters), widened(y)
+        if not self._few(*wide):
+            return super().crps(y, *parameters)
+        score, k = torch.zeros_like(y), 0
+        for total in self._cumulated(*wide):
+            score += (total - (y <= k).to(y)).square()
+            k += 1
+            if k % 16 == 0 and bool((total > 1 - TAIL).all()):
+                break
+        return (score + (y - k).clamp_min(0)).to(parameters[0].dtype)
+
+    def _few(self, *parameters: Tensor) -> bool:
+        """Whether counts can be gone through one by one from 0."""
+        mean, variance = self.moments(*parameters)
+        return bool((mean <= MOST_MEAN).all() & (mean + 40 * variance.sqrt() <= MOST_TERMS).all())
+
+    def _cumulated(self, *parameters: Tensor) -> Iterator[Tensor]:
+        """P(Y <= k) of the mixture for k = 0, 1, ...: [B, O]."""
+        term = self.log_density(torch.zeros_like(parameters[0]), *parameters).exp()
+        total = term.mean(0)
+        for k in range(100 * MOST_TERMS):
+            yield total
+            term = term * self.ratio(k, *parameters)
+            total = total + term.mean(0)
+
+    def _bisected(self, q: float, *parameters: Tensor) -> Tensor:
+        """By bisection between Cantelli's bounds."""
+        mean, variance = self.moments(*parameters)
         center, std = mean.mean(0), (mean.var(0, unbiased=False) + variance.expand_as(mean).mean(0)).sqrt()
         lower = ((center - std * math.sqrt((1 - q) / q)).floor() - 1).clamp_min(-1)
         upper = (center + std * math.sqrt(q / (1 - q))).ceil() + 1
         while bool((upper - lower > 1).any()):
             middle = (0.5 * (lower + upper)).floor()
-            reached = self.cdf(middle, *wide).mean(0) >= q
+            reached = self.cdf(middle, *parameters).mean(0) >= q
             lower, upper = torch.where(reached, lower, middle), torch.where(reached, middle, upper)
-        return upper.to(parameters[0].dtype)
+        return upper
 
     def half_spread(self, *parameters: Tensor) -> Tensor:
-        r"""$\sum_k F(k) (1 - F(k))$ of the mixture, but for tails of 1e-12: [B, O].
-
-        A range of more than 1024 counts is cut at the components' quantiles, and long pieces are integrated: to a relative 1e-4.
-        """
-        first, last = self.quantile(TAIL, *parameters), self.quantile(1 - TAIL, *parameters)
-        total = torch.zeros_like(first)
-        if float((last - first).amax()) >= MOST_TERMS:
-            return self._pieces(self.places(*parameters), *parameters)
-        terms = torch.arange(int((last - first).amax()) + 1, dtype=first.dtype, device=first.device)
-        for _, values in self._mixture_cdf(first + terms.view(-1, *[1] * first.ndim), *parameters):
-            total += (values * (1 - values)).sum(0)  # what lies beyond a row's last count adds nothing
-        return total
-
-    def _pieces(self, places: Tensor, *parameters: Tensor) -> Tensor:
-        """The sum over counts from the first place to the last: each for itself in short pieces, integrals over long ones."""
+        r"""$\sum_k F(k) (1 - F(k))$: each count for itself in short pieces between `places`, integrals over long ones."""
+        places = self.places(*parameters)
         left, width = places[:-1], places.diff(dim=0)
         short = width <= len(NODES)
         total = torch.zeros_like(places[0])
@@ -91,6 +128,17 @@ class CountFamily(Family):
                 values = self.smooth_cdf(some.unsqueeze(1), *parameters).mean(1)
                 total += (values * (1 - values) * shares).sum(0)
         return total
+
+    def places(self, *parameters: Tensor) -> Tensor:
+        """Counts from 0 on, ever further apart, and around each component, by a gamma distribution with its moments."""
+        mean, variance = self.moments(*parameters)
+        shape = mean.square() / variance
+        near = [  # Wilson & Hilferty 1931
+            (mean * (1 - 1 / (9 * shape) + normal_quantile(q) / (3 * shape.sqrt())).clamp_min(0).pow(3)).floor()
+            for q in self.node_levels()
+        ]
+        last = near[-1].amax(0, keepdim=True)
+        return in_order([*near, *((last + 1).pow(step / 64).floor() - 1 for step in range(65))])
 
     def scale_variance(self, factor: float | Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
         """Refused: the mean says the variance."""
@@ -116,6 +164,10 @@ class PoissonFamily(CountFamily):
     def smooth_cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:
         r"""$Q(y + 1, \lambda)$, the upper incomplete gamma function."""
         return torch.special.gammaincc(y + 1, parameters[0].exp())
+
+    def ratio(self, k: int, *parameters: Tensor) -> Tensor:
+        r"""$\lambda / (k + 1)$."""
+        return parameters[0].exp() / (k + 1)
 
     def mean_distance(self, y: Tensor, *parameters: Tensor) -> Tensor:
         r"""$y (2 F(y) - 1) + \lambda (1 - 2 F(y - 1))$."""
@@ -153,6 +205,11 @@ class NegativeBinomialFamily(CountFamily):
     def _smooth_cdf(y: Tensor, log_mean: Tensor, dispersion: Tensor, number: Tensor) -> Tensor:
         log_ratio = log_mean + dispersion.log()
         return regularized_beta(number, y + 1, torch.sigmoid(-log_ratio), torch.sigmoid(log_ratio))
+
+    def ratio(self, k: int, *parameters: Tensor) -> Tensor:
+        r"""$\frac{k + r}{k + 1} \frac{\alpha \mu}{1 + \alpha \mu}$."""
+        log_mean, dispersion = parameters
+        return (k + 1 / dispersion) / (k + 1) * torch.sigmoid(log_mean + dispersion.log())
 
     def mean_distance(self, y: Tensor, *parameters: Tensor) -> Tensor:
         r"""$y (2 F(y) - 1) + \mu (1 - 2 F_{r + 1}(y - 1))$, $F_{r + 1}$ with one more success and the same p."""

@@ -93,7 +93,7 @@ class QuantileFunction(Family):
         crossing = ((inside - start).square() + (end - inside).square()) / (2 * (end - start))
         each = crossing + (at - inside).abs()
         middle = (self._levels(knots).diff() * each).sum(-1)
-        low, high = knots[..., 0] - y, y - knots[..., -1]
+        low, high = y - knots[..., 0], knots[..., -1] - y
         return middle + self.levels[0] * _from_tail(low, left) + (1 - self.levels[-1]) * _from_tail(high, right)
 
     def node_levels(self) -> list[float]:
@@ -110,6 +110,6 @@ class QuantileFunction(Family):
 
 
 def _from_tail(gap: Tensor, scale: Tensor) -> Tensor:
-    """E|X - y| for X exponential beyond its start, at a gap beyond y; negative where y lies inside the tail."""
+    """E|X - y| for an exponential tail that starts at a gap from y and leads away from it; inside the tail the gap is negative."""
     inside = (-gap).clamp_min(0)
     return gap.clamp_min(0) + scale + torch.where(gap < 0, inside + 2 * scale * torch.expm1(-inside / scale), 0.0)
