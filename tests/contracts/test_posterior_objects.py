@@ -35,18 +35,16 @@ def test_state_dict_round_trip(name: str, case: Case) -> None:
 @every_pair
 def test_copies_after_a_forward_pass(name: str, case: Case) -> None:
     bnn, inputs = convert(name, case), case.batch()
-    before = pickle.dumps(bnn), copy.deepcopy(bnn)
     expected = outputs(bnn, inputs)
     call(bnn, inputs)
     call(bnn.draw(2), inputs)  # with gradients: a draw left behind in the network cannot be copied
-    after = pickle.dumps(bnn), copy.deepcopy(bnn)
-    for pickled, copied in (before, after):
-        if not case.training:  # running statistics moved between the two copies
-            close(outputs(pickle.loads(pickled), inputs), expected)
-            close(outputs(copied, inputs), expected)
-        assert copied.posteriors is not bnn.posteriors
-        own = {id(parameter) for parameter in bnn.parameters()}
-        assert not own & {id(parameter) for parameter in copied.parameters()}
+    pickled, copied = pickle.dumps(bnn), copy.deepcopy(bnn)
+    if not case.training:  # running statistics moved
+        close(outputs(pickle.loads(pickled), inputs), expected)
+        close(outputs(copied, inputs), expected)
+    assert copied.posteriors is not bnn.posteriors
+    own = {id(parameter) for parameter in bnn.parameters()}
+    assert not own & {id(parameter) for parameter in copied.parameters()}
     repr(bnn)
 
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import bayesify_papers
-import pytest
 from bayesify_papers.catalog import CATALOG
 
 ROOT = Path(bayesify_papers.__file__).parent
@@ -39,27 +38,27 @@ def test_one_folder_a_paper() -> None:
         assert (ROOT.parent / "results" / paper).is_dir()
 
 
-@pytest.mark.parametrize("path", FILES, ids=name)
-def test_no_paper_imports_another(path: Path) -> None:
-    own = path.relative_to(ROOT).parts[0]
-    for module, what in imported(ast.parse(path.read_text())):
-        whole = f"{module}.{what}".split(".")
-        if whole[0] == "bayesify_papers" and own != "command.py" and whole[1] in PAPERS:
-            assert whole[1] == own, f"{name(path)} imports from the paper {whole[1]}; move it to shared/"
+def test_no_paper_imports_another() -> None:
+    for path in FILES:
+        own = path.relative_to(ROOT).parts[0]
+        for module, what in imported(ast.parse(path.read_text())):
+            whole = f"{module}.{what}".split(".")
+            if whole[0] == "bayesify_papers" and own != "command.py" and whole[1] in PAPERS:
+                assert whole[1] == own, f"{name(path)} imports from the paper {whole[1]}; move it to shared/"
 
 
-@pytest.mark.parametrize("path", FILES, ids=name)
-def test_public_names_only(path: Path) -> None:
+def test_public_names_only() -> None:
     """Neither private modules or names of the library, nor private attributes of anything but `self`, `cls` and torch."""
-    tree = ast.parse(path.read_text())
-    for module, what in imported(tree):
-        private = [part for part in f"{module}.{what}".split(".") if part.startswith("_") and part != "__version__"]
-        assert not private or module == "__future__", f"{name(path)} imports {module}.{what}"
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and re.fullmatch(r"_[^_].*", node.attr):
-            owner = ast.unparse(node.value)
-            allowed = owner in ("self", "cls") or owner.partition(".")[0] == "torch"
-            assert allowed, f"{name(path)}:{node.lineno} reads {owner}.{node.attr}"
+    for path in FILES:
+        tree = ast.parse(path.read_text())
+        for module, what in imported(tree):
+            private = [part for part in f"{module}.{what}".split(".") if part.startswith("_") and part != "__version__"]
+            assert not private or module == "__future__", f"{name(path)} imports {module}.{what}"
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and re.fullmatch(r"_[^_].*", node.attr):
+                owner = ast.unparse(node.value)
+                allowed = owner in ("self", "cls") or owner.partition(".")[0] == "torch"
+                assert allowed, f"{name(path)}:{node.lineno} reads {owner}.{node.attr}"
 
 
 def lines(path: Path) -> list[str]:

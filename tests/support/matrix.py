@@ -1,4 +1,8 @@
-"""Every registered posterior x every kind of leaf that it takes, as one parametrization."""
+"""Every registered posterior x every kind of leaf that it takes, as one parametrization.
+
+Some posteriors see a leaf only as another one does: entry by entry as `mean_field`, or as the matrix that `inducing` sees. On the
+rarer leaves these only repeat, and run with the slow tests.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,22 @@ from cases import CASES, POSTERIORS, pairs
 SOME = ["linear", "conv1d", "transposed1d", "embedding", "lstm", "attention_kdim", "layer_norm", "custom", "tied"]
 every_posterior = pytest.mark.parametrize("name", POSTERIORS)
 every_leaf = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+REPEATS = {"point", "ensemble", "full_covariance", "matrix_normal", "k_tied", "rank_one"}
 
 
 def over(leaves: Iterable[str]) -> pytest.MarkDecorator:
     """Every posterior on those of the leaves that it takes."""
     return pytest.mark.parametrize(
-        ("name", "case"), [pytest.param(name, CASES[leaf], id=f"{name}-{leaf}") for name, leaf in pairs(leaves)]
+        ("name", "case"),
+        [
+            pytest.param(
+                name,
+                CASES[leaf],
+                id=f"{name}-{leaf}",
+                marks=[pytest.mark.slow] if name in REPEATS and leaf not in SOME else [],
+            )
+            for name, leaf in pairs(leaves)
+        ],
     )
 
 
