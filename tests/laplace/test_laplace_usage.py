@@ -319,7 +319,8 @@ def test_two_processes_add_up(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    torch.multiprocessing.spawn(_part, args=(port, str(tmp_path)), nprocs=2)
+    method = "spawn" if torch.accelerator.is_available() else "fork"  # which loads nothing again
+    torch.multiprocessing.start_processes(_part, (port, str(tmp_path)), nprocs=2, start_method=method)
     for structure in ("full", "diagonal", "kronecker"):
         alone = Laplace(network(), CATEGORICAL, covariance=structure).fit(data())
         covariance, evidence = torch.load(tmp_path / f"{structure}.pt")

@@ -1,8 +1,6 @@
 """Both estimators as a user of scikit-learn meets them."""
 
 import pickle
-import subprocess
-import sys
 import warnings
 
 import joblib
@@ -253,9 +251,3 @@ def test_bad_data_are_refused():
         BayesianClassifier().partial_fit(x, y > 100)
     with pytest.raises(NotFittedError):
         BayesianClassifier().predict(x)
-
-
-def test_the_core_does_not_load_scikit_learn():
-    program = "import sys, bayesify; assert 'sklearn' not in sys.modules; import bayesify.sklearn; assert 'sklearn' in sys.modules"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
