@@ -28,14 +28,16 @@ $(VENV)/.installed: pyproject.toml papers/pyproject.toml constraints.txt
 demo: install
 	@$(BIN)/bayesify demo
 
-# One thread per worker: workers share the cores already.
+# One thread per worker: workers share the cores already. Each begins with files of its own, so that what a file sets up is
+# set up once, and takes tests from others when it is done.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --maxprocesses 8
+	$(PYTEST)
 
 # Everything that needs no GPU, slow tests too, with the extras that are too large for `all`.
 test-all: install
 	$(PIP) -e '.[transformers,dask,ray]'
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --maxprocesses 8 -m 'not gpu'
+	$(PYTEST) -m 'not gpu'
 
 test-slow: install
 	$(BIN)/python -m pytest -q -m slow

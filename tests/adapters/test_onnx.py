@@ -68,6 +68,7 @@ def test_the_file_predicts_what_the_network_predicts(tmp_path, likelihood, outpu
     close(run(made.path, x=X[2:3].numpy()), wanted, slice(2, 3))
     many = X.repeat(9, 1)
     close(run(made.path, x=many.numpy()), bnn.predict(many, 3, generator=seeded()))
+    assert b".py" not in made.path.read_bytes(), "it tells where it was made"
 
 
 @pytest.mark.slow
@@ -131,14 +132,8 @@ def test_weights_without_a_posterior_are_stored_once(tmp_path):
     assert nodes.count("Gemm") == 2 + 8  # what no draw changes runs once
 
 
-def test_the_file_does_not_tell_where_it_was_made(tmp_path):
-    bnn = bayesify.bayesianize(nn.Linear(3, 1), posteriors.MeanField(), likelihood=likelihoods.Gaussian())
-    made = export_onnx(bnn, tmp_path / "model.onnx", X, num_draws=2)
-    assert b".py" not in made.path.read_bytes()
-
-
 def test_a_file_that_is_not_right_is_not_written(tmp_path, monkeypatch):
-    bnn = network(posteriors.MeanField(), likelihoods.Categorical(), 3)
+    bnn = bayesify.bayesianize(nn.Linear(3, 3), posteriors.MeanField(), likelihood=likelihoods.Categorical())
     monkeypatch.setattr(adapter, "_write", _write_another(adapter._write))
     with pytest.raises(ValueError, match=r"probs differs by .* no file was written"):
         export_onnx(bnn, tmp_path / "model.onnx", X, num_draws=2)

@@ -211,7 +211,7 @@ def test_a_real_ctrl_c_ends_with_a_report(tmp_path):
     )  # fmt: skip
     assert process.stdout is not None
     assert process.stdout.readline().strip() == "now"
-    time.sleep(1.0)
+    time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 130, errors

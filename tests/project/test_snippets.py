@@ -25,6 +25,7 @@ def blocks(page: Path) -> list[str]:
 WITH_CODE = [page for page in PAGES if page.exists() and blocks(page)]
 
 
+@pytest.mark.usefixtures("trainings")
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: str(page.relative_to(ROOT)))
 def test_blocks_run(page, tmp_path, monkeypatch):
     if page.name in NEEDS:
@@ -40,9 +41,9 @@ def test_blocks_run(page, tmp_path, monkeypatch):
             exec(compile(block, str(page), "exec"), namespace)
 
 
-@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: str(page.relative_to(ROOT)))
-def test_code_fits_its_column(page):
-    assert [line for block in blocks(page) for line in block.splitlines() if len(line) > 88] == []
+def test_code_fits_its_column():
+    lines = [(page, line) for page in WITH_CODE for block in blocks(page) for line in block.splitlines()]
+    assert [(page, line) for page, line in lines if len(line) > 88] == []
 
 
 def test_pages_with_code_are_found():

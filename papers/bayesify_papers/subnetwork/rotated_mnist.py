@@ -126,8 +126,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.evaluate is not None:
         return evaluate(chosen.evaluate)
     if chosen.smoke:
-        data = images.synthetic(200, 60)
-        task = make_task(data, {"noise": noise(data.test_images)}, (0, 60), 60)
+        data = images.synthetic(200, 40, side=8)
+        task = make_task(data, {"noise": noise(data.test_images)}, (0, 60), 40)
     else:
         data = images.load("mnist", chosen.data).first(chosen.num_train)
         outside = {name: images.load(name, chosen.data).test_images for name in ("fashion_mnist", "notmnist")}

@@ -135,6 +135,7 @@ def test_means_and_standard_errors():
     assert "85.00 ± 5.00" in seeds.tables(found, about)
 
 
+@pytest.mark.slow  # a small study, half a minute
 def test_reduced_training_has_the_accuracy_of_the_deterministic_network_at_half_its_ece(monkeypatch):
     """200 noisy images, 1,000 to test on: the deterministic network is overconfident, ECE 0.24 to 0.28 for three seeds
     tried, and FFG-U had 0.07 for two, with 4 to 13 points more accuracy, whose standard error is 1.6 points; under a cap of 0.08 it

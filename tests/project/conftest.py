@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import bayesify
+
+LONGEST = 3
+"""Epochs of a training that is only to run."""
+
+
+@pytest.fixture(params=["brief", pytest.param("whole", marks=pytest.mark.slow)])
+def trainings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long `bayesify.fit` trains in a page or an example: a few epochs, or, with the slow tests, as it is written there."""
+    if request.param == "brief":
+        monkeypatch.setattr(bayesify, "fit", briefly(bayesify.fit))
+
+
+def briefly(fit: Callable[..., Any]) -> Callable[..., Any]:
+    def brief(*args: Any, **options: Any) -> Any:
+        for key in options.keys() & {"epochs", "map_epochs"}:
+            options[key] = min(options[key], LONGEST)
+        return fit(*args, **options)
+
+    return brief
