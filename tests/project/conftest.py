@@ -11,9 +11,9 @@ LONGEST = 3
 """Epochs of a training that is only to run."""
 
 
-@pytest.fixture(params=["brief", pytest.param("whole", marks=pytest.mark.slow)])
+@pytest.fixture
 def trainings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How long `bayesify.fit` trains in a page or an example: a few epochs, or, with the slow tests, as it is written there."""
+    """How long `bayesify.fit` trains in a page or an example: a few epochs ("brief"), or as it is written there ("whole")."""
     if request.param == "brief":
         monkeypatch.setattr(bayesify, "fit", briefly(bayesify.fit))
 

@@ -12,9 +12,9 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
-@pytest.mark.usefixtures("trainings")
+@pytest.mark.parametrize("trainings", ["brief", pytest.param("whole", marks=pytest.mark.slow)], indirect=True)
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_example_runs(example, tmp_path, monkeypatch, capsys):
+def test_example_runs(example, trainings, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [str(example)])
     with torch.random.fork_rng():

@@ -25,9 +25,21 @@ def blocks(page: Path) -> list[str]:
 WITH_CODE = [page for page in PAGES if page.exists() and blocks(page)]
 
 
-@pytest.mark.usefixtures("trainings")
-@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: str(page.relative_to(ROOT)))
-def test_blocks_run(page, tmp_path, monkeypatch):
+def runs() -> list[pytest.param]:
+    """Each page with trainings as they are written; where it asserts nothing, brief ones, and the whole ones are slow."""
+    found = []
+    for page in WITH_CODE:
+        name = str(page.relative_to(ROOT))
+        if re.search(r"^ *assert ", "".join(blocks(page)), re.MULTILINE):
+            found.append(pytest.param(page, "whole", id=name))
+        else:
+            found.append(pytest.param(page, "brief", id=name))
+            found.append(pytest.param(page, "whole", id=f"{name}-whole", marks=pytest.mark.slow))
+    return found
+
+
+@pytest.mark.parametrize(("page", "trainings"), runs(), indirect=["trainings"])
+def test_blocks_run(page, trainings, tmp_path, monkeypatch):
     if page.name in NEEDS:
         pytest.importorskip(NEEDS[page.name])
     if page.name == "transformers.md":  # the folder of tests that is called `datasets` is not the package of that name

@@ -56,7 +56,7 @@ class Training:
     thin: int = 1
 
 
-SMOKE = Training(steps=10, num_draws=2, prediction_draws=8, chain=2)
+SMOKE = Training(steps=10, num_draws=2, prediction_draws=8, chain=5)
 
 
 Outcome = dict[str, Any]
