@@ -121,7 +121,7 @@ def test_bad_numbers_are_refused(options, message):
 
 
 def test_what_is_no_bayesian_network_is_refused():
-    with pytest.raises(TypeError, match="BayesianModule: Linear; give what bayesianize"):
+    with pytest.raises(TypeError, match="BayesianModule: bnn=Linear; give a BayesianNetwork"):
         BayesianModule(nn.Linear(1, 1))
     with pytest.raises(ValueError, match="no likelihood"):
         BayesianModule(bayesify.bayesianize(nn.Linear(1, 1), posteriors.MeanField()))

@@ -11,18 +11,20 @@ from torch import Tensor
 
 from bayesify.adapters.drawn import fixed_draws, likelihood_of, output_of
 from bayesify.adapters.extras import load
+from bayesify.arguments.checks import Count, Inputs, checked
 from bayesify.draws import Draws
 from bayesify.likelihoods import Likelihood
 from bayesify.running.inputs import as_inputs, check_inputs
 from bayesify.running.outputs import select_output
 
 
+@checked
 @torch.no_grad()
 def to_inference_data(
     model: Any,
     *,
-    num_draws: int | None = None,
-    x: Any = None,
+    num_draws: Count | None = None,
+    x: Inputs | None = None,
     y: Tensor | None = None,
     likelihood: Likelihood | None = None,
     output: str | int | None = None,

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from bayesify import objectives
 from bayesify.adapters.extras import load
 from bayesify.adapters.torchmetrics import collection
+from bayesify.arguments.checks import Count, DataCount, NonNegative, Positive, Seed, checked
 from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Predictive
 from bayesify.training.batches import BatchReader, count_examples, parse_batch
@@ -49,31 +50,23 @@ class BayesianModule(_Module):
         ValueError: If it has no likelihood, or a number is out of range.
     """
 
+    @checked
     def __init__(
         self,
         bnn: BayesianNetwork,
         *,
-        num_data: int | None = None,
+        num_data: DataCount | None = None,
         optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
-        learning_rate: float = 1e-3,
-        num_draws: int | None = None,
-        kl_weight: float = 1.0,
+        learning_rate: Positive = 1e-3,
+        num_draws: Count | None = None,
+        kl_weight: NonNegative = 1.0,
         kl_schedule: Callable[[float], float] | None = None,
-        prediction_draws: int | None = None,
-        prediction_seed: int = 0,
+        prediction_draws: Count | None = None,
+        prediction_seed: Seed = 0,
         read_batch: BatchReader | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(bnn, BayesianNetwork):
-            raise TypeError(f"BayesianModule: {type(bnn).__name__}; give what bayesianize(net, posterior) returns")
         bnn.require_likelihood("BayesianModule")
-        for key, value in (("num_data", num_data), ("num_draws", num_draws), ("prediction_draws", prediction_draws)):
-            if value is not None and value < 1:
-                raise ValueError(f"BayesianModule: {key}={value}; give at least 1")
-        if not learning_rate > 0:
-            raise ValueError(f"BayesianModule: learning_rate={learning_rate}; give a positive number")
-        if not kl_weight >= 0:
-            raise ValueError(f"BayesianModule: kl_weight={kl_weight}; give a number of at least 0")
         self.bnn = bnn
         self.num_data = num_data
         self.num_draws = num_draws or max(posterior.training_draws for posterior in bnn.posteriors)
@@ -156,6 +149,7 @@ class PredictiveScores(_Callback):
         read_batch: A function from what the loader yields to inputs and targets, for loaders that yield something else.
     """
 
+    @checked
     def __init__(self, read_batch: BatchReader | None = None) -> None:
         super().__init__()
         self._reader = read_batch

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from bayesify.adapters.drawn import fixed_draws, likelihood_of, output_of
 from bayesify.adapters.extras import load
+from bayesify.arguments.checks import Count, Inputs, Positive, checked
 from bayesify.draws import Draws
 from bayesify.likelihoods import Likelihood
 from bayesify.predictive.base import Outputs, Predictive
@@ -98,17 +99,18 @@ def moments(prediction: Predictive) -> tuple[Tensor, ...]:
     return prediction.probs, prediction.entropy, prediction.mutual_information
 
 
+@checked
 @torch.no_grad()
 def export_onnx(
     model: Any,
     path: str | Path,
-    x: Any,
+    x: Inputs,
     *,
-    num_draws: int | None = None,
+    num_draws: Count | None = None,
     likelihood: Likelihood | None = None,
     output: str | int | None = None,
     generator: torch.Generator | None = None,
-    tolerance: float = 1e-4,
+    tolerance: Positive = 1e-4,
 ) -> Exported:
     """Write S draws and the average of what they predict as one ONNX graph, and check it against torch.
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from bayesify.adapters.extras import load
+from bayesify.arguments.checks import Count, Level, checked
 from bayesify.metrics.scores import COVERAGE_LEVELS, ECE_BINS, brier
 from bayesify.metrics.targets import match_labels, match_values
 from bayesify.predictive.base import Outputs, Predictive
@@ -134,10 +135,9 @@ class CalibrationError(PredictiveScore):
 
     gaps: Tensor
 
-    def __init__(self, num_bins: int = ECE_BINS, **options: Any) -> None:
+    @checked
+    def __init__(self, num_bins: Count = ECE_BINS, **options: Any) -> None:
         super().__init__(**options)
-        if num_bins < 1:
-            raise ValueError(f"CalibrationError: num_bins={num_bins}; give at least 1")
         self.num_bins = num_bins
         self.add_state("gaps", torch.zeros(num_bins, dtype=torch.float64), dist_reduce_fx="sum")
 
@@ -191,9 +191,10 @@ class Coverage(PredictiveScore):
 
     higher_is_better = None
 
-    def __init__(self, level: float = 0.9, **options: Any) -> None:
+    @checked
+    def __init__(self, level: Level = 0.9, **options: Any) -> None:
         super().__init__(**options)
-        self.level = _checked_level("Coverage", level)
+        self.level = level
 
     def terms(self, prediction: Predictive, y: Tensor) -> Tensor:
         """1 where the interval holds the target, [B, O]."""
@@ -212,9 +213,10 @@ class IntervalWidth(PredictiveScore):
         ValueError: If `level` is not strictly between 0 and 1.
     """
 
-    def __init__(self, level: float = 0.9, **options: Any) -> None:
+    @checked
+    def __init__(self, level: Level = 0.9, **options: Any) -> None:
         super().__init__(**options)
-        self.level = _checked_level("IntervalWidth", level)
+        self.level = level
 
     def terms(self, prediction: Predictive, y: Tensor) -> Tensor:
         """One number per example and output, [B, O]."""
@@ -222,13 +224,8 @@ class IntervalWidth(PredictiveScore):
         return upper - lower
 
 
-def _checked_level(owner: str, level: float) -> float:
-    if not 0 < level < 1:
-        raise ValueError(f"{owner}: level={level}; give a probability strictly between 0 and 1")
-    return level
-
-
-def collection(task: str, **options: Any) -> Any:
+@checked
+def collection(task: Literal["regression", "classification"], **options: Any) -> Any:
     """The scores of `metrics.evaluate` for a task, under the same names, as a `torchmetrics.MetricCollection`.
 
     Args:
@@ -240,11 +237,9 @@ def collection(task: str, **options: Any) -> Any:
     """
     if task == "classification":
         scores = {"accuracy": Accuracy(), "nll": NLL(), "ece": CalibrationError(), "brier": BrierScore()}
-    elif task == "regression":
+    else:
         scores = {"nll": NLL(), "rmse": RMSE(), "crps": CRPS()}
         scores |= {f"coverage_{100 * level:.0f}": Coverage(level) for level in COVERAGE_LEVELS}
-    else:
-        raise ValueError(f"collection: task={task!r}; give 'regression' or 'classification'")
     # Scores keep sums of different things although the sums have the same names: none may stand in for another.
     made: Any = load("torchmetrics", extra="metrics", owner="collection").MetricCollection(
         scores, compute_groups=False, **options

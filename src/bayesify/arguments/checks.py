@@ -46,6 +46,8 @@ class Range:
         number = isinstance(value, numbers.Real)
         if (self.least, self.below) == (0, 1) and not (number and 0 <= value < 1):
             return f"{kind} of at least 0 and below 1"
+        if (self.above, self.below) == (0, 1) and not (number and 0 < value < 1):
+            return f"{kind} strictly between 0 and 1"
         if self.least is not None and not (number and value >= self.least):
             return f"{kind} of at least {self.least}"
         if self.above is not None and not (number and value > self.above):
@@ -82,6 +84,8 @@ Share = Annotated[float, Range(least=0, most=1)]
 """From 0 to 1, both allowed."""
 Probability = Annotated[float, Range(least=0, below=1)]
 """From 0 to 1, the latter not allowed."""
+Level = Annotated[float, Range(above=0, below=1)]
+"""From 0 to 1, neither allowed."""
 Count = Annotated[int, Range(least=1, most=MOST)]
 CountOrZero = Annotated[int, Range(least=0, most=MOST)]
 DataCount = Annotated[int, Range(least=1)]

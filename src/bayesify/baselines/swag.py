@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from bayesify.arguments.checks import Count, CountOrZero, DataCount, NonNegative, Positive, checked
+from bayesify.arguments.checks import Count, CountOrZero, DataCount, NonNegative, Positive, Probability, checked
 from bayesify.baselines.batch_statistics import batch_norms, refresh_statistics
 from bayesify.baselines.fixed_draws import FixedDraws
 from bayesify.configuration import make_likelihood, make_prior, restore_likelihood
@@ -142,7 +142,7 @@ class SWAG(Drawable):
         epochs: Count,
         learning_rate: Positive = 1e-2,
         *,
-        momentum: NonNegative = 0.9,
+        momentum: Probability = 0.9,
         prior: Prior | str | Mapping[str, Any] | None = None,
         weight_decay: NonNegative = 0.0,
         num_data: DataCount | None = None,

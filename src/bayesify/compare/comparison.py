@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bayesify.arguments.checks import Count, checked
 from bayesify.compare.folder import drop_failed, open_folder
 from bayesify.compare.problems import Problem, read_problem
 from bayesify.compare.runs import estimate_noise, run_method
@@ -24,6 +25,7 @@ Progress = Callable[[str, int, int], None]
 """Is told the name of a finished run, and how many of how many are finished."""
 
 
+@checked
 @dataclass(frozen=True)
 class Question:
     """What is to be compared.
@@ -49,7 +51,7 @@ class Question:
     task: Task | None = None
     methods: Sequence[str] = ()
     ignore: Sequence[str] = ()
-    ood: Path | None = None
+    ood: str | Path | None = None
     splits: int | None = None
     max_rows: int | None = None
     quick: bool = False
@@ -108,13 +110,14 @@ class Comparison:
     unfinished: tuple[str, ...] = ()
 
 
+@checked
 def compare(
     question: Question,
-    folder: Path,
+    folder: str | Path,
     *,
     resume: bool = False,
     engine: str = "local",
-    workers: int | None = None,
+    workers: Count | None = None,
     progress: Progress | None = None,
     report: Callable[[Comparison], None] | None = None,
 ) -> Comparison:
@@ -142,13 +145,13 @@ def compare(
     """
     if engine not in ENGINES:
         raise InputError(f"--engine {engine}: choose from {', '.join(ENGINES)}")
-    amount = effort(question.quick)
+    folder, amount = Path(folder), effort(question.quick)
     problem = read_problem(
         question.data,
         target=question.target,
         task=question.task,
         ignore=question.ignore,
-        ood=question.ood,
+        ood=Path(question.ood) if question.ood is not None else None,
         max_rows=question.max_rows or amount.max_rows,
         seed=question.seed,
     )

@@ -276,6 +276,8 @@ def linear_posterior(x: Tensor, y: Tensor, prior_std: Positive | Tensor, noise: 
     """
     if x.ndim != 2 or y.numel() != x.shape[0]:
         raise ValueError(f"linear_posterior: x {tuple(x.shape)} and y {tuple(y.shape)} do not fit; give [N, D] and [N]")
+    if not bool(torch.isfinite(x).all() & torch.isfinite(y).all()):
+        raise ValueError("linear_posterior: x or y holds NaN or infinity; give finite numbers")
     _check_scales("linear_posterior", prior_std, noise)
     x, y = x.double(), y.double().flatten()
     prior_var = torch.as_tensor(prior_std, dtype=torch.float64).square().expand(x.shape[1])

@@ -72,7 +72,7 @@ class Box(Context):
         self.for_images = low is None
         ends = IMAGE_RANGE if low is None else (low, high)
         self.low, self.high = (torch.as_tensor(end, dtype=torch.float64).detach().cpu() for end in ends)
-        if not bool(torch.isfinite(self.low).all() & torch.isfinite(self.high).all()) or not self.low.numel():
+        if not bool(torch.isfinite(self.low).all() & torch.isfinite(self.high).all()) or 0 in (self.low.numel(), self.high.numel()):
             raise ValueError(f"Box: low={low}, high={high}; give finite numbers")
         try:
             below = bool((self.low < self.high).all())
@@ -143,7 +143,9 @@ class StoredContext(Context):
     @checked
     def __init__(self, source: Tensor | Iterable[Any], n: Count = 10, keep: Count = 10_000) -> None:
         self.source, self.n, self.keep = source, n, keep
-        self._held: Tensor | None = None
+        self._held: Tensor | None = self._checked(source.detach()) if isinstance(source, Tensor) else None
+        if isinstance(source, list | tuple) and not source:
+            raise ValueError(f"{type(self).__name__}: source={source!r}; give batches of inputs")
 
     @property
     def held(self) -> Tensor:
@@ -153,11 +155,15 @@ class StoredContext(Context):
             ValueError: If there are none.
         """
         if self._held is None:
-            held = self.source.detach() if isinstance(self.source, Tensor) else self._read(self.source)
-            if held.ndim == 0 or held.shape[0] == 0:
-                raise ValueError(f"{type(self).__name__}: the source holds no inputs; give at least one")
-            self._held = held
+            self._held = self._checked(self._read(self.source))
         return self._held
+
+    def _checked(self, held: Tensor) -> Tensor:
+        if held.ndim == 0 or held.shape[0] == 0:
+            raise ValueError(f"{type(self).__name__}: the source holds no inputs; give at least one")
+        if not bool(torch.isfinite(held).all()):
+            raise ValueError(f"{type(self).__name__}: the source holds NaN or infinity; give finite inputs")
+        return held
 
     def _read(self, loader: Iterable[Any]) -> Tensor:
         with own_generators():  # a loader that shuffles does not move the caller's generator

@@ -72,9 +72,9 @@ class Constant(FunctionPrior):
             torch.as_tensor(value, dtype=torch.float64).detach().cpu() for value in (mean, variance)
         )
         self._kept: dict[Any, tuple[Tensor, Tensor]] = {}
-        if not bool(torch.isfinite(self.mean).all()):
+        if not bool(torch.isfinite(self.mean).all()) or not self.mean.numel():
             raise ValueError(f"FunctionSpaceVI: prior_mean={mean}; give finite numbers")
-        if not bool((self.variance > 0).all() & torch.isfinite(self.variance).all()):
+        if not bool((self.variance > 0).all() & torch.isfinite(self.variance).all()) or not self.variance.numel():
             raise ValueError(f"FunctionSpaceVI: prior_variance={variance}; give a positive number, or one per output")
 
     def moments(

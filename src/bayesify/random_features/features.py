@@ -63,7 +63,9 @@ class RandomFourierFeatures(nn.Module):
         self.num_inputs, self.num_features = num_inputs, num_features
         self.raw_lengthscale = nn.Parameter(torch.tensor([raw_positive(scale) for scale in scales]), learn)
         self.raw_amplitude = nn.Parameter(torch.tensor(raw_positive(amplitude)), learn)
-        self.register_buffer("frequencies", torch.randn(num_features // 2, num_inputs, generator=generator))
+        place = generator.device if generator is not None else torch.get_default_device()
+        drawn = torch.randn(num_features // 2, num_inputs, generator=generator, device=place)
+        self.register_buffer("frequencies", drawn.to(self.raw_lengthscale))
         self.frequencies: Tensor
 
     @property

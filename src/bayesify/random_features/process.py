@@ -125,6 +125,7 @@ class RandomFeatureGP(BayesianNetwork):
         Raises:
             ValueError: If the posterior has no closed form.
         """
+        check_inputs((x,), {})
         names = list(self.weights)
         per_row = 4 * self.features.num_features * x.element_size()
         rows = len(x) if torch.is_grad_enabled() else max(1, memory // per_row)

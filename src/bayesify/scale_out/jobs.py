@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bayesify.arguments.checks import Count, CountOrZero, checked
 from bayesify.scale_out.engines import ENGINES, Run, open_engine
 from bayesify.scale_out.result_files import read_result, result_path, write_result
 from bayesify.scale_out.workers import Finished, Function, work
@@ -46,15 +47,16 @@ class JobsFailed(RuntimeError):
         super().__init__(f"job {name}{others} failed: {last}; the other {len(self.results)} are finished and kept")
 
 
+@checked
 def run_jobs(
     function: Function,
     jobs: Mapping[str, Any] | Plan,
     folder: Path | str,
     *,
     engine: str = "local",
-    workers: int | None = None,
-    threads: int = 1,
-    retries: int = 2,
+    workers: Count | None = None,
+    threads: Count = 1,
+    retries: CountOrZero = 2,
     progress: bool | Tell | None = True,
 ) -> dict[str, Result]:
     """Run every job, several at a time, and keep each result as a file.
@@ -93,9 +95,6 @@ def run_jobs(
     """
     if engine not in ENGINES:
         raise ValueError(f"run_jobs: engine={engine!r}; choose from {', '.join(ENGINES)}")
-    for name, value, least in (("workers", workers, 1), ("threads", threads, 1), ("retries", retries, 0)):
-        if value is not None and value < least:
-            raise ValueError(f"run_jobs: {name}={value}; give at least {least}")
     plan: Plan = jobs if callable(jobs) else lambda results: jobs
     folder = Path(folder).absolute()
     records = _Records(folder)

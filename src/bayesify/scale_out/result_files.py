@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from bayesify.arguments.checks import checked
 from bayesify.storage import write_file
 
 
@@ -39,6 +40,7 @@ def _checksum(job: Any, result: Any) -> str:
     return hashlib.sha256(json.dumps([job, result], sort_keys=True).encode()).hexdigest()
 
 
+@checked
 def read_results(folder: Path | str) -> dict[str, dict[str, Any]]:
     """All results in a folder that `run_jobs` wrote to, by name of the job."""
     jobs = Path(folder) / "jobs"

@@ -234,6 +234,9 @@ class _Mask(Selector):
             self.mask: dict[str, Tensor] | Tensor = {str(key): as_mask(part) for key, part in mask.items()}
         else:
             self.mask = as_mask(mask)
+        parts = self.mask.values() if isinstance(self.mask, dict) else [self.mask]
+        if not any(bool(part.any()) for part in parts):
+            raise ValueError("subnetwork.from_mask: the mask is empty; choose at least one weight")
 
     def _flat(self, candidates: Candidates) -> Tensor:
         if isinstance(self.mask, Tensor):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from bayesify.arguments.checks import checked
+
 
 class History(list[dict[str, Any]]):
     """One dict of plain numbers per epoch; a list, so `json.dumps(history)` works.
@@ -22,6 +24,7 @@ class History(list[dict[str, Any]]):
         super().__init__(rows)
         self.notes: dict[str, str] = {}
 
+    @checked
     def column(self, key: str) -> list[Any]:
         """One entry of every epoch; `None` where an epoch has no such entry.
 

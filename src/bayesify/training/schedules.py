@@ -29,7 +29,7 @@ class KLSchedule:
     linear_epochs: NonNegative = 0.0
 
     @checked
-    def __call__(self, epoch: float) -> float:
+    def __call__(self, epoch: NonNegative) -> float:
         """The factor after `epoch` epochs."""
         passed = epoch - self.zero_epochs
         if self.linear_epochs == 0:

@@ -160,7 +160,7 @@ def check_targets(targets: Any) -> Tensor | None:
     """Starting pseudo-outputs of the last layer, cut off from whatever made them.
 
     Raises:
-        ValueError: If they are not a tensor or sequence of numbers, or not finite.
+        ValueError: If they are not a tensor or sequence of numbers, one or more for each input, or not finite.
     """
     if targets is None:
         return None
@@ -170,6 +170,8 @@ def check_targets(targets: Any) -> Tensor | None:
         raise ValueError(
             f"{OWNER}: targets are {type(targets).__name__}; give a tensor of labels or numbers"
         ) from error
+    if made.ndim == 0 or made.numel() == 0:
+        raise ValueError(f"{OWNER}: targets have shape {list(made.shape)}; give one for each inducing input")
     if not bool(torch.isfinite(made).all()):
         raise ValueError(f"{OWNER}: targets hold NaN or infinity; give finite numbers")
     return made
