@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from public_calls import CALLS
 
-SECONDS = 5
+SECONDS = 10
+"""Of processor time, so that a busy machine ends no call."""
 VALUES: dict[str, Any] = {
     "None": None,
     "True": True,
@@ -50,7 +51,9 @@ REMEDY = re.compile(
 )
 THINGS = {
     "x": "inputs",
-    "y": "targets?",
+    "y": "targets?|labels?",
+    "learning_rate": "learning rate",
+    "max_rows": "max-rows",
     "context_inputs": "inputs",
     "posterior": "method",
     "train_loader": "loader",
@@ -71,7 +74,7 @@ def judge(name: str, argument: str, value: Any) -> tuple[str, str]:
     """How a call ends: accepted, clear, vague, obscure or endless; and in which words."""
     function, arguments = CALLS[name]()
     arguments[argument] = value
-    signal.alarm(SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         function(**arguments)
     except Endless:
@@ -83,7 +86,7 @@ def judge(name: str, argument: str, value: Any) -> tuple[str, str]:
     except BaseException as error:
         return "obscure", f"{type(error).__name__}: {error}"
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
     return "accepted", ""
 
 
@@ -94,7 +97,7 @@ def same(value: Any, usual: Any) -> bool:
 
 def main(out: str, share: float, seed: int, only: str = "") -> None:
     """Make the calls; a given share of them, the same ones for a seed."""
-    signal.signal(signal.SIGALRM, stop)
+    signal.signal(signal.SIGPROF, stop)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     chosen, found = random.Random(seed), []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +32,14 @@ from bayesify import (
     subnetwork,
     transforms,
 )
+from bayesify.adapters import onnx as onnx_adapter
+from bayesify.adapters.arviz import to_inference_data
+from bayesify.adapters.lightning import BayesianModule, PredictiveScores
+from bayesify.adapters.torchmetrics import CalibrationError, Coverage, IntervalWidth, collection
+from bayesify.compare import Question, comparison
 from bayesify.datasets import computer_experiments, corruptions, images, rotations, toy, uci
+from bayesify.scale_out import read_results, run_jobs
+from bayesify.sklearn import BayesianClassifier, BayesianRegressor
 from bayesify.training.arguments import Checkpointing, Devices, Steps, Validation
 
 Arguments = dict[str, Any]
@@ -111,12 +119,12 @@ def temperature() -> baselines.TemperatureScaling:
     return baselines.TemperatureScaling(bnn("classes"))
 
 
-def of(function: Callable[..., Any], **arguments: Any) -> Call:
+def of(function: Callable[..., Any], /, **arguments: Any) -> Call:
     """A function and what it gets; values that are functions without a name are called to make them."""
     return lambda: (function, {key: _made(value) for key, value in arguments.items()})
 
 
-def method(make: Callable[[], Any], name: str, **arguments: Any) -> Call:
+def method(make: Callable[[], Any], name: str, /, **arguments: Any) -> Call:
     """A method of something that is made for each call."""
     return lambda: (getattr(make(), name), {key: _made(value) for key, value in arguments.items()})
 
@@ -150,6 +158,91 @@ def process() -> deep_gp.DeepGP:
 
 def features() -> random_features.RandomFeatureGP:
     return copy.deepcopy(_features())
+
+
+# -- estimators, adapters, comparisons, jobs ---------------------------------------------------------------------------
+
+
+ESTIMATOR: Arguments = {
+    "method": "mean_field", "hidden": (3,), "activation": "tanh", "network": None, "method_options": None, "prior_scale": 2.0,
+    "epochs": 1, "learning_rate": 0.01, "batch_size": 4, "num_draws": 1, "prediction_draws": 2, "standardize": True,
+    "memory_rows": 8, "random_state": 0, "verbose": False,
+}  # fmt: skip
+
+
+def trained(kind: Any, y: Any) -> Callable[..., Any]:
+    """An estimator's parameters are looked at when it is trained."""
+    return lambda **parameters: kind(**parameters).fit(X.numpy(), y)
+
+
+@functools.cache
+def _regressor() -> BayesianRegressor:
+    return BayesianRegressor(**ESTIMATOR, noise=0.1).fit(X.numpy(), Y[:, 0].numpy())
+
+
+@functools.cache
+def _classifier() -> BayesianClassifier:
+    return BayesianClassifier(**ESTIMATOR).fit(X.numpy(), LABELS.numpy())
+
+
+def regressor() -> BayesianRegressor:
+    return copy.deepcopy(_regressor())
+
+
+def classifier() -> BayesianClassifier:
+    return copy.deepcopy(_classifier())
+
+
+def export(**arguments: Any) -> Any:
+    """`export_onnx` without the exporter and the runtime, which take seconds: what is given to it is what matters here."""
+    write, look = onnx_adapter._write, onnx_adapter._compare
+    onnx_adapter._write = lambda graph, path, *_: path.write_bytes(b"")
+    onnx_adapter._compare = lambda *_: 0.0
+    try:
+        return onnx_adapter.export_onnx(**arguments)
+    finally:
+        onnx_adapter._write, onnx_adapter._compare = write, look
+
+
+@functools.cache
+def table() -> str:
+    path = FOLDER / "bayesify-public-calls.csv"
+    rows = [f"{a:.3f},{b:.3f},{a - b:.3f}" for a, b in np.random.default_rng(0).normal(size=(30, 2))]
+    path.write_text("\n".join(("a,b,y", *rows)) + "\n")
+    return str(path)
+
+
+def question() -> Question:
+    return Question(table(), "y", methods=("point",), splits=1, quick=True)
+
+
+def fresh_folder() -> Path:
+    folder = FOLDER / "bayesify-public-calls-folder"
+    shutil.rmtree(folder, ignore_errors=True)
+    return folder
+
+
+class Reached(Exception):
+    """All arguments were taken."""
+
+
+def compare_nothing(**arguments: Any) -> None:
+    """`compare` up to where it reads the table: what is given to it is what matters here."""
+
+    def reached(*_: Any, **__: Any) -> None:
+        raise Reached
+
+    read, comparison.read_problem = comparison.read_problem, reached
+    try:
+        comparison.compare(**arguments)
+    except Reached:
+        return
+    finally:
+        comparison.read_problem = read
+
+
+def double(job: Any) -> dict[str, Any]:
+    return {"twice": 2 * job}
 
 
 G = Make(generator)
@@ -389,4 +482,59 @@ CALLS: dict[str, Call] = {
     "transforms.hadamard": of(transforms.hadamard, x=torch.randn(2, 4), normalize=True),
     "transforms.hadamard_matrix": of(transforms.hadamard_matrix, size=4, like=X),
     "transforms.next_power_of_two": of(transforms.next_power_of_two, size=5),
+    # estimators
+    "sklearn.BayesianRegressor": of(trained(BayesianRegressor, Y[:, 0].numpy()), **ESTIMATOR, noise=0.1),
+    "sklearn.BayesianClassifier": of(trained(BayesianClassifier, LABELS.numpy()), **ESTIMATOR),
+    "sklearn.BayesianRegressor.fit": method(
+        regressor, "fit", X=X.numpy(), y=Y[:, 0].numpy(), sample_weight=np.ones(8)
+    ),
+    "sklearn.BayesianRegressor.partial_fit": method(
+        regressor, "partial_fit", X=X.numpy(), y=Y[:, 0].numpy(), sample_weight=np.ones(8)
+    ),
+    "sklearn.BayesianRegressor.predict": method(regressor, "predict", X=X.numpy(), return_std=False),
+    "sklearn.BayesianRegressor.predict_interval": method(regressor, "predict_interval", X=X.numpy(), level=0.9),
+    "sklearn.BayesianRegressor.predict_quantiles": method(
+        regressor, "predict_quantiles", X=X.numpy(), quantiles=(0.5,)
+    ),
+    "sklearn.BayesianRegressor.predictive": method(regressor, "predictive", X=X.numpy()),
+    "sklearn.BayesianClassifier.fit": method(
+        classifier, "fit", X=X.numpy(), y=LABELS.numpy(), sample_weight=np.ones(8)
+    ),
+    "sklearn.BayesianClassifier.partial_fit": method(
+        classifier, "partial_fit", X=X.numpy(), y=LABELS.numpy(), classes=np.arange(3), sample_weight=np.ones(8)
+    ),
+    "sklearn.BayesianClassifier.predict_proba": method(classifier, "predict_proba", X=X.numpy()),
+    # adapters
+    "adapters.BayesianModule": of(
+        BayesianModule, bnn=BNN, num_data=8, optimizer=None, learning_rate=0.01, num_draws=1, kl_weight=1.0, kl_schedule=None,
+        prediction_draws=2, prediction_seed=0, read_batch=None,
+    ),
+    "adapters.PredictiveScores": of(PredictiveScores, read_batch=None),
+    "adapters.CalibrationError": of(CalibrationError, num_bins=3),
+    "adapters.CalibrationError.update": method(CalibrationError, "update", prediction=Make(classification), y=LABELS),
+    "adapters.Coverage": of(Coverage, level=0.9),
+    "adapters.Coverage.update": method(Coverage, "update", prediction=Make(regression), y=Y),
+    "adapters.IntervalWidth": of(IntervalWidth, level=0.9),
+    "adapters.collection": of(collection, task="regression"),
+    "adapters.export_onnx": of(
+        export, model=BNN, path=FOLDER / "bayesify-public-calls.onnx", x=X, num_draws=2, likelihood=GAUSSIAN, output=None,
+        generator=G, tolerance=1e-4,
+    ),
+    "adapters.to_inference_data": of(
+        to_inference_data, model=BNN, num_draws=2, x=X, y=Y, likelihood=GAUSSIAN, output=None, generator=G
+    ),
+    # comparisons and jobs
+    "compare.Question": of(
+        Question, data=Make(table), target="y", task="regression", methods=("point",), ignore=(), ood=None, splits=1,
+        max_rows=30, quick=True, seed=0,
+    ),
+    "compare.compare": of(
+        compare_nothing, question=Make(question), folder=Make(fresh_folder), resume=False, engine="local", workers=1, progress=None,
+        report=None,
+    ),
+    "scale_out.run_jobs": of(
+        run_jobs, function=double, jobs={"a": 1}, folder=Make(fresh_folder), engine="local", workers=1, threads=1, retries=0,
+        progress=False,
+    ),
+    "scale_out.read_results": of(read_results, folder=Make(fresh_folder)),
 }  # fmt: skip

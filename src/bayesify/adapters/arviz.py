@@ -55,7 +55,7 @@ def to_inference_data(
         raise ValueError("to_inference_data: targets without inputs; give x too")
     models = list(model) if isinstance(model, Sequence) and not isinstance(model, Draws) else [model]
     if not models:
-        raise ValueError("to_inference_data: no chains; give at least one")
+        raise ValueError("to_inference_data: model holds no chains; give at least one")
     chains = [fixed_draws(each, num_draws, generator, "to_inference_data") for each in models]
     for index, chain in enumerate(chains):
         if len(chain) != len(chains[0]) or chain.weights.keys() != chains[0].weights.keys():

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from bayesify.arguments.checks import shown
 from bayesify.draws import Draws
 from bayesify.likelihoods import Likelihood
 from bayesify.predictor import Drawable, Predictor
@@ -32,7 +33,7 @@ def fixed_draws(
             raise ValueError(f"{owner}: num_draws={num_draws}; give at least 1 and at most {len(model)}")
         return (model if num_draws is None else model[:num_draws]).detach()
     if not isinstance(model, Drawable):
-        raise TypeError(f"{owner}: {type(model).__name__} has no draws; give a BayesianNetwork, a Laplace, or Draws")
+        raise TypeError(f"{owner}: model={shown(model)} has no draws; give a BayesianNetwork, a Laplace, or Draws")
     count = num_draws if num_draws is not None else model.num_distinct_draws or default
     with torch.no_grad():
         return model.draw(count, generator=generator).detach()

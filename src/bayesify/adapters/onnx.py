@@ -21,7 +21,7 @@ from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
 from bayesify.running.inputs import as_inputs, check_inputs
 from bayesify.running.outputs import select_output
-from bayesify.storage import write_atomically
+from bayesify.storage.atomic import check_file, write_atomically
 from bayesify.weights.catalog import put_in
 
 REGRESSION = ("mean", "variance", "epistemic")
@@ -137,8 +137,9 @@ def export_onnx(
     """
     for module in ("onnx", "onnxscript", "onnxruntime"):
         load(module, extra="onnx", owner="export_onnx")
-    law = likelihood_of(model, likelihood, "export_onnx")
+    check_file(path)
     draws = fixed_draws(model, num_draws, generator, "export_onnx", default=16)
+    law = likelihood_of(model, likelihood, "export_onnx")
     args, kwargs = as_inputs(x)
     check_inputs(args, kwargs)
     inputs, keys = (tuple(kwargs.values()), tuple(kwargs)) if kwargs else (args, ())

@@ -39,6 +39,7 @@ class PredictiveScore(Metric):
         self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("count", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
 
+    @checked
     def update(self, prediction: Predictive | Tensor, y: Tensor) -> None:
         """Add a batch.
 
@@ -64,12 +65,12 @@ class PredictiveScore(Metric):
 
     def _classes(self, prediction: Predictive) -> ClassificationPredictive:
         if not isinstance(prediction, ClassificationPredictive):
-            raise TypeError(f"{type(self).__name__}: {type(prediction).__name__}; it is about classification only")
+            raise TypeError(f"{type(self).__name__}: prediction={type(prediction).__name__}; give one of classes")
         return prediction
 
     def _values(self, prediction: Predictive) -> RegressionPredictive:
         if not isinstance(prediction, RegressionPredictive):
-            raise TypeError(f"{type(self).__name__}: {type(prediction).__name__}; it is about regression only")
+            raise TypeError(f"{type(self).__name__}: prediction={type(prediction).__name__}; give one of a regression")
         return prediction
 
 
@@ -84,8 +85,8 @@ def as_predictive(prediction: Predictive | Tensor) -> Predictive:
     sums = prediction.sum(-1) if prediction.ndim > 1 else prediction.new_zeros(1)
     if bool((prediction < 0).any()) or not bool(torch.allclose(sums, torch.ones_like(sums), atol=1e-3)):
         raise ValueError(
-            f"torchmetrics: a tensor of shape {tuple(prediction.shape)} does not hold class probabilities; "
-            "pass what predict(x) returns, or probabilities [B, C] that sum to 1"
+            f"torchmetrics: prediction, a tensor of shape {tuple(prediction.shape)}, does not hold class probabilities; "
+            "give what predict(x) returns, or probabilities [B, C] that sum to 1"
         )
     return ClassificationPredictive(Outputs(kept=prediction.log().unsqueeze(0)))
 
@@ -141,6 +142,7 @@ class CalibrationError(PredictiveScore):
         self.num_bins = num_bins
         self.add_state("gaps", torch.zeros(num_bins, dtype=torch.float64), dist_reduce_fx="sum")
 
+    @checked
     def update(self, prediction: Predictive | Tensor, y: Tensor) -> None:
         """Add a batch; see `PredictiveScore`."""
         found = self._classes(as_predictive(prediction))

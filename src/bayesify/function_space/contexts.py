@@ -72,7 +72,10 @@ class Box(Context):
         self.for_images = low is None
         ends = IMAGE_RANGE if low is None else (low, high)
         self.low, self.high = (torch.as_tensor(end, dtype=torch.float64).detach().cpu() for end in ends)
-        if not bool(torch.isfinite(self.low).all() & torch.isfinite(self.high).all()) or 0 in (self.low.numel(), self.high.numel()):
+        if not bool(torch.isfinite(self.low).all() & torch.isfinite(self.high).all()) or 0 in (
+            self.low.numel(),
+            self.high.numel(),
+        ):
             raise ValueError(f"Box: low={low}, high={high}; give finite numbers")
         try:
             below = bool((self.low < self.high).all())

@@ -18,7 +18,7 @@ from typing import Any
 
 from bayesify.arguments.checks import Count, CountOrZero, checked
 from bayesify.scale_out.engines import ENGINES, Run, open_engine
-from bayesify.scale_out.result_files import read_result, result_path, write_result
+from bayesify.scale_out.result_files import check_folder, read_result, result_path, write_result
 from bayesify.scale_out.workers import Finished, Function, work
 
 Result = dict[str, Any]
@@ -96,7 +96,7 @@ def run_jobs(
     if engine not in ENGINES:
         raise ValueError(f"run_jobs: engine={engine!r}; choose from {', '.join(ENGINES)}")
     plan: Plan = jobs if callable(jobs) else lambda results: jobs
-    folder = Path(folder).absolute()
+    folder = check_folder("run_jobs", folder)
     records = _Records(folder)
     known = records.take(plan)
     (folder / "jobs").mkdir(parents=True, exist_ok=True)
@@ -124,6 +124,8 @@ class _Records:
         """The jobs that a plan has now; those whose results are in files are finished, and the plan may go on from them."""
         while True:
             jobs = plan(self.results)
+            if not isinstance(jobs, Mapping):
+                raise TypeError(f"run_jobs: jobs is a plan that returned {type(jobs).__name__}; return a dictionary")
             new = [name for name in jobs if name not in self.jobs]
             self.jobs |= {name: _plain(name, jobs[name]) for name in new}
             found = [name for name in new if self.look(name)]

@@ -40,10 +40,21 @@ def _checksum(job: Any, result: Any) -> str:
     return hashlib.sha256(json.dumps([job, result], sort_keys=True).encode()).hexdigest()
 
 
+def check_folder(owner: str, folder: Path | str) -> Path:
+    """The absolute path of a folder, which need not exist.
+
+    Raises:
+        ValueError: If it is a file, or an empty text.
+    """
+    if str(folder) == "" or Path(folder).is_file():
+        raise ValueError(f"{owner}: folder={str(folder)!r}; give the path of a folder")
+    return Path(folder).absolute()
+
+
 @checked
 def read_results(folder: Path | str) -> dict[str, dict[str, Any]]:
-    """All results in a folder that `run_jobs` wrote to, by name of the job."""
-    jobs = Path(folder) / "jobs"
+    """All results in a folder that `run_jobs` wrote to, by name of the job; none if there is no such folder yet."""
+    jobs = check_folder("read_results", folder) / "jobs"
     found = {}
     for path in sorted(jobs.rglob("*.json")):
         name = path.relative_to(jobs).with_suffix("").as_posix()

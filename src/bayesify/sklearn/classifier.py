@@ -102,7 +102,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
 
     def _training_rows(self, X: Any, y: Any, sample_weight: Any, classes: Any, first: bool) -> Rows:
         X, y, weights = self._rows(X, y, sample_weight, reset=first, least=2 if first and classes is None else 1)
-        check_classification_targets(y)
+        with self._telling("y as labels"):
+            check_classification_targets(y)
         if first:
             known = np.unique(y) if classes is None else np.unique(classes)
             if len(known) < 2 or (classes is None and len(np.unique(y[weights > 0])) < 2):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from numbers import Real
 from typing import Any, Self
 
@@ -15,6 +16,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import nn
 
+from bayesify.arguments.checks import LARGEST, MOST
 from bayesify.datasets.scaling import Standardization
 from bayesify.likelihoods import Likelihood
 from bayesify.network import BayesianNetwork
@@ -160,16 +162,44 @@ class BayesianEstimator(BaseEstimator):
     def _rows(
         self, X: Any, y: Any, sample_weight: Any, *, reset: bool, least: int = 2, **options: Any
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        X, y = validate_data(self, X, y, reset=reset, dtype=np.float64, ensure_min_samples=least, **options)
-        weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-        if not weights.sum() > 0:
-            raise ValueError(f"{type(self).__name__}: every sample_weight is zero; give some rows a positive weight")
+        with self._telling("X as numbers [N, D] and y with one target for each row"):
+            X, y = validate_data(self, X, y, reset=reset, dtype=np.float64, ensure_min_samples=least, **options)
+        with self._telling("sample_weight as numbers of at least 0, one for each row"):
+            weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+            if not 0 < weights.sum() <= LARGEST:
+                raise ValueError("every sample_weight is zero, or one is too large")
         return X, y, weights
+
+    @contextmanager
+    def _telling(self, words: str) -> Iterator[None]:
+        """Errors of scikit-learn's checks, with what to give."""
+        try:
+            yield
+        except (ValueError, TypeError) as error:
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"{type(self).__name__}: {str(error).rstrip('.')}; give {words}") from error
 
     def _check_parameters(self) -> Method:
         owner = type(self).__name__
+        for key, value, kind, words in (
+            ("method", self.method, str, "a name or alias from the registry"),
+            ("activation", self.activation, str, f"one of {', '.join(ACTIVATIONS)}"),
+            ("network", self.network, nn.Module | None, "a torch.nn.Module, or None"),
+            ("method_options", self.method_options, Mapping | None, "a dictionary of the method's arguments, or None"),
+            ("standardize", self.standardize, bool | np.bool_, "True or False"),
+            ("verbose", self.verbose, bool | np.bool_, "True or False"),
+        ):
+            if not isinstance(value, kind):  # type: ignore[arg-type]
+                raise ValueError(f"{owner}: {key}={value!r}; give {words}")
         try:
-            method = get_method(str(self.method))
+            check_random_state("a flag" if isinstance(self.random_state, bool | np.bool_) else self.random_state)
+        except ValueError:
+            raise ValueError(
+                f"{owner}: random_state={self.random_state!r}; give an integer from 0 to 2**32 - 1, a "
+                "numpy.random.RandomState, or None"
+            ) from None
+        try:
+            method = get_method(self.method)
         except ValueError as error:
             raise ValueError(f"{owner}: {error}") from None
         if method.status != "ready":
@@ -189,14 +219,14 @@ class BayesianEstimator(BaseEstimator):
         for key, value in counts.items():
             optional = key in ("epochs", "batch_size") and value is None
             least = 0 if key == "memory_rows" else 1
-            if not optional and not (
-                isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= least
-            ):
-                raise ValueError(f"{owner}: {key}={value!r}; give an integer of at least {least}")
+            whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+            if not optional and not (whole and least <= value <= MOST):
+                raise ValueError(f"{owner}: {key}={value!r}; give an integer of at least {least} and at most {MOST:,}")
         for key, value in {"prior_scale": self.prior_scale, "learning_rate": self.learning_rate}.items():
             optional = key == "learning_rate" and value is None
-            if not optional and not (isinstance(value, Real) and value > 0 and np.isfinite(value)):
-                raise ValueError(f"{owner}: {key}={value!r}; give a positive number")
+            number = isinstance(value, Real) and not isinstance(value, bool)
+            if not optional and not (number and 0 < value <= LARGEST):
+                raise ValueError(f"{owner}: {key}={value!r}; give a positive number of at most {LARGEST}")
         self._check_options(method)
         return method
 
@@ -215,6 +245,7 @@ class BayesianEstimator(BaseEstimator):
 
     def _predict_standardized(self, X: Any) -> Predictive:
         check_is_fitted(self, "model_")
-        X = validate_data(self, X, reset=False, dtype=np.float64)
+        with self._telling("X as numbers [N, D], in the columns of the training"):
+            X = validate_data(self, X, reset=False, dtype=np.float64)
         x = torch.from_numpy(self._x_units(X))
         return predict(self.model_, x, self.prediction_draws, derive_seed(self._seed, "draws"))

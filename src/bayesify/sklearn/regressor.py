@@ -11,6 +11,7 @@ import torch
 from sklearn.base import RegressorMixin
 from torch import Tensor, nn
 
+from bayesify.arguments.checks import LARGEST, Level, checked
 from bayesify.likelihoods import Gaussian, Likelihood
 from bayesify.predictive.regression import RegressionPredictive
 from bayesify.sklearn.estimator import BayesianEstimator
@@ -141,7 +142,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         return self._partial_fit(self._training_rows(X, y, sample_weight, first=not hasattr(self, "model_")))
 
     def _training_rows(self, X: Any, y: Any, sample_weight: Any, first: bool) -> Rows:
-        if self.noise is not None and not (isinstance(self.noise, Real) and 0 < self.noise < np.inf):
+        number = isinstance(self.noise, Real) and not isinstance(self.noise, bool)
+        if self.noise is not None and not (number and 0 < self.noise <= LARGEST):
             raise ValueError(
                 f"BayesianRegressor: noise={self.noise!r}; it is a variance, give a positive number, or None to learn it"
             )
@@ -193,6 +195,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         units = self._y_units
         return ScaledPredictive(inner, torch.from_numpy(units.mean[0]), torch.from_numpy(units.std[0]))
 
+    @checked
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The predictive mean.
 
@@ -207,7 +210,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         mean = self._shaped(found.mean)
         return (mean, self._shaped(found.std)) if return_std else mean
 
-    def predict_interval(self, X: Any, level: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
+    @checked
+    def predict_interval(self, X: Any, level: Level = 0.9) -> tuple[np.ndarray, np.ndarray]:
         """The central interval that holds a new target with probability `level`.
 
         Args:
@@ -223,7 +227,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         lower, upper = self.predictive(X).interval(level)
         return self._shaped(lower), self._shaped(upper)
 
-    def predict_quantiles(self, X: Any, quantiles: Sequence[float] = (0.05, 0.5, 0.95)) -> np.ndarray:
+    @checked
+    def predict_quantiles(self, X: Any, quantiles: Sequence[Level] = (0.05, 0.5, 0.95)) -> np.ndarray:
         """Values that a new target stays below with given probabilities.
 
         Args:
@@ -236,6 +241,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         Raises:
             ValueError: If a probability is not strictly between 0 and 1.
         """
+        if len(quantiles) == 0:
+            raise ValueError("BayesianRegressor.predict_quantiles: no quantiles; give at least one probability")
         return self._shaped(self.predictive(X).quantile([float(q) for q in quantiles]))
 
     def _shaped(self, values: Tensor) -> np.ndarray:

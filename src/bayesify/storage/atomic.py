@@ -26,9 +26,10 @@ def write_atomically(path: str | Path) -> Iterator[Path]:
         path: The file; its folder exists.
 
     Raises:
+        ValueError: If it does not, or the path is a folder.
         OSError: If it cannot be written, as on a full disk, with the path and what may help.
     """
-    path = Path(path)
+    path = check_file(path)
     temporary = path.with_name(f".{path.name}.{_host()}-{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
     try:
         yield temporary
@@ -52,6 +53,20 @@ def write_atomically(path: str | Path) -> Iterator[Path]:
             os.fsync(folder)  # the new name has to reach the disk as well
         finally:
             os.close(folder)
+
+
+def check_file(path: str | Path) -> Path:
+    """A path that a file can be written to.
+
+    Raises:
+        ValueError: If it is a folder, or its folder does not exist.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{path}: is a folder; give the path of a file, such as model.safetensors")
+    if not path.parent.is_dir():
+        raise ValueError(f"{path}: the folder {path.parent} does not exist; make it first")
+    return path
 
 
 def write_file(path: str | Path, content: str | bytes) -> Path:

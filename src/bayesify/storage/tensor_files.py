@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesify.storage.atomic import write_atomically
+from bayesify.storage.atomic import check_file, write_atomically
 
 FORMAT = "bayesify"
 FORMAT_VERSION = 2
@@ -157,11 +157,7 @@ def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mappi
         TypeError: If a tensor is of a type that such files do not have.
         OSError: If the file cannot be written.
     """
-    path = Path(path)
-    if path.is_dir():
-        raise ValueError(f"{path}: is a folder; give the path of a file, such as model.safetensors")
-    if not path.parent.is_dir():
-        raise ValueError(f"{path}: the folder {path.parent} does not exist; make it first")
+    check_file(path)
     plain = _on_cpu(tensors)
     body = json.dumps({"kind": kind, **header})
     version = str(FORMAT_VERSION)
