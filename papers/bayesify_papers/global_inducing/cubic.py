@@ -97,14 +97,14 @@ def variational(
             flush=True,
         )
 
-    train(stack, x, y, schedule, report=report)
+    outcome = train(stack, x, y, schedule, report=report)
     found = bounds(stack, x, y, num_draws)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         inputs = torch.stack([points(data) for data in problems])
         outputs = stack(stack.draw(num_draws, generator).weights, inputs)[..., 0]  # [R, S, points]
     return {
-        seed: {"elbo": float(found[index]), **describe(outputs[index], data)}
+        seed: {"elbo": float(found[index]), "skipped_steps": outcome.skipped_steps[index], **describe(outputs[index], data)}
         for index, (seed, data) in enumerate(zip(seeds, problems, strict=True))
     }
 

@@ -91,8 +91,8 @@ def fit(
     stack = StackedNetworks(design, data.x[None], data.y[None], data.noise, learn_noise=False, seed=seed).to(device)
     rows, targets, constant = compress(data.x, data.y, data.noise)
     x, y = rows[None].to(device), targets[None].to(device)
-    seconds = train(stack, x, y, schedule, seed)
-    return {"elbo": float(bounds(stack, x, y, num_draws, seed)) + constant, "seconds": round(seconds, 1)}
+    outcome = train(stack, x, y, schedule, seed)
+    return {"elbo": float(bounds(stack, x, y, num_draws, seed)) + constant, **outcome.facts()}
 
 
 def requirement(found: Mapping[str, Mapping[str, float]], width: int = 50) -> str:

@@ -46,12 +46,12 @@ def run(
         mean = float(bound.mean()) / x.shape[1]
         print(f"{data}, {model}: step {step}, bound {mean:.3f} an example, {seconds:.0f} s", flush=True)
 
-    seconds = train(stack, x, y, schedule, report=report)
+    outcome = train(stack, x, y, schedule, report=report)
     found = [
         score(made, (x[split], y[split]), (x_test[split], y_test[split]), float(units[split]), num_draws, seed=split)
         for split, made in enumerate(stack.hand_back())
     ]
-    return {**{key: [one[key] for one in found] for key in found[0]}, "seconds": round(seconds, 1)}
+    return {**{key: [one[key] for one in found] for key in found[0]}, **outcome.facts()}
 
 
 def make(x: Tensor, y: Tensor, model: str, seed: int = 0) -> DeepGP:

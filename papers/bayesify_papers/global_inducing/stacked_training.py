@@ -15,6 +15,8 @@ from bayesify_papers.shared.small_products import small_products
 
 WARM_UP = 3
 """Steps on CUDA before one is recorded."""
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""What Adam keeps of each parameter."""
 
 
 class Stack(Protocol):
@@ -70,6 +72,23 @@ class Schedule:
         return self.first_weight + (1 - self.first_weight) * step / (self.warmup * self.steps)
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What a training was.
+
+    Args:
+        seconds: How long it took.
+        skipped_steps: Of each model, those it did not take since its gradient was not finite, [R].
+    """
+
+    seconds: float
+    skipped_steps: list[int]
+
+    def facts(self) -> dict[str, Any]:
+        """For a file of results."""
+        return {"seconds": round(self.seconds, 1), "skipped_steps": self.skipped_steps}
+
+
 def train(
     stack: Stack,
     x: Tensor,
@@ -78,10 +97,10 @@ def train(
     seed: int = 0,
     report: Callable[[int, Tensor, float], None] = lambda step, bound, seconds: None,
     every: int = 500,
-) -> float:
+) -> Outcome:
     """Train all models of a stack, each on its own data.
 
-    A model whose gradient is not finite at a step stays where it is. On CUDA the step is recorded once and played back, since calls
+    A model whose gradient is not finite at a step stays where it is, and so do its moments in Adam. On CUDA the step is recorded once and played back, since calls
     would cost many times the arithmetic.
 
     Args:
@@ -94,7 +113,7 @@ def train(
         every: See `report`.
 
     Returns:
-        Seconds.
+        Seconds and skipped steps.
     """
     start = time.perf_counter()
     update = _Update(stack, x, y, schedule, torch.Generator(device=x.device).manual_seed(seed))
@@ -103,7 +122,7 @@ def train(
             bound = update(step)
             if (step + 1) % every == 0:
                 report(step + 1, bound, time.perf_counter() - start)
-    return time.perf_counter() - start
+    return Outcome(time.perf_counter() - start, update.skipped.tolist())
 
 
 class _Update:
@@ -118,6 +137,7 @@ class _Update:
         self.optimizer = torch.optim.Adam(self.parameters, lr=rate, capturable=x.is_cuda)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.bound = torch.empty(0)
+        self.skipped = torch.zeros(len(x), dtype=torch.int64, device=x.device)
 
     def __call__(self, step: int) -> Tensor:
         """Make a step, counted from 0; the bound of each model on its batch, [R]."""
@@ -152,19 +172,32 @@ class _Update:
         bound = self.stack.elbo(x, y, num_data, self.schedule.draws, self.kl_weight, self.generator)
         self.optimizer.zero_grad()
         (-bound.sum() / num_data).backward()
-        _clip(self.parameters, self.schedule.clip)
-        self.optimizer.step()
+        finite = _clip(self.parameters, self.schedule.clip)
+        if x.is_cuda or not bool(finite.all()):
+            self.skipped += ~finite
+            kept = [(held, held.clone()) for held in self._state()]
+            self.optimizer.step()
+            for held, before in kept:
+                held.copy_(torch.where(finite.view(-1, *[1] * (held.ndim - 1)), held, before))
+        else:
+            self.optimizer.step()
         self.bound = bound.detach()
 
+    def _state(self) -> list[Tensor]:
+        """Parameters and moments, [R, ...] each; no moment before the first step, after which those of no gradient are 0."""
+        moments = [self.optimizer.state[parameter].get(key) for parameter in self.parameters for key in MOMENTS]
+        return [*(parameter.detach() for parameter in self.parameters), *(held for held in moments if held is not None)]
 
-def _clip(parameters: list[Tensor], largest: float) -> None:
-    """Bound the norm of each model's gradient, in place; one that is not finite becomes 0."""
+
+def _clip(parameters: list[Tensor], largest: float) -> Tensor:
+    """Bound the norm of each model's gradient, in place; one that is not finite becomes 0. Which ones are finite, [R]."""
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
     squares = torch.stack([grad.flatten(1).square().sum(1) if grad.ndim > 1 else grad.square() for grad in grads])
     norm = squares.sum(0).sqrt()  # [R]
     factor = torch.where(norm.isfinite(), (largest / norm.clamp_min(1e-30)).clamp_max(1.0), 0.0)
     for grad in grads:
         grad.nan_to_num_(0.0, 0.0, 0.0).mul_(factor.to(grad).view(-1, *[1] * (grad.ndim - 1)))
+    return norm.isfinite()
 
 
 @torch.no_grad()

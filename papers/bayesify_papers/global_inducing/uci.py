@@ -104,7 +104,7 @@ def run_networks(
         mean = float(bound.mean()) / x.shape[1]
         print(f"{data.name}, {model}, {prior}: step {step}, bound {mean:.3f} an example, {seconds:.0f} s", flush=True)
 
-    seconds = train(stack, x, y, schedule, seed, report)
+    outcome = train(stack, x, y, schedule, seed, report)
     bound = bounds(stack, x, y, num_draws, seed).cpu() / x.shape[1]
     density, mean = predictions(stack, *test, num_draws, seed)
     return {
@@ -112,7 +112,7 @@ def run_networks(
         "log_likelihood": (density.mean(-1).cpu() - units.log()).tolist(),
         "rmse": ((mean - test[1][..., 0]).square().mean(-1).sqrt().cpu() * units).tolist(),
         "noise": (stack.noise.detach().cpu() * units.square()).tolist(),
-        "seconds": round(seconds, 1),
+        **outcome.facts(),
     }
 
 

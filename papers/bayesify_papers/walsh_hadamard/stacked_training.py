@@ -129,6 +129,17 @@ class Trainer:
             rows = self._rows(count)
             for index, noise in enumerate(self._noise(count)):
                 self.update(rows[index], noise)
+            self._check()
+
+    def _check(self) -> None:
+        """Raise before what is not finite is stored: a checkpoint lies between two chunks."""
+        for key, value in self.stack.parameters.items():
+            finite = value.detach().flatten(1).isfinite().all(1) if value.ndim > 1 else value.detach().isfinite()
+            if not bool(finite.all()):
+                wrong = (~finite).nonzero().flatten().tolist()
+                raise ValueError(
+                    f"Trainer: {key} of networks {wrong} is not finite after step {self.step}; lower learning_rate"
+                )
 
     def update(self, rows: Tensor, noise: Tensor) -> None:
         """One step.

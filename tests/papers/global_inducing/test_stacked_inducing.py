@@ -172,3 +172,69 @@ def test_schedule_rises_and_falls() -> None:
     assert schedule.kl_weight(0) == pytest.approx(0.1)
     assert schedule.kl_weight(10) == pytest.approx(0.55)
     assert schedule.kl_weight(20) == 1.0
+
+
+class Parabolas(nn.Module):
+    """Models whose bound is a parabola; that of the second has no finite gradient at some steps."""
+
+    def __init__(self, bad: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.values = nn.Parameter(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+        self.scale = nn.Parameter(torch.tensor([0.5, 0.7]))
+        self.bad, self.calls, self.seen = bad, 0, []
+
+    def elbo(self, x: Tensor, *_: object) -> Tensor:
+        self.seen.append([self.values.detach().clone(), self.scale.detach().clone()])
+        factor = torch.ones(2)
+        factor[1] = float("nan") if self.calls in self.bad else 1.0
+        self.calls += 1
+        return -(self.values.square().sum(1) + self.scale.square()) * factor
+
+
+def test_steps_without_a_finite_gradient_change_nothing_and_are_counted() -> None:
+    """The second model stays where it is, moments included: as if the step had not been; the first does not notice."""
+    x, y = data()
+    schedule = stacked_training.Schedule(steps=12, learning_rate=0.1, warmup=0.0)
+    whole, broken = Parabolas(), Parabolas(bad=(0, 4, 5, 11))
+    assert stacked_training.train(whole, x, y, schedule).skipped_steps == [0, 0]
+    outcome = stacked_training.train(broken, x, y, schedule)
+    assert outcome.skipped_steps == [0, 4]
+    assert outcome.facts()["skipped_steps"] == [0, 4]
+    broken.seen.append([broken.values.detach(), broken.scale.detach()])
+    for step in (0, 4, 5, 11):
+        for before, after in zip(broken.seen[step], broken.seen[step + 1], strict=True):
+            assert torch.equal(before[1], after[1])
+    for step in (1, 2, 3, 6, 7):
+        assert not torch.equal(broken.seen[step][0][1], broken.seen[step + 1][0][1])
+    for ours, theirs in zip(whole.parameters(), broken.parameters(), strict=True):
+        assert torch.equal(ours[0], theirs[0])
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_factorized_layers_below_global_inducing_points_train_without_a_skipped_step(scale: float) -> None:
+    """fac-gi at the papers' learning rate, for inputs of the usual size and of thirty times that, in float32."""
+    x, y = data(rows=40)
+    x, y = scale * x, (x.sum(-1, keepdim=True) + 0.1 * y).tanh()
+    stack = StackedNetworks(Design(SIZES, ("fac", "fac", "gi"), "neal", points=12), x, y, seed=1)
+    before = stacked_training.bounds(stack, x, y)
+    outcome = stacked_training.train(stack, x, y, stacked_training.Schedule(steps=150, learning_rate=1e-2))
+    assert outcome.skipped_steps == [0, 0]
+    assert bool((stacked_training.bounds(stack, x, y) > before + 10).all())
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_the_library_s_factorized_layers_below_global_inducing_points_train(scale: float) -> None:
+    """The same with `fit`, which raises where a gradient is not finite: the bound rises by nats."""
+    x, y = (part[0] for part in data(rows=40))
+    x, y = scale * x, (x.sum(-1, keepdim=True) + 0.1 * y).tanh()
+    net = nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 1))
+    below = posteriors.MeanField(units="prior")
+    bnn = bayesify.bayesianize(
+        net,
+        {"0": below, "2": below, "4": posteriors.GlobalInducing(x[:12])},
+        likelihood=likelihoods.Gaussian(0.1),
+        prior=priors.Neal(),
+    )
+    history = bayesify.fit(bnn, [(x, y)], epochs=150, learning_rate=1e-2, seed=0, progress=False)
+    assert history[-1]["elbo"] > history[0]["elbo"] + 10
+    assert all(math.isfinite(row["elbo"]) for row in history)
