@@ -297,10 +297,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable):
 
         return run_local(compute, self.posteriors, self.network, generator)
 
-    @checked
-    def map_objective(
-        self, x: Inputs, y: Tensor, *, num_data: DataCount, example_weights: Tensor | None = None
-    ) -> Tensor:
+    def map_objective(self, x: Inputs, y: Tensor, *, num_data: int, example_weights: Tensor | None = None) -> Tensor:
         r"""$\log p(\mathcal{D} | m) + \log p(m)$ at the posterior mean m, in nats, a scalar; maximize it."""
         log_likelihood, penalty = self.map_terms(x, y, num_data=num_data, example_weights=example_weights)
         return objectives.elbo(log_likelihood, penalty)

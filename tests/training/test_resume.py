@@ -169,9 +169,79 @@ class Noisy(torch.utils.data.Dataset):
         return X[i] + 0.1 * torch.randn(X[i].shape, generator=self.noise), Y[i]
 
 
+class OwnState(OwnNumpy):
+    def __init__(self):
+        self.parts = {"order": [np.random.RandomState(3)]}
+        self.parts["order"][0].normal()  # it keeps the second of a pair of normal numbers
+
+    def order(self):
+        self.parts["order"][0].normal()
+        return super().order()
+
+
+class OwnPython(OwnNumpy):
+    """In a slot, and asked for an odd number of normal numbers, of which Python makes two at a time."""
+
+    __slots__ = ("source",)
+
+    def __init__(self):
+        self.source = random.Random(3)
+
+    def order(self):
+        self.source.gauss(0, 1)
+        return self.source.sample(range(len(X)), len(X))
+
+
+class OfTheModule(OwnNumpy):
+    source = np.random.default_rng(3)
+
+    def __init__(self):
+        OfTheModule.source.bit_generator.state = np.random.default_rng(3).bit_generator.state
+        SHUFFLES.seed(3)
+
+    def order(self):
+        order = OfTheModule.source.permutation(len(X)).tolist()
+        SHUFFLES.shuffle(order)
+        return order
+
+
+SHUFFLES = random.Random(3)
+
+
+def with_transform(kind):
+    """A loader whose way to make batches holds a generator: in a closure, an argument or an object with such a method."""
+    source = np.random.RandomState(3)
+
+    def close(rows):
+        x, y = torch.utils.data.default_collate(rows)
+        return x + torch.from_numpy(source.normal(size=x.shape)).float(), y
+
+    class Maker:
+        def __init__(self):
+            self.inner = close
+
+        def make(self, rows):
+            return self.inner(rows)
+
+    bound = functools.partial(lambda change, rows: change(rows), close)
+    function = {"closure": close, "partial": bound, "method": Maker().make}[kind]
+    return DataLoader(list(zip(X, Y, strict=True)), 8, shuffle=True, collate_fn=function)
+
+
 @pytest.mark.parametrize(
     "make",
-    [OwnNumpy, OwnMersenne, OwnTorch, lambda: DataLoader(Stream(), 8), lambda: DataLoader(Noisy(), 8, shuffle=True)],
+    [
+        OwnNumpy,
+        OwnMersenne,
+        OwnTorch,
+        OwnState,
+        OwnPython,
+        OfTheModule,
+        lambda: DataLoader(Stream(), 8),
+        lambda: DataLoader(Noisy(), 8, shuffle=True),
+        lambda: DataLoader(list(zip(X, Y, strict=True)), batch_sampler=BatchSampler(OwnPython().order(), 8, False)),
+        *(functools.partial(with_transform, kind) for kind in ("closure", "partial", "method")),
+    ],
 )
 def test_generators_anywhere_in_a_loader_are_set_back(tmp_path, make):
     path = tmp_path / "run.safetensors"

@@ -104,7 +104,11 @@ def variational(
         inputs = torch.stack([points(data) for data in problems])
         outputs = stack(stack.draw(num_draws, generator).weights, inputs)[..., 0]  # [R, S, points]
     return {
-        seed: {"elbo": float(found[index]), "skipped_steps": outcome.skipped_steps[index], **describe(outputs[index], data)}
+        seed: {
+            "elbo": float(found[index]),
+            "skipped_steps": outcome.skipped_steps[index],
+            **describe(outputs[index], data),
+        }
         for index, (seed, data) in enumerate(zip(seeds, problems, strict=True))
     }
 

@@ -100,8 +100,8 @@ def train(
 ) -> Outcome:
     """Train all models of a stack, each on its own data.
 
-    A model whose gradient is not finite at a step stays where it is, and so do its moments in Adam. On CUDA the step is recorded once and played back, since calls
-    would cost many times the arithmetic.
+    A model whose gradient is not finite at a step stays where it is, and so do its moments in Adam. On CUDA the step is recorded
+    once and played back, since calls would cost many times the arithmetic.
 
     Args:
         stack: Changed in place.

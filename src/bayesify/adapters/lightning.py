@@ -186,8 +186,8 @@ class PredictiveScores(_Callback):
                 "as BayesianModule does"
             )
         if self._scores is None:
-            task = "classification" if hasattr(prediction, "class_probs") else "regression"
-            self._scores = collection(task).to(module.device)
+            classes = hasattr(prediction, "class_probs")
+            self._scores = collection("classification" if classes else "regression").to(module.device)
         self._scores.update(prediction, parse_batch(item, self._reader).y)
 
     def _log(self, module: Any, prefix: str) -> None:

@@ -16,7 +16,7 @@ from bayesify.compare.summary import Results, Summary, summarize
 from bayesify.compare.tuning import BASELINES, effort, method_of
 from bayesify.registry import METHODS, get_method
 from bayesify.scale_out import ENGINES, JobsFailed, run_jobs
-from bayesify.scale_out.result_files import read_result
+from bayesify.scale_out.result_files import check_folder, read_result
 from bayesify.scale_out.workers import Function
 from bayesify.tables.errors import InputError
 from bayesify.tables.targets import Task
@@ -145,7 +145,7 @@ def compare(
     """
     if engine not in ENGINES:
         raise InputError(f"--engine {engine}: choose from {', '.join(ENGINES)}")
-    folder, amount = Path(folder), effort(question.quick)
+    folder, amount = check_folder("compare", folder), effort(question.quick)
     problem = read_problem(
         question.data,
         target=question.target,

@@ -162,6 +162,8 @@ def seeded_splits(
     Raises:
         ValueError: If a split would leave no row for training or testing.
     """
+    if len(X) != len(y):
+        raise ValueError(f"seeded_splits: X has {len(X)} rows and y {len(y)}; give one target for each row")
     num_test = round(test_share * len(X))
     if not 0 < num_test < len(X):
         raise ValueError(

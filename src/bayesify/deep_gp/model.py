@@ -117,6 +117,8 @@ class DeepGP(nn.Module, Predictor, Trainable):
                 f"DeepGP: inputs of shape {tuple(inputs.shape)} and type {inputs.dtype}; give floating-point [N, D]"
             )
         check_inputs((inputs,), {})
+        if targets is not None and not bool(torch.isfinite(targets).all()):
+            raise ValueError("DeepGP: targets hold NaN or infinity; give finite numbers, or remove such rows")
         if kernel not in KERNELS:
             raise ValueError(f"DeepGP: kernel={kernel!r}; give one of {', '.join(KERNELS)}")
         self.likelihood = copy.deepcopy(make_likelihood(likelihood)) or Gaussian(noise=0.1)

@@ -135,6 +135,8 @@ class RegressionPredictive(Predictive):
             ValueError: If a probability is not strictly between 0 and 1.
         """
         levels = [q] if isinstance(q, (int, float)) else list(q)
+        if not levels:
+            raise ValueError("quantile: q holds no probability; give at least one")
         for level in levels:
             if not 0 < level < 1:
                 raise ValueError(f"quantile: q={level}; give a probability strictly between 0 and 1")

@@ -181,15 +181,16 @@ class BayesianEstimator(BaseEstimator):
 
     def _check_parameters(self) -> Method:
         owner = type(self).__name__
-        for key, value, kind, words in (
+        kinds: list[tuple[str, Any, Any, str]] = [
             ("method", self.method, str, "a name or alias from the registry"),
             ("activation", self.activation, str, f"one of {', '.join(ACTIVATIONS)}"),
             ("network", self.network, nn.Module | None, "a torch.nn.Module, or None"),
             ("method_options", self.method_options, Mapping | None, "a dictionary of the method's arguments, or None"),
             ("standardize", self.standardize, bool | np.bool_, "True or False"),
             ("verbose", self.verbose, bool | np.bool_, "True or False"),
-        ):
-            if not isinstance(value, kind):  # type: ignore[arg-type]
+        ]
+        for key, value, kind, words in kinds:
+            if not isinstance(value, kind):
                 raise ValueError(f"{owner}: {key}={value!r}; give {words}")
         try:
             check_random_state("a flag" if isinstance(self.random_state, bool | np.bool_) else self.random_state)

@@ -241,8 +241,6 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         Raises:
             ValueError: If a probability is not strictly between 0 and 1.
         """
-        if len(quantiles) == 0:
-            raise ValueError("BayesianRegressor.predict_quantiles: no quantiles; give at least one probability")
         return self._shaped(self.predictive(X).quantile([float(q) for q in quantiles]))
 
     def _shaped(self, values: Tensor) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import operator
@@ -89,49 +90,85 @@ def seeded_globals(seed: int) -> Iterator[None]:
         np.random.set_state(states[1])  # noqa: NPY002
 
 
-class NumpyGenerator:
-    """A generator of NumPy with the state of one of torch: bytes in a tensor.
+GENERATORS = (torch.Generator, np.random.Generator, np.random.BitGenerator, np.random.RandomState, random.Random)
+
+
+class PlainGenerator:
+    """A generator of NumPy or Python with the state of one of torch: bytes in a tensor.
 
     Args:
-        bits: Its source of bits.
+        source: A bit generator or a `RandomState` of NumPy, or Python's `random.Random`.
     """
 
-    def __init__(self, bits: np.random.BitGenerator) -> None:
-        self._bits = bits
+    def __init__(self, source: np.random.BitGenerator | np.random.RandomState | random.Random) -> None:
+        self._source = source
 
     def get_state(self) -> Tensor:
         """All that decides what comes next."""
-        text = json.dumps(self._bits.state, default=lambda values: values.tolist())
+        source = self._source
+        if isinstance(source, random.Random):
+            state: Any = source.getstate()
+        else:
+            state = source.get_state(legacy=False) if isinstance(source, np.random.RandomState) else source.state
+        text = json.dumps(state, default=lambda values: values.tolist())
         return torch.tensor(list(text.encode()), dtype=torch.uint8)
 
     def set_state(self, state: Tensor) -> None:
         """Inverse of `get_state`."""
-        self._bits.state = json.loads(bytes(state.tolist()))
+        plain = json.loads(bytes(state.tolist()))
+        if isinstance(self._source, random.Random):
+            version, words, gauss = plain
+            self._source.setstate((version, tuple(words), gauss))
+        elif isinstance(self._source, np.random.RandomState):
+            plain["state"]["key"] = np.array(plain["state"]["key"], np.uint32)
+            self._source.set_state(plain)
+        else:
+            self._source.state = plain
 
 
-def loader_generators(loader: Any) -> list[torch.Generator | NumpyGenerator]:
-    """The generators of torch and NumPy that a loader, its samplers and its dataset hold, each once.
+def loader_generators(loader: Any) -> list[torch.Generator | PlainGenerator]:
+    """The generators of torch, NumPy and Python that a loader, its samplers, its dataset and their functions hold, each once.
 
-    Attributes, lists and dicts are looked through, 1,000 objects at most and no container of more than 100.
+    Attributes, lists, dicts, what functions close over, and what functions and methods name in their module are looked
+    through, 1,000 objects at most and no container of more than 100.
     """
-    found: list[torch.Generator | NumpyGenerator] = []
+    found: list[torch.Generator | PlainGenerator] = []
     seen: dict[int, Any] = {}
     waiting = [loader]
     while waiting and len(seen) < 1000:
         one = waiting.pop(0)
-        if id(one) in seen or isinstance(one, (type, Tensor, torch.nn.Module, types.FunctionType, types.ModuleType)):
+        if id(one) in seen or isinstance(one, (type, Tensor, torch.nn.Module, types.ModuleType, random.SystemRandom)):
             continue
         seen[id(one)] = one
         if isinstance(one, torch.Generator):
             found.append(one)
         elif isinstance(one, np.random.Generator):
-            found.append(NumpyGenerator(one.bit_generator))
-        elif isinstance(one, (list, tuple, dict)):
-            parts = one.values() if isinstance(one, dict) else one
-            waiting += parts if len(one) <= 100 else ()
+            waiting.append(one.bit_generator)
+        elif isinstance(one, (np.random.BitGenerator, np.random.RandomState, random.Random)):
+            found.append(PlainGenerator(one))
         else:
-            waiting += (part for name, part in getattr(one, "__dict__", {}).items() if name != "_iterator")
+            waiting += _parts(one)
     return found
+
+
+def _parts(one: Any) -> list[Any]:
+    """What an object is made of, as far as it may hold generators."""
+    if isinstance(one, (list, tuple, dict)):
+        return list(one.values() if isinstance(one, dict) else one) if len(one) <= 100 else []
+    if isinstance(one, types.MethodType):
+        return [one.__self__, one.__func__]
+    if isinstance(one, functools.partial):
+        return [one.func, one.args, one.keywords]
+    if isinstance(one, types.FunctionType):
+        named = (one.__globals__.get(name) for name in one.__code__.co_names)
+        held = [cell.cell_contents for cell in one.__closure__ or () if cell != types.CellType()]  # none that is empty
+        return [*held, *(one.__defaults__ or ()), *(value for value in named if isinstance(value, GENERATORS))]
+    own = [part for name, part in getattr(one, "__dict__", {}).items() if name != "_iterator"]
+    for kind in type(one).__mro__:
+        if kind.__module__.partition(".")[0] not in ("builtins", "torch", "numpy", "typing", "abc", "collections"):
+            own += (getattr(one, name, None) for name in kind.__dict__.get("__slots__", ()))
+            own += (part for part in vars(kind).values() if isinstance(part, (types.FunctionType, *GENERATORS)))
+    return own
 
 
 def network_state(device: torch.device) -> Tensor:
