@@ -29,15 +29,7 @@ from bayesify.running.local_passes import run_local
 from bayesify.running.modes import outside_inference_mode
 from bayesify.running.outputs import select_output
 from bayesify.running.runner import Runner
-from bayesify.weights.catalog import (
-    Weight,
-    catalog,
-    group_layers,
-    owner_of,
-    put_in,
-    running_statistics,
-    take_out,
-)
+from bayesify.weights.catalog import Weight, catalog, group_layers, owner_of, put_in, running_statistics, take_out
 from bayesify.weights.layout import NetworkLayout
 from bayesify.weights.module_state import fingerprint, put_tensors, tensors_of
 from bayesify.weights.selection import select
@@ -297,7 +289,10 @@ class BayesianNetwork(nn.Module, Drawable, Trainable):
 
         return run_local(compute, self.posteriors, self.network, generator)
 
-    def map_objective(self, x: Inputs, y: Tensor, *, num_data: int, example_weights: Tensor | None = None) -> Tensor:
+    @checked
+    def map_objective(
+        self, x: Inputs, y: Tensor, *, num_data: DataCount, example_weights: Tensor | None = None
+    ) -> Tensor:
         r"""$\log p(\mathcal{D} | m) + \log p(m)$ at the posterior mean m, in nats, a scalar; maximize it."""
         log_likelihood, penalty = self.map_terms(x, y, num_data=num_data, example_weights=example_weights)
         return objectives.elbo(log_likelihood, penalty)

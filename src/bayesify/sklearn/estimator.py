@@ -223,7 +223,8 @@ class BayesianEstimator(BaseEstimator):
             whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
             if not optional and not (whole and least <= value <= MOST):
                 raise ValueError(f"{owner}: {key}={value!r}; give an integer of at least {least} and at most {MOST:,}")
-        for key, value in {"prior_scale": self.prior_scale, "learning_rate": self.learning_rate}.items():
+        numbers: dict[str, Any] = {"prior_scale": self.prior_scale, "learning_rate": self.learning_rate}
+        for key, value in numbers.items():
             optional = key == "learning_rate" and value is None
             number = isinstance(value, Real) and not isinstance(value, bool)
             if not optional and not (number and 0 < value <= LARGEST):

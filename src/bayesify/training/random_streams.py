@@ -90,9 +90,6 @@ def seeded_globals(seed: int) -> Iterator[None]:
         np.random.set_state(states[1])  # noqa: NPY002
 
 
-GENERATORS = (torch.Generator, np.random.Generator, np.random.BitGenerator, np.random.RandomState, random.Random)
-
-
 class PlainGenerator:
     """A generator of NumPy or Python with the state of one of torch: bytes in a tensor.
 
@@ -153,6 +150,8 @@ def loader_generators(loader: Any) -> list[torch.Generator | PlainGenerator]:
 
 def _parts(one: Any) -> list[Any]:
     """What an object is made of, as far as it may hold generators."""
+    numpy = np.random  # NumPy loads it when it is asked for
+    kinds = (torch.Generator, numpy.Generator, numpy.BitGenerator, numpy.RandomState, random.Random)
     if isinstance(one, (list, tuple, dict)):
         return list(one.values() if isinstance(one, dict) else one) if len(one) <= 100 else []
     if isinstance(one, types.MethodType):
@@ -162,12 +161,12 @@ def _parts(one: Any) -> list[Any]:
     if isinstance(one, types.FunctionType):
         named = (one.__globals__.get(name) for name in one.__code__.co_names)
         held = [cell.cell_contents for cell in one.__closure__ or () if cell != types.CellType()]  # none that is empty
-        return [*held, *(one.__defaults__ or ()), *(value for value in named if isinstance(value, GENERATORS))]
+        return [*held, *(one.__defaults__ or ()), *(value for value in named if isinstance(value, kinds))]
     own = [part for name, part in getattr(one, "__dict__", {}).items() if name != "_iterator"]
     for kind in type(one).__mro__:
         if kind.__module__.partition(".")[0] not in ("builtins", "torch", "numpy", "typing", "abc", "collections"):
             own += (getattr(one, name, None) for name in kind.__dict__.get("__slots__", ()))
-            own += (part for part in vars(kind).values() if isinstance(part, (types.FunctionType, *GENERATORS)))
+            own += (part for part in vars(kind).values() if isinstance(part, (types.FunctionType, *kinds)))
     return own
 
 
