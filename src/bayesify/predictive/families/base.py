@@ -32,6 +32,8 @@ class Family(ABC):
 
     discrete: ClassVar[bool] = False
     """Whether the numbers are whole."""
+    light_tailed: ClassVar[bool] = False
+    """Whether exp(Y) has all moments."""
 
     @abstractmethod
     def moments(self, *parameters: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,8 @@ from bayesify.predictive.families.base import Family
 class GaussianFamily(Family):
     r"""$\mathcal{N}(\mu, v)$: means and variances."""
 
+    light_tailed = True
+
     def moments(self, *parameters: Tensor) -> tuple[Tensor, Tensor]:
         """The parameters."""
         mean, variance = parameters

@@ -28,10 +28,9 @@ class QuantileFunction(Family):
     def _tails(self, knots: Tensor) -> tuple[Tensor, Tensor]:
         """Scales of the two exponential tails."""
         low, high = self.levels[:2], self.levels[-2:]
-        return (
-            (knots[..., 1] - knots[..., 0]) / math.log(low[1] / low[0]),
-            (knots[..., -1] - knots[..., -2]) / math.log((1 - high[0]) / (1 - high[1])),
-        )
+        width = _widths(knots)
+        first, last = width[..., 0], width[..., -1]
+        return first / math.log(low[1] / low[0]), last / math.log((1 - high[0]) / (1 - high[1]))
 
     def _levels(self, knots: Tensor) -> Tensor:
         return torch.tensor(self.levels, dtype=knots.dtype, device=knots.device)
@@ -56,7 +55,7 @@ class QuantileFunction(Family):
         (knots,) = parameters
         left, right = self._tails(knots)
         place = (y.unsqueeze(-1) >= knots).sum(-1)  # quantiles at or below y
-        inside = (self._levels(knots).diff().log() - knots.diff(dim=-1).log()).expand(*place.shape, -1)
+        inside = (self._levels(knots).diff().log() - _widths(knots).log()).expand(*place.shape, -1)
         between = inside.gather(-1, (place - 1).clamp(0, inside.shape[-1] - 1).unsqueeze(-1)).squeeze(-1)
         low = math.log(self.levels[0]) - left.log() + (y - knots[..., 0]).clamp_max(0) / left
         high = math.log(1 - self.levels[-1]) - right.log() - (y - knots[..., -1]).clamp_min(0) / right
@@ -66,7 +65,7 @@ class QuantileFunction(Family):
         """P(Y <= y), a line between the quantiles."""
         (knots,) = parameters
         left, right = self._tails(knots)
-        share = ((y.unsqueeze(-1) - knots[..., :-1]) / knots.diff(dim=-1)).clamp(0, 1)
+        share = ((y.unsqueeze(-1) - knots[..., :-1]) / _widths(knots)).clamp(0, 1)
         low = self.levels[0] * ((y - knots[..., 0]).clamp_max(0) / left).exp()
         high = -(1 - self.levels[-1]) * torch.expm1(-(y - knots[..., -1]).clamp_min(0) / right)
         return low + (share * self._levels(knots).diff()).sum(-1) + high
@@ -90,11 +89,23 @@ class QuantileFunction(Family):
         start, end = knots[..., :-1], knots[..., 1:]
         at = y.unsqueeze(-1)
         inside = at.clamp(start, end)
-        crossing = ((inside - start).square() + (end - inside).square()) / (2 * (end - start))
+        crossing = ((inside - start).square() + (end - inside).square()) / (2 * _widths(knots))
         each = crossing + (at - inside).abs()
         middle = (self._levels(knots).diff() * each).sum(-1)
         low, high = y - knots[..., 0], knots[..., -1] - y
         return middle + self.levels[0] * _from_tail(low, left) + (1 - self.levels[-1]) * _from_tail(high, right)
+
+    def half_spread(self, *parameters: Tensor) -> Tensor:
+        """As for every family; exact for one component."""
+        (knots,) = parameters
+        if len(knots) > 1:
+            return super().half_spread(*parameters)
+        left, right = self._tails(knots[0])
+        levels = self._levels(knots)
+        a, b = levels[:-1], levels[1:]
+        middle = (knots[0].diff(dim=-1) * (0.5 * (a + b) - (a.square() + a * b + b.square()) / 3)).sum(-1)
+        low, high = self.levels[0], 1 - self.levels[-1]
+        return middle + left * (low - low**2 / 2) + right * (high - high**2 / 2)
 
     def node_levels(self) -> list[float]:
         """The levels themselves, between which the integrand is a parabola, and some in the tails."""
@@ -107,6 +118,11 @@ class QuantileFunction(Family):
         (knots,) = parameters
         mean = self.moments(knots)[0].unsqueeze(-1)
         return (mean + factor**0.5 * (knots - mean),)
+
+
+def _widths(knots: Tensor) -> Tensor:
+    """Distances of the quantiles, which may coincide where others clip them."""
+    return knots.diff(dim=-1).clamp_min(torch.finfo(knots.dtype).tiny)
 
 
 def _from_tail(gap: Tensor, scale: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -85,18 +86,23 @@ def _log_normalizer(degrees: Tensor) -> Tensor:
 def _standard_cdf(t: Tensor, degrees: Tensor) -> Tensor:
     if degrees.numel() > 1 or t.numel() <= TABLE:
         return _exact_cdf(t, degrees)
-    # Cubic pieces in asinh t, with the exact slopes.
-    u = torch.linspace(-REACH, REACH, TABLE, dtype=t.dtype, device=t.device)
-    at, step = u.sinh(), 2 * REACH / (TABLE - 1)
-    zero, one = torch.zeros_like(at), torch.ones_like(at)
-    values = _exact_cdf(at, degrees)
-    slopes = step * u.cosh() * STUDENT_T.log_density(at, zero, one, degrees).exp()
+    values, slopes = (part.to(t) for part in _table(float(degrees)))
+    step = 2 * REACH / (TABLE - 1)
     place = ((t.asinh() + REACH) / step).clamp(0, TABLE - 1)
     left = place.floor().clamp_max(TABLE - 2)
     w, left = place - left, left.long()
     rise = w.square() * (3 - 2 * w)
     bend = w * (1 - w).square() * slopes[left] - w.square() * (1 - w) * slopes[left + 1]
     return (1 - rise) * values[left] + rise * values[left + 1] + bend
+
+
+@lru_cache(maxsize=16)
+def _table(degrees: float) -> tuple[Tensor, Tensor]:
+    """The distribution function at equal steps of asinh t, and its slopes."""
+    u, number = torch.linspace(-REACH, REACH, TABLE, dtype=torch.float64), torch.tensor(degrees, dtype=torch.float64)
+    at = u.sinh()
+    density = STUDENT_T.log_density(at, torch.zeros_like(at), torch.ones_like(at), number).exp()
+    return _exact_cdf(at, number), 2 * REACH / (TABLE - 1) * u.cosh() * density
 
 
 def _exact_cdf(t: Tensor, degrees: Tensor) -> Tensor:
