@@ -11,9 +11,10 @@ from typing import Any
 from bayesify.arguments.checks import Count, checked
 from bayesify.compare.folder import drop_failed, open_folder
 from bayesify.compare.problems import Problem, read_problem
+from bayesify.compare.rivals import installed
 from bayesify.compare.runs import estimate_noise, run_method
 from bayesify.compare.summary import Results, Summary, summarize
-from bayesify.compare.tuning import BASELINES, effort, method_of
+from bayesify.compare.tuning import ALWAYS, BASELINES, PORTFOLIO, RIVALS, effort, trains_together
 from bayesify.registry import METHODS, get_method
 from bayesify.scale_out import ENGINES, JobsFailed, run_jobs
 from bayesify.scale_out.result_files import check_folder, read_result
@@ -34,7 +35,7 @@ class Question:
         data: A path, or the name of a data set.
         target: The column to predict; not needed for a name.
         task: `"regression"` or `"classification"`, if it is not to be detected.
-        methods: Names from the registry; all if empty. The baselines are added.
+        methods: Names from the registry, or `"all"` (default: a small portfolio). Baselines and rivals are added.
         ignore: Columns to leave out.
         ood: A table of out-of-distribution inputs.
         splits: How many; by `quick` if `None`.
@@ -74,11 +75,12 @@ class Question:
         Raises:
             InputError: If a name is unknown; the message suggests the nearest.
         """
+        wanted = list(METHODS) if "all" in self.methods else self.methods or PORTFOLIO
         try:
-            names = [name if name in BASELINES else get_method(name).name for name in self.methods] or list(METHODS)
+            names = [name if name in (*BASELINES, *RIVALS) else get_method(name).name for name in wanted]
         except ValueError as error:
             raise InputError(f"--methods: {error}") from error
-        return list(dict.fromkeys((*BASELINES, *names)))
+        return list(dict.fromkeys((*ALWAYS, *installed(), *BASELINES, *names)))
 
     @property
     def name(self) -> str:
@@ -218,9 +220,9 @@ def _results(
 def _job_names(methods: Sequence[str], splits: int) -> dict[str, tuple[str, list[int]]]:
     """Jobs with their method and splits: all splits of a posterior train together, those of other methods are jobs of their own."""
     every = list(range(splits))
-    names = {method: (method, every) for method in methods if method_of(method).fit is None}
+    names = {method: (method, every) for method in methods if trains_together(method)}
     for split in every:
-        names |= {f"{method}-{split}": (method, [split]) for method in methods if method_of(method).fit is not None}
+        names |= {f"{method}-{split}": (method, [split]) for method in methods if not trains_together(method)}
     return names
 
 

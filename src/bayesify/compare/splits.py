@@ -1,4 +1,4 @@
-"""Repeated splits of a table's rows into four parts."""
+"""Splits of a table's rows into four parts: by fold, with groups kept together, or by time."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bayesify.tables.errors import InputError
 from bayesify.tables.errors import InputError
 from bayesify.training.random_streams import derive_seed
 
@@ -17,6 +18,8 @@ SMALL = 2000
 HELD = 0.12
 """Share of the rows that are not for testing which go to validation, and again to calibration."""
 LEAST_HELD = 3
+LEAST_GROUPS = 5
+"""Different groups that splits need: one for testing, validation and calibration each, and some to train on."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,11 @@ class Parts:
     test: np.ndarray
 
 
+def count_folds(rows: int) -> int:
+    """Folds of one repetition, and blocks of a split by time."""
+    return 5 if rows < SMALL else 10
+
+
 def make_parts(
     values: np.ndarray,
     index: int,
@@ -43,10 +51,14 @@ def make_parts(
     *,
     classes: bool,
     standard: Sequence[tuple[np.ndarray, np.ndarray]] = (),
+    groups: np.ndarray | None = None,
+    times: np.ndarray | None = None,
 ) -> Parts:
     """One split, the same for the same seed however many others there are.
 
-    Classes have nearly the same shares in all parts. A standard split keeps its test rows.
+    Split K r + k of N rows tests fold k of repetition r: the K folds of a repetition share no test row. Validation and calibration
+    rows are those that come next in the same random order. Classes have nearly the same shares in all parts. A standard split keeps
+    its test rows.
 
     Args:
         values: Targets, [N].
@@ -54,22 +66,78 @@ def make_parts(
         seed: Of all splits.
         classes: Whether the targets are classes.
         standard: Pairs of training and test rows, if the data set comes with splits.
+        groups: Numbers, [N]; rows of the same number are in the same part.
+        times: When each row was, [N]. Split k then tests the k-th of K blocks of the later half of the rows, and trains on
+            all before it; calibration rows are the last of these, validation rows those before them.
 
     Raises:
-        InputError: If there are too few rows.
+        InputError: If there are too few rows, groups or blocks.
     """
     if len(values) < LEAST_ROWS:
         raise InputError(f"{len(values)} rows with a target; a comparison needs at least {LEAST_ROWS}")
-    generator = np.random.default_rng(derive_seed(seed, "split", index))
+    if times is not None:
+        return _by_time(times, index)
+    generator = np.random.default_rng(derive_seed(seed, "split", index if standard else index // count_folds(len(values))))
     if standard:
         rest, test = standard[index]
-        order = rest[_dealt(values[rest], generator, classes)]
-    else:
-        order = _dealt(values, generator, classes)
-        num_test = round((0.2 if len(values) < SMALL else 0.1) * len(values))
-        test, order = order[:num_test], order[num_test:]
+        return _held(rest[_dealt(values[rest], generator, classes)], test, None)
+    if groups is not None:
+        return _by_group(values, groups, index, generator, classes)
+    order = _dealt(values, generator, classes)
+    folds = count_folds(len(order))
+    start, end = ((index % folds + step) * len(order) // folds for step in (0, 1))
+    return _held(np.concatenate((order[end:], order[:start])), order[start:end], None)
+
+
+def _held(order: np.ndarray, test: np.ndarray, groups: np.ndarray | None) -> Parts:
+    """Validation and calibration rows from the start of an order, cut where a group ends."""
     held = max(LEAST_HELD, round(HELD * len(order)))
-    parts = (order[2 * held :], order[:held], order[held : 2 * held], test)
+    first, second = held, 2 * held
+    if groups is not None:
+        ends = np.flatnonzero(np.diff(groups[order])) + 1
+        first = int(ends[min(np.searchsorted(ends, first), len(ends) - 2)])
+        second = int(ends[min(max(np.searchsorted(ends, first + held), np.searchsorted(ends, first) + 1), len(ends) - 1)])
+    parts = (order[second:], order[:first], order[first:second], test)
+    return Parts(*(np.sort(part) for part in parts))
+
+
+def _by_group(
+    values: np.ndarray, groups: np.ndarray, index: int, generator: np.random.Generator, classes: bool
+) -> Parts:
+    """Whole groups in random order; folds of about the same number of rows, or of groups where a few hold most rows."""
+    _, first, number, sizes = np.unique(groups, return_index=True, return_inverse=True, return_counts=True)
+    if len(first) < LEAST_GROUPS:
+        raise InputError(f"{len(first)} different groups of rows; splits need at least {LEAST_GROUPS}")
+    order = _dealt(values[first], generator, classes)
+    folds = min(count_folds(len(values)), len(first) - 3)
+    middle = np.cumsum(sizes[order]) - sizes[order] / 2
+    fold = (middle * folds / len(values)).astype(int)
+    if len(np.unique(fold)) < folds:
+        fold = np.arange(len(order)) * folds // len(order)
+    chosen = index % folds
+    turned = np.concatenate((order[fold > chosen], order[fold < chosen]))
+    by_rank = np.argsort(number, kind="stable")
+    starts = np.cumsum(sizes) - sizes
+
+    def rows(some: np.ndarray) -> np.ndarray:
+        return np.concatenate([by_rank[starts[one] : starts[one] + sizes[one]] for one in some])
+
+    return _held(rows(turned), rows(order[fold == chosen]), groups)
+
+
+def _by_time(times: np.ndarray, index: int) -> Parts:
+    order = np.argsort(times, kind="stable")
+    blocks = count_folds(len(order))
+    if index >= blocks:
+        raise InputError(f"split {index + 1}: splits by time are {blocks}, blocks of the later half of the rows")
+    cuts = [len(order) // 2 + block * (len(order) - len(order) // 2) // blocks for block in range(blocks + 1)]
+    # Rows of the same time stay together where there are times enough.
+    whole = [int(np.searchsorted(times[order], times[order[cut]])) for cut in cuts[:-1]] + [len(order)]
+    if len(set(whole)) == len(whole) and whole[0] > 4 * LEAST_HELD:
+        cuts = whole
+    before, test = order[: cuts[index]], order[cuts[index] : cuts[index + 1]]
+    held = max(LEAST_HELD, round(HELD * len(before)))
+    parts = (before[: -2 * held], before[-2 * held : -held], before[-held:], test)
     return Parts(*(np.sort(part) for part in parts))
 
 

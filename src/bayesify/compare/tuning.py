@@ -11,7 +11,19 @@ from bayesify.registry import METHODS, Method
 TEMPERATURE = "temperature_scaled"
 """The deterministic network with one number fitted to validation rows (Guo et al. 2017)."""
 BASELINES = ("point", TEMPERATURE)
-"""What the verdict compares with; always run."""
+"""The network without a posterior; always run."""
+RIVALS = {
+    "constant": "Constant guess",
+    "linear": "Linear model",
+    "boosted_trees": "Boosted trees",
+    "lightgbm": "LightGBM",
+    "xgboost": "XGBoost",
+    "catboost": "CatBoost",
+}
+"""What is no network, with names for readers; the first three always run, the others where they are installed."""
+ALWAYS = tuple(RIVALS)[:3]
+PORTFOLIO = ("ensemble", "laplace", "mean_field", "inducing")
+"""Methods of a comparison by default: different in kind, and cheap enough for many splits."""
 PRIOR_SCALE = 2.0
 
 
@@ -46,8 +58,8 @@ class Effort:
     candidates: int
 
 
-FULL = Effort(5, 500, 200, 300, 100, 20, 80, 1000, 4, 20_000, 3)
-QUICK = Effort(3, 200, 80, 200, 60, 4, 25, 500, 2, 5_000, 2)
+FULL = Effort(10, 500, 200, 300, 100, 20, 80, 1000, 4, 20_000, 3)
+QUICK = Effort(5, 200, 80, 200, 60, 4, 25, 500, 2, 5_000, 2)
 
 
 def effort(quick: bool) -> Effort:
@@ -60,9 +72,21 @@ def method_of(name: str) -> Method:
     return METHODS["point" if name == TEMPERATURE else name]
 
 
+def trains_together(name: str) -> bool:
+    """Whether all splits of a method are one run: rivals are quick, and the networks of posteriors train side by side."""
+    return name in RIVALS or method_of(name).fit is None
+
+
 def title_of(name: str) -> str:
     """A method's name for readers."""
-    return {"point": "Plain network", TEMPERATURE: "Temperature scaling"}.get(name, method_of(name).title)
+    known = {"point": "Plain network", TEMPERATURE: "Temperature scaling", **RIVALS}
+    return known[name] if name in known else method_of(name).title
+
+
+def cost_rank(name: str) -> int:
+    """Place among all methods from cheap to dear, by what has to be trained and stored; measured times would differ between runs."""
+    order = (*RIVALS, *BASELINES, "laplace", "swag", "dropout", "mean_field", "ensemble")
+    return order.index(name) if name in order else len(order) + list(METHODS).index(name)
 
 
 PRIOR_SCALES = (1.0, 3.0, 2.0)
@@ -82,6 +106,8 @@ def candidates(name: str, task: str, quick: bool) -> list[dict[str, Any]]:
         task: `"regression"` or `"classification"`.
         quick: Whether to try fewer.
     """
+    if name in RIVALS:
+        return [{}]
     amount, method = effort(quick), method_of(name)
     options = method.trials or ({},)
     first: dict[str, Any] = {"prior_scale": PRIOR_SCALE, "noise_factor": 1.0, "options": options[0]}
@@ -112,6 +138,8 @@ def obstacle(name: str, num_inputs: int, hidden: tuple[int, ...], num_outputs: i
         hidden: Units of its hidden layers.
         num_outputs: Of the network.
     """
+    if name in RIVALS:
+        return ""
     widths = [num_inputs, *hidden, num_outputs]
     layers = [d_out * (d_in + 1) for d_in, d_out in pairwise(widths)]
     method = method_of(name)

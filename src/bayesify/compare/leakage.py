@@ -1,0 +1,169 @@
+"""What makes scores look better than they are: copies of rows, columns that hold the target, rows in the order of time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bayesify.tables.columns import DAYS, Features
+from bayesify.tables.targets import Task
+
+NEAR = 1e-3
+"""Standard deviations by which near-copies differ in each number, at most."""
+BY_CHANCE = 5.0
+"""Times as many pairs of near-copies as chance would make from which on they are taken for copies."""
+GIVES_AWAY = 0.99
+"""Share of the target's variance, or of the labels, that a single column predicts from which on it is named."""
+LOOKED_AT = 2000
+"""Rows by which columns are judged."""
+MOST_NAMED = 3
+
+
+def find_copies(features: Features) -> np.ndarray | None:
+    """Rows that are copies or near-copies of others in all their inputs, as groups: numbers, [N]; `None` where there are none.
+
+    Two rows are near-copies if no number differs by more than `NEAR` of its deviation and no category differs. In a table of few or
+    coarse columns rows are equal by chance; they are left alone there: where the number of pairs is not far above
+    $\\binom N2 \\prod_c P_c$, with $P_c$ the share of pairs that are equal in column c.
+
+    Args:
+        features: Of all rows.
+    """
+    scaled = _comparable(features)
+    distinct, number, counts = np.unique(scaled, axis=0, return_inverse=True, return_counts=True)
+    number = number.reshape(-1)
+    same = float((counts * (counts - 1.0)).sum()) / 2
+    chance = _pairs_by_chance(scaled)
+    found, groups = same, np.arange(len(distinct))
+    if BY_CHANCE * chance < len(scaled):  # else near-copies are everywhere
+        from scipy.sparse import coo_matrix
+        from scipy.sparse.csgraph import connected_components
+        from scipy.spatial import cKDTree
+
+        pairs = cKDTree(distinct).query_pairs(NEAR, p=np.inf, output_type="ndarray")
+        found += float((counts[pairs[:, 0]] * counts[pairs[:, 1]]).sum())
+        shape = (len(distinct), len(distinct))
+        _, groups = connected_components(coo_matrix((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), shape), False)
+    return groups[number].astype(np.int64) if found > BY_CHANCE * chance else None
+
+
+def _comparable(features: Features) -> np.ndarray:
+    """Numbers in deviations, with categories and missing cells far apart: [N, columns]."""
+    numbers = features.numbers
+    if not numbers.size:
+        return features.codes.astype(np.float64)
+    known = np.where(np.isnan(numbers), 0.0, numbers)
+    spread = np.nanstd(numbers, axis=0) if len(numbers) else np.ones(numbers.shape[1])
+    spread = np.where((spread > 0) & np.isfinite(spread), spread, 1.0)
+    scaled = np.where(np.isnan(numbers), 1e6, known / spread)
+    return np.column_stack((scaled, features.codes.astype(np.float64)))
+
+
+def _pairs_by_chance(scaled: np.ndarray) -> float:
+    """Near pairs that columns which know nothing of each other would make."""
+    rows = len(scaled)
+    log_share = 0.0
+    for column in scaled.T:
+        ordered = np.sort(column)
+        near = np.searchsorted(ordered, ordered + NEAR, side="right") - np.arange(rows) - 1
+        share = near.sum() / (rows * (rows - 1) / 2) if rows > 1 else 0.0
+        if share <= 0:
+            return 0.0
+        log_share += np.log(share)
+    return float(rows * (rows - 1) / 2 * np.exp(log_share))
+
+
+def find_giveaways(features: Features, values: np.ndarray, task: Task, seed: int) -> list[tuple[str, float]]:
+    """Columns that predict the target nearly without error by themselves, with the share that each explains.
+
+    Each is tried by a small tree that learns half of the rows and predicts the other half: the share of the variance of a regression's
+    targets; of labels, one less the errors over those of the most frequent class.
+
+    Args:
+        features: Of all rows.
+        values: Targets, [N].
+        task: What they pose.
+        seed: Of the halves.
+    """
+    from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
+
+    rows = np.random.default_rng(seed).permutation(len(values))[:LOOKED_AT]
+    learn, check = rows[::2], rows[1::2]
+    make = DecisionTreeRegressor if task == "regression" else DecisionTreeClassifier
+    found = []
+    named = dict(zip(features.number_names, features.numbers.T, strict=True))
+    named |= dict(zip(features.code_names, features.codes.T.astype(np.float64), strict=True))
+    for name, column in named.items():
+        filled = np.where(np.isnan(column), -1e12, column)[:, None]
+        # A step for every few rows would miss a line through them: a linear fit is tried too.
+        guess = make(min_samples_leaf=3, random_state=0).fit(filled[learn], values[learn]).predict(filled[check])
+        share = _explained(values[check], guess, task)
+        if task == "regression":
+            share = max(share, _explained(values[check], _linear(column, values, learn, check), task))
+        if share >= GIVES_AWAY:
+            found.append((name, share))
+    return sorted(found, key=lambda entry: -entry[1])
+
+
+def _linear(column: np.ndarray, values: np.ndarray, learn: np.ndarray, check: np.ndarray) -> np.ndarray:
+    known = learn[~np.isnan(column[learn])]
+    if len(known) < 2 or np.ptp(column[known]) == 0:
+        return np.full(len(check), values[learn].mean())
+    slope, offset = np.polyfit(column[known], values[known], 1)
+    return np.where(np.isnan(column[check]), values[learn].mean(), slope * column[check] + offset)
+
+
+def _explained(values: np.ndarray, guess: np.ndarray, task: Task) -> float:
+    if task == "regression":
+        total = float(np.square(values - values.mean()).sum())
+        return 1 - float(np.square(values - guess).sum()) / total if total > 0 else 0.0
+    _, counts = np.unique(values, return_counts=True)
+    others = len(values) - counts.max()
+    return 1 - float((values != guess).sum()) / others if others > 0 else 0.0
+
+
+def describe(
+    features: Features, values: np.ndarray, task: Task, groups: np.ndarray | None, *, target: str, by_time: bool, seed: int
+) -> list[str]:
+    """What a reader has to know before believing the scores, in sentences.
+
+    Args:
+        features: Of all rows.
+        values: Targets.
+        task: What they pose.
+        groups: From `find_copies`.
+        target: Its name.
+        by_time: Whether rows are split by time.
+        seed: Of what is tried.
+    """
+    notes = []
+    if groups is not None:
+        copies = len(groups) - len(np.unique(groups))
+        notes.append(
+            f"{copies:,} of {len(groups):,} rows are copies or near-copies of other rows; all copies of a row are on the same "
+            "side of every split, as a model would else be tested on what it has seen."
+        )
+    for name, share in find_giveaways(features, values, task, seed)[:MOST_NAMED]:
+        words = "the variation" if task == "regression" else "the labels beyond the most frequent one"
+        notes.append(
+            f"Column {name!r} alone predicts {100 * share:.1f} % of {words} of {target}: if it is made from {target} or known "
+            f"only after it, every score below is worthless; leave it out by --ignore {name}."
+        )
+    if not by_time:
+        notes += _time_hint(features)
+    return notes
+
+
+def _time_hint(features: Features) -> list[str]:
+    """For the first column of dates by which the rows are ordered."""
+    for name, column in zip(features.number_names, features.numbers.T, strict=True):
+        known = column[~np.isnan(column)]
+        if not name.endswith(DAYS) or len(known) < len(column) or len(np.unique(known)) < 0.5 * len(known):
+            continue
+        steps = np.diff(known)
+        if max((steps >= 0).mean(), (steps <= 0).mean()) > 0.95:
+            date = name.removesuffix(DAYS)
+            return [
+                f"The rows are in the order of {date!r}, and were split at random: if later rows are to be predicted from "
+                f"earlier ones, scores are lower; --time {date} tests that."
+            ]
+    return []
