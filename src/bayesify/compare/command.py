@@ -6,6 +6,7 @@ from enum import StrEnum
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,11 +16,13 @@ from rich.table import Table
 from bayesify.compare.terminal import plain, say
 
 if TYPE_CHECKING:
-    from bayesify.compare.comparison import Comparison
+    from bayesify.compare.comparison import Comparison, Told
 
 INTERRUPTED = 130
 WIDE = 110
 """Columns of a terminal that shows the whole table."""
+LEAST_SHARE = 0.05
+"""Share of the work from which on the time that is left is told."""
 NEEDED = ("pandas", "sklearn", "torchmetrics", "jinja2", "scipy")
 
 
@@ -45,16 +48,24 @@ def compare(
     ],
     target: Annotated[str, typer.Option(help="The column to predict.")] = "",
     only: Annotated[
-        str, typer.Option("--methods", help="These only, separated by commas; the plain network is always there.")
+        str,
+        typer.Option(
+            "--methods",
+            help="Separated by commas, or all (default: a few); plain network, linear model and trees are always there.",
+        ),
     ] = "",
-    quick: Annotated[bool, typer.Option("--quick", help="Train briefly on 3 splits, for a first look.")] = False,
-    splits: Annotated[int, typer.Option(help="Repeated splits (default: 5, with --quick 3).")] = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="Train briefly on 5 splits, for a first look.")] = False,
+    splits: Annotated[int, typer.Option(help="Splits (default: 10, with --quick 5).")] = 0,
     task: Annotated[Task | None, typer.Option(help="If it is not to be detected.")] = None,
     ood: Annotated[
         Path | None,
         typer.Option(help="Out-of-distribution rows with the same columns; tests whether they are detected."),
     ] = None,
     ignore: Annotated[str, typer.Option(help="Columns to leave out, separated by commas.")] = "",
+    group: Annotated[
+        str, typer.Option(help="A column; rows with the same cell are on the same side of every split.")
+    ] = "",
+    time: Annotated[str, typer.Option(help="A column; train on earlier rows, test on later ones.")] = "",
     max_rows: Annotated[
         int, typer.Option(help="Use a random choice of more rows than these; 20,000, or 5,000 with --quick.")
     ] = 0,
@@ -67,11 +78,11 @@ def compare(
     engine: Annotated[Engine, typer.Option(help="Where runs are done.")] = Engine.local,
     workers: Annotated[int, typer.Option(help="Runs at a time (default: one per processor core).")] = 0,
 ) -> None:
-    """Train every method on your own table, and say which one to use and how sure to be.
+    """Compare methods on your own table, and say which one to use and how sure to be.
 
-    Reads the table, finds out the task, trains every method over repeated splits with tuning on validation rows, prints the
-    scores and writes an HTML report; its path is the last line. Every finished run is kept: Ctrl-C reports what is there, and
-    --resume continues.
+    Reads the table, finds out the task, trains networks, a linear model and boosted trees over several splits with tuning on
+    validation rows, prints the scores and writes an HTML report; its path is the last line. Every finished run is kept: Ctrl-C
+    reports what is there, and --resume continues.
     """
     errors = Console(stderr=True)
     missing = [module for module in NEEDED if find_spec(module) is None]
@@ -97,6 +108,8 @@ def compare(
             max_rows or None,
             quick,
             seed,
+            group or None,
+            time or None,
         )
         folder = out or Path(f"bayesify-compare-{question.name}")
         page = (folder / REPORT).absolute()
@@ -136,17 +149,19 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _write(folder: Path, comparison: Comparison) -> None:
+def _write(folder: Path, comparison: Comparison, running: str = "") -> None:
     from bayesify.compare.folder import REPORT, RESULTS
     from bayesify.compare.page import render
     from bayesify.compare.record import as_json
     from bayesify.storage import write_file
 
-    write_file(folder / RESULTS, as_json(comparison))
-    write_file(folder / REPORT, render(comparison))
+    if not running:
+        write_file(folder / RESULTS, as_json(comparison))
+    write_file(folder / REPORT, render(comparison, running))
 
 
 def _print(comparison: Comparison) -> None:
+    from bayesify.compare.page import use_words
     from bayesify.compare.summary import COLUMNS, cell
     from bayesify.compare.verdict import judge
 
@@ -169,32 +184,45 @@ def _print(comparison: Comparison) -> None:
             say(console, f"{row.title} {row.failure}", style="yellow")
     for note in comparison.problem.notes:
         say(console, note, style="dim")
-    verdict = judge(summary, comparison.results, comparison.problem.target)
+    for caution in comparison.problem.cautions:
+        say(console, caution, style="yellow")
+    verdict = judge(summary, comparison.results, comparison.problem.target, comparison.problem.classes)
     if verdict is not None:
         say(console, f"\n{verdict.headline}", style="bold")
         for sentence in verdict.sentences:
             say(console, sentence)
+        if use := use_words(verdict, comparison.question):
+            say(console, f"\n{use['words']}")
+            say(console, use["commands"], soft_wrap=True)
     print()
 
 
 class _Progress:
-    """A bar on the error stream while runs go on, where that is a terminal."""
+    """How far runs are, on the error stream: a bar in a terminal, else a line now and then; with the time that is left."""
+
+    EVERY = 10.0
+    """Seconds between lines."""
 
     def __init__(self, console: Console) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-        columns: tuple[Any, ...] = (
-            TextColumn("{task.description:<34}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-        )
+        columns: tuple[Any, ...] = (TextColumn("{task.description:<34}"), BarColumn(), MofNCompleteColumn(),
+                                    TextColumn("{task.fields[left]}"))  # fmt: skip
+        self._console = console
         self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._bar.add_task("reading", total=None)
+        self._task = self._bar.add_task("reading the table", total=None, left="")
+        self._start = self._said = monotonic()
 
-    def tell(self, name: str, done: int, total: int) -> None:
-        """Show that a run is finished."""
-        self._bar.update(self._task, description=name, completed=done, total=total)
+    def tell(self, told: Told) -> None:
+        """Show how far runs are."""
+        passed = monotonic() - self._start
+        share = told.work_done / told.work
+        left = "" if share < LEAST_SHARE else f"about {_duration(passed * (1 - share) / share)} left"
+        self._bar.update(self._task, description=told.name, completed=told.done, total=told.total, left=left)
+        if not self._console.is_terminal and (monotonic() - self._said >= self.EVERY or told.done == told.total):
+            self._said = monotonic()
+            line = f"{told.done} of {told.total} runs finished after {_duration(passed)}{', ' + left if left else ''}: {told.name}"
+            say(self._console, line, soft_wrap=True)
 
     def __enter__(self) -> _Progress:
         self._bar.start()
@@ -202,3 +230,7 @@ class _Progress:
 
     def __exit__(self, *error: object) -> None:
         self._bar.stop()
+
+
+def _duration(seconds: float) -> str:
+    return f"{max(1, round(seconds))} s" if seconds < 90 else f"{round(seconds / 60)} min"

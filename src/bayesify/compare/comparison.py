@@ -6,24 +6,52 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from bayesify.arguments.checks import Count, checked
 from bayesify.compare.folder import drop_failed, open_folder
 from bayesify.compare.problems import Problem, read_problem
 from bayesify.compare.rivals import installed
-from bayesify.compare.runs import estimate_noise, run_method
+from bayesify.compare.runs import Job, estimate_noise, run_method
+from bayesify.compare.splits import count_folds
 from bayesify.compare.summary import Results, Summary, summarize
-from bayesify.compare.tuning import ALWAYS, BASELINES, PORTFOLIO, RIVALS, effort, trains_together
+from bayesify.compare.tuning import ALWAYS, BASELINES, PORTFOLIO, RIVALS, effort, title_of, trains_together, work_of
 from bayesify.registry import METHODS, get_method
 from bayesify.scale_out import ENGINES, JobsFailed, run_jobs
 from bayesify.scale_out.result_files import check_folder, read_result
-from bayesify.scale_out.workers import Function
 from bayesify.tables.errors import InputError
 from bayesify.tables.targets import Task
 
-Progress = Callable[[str, int, int], None]
-"""Is told the name of a finished run, and how many of how many are finished."""
+NOISE = "noise-"
+"""Starts the names of runs that estimate a regression's noise, on which those of networks depend."""
+STREAM_SECONDS = 10.0
+"""Between reports of what is finished, while runs go on."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """How far runs are.
+
+    Args:
+        name: Of the last one that was finished, in words.
+        done: Runs that are finished.
+        total: All runs.
+        work_done: Of the finished ones, by a rough measure.
+        work: Of all.
+    """
+
+    name: str
+    done: int
+    total: int
+    work_done: float
+    work: float
+
+
+Progress = Callable[[Told], None]
+"""Is told of every finished run."""
+Report = Callable[["Comparison", str], None]
+"""Is given what is finished and, while runs go on, how far they are."""
 
 
 @checked
@@ -42,6 +70,8 @@ class Question:
         max_rows: More rows are thinned at random; by `quick` if `None`.
         quick: Whether to train briefly on fewer splits.
         seed: Of everything random.
+        group: A column; rows with the same cell are on the same side of every split.
+        time: A column; splits train on earlier rows and test on later ones.
 
     Raises:
         InputError: If a count is out of range or a method is unknown.
@@ -57,6 +87,8 @@ class Question:
     max_rows: int | None = None
     quick: bool = False
     seed: int = 0
+    group: str | None = None
+    time: str | None = None
 
     def __post_init__(self) -> None:
         if self.task not in (None, "regression", "classification"):
@@ -121,7 +153,7 @@ def compare(
     engine: str = "local",
     workers: Count | None = None,
     progress: Progress | None = None,
-    report: Callable[[Comparison], None] | None = None,
+    report: Report | None = None,
 ) -> Comparison:
     """Run a comparison; every finished run is on disk at once.
 
@@ -135,7 +167,8 @@ def compare(
         engine: Where runs are done; see `bayesify.scale_out.run_jobs`.
         workers: How many at a time.
         progress: Is told of finished runs.
-        report: Is called with the comparison while the folder is still held, to write into it.
+        report: Is called with the comparison while the folder is still held, to write into it: now and then while runs go on, and
+            at the end.
 
     Returns:
         The comparison; after Ctrl-C, that of what is finished, with `unfinished` methods.
@@ -156,65 +189,141 @@ def compare(
         ood=Path(question.ood) if question.ood is not None else None,
         max_rows=question.max_rows or amount.max_rows,
         seed=question.seed,
+        group=question.group,
+        time=question.time,
     )
-    splits = question.splits or amount.splits
-    if problem.standard and splits > len(problem.standard):
-        raise InputError(f"--splits {splits}: {problem.name} comes with {len(problem.standard)} splits")
+    most = len(problem.standard) or (count_folds(len(problem)) if problem.times is not None else amount.splits)
+    splits = question.splits or min(amount.splits, most)
+    if problem.standard and splits > most:
+        raise InputError(f"--splits {splits}: {problem.name} comes with {most} splits")
     settings = {"target": problem.target, "quick": question.quick, "seed": question.seed}
     with open_folder(folder, problem, settings, resume=resume) as data:
         drop_failed(folder)
-        results = _results(question, problem, splits, folder, data, engine, workers, progress)
-        methods = question.chosen()
-        summary = summarize(results, methods, problem.task, BASELINES)
-        unfinished = [method for method in methods if any((method, split) not in results for split in range(splits))]
-        found = Comparison(question, problem, tuple(methods), splits, results, summary, tuple(unfinished))
+        plan = _Runs(question, problem, splits, folder, progress, report)
+        found = plan.comparison(plan.run(data, engine, workers))
         if report is not None:
-            report(found)
+            report(found, "")
     return found
 
 
-def _results(
-    question: Question,
-    problem: Problem,
-    splits: int,
-    folder: Path,
-    data: Path,
-    engine: str,
-    workers: int | None,
-    progress: Progress | None,
-) -> dict[tuple[str, int], Mapping[str, Any]]:
-    """Of every method and split; after Ctrl-C, of those that are finished."""
-    results: dict[tuple[str, int], Mapping[str, Any]] = {}
-    shared = {"data": problem.fingerprint, "seed": question.seed, "quick": question.quick}
-    options: dict[str, Any] = {"engine": engine, "workers": workers, "progress": progress}
-    names = _job_names(question.chosen(), splits)
-    try:
-        noises: dict[str, dict[str, Any]] = {}
-        if problem.task == "regression":
-            first = {f"noise-{split}": {**shared, "split": split} for split in range(splits)}
-            noises = _noises(partial(estimate_noise, str(data)), first, folder, options)
-        jobs = {
-            name: {**shared, "splits": own, "method": method, "noises": [_noise(noises, split) for split in own]}
-            for name, (method, own) in names.items()
+class _Runs:
+    """The runs of a comparison: which there are, how far they are, and what came of them."""
+
+    def __init__(
+        self,
+        question: Question,
+        problem: Problem,
+        splits: int,
+        folder: Path,
+        progress: Progress | None,
+        report: Report | None,
+    ) -> None:
+        self._question, self._problem, self._splits, self._folder = question, problem, splits, folder
+        self._progress, self._report, self._reported = progress, report, monotonic()
+        self._shared = {"data": problem.fingerprint, "seed": question.seed, "quick": question.quick}
+        self._names = _job_names(question.chosen(), splits)
+        self._noises = [f"{NOISE}{split}" for split in range(splits)] if problem.task == "regression" else []
+        self._done: set[str] = set()
+
+    def comparison(self, results: Results) -> Comparison:
+        """What the results of runs say."""
+        methods = self._question.chosen()
+        summary = summarize(results, methods, self._problem.task)
+        unfinished = [name for name in methods for split in range(self._splits) if (name, split) not in results]
+        return Comparison(
+            self._question,
+            self._problem,
+            tuple(methods),
+            self._splits,
+            results,
+            summary,
+            tuple(dict.fromkeys(unfinished)),
+        )
+
+    def run(self, data: Path, engine: str, workers: int | None) -> Results:
+        """Of every method and split; after Ctrl-C, of those that are finished."""
+        try:
+            done = run_jobs(
+                partial(_do, str(data)), self._plan, self._folder, engine=engine, workers=workers, progress=self._tell
+            )
+            return self._by_split(done)
+        except JobsFailed as failure:  # a network that cannot be trained, or workers that died again and again
+            lost = next((reason for name, reason in failure.reasons.items() if name.startswith(NOISE)), None)
+            if lost is not None:
+                raise InputError(
+                    f"a plain network cannot be trained on these data: {lost.strip().splitlines()[-1]}; look for extreme "
+                    "numbers in the columns"
+                ) from failure
+            results = self._by_split(failure.results)
+            for name, reason in failure.reasons.items():
+                results |= {
+                    (self._names[name][0], split): {"error": reason.splitlines()[-1]} for split in self._names[name][1]
+                }
+            return results
+        except ImportError as error:
+            raise InputError(f"--engine {engine}: {error}") from error
+        except KeyboardInterrupt:
+            results = self._stored()
+            if not results:
+                raise
+            return results
+
+    def _plan(self, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """The runs that can be done: networks once the noise is known."""
+        jobs: dict[str, Any] = {
+            name: {**self._shared, "split": split} for split, name in enumerate(self._noises)
+        }  # fmt: skip
+        ready = all(name in known for name in self._noises)
+        for name, (method, own) in self._names.items():
+            if method in RIVALS or ready:
+                noises = [
+                    known[f"{NOISE}{split}"]["noise"] if self._noises and method not in RIVALS else None
+                    for split in own
+                ]
+                jobs[name] = {**self._shared, "splits": own, "method": method, "noises": noises}
+        return jobs
+
+    def _stored(self) -> dict[tuple[str, int], Mapping[str, Any]]:
+        """Results of this comparison's runs that are on disk."""
+        found = {}
+        for name, (method, own) in self._names.items():
+            stored = read_result(self._folder, name)
+            if stored is not None and {**self._shared, "splits": own, "method": method}.items() <= stored[0].items():
+                found[name] = stored[1]
+        return self._by_split(found)
+
+    def _by_split(self, found: Mapping[str, Any]) -> dict[tuple[str, int], Mapping[str, Any]]:
+        return {
+            (self._names[name][0], split): run
+            for name, result in found.items()
+            if name in self._names
+            for split, run in zip(self._names[name][1], result["runs"], strict=True)
         }
-        found = run_jobs(partial(run_method, str(data)), jobs, folder, **options)
-        for name, result in found.items():
-            results |= _by_split(names[name], result)
-    except JobsFailed as failure:  # workers that died again and again, as for want of memory
-        for name, result in failure.results.items():
-            results |= _by_split(names[name], result)
-        for name, reason in failure.reasons.items():
-            results |= {(names[name][0], split): {"error": reason.splitlines()[-1]} for split in names[name][1]}
-    except ImportError as error:
-        raise InputError(f"--engine {engine}: {error}") from error
-    except KeyboardInterrupt:
-        for name, (method, own) in names.items():
-            stored = read_result(folder, name)
-            if stored is not None and {**shared, "splits": own, "method": method}.items() <= stored[0].items():
-                results |= _by_split(names[name], stored[1])
-        if not results:
-            raise
-    return results
+
+    def _tell(self, name: str, done: int, total: int) -> None:
+        self._done.add(name)
+        work = dict.fromkeys(self._noises, 1.0) | {
+            job: work_of(method) * len(own) for job, (method, own) in self._names.items()
+        }
+        if self._progress is not None:
+            method, own = self._names.get(name, ("", []))
+            words = (
+                "noise of the data"
+                if not method
+                else title_of(method) + (f", split {own[0] + 1}" if len(own) == 1 else "")
+            )
+            share = sum(work[job] for job in self._done)
+            self._progress(Told(words, done, len(work), share, sum(work.values())))
+        if self._report is not None and monotonic() - self._reported > STREAM_SECONDS:
+            self._reported = monotonic()
+            results = self._stored()
+            if len({method for method, _ in results}) > 1:
+                self._report(self.comparison(results), f"{done} of {len(work)} runs are finished")
+
+
+def _do(path: str, job: Job) -> Mapping[str, Any]:
+    """One run: of a method, or the noise of a split."""
+    return run_method(path, job) if "method" in job else estimate_noise(path, job)
 
 
 def _job_names(methods: Sequence[str], splits: int) -> dict[str, tuple[str, list[int]]]:
@@ -224,24 +333,3 @@ def _job_names(methods: Sequence[str], splits: int) -> dict[str, tuple[str, list
     for split in every:
         names |= {f"{method}-{split}": (method, [split]) for method in methods if not trains_together(method)}
     return names
-
-
-def _by_split(job: tuple[str, list[int]], result: Mapping[str, Any]) -> dict[tuple[str, int], Mapping[str, Any]]:
-    return {(job[0], split): run for split, run in zip(job[1], result["runs"], strict=True)}
-
-
-def _noises(
-    function: Function, jobs: Mapping[str, Any], folder: Path, options: Mapping[str, Any]
-) -> dict[str, dict[str, Any]]:
-    try:
-        return run_jobs(function, jobs, folder, **options)
-    except (ArithmeticError, RuntimeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(
-            f"a plain network cannot be trained on these data: {error}; look for extreme numbers in the columns"
-        ) from error
-
-
-def _noise(noises: Mapping[str, Mapping[str, Any]], split: int) -> float | None:
-    return noises[f"noise-{split}"]["noise"] if noises else None

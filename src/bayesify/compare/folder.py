@@ -18,7 +18,7 @@ from bayesify.storage.locks import InUse, locked
 from bayesify.tables.errors import InputError
 
 SETTINGS, DATA, RESULTS, REPORT, LOCK = "settings.json", "data.npz", "results.json", "report.html", ".lock"
-FORMAT = 2
+FORMAT = 3
 WORDS = {"target": "--target", "seed": "--seed", "format": "format"}
 """How settings are called in messages."""
 
@@ -85,7 +85,7 @@ def _check(folder: Path, wanted: Mapping[str, Any], resume: bool) -> None:
 def _other(key: str, known: Any, wanted: Any) -> str:
     """What differs, in words."""
     if key == "fingerprint":
-        return "another table, or with another --task, --ignore, --ood or --max-rows"
+        return "another table, or with another --task, --ignore, --group, --time, --ood or --max-rows"
     if key == "quick":
         return "--quick" if known else "full training, without --quick"
     return f"{WORDS.get(key, key)} {known}, not {wanted}"

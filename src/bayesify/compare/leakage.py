@@ -75,8 +75,8 @@ def _pairs_by_chance(scaled: np.ndarray) -> float:
 def find_giveaways(features: Features, values: np.ndarray, task: Task, seed: int) -> list[tuple[str, float]]:
     """Columns that predict the target nearly without error by themselves, with the share that each explains.
 
-    Each is tried by a small tree that learns half of the rows and predicts the other half: the share of the variance of a regression's
-    targets; of labels, one less the errors over those of the most frequent class.
+    Each is tried by a small tree that learns half of the rows and predicts the other half: the share of the variance of a
+    regression's targets; of labels, one less the errors over those of the most frequent class.
 
     Args:
         features: Of all rows.
@@ -122,7 +122,14 @@ def _explained(values: np.ndarray, guess: np.ndarray, task: Task) -> float:
 
 
 def describe(
-    features: Features, values: np.ndarray, task: Task, groups: np.ndarray | None, *, target: str, by_time: bool, seed: int
+    features: Features,
+    values: np.ndarray,
+    task: Task,
+    groups: np.ndarray | None,
+    *,
+    target: str,
+    by_time: bool,
+    seed: int,
 ) -> list[str]:
     """What a reader has to know before believing the scores, in sentences.
 

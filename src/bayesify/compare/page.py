@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bayesify.compare.comparison import Comparison
+import numpy as np
+
+from bayesify.compare.comparison import Comparison, Question
+from bayesify.compare.explanation import columns_of
 from bayesify.compare.models import HIDDEN
 from bayesify.compare.panels import axes_of, figures
 from bayesify.compare.plots import ranking
-from bayesify.compare.scores import LEVELS
-from bayesify.compare.summary import COLUMNS, MISSING, Column, Row, cell, show, significant
-from bayesify.compare.tuning import TEMPERATURE, title_of
-from bayesify.compare.verdict import judge
+from bayesify.compare.scores import LEVELS, THIRDS
+from bayesify.compare.summary import COLUMNS, MISSING, WORTH, Column, Row, cell, show, significant
+from bayesify.compare.tuning import RIVALS, title_of
+from bayesify.compare.verdict import Verdict, judge, recalls
+from bayesify.tables.columns import DAYS, Features
 from bayesify.version import __version__
 
 OOD = {
@@ -26,20 +31,33 @@ OOD = {
     "variance": "by whole variance",
 }
 """How measures of uncertainty are called in the table of other inputs."""
+REFERENCE = "boosted_trees"
+"""The method that is dashed in the figures of all others."""
+EXAMPLE_COLUMNS = 3
+"""Columns beside example rows: those that matter most."""
+MOST_COLUMNS = 15
+"""Columns, and classes, that are listed."""
+SHOWN_PANELS = 4
+"""Methods whose figures are open."""
 
 
-def render(comparison: Comparison) -> str:
+def render(comparison: Comparison, running: str = "") -> str:
     """The page.
 
     Args:
         comparison: What was found; it may be unfinished, with at least one finished run.
+        running: How far runs are, while they go on.
     """
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(Path(__file__).with_name("compare.html").read_text(encoding="utf-8"))
     summary, problem, question = comparison.summary, comparison.problem, comparison.question
-    best, columns = summary.best, COLUMNS[summary.task]
+    columns = COLUMNS[summary.task]
+    verdict = judge(summary, comparison.results, problem.target, problem.classes)
+    shown = None if verdict is None else summary.row(verdict.pick if verdict.network is None else verdict.network)
+    if verdict is not None and verdict.certainty in ("clear", "tie"):
+        shown = summary.row(verdict.pick)
     return template.render(
         version=__version__,
         name=problem.name,
@@ -55,22 +73,117 @@ def render(comparison: Comparison) -> str:
         quick=question.quick,
         standard=bool(problem.standard),
         notes=list(problem.notes),
-        verdict=judge(summary, comparison.results, problem.target),
+        cautions=list(problem.cautions),
+        verdict=verdict,
+        shown=shown,
+        running=running,
+        use=None if verdict is None or running else use_words(verdict, question),
+        examples=None if shown is None else _examples(shown, comparison),
+        importance=[] if shown is None else _importance(shown, comparison),
+        recalls=[] if shown is None else _recalls(shown, comparison),
+        worth=WORTH,
+        constant=summary.row("constant") is not None,
+        trees=summary.row(REFERENCE) is not None,
         unfinished=[title_of(name) for name in comparison.unfinished],
-        best=best,
         ranking=_ranking(comparison),
         columns=columns,
         labels=[f"{column.heading}{', ' + column.unit if column.unit else ''}" for column in columns],
         rows=[_table_row(row, columns, summary.rows) for row in summary.rows],
         intervals=[_interval_row(row, summary.task) for row in summary.ranked],
+        thirds=THIRDS if summary.task == "regression" else (),
         levels=[f"{100 * level:.0f}" for level in LEVELS],
         ood=_ood(summary.ranked),
         panels=_panels(comparison),
+        shown_panels=SHOWN_PANELS,
         choices=_choices(comparison),
-        estimator="BayesianRegressor" if summary.task == "regression" else "BayesianClassifier",
-        snippet_method="point" if best is None or best.name == TEMPERATURE else best.name,
-        temperature_best=best is not None and best.name == TEMPERATURE,
     )
+
+
+def use_words(verdict: Verdict, question: Question) -> dict[str, str] | None:
+    """What to do with the verdict: words, and commands that train the recommended network on all rows and apply it."""
+    if verdict.network is None:
+        return None
+    words = "These train the recommended method on all rows, and predict new ones with intervals."
+    if verdict.pick != verdict.network:
+        words = (
+            f"{title_of(verdict.pick)} is in scikit-learn and the like. These train the best network, "
+            f"{title_of(verdict.network)}, on all rows, and predict new ones with intervals."
+        )
+    quoted = [shlex.quote(text) for text in (question.data, question.target or "")]
+    target = f" --target {quoted[1]}" if question.target else ""
+    folder = f"{question.name}-model"
+    commands = (
+        f"bayesify fit {quoted[0]}{target} --method {verdict.network} --out {folder}\n"
+        f"bayesify predict {folder} new.csv --out predictions.csv"
+    )
+    return {"words": words, "commands": commands}
+
+
+def _first_run(row: Row, comparison: Comparison, key: str) -> Any:
+    """What only the run of the first split has."""
+    return comparison.results.get((row.name, 0), {}).get(key)
+
+
+def _examples(row: Row, comparison: Comparison) -> dict[str, Any] | None:
+    problem, found = comparison.problem, _first_run(row, comparison, "examples")
+    if not found:
+        return None
+    leading = list(_first_run(row, comparison, "importance") or {})[:EXAMPLE_COLUMNS]
+    columns = {name: place for name, place in columns_of(problem.features).items() if name in leading}
+    regression = problem.task == "regression"
+    headings = [*leading, "predicted", "90 % range" if regression else "sure to", "truth"]
+    rows = []
+    for one in found:
+        cells = [_cell(problem.features, *columns[name], one["row"]) for name in leading]
+        if regression:
+            ends = f"{significant(one['lower'])} to {significant(one['upper'])}"
+            inside = one["lower"] <= one["truth"] <= one["upper"]
+            cells += [significant(one["mean"]), ends, significant(one["truth"]) + ("" if inside else ", outside")]
+        else:
+            labels = [problem.classes[int(one[key])] for key in ("guess", "truth")]
+            cells += [labels[0], f"{100 * one['probability']:.0f} %", labels[1]]
+        rows.append({"name": f"{one['row'] + 1}", "cells": cells})
+    return {"headings": headings, "rows": rows}
+
+
+def _cell(features: Features, numbers: Sequence[int], codes: Sequence[int], row: int) -> str:
+    if codes:
+        code = int(features.codes[row, codes[0]])
+        return MISSING if code < 0 else features.levels[codes[0]][code]
+    value = float(features.numbers[row, numbers[0]])
+    if math.isnan(value):
+        return MISSING
+    if features.number_names[numbers[0]].endswith(DAYS):
+        return str(np.datetime64("2000-01-01") + np.timedelta64(math.floor(value), "D"))
+    return f"{value:.6g}"
+
+
+def _importance(row: Row, comparison: Comparison) -> list[dict[str, str]]:
+    found: dict[str, float] = _first_run(row, comparison, "importance") or {}
+    regression = comparison.problem.task == "regression"
+    most = max(found.values(), default=0.0)
+    if most <= 0:
+        return []
+    return [
+        {
+            "name": name,
+            "width": f"{8 * max(0.0, value) / most:.2f}",
+            "text": f"{100 * value:+.0f} % error" if regression else f"{100 * value:+.1f} points of error",
+        }
+        for name, value in list(found.items())[:MOST_COLUMNS]
+    ]
+
+
+def _recalls(row: Row, comparison: Comparison) -> list[list[str]]:
+    classes = comparison.problem.classes
+    if not classes:
+        return []
+    found = recalls(row, comparison.summary, comparison.results, classes)
+    order = sorted(found, key=lambda entry: -entry[1])[:MOST_COLUMNS]
+    return [
+        [label, f"{100 * share:.1f}", *(MISSING if value is None else f"{100 * value:.0f}" for value in values)]
+        for label, share, *values in order
+    ]
 
 
 def _parts(comparison: Comparison) -> dict[str, int]:
@@ -85,26 +198,25 @@ def _ranking(comparison: Comparison) -> str:
     ranked = comparison.summary.ranked
     if not ranked:
         return ""
-    plain = comparison.summary.row("point")
+    reference = comparison.summary.row("constant") or comparison.summary.row("point")
     entries = [
-        (row.title, float(row.means["nll"] or 0.0), float(row.errors["nll"] or 0.0), not row.clearly_behind)
-        for row in ranked
+        (row.title, float(row.means["nll"] or 0.0), float(row.errors["nll"] or 0.0), row.leads) for row in ranked
     ]
-    return ranking(entries, plain.means["nll"] if plain else None, "NLL, nats per row: further left is better")
+    return ranking(entries, reference.means["nll"] if reference else None, "NLL, nats per row: further left is better")
 
 
 def _table_row(row: Row, columns: Sequence[Column], rows: Sequence[Row]) -> dict[str, Any]:
     ranked = [other for other in rows if not other.failure]
-    cells = [
-        {"text": cell(row, column).replace(" ± ", " ± "), "best": not row.failure and _is_best(row, column, ranked)}
-        for column in columns
-    ]  # fmt: skip
+    cells = []
+    for column in columns:
+        text, _, spread = cell(row, column).partition(" ± ")
+        cells.append({"text": text, "spread": spread, "best": not row.failure and _is_best(row, column, ranked)})
     if row.failure or row.behind is None:
         standing = ""
     elif math.isnan(row.p):
         standing = "not tested"
     else:
-        standing = "behind" if row.clearly_behind else "no clear difference"
+        standing = "tied with the best" if row.leads else "behind"
     return {
         "title": row.title,
         "name": row.name,
@@ -138,7 +250,9 @@ def _interval_row(row: Row, task: str) -> dict[str, Any]:
             group.append(MISSING if cover is None else f"{100 * cover:.0f}")
             group.append(MISSING if width is None else significant(width) if task == "regression" else f"{width:.2f}")
         groups.append(group)
-    return {"title": row.title, "groups": groups}
+    covers = [row.means.get(f"coverage_90_{name}") for name in THIRDS] if task == "regression" else []
+    thirds = [MISSING if cover is None else f"{100 * cover:.0f}" for cover in covers]
+    return {"title": row.title, "groups": groups, "thirds": thirds}
 
 
 def _ood(ranked: Sequence[Row]) -> dict[str, Any] | None:
@@ -164,13 +278,19 @@ def _panels(comparison: Comparison) -> list[dict[str, Any]]:
     if not curves:
         return []
     axes = axes_of(list(curves.values()), summary.task)
-    plain = curves.get("point")
+    reference = REFERENCE if REFERENCE in curves else "point"
     return [
         {
             "title": row.title,
             "name": row.name,
             "line": f"NLL {row.means['nll']:.3f}, 90 % cover {100 * (row.means['coverage_90'] or 0):.0f} %",
-            "figures": figures(curves[row.name], axes, summary.task, row.title, None if row.name == "point" else plain),
+            "figures": figures(
+                curves[row.name],
+                axes,
+                summary.task,
+                row.title,
+                None if row.name == reference else curves.get(reference),
+            ),
         }
         for row in summary.ranked
     ]
@@ -180,6 +300,8 @@ def _choices(comparison: Comparison) -> list[tuple[str, str]]:
     """What validation rows chose, for each ranked method."""
     found = []
     for row in comparison.summary.ranked:
+        if row.name in RIVALS:
+            continue
         words = Counter(_choice(comparison.results[row.name, split]["choice"]) for split in row.splits)
         found.append((row.title, "; ".join(f"{text} ({count} of {len(row.splits)})" for text, count in words.items())))
     return found

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bayesify.compare.leakage import describe, find_copies
 from bayesify.compare.splits import Parts, make_parts
 from bayesify.registry import suggest
-from bayesify.tables.columns import Features, read_features
+from bayesify.tables.columns import Features, read_features, times_of
 from bayesify.tables.errors import InputError
 from bayesify.tables.files import read_table
 from bayesify.tables.targets import Task, find_column, read_target
@@ -40,6 +41,9 @@ class Problem:
         outside: Out-of-distribution inputs, to be recognized as such; `None` without.
         standard: Training and test rows of splits that the data set comes with.
         notes: What was assumed and left out, in sentences.
+        groups: Numbers, [N]; rows of the same number stay on the same side of every split. `None` where each row is alone.
+        times: When each row was, [N], where splits are by time.
+        cautions: What makes scores look better than they are, in sentences.
     """
 
     name: str
@@ -51,6 +55,9 @@ class Problem:
     outside: Features | None = None
     standard: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
     notes: tuple[str, ...] = field(default=())
+    groups: np.ndarray | None = None
+    times: np.ndarray | None = None
+    cautions: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.values)
@@ -66,7 +73,15 @@ class Problem:
 
     def parts(self, index: int, seed: int) -> Parts:
         """Rows of one split."""
-        return make_parts(self.values, index, seed, classes=self.task == "classification", standard=self.standard)
+        return make_parts(
+            self.values,
+            index,
+            seed,
+            classes=self.task == "classification",
+            standard=self.standard,
+            groups=self.groups,
+            times=self.times,
+        )
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Everything but the notes as arrays, for a file."""
@@ -78,6 +93,7 @@ class Problem:
         }
         if self.outside is not None:
             found |= _arrays(self.outside, "outside")
+        found |= {key: value for key, value in (("groups", self.groups), ("times", self.times)) if value is not None}
         for index, (train, test) in enumerate(self.standard):
             found |= {f"train_{index}": train, f"test_{index}": test}
         return found
@@ -100,6 +116,8 @@ class Problem:
             tuple(arrays["classes"].tolist()),
             _features(arrays, "outside") if "outside_numbers" in arrays else None,
             tuple(pairs),
+            groups=arrays.get("groups"),
+            times=arrays.get("times"),
         )
 
 
@@ -142,6 +160,8 @@ def read_problem(
     ood: Path | None = None,
     max_rows: int,
     seed: int,
+    group: str | None = None,
+    time: str | None = None,
 ) -> Problem:
     """The problem that a file or a name poses.
 
@@ -153,6 +173,8 @@ def read_problem(
         ood: A table of out-of-distribution inputs.
         max_rows: More rows than these are thinned at random.
         seed: Of that choice.
+        group: A column; rows with the same cell stay on the same side of every split.
+        time: A column of dates or numbers; splits train on earlier rows and test on later ones.
 
     Raises:
         InputError: If data, target or task do not fit.
@@ -169,14 +191,22 @@ def read_problem(
         frame, standard, usual, known_task = _named(data)
         target, task, name, where = target or usual, task or known_task, data, data
     target = find_column(frame, target, where)
-    for column in ignore:
-        if column not in frame.columns:
-            raise InputError(f"--ignore {column}: {where} has no such column; {suggest(column, list(frame.columns))}")
+    if group is not None and time is not None:
+        raise InputError("--group and --time: give one of them")
+    for option, column in (*(("ignore", name) for name in ignore), ("group", group), ("time", time)):
+        if column is not None and column not in frame.columns:
+            raise InputError(f"--{option} {column}: {where} has no such column; {suggest(column, list(frame.columns))}")
         if column == target:
-            raise InputError(f"--ignore {column}: that is the target; name another column")
+            raise InputError(f"--{option} {column}: that is the target; name another column")
     found = read_target(frame[target], task)
-    inputs = frame.drop(columns=[target, *ignore])
+    inputs = frame.drop(columns=[target, *ignore, *([] if group is None or group in ignore else [group])])
     rows, values = found.rows, found.values
+    if time is not None:
+        when = times_of(frame[time])
+        known = ~np.isnan(when[rows])
+        if not known.all():
+            notes.append(f"{int((~known).sum()):,} rows without a {time} were left out.")
+        rows, values = rows[known], values[known]
     if len(rows) != len(frame):
         standard = ()
     if len(rows) > max_rows:
@@ -187,9 +217,25 @@ def read_problem(
         )
         rows, values, standard = rows[chosen], values[chosen], ()
     features = read_features(inputs.iloc[rows])
+    groups, cautions = None, []
+    if group is not None:
+        groups, standard = frame[group].iloc[rows].astype(str).factorize()[0].astype(np.int64), ()
+        notes.append(
+            f"Rows with the same {group} ({groups.max() + 1:,} different) are on the same side of every split."
+        )
+    elif time is not None:
+        standard = ()
+        notes.append(f"Splits are by time: trained on earlier rows by {time!r}, tested on later ones.")
+    if not standard:
+        copies = find_copies(features) if group is None and time is None else None
+        groups = copies if groups is None else groups
+        seed_of_trees = derive_seed(seed, "giveaways") % 2**31
+        cautions = describe(
+            features, values, found.task, copies, target=target, by_time=time is not None, seed=seed_of_trees
+        )
     problem = Problem(
         name, found.task, target, replace(features, notes=()), values, found.classes, None, standard,
-        (*notes, *found.notes, *features.notes),
+        (*notes, *found.notes, *features.notes), groups, None if time is None else when[rows], tuple(cautions),
     )  # fmt: skip
     problem.parts(0, seed)
     return problem if ood is None else _with_outside(problem, ood, target, seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from typing import Any
 
 from bayesify.compare.comparison import Comparison
@@ -18,7 +19,7 @@ def as_record(comparison: Comparison) -> dict[str, Any]:
     Numbers that are not known are `None`. `times` differ from run to run; all else is the same for the same seed.
     """
     summary, problem, question = comparison.summary, comparison.problem, comparison.question
-    verdict = judge(summary, comparison.results, problem.target)
+    verdict = judge(summary, comparison.results, problem.target, problem.classes)
     return {
         "bayesify": __version__,
         "data": problem.name,
@@ -30,9 +31,7 @@ def as_record(comparison: Comparison) -> dict[str, Any]:
         "quick": question.quick,
         "splits": len(summary.splits),
         "unfinished": list(comparison.unfinished),
-        "verdict": None
-        if verdict is None
-        else {"headline": verdict.headline, "certainty": verdict.certainty, "sentences": list(verdict.sentences)},
+        "verdict": None if verdict is None else asdict(verdict),
         "methods": [
             {
                 "name": row.name,
@@ -43,10 +42,12 @@ def as_record(comparison: Comparison) -> dict[str, Any]:
                 "times": _finite({key: row.means.get(key) for key in TIMES}),
                 "behind_best": None if row.behind is None else row.behind.mean,
                 "p": None if math.isnan(row.p) else row.p,
+                "leads": row.leads,
                 "failure": row.failure or None,
             }
             for row in summary.rows
         ],
+        "cautions": list(problem.cautions),
         "notes": list(problem.notes),
     }
 

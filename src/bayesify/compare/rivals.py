@@ -59,8 +59,8 @@ class RivalModel:
 
     $$ p(y | x) = \frac1S \sum_s \mathcal{N}(y; f(x) + r_s, h_s^2), $$
 
-    so that its central intervals end at quantiles of the residuals, as conformal ones do (Barber et al. 2021, without the
-    guarantee of a second split). Of a target that is fitted by its logarithm, means are $e^{f(x) + r_s}$ and deviations $h_s$ times that.
+    so that its central intervals end at quantiles of the residuals, as conformal ones do (Barber et al. 2021). Of a target that
+    is fitted by its logarithm, means are $e^{f(x) + r_s}$ and deviations $h_s$ times that.
 
     Args:
         data: What it was trained on.

@@ -6,7 +6,7 @@ import math
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,12 @@ import torch
 from torch import nn
 
 from bayesify import metrics
+from bayesify.compare.explanation import examples, importance
 from bayesify.compare.models import FAILURES, HIDDEN, Case, Data, Trained, noise_of, train_models
 from bayesify.compare.problems import Problem
+from bayesify.compare.rivals import train_rival
 from bayesify.compare.scores import score_classification, score_regression
-from bayesify.compare.tuning import candidates, obstacle
+from bayesify.compare.tuning import RIVALS, candidates, obstacle
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
@@ -63,8 +65,8 @@ def run_method(path: str, job: Job) -> Result:
         job: `data`, `seed` and `quick` as above, `method`, `splits`, and `noises` of these (`None` for a classification).
 
     Returns:
-        `runs`, one for each split: `scores`, `curves`, `times`, `parameters`, `bytes`, `choice`, `rows` (of each part), and `ood`
-        where there are other inputs; or `error`.
+        `runs`, one for each split: `scores`, `curves`, `times`, `parameters`, `bytes`, `choice`, `rows` (of each part), `examples`
+        and `importance` for the first split, and `ood` where there are other inputs; or `error`.
 
     Raises:
         ValueError: If the file holds other data.
@@ -144,8 +146,13 @@ def _score(
         "tried": tried if len(tried) > 1 else [],
         "rows": {name: len(rows) for name, rows in vars(parts).items()} | {"trained": len(trained.data.x)},
     }
+    preparation = Preparation.of(problem.features, parts.fit)
+    if job["split"] == 0:
+        result["examples"] = examples(test, parts.test, targets["test"])
+        result["importance"] = importance(
+            trained, preparation, problem.features, parts.test, problem.values, derive_seed(job["seed"], "shuffling")
+        )
     if problem.outside is not None:
-        preparation = Preparation.of(problem.features, parts.fit)
         outside = trained(preparation(problem.outside, np.arange(len(problem.outside))))
         result["ood"] = metrics.ood(test, outside)
     return result
@@ -164,7 +171,7 @@ def _tune(job: Job, cases: list[Case]) -> list[list[dict[str, Any]]]:
     if len(choices) == 1:
         return [[{"choice": choices[0], "nll": None}] for _ in cases]
     pairs = [(case, choice) for case in cases for choice in choices]
-    found = train_models(job["method"], *zip(*pairs, strict=True), quick=job["quick"], tuning=True)
+    found = _models(job, *zip(*pairs, strict=True), tuning=True)
     tried = []
     for (case, choice), trained in zip(pairs, found, strict=True):
         nll = _validation_nll(trained, case)
@@ -188,7 +195,7 @@ def _train(
             break
         chosen = [orders[index][place] for index in open_cases]
         picked = [cases[index] for index in open_cases]
-        found = train_models(job["method"], picked, [entry["choice"] for entry in chosen], quick=job["quick"])
+        found = _models(job, picked, [entry["choice"] for entry in chosen])
         diverged = []
         for index, entry, trained in zip(open_cases, chosen, found, strict=True):
             nll, before = _validation_nll(trained, cases[index]), best[index]
@@ -198,6 +205,15 @@ def _train(
                 diverged.append(index)
         open_cases = diverged
     return [one[1] if isinstance(one[1], Exception) else one[1:] for one in best if one is not None]
+
+
+def _models(
+    job: Job, cases: Sequence[Case], choices: Sequence[Mapping[str, Any]], *, tuning: bool = False
+) -> list[Any]:
+    """What was trained on each case, or the exception."""
+    if job["method"] not in RIVALS:
+        return train_models(job["method"], cases, choices, quick=job["quick"], tuning=tuning)
+    return [train_rival(job["method"], case.data, case.seed) for case in cases]
 
 
 def _validation_nll(trained: Trained | Exception, case: Case) -> float:
@@ -233,7 +249,9 @@ def _reduce(prediction: Predictive) -> None:
 
 
 def _count(model: Any) -> int | None:
-    """Trainable scalars, or all stored ones of a model that is no module."""
+    """Trainable scalars, or all stored ones of a model that is no module; `None` for what is no network."""
+    if model is None:
+        return None
     if isinstance(model, nn.Module):
         return count_parameters(model)
     return sum(tensor.numel() for tensor in model.state().values())
@@ -241,6 +259,8 @@ def _count(model: Any) -> int | None:
 
 def _size(model: Any) -> int | None:
     """Bytes of the model's file."""
+    if model is None:
+        return None
     from bayesify.storage.save_load import save
 
     with tempfile.TemporaryDirectory() as folder:

@@ -14,6 +14,8 @@ from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
 
 LEVELS = (0.5, 0.9, 0.95)
+THIRDS = ("low", "middle", "high")
+"""Of test rows, by what is predicted for them."""
 BINS, POINTS = 10, 20
 """Bins of error against uncertainty, and points of a rejection curve."""
 SHARPNESS = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -35,8 +37,9 @@ def score_regression(
 
     Returns:
         Scores by name: those of `metrics.evaluate`, `calibration` (mean distance of the coverage curve from the diagonal),
-        `width_*` of the central intervals, and `conformal_coverage_*` and `conformal_width_*` of recalibrated ones, `None` where
-        there are too few calibration rows; and curves by name.
+        `width_*` of the central intervals, `coverage_90_*` of the lowest, middle and highest third of predictions, and
+        `conformal_coverage_*` and `conformal_width_*` of recalibrated ones, `None` where there are too few calibration rows; and
+        curves by name.
 
     Raises:
         ValueError: If a score is not finite.
@@ -54,6 +57,9 @@ def score_regression(
         known = math.isfinite(factor)
         found[f"conformal_coverage_{name}"] = float((np.abs(y - mean) <= factor * std).mean()) if known else None
         found[f"conformal_width_{name}"] = float(2 * factor * std.mean()) if known else None
+    inside = _held(test, y)
+    for name, part in zip(THIRDS, np.array_split(np.argsort(mean, kind="stable"), 3), strict=True):
+        found[f"coverage_90_{name}"] = float(inside[part].mean())
     _check(found)
     errors = np.square(y - mean)
     curves = {
@@ -113,8 +119,16 @@ def score_classification(
             for part in _bins(entropy)
         ],
         "rejection": metrics.rejection_curve(test, targets, num_points=POINTS).accuracy.tolist(),
+        "confusion": np.bincount(labels * len(probs[0]) + probs.argmax(1), minlength=len(probs[0]) ** 2).tolist(),
     }
     return found, curves
+
+
+def _held(test: RegressionPredictive, y: np.ndarray) -> np.ndarray:
+    """Which targets their 90 % intervals hold, [N]."""
+    lower, upper = (_flat(end) for end in test.interval(0.9))
+    inside: np.ndarray = (lower <= y) & (y <= upper)
+    return inside
 
 
 def _check(found: Scores) -> None:

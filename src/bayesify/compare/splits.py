@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from bayesify.tables.errors import InputError
-from bayesify.tables.errors import InputError
 from bayesify.training.random_streams import derive_seed
 
 LEAST_ROWS = 20
@@ -77,7 +76,9 @@ def make_parts(
         raise InputError(f"{len(values)} rows with a target; a comparison needs at least {LEAST_ROWS}")
     if times is not None:
         return _by_time(times, index)
-    generator = np.random.default_rng(derive_seed(seed, "split", index if standard else index // count_folds(len(values))))
+    generator = np.random.default_rng(
+        derive_seed(seed, "split", index if standard else index // count_folds(len(values)))
+    )
     if standard:
         rest, test = standard[index]
         return _held(rest[_dealt(values[rest], generator, classes)], test, None)
@@ -96,7 +97,9 @@ def _held(order: np.ndarray, test: np.ndarray, groups: np.ndarray | None) -> Par
     if groups is not None:
         ends = np.flatnonzero(np.diff(groups[order])) + 1
         first = int(ends[min(np.searchsorted(ends, first), len(ends) - 2)])
-        second = int(ends[min(max(np.searchsorted(ends, first + held), np.searchsorted(ends, first) + 1), len(ends) - 1)])
+        second = int(
+            ends[min(max(np.searchsorted(ends, first + held), np.searchsorted(ends, first) + 1), len(ends) - 1)]
+        )
     parts = (order[second:], order[:first], order[first:second], test)
     return Parts(*(np.sort(part) for part in parts))
 

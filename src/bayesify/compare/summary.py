@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,8 @@ Results = Mapping[tuple[str, int], Mapping[str, Any]]
 SIGNIFICANCE = 0.05
 DECIDES = "nll"
 """The score that methods are ranked by."""
+WORTH = 0.02
+"""Nats per row from which on a difference is worth naming: 2 % more probability for the truth, or intervals 2 % narrower."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,8 @@ class Row:
         errors: Standard errors of the means; `None` for a single split.
         failure: Why some or all runs failed; empty if none did.
         behind: How far its NLL lies above the best method's; `None` for the best and where there is no rank.
-        p: Of that difference, adjusted for the number of methods unless it is a baseline; NaN if it cannot be tested.
+        p: Of that difference, adjusted for the number of methods; NaN if it cannot be tested.
+        leads: Whether neither it nor a method above it is clearly behind the best.
     """
 
     name: str
@@ -94,11 +97,22 @@ class Row:
     failure: str = ""
     behind: Difference | None = None
     p: float = math.nan
+    leads: bool = False
 
     @property
     def clearly_behind(self) -> bool:
-        """Whether the best method is better by the paired test."""
-        return self.p < SIGNIFICANCE
+        """Whether the best method is better by the paired test, and by as much as is worth naming."""
+        return self.behind is not None and is_clear(self.behind, self.p)
+
+
+def is_clear(difference: Difference, p: float | None = None) -> bool:
+    """Whether a difference is neither chance nor too small to be worth naming.
+
+    Args:
+        difference: In the score that decides.
+        p: In place of its own, where it was one of many.
+    """
+    return (difference.p if p is None else p) < SIGNIFICANCE and difference.mean >= WORTH
 
 
 @dataclass(frozen=True)
@@ -109,14 +123,14 @@ class Summary:
         task: What the target poses.
         rows: Ranked methods from the best on, then those that failed.
         splits: Splits that all ranked methods have finished.
-        against: For each baseline that was ranked, the best method's difference in NLL from it.
+        scores: NLL of each ranked method, one number per split.
         test_share: Test rows per training row.
     """
 
     task: Task
     rows: tuple[Row, ...]
     splits: tuple[int, ...]
-    against: Mapping[str, Difference] = field(default_factory=dict)
+    scores: Mapping[str, Sequence[float]] = field(default_factory=dict)
     test_share: float = 0.0
 
     @property
@@ -129,12 +143,32 @@ class Summary:
         """The method with the lowest mean NLL."""
         return self.ranked[0] if self.ranked else None
 
+    @property
+    def leading(self) -> list[Row]:
+        """The best method and those that these splits cannot tell from it."""
+        return [row for row in self.ranked if row.leads]
+
+    def difference(self, worse: Row, better: Row) -> Difference:
+        """How far one ranked method's NLL lies above another's."""
+        return paired_difference(self.scores[worse.name], self.scores[better.name], self.test_share)
+
+    def chosen_elsewhere(self) -> list[str]:
+        """For each split the method with the lowest mean NLL on all others; empty for a single split.
+
+        Scored on the split that did not choose it, it shows what choosing a winner among many is worth.
+        """
+        names = list(self.scores)
+        table = np.array([self.scores[name] for name in names])
+        if table.shape[1] < 2:
+            return []
+        return [names[int(np.delete(table, split, 1).mean(1).argmin())] for split in range(table.shape[1])]
+
     def row(self, name: str) -> Row | None:
         """A ranked method by name."""
         return next((row for row in self.ranked if row.name == name), None)
 
 
-def summarize(results: Results, methods: Sequence[str], task: Task, baselines: Sequence[str]) -> Summary:
+def summarize(results: Results, methods: Sequence[str], task: Task) -> Summary:
     """The table from the results of runs.
 
     Ranked are methods none of whose runs failed, on the splits that all of them have finished.
@@ -143,7 +177,6 @@ def summarize(results: Results, methods: Sequence[str], task: Task, baselines: S
         results: Of finished runs.
         methods: All that were asked for, in order.
         task: What the target poses.
-        baselines: Names that the best is compared with.
     """
     finished = {name: [split for other, split in results if other == name] for name in methods}
     failures = {name: _failure(name, splits, results) for name, splits in finished.items()}
@@ -153,20 +186,16 @@ def summarize(results: Results, methods: Sequence[str], task: Task, baselines: S
     scores = {name: [results[name, split]["scores"][DECIDES] for split in common] for name in sound}
     order = sorted(sound, key=lambda name: (float(np.mean(scores[name])), name)) if common else []
     behind = {name: paired_difference(scores[name], scores[order[0]], share) for name in order[1:]}
-    # Tests against the baselines are asked for beforehand; those against all others are many, and adjusted for it.
-    p = adjusted({name: difference.p for name, difference in behind.items() if name not in baselines})
-    p |= {name: difference.p for name, difference in behind.items() if name in baselines}
-    rows = [
-        _row(name, common, results, behind=behind.get(name), p=p.get(name, math.nan)) for name in order
-    ]  # fmt: skip
+    p = adjusted({name: difference.p for name, difference in behind.items()})
+    rows: list[Row] = []
+    for name in order:
+        row = _row(name, common, results, behind=behind.get(name), p=p.get(name, math.nan))
+        rows.append(replace(row, leads=not row.clearly_behind and all(other.leads for other in rows)))
     for name in methods:
         if name not in order and (finished[name] or failures[name]):
             good = [split for split in finished[name] if "error" not in results[name, split]]
             rows.append(_row(name, good, results, failure=failures[name]))
-    against = {
-        name: paired_difference(scores[name], scores[order[0]], share) for name in baselines if name in order[1:]
-    }
-    return Summary(task, tuple(rows), tuple(common), against, share)
+    return Summary(task, tuple(rows), tuple(common), {name: scores[name] for name in order}, share)
 
 
 def _failure(name: str, splits: Sequence[int], results: Results) -> str:

@@ -8,17 +8,32 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bayesify.compare.paired import Difference
-from bayesify.compare.scores import POINTS
-from bayesify.compare.summary import SIGNIFICANCE, Results, Row, Summary, significant
-from bayesify.compare.tuning import BASELINES, TEMPERATURE
+from bayesify.compare.scores import LEVELS, POINTS, THIRDS
+from bayesify.compare.summary import DECIDES, SIGNIFICANCE, WORTH, Results, Row, Summary, is_clear, significant
+from bayesify.compare.tuning import BASELINES, RIVALS, TEMPERATURE, cost_rank
+from bayesify.tables.targets import Task
 
 TURNED_AWAY = 4 * POINTS // 20
 """Position in a rejection curve: a fifth of the rows is turned away."""
-NOTABLY_SMALLER = 2
-"""Times as few parameters from which on a method that is as good is named for it; measured times would differ between runs."""
+AS_CALIBRATED = 0.02
+"""Calibration error beyond the least among tied methods up to which the cheapest of them is taken."""
+TOO_FEW = 0.06
+"""Two standard errors of a coverage above which test rows are too few to judge it."""
+SLACK = 0.015
+"""Deviation of a coverage from what is stated that is never called wrong."""
+UNEVEN = 0.08
+"""Deviation of a third's coverage from 90 % that is named."""
 NOTICED = 0.8
 """AUROC from which on out-of-distribution rows count as detected."""
+MOST_NAMES = 4
+WORDS = {
+    "constant": "a constant guess",
+    "linear": "a linear model",
+    "boosted_trees": "boosted trees",
+    "point": "a plain network",
+    TEMPERATURE: "a plain network with temperature scaling",
+}
+PLURAL = ("boosted_trees",)
 
 
 @dataclass(frozen=True)
@@ -26,159 +41,304 @@ class Verdict:
     """An answer.
 
     Args:
-        headline: Which method to use.
-        certainty: `"clear"`, `"open"` or `"untested"`: whether the best method beats both baselines by the paired test.
-        sentences: The reasons, each a sentence or two.
+        headline: Which method to use, or what is tied.
+        certainty: `"clear"`, one method is better than all others by a paired test and by as much as is worth naming; `"tie"`;
+            `"nothing"`, no method is clearly better than a constant guess; or `"untested"`, a single split.
+        pick: The method to use: the best; of tied ones the cheapest of those whose uncertainty is about as accurate as that of any.
+        network: The same among what bayesify can fit; the best of these where none is tied with the best, `None` where none is.
+        sentences: The reasons in plain words, each a sentence or two.
+        details: The same in numbers.
     """
 
     headline: str
     certainty: str
+    pick: str
+    network: str | None
     sentences: tuple[str, ...]
+    details: tuple[str, ...]
 
 
-def judge(summary: Summary, results: Results, target: str) -> Verdict | None:
+def judge(summary: Summary, results: Results, target: str, classes: Sequence[str] = ()) -> Verdict | None:
     """The verdict; `None` if no method finished.
 
     Args:
         summary: The table.
         results: Of the runs behind it.
         target: Name of the target.
+        classes: Labels of a classification.
     """
     best = summary.best
     if best is None:
         return None
-    sentences = [_first(best, summary)]
-    sentences += [_against(best, summary, name) for name in BASELINES if name != best.name and summary.row(name)]
-    sentences += _ties(best, summary)
-    sentences += _sureness(best, summary, results, target)
-    sentences += _rejection(best, summary, results)
-    sentences += _outside(best, summary)
-    return Verdict(_headline(best, summary), _certainty(best, summary), tuple(sentences))
+    certainty = _certainty(summary)
+    tied = [row for row in summary.leading if row.name != "constant"] or [best]
+    pick = _pick(tied, summary.task) if certainty == "tie" else best
+    networks = [row for row in summary.ranked if row.name not in RIVALS]
+    leading = [row for row in networks if row.leads]
+    network = _pick(leading, summary.task) if leading and certainty != "clear" else next(iter(networks), None)
+    shown = pick if certainty != "nothing" or pick.name != "constant" or network is None else network
+    sentences = [
+        *_choice(certainty, pick, network, tied, summary, target),
+        *_size_of_error(shown, summary, results, target, classes),
+        *_after_choosing(summary, results, target),
+        *_sureness(shown, summary, results, target),
+        *_rejection(shown, summary, results),
+        *_rare_classes(shown, summary, results, classes),
+        *_outside(shown, summary),
+    ]
+    headline = _headline(certainty, best, tied, summary, target, _majority(summary, results, classes))
+    network_name = None if network is None else network.name
+    return Verdict(headline, certainty, pick.name, network_name, tuple(sentences), tuple(_details(summary)))
 
 
-def _certainty(best: Row, summary: Summary) -> str:
-    tests = [difference.p for difference in summary.against.values()]
+def _certainty(summary: Summary) -> str:
+    ranked, constant = summary.ranked, summary.row("constant")
     if len(summary.splits) < 2:
         return "untested"
-    if best.name in BASELINES:
-        return "clear" if all(row.clearly_behind for row in summary.ranked[1:]) else "open"
-    return "clear" if tests and max(tests) < SIGNIFICANCE else "open"
+    if constant is not None and len(ranked) > 1:
+        others = [row for row in ranked if row is not constant]
+        if not any(is_clear(summary.difference(constant, row)) for row in others):
+            return "nothing"
+    return "clear" if len(summary.leading) == 1 else "tie"
 
 
-def _headline(best: Row, summary: Summary) -> str:
-    words = {
-        "clear": f"Use {best.title}.",
-        "untested": f"{best.title} did best, on a single split.",
-    }
-    if best.name in BASELINES:
-        plain = "a plain network with temperature scaling" if best.name == TEMPERATURE else "a plain network"
-        if len(summary.splits) < 2:
-            return (
-                f"{plain[0].upper()}{plain[1:]} did best, on a single split: no Bayesian method predicted better there."
-            )
-        return f"Use {plain}: no Bayesian method predicted better here."
-    return words.get(_certainty(best, summary), f"{best.title} did best, but not clearly better than a plain network.")
+def _pick(rows: Sequence[Row], task: Task) -> Row:
+    """The cheapest of those whose stated uncertainty is about as accurate as that of any."""
+    key = "calibration" if task == "regression" else "ece"
+    errors = {row.name: row.means.get(key) for row in rows}
+    least = min((error for error in errors.values() if error is not None), default=0.0)
+    close = [row for row in rows if (errors[row.name] or 0.0) <= least + AS_CALIBRATED]
+    return min(close, key=lambda row: cost_rank(row.name))
 
 
-def _first(best: Row, summary: Summary) -> str:
-    error = best.errors.get("nll")
-    spread = "" if error is None else f" ± {error:.3f}"
-    number = len(summary.splits)
-    over = f"Averaged over {number} splits" if number > 1 else "On one split"
-    return (
-        f"{over}, {best.title} gave the held-out rows the highest probability of {len(summary.ranked)} methods: "
-        f"NLL {round(best.means['nll'] or 0.0, 3) + 0.0:.3f}{spread} nats per row."
+# -- headline and reasons ----------------------------------------------------------------------------------------------
+
+
+def _headline(
+    certainty: str, best: Row, tied: Sequence[Row], summary: Summary, target: str, majority: tuple[str, float] | None
+) -> str:
+    if certainty == "untested":
+        return f"{_capital(best)} did best on a single split, which decides nothing yet."
+    if certainty == "nothing":
+        guess = "its mean" if majority is None else f"always saying {majority[0]!r}"
+        return f"No method predicted {target} clearly better than {guess}."
+    if all(row.name in RIVALS for row in tied):
+        names = _list([_words(row) for row in tied])
+        verb = "predicts" if len(tied) == 1 and tied[0].name not in PLURAL else "predict"
+        return f"{names[0].upper()}{names[1:]} {verb} {target} better here than any network."
+    if certainty == "clear":
+        return f"Use {_words(best)}."
+    names = (
+        _list([_words(row) for row in tied])
+        if len(tied) <= MOST_NAMES
+        else f"{len(tied)} of {len(summary.ranked)} methods"
     )
+    return f"{names[0].upper()}{names[1:]} predict {target} equally well here."
 
 
-def _against(best: Row, summary: Summary, name: str) -> str:
-    other = summary.row(name)
-    assert other is not None
-    title = "the same network with temperature scaling" if name == TEMPERATURE else "a plain (deterministic) network"
-    difference = summary.against[name]
-    gain = f"{difference.mean:.3f}"
-    key, words = ("rmse", "root mean squared error") if summary.task == "regression" else ("accuracy", "accuracy")
-    mine, theirs = best.means[key], other.means[key]
-    assert mine is not None
-    assert theirs is not None
-    if summary.task == "regression":
-        point = f"its {words} is {significant(mine)} against {significant(theirs)}"
-    else:
-        point = f"its {words} is {100 * mine:.1f} % against {100 * theirs:.1f} %"
-    return f"Against {title}: NLL lower by {gain} nats, {_clear(difference)}; {point}."
-
-
-def _clear(difference: Difference) -> str:
-    if math.isnan(difference.p):
-        return "which one split cannot test"
-    if difference.p < SIGNIFICANCE:
-        return f"a clear difference (paired test, p {_p(difference.p)})"
-    return f"which may be chance (paired test, p {_p(difference.p)})"
-
-
-def _p(value: float) -> str:
-    return "< 0.001" if value < 0.001 else f"= {value:.3f}" if value < 0.1 else f"= {value:.2f}"
-
-
-def _ties(best: Row, summary: Summary) -> list[str]:
-    tied = [row for row in summary.ranked[1:] if not row.clearly_behind and not math.isnan(row.p)]
-    if not tied:
-        return []
-    names = _list([row.title for row in tied[:4]]) + (f" and {len(tied) - 4} more" if len(tied) > 4 else "")
-    plural = "methods" if len(tied) > 1 else "method"
-    told = f"These splits cannot tell {len(tied)} other {plural} from it: {names}."
-    size = best.means.get("parameters") or 0
-    smaller = [row for row in tied if 0 < (row.means.get("parameters") or 0) * NOTABLY_SMALLER <= size]
-    if smaller:
-        pick = min(smaller, key=lambda row: (row.means["nll"], row.name))
-        told += f" Of these {pick.title} has {size / (pick.means['parameters'] or 1):.0f} times fewer parameters."
-    return [told]
-
-
-def _sureness(best: Row, summary: Summary, results: Results, target: str) -> list[str]:
-    """How far to trust stated intervals or sets; a share of so few rows may differ from 90 % by chance."""
-    what = "intervals" if summary.task == "regression" else "sets of classes"
-    cover, error = best.means["coverage_90"], best.errors.get("coverage_90")
-    width = best.means["width_90"]
-    assert cover is not None
-    assert width is not None
-    tested = sum(results[best.name, split].get("rows", {}).get("test", 0) for split in summary.splits)
-    chance = math.sqrt(0.9 * 0.1 / tested) if tested else 0.0
-    slack = 2 * max(error or 0.0, chance) + 0.015
-    if abs(cover - 0.9) <= slack:
-        fit = "about right"
-    elif cover < 0.9:
-        fit = "too narrow: it is too sure"
-    elif summary.task == "classification" and width < 1.1:
-        fit = "since one class is nearly always enough"
-    else:
-        fit = "wider than needed"
-    size = f"{significant(width)} wide in {target}" if summary.task == "regression" else f"of {width:.2f} classes"
-    told = [
-        f"How sure to be: its 90 % {what} ({size} on average) held the truth in {100 * cover:.0f} % of test rows, {fit}."
-    ]
-    after, narrow = best.means["conformal_coverage_90"], best.means["conformal_width_90"]
-    if after is None or narrow is None:
-        told.append(f"There were too few calibration rows to recalibrate 90 % {what}.")
-        return told
-    size = f"{significant(narrow)} wide" if summary.task == "regression" else f"of {narrow:.2f} classes"
-    told.append(f"Recalibrated on rows set aside (split conformal) they are {size} and held it in {100 * after:.0f} %.")
+def _choice(
+    certainty: str, pick: Row, network: Row | None, tied: Sequence[Row], summary: Summary, target: str
+) -> list[str]:
+    """Which one to take, and how the best network and the best rival stand to each other."""
+    told = []
+    if certainty == "tie":
+        if len(tied) > MOST_NAMES:
+            told.append(f"These splits cannot tell {_list([_words(row) for row in tied])} apart.")
+        cheapest = min(tied, key=lambda row: cost_rank(row.name))
+        reason = (
+            "the cheapest of them" if pick is cheapest else "the cheapest of those whose uncertainty is most accurate"
+        )
+        if pick is not cheapest:
+            told.append(f"The cheapest of them is {_words(cheapest)}, but its stated uncertainty is less accurate.")
+        told.append(f"Take {_words(pick)}: {reason}.")
+        widest = summary.difference(tied[-1], tied[0])
+        if 0 < widest.mean < WORTH and widest.p < SIGNIFICANCE:
+            told.append(f"Differences between them are real but too small to matter: at most {_more(widest.mean)}.")
+    rival = next((row for row in summary.ranked if row.name in RIVALS and row.name != "constant"), None)
+    if rival is not None and network is not None and certainty in ("clear", "tie"):
+        first, second = (
+            (network, rival) if summary.ranked.index(network) < summary.ranked.index(rival) else (rival, network)
+        )
+        if not (first.leads and second.leads):
+            gain = _more(summary.difference(second, first).mean)
+            told.append(
+                f"{_capital(first)} {_verb(first, 'gives', 'give')} the true {target} of a new row {gain} than {_words(second)}, "
+                f"the best {'network' if second is network else 'rival'}."
+            )
+    if certainty in ("clear", "tie") and not any(row.name not in (*RIVALS, *BASELINES) for row in summary.ranked):
+        told.append("No Bayesian method was among those compared.")
     return told
 
 
-def _rejection(best: Row, summary: Summary, results: Results) -> list[str]:
-    """Whether uncertainty says which rows to look at, of the best method or else of one that is as good."""
-    if _helps(best, summary, results):
-        return [f"If the least certain fifth of rows goes to a human, {_effect(best, summary, results)}."]
-    if summary.task == "classification" and best.means["accuracy"] == 1:
+def _more(nats: float) -> str:
+    """A difference in NLL as a ratio of probabilities."""
+    ratio = math.exp(min(nats, 50.0))
+    return f"{100 * (ratio - 1):.2g} % more probability" if ratio < 2 else f"{ratio:.2g} times the probability"
+
+
+def _size_of_error(row: Row, summary: Summary, results: Results, target: str, classes: Sequence[str]) -> list[str]:
+    """What errors are like, beside those of a constant guess."""
+    constant = summary.row("constant")
+    if summary.task == "regression":
+        told = f"The typical error of {_words(row)} is {significant(row.means['rmse'] or 0.0)}"
+        if constant is not None and row is not constant:
+            told += f"; always guessing the mean of {target} errs by {significant(constant.means['rmse'] or 0.0)}"
+        return [f"{told}."]
+    accuracy = row.means["accuracy"] or 0.0
+    told = f"{_capital(row)} {_verb(row, 'is', 'are')} right in {100 * accuracy:.1f} % of test rows"
+    majority = _majority(summary, results, classes)
+    if majority is None or row is constant:
+        return [f"{told}."]
+    label, share = majority
+    told += f"; always saying {label!r} gives {100 * share:.1f} %."
+    if accuracy <= share + 0.005:
+        told += " Its answers are no better than that."
+    return [told]
+
+
+def _majority(summary: Summary, results: Results, classes: Sequence[str]) -> tuple[str, float] | None:
+    """The most frequent class of test rows and its share, where it is known."""
+    if summary.task == "regression" or not classes or summary.best is None:
+        return None
+    counts = _confusion(summary.best, summary, results, len(classes)).sum(1)
+    if not counts.sum():
+        return None
+    return classes[int(counts.argmax())], float(counts.max() / counts.sum())
+
+
+def _confusion(row: Row, summary: Summary, results: Results, number: int) -> np.ndarray:
+    """Counts by true and by predicted class over all splits, [C, C]."""
+    tables = [results[row.name, split]["curves"].get("confusion", [0] * number**2) for split in summary.splits]
+    counts: np.ndarray = np.sum(tables, axis=0).reshape(number, number)
+    return counts
+
+
+def recalls(
+    row: Row, summary: Summary, results: Results, classes: Sequence[str]
+) -> list[tuple[str, float, float | None, float | None]]:
+    """Of each class its label, share of the rows, how often it is found, and how often it is right when said (`None`: never)."""
+    counts = _confusion(row, summary, results, len(classes))
+    found = []
+    for place, label in enumerate(classes):
+        own, said = counts[place].sum(), counts[:, place].sum()
+        found.append((
+            label,
+            float(own / max(1, counts.sum())),
+            float(counts[place, place] / own) if own else None,
+            float(counts[place, place] / said) if said else None,
+        ))  # fmt: skip
+    return found
+
+
+def _rare_classes(row: Row, summary: Summary, results: Results, classes: Sequence[str]) -> list[str]:
+    if summary.task == "regression" or not classes:
+        return []
+    missed = [entry for entry in recalls(row, summary, results, classes) if entry[2] is not None and entry[2] < 0.5]
+    if not missed:
+        return []
+    label, share, recall, _ = min(missed, key=lambda entry: (entry[2], entry[0]))
+    others = f", and less than half of {len(missed) - 1} other classes" if len(missed) > 1 else ""
+    return [
+        f"It finds {100 * (recall or 0.0):.0f} % of the rows that are {label!r} ({100 * share:.0f} % of all){others}."
+    ]
+
+
+def _after_choosing(summary: Summary, results: Results, target: str) -> list[str]:
+    """The score of a winner that was chosen without the rows it is scored on."""
+    names, best = summary.chosen_elsewhere(), summary.best
+    if not names or best is None or len(summary.ranked) < 2:
+        return []
+    key = "rmse" if summary.task == "regression" else "accuracy"
+    honest = float(
+        np.mean([results[name, split]["scores"][key] for name, split in zip(names, summary.splits, strict=True)])
+    )
+    shown = best.means[key] or 0.0
+    if summary.task == "regression":
+        values, what = (significant(honest), significant(shown)), "typical error"
+    else:
+        values, what = (f"{100 * honest:.1f} %", f"{100 * shown:.1f} %"), "accuracy"
+    if values[0] == values[1]:
+        return [f"Chosen without the rows it is scored on, the winner's {what} is the same ({values[0]})."]
+    return [
+        f"A winner looks better than it is: chosen without the rows it is scored on, its {what} is {values[0]}, not {values[1]}."
+    ]
+
+
+# -- uncertainty -------------------------------------------------------------------------------------------------------
+
+
+def _sureness(row: Row, summary: Summary, results: Results, target: str) -> list[str]:
+    """How far to trust stated intervals or sets, at every level and over the range of predictions."""
+    regression = summary.task == "regression"
+    what = "intervals" if regression else "sets of classes"
+    tested = sum(results[row.name, split].get("rows", {}).get("test", 0) for split in summary.splits)
+    names = [f"{100 * level:.0f}" for level in LEVELS]
+    covers = [row.means[f"coverage_{name}"] or 0.0 for name in names]
+    fits = [_fit(row, level, cover, tested, regression) for level, cover in zip(LEVELS, covers, strict=True)]
+    width = row.means["width_90"] or 0.0
+    size = f"{significant(width)} wide in {target}" if regression else f"of {width:.2f} classes"
+    observed = _list([f"{100 * cover:.0f}" for cover in covers])
+    told = [
+        f"Its {_list(names)} % {what} held the truth in {observed} % of test rows ({size} at 90 %): {_joined(names, fits)}."
+    ]
+    told += _thirds(row, summary, tested) if regression else []
+    after, narrow = row.means["conformal_coverage_90"], row.means["conformal_width_90"]
+    if after is None or narrow is None:
+        return [*told, f"There were too few calibration rows to recalibrate 90 % {what}."]
+    if "about right" in fits[1]:
+        return told
+    size = f"{significant(narrow)} wide" if regression else f"of {narrow:.2f} classes"
+    return [
+        *told,
+        f"Recalibrated on rows set aside, 90 % {what} are {size} and held it in {100 * after:.0f} %: use these.",
+    ]
+
+
+def _fit(row: Row, level: float, cover: float, tested: int, regression: bool) -> str:
+    name = f"{100 * level:.0f}"
+    chance = 2 * max(
+        row.errors.get(f"coverage_{name}") or 0.0, math.sqrt(level * (1 - level) / tested) if tested else 0.0
+    )
+    if abs(cover - level) > chance + SLACK:
+        if cover < level:
+            return "too narrow"
+        one = not regression and (row.means[f"width_{name}"] or 0.0) < 1.1
+        return "about right, as one class is nearly always enough" if one else "wider than needed"
+    return "about right" if chance <= TOO_FEW else "not wrong as far as these few rows can tell"
+
+
+def _joined(names: Sequence[str], fits: Sequence[str]) -> str:
+    if len(set(fits)) == 1:
+        return fits[0]
+    return "; ".join(f"{name} % {fit}" for name, fit in zip(names, fits, strict=True))
+
+
+def _thirds(row: Row, summary: Summary, tested: int) -> list[str]:
+    """Whether 90 % intervals hold 90 % for low, middle and high predictions too."""
+    covers = [row.means.get(f"coverage_90_{name}") for name in THIRDS]
+    if any(cover is None for cover in covers) or not tested:
+        return []
+    known = [cover or 0.0 for cover in covers]
+    slack = max(UNEVEN, 3 * math.sqrt(0.9 * 0.1 / (tested / 3)))
+    wrong = [place for place, cover in enumerate(known) if abs(cover - 0.9) > slack]
+    shown = f"{_list([f'{100 * cover:.0f}' for cover in known])} % for low, middle and high predictions"
+    if not wrong:
+        return [f"They hold over the whole range: {shown}." if slack < 2 * UNEVEN else f"At 90 % they held {shown}."]
+    words = [f"{'too narrow' if known[place] < 0.9 else 'too wide'} for {THIRDS[place]} ones" for place in wrong]
+    return [f"But they do not fit every prediction: 90 % ones held {shown}, {_list(words)}."]
+
+
+def _rejection(row: Row, summary: Summary, results: Results) -> list[str]:
+    """Whether uncertainty says which rows to look at, of this method or else of one that is as good."""
+    if _helps(row, summary, results):
+        return [f"If the least certain fifth of rows goes to a human, {_effect(row, summary, results)}."]
+    if summary.task == "classification" and row.means["accuracy"] == 1:
         return []
     told = "Its uncertainty does not tell which rows it errs on: turning away the least certain fifth does not help."
-    tied = [row for row in summary.ranked[1:] if not row.clearly_behind and not math.isnan(row.p)]
-    other = next((row for row in tied if _helps(row, summary, results)), None)
+    others = [other for other in summary.leading if other is not row]
+    other = next((other for other in others if _helps(other, summary, results)), None)
     if other is not None:
-        told += (
-            f" That of {other.title}, which these splits cannot tell from it, does: {_effect(other, summary, results)}."
-        )
+        told += f" That of {_words(other)}, which predicts as well, does: {_effect(other, summary, results)}."
     return [told]
 
 
@@ -201,15 +361,15 @@ def _effect(row: Row, summary: Summary, results: Results) -> str:
     return f"accuracy on the rest rises from {100 * start:.1f} % to {100 * after:.1f} %"
 
 
-def _outside(best: Row, summary: Summary) -> list[str]:
-    """Whether out-of-distribution rows are detected, where there were some: by the best method, and by which one most."""
-    found = {row.name: _noticed(row) for row in summary.ranked}
-    mine = found[best.name]
+def _outside(row: Row, summary: Summary) -> list[str]:
+    """Whether out-of-distribution rows are detected, where there were some: by this method, and by which one most."""
+    found = {other.name: _noticed(other) for other in summary.ranked}
+    mine = found[row.name]
     if mine is None:
         return []
     pairs = f"its uncertainty there is higher than on a test row in {100 * mine:.0f} of 100 pairs (50 are chance)"
     told = f"{'It detects' if mine >= NOTICED else 'It does not detect'} out-of-distribution rows (--ood): {pairs}."
-    most = max(summary.ranked, key=lambda row: found[row.name] or 0.0)
+    most = max(summary.ranked, key=lambda other: found[other.name] or 0.0)
     highest = found[most.name] or 0.0
     if mine < NOTICED <= highest:
         told += f" {most.title} does, in {100 * highest:.0f} of 100."
@@ -222,5 +382,40 @@ def _noticed(row: Row) -> float | None:
     return max(known) if known else None
 
 
+# -- numbers and words -------------------------------------------------------------------------------------------------
+
+
+def _details(summary: Summary) -> list[str]:
+    """Negative log-likelihoods and tests, for readers who know them."""
+    best, number = summary.ranked[0], len(summary.splits)
+    error = best.errors.get(DECIDES)
+    over = f"over {number} splits" if number > 1 else "on one split"
+    spread = "" if error is None else f" ± {error:.3f}"
+    told = [f"{best.title}: NLL {round(best.means[DECIDES] or 0.0, 3) + 0.0:.3f}{spread} nats per row {over}."]
+    for row in summary.ranked[1:]:
+        assert row.behind is not None
+        test = "" if math.isnan(row.p) else f", paired test p {_p(row.p)}"
+        place = "tied with the best" if row.leads else "behind"
+        told.append(f"{row.title}: NLL higher by {row.behind.mean:.3f} nats{test}; {place}.")
+    return told
+
+
+def _p(value: float) -> str:
+    return "< 0.001" if value < 0.001 else f"= {value:.3f}" if value < 0.1 else f"= {value:.2f}"
+
+
+def _words(row: Row) -> str:
+    return WORDS.get(row.name, row.title)
+
+
+def _capital(row: Row) -> str:
+    words = _words(row)
+    return f"{words[0].upper()}{words[1:]}"
+
+
+def _verb(row: Row, one: str, many: str) -> str:
+    return many if row.name in PLURAL else one
+
+
 def _list(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else ", ".join(names)
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

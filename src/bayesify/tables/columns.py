@@ -242,6 +242,19 @@ def as_numbers(column: Series) -> np.ndarray:
     return np.array([np.nan if cell is None else float(cell) for cell in cells_of(column)], dtype=np.float64)
 
 
+def times_of(column: Series) -> np.ndarray:
+    """Dates as days and numbers as they are, NaN where a cell is missing: [N].
+
+    Raises:
+        InputError: If the column holds texts.
+    """
+    name = str(column.name)
+    kind = kind_of(name, column)
+    if kind == "text":
+        raise InputError(f"column {name!r} holds texts; a time is a date or a number")
+    return as_numbers(column) if kind == "number" else _date_parts(name, column)[f"{name}{DAYS}"]
+
+
 def _date_parts(name: str, column: Series) -> dict[str, np.ndarray]:
     import pandas
 

@@ -1,0 +1,133 @@
+"""What a trained model does on test rows, for readers: examples, and how much each column matters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from bayesify.predictive.base import Predictive
+from bayesify.predictive.classification import ClassificationPredictive
+from bayesify.predictive.regression import RegressionPredictive
+from bayesify.tables.columns import DAYS, Features
+from bayesify.tables.preparation import Preparation
+
+EXAMPLES = 6
+"""Test rows that are shown."""
+MOST_ROWS = 200
+"""Test rows by which columns are judged."""
+MOST_COLUMNS = 30
+"""Columns that are judged; of more, those that vary together with the target most."""
+
+
+def examples(prediction: Predictive, rows: np.ndarray, values: np.ndarray) -> list[dict[str, Any]]:
+    """Some rows from low to high predictions, or from sure to unsure, with what was predicted.
+
+    Args:
+        prediction: Of test rows.
+        rows: Their numbers in the table, [N].
+        values: Their targets, [N].
+
+    Returns:
+        For each `row` and `truth`; of a regression `mean`, `lower` and `upper` (90 %), else `guess` and `probability`.
+    """
+    if isinstance(prediction, RegressionPredictive):
+        mean = prediction.mean.reshape(-1).numpy()
+        lower, upper = (end.reshape(-1).numpy() for end in prediction.interval(0.9))
+        keys = ("mean", "lower", "upper")
+        columns: tuple[np.ndarray, ...] = (mean, lower, upper)
+        order = np.argsort(mean, kind="stable")
+    else:
+        assert isinstance(prediction, ClassificationPredictive)
+        probs = prediction.class_probs.numpy()
+        keys, columns = ("guess", "probability"), (probs.argmax(1), probs.max(1))
+        order = np.argsort(-probs.max(1), kind="stable")
+    count = min(EXAMPLES, len(order))
+    chosen = order[[round((place + 0.5) * len(order) / count - 0.5) for place in range(count)]]
+    return [
+        {
+            "row": int(rows[one]),
+            "truth": values[one].item(),
+            **{key: column[one].item() for key, column in zip(keys, columns, strict=True)},
+        }
+        for one in chosen
+    ]
+
+
+def columns_of(features: Features) -> dict[str, tuple[list[int], list[int]]]:
+    """The table's columns, each with the positions of its numbers and of its codes; the parts of a date are one column."""
+    dates = [name.removesuffix(DAYS) for name in features.number_names if name.endswith(DAYS)]
+    found: dict[str, tuple[list[int], list[int]]] = {}
+    for place, name in enumerate(features.number_names):
+        date = next((date for date in dates if name.startswith(f"{date} (")), name)
+        found.setdefault(date, ([], []))[0].append(place)
+    for place, name in enumerate(features.code_names):
+        found.setdefault(name, ([], []))[1].append(place)
+    return found
+
+
+def importance(
+    predict: Callable[[np.ndarray], Predictive],
+    preparation: Preparation,
+    features: Features,
+    rows: np.ndarray,
+    values: np.ndarray,
+    seed: int,
+) -> dict[str, float]:
+    """By how much the error grows when a column is shuffled over the rows (Breiman 2001): by column, largest first.
+
+    Of a regression the root mean squared error, as a share of the error with the column in order; of a classification the
+    share of rows that are wrong, in addition.
+
+    Args:
+        predict: From inputs to predictions.
+        preparation: From the table to inputs.
+        features: Of the table.
+        rows: Test rows.
+        values: Targets of the whole table.
+        seed: Of the shuffling.
+    """
+    generator = np.random.default_rng(seed)
+    if len(rows) > MOST_ROWS:
+        rows = np.sort(generator.choice(rows, MOST_ROWS, replace=False))
+    before = predict(preparation(features, rows))
+    start, classes, found = _error(before, values[rows]), isinstance(before, ClassificationPredictive), {}
+    for name, (numbers, codes) in _foremost(features, values).items():
+        shuffled = generator.permutation(rows)
+        mixed = Features(
+            features.numbers[rows], features.number_names, features.codes[rows], features.code_names, features.levels
+        )
+        mixed.numbers[:, numbers] = features.numbers[np.ix_(shuffled, numbers)]
+        mixed.codes[:, codes] = features.codes[np.ix_(shuffled, codes)]
+        error = _error(predict(preparation(mixed, np.arange(len(rows)))), values[rows])
+        found[name] = error - start if classes else error / start - 1 if start > 0 else 0.0
+    return dict(sorted(found.items(), key=lambda entry: (-entry[1], entry[0])))
+
+
+def _foremost(features: Features, values: np.ndarray) -> Mapping[str, tuple[list[int], list[int]]]:
+    every = columns_of(features)
+    if len(every) <= MOST_COLUMNS:
+        return every
+    centered = values - values.mean()
+
+    def strength(name: str) -> float:
+        numbers, codes = every[name]
+        columns = [features.numbers[:, place] for place in numbers] + [features.codes[:, place] for place in codes]
+        best = 0.0
+        for column in columns:
+            filled = np.nan_to_num(column - np.nanmean(column)) if not np.isnan(column).all() else np.zeros(len(column))
+            norm = float(np.linalg.norm(filled)) * float(np.linalg.norm(centered))
+            best = max(best, abs(float(filled @ centered)) / norm if norm > 0 else 0.0)
+        return best
+
+    return {name: every[name] for name in sorted(every, key=strength, reverse=True)[:MOST_COLUMNS]}
+
+
+def _error(prediction: Predictive, values: np.ndarray) -> float:
+    with torch.no_grad():
+        if isinstance(prediction, RegressionPredictive):
+            return float(np.sqrt(np.mean(np.square(prediction.mean.reshape(-1).numpy() - values))))
+        assert isinstance(prediction, ClassificationPredictive)
+        return float((prediction.class_probs.argmax(1).numpy() != values).mean())
