@@ -24,18 +24,31 @@ class Difference:
     p: float
 
 
-def paired_difference(first: Sequence[float], second: Sequence[float], test_share: float) -> Difference:
-    r"""The corrected resampled t-test (Nadeau & Bengio 2003).
+def paired_difference(
+    first: Sequence[float],
+    second: Sequence[float],
+    test_share: float,
+    rows: Sequence[np.ndarray] | None = None,
+    num_rows: int = 0,
+) -> Difference:
+    r"""The corrected resampled t-test (Nadeau & Bengio 2003), with the rows of each split where their scores are known.
 
-    $$ t = \frac{\bar d}{\sqrt{(\frac1J + \rho) s^2}}, \qquad \rho = n_\text{test} / n_\text{train} $$
+    Row i of split j differs by $d_{ij} = \delta + b_j + e_{ij}$: rows are easy or hard, and trainings go well or badly. With
+    $\sigma_e^2$ the variance within splits, $\sigma_b^2$ what that of the J means $\bar d_j$ has beyond $\sigma_e^2 / n_j$, and N
+    different rows,
 
-    with J - 1 degrees of freedom, for the differences $d_j$ of J splits. Without $\rho$ the test takes splits for independent,
-    though they train on nearly the same rows, and finds differences where there are none.
+    $$ t = \frac{\bar d}{\sqrt{(\frac1J + \rho) \sigma_b^2 + \sigma_e^2 / N}}, \qquad \rho = n_\text{test} / n_\text{train}, $$
+
+    with J - 1 degrees of freedom, or N - 1 where $\sigma_b^2$ is 0. Without rows all variance is that of splits.
+    Without $\rho$ the test takes trainings for independent, though they see nearly the same rows, and finds differences where
+    there are none.
 
     Args:
         first: Scores of one method, one per split.
         second: Scores of the other on the same splits.
         test_share: $\rho$.
+        rows: Differences of the rows of each split, J arrays $[n_j]$.
+        num_rows: N; rows may be tested by several splits.
 
     Raises:
         ValueError: If the numbers of splits differ or are zero.
@@ -46,12 +59,20 @@ def paired_difference(first: Sequence[float], second: Sequence[float], test_shar
     count, mean = len(differences), float(differences.mean())
     if count == 1:
         return Difference(mean, math.nan, math.nan)
-    error = math.sqrt((1 / count + test_share) * float(differences.var(ddof=1)))
+    between, within = float(differences.var(ddof=1)), 0.0
+    if rows is not None:
+        sizes = np.array([len(row) for row in rows])
+        row_variance = sum(float(np.square(row - row.mean()).sum()) for row in rows) / max(1, sizes.sum() - count)
+        between = max(0.0, between - row_variance * float((1 / sizes).mean()))
+        within = row_variance / num_rows
+    splits = (1 / count + test_share) * between
+    error = math.sqrt(splits + within)
     if error == 0:
         return Difference(mean, 0.0, 1.0 if mean == 0 else 0.0)
     from scipy.stats import t
 
-    return Difference(mean, error, float(2 * t.sf(abs(mean) / error, count - 1)))
+    freedom = count - 1 if splits > 0 else num_rows - 1
+    return Difference(mean, error, float(2 * t.sf(abs(mean) / error, freedom)))
 
 
 def adjusted(values: Mapping[str, float]) -> dict[str, float]:

@@ -10,6 +10,7 @@ import torch
 
 from bayesify import metrics
 from bayesify.compare import conformal
+from bayesify.predictive.base import Predictive
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
 
@@ -59,7 +60,7 @@ def score_regression(
         found[f"conformal_width_{name}"] = float(2 * factor * std.mean()) if known else None
     inside = _held(test, y)
     for name, part in zip(THIRDS, np.array_split(np.argsort(mean, kind="stable"), 3), strict=True):
-        found[f"coverage_90_{name}"] = float(inside[part].mean())
+        found[f"coverage_90_{name}"] = float(inside[part].mean()) if len(part) else None
     _check(found)
     errors = np.square(y - mean)
     curves = {
@@ -71,6 +72,7 @@ def score_regression(
             for rows in _bins(std)
         ],
         "rejection": _rejected(std, errors),
+        "losses": _losses(test, targets),
     }
     return found, curves
 
@@ -119,9 +121,15 @@ def score_classification(
             for part in _bins(entropy)
         ],
         "rejection": metrics.rejection_curve(test, targets, num_points=POINTS).accuracy.tolist(),
+        "losses": _losses(test, targets),
         "confusion": np.bincount(labels * len(probs[0]) + probs.argmax(1), minlength=len(probs[0]) ** 2).tolist(),
     }
     return found, curves
+
+
+def _losses(test: Predictive, targets: torch.Tensor) -> list[float]:
+    """The NLL of each row, rounded for a file: [N]."""
+    return [round(float(loss), 5) for loss in -test.log_prob(targets)]
 
 
 def _held(test: RegressionPredictive, y: np.ndarray) -> np.ndarray:

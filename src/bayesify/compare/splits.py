@@ -81,25 +81,30 @@ def make_parts(
     )
     if standard:
         rest, test = standard[index]
-        return _held(rest[_dealt(values[rest], generator, classes)], test, None)
+        return _held(rest[_dealt(values[rest], generator, classes)], test)
     if groups is not None:
         return _by_group(values, groups, index, generator, classes)
     order = _dealt(values, generator, classes)
     folds = count_folds(len(order))
     start, end = ((index % folds + step) * len(order) // folds for step in (0, 1))
-    return _held(np.concatenate((order[end:], order[:start])), order[start:end], None)
+    return _held(np.concatenate((order[end:], order[:start])), order[start:end])
 
 
-def _held(order: np.ndarray, test: np.ndarray, groups: np.ndarray | None) -> Parts:
-    """Validation and calibration rows from the start of an order, cut where a group ends."""
+def _held(order: np.ndarray, test: np.ndarray, sizes: np.ndarray | None = None) -> Parts:
+    """Validation and calibration rows from the start of an order of rows, cut where a group ends.
+
+    Args:
+        order: Rows that are not for testing.
+        test: The others.
+        sizes: Rows of each group, in that order; `None` where each row is alone.
+    """
     held = max(LEAST_HELD, round(HELD * len(order)))
     first, second = held, 2 * held
-    if groups is not None:
-        ends = np.flatnonzero(np.diff(groups[order])) + 1
-        first = int(ends[min(np.searchsorted(ends, first), len(ends) - 2)])
-        second = int(
-            ends[min(max(np.searchsorted(ends, first + held), np.searchsorted(ends, first) + 1), len(ends) - 1)]
-        )
+    if sizes is not None:
+        ends = np.cumsum(sizes)
+        place = min(int(np.searchsorted(ends, held)), len(ends) - 3)
+        first = int(ends[place])
+        second = int(ends[min(max(int(np.searchsorted(ends, first + held)), place + 1), len(ends) - 2)])
     parts = (order[second:], order[:first], order[first:second], test)
     return Parts(*(np.sort(part) for part in parts))
 
@@ -112,10 +117,10 @@ def _by_group(
     if len(first) < LEAST_GROUPS:
         raise InputError(f"{len(first)} different groups of rows; splits need at least {LEAST_GROUPS}")
     order = _dealt(values[first], generator, classes)
-    folds = min(count_folds(len(values)), len(first) - 3)
+    folds = min(count_folds(len(values)), len(first))
     middle = np.cumsum(sizes[order]) - sizes[order] / 2
     fold = (middle * folds / len(values)).astype(int)
-    if len(np.unique(fold)) < folds:
+    if len(np.unique(fold)) < folds or np.bincount(fold).max() > len(order) - 3:
         fold = np.arange(len(order)) * folds // len(order)
     chosen = index % folds
     turned = np.concatenate((order[fold > chosen], order[fold < chosen]))
@@ -125,7 +130,7 @@ def _by_group(
     def rows(some: np.ndarray) -> np.ndarray:
         return np.concatenate([by_rank[starts[one] : starts[one] + sizes[one]] for one in some])
 
-    return _held(rows(turned), rows(order[fold == chosen]), groups)
+    return _held(rows(turned), rows(order[fold == chosen]), sizes[turned])
 
 
 def _by_time(times: np.ndarray, index: int) -> Parts:

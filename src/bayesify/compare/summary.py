@@ -18,6 +18,7 @@ Results = Mapping[tuple[str, int], Mapping[str, Any]]
 SIGNIFICANCE = 0.05
 DECIDES = "nll"
 """The score that methods are ranked by."""
+PARTS = ("fit", "validation", "calibration", "test")
 WORTH = 0.02
 """Nats per row from which on a difference is worth naming: 2 % more probability for the truth, or intervals 2 % narrower."""
 
@@ -124,6 +125,8 @@ class Summary:
         rows: Ranked methods from the best on, then those that failed.
         splits: Splits that all ranked methods have finished.
         scores: NLL of each ranked method, one number per split.
+        losses: NLL of each ranked method's rows, one array per split; empty where they are not known.
+        num_rows: Different rows that were tested.
         test_share: Test rows per training row.
     """
 
@@ -131,6 +134,8 @@ class Summary:
     rows: tuple[Row, ...]
     splits: tuple[int, ...]
     scores: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    losses: Mapping[str, Sequence[np.ndarray]] = field(default_factory=dict, repr=False, compare=False)
+    num_rows: int = 0
     test_share: float = 0.0
 
     @property
@@ -148,9 +153,13 @@ class Summary:
         """The best method and those that these splits cannot tell from it."""
         return [row for row in self.ranked if row.leads]
 
-    def difference(self, worse: Row, better: Row) -> Difference:
+    def difference(self, worse: str, better: str) -> Difference:
         """How far one ranked method's NLL lies above another's."""
-        return paired_difference(self.scores[worse.name], self.scores[better.name], self.test_share)
+        scores = self.scores[worse], self.scores[better]
+        if worse not in self.losses or better not in self.losses:
+            return paired_difference(*scores, self.test_share)
+        rows = [a - b for a, b in zip(self.losses[worse], self.losses[better], strict=True)]
+        return paired_difference(*scores, self.test_share, rows, self.num_rows)
 
     def chosen_elsewhere(self) -> list[str]:
         """For each split the method with the lowest mean NLL on all others; empty for a single split.
@@ -182,10 +191,23 @@ def summarize(results: Results, methods: Sequence[str], task: Task) -> Summary:
     failures = {name: _failure(name, splits, results) for name, splits in finished.items()}
     sound = [name for name in methods if finished[name] and not failures[name]]
     common = sorted(set.intersection(*(set(finished[name]) for name in sound))) if sound else []
-    share = _test_share(results)
     scores = {name: [results[name, split]["scores"][DECIDES] for split in common] for name in sound}
     order = sorted(sound, key=lambda name: (float(np.mean(scores[name])), name)) if common else []
-    behind = {name: paired_difference(scores[name], scores[order[0]], share) for name in order[1:]}
+    losses = {
+        name: [np.array(results[name, split]["curves"]["losses"]) for split in common]
+        for name in order
+        if all("losses" in results[name, split]["curves"] for split in common)
+    }
+    found = Summary(
+        task,
+        (),
+        tuple(common),
+        {name: scores[name] for name in order},
+        losses,
+        _num_rows(results, common),
+        _test_share(results),
+    )
+    behind = {name: found.difference(name, order[0]) for name in order[1:]}
     p = adjusted({name: difference.p for name, difference in behind.items()})
     rows: list[Row] = []
     for name in order:
@@ -195,7 +217,7 @@ def summarize(results: Results, methods: Sequence[str], task: Task) -> Summary:
         if name not in order and (finished[name] or failures[name]):
             good = [split for split in finished[name] if "error" not in results[name, split]]
             rows.append(_row(name, good, results, failure=failures[name]))
-    return Summary(task, tuple(rows), tuple(common), {name: scores[name] for name in order}, share)
+    return replace(found, rows=tuple(rows))
 
 
 def _failure(name: str, splits: Sequence[int], results: Results) -> str:
@@ -229,6 +251,13 @@ def _flat(result: Mapping[str, Any]) -> dict[str, Any]:
         "kilobytes": None if size is None else size / 1000,
         **result.get("ood", {}),
     }
+
+
+def _num_rows(results: Results, splits: Sequence[int]) -> int:
+    """Different rows that some splits test: at most all there are."""
+    counts = {split: entry["rows"] for (_, split), entry in results.items() if split in splits and "rows" in entry}
+    tested = sum(rows["test"] for rows in counts.values())
+    return min([tested, *(sum(rows.get(part, 0) for part in PARTS) for rows in counts.values())])
 
 
 def _test_share(results: Results) -> float:

@@ -86,8 +86,8 @@ def title_of(name: str) -> str:
 def work_of(name: str) -> float:
     """How long a run of one split takes, roughly and relative to others, to tell the time that is left."""
     if name in RIVALS:
-        return 0.5
-    return 10.0 if method_of(name).is_chain else 6.0 if method_of(name).slow else 3.0
+        return 0.1 if name in ("constant", "linear") else 1.0
+    return 6.0 if method_of(name).is_chain else 4.0 if method_of(name).slow else 1.5
 
 
 def cost_rank(name: str) -> int:

@@ -15,8 +15,8 @@ from bayesify.tables.targets import Task
 
 TURNED_AWAY = 4 * POINTS // 20
 """Position in a rejection curve: a fifth of the rows is turned away."""
-AS_CALIBRATED = 0.02
-"""Calibration error beyond the least among tied methods up to which the cheapest of them is taken."""
+CALIBRATED, AS_CALIBRATED = 0.05, 0.02
+"""Calibration error up to which uncertainty is good enough, and beyond the least among tied methods up to which it is as good."""
 TOO_FEW = 0.06
 """Two standard errors of a coverage above which test rows are too few to judge it."""
 SLACK = 0.015
@@ -45,7 +45,8 @@ class Verdict:
         certainty: `"clear"`, one method is better than all others by a paired test and by as much as is worth naming; `"tie"`;
             `"nothing"`, no method is clearly better than a constant guess; or `"untested"`, a single split.
         pick: The method to use: the best; of tied ones the cheapest of those whose uncertainty is about as accurate as that of any.
-        network: The same among what bayesify can fit; the best of these where none is tied with the best, `None` where none is.
+        network: The same where bayesify can fit it, else the best Bayesian method that is tied with it, else the best network;
+            `None` where none was ranked.
         sentences: The reasons in plain words, each a sentence or two.
         details: The same in numbers.
     """
@@ -74,8 +75,8 @@ def judge(summary: Summary, results: Results, target: str, classes: Sequence[str
     tied = [row for row in summary.leading if row.name != "constant"] or [best]
     pick = _pick(tied, summary.task) if certainty == "tie" else best
     networks = [row for row in summary.ranked if row.name not in RIVALS]
-    leading = [row for row in networks if row.leads]
-    network = _pick(leading, summary.task) if leading and certainty != "clear" else next(iter(networks), None)
+    bayesian = [row for row in networks if row.leads and row.name not in BASELINES]
+    network = pick if pick in networks else next(iter([*bayesian, *networks]), None)
     shown = pick if certainty != "nothing" or pick.name != "constant" or network is None else network
     sentences = [
         *_choice(certainty, pick, network, tied, summary, target),
@@ -97,17 +98,17 @@ def _certainty(summary: Summary) -> str:
         return "untested"
     if constant is not None and len(ranked) > 1:
         others = [row for row in ranked if row is not constant]
-        if not any(is_clear(summary.difference(constant, row)) for row in others):
+        if not any(is_clear(summary.difference(constant.name, row.name)) for row in others):
             return "nothing"
     return "clear" if len(summary.leading) == 1 else "tie"
 
 
 def _pick(rows: Sequence[Row], task: Task) -> Row:
-    """The cheapest of those whose stated uncertainty is about as accurate as that of any."""
+    """The cheapest of those whose stated uncertainty is accurate, or about as accurate as that of any."""
     key = "calibration" if task == "regression" else "ece"
     errors = {row.name: row.means.get(key) for row in rows}
     least = min((error for error in errors.values() if error is not None), default=0.0)
-    close = [row for row in rows if (errors[row.name] or 0.0) <= least + AS_CALIBRATED]
+    close = [row for row in rows if (errors[row.name] or 0.0) <= max(CALIBRATED, least + AS_CALIBRATED)]
     return min(close, key=lambda row: cost_rank(row.name))
 
 
@@ -151,7 +152,7 @@ def _choice(
         if pick is not cheapest:
             told.append(f"The cheapest of them is {_words(cheapest)}, but its stated uncertainty is less accurate.")
         told.append(f"Take {_words(pick)}: {reason}.")
-        widest = summary.difference(tied[-1], tied[0])
+        widest = summary.difference(tied[-1].name, tied[0].name)
         if 0 < widest.mean < WORTH and widest.p < SIGNIFICANCE:
             told.append(f"Differences between them are real but too small to matter: at most {_more(widest.mean)}.")
     rival = next((row for row in summary.ranked if row.name in RIVALS and row.name != "constant"), None)
@@ -160,7 +161,7 @@ def _choice(
             (network, rival) if summary.ranked.index(network) < summary.ranked.index(rival) else (rival, network)
         )
         if not (first.leads and second.leads):
-            gain = _more(summary.difference(second, first).mean)
+            gain = _more(summary.difference(second.name, first.name).mean)
             told.append(
                 f"{_capital(first)} {_verb(first, 'gives', 'give')} the true {target} of a new row {gain} than {_words(second)}, "
                 f"the best {'network' if second is network else 'rival'}."
@@ -285,7 +286,7 @@ def _sureness(row: Row, summary: Summary, results: Results, target: str) -> list
     after, narrow = row.means["conformal_coverage_90"], row.means["conformal_width_90"]
     if after is None or narrow is None:
         return [*told, f"There were too few calibration rows to recalibrate 90 % {what}."]
-    if "about right" in fits[1]:
+    if fits[1] not in ("too narrow", "wider than needed"):
         return told
     size = f"{significant(narrow)} wide" if regression else f"of {narrow:.2f} classes"
     return [
