@@ -1,6 +1,7 @@
 """`bayesify compare` from a file to a report: results, resuming, failures, bad input."""
 
 import errno
+import io
 import json
 import os
 import re
@@ -11,12 +12,15 @@ from pathlib import Path
 import numpy as np
 import pandas
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from bayesify import registry
 from bayesify.cli import app
-from bayesify.compare import InputError, Question, compare, comparison, tuning
+from bayesify.compare import InputError, Question, command, compare, comparison, tuning
+from bayesify.compare.page import render
 from bayesify.compare.record import as_record
+from bayesify.compare.rivals import PACKAGES, installed
 from bayesify.registry import Method
 
 runner = CliRunner()
@@ -76,15 +80,22 @@ def test_from_a_csv_to_a_report(csv, tmp_path, monkeypatch):
     result = run("houses.csv", "--target", "price", "--methods", "laplace", "--quick", "--workers", "1")
     page = Path(result.stdout.splitlines()[-1])
     assert page == tmp_path / "bayesify-compare-houses" / "report.html"
-    assert result.stderr == ""
+    assert all(
+        re.match(r"\d of 9 runs finished after", line) for line in result.stderr.splitlines()
+    )  # on a slow machine
     text = page.read_text()
     assert "which method predicts price best?" in text
-    assert text.count("<svg") == 1 + 3 * 4
+    assert text.count("<svg") == 1 + 6 * 4
+    for heading in ("Use it", "What its predictions look like", "What each column contributes"):
+        assert f"<h2>{heading}</h2>" in text
+    assert text.index("<h2>Use it</h2>") < text.index("<h2>All numbers</h2>")
+    assert "bayesify fit houses.csv --target price --method" in text
     assert not re.search(r'(src|href)="', text)  # nothing outside of the page
     assert "Column &#39;built&#39; was left out: it holds the same value in every row." in text
     record = json.loads((page.parent / "results.json").read_text())
     assert record["task"] == "regression"
-    assert {entry["name"] for entry in record["methods"]} == {"point", "temperature_scaled", "laplace"}
+    names = {"constant", "linear", "boosted_trees", "point", "temperature_scaled", "laplace"}
+    assert names <= {entry["name"] for entry in record["methods"]} <= names | set(PACKAGES)
     for entry in record["methods"]:
         assert {
             "nll",
@@ -94,6 +105,7 @@ def test_from_a_csv_to_a_report(csv, tmp_path, monkeypatch):
             "coverage_50",
             "coverage_90",
             "coverage_95",
+            "coverage_90_high",
             "parameters",
             "kilobytes",
         } <= set(entry["mean"])
@@ -162,7 +174,7 @@ def test_more_methods_and_splits_may_be_added(csv, tmp_path):
     run(*arguments, "--methods", "laplace", "--splits", 2, "--resume")
     record = read(tmp_path / "out")
     assert record["splits"] == 2
-    assert len(record["methods"]) == 3
+    assert {"point", "laplace"} <= {entry["name"] for entry in record["methods"]}
 
 
 class Broken:
@@ -236,7 +248,7 @@ def test_a_full_disk_loses_nothing(csv, tmp_path, monkeypatch):
     assert (tmp_path / "out" / "jobs" / "laplace-0.json").exists()
     monkeypatch.setattr(os, "replace", original)
     run(*arguments, "--resume")
-    assert len(read(tmp_path / "out")["methods"]) == 3
+    assert all(entry["failure"] is None and entry["splits"] == 2 for entry in read(tmp_path / "out")["methods"])
 
 
 @pytest.mark.skipif(os.geteuid() == 0 and sys.platform != "linux", reason="root may write anywhere")
@@ -320,12 +332,12 @@ def test_every_method_runs_on_both_tasks(tmp_path):
     frame.to_csv(tmp_path / "t.csv", index=False)
     for target, ignored in (("price", "dear"), ("dear", "price")):
         found = compare(
-            Question(str(tmp_path / "t.csv"), target, ignore=[ignored, "built"], splits=1, quick=True),
+            Question(str(tmp_path / "t.csv"), target, methods=["all"], ignore=[ignored, "built"], splits=1, quick=True),
             tmp_path / target,
             workers=1,
         )
         assert [row.name for row in found.summary.rows if row.failure] == []
-        assert len(found.summary.rows) == len(registry.METHODS) + 1
+        assert len(found.summary.rows) == len(registry.METHODS) + 1 + len(tuning.ALWAYS) + len(installed())
 
 
 def test_a_report_where_every_method_failed(tmp_path):
@@ -337,6 +349,46 @@ def test_a_report_where_every_method_failed(tmp_path):
     )
     assert "Plain network failed: ValueError: nll is inf on the test rows" in result.stdout
     assert "No method finished" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_a_small_portfolio_by_default_and_every_method_by_request():
+    few, every = Question("t.csv").chosen(), Question("t.csv", methods=["all"]).chosen()
+    assert [*tuning.ALWAYS, *installed(), *tuning.BASELINES, *tuning.PORTFOLIO] == few
+    assert set(few) | set(registry.METHODS) == set(every)
+    assert set(Question("t.csv", methods=["swag"]).chosen()) - {"swag"} == set(few) - set(tuning.PORTFOLIO)
+
+
+def test_results_stream_into_the_report(csv, tmp_path, monkeypatch):
+    """While runs go on, the page shows what is finished, and loads itself again."""
+    monkeypatch.setattr(comparison, "STREAM_SECONDS", 0.0)
+    pages = []
+
+    def keep(found, running):
+        pages.append((running, [row.name for row in found.summary.ranked], render(found, running)))
+
+    compare(Question(str(csv), "price", methods=["laplace"]), tmp_path / "out", workers=1, report=keep)
+    assert [running != "" for running, _, _ in pages] == [True] * (len(pages) - 1) + [False]
+    assert pages[0][1][:2] == ["linear", "constant"]
+    assert "laplace" in pages[-1][1]
+    assert all(('http-equiv="refresh"' in page) == (running != "") for running, _, page in pages)
+    assert "Still running: 4 of 9 runs are finished." in pages[0][2]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_progress_is_told_with_the_time_that_is_left(monkeypatch, terminal):
+    clock = iter(range(0, 1000, 7))
+    monkeypatch.setattr(command, "monotonic", lambda: float(next(clock)))
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=120)
+    with command._Progress(console) as progress:
+        for done in range(1, 5):
+            progress.tell(comparison.Told(f"Laplace, split {done}", done, 4, done, 4.0))
+    text = console.file.getvalue()
+    if terminal:
+        assert "Laplace, split 4" in text
+    else:
+        lines = text.splitlines()
+        assert re.fullmatch(r"2 of 4 runs finished after \d+ s, about \d+ s left: Laplace, split 2", lines[0])
+        assert len(lines) in (2, 3)
 
 
 def test_an_engine_that_is_not_there(csv, tmp_path):

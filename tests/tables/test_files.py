@@ -84,7 +84,7 @@ def test_parquet(tmp_path):
         ("a,b\n1,2\n1,2,3\n", "line 3 has 3 cells where the lines before it have 2; correct it"),
         ("1.5,2,3\n4,5,6\n", "put the columns' names in the first line"),
         (b"\x89PNG\r\n\x1a\n" + bytes(50), "a picture"),
-        (b"PK\x03\x04" + bytes(50), "save the sheet as CSV"),
+        (b"PK\x03\x04" + bytes(50), "save the table as CSV"),
         (bytes(range(256)) * 4, "binary file"),
         (b"\x01\x02\x03\x04\x05\x06" * 20, "binary file"),
     ],

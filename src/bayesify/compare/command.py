@@ -44,7 +44,10 @@ class Engine(StrEnum):
 def compare(
     data: Annotated[
         str,
-        typer.Argument(metavar="DATA", help="A CSV or Parquet file, or a data set by name, such as concrete or iris."),
+        typer.Argument(
+            metavar="DATA",
+            help="A CSV, Excel, Parquet or JSON file, - for standard input, or a data set such as iris.",
+        ),
     ],
     target: Annotated[str, typer.Option(help="The column to predict.")] = "",
     only: Annotated[
@@ -66,6 +69,9 @@ def compare(
         str, typer.Option(help="A column; rows with the same cell are on the same side of every split.")
     ] = "",
     time: Annotated[str, typer.Option(help="A column; train on earlier rows, test on later ones.")] = "",
+    sheet: Annotated[str, typer.Option(help="Of a spreadsheet (default: the first that holds anything).")] = "",
+    encoding: Annotated[str, typer.Option(help="Of a text file, such as latin-1 (default: detected).")] = "",
+    missing: Annotated[str, typer.Option(help="Texts that stand for empty cells, separated by commas.")] = "",
     max_rows: Annotated[
         int, typer.Option(help="Use a random choice of more rows than these; 20,000, or 5,000 with --quick.")
     ] = 0,
@@ -85,15 +91,16 @@ def compare(
     reports what is there, and --resume continues.
     """
     errors = Console(stderr=True)
-    missing = [module for module in NEEDED if find_spec(module) is None]
-    if missing:
-        say(errors, f"bayesify compare needs {', '.join(missing)}; pip install 'bayesify[all]'")
+    absent = [module for module in NEEDED if find_spec(module) is None]
+    if absent:
+        say(errors, f"bayesify compare needs {', '.join(absent)}; pip install 'bayesify[all]'")
         raise typer.Exit(1)
     from bayesify.compare.comparison import Question
     from bayesify.compare.comparison import compare as run
     from bayesify.compare.folder import REPORT
     from bayesify.compare.record import as_json as to_json
     from bayesify.tables.errors import InputError
+    from bayesify.tables.files import Reading
 
     folder = out
     try:
@@ -110,6 +117,7 @@ def compare(
             seed,
             group or None,
             time or None,
+            Reading(sheet, encoding, _names(missing)),
         )
         folder = out or Path(f"bayesify-compare-{question.name}")
         page = (folder / REPORT).absolute()
@@ -219,7 +227,7 @@ class _Progress:
         share = told.work_done / told.work
         left = "" if share < LEAST_SHARE else f"about {_duration(passed * (1 - share) / share)} left"
         self._bar.update(self._task, description=told.name, completed=told.done, total=told.total, left=left)
-        if not self._console.is_terminal and (monotonic() - self._said >= self.EVERY or told.done == told.total):
+        if not self._console.is_terminal and monotonic() - self._said >= self.EVERY:
             self._said = monotonic()
             line = f"{told.done} of {told.total} runs finished after {_duration(passed)}{', ' + left if left else ''}: {told.name}"
             say(self._console, line, soft_wrap=True)

@@ -21,6 +21,7 @@ from bayesify.registry import METHODS, get_method
 from bayesify.scale_out import ENGINES, JobsFailed, run_jobs
 from bayesify.scale_out.result_files import check_folder, read_result
 from bayesify.tables.errors import InputError
+from bayesify.tables.files import Reading
 from bayesify.tables.targets import Task
 
 NOISE = "noise-"
@@ -72,6 +73,7 @@ class Question:
         seed: Of everything random.
         group: A column; rows with the same cell are on the same side of every split.
         time: A column; splits train on earlier rows and test on later ones.
+        reading: How the file is to be read.
 
     Raises:
         InputError: If a count is out of range or a method is unknown.
@@ -89,6 +91,7 @@ class Question:
     seed: int = 0
     group: str | None = None
     time: str | None = None
+    reading: Reading = field(default_factory=Reading)
 
     def __post_init__(self) -> None:
         if self.task not in (None, "regression", "classification"):
@@ -117,7 +120,7 @@ class Question:
     @property
     def name(self) -> str:
         """Of the file or data set, as folders may be called."""
-        stem = Path(self.data).stem
+        stem = Path(self.data).stem.removesuffix(".csv")
         return "".join(sign if sign.isalnum() or sign in "-_." else "-" for sign in stem) or "table"
 
 
@@ -191,6 +194,7 @@ def compare(
         seed=question.seed,
         group=question.group,
         time=question.time,
+        reading=question.reading,
     )
     most = len(problem.standard) or (count_folds(len(problem)) if problem.times is not None else amount.splits)
     splits = question.splits or min(amount.splits, most)
@@ -321,7 +325,7 @@ class _Runs:
                 self._report(self.comparison(results), f"{done} of {len(work)} runs are finished")
 
 
-def _do(path: str, job: Job) -> Mapping[str, Any]:
+def _do(path: str, job: Job) -> dict[str, Any]:
     """One run: of a method, or the noise of a split."""
     return run_method(path, job) if "method" in job else estimate_noise(path, job)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
+from bayesify.compare.leakage import strongest
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
@@ -36,7 +37,7 @@ def examples(prediction: Predictive, rows: np.ndarray, values: np.ndarray) -> li
     if isinstance(prediction, RegressionPredictive):
         mean = prediction.mean.reshape(-1).numpy()
         lower, upper = (end.reshape(-1).numpy() for end in prediction.interval(0.9))
-        keys = ("mean", "lower", "upper")
+        keys: tuple[str, ...] = ("mean", "lower", "upper")
         columns: tuple[np.ndarray, ...] = (mean, lower, upper)
         order = np.argsort(mean, kind="stable")
     else:
@@ -94,35 +95,22 @@ def importance(
         rows = np.sort(generator.choice(rows, MOST_ROWS, replace=False))
     before = predict(preparation(features, rows))
     start, classes, found = _error(before, values[rows]), isinstance(before, ClassificationPredictive), {}
-    for name, (numbers, codes) in _foremost(features, values).items():
+    every = columns_of(features)
+    columns = {
+        name: [*features.numbers[:, numbers].T, *features.codes[:, codes].T.astype(np.float64)]
+        for name, (numbers, codes) in every.items()
+    }
+    for name in strongest(columns, values, MOST_COLUMNS):
+        numbers, codes = every[name]
         shuffled = generator.permutation(rows)
         mixed = Features(
             features.numbers[rows], features.number_names, features.codes[rows], features.code_names, features.levels
         )
-        mixed.numbers[:, numbers] = features.numbers[np.ix_(shuffled, numbers)]
-        mixed.codes[:, codes] = features.codes[np.ix_(shuffled, codes)]
+        mixed.numbers[:, numbers] = features.numbers[shuffled][:, numbers]
+        mixed.codes[:, codes] = features.codes[shuffled][:, codes]
         error = _error(predict(preparation(mixed, np.arange(len(rows)))), values[rows])
         found[name] = error - start if classes else error / start - 1 if start > 0 else 0.0
     return dict(sorted(found.items(), key=lambda entry: (-entry[1], entry[0])))
-
-
-def _foremost(features: Features, values: np.ndarray) -> Mapping[str, tuple[list[int], list[int]]]:
-    every = columns_of(features)
-    if len(every) <= MOST_COLUMNS:
-        return every
-    centered = values - values.mean()
-
-    def strength(name: str) -> float:
-        numbers, codes = every[name]
-        columns = [features.numbers[:, place] for place in numbers] + [features.codes[:, place] for place in codes]
-        best = 0.0
-        for column in columns:
-            filled = np.nan_to_num(column - np.nanmean(column)) if not np.isnan(column).all() else np.zeros(len(column))
-            norm = float(np.linalg.norm(filled)) * float(np.linalg.norm(centered))
-            best = max(best, abs(float(filled @ centered)) / norm if norm > 0 else 0.0)
-        return best
-
-    return {name: every[name] for name in sorted(every, key=strength, reverse=True)[:MOST_COLUMNS]}
 
 
 def _error(prediction: Predictive, values: np.ndarray) -> float:

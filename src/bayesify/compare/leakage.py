@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 
 from bayesify.tables.columns import DAYS, Features
@@ -15,7 +17,8 @@ GIVES_AWAY = 0.99
 """Share of the target's variance, or of the labels, that a single column predicts from which on it is named."""
 LOOKED_AT = 2000
 """Rows by which columns are judged."""
-MOST_NAMED = 3
+MOST_TRIED, MOST_NAMED = 50, 3
+"""Columns that are tried, those that vary together with the target most, and that are named."""
 
 
 def find_copies(features: Features) -> np.ndarray | None:
@@ -88,11 +91,14 @@ def find_giveaways(features: Features, values: np.ndarray, task: Task, seed: int
 
     rows = np.random.default_rng(seed).permutation(len(values))[:LOOKED_AT]
     learn, check = rows[::2], rows[1::2]
+    if task == "regression":
+        values = values / np.abs(values).max()
     make = DecisionTreeRegressor if task == "regression" else DecisionTreeClassifier
     found = []
     named = dict(zip(features.number_names, features.numbers.T, strict=True))
     named |= dict(zip(features.code_names, features.codes.T.astype(np.float64), strict=True))
-    for name, column in named.items():
+    for name in strongest({name: [column] for name, column in named.items()}, values, MOST_TRIED):
+        column = named[name]
         filled = np.where(np.isnan(column), -1e12, column)[:, None]
         # A step for every few rows would miss a line through them: a linear fit is tried too.
         guess = make(min_samples_leaf=3, random_state=0).fit(filled[learn], values[learn]).predict(filled[check])
@@ -102,6 +108,29 @@ def find_giveaways(features: Features, values: np.ndarray, task: Task, seed: int
         if share >= GIVES_AWAY:
             found.append((name, share))
     return sorted(found, key=lambda entry: -entry[1])
+
+
+def strongest(columns: Mapping[str, Sequence[np.ndarray]], values: np.ndarray, most: int) -> list[str]:
+    """Names of the columns that vary together with the target most; all of them, in order, where there are no more than that.
+
+    Args:
+        columns: Numbers of each column, several where it was taken apart, each [N].
+        values: Targets, [N].
+        most: How many are wanted.
+    """
+    if len(columns) <= most:
+        return list(columns)
+    centered = values - values.mean()
+
+    def strength(name: str) -> float:
+        best = 0.0
+        for column in columns[name]:
+            filled = np.nan_to_num(column - np.nanmean(column)) if not np.isnan(column).all() else np.zeros(len(column))
+            norm = float(np.linalg.norm(filled)) * float(np.linalg.norm(centered))
+            best = max(best, abs(float(filled @ centered)) / norm if norm > 0 else 0.0)
+        return best
+
+    return sorted(columns, key=strength, reverse=True)[:most]
 
 
 def _linear(column: np.ndarray, values: np.ndarray, learn: np.ndarray, check: np.ndarray) -> np.ndarray:
@@ -154,6 +183,12 @@ def describe(
         notes.append(
             f"Column {name!r} alone predicts {100 * share:.1f} % of {words} of {target}: if it is made from {target} or known "
             f"only after it, every score below is worthless; leave it out by --ignore {name}."
+        )
+    columns = features.num_columns
+    if columns > len(values):
+        notes.append(
+            f"There are {columns:,} columns for {len(values):,} rows: most of what networks and trees find in them is chance. "
+            "Believe a score only if it is clearly better than the constant guess, and leave out columns that cannot matter."
         )
     if not by_time:
         notes += _time_hint(features)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bayesify.compare.leakage import describe, find_copies
-from bayesify.compare.splits import Parts, make_parts
+from bayesify.compare.splits import LEAST_ROWS, Parts, make_parts
 from bayesify.registry import suggest
 from bayesify.tables.columns import Features, read_features, times_of
 from bayesify.tables.errors import InputError
-from bayesify.tables.files import read_table
+from bayesify.tables.files import STDIN, Reading, read_table
 from bayesify.tables.targets import Task, find_column, read_target
 from bayesify.training.random_streams import derive_seed
 
@@ -162,6 +162,7 @@ def read_problem(
     seed: int,
     group: str | None = None,
     time: str | None = None,
+    reading: Reading | None = None,
 ) -> Problem:
     """The problem that a file or a name poses.
 
@@ -175,18 +176,23 @@ def read_problem(
         seed: Of that choice.
         group: A column; rows with the same cell stay on the same side of every split.
         time: A column of dates or numbers; splits train on earlier rows and test on later ones.
+        reading: How the file is to be read.
 
     Raises:
         InputError: If data, target or task do not fit.
         FileNotFoundError: If a data set by name is in no folder and cannot be downloaded.
     """
     path = Path(data)
+    reading = reading or Reading()
     standard: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
     notes: list[str] = []
-    if path.exists() or path.suffix or len(path.parts) > 1:
-        frame, notes = read_table(path)
-        name = path.stem
-        where = path.name
+    if data == STDIN or path.exists() or path.suffix or len(path.parts) > 1:
+        frame, notes = read_table(path, reading)
+        name, where = ("table", "standard input") if data == STDIN else (path.stem, path.name)
+        if len(frame) < LEAST_ROWS:
+            raise InputError(
+                f"{where}: has {len(frame)} row{'s' * (len(frame) > 1)}; a comparison needs at least {LEAST_ROWS}"
+            )
     else:
         frame, standard, usual, known_task = _named(data)
         target, task, name, where = target or usual, task or known_task, data, data
@@ -238,11 +244,11 @@ def read_problem(
         (*notes, *found.notes, *features.notes), groups, None if time is None else when[rows], tuple(cautions),
     )  # fmt: skip
     problem.parts(0, seed)
-    return problem if ood is None else _with_outside(problem, ood, target, seed)
+    return problem if ood is None else _with_outside(problem, ood, target, seed, reading)
 
 
-def _with_outside(problem: Problem, path: Path, target: str, seed: int) -> Problem:
-    frame, notes = read_table(path)
+def _with_outside(problem: Problem, path: Path, target: str, seed: int, reading: Reading) -> Problem:
+    frame, notes = read_table(path, replace(reading, sheet=""))
     frame = frame.drop(columns=[target], errors="ignore")
     if len(frame) > MOST_OOD_ROWS:
         chosen = np.random.default_rng(derive_seed(seed, "outside")).choice(len(frame), MOST_OOD_ROWS, replace=False)

@@ -2,7 +2,7 @@
 
 from bayesify.tables.columns import Features, read_features
 from bayesify.tables.errors import InputError
-from bayesify.tables.files import read_table
+from bayesify.tables.files import Reading, read_table
 from bayesify.tables.preparation import Preparation
 from bayesify.tables.targets import Target, find_column, read_target
 
@@ -10,6 +10,7 @@ __all__ = [
     "Features",
     "InputError",
     "Preparation",
+    "Reading",
     "Target",
     "find_column",
     "read_features",

@@ -21,10 +21,18 @@ MANY_LEVELS = 50
 """Different texts in a column above which it may be free text or an identifier."""
 FEW_TEXTS = 10
 """Texts up to which it may be by chance that no two of them are the same."""
-IDENTIFIERS = re.compile(r"^(id|index|uuid|row|row_?id|unnamed: \d+|.*_id)$", re.IGNORECASE)
+IDENTIFIERS = re.compile(
+    r"^(id|index|uuid|guid|pk|key|nr|no|number|account|row|row_?(id|nr|no|number)|unnamed: \d+|.*[_ ](id|nr|no|key|number))$",
+    re.IGNORECASE,
+)
 DAYS = " (days)"
 """Ends the name of the first number that is made of a date."""
-DATE = re.compile(r"^\s*(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4})([ T].*)?\s*$")
+MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
+DATE = re.compile(
+    r"^\s*(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}"
+    rf"|\d{{4}}-\d{{2}}|{MONTH} \d{{1,2}},? \d{{4}}|\d{{1,2}}[ -]{MONTH}[ -]\d{{2,4}})([ T].*)?\s*$",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -270,9 +278,11 @@ def _date_parts(name: str, column: Series) -> dict[str, np.ndarray]:
     stamp = pandas.Timestamp("2000-01-01", tz="UTC")
     days = ((times - stamp).dt.total_seconds() / 86_400).to_numpy(np.float64)
     parts = {f"{name}{DAYS}": days}
+    present = times.dropna()
+    whole_months = bool((present.dt.day == 1).all() or present.dt.is_month_end.all())  # whose weekdays mean nothing
     for part, values, period in (
         ("season", times.dt.day_of_year.to_numpy(np.float64), 365.25),
-        ("weekday", times.dt.day_of_week.to_numpy(np.float64), 7.0),
+        *([] if whole_months else [("weekday", times.dt.day_of_week.to_numpy(np.float64), 7.0)]),
         ("hour", (times.dt.hour + times.dt.minute / 60).to_numpy(np.float64), 24.0),
     ):
         known = values[~np.isnan(values)]

@@ -1,14 +1,20 @@
-"""Tables from files: CSV in its dialects, and Parquet."""
+"""Tables from files: CSV in its dialects, JSON, Parquet, spreadsheets, compressed or not."""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bayesify.tables.errors import InputError
+from bayesify.tables.packed import ZIP, read_workbook, unpack
+from bayesify.tables.written_numbers import read_written
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -29,6 +35,11 @@ MISSING_MARKS = (
     "none",
     "<NA>",
     "#N/A",
+    "#DIV/0!",
+    "#VALUE!",
+    "NaT",
+    "-",
+    "--",
 )
 """Cells that stand for "not known"."""
 RAGGED = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
@@ -37,68 +48,118 @@ SEPARATORS = (",", ";", "\t", "|")
 MOST_BYTES = 2 << 30
 """Of a Parquet file when unpacked; a larger one is refused before it fills the memory."""
 KNOWN_BINARIES = {
-    b"PK\x03\x04": "a spreadsheet or zip archive; save the sheet as CSV",
     b"\xd0\xcf\x11\xe0": "an old spreadsheet; save the sheet as CSV",
     b"%PDF": "a PDF; give the table as CSV or Parquet",
     b"\x89PNG": "a picture; give a table as CSV or Parquet",
     b"\xff\xd8\xff": "a picture; give a table as CSV or Parquet",
-    b"\x1f\x8b": "compressed; unpack it first",
+    b"7z\xbc\xaf": "a 7z archive; unpack it, and give one table",
+    b"Rar!": "a rar archive; unpack it, and give one table",
 }
 """First bytes of files that are no tables, and what to do."""
 
 
-def read_table(path: Path) -> tuple[DataFrame, list[str]]:
+STDIN = "-"
+"""The path that stands for standard input."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a file is to be read, where it does not say so itself.
+
+    Args:
+        sheet: Of a spreadsheet (default: the first that holds anything).
+        encoding: Of text (default: UTF-8, UTF-16 or UTF-32 by the first bytes, else Windows-1252).
+        missing: More cells that stand for "not known".
+    """
+
+    sheet: str = ""
+    encoding: str = ""
+    missing: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        try:
+            "".encode(self.encoding or "utf-8")
+        except LookupError:
+            raise InputError(
+                f"--encoding {self.encoding}: there is none of that name; try utf-8, latin-1 or shift_jis"
+            ) from None
+
+
+def read_table(path: Path, reading: Reading | None = None) -> tuple[DataFrame, list[str]]:
     """Read a table.
 
     Text is taken for CSV, whatever its extension: separated by comma, semicolon, tab or bar, in UTF-8 or else Windows-1252, numbers
-    with a decimal point or, between semicolons, a decimal comma. Parquet is known by its first bytes.
+    with a decimal point or, between semicolons, a decimal comma; or for JSON, a list of objects or one on each line. Parquet and
+    spreadsheets are known by their first bytes; what is compressed by gzip, bzip2, xz or zip is unpacked.
 
     Args:
-        path: The file.
+        path: The file; `-` for standard input.
+        reading: What the file does not say.
 
     Returns:
         The table with one row per example, and notes about how it was read.
 
     Raises:
         InputError: If the file is not there, cannot be read, is empty or binary, has two columns of one name, lines of different
-            lengths, or no rows; or if it is Parquet of more than `MOST_BYTES` when unpacked.
+            lengths, or no rows; or if it unpacks to more than is allowed.
     """
-    if not path.exists():
-        raise InputError(f"{path}: there is no such file")
-    if path.is_dir():
-        raise InputError(f"{path}: is a folder; give a CSV or Parquet file")
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}; check its permissions") from error
+    reading = reading or Reading()
+    where, content = read_bytes(path)
+    content = unpack(where, content)
     if not content.strip():
-        raise InputError(f"{path}: is empty; give a table with a header and rows")
+        raise InputError(f"{where}: is empty; give a table with a header and rows")
+    missing = (*MISSING_MARKS, *reading.missing)
     notes: list[str] = []
     if content[:4] == b"PAR1":
-        frame = _read_parquet(path)
+        frame = _read_parquet(where, content)
+    elif content.startswith(ZIP):
+        frame, notes = read_workbook(where, content, reading.sheet, missing)
     else:
-        frame, notes = _read_csv(path, content)
+        text, notes = _decode(where, content, reading.encoding)
+        read = _read_json if text.lstrip()[:1] in ("{", "[") else _read_csv
+        frame, more = read(where, text, missing)
+        notes += more
     if not len(frame):
-        raise InputError(f"{path}: has a header but no rows")
+        raise InputError(f"{where}: has a header but no rows")
     frame.columns = [str(name).strip() for name in frame.columns]
-    _check_names(path, list(frame.columns))
+    _check_names(where, list(frame.columns))
     return frame, notes
 
 
-def _check_names(path: Path, names: list[str]) -> None:
+def read_bytes(path: Path) -> tuple[str, bytes]:
+    """What a file is called in messages, and its bytes.
+
+    Raises:
+        InputError: If it is not there or cannot be read.
+    """
+    if str(path) == STDIN:
+        return "standard input", sys.stdin.buffer.read()
+    if re.match(r"^(https?|ftp|s3):/", str(path)):
+        raise InputError(f"{path}: is an address; download the table, and give its file (curl -O ... does it)")
+    if not path.exists():
+        raise InputError(f"{path}: there is no such file")
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder; give a file with a table")
+    try:
+        return str(path), path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}; check its permissions") from error
+
+
+def _check_names(path: str, names: list[str]) -> None:
     for name in names:
         places = [str(index + 1) for index, other in enumerate(names) if other == name]
         if len(places) > 1:
             raise InputError(f"{path}: columns {' and '.join(places)} are both called {name!r}; rename one of them")
 
 
-def _read_parquet(path: Path) -> DataFrame:
+def _read_parquet(path: str, content: bytes) -> DataFrame:
     try:
-        from pyarrow import parquet
+        from pyarrow import BufferReader, parquet
     except ImportError as error:
         raise InputError(f"{path}: Parquet needs pyarrow; pip install 'bayesify[compare]', or save as CSV") from error
     try:
-        with parquet.ParquetFile(path) as file:
+        with parquet.ParquetFile(BufferReader(content)) as file:
             about, texts = (
                 file.metadata,
                 {field.name: field.type for field in file.schema_arrow if _is_text(field.type)},
@@ -108,7 +169,7 @@ def _read_parquet(path: Path) -> DataFrame:
         values = sum(group.column(index).num_values for group in groups for index in range(group.num_columns))
         _check_size(path, max(8 * values, sum(group.total_byte_size for group in groups)))
         # Texts come as numbers of entries of a list, so that one long text for all rows costs nothing before it is refused.
-        table = parquet.read_table(path, read_dictionary=list(texts))
+        table = parquet.read_table(BufferReader(content), read_dictionary=list(texts))
         _check_size(path, sum(_text_bytes(chunk) for name in texts for chunk in table.column(name).chunks))
         for name, kind in texts.items():
             table = table.set_column(table.column_names.index(name), name, table.column(name).cast(kind))
@@ -133,29 +194,42 @@ def _text_bytes(chunk: Any) -> int:
     return compute.sum(compute.binary_length(chunk.dictionary).take(chunk.indices)).as_py() or 0
 
 
-def _check_size(path: Path, size: int) -> None:
+def _check_size(path: str, size: int) -> None:
     if size > MOST_BYTES:
         raise InputError(
             f"{path}: holds {size / 2**30:.1f} GiB when unpacked, more than {MOST_BYTES >> 30}; save fewer rows or columns"
         )
 
 
-def _read_csv(path: Path, content: bytes) -> tuple[DataFrame, list[str]]:
+def _read_json(path: str, text: str, missing: Sequence[str]) -> tuple[DataFrame, list[str]]:
     import pandas
 
-    for start, what in KNOWN_BINARIES.items():
-        if content.startswith(start):
-            raise InputError(f"{path}: is {what}")
-    if b"\x00" in content[:100_000] and not content.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise InputError(f"{path}: is a binary file; give a CSV or Parquet file")
-    text, notes = _decode(path, content)
+    try:
+        if text.lstrip().startswith("["):
+            rows = json.loads(text)
+        else:
+            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+    except (ValueError, RecursionError) as error:
+        raise InputError(
+            f"{path}: is no JSON of a table: {_first_line(error)}; give a list of objects, or one object on each line"
+        ) from error
+    if not all(isinstance(row, dict) for row in rows):
+        raise InputError(
+            f"{path}: is JSON without names of columns; give a list of objects, or one object on each line"
+        )
+    return read_written(pandas.DataFrame(rows).replace(list(missing), None))
+
+
+def _read_csv(path: str, text: str, missing: Sequence[str]) -> tuple[DataFrame, list[str]]:
+    import pandas
+
     header = text.lstrip("\r\n").split("\n", 1)[0]
     separator = _separator(header)
     names = next(csv.reader([header.rstrip("\r")], delimiter=separator), [])
     _check_names(path, [name.strip() for name in names if name.strip()])
     options: dict[str, Any] = {
         "sep": separator,
-        "na_values": list(MISSING_MARKS),
+        "na_values": list(missing),
         "keep_default_na": False,
         "skipinitialspace": True,
         "low_memory": False,
@@ -176,13 +250,21 @@ def _read_csv(path: Path, content: bytes) -> tuple[DataFrame, list[str]]:
             f"{path}: the first line holds numbers only ({', '.join(names[:3])}, ...); "
             "put the columns' names in the first line"
         )
-    return frame, notes
+    return read_written(frame, decimal_comma=options["decimal"] == ",")
 
 
-def _decode(path: Path, content: bytes) -> tuple[str, list[str]]:
-    marked = content.startswith((b"\xff\xfe", b"\xfe\xff"))
-    encodings = ["utf-16"] if marked else ["utf-8-sig", "cp1252"]
-    for encoding in encodings:
+def _decode(path: str, content: bytes, given: str) -> tuple[str, list[str]]:
+    for start, what in KNOWN_BINARIES.items():
+        if content.startswith(start):
+            raise InputError(f"{path}: is {what}")
+    if given:
+        try:
+            return content.decode(given), []
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"--encoding {given}: {path} is not in it: {error.reason} at byte {error.start}"
+            ) from error
+    for encoding in _encodings(content):
         try:
             text = content.decode(encoding)
         except UnicodeDecodeError:
@@ -190,7 +272,20 @@ def _decode(path: Path, content: bytes) -> tuple[str, list[str]]:
         odd = sum(ord(sign) < 32 and sign not in "\r\n\t" for sign in text[:10_000])
         if odd <= 0.01 * min(len(text), 10_000):
             return text, [] if encoding != "cp1252" else ["The file is not in UTF-8; it was read as Windows-1252."]
-    raise InputError(f"{path}: is a binary file; give a CSV or Parquet file")
+    raise InputError(f"{path}: is a binary file; give a table as CSV, Excel, Parquet or JSON")
+
+
+def _encodings(content: bytes) -> list[str]:
+    """Those to try, by the first bytes."""
+    if content.startswith((b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff")):
+        return ["utf-32"]
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return ["utf-16"]
+    start = content[:2000]
+    for zeros, encoding in ((start[1::2], "utf-16-le"), (start[::2], "utf-16-be")):  # without a mark
+        if zeros.count(0) > 0.4 * len(start) > 4:
+            return [encoding]
+    return [] if 0 in content[:100_000] else ["utf-8-sig", "cp1252"]
 
 
 def _separator(header: str) -> str:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 Task = Literal["regression", "classification"]
 FEW_VALUES = 10
 """Different whole numbers up to which a target is taken for classes."""
+LEAST_COUNTS, RARE = 4, 0.25
+"""Different whole numbers that counts have at least, and rows of the largest per row of the most frequent, at most."""
 MOST_CLASSES = 100
 LEAST_PER_CLASS = 5
 """Rows that a class needs, so that each part of a split can have some."""
@@ -99,6 +101,8 @@ def read_target(column: Series, task: Task | None = None) -> Target:
     found = task or _detect(column, values, rows)
     if task is None:
         what = "a number to predict" if found == "regression" else "classes to tell apart"
+        if found == "regression" and values is not None and len(np.unique(values[rows])) <= FEW_VALUES:
+            what = "a count"
         other = "classification" if found == "regression" else "regression"
         hint = "" if values is None else f"; if that is wrong, give --task {other}"
         notes.append(f"{name} was taken for {what} ({found}){hint}.")
@@ -121,7 +125,18 @@ def _detect(column: Series, values: np.ndarray | None, rows: np.ndarray) -> Task
     different = len(np.unique(numbers))
     whole = bool((numbers == np.round(numbers)).all())
     often = len(numbers) >= LEAST_PER_CLASS * different
-    return "classification" if whole and different <= FEW_VALUES and often else "regression"
+    classes = whole and different <= FEW_VALUES and often and not _are_counts(numbers)
+    return "classification" if classes else "regression"
+
+
+def _are_counts(numbers: np.ndarray) -> bool:
+    """Whether whole numbers are counts of something and not codes of classes: 0, 1, 2, ..., of which the large ones are rare."""
+    values, counts = np.unique(numbers, return_counts=True)
+    if len(values) < LEAST_COUNTS or values[0] != 0 or values[-1] > 2 * len(values):
+        return False
+    top = int(counts.argmax())
+    falling = (np.diff(counts[top:]) <= 2 * np.sqrt(counts[top:-1])).all()
+    return bool(top <= 1 and counts[-1] <= RARE * counts[top] and falling)
 
 
 def _classes(name: str, column: Series, rows: np.ndarray, notes: list[str]) -> Target:
