@@ -35,6 +35,8 @@ def brief(monkeypatch):
     monkeypatch.setattr(tuning, "FULL", BRIEF)
     monkeypatch.setattr("bayesify.compare.models.PREDICTION_DRAWS", 8)
     monkeypatch.setattr("bayesify.compare.runs.TIMED_ROWS", 20)
+    monkeypatch.setattr("bayesify.compare.rivals.ROUNDS", 3)
+    monkeypatch.setattr("bayesify.compare.rivals.FOLDS", 2)
 
 
 def write_table(path, seed, columns=("a", "b", "y")):

@@ -223,12 +223,13 @@ class _Progress:
 
     def tell(self, told: Told) -> None:
         """Show how far runs are."""
-        passed = monotonic() - self._start
+        now = monotonic()
+        passed = now - self._start
         share = told.work_done / told.work
         left = "" if share < LEAST_SHARE else f"about {_duration(passed * (1 - share) / share)} left"
         self._bar.update(self._task, description=told.name, completed=told.done, total=told.total, left=left)
-        if not self._console.is_terminal and monotonic() - self._said >= self.EVERY:
-            self._said = monotonic()
+        if not self._console.is_terminal and now - self._said >= self.EVERY:
+            self._said = now
             line = f"{told.done} of {told.total} runs finished after {_duration(passed)}{', ' + left if left else ''}: {told.name}"
             say(self._console, line, soft_wrap=True)
 

@@ -28,6 +28,8 @@ WIDE = 3.0
 FOLDS, MANY = 5, 2000
 """Parts of the training rows, each predicted from the others, by which residuals are found; from how many rows on only the first
 part is predicted."""
+ROUNDS = 100
+"""Trees that scikit-learn's boosting adds, at most."""
 SPARSE = 3
 """Rows per input below which the linear model chooses its inputs (lasso)."""
 SMOOTHING = 1.0
@@ -180,7 +182,7 @@ def _make(name: str, x: np.ndarray, *, regression: bool, seed: int) -> Any:
         from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
         trees = HistGradientBoostingRegressor if regression else HistGradientBoostingClassifier
-        return trees(random_state=seed % 2**31)
+        return trees(max_iter=ROUNDS, random_state=seed % 2**31)
     from sklearn.linear_model import LassoCV, LogisticRegression, RidgeCV
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
