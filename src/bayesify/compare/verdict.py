@@ -73,7 +73,7 @@ def judge(summary: Summary, results: Results, target: str, classes: Sequence[str
         return None
     certainty = _certainty(summary)
     tied = [row for row in summary.leading if row.name != "constant"] or [best]
-    pick = _pick(tied, summary.task) if certainty == "tie" else best
+    pick = _pick(tied, summary.task, summary.num_rows) if certainty == "tie" else best
     networks = [row for row in summary.ranked if row.name not in RIVALS]
     bayesian = [row for row in networks if row.leads and row.name not in BASELINES]
     network = pick if pick in networks else next(iter([*bayesian, *networks]), None)
@@ -103,12 +103,16 @@ def _certainty(summary: Summary) -> str:
     return "clear" if len(summary.leading) == 1 else "tie"
 
 
-def _pick(rows: Sequence[Row], task: Task) -> Row:
+def _pick(rows: Sequence[Row], task: Task, num_rows: int) -> Row:
     """The cheapest of those whose stated uncertainty is accurate, or about as accurate as that of any."""
     key = "calibration" if task == "regression" else "ece"
     errors = {row.name: row.means.get(key) for row in rows}
     least = min((error for error in errors.values() if error is not None), default=0.0)
-    close = [row for row in rows if (errors[row.name] or 0.0) <= max(CALIBRATED, least + AS_CALIBRATED)]
+    close = [
+        row
+        for row in rows
+        if (errors[row.name] or 0.0) <= max(CALIBRATED, least + AS_CALIBRATED, 1 / math.sqrt(max(1, num_rows)))
+    ]
     return min(close, key=lambda row: cost_rank(row.name))
 
 

@@ -10,7 +10,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from bayesify.tables.errors import InputError
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MOST_UNPACKED = 1 << 30
 """Bytes of a file when unpacked; a larger one is refused before it fills the memory."""
 CHUNK = 1 << 20
-OPENERS: dict[bytes, Callable[[IO[bytes]], IO[bytes]]] = {
+OPENERS: dict[bytes, Callable[..., Any]] = {
     b"\x1f\x8b": gzip.open,
     b"BZh": bz2.open,
     b"\xfd7zXZ\x00": lzma.open,
