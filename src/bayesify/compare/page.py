@@ -142,7 +142,8 @@ def _examples(row: Row, comparison: Comparison) -> dict[str, Any] | None:
         else:
             labels = [problem.classes[int(one[key])] for key in ("guess", "truth")]
             cells += [labels[0], f"{100 * one['probability']:.0f} %", labels[1]]
-        rows.append({"name": f"{one['row'] + 1}", "cells": cells})
+        number = one["row"] if problem.origin is None else int(problem.origin[one["row"]])
+        rows.append({"name": f"{number + 1}", "cells": cells})
     return {"headings": headings, "rows": rows}
 
 

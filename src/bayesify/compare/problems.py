@@ -44,6 +44,7 @@ class Problem:
         groups: Numbers, [N]; rows of the same number stay on the same side of every split. `None` where each row is alone.
         times: When each row was, [N], where splits are by time.
         cautions: What makes scores look better than they are, in sentences.
+        origin: Numbers of the rows in the file, [N]; only known to whoever read it.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Problem:
     groups: np.ndarray | None = None
     times: np.ndarray | None = None
     cautions: tuple[str, ...] = ()
+    origin: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.values)
@@ -241,7 +243,7 @@ def read_problem(
         )
     problem = Problem(
         name, found.task, target, replace(features, notes=()), values, found.classes, None, standard,
-        (*notes, *found.notes, *features.notes), groups, None if time is None else when[rows], tuple(cautions),
+        (*notes, *found.notes, *features.notes), groups, None if time is None else when[rows], tuple(cautions), rows,
     )  # fmt: skip
     problem.parts(0, seed)
     return problem if ood is None else _with_outside(problem, ood, target, seed, reading)

@@ -192,5 +192,5 @@ def _make(name: str, x: np.ndarray, *, regression: bool, seed: int) -> Any:
     elif len(x) > SPARSE * x.shape[1]:
         model = RidgeCV(np.logspace(-3, 3, 13))
     else:
-        model = LassoCV(cv=min(5, len(x)), n_alphas=30, random_state=seed % 2**31)
+        model = LassoCV(cv=min(5, len(x)), random_state=seed % 2**31)
     return make_pipeline(StandardScaler(), model)

@@ -108,11 +108,8 @@ def _pick(rows: Sequence[Row], task: Task, num_rows: int) -> Row:
     key = "calibration" if task == "regression" else "ece"
     errors = {row.name: row.means.get(key) for row in rows}
     least = min((error for error in errors.values() if error is not None), default=0.0)
-    close = [
-        row
-        for row in rows
-        if (errors[row.name] or 0.0) <= max(CALIBRATED, least + AS_CALIBRATED, 1 / math.sqrt(max(1, num_rows)))
-    ]
+    enough = max(CALIBRATED, least + AS_CALIBRATED, 1 / math.sqrt(max(1, num_rows)))  # few rows cannot tell
+    close = [row for row in rows if (errors[row.name] or 0.0) <= enough]
     return min(close, key=lambda row: cost_rank(row.name))
 
 

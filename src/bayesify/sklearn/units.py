@@ -22,6 +22,7 @@ class ScaledPredictive(RegressionPredictive):
 
     def __init__(self, inner: RegressionPredictive, shift: Tensor, scale: Tensor) -> None:
         self._inner, self._shift, self._scale = inner, shift, scale
+        self.family = inner.family
 
     def __len__(self) -> int:
         return len(self._inner)
