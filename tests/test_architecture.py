@@ -18,7 +18,7 @@ import bayesify
 ROOT = Path(bayesify.__file__).parent
 
 ROOMS = [
-    ["version", "arguments", "maths", "transforms", "registry"],
+    ["version", "arguments", "findings", "maths", "transforms", "registry"],
     ["weights", "predictive"],
     ["priors", "likelihoods", "running", "models"],
     ["draws", "posteriors"],

@@ -33,6 +33,7 @@ class Checkpoint:
         steps: State of optimizer, scheduler and a method's own update.
         draws: State of the generator of draws, one per process.
         network: State of the global generators, one per process.
+        watch: What the run has seen of itself; see `Watch`.
         shuffles: State of the loader's own generators at the start of the epoch.
     """
 
@@ -45,6 +46,7 @@ class Checkpoint:
     steps: dict[str, Any]
     draws: list[Tensor]
     network: list[Tensor]
+    watch: dict[str, Any]
     shuffles: list[Tensor]
 
     def write(self, path: Path) -> None:

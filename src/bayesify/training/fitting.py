@@ -108,13 +108,15 @@ def fit(
             more often, or starts again.
         callbacks: Functions of model and history, called after each epoch; one that returns `True` ends the training.
         seed: Of everything random, an integer; taken from torch's global generator by default.
-        progress: Whether to show a progress bar on the terminal.
+        progress: Whether to show a progress bar on the terminal, or a line now and then where there is none, and at the end
+            what is amiss.
         read_batch: A function from what the loader yields to inputs and targets.
         steps: Accumulated batches, clipped gradients, when the scheduler steps, and whether steps on a GPU are captured.
         update: A method's own part in the steps, such as that of `baselines.VOGN`.
 
     Returns:
-        One entry per epoch; see `History`.
+        One entry per epoch; see `History`. Its `findings` say what is amiss, each with a remedy: a training that has not converged,
+        scales that never moved, a KL that dwarfs the data term, predictions worse than the starting network's.
 
     Raises:
         ValueError: If an argument is out of range, the loader is empty, inputs, targets or gradients are not valid (with epoch and
@@ -194,13 +196,13 @@ def fit(
 
 
 def _train_together(module: nn.Module, train: Callable[[Processes], History], fabric: Any, launch: str) -> History:
-    def work(fabric: Any) -> tuple[list[dict[str, Any]], bytes | None]:
+    def work(fabric: Any) -> tuple[History, bytes | None]:
         history = train(FabricProcesses(fabric))
         own = launch == "script"  # processes of the script hold the trained network themselves
-        return list(history), None if own else tensor_files.to_bytes(model_state(module))
+        return history, None if own else tensor_files.to_bytes(model_state(module))
 
     try:
-        rows, state = fabric.launch(work)
+        history, state = fabric.launch(work)
     except ProcessRaisedException as error:
         if "Autograd-and-Fork" not in str(error):
             raise
@@ -211,4 +213,5 @@ def _train_together(module: nn.Module, train: Callable[[Processes], History], fa
         ) from None
     if state is not None:
         set_model_state(module, tensor_files.from_bytes(state))
-    return History(rows)
+    found: History = history
+    return found

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from bayesify.arguments.checks import checked
+from bayesify.findings import Findings
 
 
 class History(list[dict[str, Any]]):
@@ -17,12 +18,14 @@ class History(list[dict[str, Any]]):
     with a validation loader `validation_nll` and `validation_accuracy` or `validation_rmse`.
 
     Attributes:
+        findings: What is amiss with the training, each with its remedy; printed in plain words.
         notes: What else there is to say of the run, by subject: `"capture"`, whether steps ran as CUDA graphs, and why not.
     """
 
     def __init__(self, rows: Iterable[dict[str, Any]] = ()) -> None:
         super().__init__(rows)
         self.notes: dict[str, str] = {}
+        self.findings = Findings()
 
     @checked
     def column(self, key: str) -> list[Any]:
@@ -44,7 +47,7 @@ class History(list[dict[str, Any]]):
         cells = [columns, *([_cell(row.get(name)) if row else "..." for name in columns] for row in shown)]
         widths = [max(len(line[index]) for line in cells) for index in range(len(columns))]
         lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
-        return f"History of {len(self)} epochs\n" + "\n".join([*lines, *self.notes.values()])
+        return f"History of {len(self)} epochs\n" + "\n".join([*lines, *self.notes.values(), *map(str, self.findings)])
 
 
 def _cell(value: Any) -> str:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.maths.value_checks import find_not_finite
+from bayesify.predictive.base import Predictive
 from bayesify.predictor import Phase, Trainable
 from bayesify.running.generators import own_generators
 from bayesify.training.arguments import Checkpointing, Validation
@@ -32,9 +33,11 @@ from bayesify.training.random_streams import (
     set_network_state,
 )
 from bayesify.training.resident import as_resident
+from bayesify.training.rules import Score
 from bayesify.training.state import Position, Settings, describe
 from bayesify.training.step import BatchError, Part, Step, Update
-from bayesify.training.validation import validate, validated
+from bayesify.training.validation import Totals, validate, validated
+from bayesify.training.watch import Watch
 
 Callback = Callable[[Any, History], Any]
 
@@ -115,12 +118,15 @@ class TrainingLoop:
             if not self.model.keeps_mode:
                 stack.enter_context(_training_mode(self.model.module))
             torch.manual_seed(derive_seed(self.seed, "network", self.processes.rank))
+            self.batches = count_batches(self.loader)
+            self.watch = Watch(self.model, self.settings, self.batches, self.device, self.processes.count)
             if resumed is not None:
                 self._restore(resumed)
             show = self.show_progress and self.processes.rank == 0
-            self.batches = count_batches(self.loader)
             self.bar = stack.enter_context(ProgressBar(show, self.settings.total_epochs, self.batches))
             self.interrupt = stack.enter_context(DelayedInterrupt())
+            if resumed is None and self.processes.rank == 0:
+                self.watch.begin(self._validate_start if self.validation is not None else None)
             resident = self.processes.count == 1 and self.reader is None
             self.source = as_resident(self.loader, self.device) if resident else self.loader
             try:
@@ -132,10 +138,15 @@ class TrainingLoop:
                     self.history.notes["capture"] = (
                         f"steps were not captured: {reason}" if reason else "steps were captured"
                     )
+            if self.best_state is not None:
+                set_model_state(self.model.module, self.best_state)
+            if self.processes.rank == 0:
+                position, autocast = self.position, self.step.autocast()
+                found = self.watch.findings(self.history, position.kl_weight, position.stopped, autocast)
+                self.history.findings = found
+                self.bar.tell(found)
         for parameter in self.model.module.parameters():
             parameter.grad = None
-        if self.best_state is not None:
-            set_model_state(self.model.module, self.best_state)
         return self.history
 
     def _epoch(self) -> None:
@@ -200,10 +211,14 @@ class TrainingLoop:
             passed = position.epoch - settings.map_epochs + min(1.0, position.examples / settings.num_data)
             kl_weight *= settings.kl_schedule(passed)
         share = (position.epoch + (position.batches / self.batches if self.batches else 0)) / settings.total_epochs
+        last = position.epoch + 1 == settings.total_epochs
+        self.watch.before_step(phase, [batch for batch, _, _ in window], last)
         with self._telling():
             self.step(phase, window, kl_weight, share, position.batches + 1)
+        examples = sum(whole for _, _, whole in window)
+        self.watch.after_step(self.step.sums.values, examples)
         position.batches += len(window)
-        position.examples += sum(whole for _, _, whole in window)
+        position.examples += examples
         position.kl_weight = kl_weight
 
     def _running_means(self) -> tuple[float, float]:
@@ -257,21 +272,37 @@ class TrainingLoop:
         return row | {"learning_rate": float(self.step.optimizer.param_groups[0]["lr"])}
 
     def _validate(self, validation: Validation) -> dict[str, float]:
-        batches = DataStream(derive_seed(self.seed, "validation data")).iterate(validation.loader)
         generator = torch.Generator(self.device).manual_seed(derive_seed(self.seed, "validation draws"))
+        options: dict[str, Any] = {"num_draws": validation.num_draws, "generator": generator}
+        predictor = validated(self.model)
+        try:
+            scores = self._scores(lambda x: predictor.predict(x, **options), validation).means()
+        except (ValueError, TypeError) as error:
+            _raise(self._located(error, None), error)
+        return {f"validation_{key}": value for key, value in scores.items()}
+
+    def _scores(self, predict: Callable[[Any], Predictive], validation: Validation) -> Totals:
+        batches = DataStream(derive_seed(self.seed, "validation data")).iterate(validation.loader)
 
         def interruptible() -> Iterator[Any]:
             for batch in batches:
                 self._pause()
                 yield batch
 
-        predictor = validated(self.model)
+        with self.step.autocast():
+            return validate(predict, interruptible(), self.device, self.reader)
+
+    def _validate_start(self, predict: Callable[[Any], Predictive]) -> Score:
+        """Scores of the starting network on validation data, whose loader is left as it was."""
+        assert self.validation is not None
+        generators = loader_generators(self.validation.loader)
+        states = [generator.get_state() for generator in generators]
         try:
-            with self.step.autocast():
-                scores = validate(predictor, interruptible(), validation.num_draws, self.device, generator, self.reader)
-        except (ValueError, TypeError) as error:
-            _raise(self._located(error, None), error)
-        return {f"validation_{key}": value for key, value in scores.items()}
+            with seeded_globals(self.seed):
+                return self._scores(predict, self.validation).score()
+        finally:
+            for generator, state in zip(generators, states, strict=True):
+                generator.set_state(state)
 
     def _close_epoch(self, phase: str, row: dict[str, Any]) -> None:
         settings, position, scheduler = self.settings, self.position, self.step.scheduler
@@ -282,6 +313,7 @@ class TrainingLoop:
             else:
                 scheduler.step()
         position.close_epoch()
+        self.watch.close_epoch(self.step.sums.values)
         self.step.sums.set([])
         warm = phase == "variational" and settings.kl_schedule(position.epoch - settings.map_epochs) >= 1.0
         if settings.patience is not None and warm:
@@ -326,6 +358,7 @@ class TrainingLoop:
                 steps=self.step.state_dict(),
                 draws=draws,
                 network=network,
+                watch=self.watch.state(),
                 shuffles=self.shuffle_states
                 if self.position.batches
                 else [generator.get_state() for generator in self.shuffles],
@@ -351,6 +384,7 @@ class TrainingLoop:
         self.position = Position(**position)
         self.step.sums.set(sums if self.processes.rank == 0 else [])
         self.history = History(stored.history)
+        self.watch.load(stored.watch, self.step.sums.values)
         set_model_state(self.model.module, stored.model)
         self.best_state = stored.best
         self.step.load_state_dict(stored.steps)

@@ -8,11 +8,17 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from bayesify.findings import Findings
+
+FIRST_LINE, RARELY = 10.0, 60.0
+"""Seconds before the first line where there is no terminal, and between two lines after a while: each wait is twice the last."""
+
 
 class ProgressBar:
-    """A line on the terminal: epoch, batch, NLL per example and KL apart; nothing where standard error is not a terminal.
+    """A line on the terminal: epoch, batch, NLL per example and KL apart.
 
-    A context manager. Without `rich` it prints one line per epoch.
+    A context manager. Without `rich` it prints one line per epoch. Where standard error is not a terminal it prints a line now
+    and then, none in a short training.
 
     Args:
         show: Whether to show anything.
@@ -21,15 +27,17 @@ class ProgressBar:
     """
 
     def __init__(self, show: bool, total: int, batches: int | None) -> None:
-        self._show = show and sys.stderr.isatty()
+        self._show = show
+        self._terminal = show and sys.stderr.isatty()
         self._total = total
         self._batches = batches
         self._bar: Any = None
         self._task: Any = None
-        self._last = 0.0
+        self._last = time.perf_counter()
+        self._wait = 0.1 if self._terminal else FIRST_LINE
 
     def __enter__(self) -> ProgressBar:
-        if self._show:
+        if self._terminal:
             try:
                 from rich.console import Console
                 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -49,24 +57,36 @@ class ProgressBar:
         return self
 
     def step(self, epoch: int, batch: int, means: Callable[[], tuple[float, float]]) -> None:
-        """Show a step, at most ten times a second; only then NLL and KL are asked for."""
+        """Show a step, at most ten times a second on a terminal; only then NLL and KL are asked for."""
         now = time.perf_counter()
-        if self._bar is None or now - self._last < 0.1:
+        if not self._show or now - self._last < self._wait or (self._terminal and self._bar is None):
             return
         self._last = now
-        done = (epoch - 1) * self._batches + batch if self._batches else None
-        self._update(done, epoch, *means())
+        if self._bar is not None:
+            done = (epoch - 1) * self._batches + batch if self._batches else None
+            self._update(done, epoch, *means())
+            return
+        self._wait = min(RARELY, 2 * self._wait)
+        self._print(epoch, *means(), f"  batch {batch}" + (f"/{self._batches}" if self._batches else ""))
 
     def epoch(self, row: dict[str, Any]) -> None:
-        """Show the numbers of a whole epoch."""
+        """Show the numbers of a whole epoch; without a terminal, none."""
         extra = f"  validation NLL {row['validation_nll']:.4f}" if "validation_nll" in row else ""
         if self._bar is not None:
             done = row["epoch"] * self._batches if self._batches else None
             self._update(done, row["epoch"], row["nll"], row.get("kl", math.nan), extra)
-        elif self._show:
-            kl = row.get("kl", math.nan)
-            line = f"epoch {row['epoch']}/{self._total}  NLL {row['nll']:.4f}  KL {kl:.1f} nats{extra}"
-            print(line, file=sys.stderr)
+        elif self._terminal:
+            self._print(row["epoch"], row["nll"], row.get("kl", math.nan), extra)
+
+    def _print(self, epoch: int, nll: float, kl: float, extra: str) -> None:
+        print(f"epoch {epoch}/{self._total}  NLL {nll:.4f}  KL {kl:.1f} nats{extra}", file=sys.stderr, flush=True)
+
+    def tell(self, findings: Findings) -> None:
+        """Say what is amiss, under the bar."""
+        if self._bar is not None:
+            self._bar.stop()
+        for finding in findings if self._show else ():
+            print(f"fit: {finding}", file=sys.stderr, flush=True)
 
     def _update(self, done: int | None, epoch: int, nll: float, kl: float, extra: str | None = None) -> None:
         fields = {"epoch": f"{epoch}/{self._total}", "nll": f"{nll:.4f}", "kl": f"{kl:.1f}"}

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from bayesify.predictive.base import Predictive
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive, match_targets
 from bayesify.predictor import Predictor, Trainable
-from bayesify.training.batches import BatchReader, parse_batch
+from bayesify.training.batches import Batch, BatchReader, parse_batch
+from bayesify.training.rules import Score
 
 
 def validated(model: Trainable) -> Predictor:
@@ -26,49 +28,67 @@ def validated(model: Trainable) -> Predictor:
     raise TypeError(f"fit: {type(model).__name__} does not predict while it trains; leave validation out")
 
 
+class Totals:
+    """Scores of predictions, added up batch by batch and weighted by example weights."""
+
+    def __init__(self) -> None:
+        self.nll = self.score_sum = self.total = 0.0
+        self.name = "accuracy"
+        self.count = 0
+
+    def add(self, prediction: Predictive, batch: Batch) -> None:
+        """Add the scores of a batch's prediction."""
+        weights = batch.weights if batch.weights is not None else torch.ones(len(batch), device=batch.y.device)
+        self.nll -= float((weights * prediction.log_prob(batch.y)).sum())
+        if isinstance(prediction, RegressionPredictive):
+            self.name = "rmse"
+            errors = (match_targets(batch.y, prediction.mean) - prediction.mean).square()
+            self.score_sum += float((weights * _per_example(errors)).sum())
+        elif isinstance(prediction, ClassificationPredictive):
+            right = (prediction.labels == batch.y.reshape(prediction.labels.shape)).to(weights)
+            self.score_sum += float((weights * _per_example(right)).sum())
+        self.total += float(weights.sum())
+        self.count += len(batch)
+
+    def means(self) -> dict[str, float]:
+        """NLL per example, and accuracy or root mean squared error."""
+        mean = self.score_sum / self.total
+        return {"nll": self.nll / self.total, self.name: mean**0.5 if self.name == "rmse" else mean}
+
+    def score(self) -> Score:
+        """The same for the rules of `fit`."""
+        means = self.means()
+        return Score(means["nll"], means.get("accuracy"), self.count)
+
+
 @torch.no_grad()
 def validate(
-    model: Predictor,
+    predict: Callable[[Any], Predictive],
     loader: Iterable[Any],
-    num_draws: int,
     device: torch.device,
-    generator: torch.Generator,
     reader: BatchReader | None = None,
-) -> dict[str, float]:
+) -> Totals:
     """Mean negative log predictive density per example, and accuracy or root mean squared error; weighted by example weights.
 
     Args:
-        model: What predicts.
+        predict: From inputs to a prediction.
         loader: Validation batches.
-        num_draws: Draws per batch.
         device: Where batches go.
-        generator: Source of randomness.
         reader: See `parse_batch`.
 
     Raises:
         ValueError: If there are no batches, or one is not valid.
     """
-    nll = score = total = 0.0
-    name = "accuracy"
+    totals = Totals()
     for index, item in enumerate(loader):
         try:
             batch = parse_batch(item, reader).to(device)
-            prediction = model.predict(batch.x, num_draws=num_draws, generator=generator)
-            weights = batch.weights if batch.weights is not None else torch.ones(len(batch), device=device)
-            nll -= float((weights * prediction.log_prob(batch.y)).sum())
-            if isinstance(prediction, RegressionPredictive):
-                name = "rmse"
-                errors = (match_targets(batch.y, prediction.mean) - prediction.mean).square()
-                score += float((weights * _per_example(errors)).sum())
-            elif isinstance(prediction, ClassificationPredictive):
-                right = (prediction.labels == batch.y.reshape(prediction.labels.shape)).to(weights)
-                score += float((weights * _per_example(right)).sum())
-            total += float(weights.sum())
+            totals.add(predict(batch.x), batch)
         except (ValueError, TypeError) as error:
             raise type(error)(f"fit: validation batch {index + 1}: {error}") from error
-    if total == 0:
+    if totals.total == 0:
         raise ValueError("fit: the validation loader yields no examples; give one with data, or leave it out")
-    return {"nll": nll / total, name: (score / total) ** 0.5 if name == "rmse" else score / total}
+    return totals
 
 
 def _per_example(values: Tensor) -> Tensor:

@@ -1,0 +1,226 @@
+"""The rules by which a training tells what is amiss with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+import torch
+from torch import Tensor
+
+from bayesify.findings import Finding
+from bayesify.likelihoods import Likelihood
+
+LEAST_GAIN = 0.03
+"""Nats per example within the last third of a training, from which it counts as not converged."""
+LEAST_SHARE = {"NLL": 0.08, "negative bound": 0.15}
+"""The same as a share of the quantity itself: both must be exceeded."""
+PROGRESS = 0.25
+"""Or half of `LEAST_GAIN`, with this share of all that the training gained: a straight line gains a third in its last third."""
+SIGNIFICANT = 3.0
+"""Standard deviations of the Mann-Kendall statistic from which a trend is one: at least 7 values, all in order."""
+FEW_WINDOWS = 7
+"""Values that a trend needs to reach `SIGNIFICANT`."""
+NO_SPREAD = 0.01
+"""Standard deviation of the weights, relative to their root mean square, below which they hardly vary."""
+MOVED = 1.0
+"""Change of the logarithm of that spread from which it has moved."""
+NO_INFORMATION = 1e-5
+"""Mean mutual information in nats, or share of the variance that is epistemic, below which draws agree."""
+DWARFED = 10.0
+"""How many times the data term a KL is that dwarfs it."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """How well a network does on some examples.
+
+    Args:
+        nll: Mean negative log predictive density.
+        accuracy: Share of right labels, `None` in regression.
+        count: Examples.
+    """
+
+    nll: float
+    accuracy: float | None
+    count: int
+
+
+def trend(values: Sequence[float]) -> tuple[float, float]:
+    r"""Change of a noisy series from its first to its last value, and how sure it is.
+
+    The change is the Theil-Sen slope (median slope of all pairs) times the length; the certainty is the statistic of Mann and
+    Kendall, $S / \sqrt{n (n - 1) (2 n + 5) / 18}$ with S the pairs in order minus those out of it: standard normal where
+    there is no trend, and hardly moved by outliers.
+    """
+    count = len(values)
+    pairs = [(values[late] - values[early], late - early) for early in range(count) for late in range(early + 1, count)]
+    if not pairs:
+        return 0.0, 0.0
+    order = sum((rise > 0) - (rise < 0) for rise, _ in pairs)
+    slope = median(rise / steps for rise, steps in pairs)
+    return slope * (count - 1), order / math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
+
+
+def still_falling(values: Sequence[float], share: float) -> float | None:
+    """By how much the last third of a series that is minimized still falls, in its own unit; `None` if not significantly.
+
+    Args:
+        values: In windows of equal length.
+        share: Of its level from which a fall counts.
+    """
+    last = list(values[-max(FEW_WINDOWS, len(values) // 3) :])
+    if len(last) < FEW_WINDOWS or not all(map(math.isfinite, values)):
+        return None
+    change, certainty = trend(last)
+    few = max(1, len(values) // 8)
+    end = fmean(values[-few:])
+    progress = max(0.0, fmean(values[:few]) - end)
+    slow = -change > LEAST_GAIN / 2 and progress > 0 and -change > PROGRESS * progress
+    found = certainty < -SIGNIFICANT and (slow or -change > max(LEAST_GAIN, share * abs(end)))
+    return -change if found else None
+
+
+def convergence(nll: Sequence[float], objective: Sequence[float], remedy: str = "") -> list[Finding]:
+    """A finding if the NLL per example, or the whole objective per example, still falls at the end.
+
+    Args:
+        nll: Per example, in windows of equal length.
+        objective: NLL and KL together, the same.
+        remedy: What to do.
+    """
+    remedy = remedy or "train for more epochs, or with a higher learning rate"
+    for name, values in (("NLL", nll), ("negative bound", objective)):
+        gain = still_falling(values, LEAST_SHARE[name])
+        if gain is not None:
+            sentence = (
+                f"not converged: the {name} still fell by {gain:.2g} nats an example in the last third of the training"
+            )
+            return [Finding("not_converged", sentence, remedy)]
+    return []
+
+
+def members_apart(nll: Sequence[float]) -> list[Finding]:
+    """A finding if some members of an ensemble do much worse than the best of them.
+
+    Args:
+        nll: Per example, of each.
+    """
+    best = min(nll)
+    behind = sum(value > best + max(0.1, 0.25 * abs(best)) for value in nll)
+    if not behind:
+        return []
+    sentence = (
+        f"{behind} of {len(nll)} members of the ensemble have not converged: they are behind the best, with an NLL of up to "
+        f"{max(nll):.3g} nats an example to its {best:.3g}"
+    )
+    remedy = (
+        "train for more epochs: members that start at random take as long as the network did, or start them all at a "
+    )
+    return [Finding("members_apart", sentence, remedy + "trained network with Ensemble(init='network')")]
+
+
+def kl_dwarfs(nll: Sequence[float], kl: float, start: Score | None = None) -> list[Finding]:
+    """A finding if the KL outweighs the data term and the fit to the data has suffered.
+
+    Args:
+        nll: Per example, in windows of equal length; the last counts.
+        kl: Weighted, per example, at the end.
+        start: Of the network that the training started from, on training data.
+    """
+    size = max(1, len(nll) // 8)
+    smooth = [fmean(nll[place : place + size]) for place in range(0, len(nll) - size + 1, size)]
+    if not smooth or kl < DWARFED * max(abs(smooth[-1]), 0.1):
+        return []
+    before = min([*smooth, *([start.nll] if start is not None else [])])
+    if smooth[-1] - before < max(0.1, 0.25 * abs(before)):
+        return []
+    sentence = (
+        f"the KL, {kl:.3g} nats an example, dwarfs the data term, {smooth[-1]:.3g}, which was {before:.3g}: the prior pulls "
+        "the weights away from the data"
+    )
+    remedy = (
+        "put fewer weights under the posterior (a smaller one, or some layers only), widen the prior, or temper it with "
+        "kl_weight below 1"
+    )
+    return [Finding("kl_dwarfs", sentence, remedy)]
+
+
+def worse_than_start(start: Score, now: Score, held_out: bool) -> list[Finding]:
+    """A finding if predictions are worse than those of the network that the training started from.
+
+    On held-out data by more than chance and a point of accuracy or 0.02 nats. On training data a network that has learned them by
+    heart looks better than it is, so that only 5 points or 0.25 nats count.
+
+    Args:
+        start: Of the starting network.
+        now: Of the trained one.
+        held_out: Whether the examples are held-out ones.
+    """
+    few = min(start.count, now.count)
+    found = []
+    if start.accuracy is not None and now.accuracy is not None:
+        chance = (
+            2 * math.sqrt(max(start.accuracy * (1 - start.accuracy), 0.01) / few) * (1.0 if held_out else math.sqrt(2))
+        )
+        if start.accuracy - now.accuracy > max(0.01 if held_out else 0.05, chance):
+            found.append(f"accuracy {now.accuracy:.3f} (was {start.accuracy:.3f})")
+    margin = max(0.02, 1 / math.sqrt(few)) if held_out else max(0.25, 0.25 * abs(start.nll))
+    if now.nll - start.nll > margin:
+        found.append(f"NLL {now.nll:.3f} (was {start.nll:.3f})")
+    if not found:
+        return []
+    where = "held-out data" if held_out else "training batches"
+    sentence = f"worse than the network it started from: {' and '.join(found)} on {where}"
+    remedy = "lower the learning rate, widen the prior, put fewer weights under the posterior, or train longer" + (
+        "" if held_out else "; give validation= to know how it does on other data"
+    )
+    return [Finding("worse_than_start", sentence, remedy)]
+
+
+def scales_still(before: Mapping[str, float], after: Mapping[str, float]) -> list[Finding]:
+    """A finding if weights hardly vary between draws and their spread is where it started.
+
+    Args:
+        before: Standard deviation relative to the root mean square, by weight, before the training.
+        after: The same after it.
+    """
+    known = [name for name in after if before.get(name, 0) > 0 and after[name] > 0]
+    if not known or max(after[name] for name in known) > NO_SPREAD:
+        return []
+    if max(abs(math.log(after[name] / before[name])) for name in known) > MOVED:
+        return []
+    middle = median(after[name] for name in known)
+    sentence = (
+        f"the scales of the posterior are near where they started: weights vary by {100 * middle:.2g} % of their size between "
+        "draws, and predictions have no uncertainty yet"
+    )
+    remedy = "start them larger (init_std=), train for more epochs, or with a higher learning rate"
+    return [Finding("scales_still", sentence, remedy)]
+
+
+def no_uncertainty(information: float, unit: str) -> list[Finding]:
+    """A finding if predictions of different draws are the same in effect; 0, a point estimate, is none."""
+    if not 0 < information < NO_INFORMATION:
+        return []
+    sentence = (
+        f"draws agree in effect: {unit} is {information:.1g}, so that predictions carry no uncertainty of the weights"
+    )
+    remedy = (
+        "start the scales larger (init_std=), train longer, or lower the prior precision of a Laplace approximation"
+    )
+    return [Finding("no_uncertainty", sentence, remedy)]
+
+
+def probabilities_as_logits(likelihood: Likelihood | None, outputs: Tensor) -> list[Finding]:
+    """A finding if outputs [B, ...] that should be logits of classes are probabilities: each at least 0, with a sum of 1."""
+    axis = likelihood.logit_axis(outputs.ndim) if likelihood is not None and outputs.ndim > 1 else None
+    if axis is None or outputs.shape[axis] < 2 or outputs.numel() == 0:
+        return []
+    total = outputs.sum(axis)
+    if not bool((outputs >= 0).all() & torch.isclose(total, torch.ones_like(total), atol=1e-3).all()):
+        return []
+    sentence = "the network's outputs are probabilities (at least 0, with a sum of 1), where Categorical takes logits"
+    return [Finding("probabilities_as_logits", sentence, "remove the softmax at the network's end")]

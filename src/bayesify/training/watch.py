@@ -1,0 +1,330 @@
+"""A look at a training while it runs, at little cost and without a trace in its numbers, for what `fit` tells at its end."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesify.findings import Finding, Findings, joined
+from bayesify.network import BayesianNetwork
+from bayesify.predictive.base import Outputs, Predictive
+from bayesify.predictor import Drawable, Phase, Trainable
+from bayesify.running.generators import own_generators
+from bayesify.running.inputs import as_inputs
+from bayesify.running.outputs import select_output
+from bayesify.training import rules
+from bayesify.training.batches import Batch
+from bayesify.training.history import History
+from bayesify.training.rules import Score
+from bayesify.training.state import Settings
+from bayesify.training.validation import Totals, validated
+
+MOST_WINDOWS = 96
+"""Windows of steps that the objective is kept of: with twice as many, two become one."""
+FEWEST_STEPS = 30
+"""Steps of a run below which nothing is looked at but the objective."""
+EXAMPLES = 512
+"""Examples that are predicted once before the training and once after it: one batch, and more of them up to this."""
+SHARE = 0.005
+"""Upper bound on what more than one batch may cost, relative to the passes of the training."""
+
+
+class Trace:
+    """The sums of an objective in windows of equally many steps; on the device, read once at the end."""
+
+    def __init__(self) -> None:
+        self.windows: list[tuple[Tensor, int]] = []  # sums as in `Sums`, and examples
+        self._every, self._steps, self._examples = 1, 0, 0
+        self._before: Tensor | None = None  # the epoch's sums at the window's start
+        self._rest: Tensor | None = None  # what the window has from the epoch before
+
+    def step(self, sums: Tensor, examples: int) -> None:
+        """A step was taken: the epoch's sums so far, and the step's examples."""
+        self._steps += 1
+        self._examples += examples
+        if self._steps < self._every:
+            return
+        self.windows.append((self._since(sums), self._examples))
+        self._before, self._rest, self._steps, self._examples = sums.clone(), None, 0, 0
+        if len(self.windows) == MOST_WINDOWS:
+            pairs = zip(self.windows[::2], self.windows[1::2], strict=True)
+            self.windows = [(one + other, count + more) for (one, count), (other, more) in pairs]
+            self._every *= 2
+
+    def close_epoch(self, sums: Tensor) -> None:
+        """The sums begin again."""
+        if self._steps:
+            self._rest = self._since(sums)
+        self._before = None
+
+    def _since(self, sums: Tensor) -> Tensor:
+        part = sums.clone() if self._before is None or self._before.shape != sums.shape else sums - self._before
+        return part if self._rest is None else part + self._rest
+
+    def read(self) -> tuple[list[float], list[float]]:
+        """NLL per example and KL of each window, means over models; a wait for the device."""
+        if not self.windows:
+            return [], []
+        sums = torch.stack([window for window, _ in self.windows]).double().cpu()  # [W, 4] or [W, 4, R]
+        examples = torch.tensor([count for _, count in self.windows], dtype=torch.float64)
+        nll, kl, _, steps = sums.flatten(2).mean(2).unbind(1) if sums.ndim > 2 else sums.unbind(1)
+        return (nll / examples).tolist(), (kl / steps).tolist()
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {
+            "windows": [[window.tolist(), count] for window, count in self.windows],
+            "present": [self._every, self._steps, self._examples],
+            "before": None if self._before is None else self._before.tolist(),
+            "rest": None if self._rest is None else self._rest.tolist(),
+        }
+
+    def load(self, state: dict[str, Any], like: Tensor) -> None:
+        """Inverse of `state`."""
+
+        def tensor(values: Any) -> Tensor:
+            return torch.tensor(values, dtype=like.dtype, device=like.device)
+
+        self.windows = [(tensor(window), int(count)) for window, count in state["windows"]]
+        self._every, self._steps, self._examples = (int(value) for value in state["present"])
+        self._before, self._rest = (None if state[key] is None else tensor(state[key]) for key in ("before", "rest"))
+        if len({window.shape for window, _ in self.windows}) > 1 or self._every < 1:
+            raise ValueError("windows of the objective do not fit together")
+
+
+class Watch:
+    """Watches one run of `fit`: the objective in windows, the starting network, the spread of the weights.
+
+    Nothing that it does changes a number of the run, takes a random number of it or makes a step wait, and no failure of it ends
+    the run.
+
+    Args:
+        model: What is trained.
+        settings: Of the run.
+        batches: In an epoch, `None` if unknown.
+        device: Where batches go.
+        processes: How many train together; what is measured is measured in the first.
+    """
+
+    def __init__(
+        self, model: Trainable, settings: Settings, batches: int | None, device: torch.device, processes: int = 1
+    ) -> None:
+        self.model, self.settings, self.device, self.processes = model, settings, device, processes
+        self.trace, self.phase = Trace(), ""
+        self.start: Score | None = None
+        self.spread: dict[str, float] = {}
+        self.first: list[Finding] = []
+        steps = (batches or FEWEST_STEPS) * settings.total_epochs / settings.accumulate
+        self._looks = steps >= FEWEST_STEPS
+        self._allowed = min(EXAMPLES, SHARE * 3 * settings.total_epochs * settings.num_data)
+        self._totals: Totals | None = None
+        self._network: nn.Module | None = None
+        self._last: list[Batch] = []
+
+    # -- while it runs ---------------------------------------------------------------------------------------------
+
+    def begin(self, score: Callable[[Callable[[Any], Predictive]], Score] | None = None) -> None:
+        """Before the first step of a run that is not continued.
+
+        Args:
+            score: Scores a function from inputs to predictions on validation data, where there are some.
+        """
+        if not self._looks:
+            return
+        with self._aside():
+            self.spread = relative_spread(self.model, self.device)
+        with self._aside():
+            self._network = start_network(self.model)
+        if self._network is not None and score is not None:
+            with self._aside():
+                self.start = score(self._predict_start)
+            self._network = None
+        elif self._network is not None:
+            self._totals = Totals()
+
+    def before_step(self, phase: Phase, batches: Sequence[Batch], last_epoch: bool) -> None:
+        """Before a step from some batches."""
+        if phase != self.phase:
+            self.trace, self.phase = Trace(), phase
+        for batch in batches if self._network is not None else ():
+            totals = self._totals
+            assert totals is not None
+            if self._too_many(totals.total, batch):
+                self._close_start()
+                break
+            done = False
+            with self._aside():
+                totals.add(self._predict_start(batch.to(self.device).x), batch.to(self.device))
+                done = True
+            if not done:
+                self._network = None
+                break
+        if last_epoch and self._looks:
+            for batch in batches:
+                if not self._too_many(sum(map(len, self._last)), batch):
+                    self._last.append(batch)
+
+    def _too_many(self, count: float, batch: Batch) -> bool:
+        return count > 0 and count + len(batch) > self._allowed
+
+    def _close_start(self) -> None:
+        if self._totals is not None and self._totals.total > 0:
+            self.start = self._totals.score()
+        self._network = self._totals = None
+
+    def _predict_start(self, x: Any) -> Predictive:
+        """The prediction of the starting network alone."""
+        bnn, (args, kwargs) = self.model.module, as_inputs(x)
+        assert self._network is not None
+        assert isinstance(bnn, BayesianNetwork)
+        assert bnn.likelihood is not None
+        outputs = select_output(self._network(*args, **kwargs), bnn.output)
+        if not self.first:
+            self.first = rules.probabilities_as_logits(bnn.likelihood, outputs)
+            for finding in self.first:
+                warnings.warn(f"fit: {finding}", stacklevel=2)
+        return bnn.likelihood.predictive(Outputs(kept=outputs.unsqueeze(0)))
+
+    def after_step(self, sums: Tensor, examples: int) -> None:
+        """After a step: the epoch's sums so far, and the step's examples."""
+        self.trace.step(sums, examples)
+
+    def close_epoch(self, sums: Tensor) -> None:
+        """At the end of an epoch."""
+        self.trace.close_epoch(sums)
+        self._close_start()
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Without gradients and with random numbers of its own; what goes wrong inside ends there."""
+        devices = [self.device] if self.device.type == "cuda" else []
+        try:
+            with torch.no_grad(), own_generators(devices):
+                yield
+        except Exception:
+            return
+
+    # -- at its end ------------------------------------------------------------------------------------------------
+
+    def findings(self, history: History, kl_weight: float, stopped: bool, autocast: Any = None) -> Findings:
+        """What there is to say.
+
+        Args:
+            history: Of the run.
+            kl_weight: The last one.
+            stopped: Whether the run ended before its last epoch.
+            autocast: The context in which the network runs.
+        """
+        self._close_start()
+        nll, kl = self.trace.read()
+        nll = [value * self.processes for value in nll]
+        penalty = [kl_weight * value / self.settings.num_data for value in kl]
+        parts: list[list[Finding]] = [self.first]
+        held_out = [row["validation_nll"] for row in history if "validation_nll" in row]
+        if not stopped and not _settled(held_out):
+            parts.append(rules.convergence(nll, [data + term for data, term in zip(nll, penalty, strict=True)]))
+        if nll:
+            parts.append(rules.kl_dwarfs(nll, penalty[-1], None if held_out else self.start))
+        with self._aside():
+            parts.append(rules.scales_still(self.spread, relative_spread(self.model, self.device)))
+        rows = history[-1].get("nll_by_model") if history else None
+        if rows is not None:
+            parts.append(rules.members_apart(rows))
+        with self._aside(), autocast or nullcontext():
+            parts += self._predictions(history, nll, bool(held_out))
+        self._last = []
+        return joined(parts)
+
+    def _predictions(self, history: History, nll: list[float], held_out: bool) -> list[list[Finding]]:
+        found = []
+        if held_out and self.start is not None:
+            row = min(history, key=lambda row: row["validation_nll"]) if self.settings.patience else history[-1]
+            now = Score(row["validation_nll"], row.get("validation_accuracy"), self.start.count)
+            found.append(rules.worse_than_start(self.start, now, held_out=True))
+        elif self.start is not None and nll and self._last:
+            recent = fmean(nll[-max(1, len(nll) // 8) :])
+            if recent > self.start.nll + 0.1:  # else predictions, which average over draws, are no worse either
+                now = score_batches(self.model, self._last, self.device)
+                found.append(rules.worse_than_start(self.start, now, held_out=False))
+        if self._last and isinstance(self.model.module, BayesianNetwork):
+            found.append(rules.members_apart(member_nll(self.model.module, self._last, self.device) or [0.0]))
+        return found
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        start = None if self.start is None else [self.start.nll, self.start.accuracy, self.start.count]
+        if self._totals is not None and self._totals.total > 0:
+            score = self._totals.score()
+            start = [score.nll, score.accuracy, score.count]
+        first = [[finding.code, finding.sentence, finding.remedy] for finding in self.first]
+        spread = [list(self.spread), list(self.spread.values())]
+        return {"trace": self.trace.state(), "phase": self.phase, "start": start, "spread": spread, "first": first}
+
+    def load(self, state: dict[str, Any], like: Tensor) -> None:
+        """Inverse of `state`."""
+        self.trace.load(state["trace"], like)
+        self.phase = str(state["phase"])
+        if state["start"] is not None:
+            nll, accuracy, count = state["start"]
+            self.start = Score(float(nll), None if accuracy is None else float(accuracy), max(1, int(count)))
+        names, values = state["spread"]
+        self.spread = {str(name): float(value) for name, value in zip(names, values, strict=True)}
+        self.first = [Finding(str(code), str(sentence), str(remedy)) for code, sentence, remedy in state["first"]]
+
+
+def _settled(held_out: list[float]) -> bool:
+    """Whether the NLL of held-out data no longer falls in the last third of the epochs: more of them would not help."""
+    last = held_out[-max(2, len(held_out) // 3 + 1) :]
+    return len(last) > 1 and last[-1] > last[0] - rules.LEAST_GAIN
+
+
+def start_network(model: Trainable) -> nn.Module | None:
+    """The network that a training starts from: a copy at the posterior mean, where there is one to compare with."""
+    bnn = model.module
+    return bnn.mean_network().eval() if isinstance(bnn, BayesianNetwork) and bnn.likelihood is not None else None
+
+
+@torch.no_grad()
+def relative_spread(model: Any, device: torch.device) -> dict[str, float]:
+    r"""How far draws of each weight lie apart, by name: $\sqrt{\mathbb{E}(w - w')^2 / 2}$ over the root mean square of w."""
+    drawable = model if isinstance(model, Drawable) else getattr(model, "module", None)
+    if not isinstance(drawable, Drawable):
+        return {}
+    draws = drawable.draw(2, generator=torch.Generator(device).manual_seed(0)).materialize()
+    size = {name: weight.float().square().mean() for name, weight in draws.weights.items()}
+    apart = {name: (weight[0] - weight[1]).float().square().mean() / 2 for name, weight in draws.weights.items()}
+    found = torch.stack([(apart[name] / size[name].clamp_min(1e-30)).sqrt() for name in size]).tolist()
+    return dict(zip(size, found, strict=True))
+
+
+def score_batches(model: Trainable, batches: Sequence[Batch], device: torch.device, num_draws: int = 8) -> Score:
+    """How well a model predicts some batches."""
+    predictor, totals = validated(model), Totals()
+    for batch in batches:
+        part = batch.to(device)
+        generator = torch.Generator(device).manual_seed(0)
+        totals.add(predictor.predict(part.x, num_draws=num_draws, generator=generator), part)
+    return totals.score()
+
+
+def member_nll(bnn: BayesianNetwork, batches: Sequence[Batch], device: torch.device) -> list[float]:
+    """NLL per example of each different draw, where they can be counted and are several."""
+    count, likelihood = bnn.num_distinct_draws, bnn.likelihood
+    if count is None or count < 2 or likelihood is None:
+        return []
+    total, examples = torch.zeros(count, dtype=torch.float64), 0
+    for batch in batches:
+        part = batch.to(device)
+        generator = torch.Generator(device).manual_seed(0)  # the members in the same order each time
+        outputs = bnn.predict(part.x, count, generator=generator, keep_outputs=True).outputs
+        total -= likelihood.log_prob(outputs, part.y, has_draws=True).double().sum(1).cpu()
+        examples += len(batch)
+    return (total / max(1, examples)).tolist()
