@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
 from bayesify.draws import Draws
+from bayesify.findings import Finding
 from bayesify.likelihoods import Likelihood
 from bayesify.predictive.base import Predictive
 
@@ -29,11 +30,13 @@ class Predictor(ABC):
     Attributes:
         likelihood: p(y | outputs), or `None` where none was given yet.
         output: Which of several outputs of the network the likelihood is about; see `bayesianize`.
+        findings: What its making has to say; see `check`.
         needs_network: Whether `restore` needs the user's network, whose code is in no file.
     """
 
     likelihood: Likelihood | None
     output: str | int | None
+    findings: Sequence[Finding] = ()
     needs_network: ClassVar[bool] = True
 
     @property

@@ -22,6 +22,7 @@ from bayesify.predictive.base import Predictive
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
 from bayesify.storage.save_load import load, save
+from bayesify.training.checking import check
 from bayesify.training.fitting import fit
 from bayesify.training.history import History
 from bayesify.training.pruning import prune
@@ -44,6 +45,7 @@ __all__ = [
     "__version__",
     "baselines",
     "bayesianize",
+    "check",
     "count_parameters",
     "datasets",
     "deep_gp",

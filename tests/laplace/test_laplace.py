@@ -482,7 +482,7 @@ def test_a_search_goes_on_beyond_an_edge_and_says_where_it_ends() -> None:
     net, data, x = problem()
     laplace = fitted(net, likelihoods.Categorical(), data)
     wrong = [(x, (net(x).argmax(-1) + 1) % 3)]  # the wider the better
-    with pytest.warns(UserWarning, match=r"the best value, .*, is the smallest that was tried"):
+    with pytest.warns(UserWarning, match=r"the best prior precision, .*, is the smallest that was tried"):
         chosen = laplace.tune_prior_precision(wrong)
     assert chosen < 1e-5
     assert laplace.tune_prior_precision(wrong, grid=[0.1, 1.0], fine=False) == 0.1  # as it is

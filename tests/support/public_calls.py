@@ -299,6 +299,10 @@ CALLS: dict[str, Call] = {
     "RegressionPredictive.interval": method(regression, "interval", level=0.9),
     "RegressionPredictive.quantile": method(regression, "quantile", q=0.5),
     "ClassificationPredictive.log_prob": method(classification, "log_prob", y=LABELS),
+    "check": of(
+        bayesify.check, model=BNN, loader=LOADER, start=NET, losses=[1.0, 0.5], held_out=True, num_data=8, kl_weight=1.0,
+        num_draws=2, num_examples=8, seed=0, read_batch=None,
+    ),
     "count_parameters": of(bayesify.count_parameters, module=NET),
     "fit": of(
         bayesify.fit, model=BNN, train_loader=LOADER, epochs=1, num_data=8, learning_rate=0.01, optimizer=None, scheduler=None,

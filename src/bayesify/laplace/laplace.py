@@ -155,7 +155,7 @@ class Laplace(Drawable):
         Raises:
             ValueError: If the subset is empty or larger than the network, or the covariance exceeds the memory budget.
         """
-        self.base_precision, self.posterior = self.prior_precision, None
+        self.base_precision, self.posterior, self.findings = self.prior_precision, None, ()
         first = parse_batch(curvatures.first_batch(loader), read_batch).to(self.device)
         args, kwargs = as_inputs(first.x)
         check_inputs(args, kwargs)

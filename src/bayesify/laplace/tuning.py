@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from bayesify.findings import Finding
 from bayesify.laplace.covariances import EIGEN_LIMIT, DiagonalCovariance, FullCovariance, MarginalCovariance
 from bayesify.likelihoods import Gaussian
 from bayesify.maths.constraints import raw_positive
@@ -104,13 +105,16 @@ def tune_prior_precision(
         scores.insert(place, score([candidates[place]])[0])
         best = max(range(len(scores)), key=scores.__getitem__)
     chosen, value = candidates[best], scores[best]
-    if tuple(grid) == COARSE and best in (0, len(candidates) - 1):
+    laplace.findings = ()
+    if len(candidates) > 1 and best in (0, len(candidates) - 1):
         end, remedy = ("smallest", "more or other weights") if best == 0 else ("largest", "fewer weights")
-        warnings.warn(
-            f"tune_prior_precision: the best value, {chosen:.3g}, is the {end} that was tried, and a better one may lie beyond; "
-            f"give a wider grid=, or {remedy}",
-            stacklevel=3,
+        sentence = (
+            f"the best prior precision, {chosen:.3g}, is the {end} that was tried, and a better one may lie beyond"
         )
+        finding = Finding("search_at_edge", sentence, f"give a wider grid=, or {remedy}")
+        laplace.findings = (finding,)
+        if tuple(grid) == COARSE:
+            warnings.warn(f"tune_prior_precision: {finding}", stacklevel=3)
     if fine and len(candidates) > 1:
         low, high = candidates[max(0, best - 1)], candidates[min(len(candidates) - 1, best + 1)]
         ratio = math.log(high / low)

@@ -1,10 +1,22 @@
 """Training: `fit`, the one loop, batches, checkpoints, history, schedules and processes."""
 
 from bayesify.training.arguments import Checkpointing, Devices, Steps, Validation
+from bayesify.training.checking import check
 from bayesify.training.fitting import fit
 from bayesify.training.history import History
 from bayesify.training.schedules import KLSchedule
 from bayesify.training.stack import ModelStack
 from bayesify.training.step import Update
 
-__all__ = ["Checkpointing", "Devices", "History", "KLSchedule", "ModelStack", "Steps", "Update", "Validation", "fit"]
+__all__ = [
+    "Checkpointing",
+    "Devices",
+    "History",
+    "KLSchedule",
+    "ModelStack",
+    "Steps",
+    "Update",
+    "Validation",
+    "check",
+    "fit",
+]

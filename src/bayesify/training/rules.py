@@ -13,12 +13,13 @@ from torch import Tensor
 from bayesify.findings import Finding
 from bayesify.likelihoods import Likelihood
 
-LEAST_GAIN = 0.03
+LEAST_GAIN = 0.05
 """Nats per example within the last third of a training, from which it counts as not converged."""
 LEAST_SHARE = {"NLL": 0.08, "negative bound": 0.15}
 """The same as a share of the quantity itself: both must be exceeded."""
-PROGRESS = 0.25
-"""Or half of `LEAST_GAIN`, with this share of all that the training gained: a straight line gains a third in its last third."""
+SLOW_GAIN, PROGRESS = 0.02, 0.25
+"""Or, of the NLL, fewer nats with this share of all that the training gained: a straight line gains a third in its last
+third. A KL falls so for a long time without much effect on predictions."""
 SIGNIFICANT = 3.0
 """Standard deviations of the Mann-Kendall statistic from which a trend is one: at least 7 values, all in order."""
 FEW_WINDOWS = 7
@@ -78,7 +79,7 @@ def still_falling(values: Sequence[float], share: float) -> float | None:
     few = max(1, len(values) // 8)
     end = fmean(values[-few:])
     progress = max(0.0, fmean(values[:few]) - end)
-    slow = -change > LEAST_GAIN / 2 and progress > 0 and -change > PROGRESS * progress
+    slow = share == LEAST_SHARE["NLL"] and -change > SLOW_GAIN and -change > PROGRESS * progress > 0
     found = certainty < -SIGNIFICANT and (slow or -change > max(LEAST_GAIN, share * abs(end)))
     return -change if found else None
 
@@ -120,6 +121,23 @@ def members_apart(nll: Sequence[float]) -> list[Finding]:
         "train for more epochs: members that start at random take as long as the network did, or start them all at a "
     )
     return [Finding("members_apart", sentence, remedy + "trained network with Ensemble(init='network')")]
+
+
+def learned_little(nll: float, labels: Tensor) -> list[Finding]:
+    """A finding if predictions of classes are hardly better than their frequencies.
+
+    Args:
+        nll: Per label, at the end of the training.
+        labels: Of some training examples, integers.
+    """
+    counts = labels.flatten().unique(return_counts=True)[1].double()
+    shares = counts / counts.sum()
+    entropy = -float((shares * shares.log()).sum())
+    if len(labels) < 32 or nll < entropy - max(0.02, 0.03 * entropy):
+        return []
+    sentence = f"the network has learned little: its NLL is {nll:.3g} nats a label, that of the labels' frequencies {entropy:.3g}"
+    remedy = "train for more epochs, with a higher learning rate, or the means first (map_epochs=); look at labels and inputs"
+    return [Finding("learned_little", sentence, remedy)]
 
 
 def kl_dwarfs(nll: Sequence[float], kl: float, start: Score | None = None) -> list[Finding]:

@@ -16,8 +16,12 @@ from bayesify.training.batches import Batch, BatchReader, parse_batch
 from bayesify.training.rules import Score
 
 
-def validated(model: Trainable) -> Predictor:
+def validated(model: Trainable, owner: str = "fit") -> Predictor:
     """What predicts for a model in training: itself, or its module.
+
+    Args:
+        model: What is trained.
+        owner: Who asks, for the message.
 
     Raises:
         TypeError: If neither does.
@@ -25,7 +29,8 @@ def validated(model: Trainable) -> Predictor:
     for part in (model, model.module):
         if isinstance(part, Predictor):
             return part
-    raise TypeError(f"fit: {type(model).__name__} does not predict while it trains; leave validation out")
+    remedy = "leave validation out" if owner == "fit" else "give the predictor that the training made"
+    raise TypeError(f"{owner}: {type(model).__name__} does not predict while it trains; {remedy}")
 
 
 class Totals:

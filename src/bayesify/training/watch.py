@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bayesify.findings import Finding, Findings, joined
 from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Outputs, Predictive
-from bayesify.predictor import Drawable, Phase, Trainable
+from bayesify.predictor import Drawable, Phase, Predictor, Trainable
 from bayesify.running.generators import own_generators
 from bayesify.running.inputs import as_inputs
 from bayesify.running.outputs import select_output
@@ -227,10 +227,10 @@ class Watch:
         penalty = [kl_weight * value / self.settings.num_data for value in kl]
         parts: list[list[Finding]] = [self.first]
         held_out = [row["validation_nll"] for row in history if "validation_nll" in row]
-        if not stopped and not _settled(held_out):
+        pulled = rules.kl_dwarfs(nll, penalty[-1], None if held_out else self.start) if nll else []
+        parts.append(pulled)
+        if not pulled and not stopped and not _settled(held_out):
             parts.append(rules.convergence(nll, [data + term for data, term in zip(nll, penalty, strict=True)]))
-        if nll:
-            parts.append(rules.kl_dwarfs(nll, penalty[-1], None if held_out else self.start))
         with self._aside():
             parts.append(rules.scales_still(self.spread, relative_spread(self.model, self.device)))
         rows = history[-1].get("nll_by_model") if history else None
@@ -243,17 +243,22 @@ class Watch:
 
     def _predictions(self, history: History, nll: list[float], held_out: bool) -> list[list[Finding]]:
         found = []
+        recent = fmean(nll[-max(1, len(nll) // 8) :]) if nll else 0.0
         if held_out and self.start is not None:
             row = min(history, key=lambda row: row["validation_nll"]) if self.settings.patience else history[-1]
             now = Score(row["validation_nll"], row.get("validation_accuracy"), self.start.count)
             found.append(rules.worse_than_start(self.start, now, held_out=True))
-        elif self.start is not None and nll and self._last:
-            recent = fmean(nll[-max(1, len(nll) // 8) :])
-            if recent > self.start.nll + 0.1:  # else predictions, which average over draws, are no worse either
-                now = score_batches(self.model, self._last, self.device)
-                found.append(rules.worse_than_start(self.start, now, held_out=False))
-        if self._last and isinstance(self.model.module, BayesianNetwork):
-            found.append(rules.members_apart(member_nll(self.model.module, self._last, self.device) or [0.0]))
+        elif (
+            self.start is not None and self._last and recent > self.start.nll + 0.1
+        ):  # else predictions are no worse either
+            now = score_batches(self.model, self._last, self.device)
+            found.append(rules.worse_than_start(self.start, now, held_out=False))
+        bnn = self.model.module
+        if self._last and isinstance(bnn, BayesianNetwork) and bnn.likelihood is not None:
+            found.append(rules.members_apart(member_nll(bnn, self._last, self.device) or [0.0]))
+            labels = torch.cat([batch.y for batch in self._last]).cpu()
+            if bnn.likelihood.task == "classification" and not labels.is_floating_point():
+                found.append(rules.learned_little(recent * len(labels) / labels.numel(), labels))
         return found
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
@@ -293,10 +298,11 @@ def start_network(model: Trainable) -> nn.Module | None:
 
 
 @torch.no_grad()
-def relative_spread(model: Any, device: torch.device) -> dict[str, float]:
+def relative_spread(model: Predictor | Trainable, device: torch.device) -> dict[str, float]:
     r"""How far draws of each weight lie apart, by name: $\sqrt{\mathbb{E}(w - w')^2 / 2}$ over the root mean square of w."""
-    drawable = model if isinstance(model, Drawable) else getattr(model, "module", None)
-    if not isinstance(drawable, Drawable):
+    parts = (model, model.module) if isinstance(model, Trainable) else (model,)
+    drawable = next((part for part in parts if isinstance(part, Drawable)), None)
+    if drawable is None:
         return {}
     draws = drawable.draw(2, generator=torch.Generator(device).manual_seed(0)).materialize()
     size = {name: weight.float().square().mean() for name, weight in draws.weights.items()}

@@ -1,0 +1,145 @@
+"""`check`: the diagnosis of `fit` for anything that predicts, however it was trained."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import nn
+
+from bayesify.arguments.checks import Count, DataCount, NonNegative, Seed, checked
+from bayesify.findings import Finding, Findings, joined
+from bayesify.network import BayesianNetwork
+from bayesify.predictive.base import Outputs, Predictive
+from bayesify.predictive.classification import ClassificationPredictive
+from bayesify.predictive.regression import RegressionPredictive
+from bayesify.predictor import Predictor, Trainable
+from bayesify.running.inputs import as_inputs
+from bayesify.running.outputs import select_output
+from bayesify.training import rules
+from bayesify.training.batches import Batch, BatchReader, count_examples, parse_batch
+from bayesify.training.validation import Totals, validated
+from bayesify.training.watch import MOST_WINDOWS, member_nll, relative_spread
+
+
+@torch.no_grad()
+@checked
+def check(
+    model: Predictor | Trainable,
+    loader: Iterable[Any],
+    *,
+    start: nn.Module | Predictor | None = None,
+    losses: Sequence[float] | None = None,
+    held_out: bool = False,
+    num_data: DataCount | None = None,
+    kl_weight: NonNegative = 1.0,
+    num_draws: Count | None = None,
+    num_examples: Count = 2048,
+    seed: Seed = 0,
+    read_batch: BatchReader | None = None,
+) -> Findings:
+    """Say what is amiss with a model, each finding with a remedy: what `fit` tells at its end, for trainings of one's own.
+
+    Looks for draws that agree (no uncertainty), members of an ensemble that are behind, classes predicted no better than by their
+    frequencies, probabilities given as logits, a search that ended at its edge; with `start=`, predictions worse than those of the
+    network that the training started from, and a KL that dwarfs the data term; with `losses=`, an objective that still falls.
+
+    Args:
+        model: What predicts: a `BayesianNetwork`, `Laplace`, `SWAG` or another `Predictor`, or a `Trainable` over one.
+        loader: Batches as for `fit`; those of the training, or held-out ones.
+        start: The network that the training started from, or a predictor.
+        losses: The negative objective per example of each step or epoch of your own loop, in nats, in order.
+        held_out: Whether the loader's data were held out of the training; then small differences to `start` count too.
+        num_data: N, the number of training examples; that of the loader by default.
+        kl_weight: The factor on the KL with which it was trained.
+        num_draws: For predictions; what suits the model by default.
+        num_examples: Of the loader that are looked at: whole batches up to this many, at least one.
+        seed: Of the draws.
+        read_batch: A function from what the loader yields to inputs and targets.
+
+    Returns:
+        The findings; empty, and printed as "nothing to report", where all is well.
+
+    Raises:
+        ValueError: If the loader yields no examples, or a batch is not valid.
+        TypeError: If the model does not predict.
+    """
+    predictor = validated(model, "check") if isinstance(model, Trainable) else model
+    batches = _first(loader, num_examples, read_batch)
+    device = next(iter(predictor.state().values())).device
+    now, before, information = Totals(), Totals(), []
+    parts: list[list[Finding]] = [list(predictor.findings)]
+    for batch in (batch.to(device) for batch in batches):
+        generator = torch.Generator(device).manual_seed(seed)
+        prediction = predictor.predict(batch.x, num_draws, generator=generator)
+        now.add(prediction, batch)
+        information.append(_information(prediction) * len(batch))
+        if start is not None:
+            before.add(_predict(start, batch, predictor, generator), batch)
+    score = now.score()
+    unit = "mean mutual information in nats" if score.accuracy is not None else "the epistemic share of the variance"
+    spread = relative_spread(predictor, device)
+    if not spread or max(spread.values()) > 0:  # else a point estimate
+        parts.append(rules.no_uncertainty(sum(information) / score.count, unit))
+    labels = torch.cat([batch.y for batch in batches])
+    if score.accuracy is not None and not labels.is_floating_point():
+        parts.append(rules.learned_little(score.nll * len(labels) / labels.numel(), labels))
+    first = before.score() if start is not None else None
+    bnn = model.module if isinstance(model, Trainable) else model
+    if isinstance(bnn, BayesianNetwork) and bnn.likelihood is not None:
+        generator = torch.Generator(device).manual_seed(seed)
+        drawn = bnn.predict(batches[0].to(device).x, 1, generator=generator, keep_outputs=True)
+        parts.append(rules.probabilities_as_logits(bnn.likelihood, drawn.outputs[0]))
+        parts.append(rules.members_apart(member_nll(bnn, batches, device) or [0.0]))
+        count = count_examples(loader, read_batch) if num_data is None else num_data
+        penalty = kl_weight * float(bnn.kl(generator=generator)) / count
+        parts.append(rules.kl_dwarfs([score.nll], penalty, first))
+    if first is not None:
+        parts.append(rules.worse_than_start(first, score, held_out))
+    if losses:
+        parts.append(_convergence(losses))
+    return joined(parts)
+
+
+def _first(loader: Iterable[Any], num_examples: int, reader: BatchReader | None) -> list[Batch]:
+    """Batches of a loader, the first and more up to a number of examples."""
+    batches: list[Batch] = []
+    for item in loader:
+        batch = parse_batch(item, reader)
+        if batches and sum(map(len, batches)) + len(batch) > num_examples:
+            break
+        batches.append(batch)
+    if not batches:
+        raise ValueError("check: the loader yields no examples; give one with data")
+    return batches
+
+
+def _predict(start: nn.Module | Predictor, batch: Batch, like: Predictor, generator: torch.Generator) -> Predictive:
+    """The prediction of the starting network, a plain one under the likelihood of the model."""
+    if isinstance(start, Predictor):
+        return start.predict(batch.x, generator=generator)
+    if like.likelihood is None:
+        raise ValueError("check: the model has no likelihood; give it one, or start= as a predictor")
+    args, kwargs = as_inputs(batch.x)
+    outputs = select_output(copy.deepcopy(start).eval()(*args, **kwargs), like.output)
+    return like.likelihood.predictive(Outputs(kept=outputs.unsqueeze(0)))
+
+
+def _information(prediction: Predictive) -> float:
+    """How much draws differ: the mean mutual information, or the share of the variance that is epistemic."""
+    if isinstance(prediction, ClassificationPredictive):
+        return float(prediction.mutual_information.mean().clamp_min(0))
+    if isinstance(prediction, RegressionPredictive):
+        return float((prediction.epistemic / prediction.variance).mean())
+    return 1.0
+
+
+def _convergence(losses: Sequence[float]) -> list[Finding]:
+    """Whether one's own objective still falls: its values in windows, so that long series are no more work."""
+    values = [float(value) for value in losses]
+    width = -(-len(values) // MOST_WINDOWS)
+    windows = [fmean(values[place : place + width]) for place in range(0, len(values) - width + 1, max(1, width))]
+    return rules.convergence([], windows)

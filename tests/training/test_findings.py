@@ -1,0 +1,317 @@
+"""What `fit` and `check` tell: each finding on a small real problem that deserves it, and none on healthy trainings."""
+
+import copy
+import math
+import re
+import sys
+from statistics import NormalDist
+
+import pytest
+import torch
+from runs import same
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import bayesify
+from bayesify import likelihoods, posteriors, priors
+from bayesify.training import ModelStack, rules
+from bayesify.training.rules import Score
+
+WIDE = priors.Gaussian(1.0)
+
+
+def digits():
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    order = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(0))
+    return torch.tensor(data.data / 16, dtype=torch.float32)[order], torch.tensor(data.target)[order]
+
+
+@pytest.fixture(scope="module")
+def data():
+    x, y = digits()
+    train, test = TensorDataset(x[:640], y[:640]), TensorDataset(x[640:1440], y[640:1440])
+    return DataLoader(train, batch_size=64, shuffle=True), DataLoader(test, batch_size=800)
+
+
+def fresh():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
+@pytest.fixture(scope="module")
+def trained(data):
+    net = fresh()
+    optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
+    for _ in range(25):
+        for x, y in data[0]:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(x), y).backward()
+            optimizer.step()
+    return net
+
+
+def train(net, posterior, loader, epochs, prior=WIDE, **options):
+    bnn = bayesify.bayesianize(net, posterior, likelihood=likelihoods.Categorical(), prior=prior)
+    return bnn, bayesify.fit(bnn, loader, epochs=epochs, **{"seed": 0, "progress": False} | options)
+
+
+# -- rules ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_trend_is_exact_on_a_line_and_robust_to_outliers():
+    change, certainty = rules.trend([1.0 - 0.1 * place for place in range(11)])
+    assert change == pytest.approx(-1.0)
+    assert certainty == pytest.approx(-55 / math.sqrt(11 * 10 * 27 / 18))
+    spoiled = [1.0 - 0.1 * place for place in range(11)]
+    spoiled[5] = 100.0
+    assert rules.trend(spoiled)[0] == pytest.approx(-1.0, rel=0.1)
+    assert rules.trend([1.0]) == (0.0, 0.0)
+
+
+def test_noise_alone_is_hardly_ever_taken_for_a_trend():
+    """The statistic is standard normal without a trend: beyond 3 in one direction for 1.35 of 1,000 series (at most 8 of 2,000 in
+    999 of 1,000 cases), however heavy the tails."""
+    generator = torch.Generator().manual_seed(0)
+    series = torch.randn(2000, 30, generator=generator) / torch.rand(2000, 30, generator=generator)
+    beyond = sum(rules.trend(row.tolist())[1] < -rules.SIGNIFICANT for row in series)
+    assert beyond <= 8
+    assert NormalDist().cdf(-rules.SIGNIFICANT) == pytest.approx(0.00135, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("curve", "found"),
+    [
+        (lambda t: 0.3 + 2 * math.exp(-8 * t), False),  # converged
+        (lambda t: 0.3 + 2 * math.exp(-2 * t), True),
+        (lambda t: 2.3 - 0.25 * t, True),  # slow, but as fast at its end as at its start
+        (lambda t: 0.3 + 0.2 * t, False),  # rises
+        (lambda t: 0.02 + 0.02 * (1 - t), False),  # too little to matter
+        (lambda t: math.nan, False),
+    ],
+)
+def test_convergence_of_a_noisy_curve(curve, found):
+    noise = 0.02 * torch.randn(90, generator=torch.Generator().manual_seed(1))
+    values = [curve(place / 89) + float(noise[place]) for place in range(90)]
+    assert bool(rules.convergence(values, values)) is found
+    assert not rules.convergence(values[:6], values[:6])  # too few to say
+
+
+def test_scores_of_held_out_data_are_compared_more_closely():
+    start = Score(0.30, 0.90, 10_000)
+    assert rules.worse_than_start(start, Score(0.33, 0.90, 10_000), held_out=True)
+    assert rules.worse_than_start(start, Score(0.30, 0.88, 10_000), held_out=True)
+    assert not rules.worse_than_start(start, Score(0.30, 0.88, 100), held_out=True)  # within chance
+    assert not rules.worse_than_start(start, Score(0.33, 0.88, 10_000), held_out=False)
+    assert rules.worse_than_start(start, Score(0.33, 0.80, 10_000), held_out=False)
+    assert not rules.worse_than_start(Score(0.3, None, 100), Score(0.2, None, 100), held_out=True)
+
+
+# -- healthy trainings ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("posterior", "epochs"),
+    [
+        (posteriors.MeanField(init_std=0.02), 4),
+        (posteriors.Point(), 4),
+        (posteriors.Ensemble(members=3, init="network"), 4),
+        ({"2": posteriors.FullCovariance(init_std=0.02)}, 4),
+    ],
+)
+@pytest.mark.parametrize("validate", [False, True])
+def test_nothing_is_said_of_a_healthy_training(data, trained, posterior, epochs, validate):
+    options = {"validation": data[1]} if validate else {}
+    bnn, history = train(trained, posterior, data[0], epochs, **options)
+    assert history.findings == [], history.findings
+    assert bayesify.check(bnn, data[1], start=trained, held_out=True, num_data=640) == []
+
+
+def test_nothing_is_said_of_a_healthy_regression():
+    from sklearn.datasets import load_diabetes
+
+    rows = load_diabetes()
+    x = torch.tensor(rows.data / rows.data.std(0), dtype=torch.float32)
+    y = torch.tensor((rows.target - rows.target.mean()) / rows.target.std(), dtype=torch.float32)[:, None]
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(10, 8), nn.Tanh(), nn.Linear(8, 1))
+    bnn = bayesify.bayesianize(net, posteriors.MeanField(init_std=0.1), likelihood=likelihoods.Gaussian(0.5))
+    loader = DataLoader(TensorDataset(x, y), batch_size=221, shuffle=True)
+    history = bayesify.fit(bnn, loader, epochs=200, learning_rate=2e-2, seed=0, progress=False)
+    assert history.findings == [], history.findings
+    assert bayesify.check(bnn, loader, start=net) == []
+
+
+# -- trainings that deserve a finding ------------------------------------------------------------------------------
+
+
+def test_a_training_that_is_cut_short(data):
+    _, history = train(fresh(), posteriors.Point(), data[0], 8, learning_rate=2e-3)
+    assert "not_converged" in history.findings.codes
+    assert re.search(r"NLL still fell by 0\.\d+ nats an example.*; train for more epochs", str(history.findings))
+    assert str(history.findings[0]) in repr(history)
+    _, history = train(fresh(), posteriors.Point(), data[0], 8, learning_rate=2e-3, validation=data[1])
+    assert "not_converged" in history.findings.codes
+
+
+def test_scales_that_never_moved(data, trained):
+    bnn, history = train(trained, posteriors.MeanField(init_std=1e-4), data[0], 4)
+    assert "scales_still" in history.findings.codes
+    assert "init_std" in str(history.findings)
+    assert "no_uncertainty" in bayesify.check(bnn, data[1]).codes
+
+
+def test_a_prior_that_pulls(data, trained):
+    """Both from training batches and from validation data."""
+    for options in ({}, {"validation": data[1]}):
+        options |= {"learning_rate": 3e-3, "prior": priors.Gaussian(0.01)}
+        bnn, history = train(trained, posteriors.MeanField(init_std=0.02), data[0], 10, **options)
+        assert {"kl_dwarfs", "worse_than_start"} <= set(history.findings.codes)
+        assert "not_converged" not in history.findings.codes  # more epochs would make it worse
+    found = bayesify.check(bnn, data[1], start=trained, held_out=True, num_data=640)
+    assert {"kl_dwarfs", "worse_than_start"} <= set(found.codes)
+
+
+def test_a_learning_rate_that_destroys_the_network(data, trained):
+    _, history = train(trained, posteriors.MeanField(init_std=0.02), data[0], 8, learning_rate=1.0)
+    assert {"worse_than_start", "learned_little"} & set(history.findings.codes)
+
+
+def test_members_that_are_behind(data, trained):
+    bnn, history = train(trained, posteriors.Ensemble(members=3), data[0], 3)
+    assert "members_apart" in history.findings.codes
+    assert "2 of 3 members of the ensemble have not converged" in str(history.findings)
+    assert "members_apart" in bayesify.check(bnn, data[1]).codes
+    models = [
+        bayesify.bayesianize(net, posteriors.Point(), likelihood=likelihoods.Categorical(), prior=WIDE)
+        for net in (trained, fresh())
+    ]
+    history = bayesify.fit(ModelStack(models), data[0], epochs=3, seed=0, progress=False)
+    assert "members_apart" in history.findings.codes
+
+
+def test_classes_that_are_guessed(data):
+    bnn, history = train(fresh(), posteriors.MeanField(init_std=0.02), data[0], 3, learning_rate=1e-5)
+    assert "learned_little" in history.findings.codes
+    assert "learned_little" in bayesify.check(bnn, data[0]).codes
+
+
+def test_probabilities_given_as_logits(data, trained):
+    net = nn.Sequential(copy.deepcopy(trained), nn.Softmax(-1))
+    with pytest.warns(UserWarning, match="outputs are probabilities .* remove the softmax"):
+        bnn, history = train(net, posteriors.MeanField(init_std=0.02), data[0], 3)
+    assert "probabilities_as_logits" in history.findings.codes
+    assert "probabilities_as_logits" in bayesify.check(bnn, data[1]).codes
+
+
+def test_a_search_at_its_edge(data, trained):
+    laplace = bayesify.Laplace(trained, likelihoods.Categorical(), subset="last_layer").fit(data[0])
+    assert bayesify.check(laplace, data[1]) == []
+    laplace.tune_prior_precision(data[1], grid=[1e5, 1e6])
+    found = bayesify.check(laplace, data[1])
+    assert "search_at_edge" in found.codes
+    assert "give a wider grid=" in str(found)
+    laplace.tune_prior_precision()
+    assert "search_at_edge" not in bayesify.check(laplace, data[1]).codes
+
+
+# -- one's own loop ------------------------------------------------------------------------------------------------
+
+
+def test_check_takes_the_losses_of_ones_own_loop(data, trained):
+    bnn = bayesify.bayesianize(trained, posteriors.MeanField(init_std=0.02), likelihood=likelihoods.Categorical())
+    falling = [2.0 * math.exp(-step / 500) + 0.01 * math.sin(step) for step in range(600)]
+    assert bayesify.check(bnn, data[1], losses=falling).codes == ["not_converged"]
+    settled = [2.0 * math.exp(-step / 50) + 0.01 * math.sin(step) for step in range(600)]
+    found = bayesify.check(bnn, data[1], losses=settled)
+    assert found == []
+    assert str(found) == "nothing to report"
+
+
+def test_check_changes_nothing(data, trained):
+    bnn = bayesify.bayesianize(trained, posteriors.MeanField(), likelihood=likelihoods.Categorical()).train()
+    unshuffled = list(data[1])
+    before, state = copy.deepcopy(bnn), torch.get_rng_state()
+    bayesify.check(bnn, unshuffled, start=trained)
+    assert same(bnn, before)
+    assert bnn.training
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_check_says_what_it_cannot_do(data, trained):
+    bnn = bayesify.bayesianize(trained, posteriors.MeanField(), likelihood=likelihoods.Categorical())
+    with pytest.raises(ValueError, match="check: the loader yields no examples"):
+        bayesify.check(bnn, [])
+    with pytest.raises(TypeError, match="check: ModelStack does not predict"):
+        bayesify.check(ModelStack([bnn]), data[1])
+
+
+# -- without a trace -----------------------------------------------------------------------------------------------
+
+
+def test_watching_changes_no_bit(data, trained, monkeypatch):
+    """Neither the run nor the generators of loaders see that somebody looks."""
+    results = []
+    for quiet in (False, True):
+        generator = torch.Generator().manual_seed(5)
+        shuffled = DataLoader(data[0].dataset, batch_size=64, shuffle=True, generator=generator)
+        validation = DataLoader(data[1].dataset, batch_size=64, shuffle=True, generator=generator)
+        if quiet:
+            monkeypatch.setattr("bayesify.training.watch.FEWEST_STEPS", 10**9)
+        net = nn.Sequential(copy.deepcopy(trained[0]), nn.Dropout(0.2), *copy.deepcopy(trained[1:]))
+        bnn, history = train(net, posteriors.MeanField(), shuffled, 3, validation=validation)
+        results.append((bnn, [{**row, "seconds": 0} for row in history]))
+    assert same(results[0][0], results[1][0])
+    assert results[0][1] == results[1][1]
+
+
+def test_a_continued_run_tells_the_same(data, trained, tmp_path):
+    options = {"posterior": posteriors.MeanField(init_std=1e-4), "loader": data[0], "prior": priors.Gaussian(0.01)}
+    _, whole = train(trained, epochs=6, **options)
+    path = tmp_path / "run.safetensors"
+    train(trained, epochs=3, checkpoint=path, **options)
+    _, continued = train(trained, epochs=6, checkpoint=path, **options)
+    assert whole.findings.codes
+    assert continued.findings == whole.findings
+
+
+def test_a_look_that_fails_does_not_end_the_training(data, trained, monkeypatch):
+    def fail(*args, **kwargs):
+        raise RuntimeError("no look")
+
+    for name in ("relative_spread", "start_network", "member_nll"):
+        monkeypatch.setattr(f"bayesify.training.watch.{name}", fail)
+    _, history = train(trained, posteriors.MeanField(), data[0], 3)
+    assert len(history) == 3
+
+
+# -- on screen -----------------------------------------------------------------------------------------------------
+
+
+def test_findings_and_lines_without_a_terminal(data, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
+    train(fresh(), posteriors.Point(), data[0], 4, progress=False)
+    assert capsys.readouterr().err == ""
+    train(fresh(), posteriors.Point(), data[0], 8, learning_rate=2e-3, progress=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if not line.startswith("fit: ")] == []  # a short training
+    assert any(line.startswith("fit: not converged") for line in lines)
+    monkeypatch.setattr("bayesify.training.progress.FIRST_LINE", 1e-9)
+    train(fresh(), posteriors.Point(), data[0], 4, progress=True)
+    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("fit: ")]
+    assert lines
+    assert all(re.fullmatch(r"epoch \d/4  NLL \d+\.\d+  KL -?\d+\.\d nats  batch \d+/10", line) for line in lines)
+
+
+def test_lines_become_rare(monkeypatch, capsys):
+    from bayesify.training.progress import ProgressBar
+
+    now = [0.0]
+    monkeypatch.setattr("bayesify.training.progress.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
+    with ProgressBar(True, 1, None) as bar:
+        for second in range(600):
+            now[0] = float(second)
+            bar.step(1, second, lambda: (1.0, 2.0))
+    assert len(capsys.readouterr().err.splitlines()) == 3 + 8  # after 10, 30 and 70 seconds, then one a minute
