@@ -6,6 +6,7 @@ import json
 import os
 import re
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -289,8 +290,19 @@ def test_unknown_names_and_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "did you mean 'concrete'?" in run("concreet", code=2).stderr
     assert "there is no such file" in run("nothing.csv", "--target", "y", code=2).stderr
-    with pytest.raises(InputError, match="--task guess"):
+    with pytest.raises(ValueError, match="task='guess'; give 'regression' or 'classification'"):
         Question("x.csv", task="guess")
+
+
+def test_a_missing_file_is_told_before_anything_large_is_loaded(tmp_path):
+    program = (
+        "import sys\nfrom bayesify.cli import main\ntry:\n    main()\nexcept SystemExit as end:\n    code = end.code\n"
+        "loaded = [name for name in ('torch', 'pandas', 'sklearn', 'scipy') if name in sys.modules]\nprint(code, loaded)"
+    )
+    command = [sys.executable, "-c", program, "compare", "nothing.csv", "--target", "y"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.stderr == "bayesify compare: nothing.csv: there is no such file\n"
+    assert done.stdout == "2 []\n"
 
 
 def test_rows_in_messages_are_those_of_the_file(tmp_path):

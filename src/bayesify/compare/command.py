@@ -91,6 +91,14 @@ def compare(
     reports what is there, and --resume continues.
     """
     errors = Console(stderr=True)
+    from bayesify.tables.errors import InputError
+    from bayesify.tables.files import Reading, check_there
+
+    try:
+        check_there(data)  # before anything large is loaded
+    except InputError as error:
+        say(errors, f"bayesify compare: {error}", soft_wrap=True)
+        raise typer.Exit(2) from error
     absent = [module for module in NEEDED if find_spec(module) is None]
     if absent:
         say(errors, f"bayesify compare needs {', '.join(absent)}; pip install 'bayesify[all]'")
@@ -99,8 +107,6 @@ def compare(
     from bayesify.compare.comparison import compare as run
     from bayesify.compare.folder import REPORT
     from bayesify.compare.record import as_json as to_json
-    from bayesify.tables.errors import InputError
-    from bayesify.tables.files import Reading
 
     folder = out
     try:

@@ -94,8 +94,6 @@ class Question:
     reading: Reading = field(default_factory=Reading)
 
     def __post_init__(self) -> None:
-        if self.task not in (None, "regression", "classification"):
-            raise InputError(f"--task {self.task}: give regression or classification")
         if self.splits is not None and self.splits < 1:
             raise InputError(f"--splits {self.splits}: give at least 1")
         if self.max_rows is not None and self.max_rows < 1:

@@ -15,7 +15,7 @@ from bayesify.compare.splits import LEAST_ROWS, Parts, make_parts
 from bayesify.registry import suggest
 from bayesify.tables.columns import Features, read_features, times_of
 from bayesify.tables.errors import InputError
-from bayesify.tables.files import STDIN, Reading, read_table
+from bayesify.tables.files import STDIN, Reading, is_path, read_table
 from bayesify.tables.targets import Task, find_column, read_target
 from bayesify.training.random_streams import derive_seed
 
@@ -188,7 +188,7 @@ def read_problem(
     reading = reading or Reading()
     standard: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
     notes: list[str] = []
-    if data == STDIN or path.exists() or path.suffix or len(path.parts) > 1:
+    if is_path(data):
         frame, notes = read_table(path, reading)
         name, where = ("table", "standard input") if data == STDIN else (path.stem, path.name)
         if len(frame) < LEAST_ROWS:

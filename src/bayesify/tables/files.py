@@ -126,6 +126,24 @@ def read_table(path: Path, reading: Reading | None = None) -> tuple[DataFrame, l
     return frame, notes
 
 
+def is_path(data: str) -> bool:
+    """Whether a text means a file, or standard input, and not a data set by name."""
+    path = Path(data)
+    return data == STDIN or path.exists() or bool(path.suffix) or len(path.parts) > 1
+
+
+def check_there(data: str) -> None:
+    """Refuse a file that is not there, or an address, without reading anything.
+
+    Raises:
+        InputError: With what to do.
+    """
+    if re.match(r"^(https?|ftp|s3):/", data):
+        raise InputError(f"{data}: is an address; download the table, and give its file (curl -O ... does it)")
+    if is_path(data) and data != STDIN and not Path(data).exists():
+        raise InputError(f"{data}: there is no such file")
+
+
 def read_bytes(path: Path) -> tuple[str, bytes]:
     """What a file is called in messages, and its bytes.
 
@@ -134,10 +152,7 @@ def read_bytes(path: Path) -> tuple[str, bytes]:
     """
     if str(path) == STDIN:
         return "standard input", sys.stdin.buffer.read()
-    if re.match(r"^(https?|ftp|s3):/", str(path)):
-        raise InputError(f"{path}: is an address; download the table, and give its file (curl -O ... does it)")
-    if not path.exists():
-        raise InputError(f"{path}: there is no such file")
+    check_there(str(path))
     if path.is_dir():
         raise InputError(f"{path}: is a folder; give a file with a table")
     try:
