@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,6 +31,21 @@ WITNESSES = 6
 """Examples of the first batch of several on which rules are compared with automatic differentiation."""
 
 
+@dataclass(frozen=True)
+class Cost:
+    """What the derivatives of one example take.
+
+    Args:
+        activations: Bytes that a pass makes.
+        per_vector: Bytes that one vector takes on its way back to the weights.
+        outputs: Numbers that the network puts out.
+    """
+
+    activations: float
+    per_vector: float
+    outputs: int
+
+
 class Jacobians:
     r"""Derivatives $J_b = \partial f(x_b) / \partial w$ of a network by chosen weights, without those by the others.
 
@@ -55,7 +71,7 @@ class Jacobians:
         self.output = output
         self.check_deterministic()
         self._certified: dict[bool, Uses] = {}
-        self._costs: dict[Any, tuple[float, int]] = {}
+        self._costs: dict[Any, Cost] = {}
         self._candidates: Uses = {}
         rules: dict[nn.Module, Rule | None] = {}
         for name in names:
@@ -107,14 +123,18 @@ class Jacobians:
             # A layer that saw only some of these examples: which ones, its rule cannot know.
             uses = {name: own for name, own in uses.items() if all(use.rule not in partial for use in own)}
 
-    def cost(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[float, int]:
-        """Bytes of activations per example, and outputs of an example; measured once for inputs of a shape."""
+    def cost(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Cost:
+        """What an example takes; measured once for inputs of a shape."""
         leaves = pytree.tree_leaves((args, dict(kwargs)))
         key = tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves if isinstance(leaf, Tensor))
         if key not in self._costs:
             with explain_shape_errors(args, kwargs):
                 activations, output = count_activation_bytes(self.runner, args, kwargs)
-            self._costs[key] = activations, select_output(output, self.output)[:1].numel()
+            outputs = select_output(output, self.output)[:1]
+            few_args, few_kwargs = next(split_rows(args, kwargs, 2))
+            direct = self.at(few_args, few_kwargs).direct
+            per_vector = 4.0 * outputs.numel() * outputs.element_size() if direct else activations
+            self._costs[key] = Cost(activations, per_vector, outputs.numel())
         return self._costs[key]
 
     def _call(
@@ -244,6 +264,11 @@ class Linearization:
     def general(self) -> tuple[str, ...]:
         """Weights that are differentiated example by example, for want of a rule."""
         return tuple(name for name in self._jacobians.names if name not in self._uses)
+
+    @property
+    def direct(self) -> bool:
+        """Whether vectors reach all chosen weights without a pass backwards: those of the layer that the network ends with."""
+        return self._passed.direct and not self.general
 
     def uses(self, name: str) -> Sequence[Use]:
         """The rules that give a weight's derivatives, one per name of it; none if it has to be done in general."""

@@ -41,11 +41,13 @@ class Application:
         rule: The layer's.
         kept: What the rule keeps of the inputs.
         output: The layer's output, in the graph.
+        node: Of the graph, where the network goes on from it.
     """
 
     rule: Rule
     kept: Tensor
     output: Tensor
+    node: Any = None
 
 
 class Trace:
@@ -71,6 +73,12 @@ class Trace:
         rows = self.outputs.shape[0]
         return {one.rule for one in self._applications if one.kept.shape[0] != rows or one.output.shape[0] != rows}
 
+    @property
+    def direct(self) -> bool:
+        """Whether one layer is traced and its outputs are the network's, so that nothing has to be pulled back to it."""
+        nodes = [application.node for application in self._applications]
+        return len(nodes) == 1 and nodes[0] is not None and nodes[0] is self.outputs.grad_fn
+
     def pull(self, vectors: Tensor) -> Pulled:
         """Gradients of `sum(vectors[k, b] * outputs[b])` at the layers' outputs, for each k and b.
 
@@ -80,6 +88,8 @@ class Trace:
         taps = [application.output for application in self._applications]
         if not taps or not self.outputs.requires_grad:
             return Pulled([])
+        if self.direct:
+            return Pulled([(self._applications[0], vectors.to(self.outputs.dtype))])
         with self._pulling.now():
             grads = self._backward(taps, vectors.to(self.outputs.dtype))
         found = [
@@ -213,8 +223,9 @@ def trace(
                 return output
             raise
         tap = output if output.requires_grad else output.detach().requires_grad_()
-        applications.append(Application(rule, kept, tap))
-        return tap.clone()  # an operation in place on the layer's output must not reach what is remembered
+        passed_on = tap.clone()  # an operation in place on the layer's output must not reach what is remembered
+        applications.append(Application(rule, kept, tap, passed_on.grad_fn))
+        return passed_on
 
     with ExitStack() as stack, torch.inference_mode(False), torch.enable_grad():
         own = stack.enter_context(runner.alone())

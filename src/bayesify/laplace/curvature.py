@@ -44,6 +44,8 @@ class Pieces:
         reader: Converts what the loader yields, where that is needed.
         num_examples: Number of examples after which to stop.
         progress: Called with the number of examples after each piece.
+        vectors: Per example, where it is not one per output.
+        one_by_one: Whether vectors are pulled back one after the other.
     """
 
     loader: Iterable[Any]
@@ -53,6 +55,8 @@ class Pieces:
     reader: BatchReader | None = None
     num_examples: int | None = None
     progress: Callable[[int], None] | None = None
+    vectors: int | None = None
+    one_by_one: bool = False
 
     def __iter__(self) -> Iterator[tuple[Linearization, Batch]]:
         check_repeatable(self.loader)
@@ -68,7 +72,9 @@ class Pieces:
             if batch.weights is not None and bool((batch.weights < 0).any()):
                 raise ValueError("Laplace: an example weight is negative; give weights of at least 0")
             if rows is None:
-                rows = rows_at_once(self.jacobians, args, kwargs, self.memory, self.per_row)
+                rows = rows_at_once(
+                    self.jacobians, args, kwargs, self.memory, self.per_row, self.vectors, one_by_one=self.one_by_one
+                )
             for start in range(0, len(batch), rows):
                 piece = batch.rows(slice(start, start + rows))
                 args, kwargs = as_inputs(piece.x)
@@ -83,31 +89,65 @@ class Pieces:
 
 
 def rows_at_once(
-    jacobians: Jacobians, args: tuple[Any, ...], kwargs: Mapping[str, Any], memory: int, per_row: int
+    jacobians: Jacobians,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    memory: int,
+    per_row: int,
+    vectors: int | None = None,
+    *,
+    one_by_one: bool = False,
 ) -> int:
-    """Examples whose activations, gradients at the layers and Jacobian entries fit into a budget of bytes."""
-    activations, vectors = jacobians.cost(args, kwargs)
-    return max(1, int(memory // (activations * (2 + vectors) + 8 * vectors * per_row)))
+    """Examples whose activations, vectors, gradients at the layers and Jacobian entries fit into a budget of bytes."""
+    cost = jacobians.cost(args, kwargs)
+    count = min(vectors or cost.outputs, cost.outputs)
+    pulled = (1 if one_by_one else count) * (cost.per_vector + 8 * per_row)
+    return max(1, int(memory // (2 * cost.activations + 4 * count * cost.outputs + pulled)))
 
 
-def output_vectors(likelihood: Likelihood, outputs: Tensor, batch: Batch, curvature: Curvature) -> Tensor:
-    r"""Vectors $r_{kn}$ whose products $\sum_k r_{kn} r_{kn}^\top$ are the curvature $H_n$ of the loss by the outputs: [K, B, ...].
+@dataclass
+class OutputCurvature:
+    """The curvature $H_n$ of the loss by an example's outputs, as vectors whose products add up to it.
 
-    `"ggn"`: the Fisher matrix, which is the Hessian for Gaussian, categorical and Bernoulli likelihoods. `"empirical"`: the
-    gradient at the observed target, K = 1.
+    Args:
+        likelihood: p(y | outputs).
+        kind: `"ggn"`: the Fisher matrix, which is the Hessian for Gaussian, categorical and Bernoulli likelihoods.
+            `"empirical"`: the gradient at the observed target.
+        num_samples: Random vectors per example whose products are the Fisher matrix in expectation, in place of one per output.
+        seed: Of these.
     """
-    outputs = outputs.detach()
-    if curvature == "ggn":
-        vectors = likelihood.fisher_factor(outputs, batch.y)
-    else:
-        with torch.enable_grad():
-            leaf = outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs.clone()
-            leaf.requires_grad_()
-            log_prob = likelihood.log_prob(leaf, batch.y, has_draws=False).sum()
-            vectors = torch.autograd.grad(log_prob, leaf)[0].unsqueeze(0)
-    if batch.weights is not None:
-        vectors = vectors * batch.weights.sqrt().reshape(1, -1, *[1] * (vectors.ndim - 2)).to(vectors)
-    return vectors.detach()
+
+    likelihood: Likelihood
+    kind: Curvature = "ggn"
+    num_samples: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self._generator: torch.Generator | None = None
+
+    @property
+    def count(self) -> int | None:
+        """Vectors per example, where it is not one per output."""
+        return self.num_samples if self.kind == "ggn" else 1
+
+    def vectors(self, outputs: Tensor, batch: Batch) -> Tensor:
+        r"""$r_{kn}$ with $\sum_k r_{kn} r_{kn}^\top = H_n$: [K, B, ...]."""
+        outputs = outputs.detach()
+        if self.kind == "empirical":
+            with torch.enable_grad():
+                leaf = outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs.clone()
+                leaf.requires_grad_()
+                log_prob = self.likelihood.log_prob(leaf, batch.y, has_draws=False).sum()
+                vectors = torch.autograd.grad(log_prob, leaf)[0].unsqueeze(0)
+        elif self.num_samples is None:
+            vectors = self.likelihood.fisher_factor(outputs, batch.y)
+        else:
+            if self._generator is None or self._generator.device != outputs.device:
+                self._generator = torch.Generator(outputs.device).manual_seed(self.seed)
+            vectors = self.likelihood.fisher_samples(outputs, self.num_samples, batch.y, generator=self._generator)
+        if batch.weights is not None:
+            vectors = vectors * batch.weights.sqrt().reshape(1, -1, *[1] * (vectors.ndim - 2)).to(vectors)
+        return vectors.detach()
 
 
 @dataclass
@@ -154,15 +194,13 @@ def sum_over_processes(tensor: Tensor) -> Tensor:
     return moved.to(tensor.device)
 
 
-def full_curvature(
-    pieces: Pieces, subset: Subset, likelihood: Likelihood, curvature: Curvature
-) -> tuple[Tensor, DataTerm]:
+def full_curvature(pieces: Pieces, subset: Subset, loss: OutputCurvature) -> tuple[Tensor, DataTerm]:
     r"""$\sum_n J_n^\top H_n J_n$ over the chosen weights: [S, S] (Daxberger et al. 2021, equation 6)."""
     total: Tensor | None = None
     term = DataTerm()
     for point, batch in pieces:
-        term.add(likelihood, point.outputs, batch)
-        gradients = point.pull(output_vectors(likelihood, point.outputs, batch, curvature))
+        term.add(loss.likelihood, point.outputs, batch)
+        gradients = point.pull(loss.vectors(point.outputs, batch))
         rows = subset.rows(gradients).detach().flatten(0, 1)  # [K B, S]
         if total is None:
             total = rows.new_zeros(subset.size, subset.size)
@@ -172,15 +210,13 @@ def full_curvature(
     return sum_over_processes(total), term
 
 
-def diagonal_curvature(
-    pieces: Pieces, subset: Subset, likelihood: Likelihood, curvature: Curvature
-) -> tuple[dict[str, Tensor], DataTerm]:
+def diagonal_curvature(pieces: Pieces, subset: Subset, loss: OutputCurvature) -> tuple[dict[str, Tensor], DataTerm]:
     """The diagonal of `full_curvature` by weight: [n] each."""
     totals: dict[str, Tensor] = {}
     term = DataTerm()
     for point, batch in pieces:
-        term.add(likelihood, point.outputs, batch)
-        for vector in output_vectors(likelihood, point.outputs, batch, curvature):
+        term.add(loss.likelihood, point.outputs, batch)
+        for vector in loss.vectors(point.outputs, batch):
             gradients = point.pull(vector.unsqueeze(0))
             for name in subset.names:
                 squares = _sum_of_squares(gradients, subset, name, pieces.memory)
@@ -219,7 +255,7 @@ class KroneckerBlock:
 
 
 def kronecker_curvature(
-    pieces: Pieces, subset: Subset, likelihood: Likelihood, curvature: Curvature
+    pieces: Pieces, subset: Subset, loss: OutputCurvature
 ) -> tuple[list[KroneckerBlock], dict[str, Tensor], DataTerm]:
     r"""Kronecker-factored curvature of linear maps and convolutions, and the diagonal of everything else.
 
@@ -240,8 +276,8 @@ def kronecker_curvature(
     totals: dict[str, Tensor] = {}
     term = DataTerm()
     for point, batch in pieces:
-        term.add(likelihood, point.outputs, batch)
-        gradients = point.pull(output_vectors(likelihood, point.outputs, batch, curvature))
+        term.add(loss.likelihood, point.outputs, batch)
+        gradients = point.pull(loss.vectors(point.outputs, batch))
         for name in subset.names:
             if name not in covered:
                 squares = _sum_of_squares(gradients, subset, name, pieces.memory)
@@ -275,7 +311,7 @@ def kronecker_curvature(
     diagonals = {name: sum_over_processes(total) for name, total in totals.items()}
     if rest:
         partial = Subset(subset.weights, dict.fromkeys(rest))
-        diagonals |= diagonal_curvature(pieces, partial, likelihood, curvature)[0]
+        diagonals |= diagonal_curvature(pieces, partial, loss)[0]
     return found, {name: diagonals[name] for name in subset.names if name in diagonals}, term
 
 

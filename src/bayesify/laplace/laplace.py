@@ -36,6 +36,7 @@ from bayesify.running.runner import Runner
 from bayesify.storage.serializers import register_predictor
 from bayesify.subnetwork.selectors import Candidates, as_selector
 from bayesify.training.batches import BatchReader, parse_batch
+from bayesify.training.random_streams import check_seed
 from bayesify.weights.catalog import catalog, padding_entries
 from bayesify.weights.module_state import fingerprint
 
@@ -59,6 +60,10 @@ class Laplace(Drawable):
         link: What stands for expected class probabilities: `"mc"`, `"probit"`, `"bridge"`; see `GaussianClassPredictive`.
         temperature: A factor on the covariance in draws and predictions, $q \propto p(w, \mathcal{D})^{1 / T}$.
         curvature: `"ggn"`, or `"empirical"` for the empirical Fisher matrix.
+        num_samples: Random vectors per example that stand for the matrix $H_n$ of its outputs, unbiased
+            (`Likelihood.fisher_samples`), for networks with hundreds of outputs; by default the matrix is exact, at a pass
+            backwards for each output. A diagonal entry over N examples is off by about $\sqrt{2 / (N K)}$ with K samples.
+        seed: Of these.
         marginal: Whether the subset's covariance is the part $[(H + \lambda I)^{-1}]_{SS}$ of the covariance over all weights
             (equation 11) instead of the inverse of the part; needs a network small enough for the whole matrix.
         memory: Budget for curvature, factors and Jacobians, such as `"1GiB"`, or bytes.
@@ -94,6 +99,8 @@ class Laplace(Drawable):
         link: Link = "mc",
         temperature: Positive = 1.0,
         curvature: curvatures.Curvature = "ggn",
+        num_samples: Count | None = None,
+        seed: int = 0,
         marginal: bool = False,
         memory: Memory | str = "1GiB",
         output: str | int | None = None,
@@ -122,7 +129,12 @@ class Laplace(Drawable):
         self.dtype = torch.float64 if reference.dtype == torch.float64 else torch.float32
         self.likelihood.to(self.dtype)
         self.selector = as_selector(subset)
+        if num_samples is not None and curvature == "empirical":
+            raise ValueError(
+                "Laplace: num_samples with curvature='empirical', which has one vector already; leave it out"
+            )
         self.covariance, self.curvature, self.marginal = covariance, curvature, marginal
+        self.num_samples, self.seed = num_samples, check_seed(seed, "Laplace")
         self.memory = parse_bytes(memory)
         self.output = output
         self.link, self.temperature = link, temperature
@@ -197,37 +209,43 @@ class Laplace(Drawable):
     def _pieces(
         self, loader: Iterable[Any], names: Iterable[str], per_row: int, read_batch: BatchReader | None, **more: Any
     ) -> curvatures.Pieces:
-        return curvatures.Pieces(loader, self._jacobians(names), self.memory, per_row, read_batch, **more)
+        vectors = self._loss().count
+        return curvatures.Pieces(
+            loader, self._jacobians(names), self.memory, per_row, read_batch, vectors=vectors, **more
+        )
+
+    def _loss(self) -> curvatures.OutputCurvature:
+        return curvatures.OutputCurvature(self.likelihood, self.curvature, self.num_samples, self.seed)
 
     def _diagonal(
         self, loader: Iterable[Any], read_batch: BatchReader | None, num_examples: int | None, progress: bool
     ) -> dict[str, Tensor]:
         everything = Subset(self.weights, dict.fromkeys(self.weights))
-        pieces = self._pieces(loader, self.weights, 0, read_batch, num_examples=num_examples)
+        pieces = self._pieces(loader, self.weights, 0, read_batch, num_examples=num_examples, one_by_one=True)
         with showing(pieces, loader, "diagonal", progress):
-            diagonal, _ = curvatures.diagonal_curvature(pieces, everything, self.likelihood, self.curvature)
+            diagonal, _ = curvatures.diagonal_curvature(pieces, everything, self._loss())
         return diagonal
 
     def _fit_covariance(
         self, subset: Subset, loader: Iterable[Any], read_batch: BatchReader | None, progress: bool
     ) -> WeightCovariance:
-        likelihood, kind = self.likelihood, self.curvature
+        loss = self._loss()
         if self.covariance == "full":
             over = Subset.trained(self.network, self.weights) if self.marginal else subset
             pieces = self._pieces(loader, over.names, over.size, read_batch)
             with showing(pieces, loader, "curvature", progress):
-                total, self.data = curvatures.full_curvature(pieces, over, likelihood, kind)
+                total, self.data = curvatures.full_curvature(pieces, over, loss)
             whole = FullCovariance(over, total, self.prior(over))
             return MarginalCovariance(subset, whole) if self.marginal else whole
         if self.covariance == "diagonal":
-            pieces = self._pieces(loader, subset.names, 0, read_batch)
+            pieces = self._pieces(loader, subset.names, 0, read_batch, one_by_one=True)
             with showing(pieces, loader, "curvature", progress):
-                diagonal, self.data = curvatures.diagonal_curvature(pieces, subset, likelihood, kind)
+                diagonal, self.data = curvatures.diagonal_curvature(pieces, subset, loss)
             return DiagonalCovariance(subset, torch.cat([diagonal[name] for name in subset.names]), self.prior(subset))
         check_whole(subset, Subset.trained(self.network, self.weights))
         pieces = self._pieces(loader, subset.names, 0, read_batch)
         with showing(pieces, loader, "curvature", progress):
-            blocks, rest, self.data = curvatures.kronecker_curvature(pieces, subset, likelihood, kind)
+            blocks, rest, self.data = curvatures.kronecker_curvature(pieces, subset, loss)
         return KroneckerCovariance(subset, blocks, rest, self.prior(subset))
 
     def prior(self, subset: Subset) -> Tensor:

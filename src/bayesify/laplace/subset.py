@@ -29,19 +29,22 @@ class Subset:
         """From indices into all weights laid end to end, in any order, without repeats."""
         index = index.sort().values
         entries: dict[str, Tensor | None] = {}
-        start = 0
-        for name, weight in weights.items():
-            inside = index[(index >= start) & (index < start + weight.numel)] - start
+        ends = torch.tensor([weight.numel for weight in weights.values()]).cumsum(0)
+        parts = index.tensor_split(torch.searchsorted(index, ends)[:-1].tolist())
+        for (name, weight), end, inside in zip(weights.items(), ends.tolist(), parts, strict=True):
             if len(inside):
-                entries[name] = None if len(inside) == weight.numel else inside
-            start += weight.numel
+                entries[name] = None if len(inside) == weight.numel else inside - (end - weight.numel)
         return cls(weights, entries)
 
     @classmethod
     def trained(cls, network: nn.Module, weights: Mapping[str, Weight]) -> Subset:
         """All entries but the rows of embeddings that stand for padding, which torch does not train."""
-        index = torch.arange(sum(weight.numel for weight in weights.values()))
-        return cls.of_flat(weights, index[~torch.isin(index, padding_entries(network, weights))])
+        padding = padding_entries(network, weights)
+        if not len(padding):
+            return cls(weights, dict.fromkeys(weights))
+        chosen = torch.ones(sum(weight.numel for weight in weights.values()), dtype=torch.bool)
+        chosen[padding] = False
+        return cls.of_flat(weights, chosen.nonzero()[:, 0])
 
     @property
     def names(self) -> tuple[str, ...]:

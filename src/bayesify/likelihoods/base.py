@@ -150,6 +150,20 @@ class Likelihood(nn.Module):
             self._factor(as_float(outputs) if outputs.ndim > 1 else as_float(outputs).unsqueeze(-1))
         ).reshape(-1, *outputs.shape)
 
+    def fisher_samples(
+        self, outputs: Tensor, count: int, y: Tensor | None = None, *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        r"""A few random vectors with $\mathbb{E} \sum_k r_k r_k^\top$ the Fisher matrix of an example's outputs: [K, B, ...].
+
+        Sums of the vectors of `fisher_factor` with random signs, over $\sqrt K$; those vectors themselves where they are
+        no more than `count`.
+        """
+        factor = self.fisher_factor(outputs, y)
+        if len(factor) <= count:
+            return factor
+        signs = random_signs((count, *factor.shape[:2]), factor, generator)
+        return torch.einsum("kfb,fb...->kb...", signs, factor) / math.sqrt(count)
+
     def _factor(self, outputs: Tensor) -> Tensor:
         """Rows whose products add up to `fisher`, [..., K, O]; here for a diagonal one."""
         return self.fisher(outputs).sqrt()
@@ -281,3 +295,8 @@ def spread_factor(factor: Tensor) -> Tensor:
 def as_float(outputs: Tensor) -> Tensor:
     """Outputs in at least float32: half precision loses the small differences that log-densities live on."""
     return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
+
+
+def random_signs(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """-1 and 1 with equal probability."""
+    return torch.randint(2, shape, generator=generator, device=like.device).to(like).mul_(2).sub_(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bayesify.arguments.checks import Axis, Index, checked
-from bayesify.likelihoods.base import Likelihood, as_float, spread_factor
+from bayesify.likelihoods.base import Likelihood, as_float, random_signs, spread_factor
 from bayesify.predictive.base import Outputs
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.gaussian import GaussianClassPredictive, Link, OutputGaussian
@@ -120,6 +121,35 @@ class Categorical(Likelihood):
             labels, _ = self._fit_targets(outputs, y, False)
             factor = factor * (labels != self._ignore_index)[..., None, None]
         found = spread_factor(factor)  # [K, B, ..., C]
+        return found.movedim(-1, self._class_axis if self._class_axis < 0 else self._class_axis + 1)
+
+    def fisher_samples(
+        self, outputs: Tensor, count: int, y: Tensor | None = None, *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        r"""Vectors $\sqrt{w_c}\,(e_c - p)$; $\mathbb{E} \sum_c w_c (e_c - p)(e_c - p)^\top = \operatorname{diag}(p) - p p^\top$.
+
+        Half of the classes c are the likeliest, with weight $p_c$; the others are drawn from the rest of the probability, which
+        they share. With all the mass in half of `count` classes nothing is random.
+        """
+        probs = self._classes_last(as_float(outputs).unsqueeze(0))[0].softmax(-1)  # [B, ..., C]
+        if probs.flatten(1).shape[1] - math.prod(probs.shape[1:-1]) <= count:
+            return self.fisher_factor(outputs, y)
+        largest = min(count // 2, probs.shape[-1])
+        exact, likely = probs.topk(largest, dim=-1)
+        rest = probs.scatter(-1, likely, 0.0)
+        drawn = torch.multinomial(
+            rest.flatten(0, -2).clamp_min(1e-30), count - largest, replacement=True, generator=generator
+        ).reshape(*rest.shape[:-1], -1)
+        shared = (rest.sum(-1, keepdim=True) / (count - largest)).expand(drawn.shape)
+        weight = torch.cat([exact, shared], dim=-1).sqrt()  # [B, ..., K]
+        if probs.ndim > 2:  # the signs keep positions apart: their products have expectation 0
+            weight = weight * random_signs(weight.shape, weight, generator)
+        if y is not None:
+            labels, _ = self._fit_targets(outputs, y, False)
+            weight = weight * (labels != self._ignore_index).unsqueeze(-1)
+        classes = torch.cat([likely, drawn], dim=-1).unsqueeze(-1)  # [B, ..., K, 1]
+        found = -weight.unsqueeze(-1) * probs.unsqueeze(-2)
+        found = found.scatter_add(-1, classes, weight.unsqueeze(-1)).movedim(-2, 0)  # [K, B, ..., C]
         return found.movedim(-1, self._class_axis if self._class_axis < 0 else self._class_axis + 1)
 
     def _factor(self, outputs: Tensor) -> Tensor:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from bayesify.maths.normal_numbers import normal_numbers
 from bayesify.maths.signatures import known_signature
-
-BLOCK = 2**17
-"""Numbers that one stream makes: a millisecond of work, so that making the stream costs little beside it."""
 
 
 class NoiseSource:
@@ -35,18 +30,18 @@ class NoiseSource:
     def normal(self, count: int, like: Tensor) -> Tensor:
         """Standard normal numbers of a tensor's type on its device, [count].
 
-        On the CPU, where torch makes them on one core (5e7 a second on the machine of `benchmarks/results`), they come from
-        numpy's ziggurat (1.3e8) in blocks of their own streams, shared out over the cores; the torch generator gives
-        the seed, so the same generator gives the same numbers whatever the number of cores. Elsewhere they are torch's own.
+        On the CPU, where torch makes them on one core, they come from `normal_numbers`, shared out over the cores; the torch
+        generator gives the seed, so the same generator gives the same numbers whatever the number of cores. Elsewhere they
+        are torch's own.
         """
         where = self._where(like.device)
         fast = where.type == "cpu" and like.dtype in (torch.float32, torch.float64) and count >= 2**10
         if not fast or torch.compiler.is_compiling():
             return torch.randn(count, dtype=like.dtype, device=where, generator=self.generator).to(like.device)
         seed = int(torch.randint(2**63 - 1, (), generator=self.generator))
-        return torch.from_numpy(_fill(count, np.float32 if like.dtype == torch.float32 else np.float64, seed)).to(
-            like.device
-        )
+        return torch.from_numpy(
+            normal_numbers(count, np.float32 if like.dtype == torch.float32 else np.float64, seed)
+        ).to(like.device)
 
     def uniform(self, count: int, device: torch.device) -> Tensor:
         """Numbers from [0, 1), [count]."""
@@ -138,26 +133,3 @@ def standard_normal(count: int, like: Tensor, generator: Randomness = None) -> T
 def source_of(generator: Randomness) -> NoiseSource:
     """The source that a caller gave, or one that draws from the generator."""
     return generator if isinstance(generator, NoiseSource) else NoiseSource(generator)
-
-
-def _fill(count: int, kind: Any, seed: int) -> Any:
-    numbers: Any = np.empty(count, dtype=kind)
-
-    def fill(block: int) -> None:
-        stream = np.random.Generator(np.random.SFC64(np.random.SeedSequence((seed, block))))
-        stream.standard_normal(out=numbers[block * BLOCK : (block + 1) * BLOCK], dtype=numbers.dtype)
-
-    blocks = range(-(-count // BLOCK))
-    workers = min(torch.get_num_threads(), len(blocks))
-    if workers > 1:
-        list(_pool(workers, os.getpid()).map(fill, blocks))
-    else:
-        for block in blocks:
-            fill(block)
-    return numbers
-
-
-@lru_cache(maxsize=4)
-def _pool(workers: int, process: int) -> ThreadPoolExecutor:
-    """Threads that fill blocks; a forked process gets its own, since threads do not survive a fork."""
-    return ThreadPoolExecutor(workers, thread_name_prefix="bayesify-noise")

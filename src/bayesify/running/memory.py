@@ -156,6 +156,12 @@ def count_activation_bytes(
 class _CountBytes(TorchDispatchMode):
     """Adds up the bytes of the tensors that operations return."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return (
+            False  # nothing here is compiled, and torch would import its compiler, for seconds, in the first operation
+        )
+
     def __init__(self) -> None:
         super().__init__()
         self.bytes = 0

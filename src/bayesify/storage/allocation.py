@@ -25,6 +25,12 @@ class AllocationLimit(TorchDispatchMode):
         tensors: What the file holds, and the network.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return (
+            False  # nothing here is compiled, and torch would import its compiler, for seconds, in the first operation
+        )
+
     def __init__(self, tensors: list[Tensor]) -> None:
         super().__init__()
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)

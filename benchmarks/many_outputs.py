@@ -1,0 +1,84 @@
+"""Laplace of a network with 1,000 classes: the last layer from its features, and a subnetwork by sampled vectors.
+
+python -m benchmarks.many_outputs            # ResNet-50 at 224 on a GPU
+python -m benchmarks.many_outputs --small    # a small ResNet-18 with 50 classes on a CPU
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import torch
+
+import bayesify
+from bayesify import likelihoods, models
+from benchmarks.timing import record
+
+
+def seconds(run) -> tuple[float, object]:
+    sync = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    sync()
+    start = time.perf_counter()
+    found = run()
+    sync()
+    return time.perf_counter() - start, found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--small", action="store_true")
+    small = parser.parse_args().small
+    device = "cpu" if small else "cuda"
+    torch.manual_seed(0)
+    if small:
+        net, size, classes = models.resnet18("cifar", 50, width=8), 16, 50
+    else:
+        net, size, classes = models.resnet50("imagenet", 1000), 224, 1000
+    net = net.to(device).eval()
+    x = torch.randn(256, 3, size, size, device=device)
+    with torch.no_grad():  # as certain as a trained network: half of the probability in a few classes
+        centered = net(x[:64]) - net(x[:64]).mean(0)
+        net.fc.weight.mul_(3 / centered.std())
+        net.fc.bias.copy_(-net(x[:64]).mean(0))
+        y = torch.cat([net(part).argmax(1) for part in x.split(64)])
+    batches = [(x[i : i + 64], y[i : i + 64]) for i in range(0, 256, 64)]
+    results = {}
+
+    def laplace(subset, covariance, data, memory="8GiB", **options):
+        made = bayesify.Laplace(net, likelihoods.Categorical(), subset, covariance, memory=memory, **options)
+        return made.fit(data)
+
+    with torch.no_grad():
+        results["forward pass, 256 images"] = min(seconds(lambda: [net(x) for x, _ in batches])[0] for _ in range(3))
+    laplace("last_layer", "kronecker", batches[:1])  # kernels are chosen
+    for memory in ("1GiB", "8GiB"):
+        results[f"last layer, Kronecker, 256 images, {memory}"], last = seconds(
+            lambda memory=memory: laplace("last_layer", "kronecker", batches, memory)
+        )
+    results["its prediction of 64 images"], _ = seconds(lambda: last.predict(x[:64]).probs)
+    for count in (4, 16):
+        results[f"1,000 weights, full, 64 images, {count} vectors"], _ = seconds(
+            lambda count=count: laplace(
+                bayesify.subnetwork.largest_variance(1000), "full", batches[:1], num_samples=count
+            )
+        )
+    name = "layer4.1.conv1.weight"
+    exact_seconds, exact = seconds(lambda: laplace([name], "diagonal", [(x[:16], y[:16])]))
+    results[f"exact diagonal of {name}, 16 images"] = exact_seconds
+    truth = exact.posterior.tensors()["curvature"].double()
+    for count in (1, 4, 16, 64):
+        took, found = seconds(lambda count=count: laplace([name], "diagonal", [(x[:16], y[:16])], num_samples=count))
+        ratio = found.posterior.tensors()["curvature"].double() / truth
+        results[f"{count} vectors: seconds, sum, mean absolute error of an entry"] = [
+            took,
+            float(found.posterior.tensors()["curvature"].double().sum() / truth.sum()),
+            float((ratio - 1).abs()[truth > truth.mean() / 10].mean()),
+        ]
+    for key, value in results.items():
+        print(key, value)
+    record("many_outputs_small" if small else "many_outputs", {"classes": classes, **results})
+
+
+if __name__ == "__main__":
+    main()

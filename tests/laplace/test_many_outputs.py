@@ -1,0 +1,148 @@
+"""Curvature of networks with many outputs: sampled vectors, and the last layer without a pass backwards."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bayesify
+from bayesify import likelihoods
+from bayesify.jacobians import Jacobians
+from bayesify.laplace.subset import Subset
+from bayesify.running.runner import Runner
+from bayesify.weights.catalog import catalog
+
+CASES = {
+    "classes": (likelihoods.Categorical(), (3, 12), lambda: torch.randint(12, (3,))),
+    "certain": (likelihoods.Categorical(), (3, 12), lambda: torch.randint(12, (3,))),
+    "positions": (likelihoods.Categorical(class_axis=1), (3, 5, 4), lambda: torch.tensor([[0, 1, -100, 3]] * 3)),
+    "numbers": (likelihoods.Gaussian(noise=[0.5, 1.0, 2.0, 4.0, 0.1]), (3, 5), lambda: torch.zeros(3, 5)),
+    "labels": (likelihoods.Bernoulli(), (3, 5), lambda: torch.zeros(3, 5)),
+}
+
+
+def products(vectors: Tensor) -> Tensor:
+    flat = vectors.detach().flatten(2)
+    return torch.einsum("kbi,kbj->bij", flat, flat)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("case", CASES)
+def test_sampled_vectors_have_the_fisher_matrix_as_their_mean(case: str, count: int) -> None:
+    likelihood, shape, targets = CASES[case]
+    torch.manual_seed(0)
+    outputs, y = torch.randn(shape) * (8 if case == "certain" else 1), targets()
+    exact = products(likelihood.fisher_factor(outputs, y))
+    rounds = 3000
+    repeated, labels = outputs.repeat(rounds, *[1] * (outputs.ndim - 1)), y.repeat(rounds, *[1] * (y.ndim - 1))
+    found = likelihood.fisher_samples(repeated, count, labels, generator=torch.Generator().manual_seed(1))
+    assert found.shape == (count, *repeated.shape)
+    each = products(found).unflatten(0, (rounds, len(outputs)))
+    error = (each.mean(0) - exact).abs()
+    # a class that comes less than once in all rounds has not been seen, and no spread either
+    assert (error <= 5 * each.std(0) / rounds**0.5 + 3 / rounds).all()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_as_many_vectors_as_outputs_are_exact(case: str) -> None:
+    likelihood, shape, targets = CASES[case]
+    outputs, y = torch.randn(shape), targets()
+    found = likelihood.fisher_samples(outputs, outputs[0].numel(), y)
+    assert torch.allclose(products(found), products(likelihood.fisher_factor(outputs, y)), atol=1e-6)
+
+
+def small_net(classes: int = 30) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(64, classes)).eval()
+
+
+def images(count: int = 24, classes: int = 30) -> tuple[Tensor, Tensor]:
+    return torch.randn(count, 1, 6, 6), torch.randint(classes, (count,))
+
+
+@pytest.mark.parametrize("covariance", ["full", "diagonal", "kronecker"])
+def test_laplace_by_samples_is_near_the_exact_one(covariance: str) -> None:
+    net, batch = small_net(), images(400)
+    subset = ["0.weight", "0.bias"]
+
+    def fitted(**options):
+        made = bayesify.Laplace(net, likelihoods.Categorical(), subset, covariance, prior_precision=1.0, **options)
+        return made.fit([batch])
+
+    exact = fitted().covariance_matrix()
+    near = fitted(num_samples=16, seed=3).covariance_matrix()
+    error = (near - exact).norm() / exact.norm()
+    assert 0 < error < 0.1
+    again = fitted(num_samples=16, seed=3)
+    assert torch.equal(near, again.covariance_matrix())
+    assert not torch.equal(near, fitted(num_samples=16, seed=4).covariance_matrix())
+    assert torch.allclose(fitted(num_samples=30).covariance_matrix(), exact, rtol=1e-4, atol=1e-7)
+
+
+def test_samples_are_stored_and_refused_with_the_empirical_matrix(tmp_path) -> None:
+    net, batch = small_net(), images()
+    laplace = bayesify.Laplace(net, likelihoods.Categorical(), "last_layer", num_samples=5, seed=2).fit([batch])
+    bayesify.save(laplace, tmp_path / "laplace.safetensors")
+    loaded = bayesify.load(tmp_path / "laplace.safetensors", net)
+    assert (loaded.num_samples, loaded.seed) == (5, 2)
+    assert torch.allclose(loaded.covariance_matrix(), laplace.covariance_matrix())
+    with pytest.raises(ValueError, match="num_samples with curvature='empirical'"):
+        bayesify.Laplace(net, likelihoods.Categorical(), curvature="empirical", num_samples=5)
+
+
+class Ending(nn.Module):
+    """A network that does something to what its last layer puts out."""
+
+    def __init__(self, body: nn.Sequential, end) -> None:
+        super().__init__()
+        self.body, self.last, self.end = body[:-1], body[-1], end
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.end(self.last(self.body(x)))
+
+
+@pytest.mark.parametrize(
+    ("end", "direct"),
+    [
+        (lambda out: out, True),
+        (lambda out: 2 * out, False),
+        (lambda out: out.mul_(3), False),
+        (lambda out: out.view(len(out), -1, 2), False),
+        (lambda out: out.relu_(), False),
+    ],
+)
+def test_vectors_reach_the_last_layer_directly_only_where_it_is_the_end(end, direct: bool) -> None:
+    net = Ending(small_net(6), end)
+    x = torch.randn(5, 1, 6, 6)
+    weights = catalog(net).weights
+    names = ["last.weight", "last.bias"]
+    point = Jacobians(Runner(net, weights, evaluate=True), names).at((x,), {})
+    assert point.direct is direct
+    found = point.pull(point.identity()).dense("last.weight").detach()
+    values = {name: value.detach() for name, value in net.named_parameters()}
+
+    def outputs(weight: Tensor) -> Tensor:
+        return torch.func.functional_call(net, {**values, "last.weight": weight}, (x,)).flatten(1)
+
+    exact = torch.autograd.functional.jacobian(outputs, values["last.weight"])
+    assert torch.allclose(found.movedim(0, 1), exact, atol=1e-5)
+    every = Jacobians(Runner(net, weights, evaluate=True), list(weights)).at((x,), {})
+    assert not every.direct
+
+
+def test_flat_indices_are_told_apart_by_weight() -> None:
+    weights = catalog(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))).weights
+    flat = torch.tensor([25, 0, 11, 12, 13, 14, 15, 16, 3])  # the whole of the first bias
+    subset = Subset.of_flat(weights, flat)
+    assert subset.names == ("0.weight", "0.bias", "1.weight", "1.bias")
+    assert torch.equal(subset.flat(), flat.sort().values)
+    assert subset.entries["0.bias"] is None
+    assert subset.entries["0.weight"].tolist() == [0, 3, 11]
+
+
+def test_every_weight_but_padding_is_trained() -> None:
+    net = nn.Sequential(nn.Embedding(4, 2, padding_idx=1), nn.Linear(2, 2))
+    subset = Subset.trained(net, catalog(net).weights)
+    assert subset.entries["0.weight"].tolist() == [0, 1, 4, 5, 6, 7]
+    assert subset.entries["1.weight"] is None
