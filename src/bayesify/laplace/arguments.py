@@ -61,3 +61,10 @@ def check_whole(subset: Subset, everything: Subset) -> None:
                 f"Laplace: covariance='kronecker' needs whole weights, but only {subset.count(name)} of "
                 f"{subset.weights[name].numel} entries of {name} are chosen; use 'full', or a subset by names"
             )
+
+
+def check_samples(num_samples: int | None, curvature: str) -> int | None:
+    """The number of vectors; `ValueError` for a curvature that is one vector already."""
+    if num_samples is not None and curvature == "empirical":
+        raise ValueError("Laplace: num_samples with curvature='empirical', which has one vector already; leave it out")
+    return num_samples

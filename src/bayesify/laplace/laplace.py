@@ -16,7 +16,7 @@ from bayesify.draws import Draws
 from bayesify.jacobians import Jacobians, Linearization, check_deterministic
 from bayesify.laplace import curvature as curvatures
 from bayesify.laplace import storing
-from bayesify.laplace.arguments import Structure, check_budget, check_whole
+from bayesify.laplace.arguments import Structure, check_budget, check_samples, check_whole
 from bayesify.laplace.covariances import DiagonalCovariance, FullCovariance, MarginalCovariance, WeightCovariance
 from bayesify.laplace.kronecker_covariance import KroneckerCovariance
 from bayesify.laplace.prior_precision import Precision, check_precision, default_precision, precision_of, scaled
@@ -60,10 +60,8 @@ class Laplace(Drawable):
         link: What stands for expected class probabilities: `"mc"`, `"probit"`, `"bridge"`; see `GaussianClassPredictive`.
         temperature: A factor on the covariance in draws and predictions, $q \propto p(w, \mathcal{D})^{1 / T}$.
         curvature: `"ggn"`, or `"empirical"` for the empirical Fisher matrix.
-        num_samples: Random vectors per example that stand for the matrix $H_n$ of its outputs, unbiased
-            (`Likelihood.fisher_samples`), for networks with hundreds of outputs; by default the matrix is exact, at a pass
-            backwards for each output. A diagonal entry over N examples is off by about $\sqrt{2 / (N K)}$ with K samples.
-        seed: Of these.
+        num_samples: K random vectors per example that stand for the matrix $H_n$ of its outputs, unbiased, made with `seed`; by
+            default it is exact, at a pass backwards for each output. Diagonals over N examples are off by about $\sqrt{2 / (N K)}$.
         marginal: Whether the subset's covariance is the part $[(H + \lambda I)^{-1}]_{SS}$ of the covariance over all weights
             (equation 11) instead of the inverse of the part; needs a network small enough for the whole matrix.
         memory: Budget for curvature, factors and Jacobians, such as `"1GiB"`, or bytes.
@@ -129,12 +127,8 @@ class Laplace(Drawable):
         self.dtype = torch.float64 if reference.dtype == torch.float64 else torch.float32
         self.likelihood.to(self.dtype)
         self.selector = as_selector(subset)
-        if num_samples is not None and curvature == "empirical":
-            raise ValueError(
-                "Laplace: num_samples with curvature='empirical', which has one vector already; leave it out"
-            )
         self.covariance, self.curvature, self.marginal = covariance, curvature, marginal
-        self.num_samples, self.seed = num_samples, check_seed(seed, "Laplace")
+        self.num_samples, self.seed = check_samples(num_samples, curvature), check_seed(seed, "Laplace")
         self.memory = parse_bytes(memory)
         self.output = output
         self.link, self.temperature = link, temperature
@@ -209,9 +203,9 @@ class Laplace(Drawable):
     def _pieces(
         self, loader: Iterable[Any], names: Iterable[str], per_row: int, read_batch: BatchReader | None, **more: Any
     ) -> curvatures.Pieces:
-        vectors = self._loss().count
+        count = self._loss().count
         return curvatures.Pieces(
-            loader, self._jacobians(names), self.memory, per_row, read_batch, vectors=vectors, **more
+            loader, self._jacobians(names), self.memory, per_row, read_batch, vectors=count, **more
         )
 
     def _loss(self) -> curvatures.OutputCurvature:
