@@ -2,44 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
+from bayesify.running.kernels import plain_attention
 from bayesify.running.memory import batch_size
 from bayesify.running.outputs import select_output
 from bayesify.running.runner import FILTERS, SLOW_VMAP, Runner
-
-_ATTENTION = threading.Lock()
-_USERS = 0
-_KERNELS = ExitStack()
-
-
-@contextmanager
-def plain_attention() -> Iterator[None]:
-    """Attention by its formula: the fused kernels have no second derivative.
-
-    Which kernels are used is for all threads, so the first who needs it changes that and the last changes it back.
-    """
-    global _USERS
-    with _ATTENTION:
-        if _USERS == 0:
-            _KERNELS.enter_context(sdpa_kernel(SDPBackend.MATH))
-        _USERS += 1
-    try:
-        yield
-    finally:
-        with _ATTENTION:
-            _USERS -= 1
-            if _USERS == 0:
-                _KERNELS.close()
 
 
 def example_gradients(

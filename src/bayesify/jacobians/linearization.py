@@ -12,10 +12,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils import _pytree as pytree
 
-from bayesify.jacobians.general import example_gradients, plain_attention
+from bayesify.jacobians.general import example_gradients
 from bayesify.jacobians.rules import Rule, rule_for
 from bayesify.jacobians.trace import Pulled, Trace, Use, trace
 from bayesify.running.inputs import explain_shape_errors
+from bayesify.running.kernels import plain_attention
 from bayesify.running.memory import batch_size, count_activation_bytes, split_rows, spread_rows
 from bayesify.running.outputs import select_output
 from bayesify.running.runner import Runner

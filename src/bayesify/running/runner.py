@@ -6,7 +6,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from bayesify.running.inputs import Untouched
+from bayesify.running.kernels import without_cudnn
 from bayesify.running.light_copies import LightCopy
 from bayesify.running.memory import batch_size
 from bayesify.running.outputs import WeightDict, as_tree, count_draws, each, stack
@@ -148,12 +149,12 @@ class Runner:
                 self._slots[name] = (owner._parameters if leaf in owner._parameters else owner._buffers), leaf
             slots, leaf = self._slots[name]
             before.append((slots, leaf, slots[leaf]))
-            structured = recurrent and isinstance(value, StructuredWeight)
-            slots[leaf] = value.materialize() if structured else value  # type: ignore[attr-defined]
+            slots[leaf] = _for_recurrent(value) if recurrent else value
         if recurrent:
             refresh_recurrent(self.network)
         try:
-            return self.network(*args, **kwargs)
+            with without_cudnn() if recurrent and self._needs_plain_recurrence(named) else nullcontext():
+                return self.network(*args, **kwargs)
         finally:
             for slots, leaf, value in reversed(before):
                 slots[leaf] = value
@@ -170,6 +171,12 @@ class Runner:
 
     def _is_recurrent(self) -> bool:
         return any(isinstance(module, nn.RNNBase) for module in self._modules())
+
+    def _needs_plain_recurrence(self, named: Mapping[str, Tensor]) -> bool:
+        """Whether a recurrent layer in evaluation mode may be differentiated, which the kernels of cuDNN refuse."""
+        if not torch.is_grad_enabled() or not any(value.is_cuda for value in named.values()):
+            return False
+        return any(isinstance(module, nn.RNNBase) and not module.training for module in self._modules())
 
     def mode(self, num_draws: int) -> Mode:
         """How `num_draws` draws should run.
@@ -299,6 +306,11 @@ class SlowVmap(Exception):
 _QUICK: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
 FILTERS = threading.RLock()
 """Held while warnings are turned into errors or off, which is for all threads."""
+
+
+def _for_recurrent(value: Tensor) -> Tensor:
+    """A weight as kernels of recurrent layers take it: a plain tensor without gaps."""
+    return (value.materialize() if isinstance(value, StructuredWeight) else value).contiguous()
 
 
 def quick_vmap(run: Callable[[], Result], network: nn.Module, what: str) -> Result:

@@ -1,0 +1,57 @@
+"""Which of torch's kernels run: settings that are for all threads, changed by the first who needs it and back by the last."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+
+class SharedSetting:
+    """A setting of the process that several threads may need at a time.
+
+    Args:
+        make: The context that has the setting.
+    """
+
+    def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._users = 0
+        self._stack = ExitStack()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Have the setting inside."""
+        with self._lock:
+            if self._users == 0:
+                self._stack.enter_context(self._make())
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._users == 0:
+                    self._stack.close()
+
+
+@contextmanager
+def _without_cudnn() -> Iterator[None]:
+    before = torch.backends.cudnn.enabled
+    torch.backends.cudnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.enabled = before
+
+
+plain_attention = SharedSetting(lambda: sdpa_kernel(SDPBackend.MATH))
+"""Attention by its formula: the fused kernels have no second derivative."""
+
+without_cudnn = SharedSetting(_without_cudnn)
+"""Recurrent layers by torch's own kernels: those of cuDNN have no derivative in evaluation mode."""
