@@ -28,7 +28,7 @@ ROOMS = [
     ["storage"],
     ["training", "datasets", "tables"],
     ["laplace", "subnetwork", "function_space", "deep_gp", "random_features", "baselines"],
-    ["metrics"],
+    ["metrics", "conformal"],
     ["public"],
     ["scale_out", "sklearn", "adapters"],
     ["compare", "demo"],

@@ -2,6 +2,7 @@
 
 from bayesify import (
     baselines,
+    conformal,
     datasets,
     deep_gp,
     function_space,
@@ -46,6 +47,7 @@ __all__ = [
     "baselines",
     "bayesianize",
     "check",
+    "conformal",
     "count_parameters",
     "datasets",
     "deep_gp",

@@ -1,4 +1,4 @@
-"""Conformal thresholds, paired tests and scores against exact answers."""
+"""Paired tests and scores against exact answers."""
 
 import math
 
@@ -7,53 +7,12 @@ import pytest
 import torch
 from scipy import stats
 
-from bayesify.compare import conformal
 from bayesify.compare.paired import adjusted, paired_difference
 from bayesify.compare.plots import _label as axis_label
 from bayesify.compare.scores import POINTS, score_classification, score_regression
 from bayesify.compare.summary import Column, Row, cell, show, significant
 from bayesify.likelihoods import Categorical, Gaussian
 from bayesify.predictive.base import Outputs
-
-
-@pytest.mark.parametrize("level", [0.5, 0.75, 0.9])
-def test_coverage_is_exact_over_all_orders(level):
-    """Of n + 1 exchangeable rows, each is the new one equally often: coverage is ceil((n + 1) level) / (n + 1)."""
-    scores = np.array([0.1, 0.7, 0.3, 2.0, 1.1])
-    held = []
-    for new in range(len(scores)):
-        others = np.delete(scores, new)
-        held.append(scores[new] <= conformal.threshold(others, level))
-    assert np.mean(held) == math.ceil(len(scores) * level) / len(scores)
-
-
-@pytest.mark.parametrize(
-    ("rows", "level", "known"), [(8, 0.9, False), (9, 0.9, True), (18, 0.95, False), (19, 0.95, True)]
-)
-def test_too_few_rows_for_a_level(rows, level, known):
-    assert math.isfinite(conformal.threshold(np.arange(rows, dtype=float), level)) == known
-
-
-def test_interval_factor_is_a_quantile_of_standardized_residuals():
-    y, mean, std = np.arange(1.0, 20.0), np.zeros(19), np.full(19, 2.0)
-    assert conformal.interval_factor(y, mean, std, 0.9) == 18 / 2
-    assert conformal.interval_factor(y, mean, std, 0.5) == 10 / 2
-
-
-def test_sets_of_classes():
-    probs = np.array([[0.6, 0.3, 0.1], [0.2, 0.2, 0.6], [0.34, 0.33, 0.33]])
-    assert conformal.credible_sets(probs, 0.9).tolist() == [[True, True, False], [True, True, True], [True, True, True]]
-    assert conformal.credible_sets(probs, 0.5).sum(1).tolist() == [1, 1, 2]
-    assert conformal.bounded_sets(probs, 0.25).tolist() == [
-        [True, True, False],
-        [False, False, True],
-        [True, True, True],
-    ]
-    assert conformal.bounded_sets(probs, 0.9).sum(1).tolist() == [1, 1, 1]
-    labels = np.zeros(19, int)
-    rows = np.column_stack((np.linspace(0.05, 0.95, 19), np.linspace(0.95, 0.05, 19)))
-    assert conformal.probability_bound(rows, labels, 0.9) == pytest.approx(0.1)  # 18 of 19 rows have at least that
-    assert conformal.probability_bound(rows[:5], labels[:5], 0.9) == -math.inf
 
 
 def test_paired_difference_is_the_t_test_where_splits_are_independent():

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bayesify import metrics
-from bayesify.compare import conformal
+from bayesify import conformal, metrics
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
@@ -50,14 +49,15 @@ def score_regression(
     curve = metrics.calibration_curve(test, targets)
     found["calibration"] = curve.error
     mean, std = _flat(test.mean), _flat(test.std)
+    calibrated = conformal.Intervals("scaled").fit(calibration, torch.from_numpy(y_calibration))
     for level in LEVELS:
         name = f"{100 * level:.0f}"
         lower, upper = test.interval(level)
         found[f"width_{name}"] = float((upper - lower).mean())
-        factor = conformal.interval_factor(y_calibration, _flat(calibration.mean), _flat(calibration.std), level)
-        known = math.isfinite(factor)
-        found[f"conformal_coverage_{name}"] = float((np.abs(y - mean) <= factor * std).mean()) if known else None
-        found[f"conformal_width_{name}"] = float(2 * factor * std.mean()) if known else None
+        low, high = (_flat(end) for end in calibrated.interval(test, level))
+        known = conformal.enough_rows(len(y_calibration), level)
+        found[f"conformal_coverage_{name}"] = float(((low <= y) & (y <= high)).mean()) if known else None
+        found[f"conformal_width_{name}"] = float((high - low).mean()) if known else None
     inside = _held(test, y)
     for name, part in zip(THIRDS, np.array_split(np.argsort(mean, kind="stable"), 3), strict=True):
         found[f"coverage_90_{name}"] = float(inside[part].mean()) if len(part) else None
@@ -95,20 +95,18 @@ def score_classification(
     """
     targets = torch.from_numpy(labels)
     found: Scores = dict(metrics.evaluate(test, targets))
-    probs, others = test.class_probs.numpy(), calibration.class_probs.numpy()
-    rows = np.arange(len(labels))
+    probs, rows = test.class_probs, np.arange(len(labels))
+    calibrated = conformal.Sets("probability").fit(calibration, torch.from_numpy(known))
     for level in LEVELS:
         name = f"{100 * level:.0f}"
-        sets = conformal.credible_sets(probs, level)
+        sets = conformal.credible_sets(probs, level).numpy()
         found[f"coverage_{name}"], found[f"width_{name}"] = float(sets[rows, labels].mean()), float(sets.sum(1).mean())
-        bound = conformal.probability_bound(others, known, level)
-        sets = conformal.bounded_sets(probs, bound)
-        enough = math.isfinite(bound)
+        sets, enough = calibrated.sets(test, level).numpy(), conformal.enough_rows(len(known), level)
         found[f"conformal_coverage_{name}"] = float(sets[rows, labels].mean()) if enough else None
         found[f"conformal_width_{name}"] = float(sets.sum(1).mean()) if enough else None
     _check(found)
     diagram = metrics.reliability(test, targets)
-    wrong = (probs.argmax(1) != labels).astype(np.float64)
+    wrong = (probs.argmax(1).numpy() != labels).astype(np.float64)
     entropy = _flat(test.entropy)
     curves = {
         "edges": diagram.edges.tolist(),

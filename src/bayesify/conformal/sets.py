@@ -1,0 +1,153 @@
+"""Split conformal prediction of classes."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor
+
+from bayesify.arguments.checks import CountOrZero, NonNegative, checked
+from bayesify.conformal.thresholds import by_group, listed
+from bayesify.predictive.classification import ClassificationPredictive
+
+SetScore = Literal["probability", "adaptive"]
+"""How wrong a prediction of a class was; see `Sets`."""
+
+
+class Sets:
+    r"""Sets of classes that hold the truth with the probability they say, whatever the model (split conformal prediction).
+
+    Each class c of a row has a score; a set holds the classes whose score is at most the `threshold` of the calibration rows'
+    labels' scores.
+
+    - `probability`: $1 - p_c$, the smallest sets on average (Sadinle et al. 2019).
+    - `adaptive`: $\sum_{j: p_j > p_c} p_j + u\,p_c + \lambda \max(0, r_c - k)$ with $r_c$ the class's rank from 1 and u uniform
+      between 0 and 1: larger sets for harder rows (Romano et al. 2020, APS; with $\lambda > 0$ Angelopoulos et al. 2021, RAPS).
+      Without `randomized` u = 1: the same sets for the same row, and coverage above the level.
+
+    **Guarantee.** As for `Intervals`: at least the level on average over exchangeable calibration and new rows, at most level +
+    1 / (n + 1) where scores have no ties (`adaptive` randomized) and `empty` is allowed; with `groups` within each group. Groups
+    by label are no groups, as a new row's is not known. Too few rows for a level make sets of all classes.
+
+    Args:
+        score: See above.
+        regularization: $\lambda$.
+        free: k, ranks that are not penalized.
+        randomized: Whether u is random.
+        empty: Whether a set may be empty; otherwise the most probable class is always in.
+        seed: Of u.
+    """
+
+    @checked
+    def __init__(
+        self,
+        score: SetScore = "adaptive",
+        *,
+        regularization: NonNegative = 0.0,
+        free: CountOrZero = 1,
+        randomized: bool = True,
+        empty: bool = False,
+        seed: CountOrZero = 0,
+    ) -> None:
+        self.score, self.regularization, self.free = score, regularization, free
+        self.randomized, self.empty, self.seed = randomized, empty, seed
+        self._calibration: tuple[Tensor, list[Hashable] | None] | None = None
+
+    @checked
+    def fit(self, prediction: Any, y: Any, *, groups: Sequence[Hashable] | Tensor | None = None) -> Self:
+        """Take in calibration rows.
+
+        Args:
+            prediction: What `predict` says of them, or probabilities [n, C].
+            y: Their labels, [n].
+            groups: One value per row.
+
+        Returns:
+            Itself.
+
+        Raises:
+            ValueError: If labels or groups do not fit.
+            TypeError: If the prediction is of another kind.
+        """
+        probs, labels = class_probs(prediction), torch.as_tensor(y)
+        if labels.shape != probs.shape[:1] or not bool(((labels >= 0) & (labels < probs.shape[1])).all()):
+            raise ValueError(
+                f"conformal.Sets: labels of shape {tuple(labels.shape)} for {len(probs)} rows and {probs.shape[1]} classes; give "
+                "one label per row, from 0 on"
+            )
+        scores = self._scores(probs, seed=2 * self.seed)
+        chosen = scores.gather(1, labels.long().to(scores.device).unsqueeze(1)).squeeze(1)
+        self._calibration = (chosen, listed(groups, len(chosen)))
+        return self
+
+    @checked
+    def sets(self, prediction: Any, level: float = 0.9, *, groups: Sequence[Hashable] | Tensor | None = None) -> Tensor:
+        """Which classes are in the set of each new row: truth values [B, C].
+
+        Args:
+            prediction: As for `fit`.
+            level: Strictly between 0 and 1.
+            groups: One value per row, where `fit` had them.
+
+        Raises:
+            ValueError: If nothing was fitted, the level is not strictly between 0 and 1, or groups do not fit.
+        """
+        if self._calibration is None:
+            raise ValueError("conformal.Sets: no calibration rows; call fit(prediction, y) first")
+        probs = class_probs(prediction)
+        q = by_group(self._calibration[0], self._calibration[1], listed(groups, len(probs)), level)
+        found = self._scores(probs, seed=2 * self.seed + 1) <= q.unsqueeze(1)
+        if not self.empty:
+            found[torch.arange(len(probs)), probs.argmax(1)] = True
+        return found
+
+    def _scores(self, probs: Tensor, seed: int) -> Tensor:
+        """Of every class of every row, [n, C]."""
+        if self.score == "probability":
+            return 1 - probs
+        ranked, order = probs.sort(dim=1, descending=True, stable=True)
+        generator = torch.Generator().manual_seed(seed)
+        u = torch.rand(len(probs), 1, generator=generator, dtype=probs.dtype) if self.randomized else torch.ones(1, 1)
+        rank = torch.arange(1, probs.shape[1] + 1, dtype=probs.dtype, device=probs.device)
+        scores = ranked.cumsum(1) - (1 - u.to(probs)) * ranked + self.regularization * (rank - self.free).clamp_min(0)
+        return torch.empty_like(scores).scatter_(1, order, scores)
+
+
+def class_probs(prediction: Any) -> Tensor:
+    """Probabilities [n, C] in float64, of a prediction or an array.
+
+    Raises:
+        TypeError: If it is neither, or its rows have several labels.
+        ValueError: If an array holds no probabilities.
+    """
+    if isinstance(prediction, ClassificationPredictive):
+        probs = prediction.class_probs.double()
+    elif isinstance(prediction, Tensor) or hasattr(prediction, "__array__"):
+        probs = torch.as_tensor(prediction).double()
+        if probs.ndim != 2 or bool((probs < 0).any()) or bool(((probs.sum(1) - 1).abs() > 1e-3).any()):
+            raise ValueError(f"conformal.Sets: an array {list(probs.shape)}; give probabilities [n, C] that sum to 1")
+    else:
+        raise TypeError(
+            f"conformal.Sets: {type(prediction).__name__} is no prediction of classes; give what predict(x) returns"
+        )
+    if probs.ndim == 3 and probs.shape[1] == 1:
+        probs = probs.squeeze(1)
+    if probs.ndim != 2:
+        raise TypeError(
+            f"conformal.Sets: probabilities {list(probs.shape)} of several labels per row; give one label per row"
+        )
+    return probs
+
+
+def credible_sets(probs: Tensor, level: float) -> Tensor:
+    """The fewest classes whose probabilities add up to a level, as the model itself has it: truth values [n, C].
+
+    Args:
+        probs: [n, C].
+        level: Strictly between 0 and 1.
+    """
+    ranked, order = probs.sort(dim=1, descending=True, stable=True)
+    before = ranked.cumsum(1) - ranked
+    return torch.zeros_like(probs, dtype=torch.bool).scatter_(1, order, before < level - 1e-12)

@@ -1,0 +1,85 @@
+"""The one step that all of conformal prediction shares: a quantile of scores that counts the new row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesify.arguments.checks import checked
+
+
+@checked
+def threshold(scores: Tensor, level: float) -> Tensor:
+    r"""The score that a new row stays at or below with a probability of at least `level`: [...] from scores [n, ...].
+
+    The $\lceil (n + 1) \cdot \text{level} \rceil$-th smallest of n calibration scores, infinite if there are fewer: a level needs n
+    of at least level / (1 - level), 9 rows for 0.9 and 19 for 0.95. If the n rows and the new one are exchangeable (the model has
+    seen none of them, and they come in no order that matters), the new score is at most the threshold with a probability of at
+    least `level`, and at most level + 1 / (n + 1) where scores have no ties (Vovk et al. 2005).
+
+    Args:
+        scores: Of the calibration rows, large where the model was wrong.
+        level: Strictly between 0 and 1.
+
+    Raises:
+        ValueError: If there is no score, one is NaN, or the level is not strictly between 0 and 1.
+    """
+    rank = rank_of(level, len(scores))
+    if bool(torch.isnan(scores).any()):
+        raise ValueError("conformal.threshold: a score is NaN; look at the predictions of the calibration rows")
+    if rank > len(scores):
+        return torch.full_like(scores[0], math.inf)
+    return scores.sort(0).values[rank - 1]
+
+
+def enough_rows(rows: int, level: float) -> bool:
+    """Whether a number of calibration rows gives a finite threshold for a level."""
+    return rank_of(level, rows) <= rows
+
+
+def rank_of(level: float, rows: int) -> int:
+    """Which of the scores of some rows, counted from 1, is the threshold."""
+    if not 0 < level < 1:
+        raise ValueError(f"conformal: level={level}; give a probability strictly between 0 and 1")
+    if rows < 1:
+        raise ValueError("conformal: no calibration rows; give at least one")
+    return math.ceil((rows + 1) * level - 1e-9)
+
+
+def by_group(scores: Tensor, groups: Sequence[Hashable] | None, new: Sequence[Hashable] | None, level: float) -> Tensor:
+    """The threshold of each new row by the calibration rows of its own group: [m, ...]; without groups one for all, [1, ...].
+
+    Raises:
+        ValueError: If groups are given on one side only, do not fit, or a new one has no calibration row.
+    """
+    if (groups is None) != (new is None):
+        raise ValueError(
+            "conformal: groups are given on one side only; give them to fit and to what asks for intervals or sets"
+        )
+    if groups is None or new is None:
+        return threshold(scores, level).unsqueeze(0)
+    found: dict[Hashable, Tensor] = {}
+    for group in dict.fromkeys(new):
+        rows = [index for index, other in enumerate(groups) if other == group]
+        if not rows:
+            raise ValueError(f"conformal: group {group!r} has no calibration row; calibrate with rows of every group")
+        found[group] = threshold(scores[rows], level)
+    return torch.stack([found[group] for group in new])
+
+
+def listed(groups: Any, rows: int) -> list[Hashable] | None:
+    """Groups as a list with one entry per row.
+
+    Raises:
+        ValueError: If there are more or fewer.
+    """
+    if groups is None:
+        return None
+    plain = groups.tolist() if hasattr(groups, "tolist") else list(groups)
+    if len(plain) != rows:
+        raise ValueError(f"conformal: {len(plain)} groups for {rows} rows; give one per row")
+    return plain
