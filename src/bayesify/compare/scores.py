@@ -95,18 +95,18 @@ def score_classification(
     """
     targets = torch.from_numpy(labels)
     found: Scores = dict(metrics.evaluate(test, targets))
-    probs, rows = test.class_probs, np.arange(len(labels))
+    probs, rows = test.class_probs.numpy(), np.arange(len(labels))
     calibrated = conformal.Sets("probability").fit(calibration, torch.from_numpy(known))
     for level in LEVELS:
         name = f"{100 * level:.0f}"
-        sets = conformal.credible_sets(probs, level).numpy()
+        sets = conformal.credible_sets(test.class_probs, level).numpy()
         found[f"coverage_{name}"], found[f"width_{name}"] = float(sets[rows, labels].mean()), float(sets.sum(1).mean())
         sets, enough = calibrated.sets(test, level).numpy(), conformal.enough_rows(len(known), level)
         found[f"conformal_coverage_{name}"] = float(sets[rows, labels].mean()) if enough else None
         found[f"conformal_width_{name}"] = float(sets.sum(1).mean()) if enough else None
     _check(found)
     diagram = metrics.reliability(test, targets)
-    wrong = (probs.argmax(1).numpy() != labels).astype(np.float64)
+    wrong = (probs.argmax(1) != labels).astype(np.float64)
     entropy = _flat(test.entropy)
     curves = {
         "edges": diagram.edges.tolist(),
