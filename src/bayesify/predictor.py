@@ -21,7 +21,37 @@ Phase = Literal["map", "variational"]
 """Which objective a step maximizes: that of the posterior mean, or the evidence lower bound."""
 
 
-class Predictor(ABC):
+class Storable(ABC):
+    """What `save` writes and `load` gives back: choices as plain data, and tensors by name.
+
+    Attributes:
+        needs_network: Whether `restore` needs the user's network, whose code is in no file.
+    """
+
+    needs_network: ClassVar[bool] = True
+
+    @abstractmethod
+    def config(self) -> dict[str, Any]:
+        """All choices as plain data and tensors, for `save`."""
+
+    @abstractmethod
+    def state(self) -> Mapping[str, Tensor]:
+        """The tensors to store, by dotted name."""
+
+    @classmethod
+    @abstractmethod
+    def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
+        """The object that `config` and `state` describe, over a copy of the network.
+
+        Both may come from a stranger: no other file is opened, and what they say wrongly is an error.
+        """
+
+    def fingerprint(self) -> dict[str, str]:
+        """What the user's network was made of, by name, with which `load` compares the one it is given."""
+        return {}
+
+
+class Predictor(Storable):
     """What gives a predictive distribution for inputs: networks under a posterior, Laplace, SWAG, ensembles, processes.
 
     Adapters, estimators, metrics, conformal prediction and reports know this contract and nothing else. Options of one method
@@ -31,13 +61,11 @@ class Predictor(ABC):
         likelihood: p(y | outputs), or `None` where none was given yet.
         output: Which of several outputs of the network the likelihood is about; see `bayesianize`.
         findings: What its making has to say; see `check`.
-        needs_network: Whether `restore` needs the user's network, whose code is in no file.
     """
 
     likelihood: Likelihood | None
     output: str | int | None
     findings: Sequence[Finding] = ()
-    needs_network: ClassVar[bool] = True
 
     @property
     def num_distinct_draws(self) -> int | None:
@@ -64,26 +92,6 @@ class Predictor(ABC):
         Where draws run through the user's network, `split_batch=False` is the promise that the batch is never cut: for networks
         whose outputs depend on other rows of the batch, or on inputs such as a graph that belong to the whole of it.
         """
-
-    @abstractmethod
-    def config(self) -> dict[str, Any]:
-        """All choices as plain data and tensors, for `save`."""
-
-    @abstractmethod
-    def state(self) -> Mapping[str, Tensor]:
-        """The tensors to store, by dotted name."""
-
-    @classmethod
-    @abstractmethod
-    def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
-        """The predictor that `config` and `state` describe, over a copy of the network.
-
-        Both may come from a stranger: no other file is opened, and what they say wrongly is an error.
-        """
-
-    def fingerprint(self) -> dict[str, str]:
-        """What the user's network was made of, by name, with which `load` compares the one it is given."""
-        return {}
 
 
 class Drawable(Predictor):

@@ -171,14 +171,14 @@ def test_a_network_of_your_own():
     x, y = line(60)
     net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.LayerNorm(5), nn.Linear(5, 1))
     before = net[0].weight.detach().clone()
-    model = BayesianRegressor(network=net, **{**QUICK, "epochs": 150}).fit(x, y)
+    model = BayesianRegressor("mean_field", network=net, **{**QUICK, "epochs": 150}).fit(x, y)
     assert model.score(x, y) > 0.8
     assert torch.equal(net[0].weight, before)
     assert clone(model).network is not net
     with pytest.raises(ValueError, match="give it a last layer of 2"):
-        BayesianClassifier(network=net).fit(x, y > 100)
+        BayesianClassifier("mean_field", network=net).fit(x, y > 100)
     with pytest.raises(ValueError, match="does not take rows of 2 columns"):
-        BayesianRegressor(network=net).fit(x[:, :2], y)
+        BayesianRegressor("mean_field", network=net).fit(x[:, :2], y)
 
 
 def test_pipelines_and_scores():
@@ -215,7 +215,7 @@ def test_columns_with_names_and_constants():
 def test_noise_of_many_rows_and_batches():
     """Batches of 64: the estimated noise is at least the true 1 and not far above it, 2,000 rows of a line."""
     x, y = line(2000)
-    model = BayesianRegressor(hidden=(), batch_size=64, epochs=10, random_state=0).fit(x, y)
+    model = BayesianRegressor("mean_field", hidden=(), batch_size=64, epochs=10, random_state=0).fit(x, y)
     assert 0.8 < float(model.noise_[0]) < 1.5
     assert model.score(x, y) > 0.95
 

@@ -12,7 +12,7 @@ from bayesify.predictive.base import Outputs
 from bayesify.predictive.regression import RegressionPredictive
 from bayesify.sklearn import BayesianRegressor
 from bayesify.sklearn.rows import Rows, standardization
-from bayesify.sklearn.units import ScaledPredictive
+from bayesify.sklearn.units import UnitsPredictive
 
 SCALE, NOISE = 1.5, 4.0
 
@@ -72,7 +72,7 @@ def test_scaled_predictive_is_that_of_the_scaled_gaussians():
     f = torch.randn(7, 5, 2, generator=generator, dtype=torch.float64)
     noise = torch.tensor([0.3, 0.8], dtype=torch.float64)
     shift, scale = torch.tensor([3.0, -1.0]).double(), torch.tensor([2.0, 0.5]).double()
-    scaled = ScaledPredictive(RegressionPredictive(Outputs(kept=f), lambda f: (f, noise)), shift, scale)
+    scaled = UnitsPredictive(RegressionPredictive(Outputs(kept=f), lambda f: (f, noise)), shift, scale)
     direct = RegressionPredictive(Outputs(kept=shift + scale * f), lambda f: (f, noise * scale**2))
     y = torch.randn(5, 2, generator=generator, dtype=torch.float64)
     for name in ("mean", "std", "variance", "epistemic", "aleatoric", "outputs"):

@@ -30,7 +30,7 @@ from bayesify.sklearn.training import (
     train,
     train_networks,
 )
-from bayesify.sklearn.units import ScaledPredictive
+from bayesify.sklearn.units import UnitsPredictive
 from bayesify.training.random_streams import derive_seed
 
 HIDDEN = (50,)
@@ -109,7 +109,7 @@ class Trained:
         if not isinstance(found, RegressionPredictive):
             return found
         units = self.data.y_units
-        return ScaledPredictive(found, torch.from_numpy(units.mean[0]), torch.from_numpy(units.std[0]))
+        return UnitsPredictive(found, torch.from_numpy(units.mean[0]), torch.from_numpy(units.std[0]))
 
 
 def noise_of(data: Data, *, quick: bool, seed: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -12,28 +13,35 @@ from torch import nn
 from bayesify.likelihoods import Categorical, Likelihood
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.sklearn.estimator import BayesianEstimator
+from bayesify.sklearn.recipe import Fitted, Settings, fit_classes
 from bayesify.sklearn.rows import Rows
 from bayesify.sklearn.training import Plan
+from bayesify.storage.serializers import register_predictor
 
 
+@register_predictor
 class BayesianClassifier(ClassifierMixin, BayesianEstimator):
-    """Classification by a Bayesian network under any method, with a softmax over two or more classes.
+    """Classification by Bayesian networks on arrays or data frames, with a softmax over two or more classes.
 
-    Inputs are standardized by the training rows. Everything is in float64 on the CPU. A weight of k means k copies of a row:
-    rows that fit into one batch give the same result to the last bit either way.
+    The default method, `"auto"`, is an ensemble of five networks; each holds out another fifth of the rows and stops where it
+    predicts these best; see [the page](../scikit-learn.md). The columns of a pandas frame may hold numbers, text, categories,
+    dates, truth values and missing cells; see `bayesify.tables`. Inputs are scaled by the training rows. Everything
+    is on the CPU, methods by name in float64. A weight of k means k copies of a row: rows that fit into one batch
+    give the same result to the last bit either way.
 
     Args:
-        method: A name or alias from the registry, such as `"mean_field"`, `"ensemble"` or `"laplace"`; `bayesify methods`
-            lists them.
-        hidden: Units of each hidden layer; `()` for Bayesian logistic regression.
-        activation: `"tanh"`, `"relu"`, `"silu"` or `"gelu"`.
-        network: A network of your own in place of `hidden`: from [B, columns] to [B, classes]. It is copied.
+        method: `"auto"`, or a name or alias from the registry, such as `"mean_field"`, `"ensemble"` or `"laplace"`; `bayesify
+            methods` lists them.
+        hidden: Units of each hidden layer, `()` for none; (64, 64) or, above 1,500 rows, (128, 128) by default, (50,) for methods
+            by name.
+        activation: `"tanh"`, `"relu"`, `"silu"` or `"gelu"`; `"silu"` by default, `"tanh"` for methods by name.
+        network: A network of your own in place of `hidden`, for methods by name: from [B, columns] to [B, classes]. It is copied.
         method_options: Arguments of the method's posterior or recipe, such as `{"members": 10}`.
         prior_scale: The weights' prior has standard deviation `prior_scale / sqrt(fan_in)`.
         epochs: Passes over the data in the main phase, after a quarter as many to the maximum a posteriori; by the number
-            of rows by default.
+            of rows by default. For `"auto"`: steps of the optimizer, at most.
         learning_rate: Of Adam, at the first step; recipes have their own, see `method_options`.
-        batch_size: All rows up to 1,024 by default, else 256.
+        batch_size: All rows up to 1,024 by default, else 256; 256 for `"auto"`.
         num_draws: Draws of the weights in a training step.
         prediction_draws: Draws of the weights for predictions, the same for every row and call; a chain or an ensemble gives
             no more than it has.
@@ -44,8 +52,9 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
 
     Attributes:
         classes_: The labels, sorted.
-        model_: What was trained, on standardized data: a `BayesianNetwork`, a `Laplace`, ...
-        method_: The method's name in the registry.
+        model_: What was trained, on scaled data: a `BayesianNetwork`, a `Laplace`, ...
+        method_: The method's name in the registry, or `"auto"`.
+        choices_: What was chosen, and the out-of-fold score.
         n_features_in_: Columns.
         feature_names_in_: Their names, where X had names.
     """
@@ -56,7 +65,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         """Train from the start.
 
         Args:
-            X: [N, D] numbers.
+            X: [N, D] numbers, or a data frame.
             y: [N] labels of any kind: integers, strings, ...
             sample_weight: How many examples each row stands for, [N]; 1 by default.
 
@@ -77,7 +86,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         own is trained from the start on these. Units stay those of the first call where training goes on.
 
         Args:
-            X: [N, D] numbers.
+            X: [N, D] numbers, or a data frame.
             y: [N] labels.
             classes: All labels that will ever come; needed in the first call.
             sample_weight: How many examples each row stands for, [N].
@@ -123,6 +132,15 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
     def _likelihood(self, net: nn.Module, rows: Rows, plan: Plan) -> Likelihood:
         return Categorical()
 
+    def _task_config(self) -> dict[str, Any]:
+        return {"classes": self.classes_.tolist(), "kind": self.classes_.dtype.str}
+
+    def _restore_task(self, config: Mapping[str, Any]) -> None:
+        self.classes_ = np.array(config["classes"], dtype=np.dtype(config["kind"]))
+
+    def _fit_members(self, rows: Rows, settings: Settings) -> Fitted:
+        return fit_classes(rows, len(self.classes_), settings)
+
     def _num_outputs(self) -> int:
         return len(self.classes_)
 
@@ -132,7 +150,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         """The predictive distribution over positions in `classes_`: probabilities, entropy and its parts, `log_prob`.
 
         Args:
-            X: [N, D] numbers.
+            X: [N, D] numbers, or a data frame.
 
         Raises:
             sklearn.exceptions.NotFittedError: Before `fit`.
@@ -145,16 +163,16 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         """Probability of each class, in the order of `classes_`: [N, C].
 
         Args:
-            X: [N, D] numbers.
+            X: [N, D] numbers, or a data frame.
         """
-        probs: np.ndarray = self.predictive(X).class_probs.detach().numpy()
+        probs: np.ndarray = self.predictive(X).class_probs.detach().double().numpy()
         return probs / probs.sum(1, keepdims=True)
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
         """Logarithms of `predict_proba`: [N, C].
 
         Args:
-            X: [N, D] numbers.
+            X: [N, D] numbers, or a data frame.
         """
         probs = self.predict_proba(X)
         return np.log(np.maximum(probs, np.finfo(probs.dtype).tiny))
@@ -163,7 +181,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         """The most probable label of each row: [N].
 
         Args:
-            X: [N, D] numbers.
+            X: [N, D] numbers, or a data frame.
         """
         best = self.predict_proba(X).argmax(1)
         labels: np.ndarray = self.classes_[best]

@@ -11,8 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator
-from sklearn.utils import check_random_state
+from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import nn
 
@@ -23,23 +22,34 @@ from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Predictive
 from bayesify.registry import Method, get_method, suggest
 from bayesify.running.generators import own_generators
+from bayesify.sklearn.columns import Columns, is_frame, is_pandas, refuse_cells
+from bayesify.sklearn.recipe import Fitted, Settings
 from bayesify.sklearn.rows import FULL_BATCH, Rows, standardization
+from bayesify.sklearn.stored import StoredEstimator
 from bayesify.sklearn.training import ACTIVATIONS, Plan, make_network, own_network, predict, train, train_posteriors
+from bayesify.sklearn.unusual import MOST_ROWS, Neighbors
+from bayesify.tables.encoding import Encoding
 from bayesify.training.random_streams import derive_seed
 
+AUTO = "auto"
+"""The method that is the estimators' own, see `recipe`."""
+NONE = "no_validation"
+"""scikit-learn's word for X or y that are not there."""
+HIDDEN, ACTIVATION = (50,), "tanh"
+"""Of the network for methods by name."""
 LATER_EFFORT = 0.25
 """Share of the training that a later call of `partial_fit` gets."""
 
 
-class BayesianEstimator(BaseEstimator):
+class BayesianEstimator(StoredEstimator):
     """Common base of `BayesianRegressor` and `BayesianClassifier`; their pages describe the parameters."""
 
     def __init__(
         self,
-        method: str = "mean_field",
-        hidden: Sequence[int] = (50,),
+        method: str = AUTO,
+        hidden: Sequence[int] | None = None,
         *,
-        activation: str = "tanh",
+        activation: str | None = None,
         network: nn.Module | None = None,
         method_options: Mapping[str, Any] | None = None,
         prior_scale: float = 2.0,
@@ -92,6 +102,10 @@ class BayesianEstimator(BaseEstimator):
             return standardization(values, weights)
         return Standardization(np.zeros((1, values.shape[1])), np.ones((1, values.shape[1])))
 
+    @abstractmethod
+    def _fit_members(self, rows: Rows, settings: Settings) -> Fitted:
+        """Train the members of the default method on encoded rows."""
+
     # -- training --------------------------------------------------------------------------------------------------
 
     def _fit(self, rows: Rows) -> Self:
@@ -106,12 +120,13 @@ class BayesianEstimator(BaseEstimator):
             return self._fit(rows)
         if self._kept is None:
             raise ValueError(
-                f"{type(self).__name__}: partial_fit with memory_rows=0, so that no rows are there to train on beside new ones; "
-                "let the estimator keep some"
+                f"{type(self).__name__}: partial_fit has no earlier rows to train on beside the new ones (memory_rows=0, or the "
+                "estimator comes from a file); fit again on all rows"
             )
         whole = self._merged(self._kept.joined(rows))
-        if isinstance(self.model_, BayesianNetwork) and method.posterior is not None and method.name == self.method_:
-            rows, plan = self._prepared(whole), self._plan(method)
+        by_posterior = isinstance(self.model_, BayesianNetwork) and method is not None and method.posterior is not None
+        if by_posterior and method.name == self.method_:  # type: ignore[union-attr]
+            rows, plan = self._prepared(whole), self._plan(method)  # type: ignore[arg-type]
             train_posteriors([self.model_], [rows], [plan], effort=LATER_EFFORT, start=False)
         else:
             self._start(whole, method)
@@ -120,10 +135,20 @@ class BayesianEstimator(BaseEstimator):
 
     def _keep(self, rows: Rows) -> None:
         seed = derive_seed(self._seed, "rows", len(rows), rows.num_data)
-        self._kept: Rows | None = rows.thinned(self.memory_rows, seed) if self.memory_rows else None
+        self._kept = rows.thinned(self.memory_rows, seed) if self.memory_rows else None
 
-    def _start(self, rows: Rows, method: Method) -> None:
+    def _start(self, rows: Rows, method: Method | None) -> None:
         self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        self._neighbors = Neighbors.of(rows.thinned(MOST_ROWS, derive_seed(self._seed, "neighbors")).x)
+        self._fitted = None
+        if method is None:
+            self._encoding = Encoding.of(rows.x, rows.weights, self.standardize)
+            encoded = Rows(self._encoding(rows.x), rows.y, rows.weights)
+            with own_generators():
+                torch.manual_seed(derive_seed(self._seed, "training"))
+                self._fitted = self._fit_members(encoded, self._settings())
+            self.model_, self.method_ = self._fitted.model, AUTO
+            return
         self._choose_units(rows)
         net = self._make_network()
         with own_generators():
@@ -153,17 +178,48 @@ class BayesianEstimator(BaseEstimator):
             bool(self.verbose),
         )
 
+    def _settings(self) -> Settings:
+        given = {
+            "hidden": None if self.hidden is None else tuple(self.hidden),
+            "activation": self.activation,
+            "steps": self.epochs,
+            "learning_rate": self.learning_rate,
+            "batch_size": self.batch_size,
+            **(self.method_options or {}),
+        }
+        chosen = {key: value for key, value in given.items() if value is not None}
+        return Settings(prior_scale=float(self.prior_scale), seed=self._seed, progress=bool(self.verbose), **chosen)
+
+    @property
+    def choices_(self) -> dict[str, Any]:
+        """What was chosen: method, and for the default method likelihood, transform and out-of-fold scores of what was tried."""
+        check_is_fitted(self, "model_")
+        fitted = self._fitted
+        found: dict[str, Any] = {"method": self.method_}
+        if fitted is not None:
+            found |= {
+                "likelihood": fitted.likelihood,
+                "transform": fitted.transform,
+                "members": self.model_.num_distinct_draws,
+                "hidden": fitted.hidden,
+                "steps": fitted.steps,
+                "out_of_fold_score": fitted.score,
+                "tried": dict(fitted.scores),
+            }
+        return found | {"left_out": list(self._columns.notes) if self._columns is not None else []}
+
     def _make_network(self) -> nn.Module:
-        owner, sizes = type(self).__name__, (self.n_features_in_, self._num_outputs())
+        owner, sizes = type(self).__name__, (self._num_inputs, self._num_outputs())
         if self.network is not None:
             return own_network(self.network, *sizes, owner)
-        return make_network(sizes[0], tuple(self.hidden), self.activation, sizes[1], derive_seed(self._seed, "network"))
+        hidden = HIDDEN if self.hidden is None else tuple(self.hidden)
+        activation = self.activation or ACTIVATION
+        return make_network(sizes[0], hidden, activation, sizes[1], derive_seed(self._seed, "network"))
 
     def _rows(
         self, X: Any, y: Any, sample_weight: Any, *, reset: bool, least: int = 2, **options: Any
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        with self._telling("X as numbers [N, D] and y with one target for each row"):
-            X, y = validate_data(self, X, y, reset=reset, dtype=np.float64, ensure_min_samples=least, **options)
+        X, y = self._read(X, y, reset=reset, ensure_min_samples=least, **options)
         with self._telling("sample_weight as numbers of at least 0, one for each row"):
             weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
             if not 0 < weights.sum() <= LARGEST:
@@ -179,11 +235,68 @@ class BayesianEstimator(BaseEstimator):
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(f"{type(self).__name__}: {str(error).rstrip('.')}; give {words}") from error
 
-    def _check_parameters(self) -> Method:
+    def _read(self, X: Any, y: Any = NONE, *, reset: bool, **options: Any) -> Any:
+        """Inputs as numbers [N, D], and targets where they are given; the columns of a frame are learned where `reset`."""
+        owner = type(self).__name__
+        columns: Columns | None = None if reset else self._columns
+        if is_frame(X) if reset else columns is not None:
+            if not reset and not is_pandas(X):
+                raise ValueError(
+                    f"{owner}: X is {type(X).__name__}, and training was on a data frame; give a frame with its columns"
+                )
+            if len(X) < options.pop("ensure_min_samples", 1):
+                raise ValueError(f"{owner}: X has {len(X)} rows (samples); give at least 2, or 1 to predict")
+            if y is not NONE:
+                with self._telling("y with one target for each row"):
+                    y = validate_data(self, NONE, y, **options)
+                    check_consistent_length(X, y)
+            if columns is not None:
+                inputs = columns(X, owner)
+            else:
+                self._columns, inputs = Columns.learn(X, owner)
+                self._num_inputs, self.n_features_in_ = inputs.shape[1], X.shape[1]
+                if all(isinstance(name, str) for name in X.columns):
+                    self.feature_names_in_ = np.array(list(X.columns), dtype=object)
+                else:
+                    self.__dict__.pop("feature_names_in_", None)
+            return inputs if y is NONE else (inputs, y)
+        if is_frame(X):
+            refuse_cells(X, owner)
+        words = "and y with one target for each row" if reset else "in the columns of the training"
+        with self._telling(f"X as numbers [N, D], or a data frame, {words}"):
+            found = validate_data(self, X, y, reset=reset, dtype=np.float64, **options)
+        if reset:
+            self._columns, self._num_inputs = None, self.n_features_in_
+        return found
+
+    def _check_parameters(self) -> Method | None:
+        """The method, `None` for the estimators' own.
+
+        Raises:
+            ValueError: If a parameter is not valid.
+        """
+        owner = type(self).__name__
+        self._check_kinds()
+        method = None if self.method == AUTO else self._find_method()
+        self._check_numbers()
+        if method is not None:
+            self._check_options(method)
+            return method
+        if self.network is not None:
+            raise ValueError(f"{owner}: method='auto' makes its own network; give hidden, or a method by name")
+        names = ("members",)
+        for name in self.method_options or {}:
+            if name not in names:
+                raise ValueError(
+                    f"{owner}: method_options has {name!r}, which 'auto' does not take; {suggest(str(name), names)}"
+                )
+        return None
+
+    def _check_kinds(self) -> None:
         owner = type(self).__name__
         kinds: list[tuple[str, Any, Any, str]] = [
             ("method", self.method, str, "a name or alias from the registry"),
-            ("activation", self.activation, str, f"one of {', '.join(ACTIVATIONS)}"),
+            ("activation", self.activation, str | None, f"one of {', '.join(ACTIVATIONS)}"),
             ("network", self.network, nn.Module | None, "a torch.nn.Module, or None"),
             ("method_options", self.method_options, Mapping | None, "a dictionary of the method's arguments, or None"),
             ("standardize", self.standardize, bool | np.bool_, "True or False"),
@@ -199,13 +312,20 @@ class BayesianEstimator(BaseEstimator):
                 f"{owner}: random_state={self.random_state!r}; give an integer from 0 to 2**32 - 1, a "
                 "numpy.random.RandomState, or None"
             ) from None
+
+    def _find_method(self) -> Method:
+        owner = type(self).__name__
         try:
             method = get_method(self.method)
         except ValueError as error:
             raise ValueError(f"{owner}: {error}") from None
         if method.status != "ready":
             raise ImportError(f"{owner}: method={method.name!r} {method.status}; pip install 'bayesify[all]'")
-        if self.activation not in ACTIVATIONS:
+        return method
+
+    def _check_numbers(self) -> None:
+        owner = type(self).__name__
+        if self.activation is not None and self.activation not in ACTIVATIONS:
             raise ValueError(f"{owner}: activation={self.activation!r}; {suggest(str(self.activation), ACTIVATIONS)}")
         counts: dict[str, Any] = {
             "epochs": self.epochs,
@@ -214,9 +334,10 @@ class BayesianEstimator(BaseEstimator):
             "prediction_draws": self.prediction_draws,
             "memory_rows": self.memory_rows,
         }
-        if isinstance(self.hidden, (str, int)) or not isinstance(self.hidden, (Sequence, np.ndarray)):
-            raise ValueError(f"{owner}: hidden={self.hidden!r}; give a tuple of widths such as (50,), () for none")
-        counts |= {f"hidden[{index}]": width for index, width in enumerate(self.hidden)}
+        hidden = () if self.hidden is None else self.hidden
+        if isinstance(hidden, (str, int)) or not isinstance(hidden, (Sequence, np.ndarray)):
+            raise ValueError(f"{owner}: hidden={hidden!r}; give a tuple of widths such as (50,), () for none")
+        counts |= {f"hidden[{index}]": width for index, width in enumerate(hidden)}
         for key, value in counts.items():
             optional = key in ("epochs", "batch_size") and value is None
             least = 0 if key == "memory_rows" else 1
@@ -229,8 +350,6 @@ class BayesianEstimator(BaseEstimator):
             number = isinstance(value, Real) and not isinstance(value, bool)
             if not optional and not (number and 0 < value <= LARGEST):
                 raise ValueError(f"{owner}: {key}={value!r}; give a positive number of at most {LARGEST}")
-        self._check_options(method)
-        return method
 
     def _check_options(self, method: Method) -> None:
         known = inspect.signature(method.fit or method.posterior).parameters  # type: ignore[arg-type]
@@ -247,7 +366,38 @@ class BayesianEstimator(BaseEstimator):
 
     def _predict_standardized(self, X: Any) -> Predictive:
         check_is_fitted(self, "model_")
-        with self._telling("X as numbers [N, D], in the columns of the training"):
-            X = validate_data(self, X, reset=False, dtype=np.float64)
-        x = torch.from_numpy(self._x_units(X))
-        return predict(self.model_, x, self.prediction_draws, derive_seed(self._seed, "draws"))
+        inputs = self._read(X, reset=False)
+        scaled = self._x_units(inputs) if self._fitted is None else self._encoding(inputs)
+        return predict(self.model_, torch.from_numpy(scaled), self.prediction_draws, derive_seed(self._seed, "draws"))
+
+    def unusual(self, X: Any, share: float = 0.01) -> np.ndarray:
+        """Which rows are unlike the training rows: [N], true for those that are.
+
+        These lie further from their nearest training rows than all but a share of the training rows do, or hold a text that its
+        column has never had; see `unusual_share`. Predictions of such rows are guesses, whatever they say.
+
+        Args:
+            X: [N, D] numbers, or a frame.
+            share: Of rows like the training rows that are to be called unusual.
+
+        Raises:
+            ValueError: If the share is not between 0 and 1.
+        """
+        if not 0 < share < 1:
+            raise ValueError(f"{type(self).__name__}: share={share!r}; give a number between 0 and 1")
+        found: np.ndarray = self.unusual_share(X) <= share
+        return found
+
+    def unusual_share(self, X: Any) -> np.ndarray:
+        """The share of training rows that are at least as unlike the others as each row is: [N], near 0 for an unusual row.
+
+        What counts is the mean distance to the five nearest training rows; see `bayesify.sklearn.unusual.Neighbors`.
+
+        Args:
+            X: [N, D] numbers, or a frame.
+        """
+        check_is_fitted(self, "model_")
+        found = self._neighbors.share_beyond(self._read(X, reset=False))
+        if self._columns is not None:
+            found[self._columns.preparation.unseen(self._columns.read(X, type(self).__name__))] = 0.0
+        return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from numbers import Real
 from typing import Any, Self
 
@@ -12,36 +13,59 @@ from sklearn.base import RegressorMixin
 from torch import Tensor, nn
 
 from bayesify.arguments.checks import LARGEST, Level, checked
+from bayesify.datasets.scaling import Standardization
 from bayesify.likelihoods import Gaussian, Likelihood
 from bayesify.predictive.regression import RegressionPredictive
-from bayesify.sklearn.estimator import BayesianEstimator
+from bayesify.registry import suggest
+from bayesify.sklearn.estimator import AUTO, BayesianEstimator
+from bayesify.sklearn.recipe import (
+    COUNTS,
+    NUMBER_LIKELIHOODS,
+    Fitted,
+    Settings,
+    fit_numbers,
+    make_likelihood,
+)
 from bayesify.sklearn.rows import Rows
+from bayesify.sklearn.stored import restore_units, units_config
 from bayesify.sklearn.training import Plan, estimate_noise
-from bayesify.sklearn.units import ScaledPredictive
+from bayesify.sklearn.units import TRANSFORMS, UnitsPredictive
+from bayesify.storage.serializers import register_predictor
 
 
+@register_predictor
 class BayesianRegressor(RegressorMixin, BayesianEstimator):
-    r"""Regression by a Bayesian network under any method, with Gaussian noise: $y = f_w(x) + \varepsilon$.
+    r"""Regression by Bayesian networks on arrays or data frames.
 
-    Inputs and targets are standardized by the training rows, and predictions come back in the targets' units. Everything is in
-    float64 on the CPU. A weight of k means k copies of a row: rows that fit into one batch give the same result to
-    the last bit either way.
+    The default method, `"auto"`, is an ensemble of five networks; each holds out another fifth of the rows and stops where it
+    predicts these best. What they predict of rows they have not seen chooses the distribution of the noise, whose spread depends on
+    the row, and a transform of the target, and recalibrates the quantiles; see [the page](../scikit-learn.md). Methods by name
+    have Gaussian noise of one variance unless told otherwise, $y = f_w(x) + \varepsilon$.
+
+    The columns of a pandas frame may hold numbers, text, categories, dates, truth values and missing cells; see
+    `bayesify.tables`. Inputs and targets are scaled by the training rows, and predictions come back in the targets' units.
+    Everything is on the CPU, methods by name in float64. A weight of k means k copies of a row: rows that fit into
+    one batch give the same result to the last bit either way.
 
     Args:
-        method: A name or alias from the registry, such as `"mean_field"`, `"ensemble"` or `"laplace"`; `bayesify methods`
-            lists them.
-        hidden: Units of each hidden layer; `()` for Bayesian linear regression.
-        activation: `"tanh"`, `"relu"`, `"silu"` or `"gelu"`.
-        network: A network of your own in place of `hidden`: from [B, columns] to [B, targets]. It is copied.
+        method: `"auto"`, or a name or alias from the registry, such as `"mean_field"`, `"ensemble"` or `"laplace"`; `bayesify
+            methods` lists them.
+        hidden: Units of each hidden layer, `()` for none; (64, 64) or, above 1,500 rows, (128, 128) by default, (50,) for methods
+            by name.
+        likelihood: `"auto"`, or the name of the targets' distribution: `"gaussian"`, `"heteroscedastic_gaussian"`,
+            `"student_t"`, `"quantiles"`, or `"poisson"` and `"negative_binomial"` for counts.
+        target_transform: `"auto"`, `"none"`, `"log"`, `"log1p"` or `"sqrt"`.
+        activation: `"tanh"`, `"relu"`, `"silu"` or `"gelu"`; `"silu"` by default, `"tanh"` for methods by name.
+        network: A network of your own in place of `hidden`, for methods by name: from [B, columns] to [B, outputs]. It is copied.
         method_options: Arguments of the method's posterior or recipe, such as `{"members": 10}`.
         prior_scale: The weights' prior has standard deviation `prior_scale / sqrt(fan_in)`.
-        noise: Noise variance in the targets' squared unit. If left out, it is estimated for each target by cross-validation of
-            the network at its maximum a posteriori, which holds the network's own error too; posteriors then learn how much
-            less it is, methods that keep point estimates and those with a recipe of their own take it as it is.
+        noise: Noise variance in the targets' squared unit, where it is known. Methods by name else estimate it for each target
+            by cross-validation of the network at its maximum a posteriori, which holds the network's own error too; posteriors
+            then learn how much less it is, methods that keep point estimates and those with a recipe of their own take it as it is.
         epochs: Passes over the data in the main phase, after a quarter as many to the maximum a posteriori; by the number
-            of rows by default.
+            of rows by default. For `"auto"`: steps of the optimizer, at most.
         learning_rate: Of Adam, at the first step; recipes have their own, see `method_options`.
-        batch_size: All rows up to 1,024 by default, else 256.
+        batch_size: All rows up to 1,024 by default, else 256; 256 for `"auto"`.
         num_draws: Draws of the weights in a training step.
         prediction_draws: Draws of the weights for predictions, the same for every row and call; a chain or an ensemble gives
             no more than it has.
@@ -51,19 +75,22 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         verbose: Whether to show a progress bar.
 
     Attributes:
-        model_: What was trained, on standardized data: a `BayesianNetwork`, a `Laplace`, ...
-        method_: The method's name in the registry.
-        noise_: Noise variance of each target, in its squared unit.
+        model_: What was trained, on scaled data: a `BayesianNetwork`, a `Laplace`, ...
+        method_: The method's name in the registry, or `"auto"`.
+        choices_: Likelihood and transform that were chosen, with the out-of-fold scores of all that were tried.
+        noise_: Noise variance of each target, in its squared unit, where it is the same for all rows.
         n_features_in_: Columns.
         feature_names_in_: Their names, where X had names.
     """
 
     def __init__(
         self,
-        method: str = "mean_field",
-        hidden: Sequence[int] = (50,),
+        method: str = AUTO,
+        hidden: Sequence[int] | None = None,
         *,
-        activation: str = "tanh",
+        likelihood: str = "auto",
+        target_transform: str = "auto",
+        activation: str | None = None,
         network: nn.Module | None = None,
         method_options: Mapping[str, Any] | None = None,
         prior_scale: float = 2.0,
@@ -95,6 +122,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             random_state=random_state,
             verbose=verbose,
         )
+        self.likelihood = likelihood
+        self.target_transform = target_transform
         self.noise = noise
 
     def __sklearn_tags__(self) -> Any:
@@ -108,7 +137,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         """Train from the start.
 
         Args:
-            X: [N, D] numbers.
+            X: [N, D] numbers, or a data frame.
             y: [N] or [N, O] numbers.
             sample_weight: How many examples each row stands for, [N]; 1 by default.
 
@@ -129,7 +158,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         own is trained from the start on these. Units stay those of the first call where training goes on.
 
         Args:
-            X: [N, D] numbers.
+            X: [N, D] numbers, or a data frame.
             y: [N] or [N, O] numbers.
             sample_weight: How many examples each row stands for, [N].
 
@@ -151,31 +180,90 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             X, y, sample_weight, reset=first, least=2 if first else 1, multi_output=True, y_numeric=True
         )
         y = y.astype(np.float64)
+        self._check_choices(y)
         if first:
             self._flat, self._targets = y.ndim == 1, 1 if y.ndim == 1 else y.shape[1]
         y = y.reshape(len(y), -1)
+        if first and len(y) > 1 and (y == y[:1]).all():
+            raise ValueError(f"BayesianRegressor: y is {y[0, 0]:g} in every row; there is nothing to predict")
         if y.shape[1] != self._targets:
             raise ValueError(f"BayesianRegressor: y has {y.shape[1]} columns; it had {self._targets} in the first call")
         return Rows(X, y, weights).weighed()
 
+    def _check_choices(self, y: np.ndarray) -> None:
+        """Raise `ValueError` for a likelihood or transform that is unknown, or that targets do not fit."""
+        for key, value, known in (
+            ("likelihood", self.likelihood, NUMBER_LIKELIHOODS),
+            ("target_transform", self.target_transform, tuple(TRANSFORMS)),
+        ):
+            if value != AUTO and value not in known:
+                raise ValueError(f"BayesianRegressor: {key}={value!r}; {suggest(str(value), (AUTO, *known))}")
+        if self.target_transform != AUTO and not TRANSFORMS[self.target_transform].fits(y):
+            raise ValueError(
+                f"BayesianRegressor: target_transform={self.target_transform!r} does not take "
+                f"the target {y.min():g}; choose another, or 'auto'"
+            )
+        if self.likelihood in COUNTS:
+            wrong = y[(y < 0) | (y != np.round(y))]
+            if len(wrong):
+                raise ValueError(
+                    f"BayesianRegressor: likelihood={self.likelihood!r} counts, and a target is {wrong[0]:g}; choose another"
+                )
+            if self.target_transform not in (AUTO, "none"):
+                raise ValueError(
+                    f"BayesianRegressor: target_transform={self.target_transform!r} with "
+                    f"likelihood={self.likelihood!r}; counts take 'none'"
+                )
+
     def _choose_units(self, rows: Rows) -> None:
         super()._choose_units(rows)
-        self._y_units = self._units(rows.y, rows.weights)
+        self._transform = "none" if self.target_transform == AUTO else self.target_transform
+        y = self._transformed(rows.y)
+        self._y_units = (
+            Standardization(np.zeros((1, y.shape[1])), np.ones((1, y.shape[1])))
+            if self.likelihood in COUNTS
+            else self._units(y, rows.weights)
+        )
+
+    def _transformed(self, y: np.ndarray) -> np.ndarray:
+        found: np.ndarray = TRANSFORMS[self._transform].forward(torch.from_numpy(y)).numpy()
+        return found
 
     def _scale_targets(self, rows: Rows) -> Rows:
-        return Rows(rows.x, self._y_units(rows.y), rows.weights)
+        return Rows(rows.x, self._y_units(self._transformed(rows.y)), rows.weights)
 
     def _likelihood(self, net: nn.Module, rows: Rows, plan: Plan) -> Likelihood:
+        if self.likelihood not in (AUTO, "gaussian"):
+            return make_likelihood(self.likelihood).double()
         if self.noise is None:
             return Gaussian(estimate_noise(net, rows, plan).tolist()).double()
         return Gaussian((float(self.noise) / self._y_units.std[0] ** 2).tolist(), learn=False).double()
 
+    def _task_config(self) -> dict[str, Any]:
+        own = {} if self._fitted is not None else {"transform": self._transform, "y_units": units_config(self._y_units)}
+        return {"flat": self._flat, "targets": self._targets, **own}
+
+    def _restore_task(self, config: Mapping[str, Any]) -> None:
+        self._flat, self._targets = bool(config["flat"]), int(config["targets"])
+        if "y_units" in config:
+            self._transform, self._y_units = str(config["transform"]), restore_units(config["y_units"])
+
+    def _fit_members(self, rows: Rows, settings: Settings) -> Fitted:
+        noise = None if self.noise is None else float(self.noise)
+        return fit_numbers(rows, self.likelihood, self.target_transform, replace(settings, noise=noise))
+
     def _num_outputs(self) -> int:
-        return self._targets
+        return self._targets * (1 if self.likelihood == AUTO else make_likelihood(self.likelihood).outputs_per_target)
 
     @property
     def noise_(self) -> np.ndarray:
-        """Noise variance of each target, in its squared unit: [O]."""
+        """Noise variance of each target, in its squared unit: [O].
+
+        Raises:
+            AttributeError: If it depends on the row.
+        """
+        if not isinstance(self.model_.likelihood, Gaussian):
+            raise AttributeError("BayesianRegressor: noise_ is for one noise in all rows; here it depends on the row")
         found: np.ndarray = self._y_units.std[0] ** 2 * self.model_.likelihood.noise.detach().numpy()
         return found
 
@@ -185,22 +273,26 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         """The predictive distribution in the targets' units: mean, parts of the variance, quantiles, `log_prob`; each [N, O].
 
         Args:
-            X: [N, D] numbers.
+            X: [N, D] numbers, or a data frame.
 
         Raises:
             sklearn.exceptions.NotFittedError: Before `fit`.
         """
         inner = self._predict_standardized(X)
         assert isinstance(inner, RegressionPredictive)
+        fitted = self._fitted
+        if fitted is not None:
+            shift, scale = fitted.shift, fitted.scale
+            return UnitsPredictive(inner, shift, scale, fitted.transform, fitted.recalibration, fitted.floor)
         units = self._y_units
-        return ScaledPredictive(inner, torch.from_numpy(units.mean[0]), torch.from_numpy(units.std[0]))
+        return UnitsPredictive(inner, torch.from_numpy(units.mean[0]), torch.from_numpy(units.std[0]), self._transform)
 
     @checked
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The predictive mean.
 
         Args:
-            X: [N, D] numbers.
+            X: [N, D] numbers, or a data frame.
             return_std: Whether to return the predictive standard deviation too, noise included.
 
         Returns:
@@ -215,7 +307,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         """The central interval that holds a new target with probability `level`.
 
         Args:
-            X: [N, D] numbers.
+            X: [N, D] numbers, or a data frame.
             level: Between 0 and 1.
 
         Returns:
@@ -232,7 +324,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         """Values that a new target stays below with given probabilities.
 
         Args:
-            X: [N, D] numbers.
+            X: [N, D] numbers, or a data frame.
             quantiles: Q probabilities, each strictly between 0 and 1.
 
         Returns:

@@ -290,7 +290,9 @@ def predict(model: Predictor, x: torch.Tensor, num_draws: int, seed: int) -> Pre
     return model.predict(x, num_draws, generator=torch.Generator().manual_seed(seed))
 
 
-def make_network(num_inputs: int, hidden: tuple[int, ...], activation: str, num_outputs: int, seed: int) -> nn.Module:
+def make_network(
+    num_inputs: int, hidden: tuple[int, ...], activation: str, num_outputs: int, seed: int, dropout: float = 0.0
+) -> nn.Module:
     """A network of linear layers in float64, the same for the same seed.
 
     Args:
@@ -299,14 +301,15 @@ def make_network(num_inputs: int, hidden: tuple[int, ...], activation: str, num_
         activation: A key of `ACTIVATIONS`.
         num_outputs: Of the last layer.
         seed: Of the weights.
+        dropout: Share of the hidden units that a training step leaves out.
     """
     widths = [num_inputs, *hidden, num_outputs]
     with own_generators():
         torch.manual_seed(seed)
         layers: list[nn.Module] = []
         for d_in, d_out in pairwise(widths):
-            layers += [nn.Linear(d_in, d_out), ACTIVATIONS[activation]()]
-    return nn.Sequential(*layers[:-1]).double()
+            layers += [nn.Linear(d_in, d_out), ACTIVATIONS[activation](), *([nn.Dropout(dropout)] if dropout else [])]
+    return nn.Sequential(*layers[: -2 if dropout else -1]).double()
 
 
 def own_network(net: nn.Module, num_inputs: int, num_outputs: int, owner: str) -> nn.Module:

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from bayesify.arguments.checks import Device, checked
 from bayesify.maths.value_checks import find_not_finite
 from bayesify.network import BayesianNetwork
-from bayesify.predictor import Predictor
+from bayesify.predictor import Storable
 from bayesify.registry import suggest
 from bayesify.storage import tensor_files
 from bayesify.storage.allocation import AllocationLimit
-from bayesify.storage.serializers import MODULE, STORED, stored_name
+from bayesify.storage.serializers import MODULE, STORED, find_stored, stored_name
 from bayesify.version import __version__
 from bayesify.weights.module_state import fingerprint, restore_module, tensors_of
 
@@ -33,7 +33,8 @@ def save(model: Any, path: str | Path) -> None:
     in it.
 
     Args:
-        model: A predictor, such as a `BayesianNetwork`, of a type that is registered, or a plain module.
+        model: A predictor, such as a `BayesianNetwork`, of a type that is registered, an estimator of `bayesify.sklearn`, or a
+            plain module.
         path: Where to write; its folder must exist.
 
     Raises:
@@ -42,7 +43,7 @@ def save(model: Any, path: str | Path) -> None:
         OSError: If the file cannot be written.
     """
     name = stored_name(model)
-    plain = not isinstance(model, Predictor)
+    plain = not isinstance(model, Storable)
     state, tied = _once(tensors_of(model) if plain else model.state())
     wrong = find_not_finite((key, value) for key, value in state.items() if isinstance(value, nn.Parameter))
     if wrong is not None:
@@ -71,7 +72,7 @@ def load(path: str | Path, net: nn.Module | None = None, *, map_location: Device
     Args:
         path: The file.
         net: The network that the stored model was made from, or a fresh one of the same architecture; its weights do not matter. It
-            is copied, not changed. Not needed for a model without a network of the user's, such as a `DeepGP`.
+            is copied, not changed. Not needed for a model without a network of the user's, such as a `DeepGP` or an estimator.
         map_location: Device of the result; by default that of `net`, the CPU without one.
 
     Returns:
@@ -101,9 +102,10 @@ def load(path: str | Path, net: nn.Module | None = None, *, map_location: Device
     if expected is not None and wrong is not None:
         raise ValueError(f"{path}: {wrong} is not finite in it; use an earlier copy")
     name = contents.name
-    if name not in (*STORED, MODULE):
+    kind = find_stored(name)
+    if kind is None and name != MODULE:
         raise ValueError(f"{path}: holds a {name!r}, which is unknown here; {suggest(name, [*STORED, MODULE])}")
-    needs_network = name == MODULE or STORED[name].needs_network
+    needs_network = kind is None or kind.needs_network
     if not needs_network:
         net = nn.Identity()
     elif net is None:
@@ -114,9 +116,9 @@ def load(path: str | Path, net: nn.Module | None = None, *, map_location: Device
         net = copy.deepcopy(net).to(torch.device(map_location))
     try:
         with AllocationLimit([*tensors.values(), *net.parameters(), *net.buffers()]):
-            if name == MODULE:
+            if kind is None:
                 return restore_module(net, contents.state)
-            restored = STORED[name].restore(net, contents.config, contents.state)
+            restored = kind.restore(net, contents.config, contents.state)
     except Exception as error:  # whatever a stranger's configuration sets off
         raise ValueError(
             f"{path}: does not fit this network ({_reason(error)}); it was written by bayesify {contents.version}"

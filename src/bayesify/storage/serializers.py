@@ -1,35 +1,51 @@
-"""Which types can be stored: predictors by their contract, and plain modules; `save_load` does the writing and reading."""
+"""Which types can be stored: those with the contract `Storable`, and plain modules; `save_load` does the writing and reading."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any, TypeVar
 
 from torch import nn
 
 from bayesify.network import BayesianNetwork
-from bayesify.predictor import Predictor
+from bayesify.predictor import Storable
 
 MODULE = "Module"
 """Name of a plain module in files."""
-STORED: dict[str, type[Predictor]] = {}
-"""Every predictor that `save` takes, by its name in files."""
+STORED: dict[str, type[Storable]] = {}
+"""Everything that `save` takes, by its name in files."""
+OPTIONAL = {"BayesianRegressor": "bayesify.sklearn", "BayesianClassifier": "bayesify.sklearn"}
+"""What needs a package that may not be installed, and the module that registers it, imported when a file holds one."""
 
-Kind = TypeVar("Kind", bound=type[Predictor])
+Kind = TypeVar("Kind", bound=type[Storable])
 
 
 def register_predictor(kind: Kind) -> Kind:
-    """Teach `save` and `load` a predictor, under the name of its class; a decorator. Subclasses are stored as it is.
+    """Teach `save` and `load` a predictor, or something else that is `Storable`, under the name of its class; a decorator.
+
+    Subclasses are stored as it is.
 
     Raises:
-        TypeError: If it is no `Predictor`.
+        TypeError: If it is not `Storable`, as a `Predictor` is.
         ValueError: If the name is taken.
     """
-    if not (isinstance(kind, type) and issubclass(kind, Predictor)):
+    if not (isinstance(kind, type) and issubclass(kind, Storable)):
         raise TypeError(f"register_predictor: {kind!r}; give a class that inherits from bayesify.predictor.Predictor")
     if kind.__name__ in (*STORED, MODULE):
         raise ValueError(f"register_predictor: {kind.__name__!r} is taken; give the class another name")
     STORED[kind.__name__] = kind
     return kind
+
+
+def find_stored(name: str) -> type[Storable] | None:
+    """The class that a file names, `None` where there is none.
+
+    Raises:
+        ImportError: If it needs a package that is not installed.
+    """
+    if name not in STORED and name in OPTIONAL:
+        import_module(OPTIONAL[name])
+    return STORED.get(name)
 
 
 def stored_name(model: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,32 @@ class Features:
 
     def __len__(self) -> int:
         return len(self.numbers)
+
+    def schema(self) -> Features:
+        """The same columns and levels without rows: what `read_features` needs for a second table."""
+        return Features(
+            np.empty((0, len(self.number_names))),
+            self.number_names,
+            np.empty((0, len(self.code_names)), dtype=np.int64),
+            self.code_names,
+            self.levels,
+        )
+
+    def config(self) -> dict[str, Any]:
+        """Columns and levels as plain data."""
+        return {
+            "numbers": list(self.number_names),
+            "categories": list(self.code_names),
+            "levels": [list(levels) for levels in self.levels],
+        }
+
+    @classmethod
+    def restore(cls, config: Mapping[str, Any]) -> Features:
+        """The schema of `config`."""
+        numbers, categories = tuple(map(str, config["numbers"])), tuple(map(str, config["categories"]))
+        levels = tuple(tuple(map(str, level)) for level in config["levels"])
+        none = np.empty((0, len(categories)), dtype=np.int64)
+        return cls(np.empty((0, len(numbers))), numbers, none, categories, levels)
 
     @property
     def num_columns(self) -> int:

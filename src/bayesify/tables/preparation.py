@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -73,6 +75,39 @@ class Preparation:
         """
         inputs = self._all(features, rows)[:, self.kept]
         return inputs if inputs.shape[1] else np.zeros((len(rows), 1))
+
+    def unseen(self, features: Features) -> np.ndarray:
+        """Rows with a text that a column has not had in training, nor any rare one that stands for it: [N]."""
+        found, place = np.zeros(len(features), dtype=bool), len(self.medians) + len(self.marked)
+        for index, own in enumerate(self.levels):
+            place += len(own) + 1
+            if not self.kept[place - 1]:
+                found |= features.codes[:, index] == -2
+        return found
+
+    def config(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "medians": self.medians.tolist(),
+            "low": np.nan_to_num(self.low).tolist(),
+            "high": np.nan_to_num(self.high).tolist(),
+            "marked": list(self.marked),
+            "levels": [list(own) for own in self.levels],
+            "kept": self.kept.tolist(),
+        }
+
+    @classmethod
+    def restore(cls, config: Mapping[str, Any]) -> Preparation:
+        """From `config`."""
+        medians, low, high = (np.array(config[key], dtype=np.float64) for key in ("medians", "low", "high"))
+        return cls(
+            medians,
+            low,
+            high,
+            tuple(int(index) for index in config["marked"]),
+            tuple(tuple(int(level) for level in own) for own in config["levels"]),
+            np.array(config["kept"], dtype=bool),
+        )
 
     def _all(self, features: Features, rows: np.ndarray) -> np.ndarray:
         numbers, codes = features.numbers[rows], features.codes[rows]

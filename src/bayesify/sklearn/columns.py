@@ -1,0 +1,139 @@
+"""What an estimator takes for inputs: arrays of numbers, or data frames with columns of all kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from bayesify.tables.columns import Features, read_features
+from bayesify.tables.errors import InputError
+from bayesify.tables.preparation import Preparation
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+@dataclass(frozen=True)
+class Columns:
+    """How the rows of a data frame become numbers: kinds of columns, levels, medians, all from the training rows.
+
+    Args:
+        names: The frame's columns in training, in order.
+        schema: Those that are used, with kinds and levels.
+        preparation: From these to numbers.
+        notes: What was left out and why, in sentences.
+    """
+
+    names: tuple[str, ...]
+    schema: Features
+    preparation: Preparation
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def learn(cls, frame: DataFrame, owner: str) -> tuple[Self, np.ndarray]:
+        """From training rows; and their inputs, [N, D].
+
+        Raises:
+            InputError: If two columns have one name, a column has mixed contents, or none is of use.
+        """
+        frame = _named(frame, owner)
+        try:
+            features = read_features(frame.reset_index(drop=True))
+        except InputError as error:
+            raise InputError(f"{owner}: {error}") from None
+        rows = np.arange(len(frame))
+        preparation = Preparation.of(features, rows)
+        made = cls(tuple(frame.columns), features.schema(), preparation, features.notes)
+        return made, preparation(features, rows)
+
+    def __call__(self, frame: DataFrame, owner: str) -> np.ndarray:
+        """Inputs of other rows, [N, D]; columns are found by name, in any order, and others do not matter.
+
+        Raises:
+            InputError: If a column is missing, or holds another kind of cells than in training.
+        """
+        return self.preparation(self.read(frame, owner), np.arange(len(frame)))
+
+    def read(self, frame: DataFrame, owner: str) -> Features:
+        """Columns of other rows, before they become inputs; see `__call__`."""
+        frame = _named(frame, owner)
+        used = {name for name in self.names if self._uses(name)}
+        missing = [name for name in self.names if name in used and name not in frame.columns]
+        if missing:
+            raise InputError(f"{owner}: column {missing[0]!r} is missing; give the columns of the training rows")
+        try:
+            return read_features(
+                frame[[name for name in self.names if name in used]].reset_index(drop=True), like=self.schema
+            )
+        except InputError as error:
+            raise InputError(f"{owner}: {error}") from None
+
+    def _uses(self, name: str) -> bool:
+        schema = self.schema
+        known = name in schema.code_names or name in schema.number_names
+        return known or any(part.startswith(f"{name} (") for part in schema.number_names)
+
+    def config(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "names": list(self.names),
+            "schema": self.schema.config(),
+            "preparation": self.preparation.config(),
+            "notes": list(self.notes),
+        }
+
+    @classmethod
+    def restore(cls, config: Mapping[str, Any]) -> Self:
+        """From `config`."""
+        return cls(
+            tuple(map(str, config["names"])),
+            Features.restore(config["schema"]),
+            Preparation.restore(config["preparation"]),
+            tuple(map(str, config["notes"])),
+        )
+
+
+def is_pandas(X: Any) -> bool:
+    """Whether X is a pandas frame."""
+    import sys
+
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(X, pandas.DataFrame)
+
+
+def is_frame(X: Any) -> bool:
+    """Whether X is a pandas frame that is more than an array of finite numbers with names."""
+    return is_pandas(X) and (X.columns.has_duplicates or _odd_column(X) is not None)
+
+
+def refuse_cells(frame: DataFrame, owner: str) -> None:
+    """Raise `ValueError` with the name of a column that does not hold finite numbers, where training was on these alone."""
+    name = _odd_column(frame)
+    raise ValueError(
+        f"{owner}: column {name!r} holds cells that are no finite numbers (text, missing or infinite), and training saw "
+        "numbers alone; correct them, or train on a frame with such cells"
+    )
+
+
+def _odd_column(frame: DataFrame) -> Any:
+    from pandas.api import types
+
+    for place, kind in enumerate(frame.dtypes):
+        plain = types.is_numeric_dtype(kind) and not types.is_bool_dtype(kind) and not types.is_complex_dtype(kind)
+        if not plain or not np.isfinite(frame.iloc[:, place].to_numpy(np.float64, na_value=np.nan)).all():
+            return frame.columns[place]
+    return None
+
+
+def _named(frame: DataFrame, owner: str) -> DataFrame:
+    """The frame with text for names, each of them once."""
+    names = [str(name) for name in frame.columns]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"{owner}: {names.count(name)} columns are called {name!r}; rename all but one")
+    named = frame.copy(deep=False)
+    named.columns = names
+    return named

@@ -1,0 +1,97 @@
+"""Probabilities corrected by what out-of-fold predictions have seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+FEW, MANY = 60, 600
+"""Rows below which nothing is corrected, and from which on there are more knots."""
+LEVELS_OF_FEW = (0.05, 0.25, 0.5, 0.75, 0.95)
+LEVELS = (0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975)
+PRIOR_ROWS = 30.0
+"""Rows in favor of no correction."""
+LIMIT = 6.0
+"""Normal scores beyond which a probability is 0 or 1."""
+
+
+@dataclass(frozen=True)
+class Recalibration:
+    r"""An increasing map G of probabilities: where a predictive says $P(Y \le y) = u$, $G(u)$ was seen (Kuleshov et al. 2018).
+
+    In normal scores, $\Phi^{-1} \circ G \circ \Phi$ is linear between knots and of slope 1 beyond them.
+
+    Args:
+        said: Normal scores of what predictions say, increasing; without any, G is the identity.
+        seen: Of what was seen there, increasing.
+    """
+
+    said: tuple[float, ...] = ()
+    seen: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, values: np.ndarray, weights: np.ndarray) -> Self:
+        """From $P(Y \\le y)$ of rows that the predictions have not seen.
+
+        Args:
+            values: [N], between 0 and 1.
+            weights: How many examples each row stands for, [N].
+        """
+        num_rows = float(weights.sum())
+        if num_rows < FEW:
+            return cls()
+        order = np.argsort(values, kind="stable")
+        places = (np.cumsum(weights[order]) - 0.5 * weights[order]) / num_rows
+        levels = np.array(LEVELS_OF_FEW if num_rows < MANY else LEVELS)
+        found = np.interp(levels, places, values[order])
+        share = num_rows / (num_rows + PRIOR_ROWS)
+        said = share * _scores(found) + (1 - share) * _scores(levels)
+        keep = np.concatenate(([True], np.diff(np.maximum.accumulate(said)) > 1e-3))
+        return cls(tuple(said[keep].tolist()), tuple(_scores(levels)[keep].tolist()))
+
+    def __call__(self, u: Tensor) -> Tensor:
+        """G(u)."""
+        return torch.special.ndtr(self._map(_as_scores(u), self.said, self.seen)[0]) if self.said else u
+
+    def inverse(self, levels: Sequence[float]) -> list[float]:
+        """The u at which G(u) is each level."""
+        if not self.said:
+            return list(levels)
+        scores = _as_scores(torch.tensor(levels, dtype=torch.float64))
+        u: list[float] = torch.special.ndtr(self._map(scores, self.seen, self.said)[0]).clamp(1e-12, 1 - 1e-12).tolist()
+        return u
+
+    def log_slope(self, u: Tensor) -> Tensor:
+        """log G'(u)."""
+        if not self.said:
+            return torch.zeros_like(u)
+        scores = _as_scores(u)
+        mapped, slope = self._map(scores, self.said, self.seen)
+        return 0.5 * (scores.square() - mapped.square()) + slope.log()
+
+    @staticmethod
+    def _map(scores: Tensor, start: Sequence[float], end: Sequence[float]) -> tuple[Tensor, Tensor]:
+        """Values and slopes of the piecewise-linear map from one list of knots to the other."""
+        a, b = scores.new_tensor(start), scores.new_tensor(end)
+        slopes = torch.cat((scores.new_ones(1), (b[1:] - b[:-1]) / (a[1:] - a[:-1]), scores.new_ones(1)))
+        piece = torch.bucketize(scores, a)
+        left = (piece - 1).clamp_min(0)
+        return b[left] + slopes[piece] * (scores - a[left]), slopes[piece]
+
+    def config(self) -> dict[str, Any]:
+        """As plain data."""
+        return {"said": list(self.said), "seen": list(self.seen)}
+
+
+def _as_scores(u: Tensor) -> Tensor:
+    return torch.special.ndtri(u.double()).clamp(-LIMIT, LIMIT)
+
+
+def _scores(levels: np.ndarray) -> np.ndarray:
+    found: np.ndarray = _as_scores(torch.from_numpy(levels)).numpy()
+    return found

@@ -1,0 +1,389 @@
+"""The default of the estimators: networks that each hold out a part of the rows, with a distribution that fits the row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bayesify.likelihoods import REGISTRY, Categorical, Gaussian, Likelihood
+from bayesify.network import BayesianNetwork
+from bayesify.predictive.base import Outputs
+from bayesify.predictive.regression import RegressionPredictive
+from bayesify.priors import Neal
+from bayesify.sklearn.recalibration import Recalibration
+from bayesify.sklearn.rows import Rows
+from bayesify.sklearn.training import make_network
+from bayesify.sklearn.units import TRANSFORMS, UnitsPredictive
+from bayesify.training.hold_out import join_members, make_folds, point_members, train_held_out
+from bayesify.training.random_streams import derive_seed
+
+MEMBERS = 5
+DROPOUT = 0.1
+HIDDEN, HIDDEN_OF_MANY, MANY = (64, 64), (128, 128), 1_500
+"""Units of the hidden layers, and those for more rows than `MANY`."""
+ACTIVATION = "silu"
+ROWS_TO_CHOOSE, FOLDS_TO_CHOOSE, STEPS_TO_CHOOSE = 1_500, 2, 400
+"""What transform and likelihood are chosen by: rows at most, how many of the folds are predicted, and steps at most."""
+STEPS = 1_000
+LEARNING_RATE = 2e-3
+LEVELS = tuple(level / 20 for level in range(1, 20))
+"""Probabilities whose quantiles the CRPS is made of."""
+COUNTS = ("negative_binomial", "poisson")
+"""Likelihoods of whole numbers from 0 on."""
+FROM_THE_NETWORK: dict[str, dict[str, Any]] = {"student_t": {"scale": None}, "negative_binomial": {"dispersion": None}}
+"""Arguments with which a likelihood's spread depends on the row."""
+NUMBER_LIKELIHOODS = tuple(name for name, kind in REGISTRY.items() if kind.task == "regression")
+DEFAULT_LIKELIHOOD = "heteroscedastic_gaussian"
+REAL_LIKELIHOODS = (DEFAULT_LIKELIHOOD, "student_t")
+"""Among which out-of-fold predictions choose; the first with every transform, the others with the best."""
+WORTH = 0.005
+"""Share by which a score must be better to give up the simpler choice."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What an estimator's parameters say about its members.
+
+    Args:
+        hidden: Units of each hidden layer; by the number of rows by default.
+        activation: Of the hidden layers.
+        prior_scale: Of the `Neal` prior.
+        members: K networks, each of which holds out another Kth of the rows.
+        steps: Of the optimizer, at most.
+        learning_rate: At the first step.
+        batch_size: Rows of each member in a step.
+        noise: Variance of the targets' noise, in their squared unit, where it is known.
+        seed: Of everything random.
+        progress: Whether to show a progress bar.
+    """
+
+    hidden: tuple[int, ...] | None = None
+    activation: str = ACTIVATION
+    prior_scale: float = 2.0
+    members: int = MEMBERS
+    steps: int = STEPS
+    learning_rate: float = LEARNING_RATE
+    batch_size: int = 256
+    noise: float | None = None
+    seed: int = 0
+    progress: bool = False
+
+    def sized(self, num_rows: int) -> Settings:
+        """With the units that suit a number of rows, where none are given."""
+        return self if self.hidden is not None else replace(self, hidden=HIDDEN if num_rows <= MANY else HIDDEN_OF_MANY)
+
+    def network(self, num_inputs: int, num_outputs: int, member: int = 0) -> nn.Module:
+        """The network of a member before training."""
+        seed = derive_seed(self.seed, "network", member)
+        return make_network(num_inputs, self.hidden or (), self.activation, num_outputs, seed, DROPOUT).float()
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What the recipe leaves.
+
+    Args:
+        model: A network whose members are the ensemble.
+        likelihood: Name of the likelihood.
+        transform: Name of the targets' transform; `"none"` for classes.
+        shift: Of transformed targets, [O].
+        scale: Of transformed targets, [O].
+        recalibration: Of the probabilities.
+        floor: Below which no quantile lies.
+        score: Out of fold, each row by the member that has not seen it: CRPS in the targets' unit, or log-loss.
+        scores: The same of each choice that was tried, on fewer rows.
+        steps: At which each member was best.
+        hidden: Units of each hidden layer.
+        activation: Of the hidden layers.
+        num_outputs: Of the network.
+    """
+
+    model: BayesianNetwork
+    likelihood: str
+    transform: str = "none"
+    shift: Tensor = field(default_factory=lambda: torch.zeros(1))
+    scale: Tensor = field(default_factory=lambda: torch.ones(1))
+    recalibration: Recalibration = field(default_factory=Recalibration)
+    floor: float = -math.inf
+    score: float = math.nan
+    scores: Mapping[str, float] = field(default_factory=dict)
+    steps: tuple[int, ...] = ()
+    hidden: tuple[int, ...] = HIDDEN
+    activation: str = ACTIVATION
+    num_outputs: int = 1
+
+    def config(self) -> dict[str, Any]:
+        """Everything but the model as plain data."""
+        plain = ("likelihood", "transform", "score", "steps", "hidden", "activation", "num_outputs")
+        return {
+            **{key: getattr(self, key) for key in plain},
+            "shift": self.shift.tolist(),
+            "scale": self.scale.tolist(),
+            "recalibration": self.recalibration.config(),
+            "floor": None if self.floor == -math.inf else self.floor,
+            "scores": dict(self.scores),
+        }
+
+    @classmethod
+    def restore(
+        cls, config: Mapping[str, Any], num_inputs: int, stored: Mapping[str, Any], state: dict[str, Tensor]
+    ) -> Fitted:
+        """From `config`, with the model's own configuration and tensors."""
+        given = dict(config)
+        hidden, num_outputs = tuple(int(width) for width in given["hidden"]), int(given["num_outputs"])
+        net = make_network(num_inputs, hidden, str(given["activation"]), num_outputs, 0, DROPOUT).float()
+        given |= {
+            "hidden": hidden,
+            "shift": torch.tensor(given["shift"], dtype=torch.float64),
+            "scale": torch.tensor(given["scale"], dtype=torch.float64),
+            "recalibration": Recalibration(
+                **{key: tuple(map(float, part)) for key, part in given["recalibration"].items()}
+            ),
+            "floor": -math.inf if given["floor"] is None else float(given["floor"]),
+        }
+        if given["transform"] not in TRANSFORMS:
+            raise ValueError(f"transform {given['transform']!r} is unknown")
+        return cls(BayesianNetwork.restore(net, stored, state).eval(), **given)
+
+
+def make_likelihood(name: str) -> Likelihood:
+    """A likelihood by name, with a spread that depends on the row where it has one."""
+    return REGISTRY[name](**FROM_THE_NETWORK.get(name, {}))
+
+
+# -- classes -----------------------------------------------------------------------------------------------------------
+
+
+def fit_classes(rows: Rows, num_classes: int, settings: Settings) -> Fitted:
+    """Members with a softmax.
+
+    Args:
+        rows: Encoded inputs, and positions of classes.
+        num_classes: C.
+        settings: The rest.
+    """
+    settings, y = settings.sized(len(rows)), torch.from_numpy(rows.y)
+    folds = make_folds(len(rows), min(settings.members, len(rows)), derive_seed(settings.seed, "folds"), rows.y)
+    trained = _train(rows, [y], folds, Categorical, num_classes, settings, settings.members)
+    found = Categorical().predictive(Outputs(kept=trained.outputs[0]))
+    score = -float(np.average(found.log_prob(y).numpy(), weights=rows.weights))
+    return Fitted(
+        join_members(settings.network(rows.x.shape[1], num_classes), trained.models[0]),
+        "categorical",
+        score=score,
+        steps=trained.steps,
+        hidden=settings.hidden or (),
+        activation=settings.activation,
+        num_outputs=num_classes,
+    )
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+def fit_numbers(rows: Rows, likelihood: str, transform: str, settings: Settings) -> Fitted:
+    """Members with the likelihood and transform that predict rows best that they have not seen, recalibrated on these.
+
+    Args:
+        rows: Encoded inputs, and targets [N, O] in their own units.
+        likelihood: A name, or `"auto"`.
+        transform: A key of `TRANSFORMS`, or `"auto"`.
+        settings: The rest.
+    """
+    settings = settings.sized(len(rows))
+    pairs = _candidates(rows.y, likelihood, transform) if settings.noise is None else [("gaussian", "none")]
+    scores: dict[tuple[str, str], float] = {}
+    if len(pairs) > 1:
+        part = rows.thinned(ROWS_TO_CHOOSE, derive_seed(settings.seed, "choose"))
+        short = replace(settings.sized(len(part)), steps=min(STEPS_TO_CHOOSE, settings.steps))
+        for name in dict.fromkeys(name for name, _ in pairs):
+            transforms = [other for given, other in pairs if given == name]
+            if name in REAL_LIKELIHOODS[1:] and likelihood == "auto":
+                transforms = [min(scores, key=scores.__getitem__)[1]]
+            found = _train_numbers(part, name, transforms, short, FOLDS_TO_CHOOSE)
+            scores |= {(name, other): one.score for other, one in zip(transforms, found, strict=True)}
+    best = min(scores, key=scores.__getitem__) if scores else pairs[0]
+    if scores and scores[best] > (1 - WORTH) * scores[pairs[0]]:
+        best = pairs[0]
+    chosen = _train_numbers(rows, best[0], [best[1]], settings, settings.members)[0]
+    return chosen.finished(
+        rows, *best, settings, {f"{name}, {other}": score for (name, other), score in scores.items()}
+    )
+
+
+def _candidates(y: np.ndarray, likelihood: str, transform: str) -> list[tuple[str, str]]:
+    """Pairs of likelihood and transform that can be, the simplest first."""
+    whole = y.shape[1] == 1 and bool((y >= 0).all() and (y == np.round(y)).all())
+    if likelihood != "auto":
+        names: Sequence[str] = [likelihood]
+    else:
+        names = [name for name in REAL_LIKELIHOODS + (COUNTS if whole else ()) if name in REGISTRY]
+    if transform != "auto":
+        transforms = [transform]
+    else:
+        transforms = [name for name, one in TRANSFORMS.items() if one.fits(y)] if y.shape[1] == 1 else ["none"]
+        if "log" in transforms:
+            transforms.remove("log1p")
+    pairs = [(name, other) for name in names if name not in COUNTS for other in transforms]
+    return pairs + [(name, "none") for name in names if name in COUNTS and transform in ("auto", "none")]
+
+
+@dataclass(frozen=True)
+class _Members:
+    """Trained members: models of each target, and outputs of the rows that each has not seen.
+
+    Args:
+        models: Lists of models, one list for each target.
+        outputs: One [1, N, outputs] for each target; 0 for rows that nobody has held out.
+        steps: At which each model was best.
+    """
+
+    models: list[list[BayesianNetwork]]
+    outputs: list[Tensor]
+    steps: tuple[int, ...]
+
+
+def _train(
+    rows: Rows,
+    targets: Sequence[Tensor],
+    folds: np.ndarray,
+    likelihood: Any,
+    num_outputs: int,
+    settings: Settings,
+    used: int,
+    start: Tensor | None = None,
+) -> _Members:
+    """Members that hold out the first `used` folds, for each of some targets of the same rows, all at once."""
+    count = min(int(folds.max()) + 1, used)
+    nets = [settings.network(rows.x.shape[1], num_outputs, member) for _ in targets for member in range(count)]
+    if start is not None:
+        for net in nets:
+            with torch.no_grad():
+                net[-1].bias[: len(start)] = start  # type: ignore[index]
+    prior = Neal(settings.prior_scale)
+    models = point_members(nets, [likelihood().float() for _ in nets], prior)
+    x = torch.from_numpy(rows.x)
+    held = np.concatenate([np.arange(count)[:, None] == folds[None]] * len(targets))
+    steps = train_held_out(
+        models,
+        x,
+        torch.stack([target for target in targets for _ in range(count)]),
+        held,
+        weights=torch.from_numpy(rows.weights),
+        batch_size=settings.batch_size,
+        max_steps=settings.steps,
+        learning_rate=settings.learning_rate,
+        seed=settings.seed,
+        progress=settings.progress,
+    )
+    groups = [models[first : first + count] for first in range(0, len(models), count)]
+    outputs = []
+    for group in groups:
+        own = torch.zeros(1, len(rows), num_outputs)
+        for member, model in enumerate(group):
+            index = torch.from_numpy(np.flatnonzero(folds == member))
+            own[:, index] = model.predict(x[index]).outputs
+        outputs.append(own)
+    return _Members(groups, outputs, tuple(int(step) for step in steps))
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """Members of a regression, with the out-of-fold predictive and its score."""
+
+    models: list[BayesianNetwork]
+    predictive: UnitsPredictive
+    shift: Tensor
+    scale: Tensor
+    score: float
+    steps: tuple[int, ...]
+
+    def finished(
+        self, rows: Rows, likelihood: str, transform: str, settings: Settings, scores: Mapping[str, float]
+    ) -> Fitted:
+        """With probabilities recalibrated on the rows, and the members as one network."""
+        y = torch.from_numpy(rows.y)
+        u = self.predictive.cdf(y)
+        if likelihood in COUNTS:  # what a whole number leaves open is drawn
+            generator = torch.Generator().manual_seed(derive_seed(settings.seed, "ties"))
+            below = self.predictive.cdf((y - 1).clamp_min(0)) * (y > 0)
+            u = below + (u - below) * torch.rand(u.shape, generator=generator, dtype=u.dtype)
+        single = y.shape[1] == 1 and settings.noise is None
+        recalibration = Recalibration.of(u[:, 0].numpy(), rows.weights) if single else Recalibration()
+        least = float(rows.y.min())
+        num_outputs = self.models[0].predict(torch.from_numpy(rows.x[:1])).outputs.shape[-1]
+        return Fitted(
+            join_members(settings.network(rows.x.shape[1], num_outputs), self.models),
+            likelihood,
+            transform,
+            self.shift,
+            self.scale,
+            recalibration,
+            -math.inf if least < 0 or y.shape[1] > 1 else 0.5 * least,
+            self.score,
+            scores,
+            self.steps,
+            settings.hidden or (),
+            settings.activation,
+            num_outputs,
+        )
+
+
+def _train_numbers(
+    rows: Rows, likelihood: str, transforms: Sequence[str], settings: Settings, used: int
+) -> list[_Numbers]:
+    """Members of one likelihood with each of some transforms, all trained at once; `used` of the folds are predicted."""
+    y = torch.from_numpy(rows.y)
+    weights = torch.from_numpy(rows.weights / rows.weights.sum()).unsqueeze(1)
+    shifts, scales, targets, start = [], [], [], None
+    for name in transforms:
+        t = TRANSFORMS[name].forward(y)
+        shift = (weights * t).sum(0)
+        scale = (weights * (t - shift).square()).sum(0).sqrt()
+        scale = torch.where(scale > 1e-12 * shift.abs(), scale, torch.ones_like(scale))
+        if likelihood in COUNTS:
+            start = shift.clamp_min(1e-2).log().float()
+            shift, scale = torch.zeros_like(shift), torch.ones_like(scale)
+        shifts.append(shift)
+        scales.append(scale)
+        targets.append(((t - shift) / scale).float())
+    num_outputs = y.shape[1] * make_likelihood(likelihood).outputs_per_target
+    folds = make_folds(len(rows), min(settings.members, len(rows)), derive_seed(settings.seed, "folds"))
+
+    def make() -> Likelihood:
+        if settings.noise is not None:
+            return Gaussian((settings.noise / scales[0].square()).tolist(), learn=False)
+        return make_likelihood(likelihood)
+
+    trained = _train(rows, targets, folds, make, num_outputs, settings, used, start)
+    seen = torch.from_numpy(folds < used)
+    found = []
+    for index, name in enumerate(transforms):
+        predictive = trained.models[index][0].likelihood.predictive(Outputs(kept=trained.outputs[index][:, seen]))  # type: ignore[union-attr]
+        assert isinstance(predictive, RegressionPredictive)
+        units = UnitsPredictive(predictive, shifts[index], scales[index], name)
+        found.append(
+            _Numbers(
+                trained.models[index],
+                units,
+                shifts[index],
+                scales[index],
+                pinball(units, y[seen], rows.weights[folds < used]),
+                trained.steps[index * len(trained.models[0]) :][: len(trained.models[0])],
+            )
+        )
+    return found
+
+
+def pinball(predictive: RegressionPredictive, y: Tensor, weights: np.ndarray) -> float:
+    """CRPS by 19 quantiles, a weighted mean over rows; summed over targets."""
+    error = y - predictive.quantile(list(LEVELS))  # [Q, N, O]
+    level = torch.tensor(LEVELS, dtype=error.dtype).view(-1, 1, 1)
+    loss = 2 * torch.maximum(level * error, (level - 1) * error).mean(0).sum(-1)
+    return float(np.average(loss.numpy(), weights=weights))

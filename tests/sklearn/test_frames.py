@@ -1,0 +1,160 @@
+"""Data frames as people have them: kinds of columns, what is missing or odd, choices, files, unusual rows."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn", minversion="1.7")
+pytest.importorskip("pandas")
+
+import pandas
+
+import bayesify
+from bayesify.sklearn import BayesianClassifier, BayesianRegressor
+
+QUICK = {"epochs": 40, "learning_rate": 0.01, "hidden": (16,), "random_state": 0}
+ROWS = 150
+
+
+def cars(rows=ROWS, seed=0):
+    """A positive target that grows with a number, depends on a text, and varies in proportion to its size."""
+    draw = np.random.default_rng(seed)
+    frame = pandas.DataFrame(
+        {
+            "weight": draw.uniform(1600, 5100, rows),
+            "origin": draw.choice(["Europe", "Japan", "USA"], rows),
+            "built": pandas.date_range("1970-01-01", periods=rows, freq="9D"),
+            "diesel": draw.random(rows) < 0.5,
+        }
+    )
+    y = np.exp(4.5 - 0.0003 * frame["weight"] + 0.3 * (frame["origin"] == "Japan") + 0.1 * draw.normal(size=rows))
+    frame.loc[3, "weight"], frame.loc[7, "origin"], frame.loc[9, "built"] = np.nan, None, pandas.NaT
+    return frame, y.to_numpy()
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    frame, y = cars()
+    return frame, y, BayesianRegressor(**QUICK).fit(frame, y)
+
+
+def test_a_frame_of_all_kinds(fitted):
+    frame, y, model = fitted
+    assert np.corrcoef(model.predict(frame), y)[0, 1] > 0.8
+    assert model.n_features_in_ == 4
+    assert list(model.feature_names_in_) == ["weight", "origin", "built", "diesel"]
+    assert model.choices_["method"] == "auto"
+    assert model.choices_["members"] == 5
+    assert len(model.choices_["tried"]) >= 3
+    with pytest.raises(AttributeError, match="depends on the row"):
+        _ = model.noise_
+
+
+def test_positive_targets_have_positive_intervals(fitted):
+    frame, _, model = fitted
+    far = frame.assign(weight=5100.0)
+    for level in (0.5, 0.9, 0.999):
+        lower, upper = model.predict_interval(far, level)
+        assert (lower > 0).all()
+        assert (upper > lower).all()
+
+
+@pytest.mark.parametrize("method", ["auto", "mean_field", "laplace"])
+@pytest.mark.parametrize("kind", [BayesianRegressor, BayesianClassifier])
+def test_files(kind, method, tmp_path):
+    frame, y = cars()
+    labels = np.where(y > np.median(y), "thrifty", "thirsty")
+    model = kind(method, **QUICK).fit(frame, y if kind is BayesianRegressor else labels)
+    bayesify.save(model, tmp_path / "model.safetensors")
+    loaded = bayesify.load(tmp_path / "model.safetensors")
+    assert type(loaded) is kind
+    new = cars(20, seed=1)[0]
+    if kind is BayesianClassifier:
+        assert np.array_equal(loaded.predict_proba(new), model.predict_proba(new))
+        assert np.array_equal(loaded.classes_, model.classes_)
+    else:
+        assert np.array_equal(loaded.predict_quantiles(new), model.predict_quantiles(new))
+    assert np.array_equal(loaded.unusual_share(new), model.unusual_share(new))
+    assert loaded.choices_ == model.choices_
+    assert loaded.get_params() == model.get_params()
+    with pytest.raises(ValueError, match="partial_fit has no earlier rows"):
+        loaded.partial_fit(frame, y if kind is BayesianRegressor else labels)
+
+
+def test_columns_are_found_by_name(fitted):
+    frame, y, model = fitted
+    expected = model.predict(frame)
+    assert np.array_equal(model.predict(frame[["diesel", "built", "weight", "origin"]]), expected)
+    assert np.array_equal(model.predict(frame.assign(mpg=y, note="x")), expected)
+    assert np.array_equal(model.predict(frame.set_index(np.arange(ROWS) + 1000)), expected)
+
+
+def test_odd_columns_are_named(fitted):
+    frame, y, model = fitted
+    with pytest.raises(ValueError, match="column 'origin' is missing"):
+        model.predict(frame.drop(columns="origin"))
+    with pytest.raises(ValueError, match="column 'weight' holds texts"):
+        model.predict(frame.assign(weight="heavy"))
+    with pytest.raises(ValueError, match="column 'weight' holds numbers, but 'heavy' in row 3"):
+        model.predict(
+            frame.assign(weight=[*frame["weight"][:2].astype(object), "heavy", *frame["weight"][3:].astype(object)])
+        )
+    twice = pandas.concat((frame, frame[["origin"]]), axis=1)
+    with pytest.raises(ValueError, match="2 columns are called 'origin'"):
+        model.predict(twice)
+    with pytest.raises(ValueError, match="2 columns are called 'origin'"):
+        BayesianRegressor(**QUICK).fit(twice, y)
+    with pytest.raises(ValueError, match="give a frame with its columns"):
+        model.predict(frame.to_numpy())
+    numbers = pandas.DataFrame({"a": np.arange(20.0), "b": np.arange(20.0) % 3})
+    plain = BayesianRegressor(**QUICK).fit(numbers, np.arange(20.0))
+    with pytest.raises(ValueError, match="column 'b' holds cells that are no finite numbers"):
+        plain.predict(numbers.assign(b="text"))
+    with pytest.raises(ValueError, match="feature names should match"):
+        plain.predict(numbers[["b", "a"]])
+
+
+def test_infinite_cells_count_as_missing(fitted):
+    frame, y, model = fitted
+    odd = frame.assign(weight=[np.inf, *frame["weight"][1:]])
+    missing = frame.assign(weight=[np.nan, *frame["weight"][1:]])
+    assert np.array_equal(model.predict(odd), model.predict(missing))
+    numbers = pandas.DataFrame({"a": [np.inf, *np.arange(1.0, 60.0)], "b": np.arange(60.0) % 7})
+    assert np.isfinite(BayesianRegressor(**QUICK).fit(numbers, np.arange(60.0)).predict(numbers)).all()
+    with pytest.raises(ValueError, match="y contains infinity"):
+        BayesianRegressor(**QUICK).fit(frame, np.where(y > 60, np.inf, y))
+
+
+def test_nothing_to_predict():
+    frame, _ = cars(40)
+    with pytest.raises(ValueError, match="y is 7 in every row"):
+        BayesianRegressor(**QUICK).fit(frame, np.full(40, 7.0))
+    with pytest.raises(ValueError, match="one class, 'a'"):
+        BayesianClassifier(**QUICK).fit(frame, ["a"] * 40)
+
+
+def test_unusual_rows(fitted):
+    """Of 1,000 new rows like the training rows 10 % are to be flagged, of 150 in training: standard error 2.7 points."""
+    frame, _, model = fitted
+    odd = frame.iloc[[0, 1, 2]].copy()
+    odd.loc[0, "weight"], odd.loc[1, "origin"] = 350_000.0, "Mars"
+    assert model.unusual(odd).tolist() == [True, True, False]
+    new = cars(1000, seed=3)[0]
+    new["built"] = frame["built"].sample(1000, replace=True, random_state=0).to_numpy()
+    assert 0.0 < model.unusual(new, share=0.1).mean() < 0.1 + 5 * 0.027
+    with pytest.raises(ValueError, match="share=2"):
+        model.unusual(frame, share=2)
+
+
+def test_choices_can_be_forced():
+    frame, y = cars(80)
+    model = BayesianRegressor(target_transform="log", likelihood="heteroscedastic_gaussian", **QUICK).fit(frame, y)
+    assert model.choices_["transform"] == "log"
+    assert model.choices_["tried"] == {}
+    named = BayesianRegressor("mean_field", target_transform="log", **QUICK).fit(frame, y)
+    assert (named.predict_interval(frame, 0.99)[0] > 0).all()
+    with pytest.raises(ValueError, match="target_transform='log' does not take the target -1"):
+        BayesianRegressor(target_transform="log", **QUICK).fit(frame, y - y.min() - 1)
+    with pytest.raises(ValueError, match="did you mean 'sqrt'"):
+        BayesianRegressor(target_transform="sqr", **QUICK).fit(frame, y)
+    with pytest.raises(ValueError, match="likelihood='beta'"):
+        BayesianRegressor(likelihood="beta", **QUICK).fit(frame, y)

@@ -1,0 +1,83 @@
+"""Predictions in the targets' units, against distributions that are known: transforms, recalibration, floors."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("sklearn", minversion="1.7")
+pytest.importorskip("scipy")
+
+from scipy import stats
+
+from bayesify.predictive.base import Outputs
+from bayesify.predictive.regression import RegressionPredictive
+from bayesify.sklearn.recalibration import Recalibration
+from bayesify.sklearn.units import TRANSFORMS, UnitsPredictive
+
+LEVELS = [0.01, 0.05, 0.5, 0.9, 0.99]
+
+
+def gaussian(mean, std):
+    """A standard predictive of one draw: N(mean, std^2) for one row."""
+    outputs = torch.tensor([[[mean]]], dtype=torch.float64)
+    return RegressionPredictive(Outputs(kept=outputs), lambda f: (f, torch.full_like(f, std**2)))
+
+
+def units(transform="none", recalibration=None, floor=-math.inf, shift=1.5, scale=0.4):
+    shift, scale = torch.tensor([shift], dtype=torch.float64), torch.tensor([scale], dtype=torch.float64)
+    return UnitsPredictive(gaussian(0.3, 0.8), shift, scale, transform, recalibration, floor)
+
+
+def test_the_log_of_a_target_is_lognormal():
+    found, exact = units("log"), stats.lognorm(s=0.32, scale=np.exp(1.5 + 0.4 * 0.3))
+    y = torch.tensor([[3.0]], dtype=torch.float64)
+    assert found.quantile(LEVELS).flatten().numpy() == pytest.approx(exact.ppf(LEVELS), rel=1e-9)
+    assert float(found.log_prob(y)) == pytest.approx(exact.logpdf(3.0), rel=1e-9)
+    assert float(found.cdf(y)) == pytest.approx(exact.cdf(3.0), rel=1e-9)
+    assert float(found.mean) == pytest.approx(exact.mean(), rel=1e-5)
+    assert float(found.variance) == pytest.approx(exact.var(), rel=1e-3)
+    assert float(found.crps(y)) == pytest.approx(_crps(exact, 3.0), rel=1e-3)
+    assert float(found.cdf(-y)) == 0.0
+
+
+def _crps(exact, y):
+    grid = np.linspace(1e-6, 30, 400_001)
+    return float(np.trapezoid(np.square(exact.cdf(grid) - (grid >= y)), grid))
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms_undo_themselves(name):
+    transform, y = TRANSFORMS[name], torch.linspace(0.1, 9, 50, dtype=torch.float64).requires_grad_()
+    t = transform.forward(y)
+    assert torch.allclose(transform.inverse(t), y)
+    (slope,) = torch.autograd.grad(t.sum(), y)
+    assert torch.allclose(transform.log_slope(y), slope.log())
+
+
+def test_recalibration_gives_the_quantiles_that_were_seen():
+    """Said to be N(0, 1) where N(0.5, 2^2) is true: corrected quantiles are those of the truth, 20,000 rows."""
+    said, true = stats.norm(0, 1), stats.norm(0.5, 2)
+    u = said.cdf(true.rvs(20_000, random_state=0))
+    map_ = Recalibration.of(u, np.ones(20_000))
+    inner = gaussian(0.0, 1.0)
+    one = torch.ones(1, dtype=torch.float64)
+    found = UnitsPredictive(inner, 0 * one, one, "none", map_)
+    levels = [0.05, 0.25, 0.5, 0.75, 0.95]
+    spread = [np.sqrt(q * (1 - q) / 20_000) / true.pdf(true.ppf(q)) for q in levels]
+    assert np.all(np.abs(found.quantile(levels).flatten().numpy() - true.ppf(levels)) < 5 * np.array(spread) + 0.02)
+    grid = torch.linspace(-9, 10, 4001, dtype=torch.float64)
+    density = torch.stack([found.log_prob(y.view(1, 1)).exp()[0] for y in grid])
+    assert float(torch.trapezoid(density, grid)) == pytest.approx(1, abs=0.01)
+    assert map_(torch.tensor(map_.inverse(levels), dtype=torch.float64)).tolist() == pytest.approx(levels)
+
+
+def test_few_rows_are_not_recalibrated():
+    assert Recalibration.of(np.linspace(0.4, 0.6, 20), np.ones(20)).said == ()
+
+
+def test_what_lies_below_a_floor_is_put_there():
+    found = units(floor=1.2)
+    assert float(found.quantile(0.001)) == 1.2
+    assert float(found.cdf(torch.tensor([[1.1]], dtype=torch.float64))) == 0.0
