@@ -25,6 +25,7 @@ ROOMS = [
     ["objectives", "configuration", "jacobians"],
     ["predictor"],
     ["network"],
+    ["conversion"],
     ["storage"],
     ["training", "datasets", "tables"],
     ["laplace", "subnetwork", "function_space", "deep_gp", "random_features", "baselines"],

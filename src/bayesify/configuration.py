@@ -160,7 +160,8 @@ def _construct(kind: type, entry: Mapping[str, Any]) -> Any:
     try:
         return kind(**arguments)
     except TypeError as error:
-        raise ValueError(f"{kind.__name__}: {error}; its options are {', '.join(_options(kind)) or 'none'}") from None
+        reason = str(error).partition("; it takes")[0]
+        raise ValueError(f"{kind.__name__}: {reason}; its options are {', '.join(_options(kind)) or 'none'}") from None
 
 
 def _options(kind: type) -> list[str]:

@@ -122,7 +122,7 @@ class Draws:
     ) -> Outputs:
         total = batch_size(args, kwargs)
         rows, size, few = total, 0, None
-        if split_batch:
+        if split_batch and total > 1:  # a single example cannot be cut
             check_lengths(args, kwargs)
             first = self.buffers[0] if self.buffers else None
             rows, few = rows_within(runner, self.weights, args, kwargs, budget, first)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, cast
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import TypeVar
 
 from bayesify import configuration, objectives
 from bayesify.arguments.checks import Count, DataCount, Inputs, NonNegative, checked
-from bayesify.configuration import make_likelihood, make_prior
 from bayesify.draws import Draws
 from bayesify.likelihoods import Likelihood
 from bayesify.maths.noise import Randomness, source_of
@@ -39,44 +38,11 @@ if TYPE_CHECKING:
     from bayesify.training.batches import Batch
 
 
-@outside_inference_mode()
-@checked
-def bayesianize(
-    net: nn.Module,
-    posterior: configuration.Choice,
-    *,
-    likelihood: Likelihood | str | Mapping[str, Any] | None = None,
-    prior: Prior | str | Mapping[str, Any] | None = None,
-    output: str | int | None = None,
-) -> BayesianNetwork:
-    """Make a network Bayesian: take weights out of a copy of it and put them under a posterior.
-
-    Args:
-        net: Any module. It is copied, not changed.
-        posterior: An instance such as `MeanField()`; a name such as `"mean_field"`; a dict from selector to posterior; or the
-            same as plain data: a dict, or the path of a JSON file, with `{"name": ..., options}` in place of an instance, or
-            all that `BayesianNetwork.config()` returns. Selectors (dotted name, glob whose `*` crosses dots, class name,
-            module object) are tried in order; a module that matches brings all weights below it; weights that nobody takes
-            stay point estimates. Normalization layers stay point estimates unless a selector names them.
-        likelihood: p(y | outputs); needed by `elbo` and `predict`.
-        prior: p(weights); `Neal()` by default.
-        output: Which of the network's outputs the likelihood is about, where it returns several: a key or a position.
-            Left out, it is the only tensor, or the one called `logits`.
-
-    Returns:
-        The Bayesian network, in the mode (train or eval) of `net`.
-
-    Raises:
-        ValueError: If a selector matches nothing, a name is unknown, or the network has no weights or float16 ones.
-    """
-    if isinstance(net, BayesianNetwork):
-        raise TypeError("bayesianize: net is a BayesianNetwork already; give the plain network, or its mean_network()")
-    posterior, likelihood, prior, output = configuration.unfold_configuration(net, posterior, likelihood, prior, output)
-    chosen = configuration.parse_posterior(posterior)
-    return BayesianNetwork(net, chosen, likelihood=make_likelihood(likelihood), prior=make_prior(prior), output=output)
+Kind = TypeVar("Kind", bound=Predictive, default=Predictive, covariant=True)
+"""What the likelihood makes of a network's outputs: a classification or a regression."""
 
 
-class BayesianNetwork(nn.Module, Drawable, Trainable):
+class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
     """A network without its weights, and a posterior that draws them; made by `bayesianize`.
 
     Args:
@@ -140,6 +106,11 @@ class BayesianNetwork(nn.Module, Drawable, Trainable):
                 "BayesianNetwork: float16 cannot hold small standard deviations; use bfloat16, or autocast"
             )
         return super()._apply(fn, recurse)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "fit":
+            raise AttributeError("BayesianNetwork: no method fit; call bayesify.fit(bnn, loader, epochs=10)")
+        return super().__getattr__(name)
 
     # -- drawing ---------------------------------------------------------------------------------------------------
 
@@ -357,7 +328,8 @@ class BayesianNetwork(nn.Module, Drawable, Trainable):
         antithetic: bool = False,
         keep_outputs: bool | None = None,
         split_batch: bool = True,
-    ) -> Predictive:
+        draws: Draws | None = None,
+    ) -> Kind:
         """The predictive distribution of a batch, in evaluation mode, without gradients.
 
         A batch of any size: it is cut so that activations stay within a memory budget. Outputs of all draws are
@@ -373,20 +345,25 @@ class BayesianNetwork(nn.Module, Drawable, Trainable):
             keep_outputs: Keep all outputs whatever their size (true) or never (false).
             split_batch: Whether the batch may be cut. False for a network whose outputs depend on other rows of the batch, or
                 whose inputs belong to the whole of it, such as a graph's edges: then memory has no say.
+            draws: Draws of this network to use in place of fresh ones: for many requests, `draw(16).detach()` once.
 
         Raises:
-            ValueError: If there is no likelihood, inputs are not finite, or a batch that may be cut cannot be.
+            ValueError: If there is no likelihood, draws are another network's, inputs are not finite, or a batch that may be cut
+                cannot be.
         """
         likelihood = self.require_likelihood("predict")
         args, kwargs = as_inputs(x)
         check_inputs(args, kwargs)
         count = (self.num_distinct_draws or 32) if num_draws is None else num_draws
-        draws = self.draw(count, generator=generator, antithetic=antithetic)
+        if draws is None:
+            draws = self.draw(count, generator=generator, antithetic=antithetic)
+        elif draws.runner.network is not self.network:
+            raise ValueError("predict: draws are another network's; give those of this network's draw(...)")
         with explain_shape_errors(args, kwargs):
             outputs = draws.outputs(
                 args, kwargs, output=self.output, keep=keep_outputs, memory=memory, split_batch=split_batch
             )
-        return likelihood.predictive(outputs)
+        return cast(Kind, likelihood.predictive(outputs))
 
     @property
     def num_distinct_draws(self) -> int | None:

@@ -15,10 +15,11 @@ from bayesify import (
     subnetwork,
     transforms,
 )
+from bayesify.conversion import bayesianize
 from bayesify.draws import Draw, Draws
 from bayesify.function_space import Box, FunctionSpaceVI
 from bayesify.laplace import Laplace
-from bayesify.network import BayesianNetwork, bayesianize
+from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive

@@ -265,7 +265,7 @@ CALLS: dict[str, Call] = {
     "BayesianNetwork.kl": method(bnn, "kl", generator=G),
     "BayesianNetwork.map_objective": method(bnn, "map_objective", x=X, y=Y, num_data=8, example_weights=torch.ones(8)),
     "BayesianNetwork.predict": method(
-        bnn, "predict", x=X, num_draws=2, generator=G, antithetic=False, keep_outputs=True, memory=2**24
+        bnn, "predict", x=X, num_draws=2, generator=G, antithetic=False, keep_outputs=True, memory=2**24, draws=None
     ),
     "Box": of(bayesify.Box, low=-1.0, high=1.0, n=4),
     "Box.around": of(bayesify.Box.around, x=X, widths=2.0, n=4),

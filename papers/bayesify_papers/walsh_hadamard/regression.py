@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bayesify import BayesianNetwork, bayesianize
 from bayesify.datasets import Standardization, uci
 from bayesify.likelihoods import Gaussian
 from bayesify.models import mlp
-from bayesify.network import BayesianNetwork, bayesianize
 from bayesify.posteriors import Dropout, MeanField, WalshHadamard
 from bayesify.posteriors.base import Posterior
 from bayesify.priors import Neal

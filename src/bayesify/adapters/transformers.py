@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from bayesify.adapters.extras import load
 from bayesify.configuration import make_posterior
+from bayesify.conversion import bayesianize
 from bayesify.likelihoods import Likelihood
-from bayesify.network import BayesianNetwork, bayesianize
+from bayesify.network import BayesianNetwork
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
 from bayesify.priors import Prior

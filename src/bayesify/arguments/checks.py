@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import numbers
@@ -110,6 +111,31 @@ Taker = Callable[[Any], Any]
 T = TypeVar("T")
 _ROOMS = ("priors", "likelihoods", "subnetwork")
 """Rooms that messages name, as names in them are not theirs alone."""
+_MEANT = {
+    "lr": ("learning_rate",),
+    "step_size": ("learning_rate",),
+    "n_epochs": ("epochs",),
+    "num_epochs": ("epochs",),
+    "max_epochs": ("epochs",),
+    "val_loader": ("validation",),
+    "valid_loader": ("validation",),
+    "validation_loader": ("validation",),
+    "validation_data": ("validation",),
+    "verbose": ("progress",),
+    "beta": ("kl_weight",),
+    "n_samples": ("num_draws",),
+    "num_samples": ("num_draws",),
+    "samples": ("num_draws",),
+    "S": ("num_draws",),
+    "random_state": ("seed",),
+    "sigma": ("noise", "init_std", "std"),
+    "std": ("init_std",),
+    "model": ("net", "bnn"),
+    "network": ("net", "bnn"),
+    "temperature": ("kl_weight",),
+    "early_stopping": ("patience",),
+}
+"""Names of other libraries, and those that they may mean here."""
 
 
 def checked(thing: T) -> T:
@@ -127,6 +153,7 @@ def checked(thing: T) -> T:
     function: Any = thing
     plan: list[tuple[str, Taker | None]] | None = None
     by_name: dict[str, Taker] = {}
+    names: set[str] = set()  # all of them, empty where any name is taken
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -134,7 +161,7 @@ def checked(thing: T) -> T:
         if torch.compiler.is_compiling():
             return function(*args, **kwargs)
         if plan is None:
-            plan = _plan(function, by_name)
+            plan = _plan(function, by_name, names)
         values = None
         for index, value in enumerate(args[: len(plan)]):
             name, take = plan[index]
@@ -143,6 +170,8 @@ def checked(thing: T) -> T:
                 values[index] = _answer(function, args, name, value, taken)
         for name, value in kwargs.items():
             known = by_name.get(name)
+            if known is None and names and name not in names:
+                raise TypeError(_unknown(_owner(function, args), name, names))
             if known is not None and (taken := known(value)) is not value:
                 kwargs[name] = _answer(function, args, name, value, taken)
         return function(*(args if values is None else values), **kwargs)
@@ -173,19 +202,37 @@ def shown(value: Any) -> str:
 def _answer(function: Any, args: tuple[Any, ...], name: str, value: Any, taken: Any) -> Any:
     if not isinstance(taken, _Refused):
         return taken
+    owner, words = _owner(function, args), taken.words
+    if isinstance(value, nn.Module) and owner.startswith("subnetwork."):
+        words += f"; the network goes to Laplace: Laplace(net, likelihood, subset={owner}(...))"
+    raise refuse(owner, name, value, words)
+
+
+def _owner(function: Any, args: tuple[Any, ...]) -> str:
+    """What a function is called in messages."""
     whose, _, what = function.__qualname__.rpartition(".")
     if whose and args:
         whose = type(args[0]).__name__ if not isinstance(args[0], type) else args[0].__name__
     owner = whose if what == "__init__" else f"{whose}.{what}" if whose else what
     room = function.__module__.split(".")[1:2]
-    owner = f"{room[0]}.{owner}" if room and room[0] in _ROOMS else owner
-    raise refuse(owner, name, value, taken.words)
+    return f"{room[0]}.{owner}" if room and room[0] in _ROOMS else owner
 
 
-def _plan(function: Any, by_name: dict[str, Taker]) -> list[tuple[str, Taker | None]]:
+def _unknown(owner: str, name: str, names: set[str]) -> str:
+    """What to say of an argument that there is none of: the one that was meant, or all of them."""
+    close = difflib.get_close_matches(name, names, 1)
+    meant = next((known for known in _MEANT.get(name, ()) if known in names), close[0] if close else None)
+    remedy = f"give {meant}=" if meant else f"it takes {', '.join(sorted(names - {'self'}))}"
+    return f"{owner}: got an unexpected keyword argument {name!r}; {remedy}"
+
+
+def _plan(function: Any, by_name: dict[str, Taker], accepted: set[str]) -> list[tuple[str, Taker | None]]:
     names = {**vars(sys.modules[function.__module__])}
     plan: list[tuple[str, Taker | None]] = []
-    for parameter in inspect.signature(function).parameters.values():
+    parameters = inspect.signature(function).parameters.values()
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        accepted.update(parameter.name for parameter in parameters)
+    for parameter in parameters:
         take = None
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY, parameter.POSITIONAL_ONLY):
             take = _taker(_evaluate(parameter.annotation, names))

@@ -13,8 +13,9 @@ from bayesify.baselines.noisy_kfac import NoisyKFAC
 from bayesify.baselines.nuts import nuts
 from bayesify.baselines.swag import SWAG
 from bayesify.baselines.vogn import VOGN
+from bayesify.conversion import bayesianize
 from bayesify.likelihoods import Likelihood
-from bayesify.network import BayesianNetwork, bayesianize
+from bayesify.network import BayesianNetwork
 from bayesify.posteriors.matrix_normal import MatrixNormal
 from bayesify.posteriors.mean_field import MeanField
 from bayesify.posteriors.point import Point

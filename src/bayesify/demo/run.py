@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from bayesify import metrics
+from bayesify.conversion import bayesianize
 from bayesify.datasets import toy
 from bayesify.likelihoods import Categorical, Gaussian, Likelihood
-from bayesify.network import bayesianize
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive

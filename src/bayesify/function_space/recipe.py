@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesify.conversion import bayesianize
 from bayesify.function_space.contexts import Box
 from bayesify.function_space.variational import DEFAULT_VARIANCE, FunctionSpaceVI
 from bayesify.likelihoods import Likelihood
-from bayesify.network import bayesianize
 from bayesify.posteriors.mean_field import MeanField
 from bayesify.priors import Prior
 from bayesify.running.generators import own_generators

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -24,6 +26,7 @@ def evaluate(predictive: Predictive, y: Tensor) -> dict[str, float]:
     Regression:
 
     - `nll`: mean over examples of $-\log p(y)$, in nats, summed over an example's outputs.
+    - `nll_per_element`, where an example has several targets (outputs, positions, pixels): the same over their number.
     - `rmse`: root of the mean squared error of the predictive mean, over examples and outputs.
     - `crps`: mean continuous ranked probability score, see `RegressionPredictive.crps`, in y's unit.
     - `coverage_50`, `coverage_90`, `coverage_95`: share of targets in the central interval of that level; a calibrated
@@ -55,10 +58,15 @@ def evaluate(predictive: Predictive, y: Tensor) -> dict[str, float]:
     raise TypeError(f"evaluate: {type(predictive).__name__} is no prediction; pass what predict(x) returns")
 
 
+def _nll(predictive: Predictive, y: Tensor) -> dict[str, float]:
+    nll = float(-predictive.log_prob(y).mean())
+    return {"nll": nll} | ({"nll_per_element": nll / y[0].numel()} if y[0].numel() > 1 else {})
+
+
 def _evaluate_regression(predictive: RegressionPredictive, y: Tensor) -> dict[str, float]:
     centrality = predictive.centrality(y)
-    scores = {
-        "nll": -predictive.log_prob(y).mean(),
+    scores: dict[str, Any] = {
+        **_nll(predictive, y),
         "rmse": (y - predictive.mean).square().mean().sqrt(),
         "crps": predictive.crps(y).mean(),
     }
@@ -72,7 +80,7 @@ def _evaluate_classification(predictive: ClassificationPredictive, y: Tensor) ->
     ece = torchmetrics_function("binary_calibration_error")
     return {
         "accuracy": float(correct.double().mean()),
-        "nll": float(-predictive.log_prob(y).mean()),
+        **_nll(predictive, y),
         "ece": float(ece(_below_one(predictive.confidence), correct.flatten().long(), n_bins=ECE_BINS)),
         "brier": float(brier(predictive.class_probs, y).mean()),
     }

@@ -6,7 +6,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -72,6 +72,11 @@ class Outputs:
         return torch.cat(results)
 
 
+_OF_REGRESSION = {"mean", "variance", "std", "epistemic", "aleatoric", "quantile", "interval", "cdf", "crps"}
+_OF_CLASSIFICATION = {"probs", "class_probs", "labels", "confidence", "mutual_information", "aleatoric_entropy"}
+_OF_CLASSIFICATION |= {"logits", "entropy"}
+
+
 class Predictive:
     """The predictive distribution of a batch of examples, a mixture over draws.
 
@@ -86,6 +91,20 @@ class Predictive:
 
     def __init__(self, outputs: Outputs) -> None:
         self._source = outputs
+
+    if not TYPE_CHECKING:  # where a name of the other kind is found before the code runs
+
+        def __getattr__(self, name: str) -> Any:
+            kind = type(self).__name__
+            if name in _OF_REGRESSION:
+                words = "of a regression; this is a classification, which has probs, labels, confidence and entropy"
+            elif name in _OF_CLASSIFICATION:
+                words = (
+                    "of a classification; this is a regression, which has mean, std, quantile(q) and interval(level)"
+                )
+            else:
+                raise AttributeError(f"{kind!r} object has no attribute {name!r}")
+            raise AttributeError(f"{kind}: {name} is {words}; another kind comes from another likelihood")
 
     def with_outputs(self, outputs: Tensor | Outputs) -> Self:
         """The same mixture over other outputs of the draws, [S, B, ...]; this one stays as it is.
@@ -140,6 +159,17 @@ class Predictive:
     @abstractmethod
     def log_prob(self, y: Tensor) -> Tensor:
         """Log predictive density (or probability) of targets, one number per example: [B]."""
+
+    def nll_per_element(self, y: Tensor) -> Tensor:
+        """Negative log predictive density of each example over its number of targets, for segmentations and sequences: [B].
+
+        Targets of one example are scored together, as in `log_prob`; labels that stand for "no label here" do not count.
+        """
+        return -self.log_prob(y) / self._elements(y)
+
+    def _elements(self, y: Tensor) -> Tensor:
+        """Targets of each example, [B]."""
+        return y.new_full((len(y),), y[0].numel(), dtype=torch.int64)
 
     def __len__(self) -> int:
         kept = self._source.kept

@@ -105,6 +105,11 @@ class ClassificationPredictive(Predictive):
         result: Tensor = self._source.map(score, labels, ignored)
         return result
 
+    def _elements(self, y: Tensor) -> Tensor:
+        if self._ignore_index is None:
+            return super()._elements(y)
+        return (y != self._ignore_index).reshape(len(y), -1).sum(1).clamp_min(1)
+
     def _checked_labels(self, y: Tensor) -> Tensor:
         labels, classes = y.long(), self.class_probs.shape[-1]
         if not torch.equal(labels.to(y.dtype), y):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from bayesify import objectives
 from bayesify.arguments.checks import Count, Inputs, Memory, Positive, Seed, checked
 from bayesify.configuration import make_likelihood, make_posterior
+from bayesify.draws import Draws
 from bayesify.likelihoods import Gaussian, Likelihood
 from bayesify.maths.constraints import positive
 from bayesify.maths.noise import Randomness
@@ -178,6 +179,7 @@ class RandomFeatureGP(BayesianNetwork):
         antithetic: bool = False,
         keep_outputs: bool | None = None,
         split_batch: bool = True,
+        draws: Draws | None = None,
         method: Literal["draws", "closed_form"] = "draws",
     ) -> Predictive:
         """The predictive distribution of a batch; see `BayesianNetwork.predict`.
@@ -190,6 +192,7 @@ class RandomFeatureGP(BayesianNetwork):
             antithetic: See `draw`.
             keep_outputs: See `BayesianNetwork.predict`.
             split_batch: See `BayesianNetwork.predict`.
+            draws: See `BayesianNetwork.predict`.
             method: `"draws"`: a mixture over functions; `"closed_form"`: from `function_moments`, exact for a Gaussian
                 likelihood, a mean over draws of the outputs for classes.
 
@@ -197,7 +200,7 @@ class RandomFeatureGP(BayesianNetwork):
             ValueError: If the method is unknown, the posterior has no closed form, or inputs are not finite.
         """
         if method == "draws":
-            options: dict[str, Any] = {"keep_outputs": keep_outputs, "split_batch": split_batch}
+            options: dict[str, Any] = {"keep_outputs": keep_outputs, "split_batch": split_batch, "draws": draws}
             return super().predict(x, num_draws, generator=generator, memory=memory, antithetic=antithetic, **options)
         if method != "closed_form":
             raise ValueError(f"RandomFeatureGP.predict: method={method!r}; give 'draws' or 'closed_form'")

@@ -14,8 +14,9 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from bayesify.conversion import bayesianize
 from bayesify.likelihoods import Gaussian, Likelihood
-from bayesify.network import BayesianNetwork, bayesianize
+from bayesify.network import BayesianNetwork
 from bayesify.posteriors import Point
 from bayesify.predictive.base import Predictive
 from bayesify.predictor import Predictor
@@ -180,7 +181,7 @@ def estimate_noise(net: nn.Module, rows: Rows, plan: Plan) -> np.ndarray:
     train_posteriors(bnns, kept, [plan] * len(bnns), effort=FOLD_EFFORT, start=False)
     squares = []
     for bnn, part in zip(bnns, held, strict=True):
-        predicted = bnn.predict(torch.from_numpy(part.x)).mean.numpy()  # type: ignore[attr-defined]
+        predicted = bnn.predict(torch.from_numpy(part.x)).mean.numpy()
         squares.append(np.square(part.y - predicted))
     weights = np.concatenate([part.weights for part in held])
     return np.maximum(np.average(np.concatenate(squares), axis=0, weights=weights), LEAST_NOISE)

@@ -16,9 +16,9 @@ from bayesify_papers.shared.batches import MemoryBatches, mirror_and_shift
 from bayesify_papers.shared.image_problems import Problem
 
 from bayesify import metrics
+from bayesify.conversion import bayesianize
 from bayesify.datasets import images
 from bayesify.likelihoods import Categorical
-from bayesify.network import bayesianize
 from bayesify.predictive.base import Outputs
 from bayesify.predictive.classification import ClassificationPredictive
 

@@ -13,10 +13,11 @@ from bayesify_papers.walsh_hadamard.stacked_gradients import Gradients
 from bayesify_papers.walsh_hadamard.stacked_training import CHUNK, Recipe, Trainer, train
 from torch import Tensor
 
+from bayesify.conversion import bayesianize
 from bayesify.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
 from bayesify.maths.noise import NoiseSource
 from bayesify.models import mlp
-from bayesify.network import BayesianNetwork, bayesianize
+from bayesify.network import BayesianNetwork
 from bayesify.posteriors import Dropout, FullCovariance, MeanField, WalshHadamard
 from bayesify.posteriors.base import DrawRequest, Posterior
 from bayesify.priors import Neal

@@ -1,0 +1,85 @@
+"""`bayesianize`: from a plain network to a Bayesian one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, overload
+
+from torch import nn
+
+from bayesify import configuration
+from bayesify.arguments.checks import checked
+from bayesify.configuration import make_likelihood, make_prior
+from bayesify.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
+from bayesify.network import BayesianNetwork
+from bayesify.predictive.base import Predictive
+from bayesify.predictive.classification import ClassificationPredictive
+from bayesify.predictive.regression import RegressionPredictive
+from bayesify.priors import Prior
+from bayesify.running.modes import outside_inference_mode
+
+PriorChoice = Prior | str | Mapping[str, Any] | None
+
+
+@overload
+def bayesianize(
+    net: nn.Module,
+    posterior: configuration.Choice,
+    *,
+    likelihood: Categorical | Bernoulli | Literal["categorical", "bernoulli"],
+    prior: PriorChoice = None,
+    output: str | int | None = None,
+) -> BayesianNetwork[ClassificationPredictive]: ...
+@overload
+def bayesianize(
+    net: nn.Module,
+    posterior: configuration.Choice,
+    *,
+    likelihood: Gaussian | HeteroscedasticGaussian | Literal["gaussian", "heteroscedastic_gaussian"],
+    prior: PriorChoice = None,
+    output: str | int | None = None,
+) -> BayesianNetwork[RegressionPredictive]: ...
+@overload
+def bayesianize(
+    net: nn.Module,
+    posterior: configuration.Choice,
+    *,
+    likelihood: Likelihood | str | Mapping[str, Any] | None = None,
+    prior: PriorChoice = None,
+    output: str | int | None = None,
+) -> BayesianNetwork[Predictive]: ...
+@outside_inference_mode()
+@checked
+def bayesianize(
+    net: nn.Module,
+    posterior: configuration.Choice,
+    *,
+    likelihood: Likelihood | str | Mapping[str, Any] | None = None,
+    prior: PriorChoice = None,
+    output: str | int | None = None,
+) -> BayesianNetwork[Any]:
+    """Make a network Bayesian: take weights out of a copy of it and put them under a posterior.
+
+    Args:
+        net: Any module. It is copied, not changed.
+        posterior: An instance such as `MeanField()`; a name such as `"mean_field"`; a dict from selector to posterior; or the
+            same as plain data: a dict, or the path of a JSON file, with `{"name": ..., options}` in place of an instance, or
+            all that `BayesianNetwork.config()` returns. Selectors (dotted name, glob whose `*` crosses dots, class name,
+            module object) are tried in order; a module that matches brings all weights below it; weights that nobody takes
+            stay point estimates. Normalization layers stay point estimates unless a selector names them.
+        likelihood: p(y | outputs); needed by `elbo` and `predict`.
+        prior: p(weights); `Neal()` by default.
+        output: Which of the network's outputs the likelihood is about, where it returns several: a key or a position.
+            Left out, it is the only tensor, or the one called `logits`.
+
+    Returns:
+        The Bayesian network, in the mode (train or eval) of `net`.
+
+    Raises:
+        ValueError: If a selector matches nothing, a name is unknown, or the network has no weights or float16 ones.
+    """
+    if isinstance(net, BayesianNetwork):
+        raise TypeError("bayesianize: net is a BayesianNetwork already; give the plain network, or its mean_network()")
+    posterior, likelihood, prior, output = configuration.unfold_configuration(net, posterior, likelihood, prior, output)
+    chosen = configuration.parse_posterior(posterior)
+    return BayesianNetwork(net, chosen, likelihood=make_likelihood(likelihood), prior=make_prior(prior), output=output)
