@@ -10,7 +10,8 @@ from torch import nn
 from bayesify import configuration
 from bayesify.arguments.checks import checked
 from bayesify.configuration import make_likelihood, make_prior
-from bayesify.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
+from bayesify.likelihoods import Bernoulli, Categorical, Likelihood
+from bayesify.likelihoods.base import NumberLikelihood
 from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.classification import ClassificationPredictive
@@ -18,6 +19,7 @@ from bayesify.predictive.regression import RegressionPredictive
 from bayesify.priors import Prior
 from bayesify.running.modes import outside_inference_mode
 
+Numbers = Literal["gaussian", "heteroscedastic_gaussian", "student_t", "poisson", "negative_binomial", "quantiles"]
 PriorChoice = Prior | str | Mapping[str, Any] | None
 
 
@@ -35,7 +37,7 @@ def bayesianize(
     net: nn.Module,
     posterior: configuration.Choice,
     *,
-    likelihood: Gaussian | HeteroscedasticGaussian | Literal["gaussian", "heteroscedastic_gaussian"],
+    likelihood: NumberLikelihood | Numbers,
     prior: PriorChoice = None,
     output: str | int | None = None,
 ) -> BayesianNetwork[RegressionPredictive]: ...
