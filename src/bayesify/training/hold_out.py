@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesify.network import BayesianNetwork, bayesianize
+from bayesify.conversion import bayesianize
+from bayesify.network import BayesianNetwork
 from bayesify.posteriors import Ensemble, Point
 from bayesify.training.batches import StackedBatch
 from bayesify.training.fitting import fit
@@ -184,6 +185,6 @@ def point_members(
 ) -> list[BayesianNetwork]:
     """Networks at point estimates, before training."""
     return [
-        bayesianize(net, Point(), likelihood=likelihood, prior=prior)  # type: ignore[arg-type]
+        bayesianize(net, Point(), likelihood=likelihood, prior=prior)
         for net, likelihood in zip(nets, likelihoods, strict=True)
     ]
