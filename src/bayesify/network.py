@@ -30,7 +30,7 @@ from bayesify.running.outputs import select_output
 from bayesify.running.runner import Runner
 from bayesify.weights.catalog import Weight, catalog, group_layers, owner_of, put_in, running_statistics, take_out
 from bayesify.weights.layout import NetworkLayout
-from bayesify.weights.module_state import fingerprint, put_tensors, tensors_of
+from bayesify.weights.module_state import copy_network, fingerprint, put_tensors, tensors_of
 from bayesify.weights.selection import select
 from bayesify.weights.summary import Summary, summarize
 
@@ -79,7 +79,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
                 f"bayesianize: {name} is float16, which cannot hold small standard deviations; "
                 "use net.float() or net.bfloat16(), and autocast for speed"
             )
-        self.network = copy.deepcopy(net)
+        self.network = copy_network(net, "bayesianize")
         self._catalog = known
         self._left = selection.left
         self._selectors = [selector for selector, _ in selection.taken]

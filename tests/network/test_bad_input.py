@@ -316,3 +316,25 @@ def test_a_loss_is_not_a_likelihood() -> None:
 def test_inputs_without_a_tensor() -> None:
     with pytest.raises(ValueError, match=r"no tensor .* \(list\); give at least one"):
         network().predict([[1.0, 2.0, 3.0]])
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+@pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.spectral_norm])
+@pytest.mark.parametrize("owner", ["bayesianize", "Laplace", "SWAG"])
+def test_weights_that_hooks_compute(norm: Callable[[nn.Module], nn.Module], owner: str) -> None:
+    """Such modules cannot be copied: the message names the weight and what to use; what is named works."""
+    net = nn.Sequential(nn.Sequential(norm(nn.Linear(2, 3))), nn.Linear(3, 1))
+    net(torch.ones(4, 2))
+    make = {
+        "bayesianize": lambda net: bayesify.bayesianize(net, "mean_field", likelihood="gaussian"),
+        "Laplace": lambda net: bayesify.Laplace(net, "gaussian"),
+        "SWAG": lambda net: bayesify.baselines.SWAG(net, "gaussian"),
+    }[owner]
+    with pytest.raises(
+        ValueError, match=rf"{owner}: 0\.0\.weight was computed .* use torch\.nn\.utils\.parametrizations"
+    ):
+        make(net)
+    for better in (nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm):
+        made = nn.Sequential(better(nn.Linear(2, 3)), nn.Linear(3, 1))
+        made(torch.ones(4, 2))
+        make(made)

@@ -334,3 +334,41 @@ def test_errors_that_take_more_than_a_message_carry_a_note():
     with pytest.raises(UnicodeDecodeError) as caught:
         bayesify.fit(network(), Unlucky(error), epochs=1, num_data=48, progress=False)
     assert "epoch 1, batch 3" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_scheduler_that_raises_after_a_step_leaves_the_step_whole(norm, accumulate):
+    """The step counts as taken: parameters, momentum and batch statistics are those of a run that ended there."""
+
+    class Failing(torch.optim.lr_scheduler.ConstantLR):
+        def step(self):
+            if self.last_epoch == 1 and self.fails:
+                raise OSError("the schedule is in a file that is gone")
+            super().step()
+
+    def run(fails, data):
+        bnn, kept = network(norm=norm), []
+
+        def schedule(optimizer):
+            kept.append(optimizer)
+            Failing.fails = False
+            made = Failing(optimizer, factor=1.0)
+            Failing.fails = fails
+            return made
+
+        options = {"optimizer": sgd, "scheduler": schedule, "num_data": 48, "seed": 0, "progress": False}
+        steps = Steps(accumulate=accumulate, scheduler="step")
+        if fails:
+            with pytest.raises(
+                OSError, match=rf"epoch 1, batch {2 * accumulate}: the schedule is .* before it: 2, and"
+            ):
+                bayesify.fit(bnn, data, epochs=1, steps=steps, **options)
+        else:
+            bayesify.fit(bnn, data, epochs=1, steps=steps, **options)
+        return bnn, kept[0]
+
+    (broken, theirs), (whole, ours) = run(True, batches()), run(False, list(batches())[: 2 * accumulate])
+    assert same(broken, whole)
+    for a, b in zip(theirs.state.values(), ours.state.values(), strict=True):
+        assert torch.equal(a["momentum_buffer"], b["momentum_buffer"])

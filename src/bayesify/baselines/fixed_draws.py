@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any, Self
 
 import torch
@@ -18,7 +17,7 @@ from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_error
 from bayesify.running.runner import Runner
 from bayesify.storage.serializers import register_predictor
 from bayesify.weights.catalog import catalog
-from bayesify.weights.module_state import below, describe, fingerprint, with_prefix
+from bayesify.weights.module_state import below, copy_network, describe, fingerprint, with_prefix
 
 
 @register_predictor
@@ -110,7 +109,7 @@ class FixedDraws(Drawable):
     @classmethod
     def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
         """The draws over a copy of the network; their KL is not stored and NaN."""
-        network = copy.deepcopy(net)
+        network = copy_network(net, "FixedDraws")
         network.load_state_dict(below("network", state), strict=False)
         reference = next(network.parameters())
         weights = {name: value.to(reference.device) for name, value in below("draws", state).items()}

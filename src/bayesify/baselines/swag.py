@@ -31,7 +31,7 @@ from bayesify.training.fitting import fit
 from bayesify.training.history import History
 from bayesify.training.step import Update
 from bayesify.weights.catalog import Weight, catalog
-from bayesify.weights.module_state import below, fingerprint, with_prefix
+from bayesify.weights.module_state import below, copy_network, fingerprint, with_prefix
 
 
 @register_predictor
@@ -84,7 +84,7 @@ class SWAG(Drawable):
             raise ValueError(f"SWAG: rank={rank}; give an integer of at least 2, or 0 for a diagonal alone")
         known = catalog(net)
         self.rank, self.scale, self.output = rank, float(scale), output
-        self.network = copy.deepcopy(net)
+        self.network = copy_network(net, "SWAG")
         self.weights: dict[str, Weight] = {
             name: weight for name, weight in known.weights.items() if name not in known.refused
         }

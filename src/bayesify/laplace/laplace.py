@@ -38,7 +38,7 @@ from bayesify.subnetwork.selectors import Candidates, as_selector
 from bayesify.training.batches import BatchReader, parse_batch
 from bayesify.training.random_streams import check_seed
 from bayesify.weights.catalog import catalog, padding_entries
-from bayesify.weights.module_state import fingerprint
+from bayesify.weights.module_state import copy_network, fingerprint
 
 Method = Literal["closed_form", "linearized_mc", "network_mc"]
 
@@ -121,7 +121,7 @@ class Laplace(Drawable):
                     f"Laplace: {name} is float16, too coarse for derivatives; use net.float() or net.bfloat16()"
                 )
         self._frozen = tuple(known.refused)
-        self.network = copy.deepcopy(net).requires_grad_(False)
+        self.network = copy_network(net, "Laplace").requires_grad_(False)
         reference = self.network.get_parameter(next(iter(self.weights)))
         self.likelihood = copy.deepcopy(made).to(reference.device)
         self.dtype = torch.float64 if reference.dtype == torch.float64 else torch.float32

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor, nn
@@ -18,7 +17,7 @@ from bayesify.laplace.kronecker_covariance import KroneckerCovariance
 from bayesify.laplace.subset import Subset
 from bayesify.subnetwork.selectors import from_indices
 from bayesify.weights.catalog import catalog, group_layers
-from bayesify.weights.module_state import below, with_prefix
+from bayesify.weights.module_state import below, copy_network, with_prefix
 
 if TYPE_CHECKING:
     from bayesify.laplace.laplace import Laplace
@@ -58,7 +57,7 @@ def state_of(laplace: Laplace) -> dict[str, Tensor]:
 
 def arguments_of(net: nn.Module, config: Any, state: dict[str, Tensor]) -> dict[str, Any]:
     """Arguments of `Laplace` from `config_of` and `state_of`; weights that were frozen are, in a copy of the network."""
-    net = copy.deepcopy(net)
+    net = copy_network(net, "load")
     for name in catalog(net).weights:
         net.get_parameter(name).requires_grad_(name in config["weights"])
     options = (

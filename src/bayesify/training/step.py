@@ -187,7 +187,8 @@ class Step:
             first: Number of the window's first batch in its epoch.
 
         Raises:
-            BatchError: If a batch is not valid or its gradients are not finite; nothing is changed then.
+            BatchError: If a batch is not valid or its gradients are not finite; nothing is changed then. Or if the scheduler raises
+                after the step, which then counts as taken.
         """
         batch, size = first, sum(whole for _, _, whole in window)
         nll: Any = 0.0
@@ -220,6 +221,7 @@ class Step:
             self._guard.remember()
         self.taken += 1
         self._seen = first + len(window) - 1
+        self._step_scheduler(batch)
         if self.taken % CHECK_EVERY == 0 or type(self.update) is not Update:
             self.check()
         self.update.after_step()
@@ -230,7 +232,6 @@ class Step:
         self._number.fill_(number)
         self._before_scheduler(number)
         self._captured(phase, batch)
-        self._step_scheduler()
 
     def _run(self, phase: Phase, batch: Batch) -> None:
         """A step from one batch that waits for nothing, so that it can be captured."""
@@ -263,16 +264,19 @@ class Step:
     def _apply(self, norm: Tensor, batch: int) -> None:
         self._before_scheduler(batch)
         self._clip_and_step(norm)
-        self._step_scheduler()
 
     def _clip_and_step(self, norm: Tensor) -> None:
         if self.settings.clip_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(self.model.module.parameters(), self.settings.clip_norm, norm)
         self._guard.step()
 
-    def _step_scheduler(self) -> None:
-        if self.scheduler is not None and self.settings.step_scheduler == "step":
+    def _step_scheduler(self, batch: int) -> None:
+        if self.scheduler is None or self.settings.step_scheduler != "step" or self.update.takes_steps:
+            return
+        try:
             self.scheduler.step()
+        except Exception as error:
+            raise BatchError(batch, error, self.taken) from error
 
     def _before_scheduler(self, batch: int) -> None:
         """Keep what the scheduler changes in this step, for the case that the step turns out not to be finite."""

@@ -54,9 +54,29 @@ def put_tensors(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     module.load_state_dict({names[name]: value for name, value in state.items()})
 
 
+def copy_network(net: nn.Module, owner: str) -> nn.Module:
+    """A copy of a network that shares nothing with it.
+
+    Raises:
+        ValueError: If a module holds a tensor that was computed from others, which cannot be copied.
+    """
+    try:
+        return copy.deepcopy(net)
+    except RuntimeError as error:
+        for path, module in net.named_modules():
+            for name, value in vars(module).items():
+                if isinstance(value, Tensor) and not value.is_leaf:
+                    raise ValueError(
+                        f"{owner}: {f'{path}.{name}'.lstrip('.')} was computed from other tensors, as torch.nn.utils.weight_norm "
+                        "and spectral_norm do, and a network with it cannot be copied; use torch.nn.utils.parametrizations in "
+                        "their place, or remove it first (torch.nn.utils.remove_weight_norm)"
+                    ) from error
+        raise
+
+
 def restore_module(net: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
     """A copy of a module with the given state, every entry of it."""
-    copied = copy.deepcopy(net)
+    copied = copy_network(net, "load")
     put_tensors(copied, state)
     return copied
 
