@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import TypeVar
 
 from bayesify import configuration, objectives
-from bayesify.arguments.checks import Count, DataCount, Inputs, NonNegative, checked
+from bayesify.arguments.checks import Budget, Count, DataCount, Inputs, NonNegative, checked
 from bayesify.draws import Draws
 from bayesify.likelihoods import Likelihood
 from bayesify.maths.noise import Randomness, source_of
@@ -324,7 +324,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         num_draws: Count | None = None,
         *,
         generator: torch.Generator | None = None,
-        memory: int | str | None = None,
+        memory: Budget = None,
         antithetic: bool = False,
         keep_outputs: bool | None = None,
         split_batch: bool = True,

@@ -182,7 +182,7 @@ def test_memory_is_bytes_or_text(case: str) -> None:
         if close:
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     for wrong in (0, -1, "many", True):
-        with pytest.raises(ValueError, match=r"memory=.*; give (a positive number of bytes|an integer or a text)"):
+        with pytest.raises(ValueError, match=r"memory=.*; give a positive number of bytes, or text such as '1GiB'"):
             model.predict(X, 3, memory=wrong)
 
 

@@ -89,13 +89,21 @@ def test_a_flat_posterior_is_that_of_float64(only_float64: list[str]) -> None:
 def test_laplace_with_dead_units_never_factorizes_in_float32(structure: Any, only_float64: list[str]) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 20), nn.ReLU(), nn.Linear(20, 2))
+    x = torch.randn(60, 3)
+    y = x[:, :2].sin() + 0.1**0.5 * torch.randn(60, 2)
+    optimizer = torch.optim.Adam(net.parameters(), 0.02, weight_decay=0.002)
+    for _ in range(200):  # to its maximum, where both searches have an optimum inside
+        with torch.no_grad():
+            net[0].weight[:15], net[0].bias[:15] = 0.0, -0.1  # type: ignore[union-attr,operator,index]
+        optimizer.zero_grad()
+        (net(x[:40]) - y[:40]).square().mean().backward()
+        optimizer.step()
     with torch.no_grad():
-        net[0].bias[:15] = -100.0  # type: ignore[union-attr]
-    x, y = torch.randn(30, 3), torch.randn(30, 2)
-    laplace = Laplace(net, likelihoods.Gaussian(0.1), covariance=structure).fit([(x, y)])
-    grid = [0.1, 1.0, 10.0]
-    laplace.tune_prior_precision(method="evidence", grid=grid)
-    laplace.tune_prior_precision([(x, y)], method="validation", grid=grid)
+        net[0].weight[:15], net[0].bias[:15] = 0.0, -0.1  # type: ignore[union-attr,operator,index]
+        assert int((net[0](x) < 0).all(0).sum()) == 15
+    laplace = Laplace(net, likelihoods.Gaussian(0.1), covariance=structure).fit([(x[:40], y[:40])])
+    laplace.tune_prior_precision(method="evidence")
+    laplace.tune_prior_precision([(x[40:], y[40:])], method="validation")
     prediction = laplace.predict(x)
     assert prediction.outputs.dtype == prediction.log_prob(y).dtype == torch.float32
     assert bool(torch.isfinite(prediction.log_prob(y)).all())

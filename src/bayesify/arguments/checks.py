@@ -77,6 +77,14 @@ def _inputs_words(value: Any) -> str | None:
     return None
 
 
+def _budget_words(value: Any) -> str | None:
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    fits = value is None or isinstance(value, str) or (whole and value >= 1)
+    return None if fits else "a positive number of bytes, or text such as '1GiB'"
+
+
+Budget = Annotated[Any, _budget_words]
+"""Of memory: bytes, text such as `"1GiB"`, or `None` for the default."""
 Inputs = Annotated[Any, _inputs_words]
 """What a network is called with."""
 Positive = Annotated[float, Range(above=0)]

@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from bayesify.arguments.checks import Count, checked
+from bayesify.arguments.checks import Budget, Count, checked
 from bayesify.configuration import restore_likelihood
 from bayesify.draws import Draws
 from bayesify.likelihoods import Likelihood
@@ -66,7 +66,7 @@ class FixedDraws(Drawable):
         num_draws: Count | None = None,
         *,
         generator: torch.Generator | None = None,
-        memory: int | str | None = None,
+        memory: Budget = None,
         keep_outputs: bool | None = None,
         split_batch: bool = True,
     ) -> Predictive:

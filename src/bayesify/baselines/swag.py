@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from bayesify.arguments.checks import Count, CountOrZero, DataCount, NonNegative, Positive, Probability, checked
+from bayesify.arguments.checks import Budget, Count, CountOrZero, DataCount, NonNegative, Positive, Probability, checked
 from bayesify.baselines.batch_statistics import batch_norms, refresh_statistics
 from bayesify.baselines.fixed_draws import FixedDraws
 from bayesify.configuration import make_likelihood, make_prior, restore_likelihood
@@ -270,7 +270,7 @@ class SWAG(Drawable):
         num_draws: Count | None = None,
         *,
         generator: torch.Generator | None = None,
-        memory: int | str | None = None,
+        memory: Budget = None,
         loader: Iterable[Any] | None = None,
         draws: Draws | None = None,
         keep_outputs: bool | None = None,

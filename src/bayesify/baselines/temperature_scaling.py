@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from bayesify.arguments.checks import Count, Seed, checked, shown
+from bayesify.arguments.checks import Budget, Count, Seed, checked, shown
 from bayesify.baselines.fixed_draws import FixedDraws
 from bayesify.configuration import make_likelihood
 from bayesify.draws import Draws
@@ -143,7 +143,7 @@ class TemperatureScaling(Predictor):
         num_draws: Count | None = None,
         *,
         generator: torch.Generator | None = None,
-        memory: int | str | None = None,
+        memory: Budget = None,
         **options: Any,
     ) -> Predictive:
         """The predictive distribution with scaled outputs or noise.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from bayesify import objectives
-from bayesify.arguments.checks import Count, DataCount, Memory, NonNegative, Positive, Seed, checked
+from bayesify.arguments.checks import Budget, Count, DataCount, Memory, NonNegative, Positive, Seed, checked
 from bayesify.configuration import make_likelihood
 from bayesify.deep_gp.kernels import KERNELS
 from bayesify.deep_gp.layers import Conditional, GlobalLayer, LocalLayer
@@ -358,7 +358,7 @@ class DeepGP(nn.Module, Predictor, Trainable):
         num_draws: Count | None = None,
         *,
         generator: torch.Generator | None = None,
-        memory: int | str | None = None,
+        memory: Budget = None,
     ) -> Predictive:
         """The predictive distribution of a batch of any size.
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from bayesify.arguments.checks import Count, DataCount, Inputs, Memory, NonNegative, Positive, checked
+from bayesify.arguments.checks import Budget, Count, DataCount, Inputs, Memory, NonNegative, Positive, checked
 from bayesify.draws import Draws
 from bayesify.function_space import checks
 from bayesify.function_space.captured_divergence import DivergenceCapture
@@ -158,7 +158,7 @@ class FunctionSpaceVI(Drawable, Trainable):
         x: Any,
         covariance: Literal["diagonal", "full", "joint", "example"] | None = None,
         *,
-        memory: int | str | None = None,
+        memory: Budget = None,
     ) -> tuple[Tensor, Tensor]:
         r"""Mean and covariance of the linearized network's outputs (proposition 1); differentiable.
 
@@ -383,7 +383,7 @@ class FunctionSpaceVI(Drawable, Trainable):
         num_draws: Count | None = None,
         *,
         generator: torch.Generator | None = None,
-        memory: int | str | None = None,
+        memory: Budget = None,
         method: Literal["draws", "linearized"] = "draws",
         **options: Any,
     ) -> Predictive:

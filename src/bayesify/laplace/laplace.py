@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from bayesify.arguments.checks import Count, Inputs, Memory, Positive, checked
+from bayesify.arguments.checks import Budget, Count, Inputs, Memory, Positive, checked
 from bayesify.configuration import make_likelihood
 from bayesify.draws import Draws
 from bayesify.jacobians import Jacobians, Linearization, check_deterministic
@@ -344,7 +344,7 @@ class Laplace(Drawable):
         num_draws: Count | None = None,
         *,
         generator: torch.Generator | None = None,
-        memory: int | str | None = None,
+        memory: Budget = None,
         method: Method = "closed_form",
         split_batch: bool = True,
     ) -> Predictive:

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from bayesify.arguments.checks import Count, DataCount, Memory, Positive, checked
+from bayesify.arguments.checks import Budget, Count, DataCount, Memory, Positive, checked
 from bayesify.likelihoods import Gaussian
 from bayesify.predictive.gaussian import OutputGaussian
 from bayesify.predictive.regression import RegressionPredictive
@@ -149,7 +149,7 @@ class InducingPointGP(nn.Module, Predictor, Trainable):
         num_draws: Count | None = None,
         *,
         generator: torch.Generator | None = None,
-        memory: int | str | None = None,
+        memory: Budget = None,
     ) -> RegressionPredictive:
         """The predictive distribution of a batch, in closed form.
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify import objectives
-from bayesify.arguments.checks import Count, Inputs, Memory, Positive, Seed, checked
+from bayesify.arguments.checks import Budget, Count, Inputs, Memory, Positive, Seed, checked
 from bayesify.configuration import make_likelihood, make_posterior
 from bayesify.draws import Draws
 from bayesify.likelihoods import Gaussian, Likelihood
@@ -175,7 +175,7 @@ class RandomFeatureGP(BayesianNetwork):
         num_draws: Count | None = None,
         *,
         generator: torch.Generator | None = None,
-        memory: int | str | None = None,
+        memory: Budget = None,
         antithetic: bool = False,
         keep_outputs: bool | None = None,
         split_batch: bool = True,

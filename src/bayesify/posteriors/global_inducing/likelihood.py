@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bayesify.maths.constraints import tril
+from bayesify.maths.gamma import widened
 from bayesify.priors import PriorDraw
 from bayesify.weights.catalog import Layer
 
@@ -37,7 +38,9 @@ def exact_float32(like: Tensor) -> bool:
 class PriorScale:
     r"""The prior's covariance $T T^\top$ over a row of `[W b]` of each layer, as products with T.
 
-    T is diagonal, but for kernels under a prior that correlates their positions, where it has one block per input channel.
+    T is diagonal, but for kernels under a prior that correlates their positions, where it has one block per input channel. It
+    is in float64, made once: where data decide, its gradients by way of the features and of the weights cancel, and are added
+    before they are rounded.
 
     Args:
         prior: Scales of S draws, or of all draws alike.
@@ -53,6 +56,7 @@ class PriorScale:
         self.batched: dict[str, Tensor] = {}
         for weight in (weight for layer in layers for weight in layer.weights):
             for kind, value in (("std", prior.std[weight.name]), ("factor", prior.factor.get(weight.name))):
+                value = widened(value) if isinstance(value, Tensor) else value
                 if isinstance(value, Tensor) and value.ndim:
                     self.batched[f"{kind} {weight.name}"] = value.expand(num_draws, *value.shape[1:])
                 elif value is not None:
@@ -93,8 +97,7 @@ class PriorScale:
         widths = [weight.matrix_shape[1] for weight in layer.weights]
         for part, std, factor in zip(rows.split(widths, -1), stds, factors, strict=True):
             if factor is not None:
-                blocks = part.unflatten(-1, (-1, factor.shape[-1]))
-                factor = factor.to(blocks.dtype)
+                blocks = part.to(factor.dtype).unflatten(-1, (-1, factor.shape[-1]))
                 part = (blocks @ (factor.mT if transposed else factor)).flatten(-2)
             parts.append(part * std)
         batch = torch.broadcast_shapes(*(part.shape[:-1] for part in parts))
