@@ -106,7 +106,8 @@ class Twice(Positions):
 
 class Functional(Positions):
     def forward(self, x: Tensor) -> Tensor:
-        return (self.layer(x[:, 0]) @ self.layer.weight)[:, :1]
+        hidden = self.layer(x[:, 0])
+        return (hidden * (x[:, 0] @ self.layer.weight.T + self.layer.bias))[:, :1]
 
 
 class Convolved(nn.Module):
@@ -130,10 +131,15 @@ class Routed(Positions):
 @pytest.mark.parametrize("name", ["mean_field", "walsh_hadamard"])
 @pytest.mark.parametrize("kind", [Positions, Flattened, Twice, Functional, Convolved, Routed])
 def test_the_objective_of_layers_that_see_an_example_more_than_once(kind: type[nn.Module], name: str) -> None:
-    """The expected data term is that of weight draws; n = 4000 draws each, k = 5 standard errors of the difference."""
-    n, k = 4000, 5.0
+    """The expected data term is that of weight draws; n = 1000 draws each, k = 5 standard errors of the difference.
+
+    Two positions are equal, so that `Twice` is 0 whatever the weights are: with other weights in the second use, as if nobody
+    looked, the difference is 28 standard errors, and 9 in `Functional`.
+    """
+    n, k = 1000, 5.0
     torch.manual_seed(0)
     net, x, y = kind(), torch.randn(3, 5, 2), torch.randn(3, 1)
+    x[:, 1] = x[:, 0]
     found = []
     for local in (False, True):
         torch.manual_seed(1)
@@ -147,7 +153,8 @@ def test_the_objective_of_layers_that_see_an_example_more_than_once(kind: type[n
             terms, _ = bnn.elbo_terms(x, y, num_data=3, num_draws=n, generator=generator(int(local)))
         found.append(terms.double())
     error = (found[0].var() / n + found[1].var() / n).sqrt()
-    assert abs(float(found[0].mean() - found[1].mean())) < k * float(error)
+    rounding = 1e-5 * (1 + abs(float(found[0].mean())))
+    assert abs(float(found[0].mean() - found[1].mean())) < k * float(error) + rounding
 
 
 def test_what_was_found_out_does_not_change_the_numbers() -> None:

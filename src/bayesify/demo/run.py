@@ -246,7 +246,7 @@ def _posterior_recipe(
         map_epochs=map_epochs,
         learning_rate=LEARNING_RATE,
         scheduler=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total),
-        num_draws=max(TRAINING_DRAWS, bnn.posterior.training_draws),
+        num_draws=max(TRAINING_DRAWS if bnn.num_distinct_draws != 1 else 1, bnn.posterior.training_draws),
         callbacks=[watch],
         seed=seed,
         progress=False,
