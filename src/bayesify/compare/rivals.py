@@ -19,7 +19,7 @@ from bayesify.predictive.base import Outputs, Predictive
 from bayesify.predictive.regression import RegressionPredictive
 from bayesify.training.random_streams import derive_seed
 
-MOST_RESIDUALS = 200
+MOST_RESIDUALS = 60
 """Components of a predictive distribution."""
 WIDE_SHARE = 0.05
 """Share of its components that are wide, so that a residual beyond all others is improbable and not impossible."""
