@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from bayesify.compare.models import Data
-from bayesify.compare.rivals import installed, train_rival
+from bayesify.compare.rivals import installed, train_apart
 from bayesify.compare.scores import score_classification, score_regression
 
 
@@ -16,7 +16,7 @@ def line(rows, seed, noise=1.0):
 
 
 def scores_of(name, train, test):
-    model = train_rival(name, Data(*train, 0), 0)
+    model = train_apart(name, Data(*train, 0), 0)
     return score_regression(model(test[0]), test[1], model(test[0]), test[1])[0]
 
 
@@ -38,14 +38,14 @@ def test_a_linear_truth():
 def test_a_positive_target_of_many_orders_is_fitted_by_its_logarithm():
     x, y = line(400, 0, 0.3)
     far_x, far_y = line(2000, 1, 0.3)
-    model = train_rival("linear", Data(x, np.exp(3 * y), 0), 0)
+    model = train_apart("linear", Data(x, np.exp(3 * y), 0), 0)
     assert model.logarithm
     predictive = model(far_x)
     lower, upper = (end.reshape(-1).numpy() for end in predictive.interval(0.9))
     truth = np.exp(3 * far_y)
     assert lower.min() > 0
     assert np.mean((lower <= truth) & (truth <= upper)) == pytest.approx(0.9, abs=0.05)
-    assert not train_rival("linear", Data(x, y, 0), 0).logarithm
+    assert not train_apart("linear", Data(x, y, 0), 0).logarithm
 
 
 def test_more_columns_than_rows():
@@ -53,7 +53,7 @@ def test_more_columns_than_rows():
     generator = np.random.default_rng(0)
     x = generator.normal(size=(80, 300))
     y = 2 * x[:, 7] + generator.normal(0, 0.3, 80)
-    model = train_rival("linear", Data(x[:60], y[:60], 0), 0)
+    model = train_apart("linear", Data(x[:60], y[:60], 0), 0)
     assert float(np.abs(model(x[60:]).mean.reshape(-1).numpy() - y[60:]).mean()) < 0.8
 
 
@@ -61,7 +61,7 @@ def test_more_columns_than_rows():
 def test_classes(name):
     x, y = line(300, 0)
     labels = np.digitize(y, [-1, 1])
-    model = train_rival(name, Data(x[:200], labels[:200], 4), 0)  # the last class has no row
+    model = train_apart(name, Data(x[:200], labels[:200], 4), 0)  # the last class has no row
     probs = model(x[200:]).class_probs
     assert probs.shape == (100, 4)
     assert torch.allclose(probs.sum(1), torch.ones(100, dtype=torch.float64))
@@ -73,5 +73,5 @@ def test_classes(name):
 
 def test_the_same_seed_gives_the_same_model():
     x, y = line(100, 0)
-    first, second = (train_rival("boosted_trees", Data(x, y, 0), 5)(x).mean for _ in range(2))
+    first, second = (train_apart("boosted_trees", Data(x, y, 0), 5)(x).mean for _ in range(2))
     assert torch.equal(first, second)

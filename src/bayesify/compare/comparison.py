@@ -16,7 +16,17 @@ from bayesify.compare.rivals import installed
 from bayesify.compare.runs import Job, estimate_noise, run_method
 from bayesify.compare.splits import count_folds
 from bayesify.compare.summary import Results, Summary, summarize
-from bayesify.compare.tuning import ALWAYS, BASELINES, PORTFOLIO, RIVALS, effort, title_of, trains_together, work_of
+from bayesify.compare.tuning import (
+    ALWAYS,
+    APART,
+    AUTO,
+    BASELINES,
+    PORTFOLIO,
+    effort,
+    title_of,
+    trains_together,
+    work_of,
+)
 from bayesify.registry import METHODS, get_method
 from bayesify.scale_out import ENGINES, JobsFailed, run_jobs
 from bayesify.scale_out.result_files import check_folder, read_result
@@ -108,9 +118,9 @@ class Question:
         Raises:
             InputError: If a name is unknown; the message suggests the nearest.
         """
-        wanted = list(METHODS) if "all" in self.methods else self.methods or PORTFOLIO
+        wanted = [AUTO, *METHODS] if "all" in self.methods else self.methods or PORTFOLIO
         try:
-            names = [name if name in (*BASELINES, *RIVALS) else get_method(name).name for name in wanted]
+            names = [name if name in (*BASELINES, *APART) else get_method(name).name for name in wanted]
         except ValueError as error:
             raise InputError(f"--methods: {error}") from error
         return list(dict.fromkeys((*ALWAYS, *installed(), *BASELINES, *names)))
@@ -277,10 +287,9 @@ class _Runs:
         }  # fmt: skip
         ready = all(name in known for name in self._noises)
         for name, (method, own) in self._names.items():
-            if method in RIVALS or ready:
+            if method in APART or ready:
                 noises = [
-                    known[f"{NOISE}{split}"]["noise"] if self._noises and method not in RIVALS else None
-                    for split in own
+                    known[f"{NOISE}{split}"]["noise"] if self._noises and method not in APART else None for split in own
                 ]
                 jobs[name] = {**self._shared, "splits": own, "method": method, "noises": noises}
         return jobs

@@ -18,7 +18,7 @@ from bayesify.compare.panels import axes_of, figures
 from bayesify.compare.plots import ranking
 from bayesify.compare.scores import LEVELS, THIRDS
 from bayesify.compare.summary import COLUMNS, MISSING, WORTH, Column, Row, cell, show, significant
-from bayesify.compare.tuning import RIVALS, title_of
+from bayesify.compare.tuning import APART, title_of
 from bayesify.compare.verdict import Verdict, judge, recalls
 from bayesify.tables.columns import DAYS, Features
 from bayesify.version import __version__
@@ -143,7 +143,7 @@ def _examples(row: Row, comparison: Comparison) -> dict[str, Any] | None:
             labels = [problem.classes[int(one[key])] for key in ("guess", "truth")]
             cells += [labels[0], f"{100 * one['probability']:.0f} %", labels[1]]
         number = one["row"] if problem.origin is None else int(problem.origin[one["row"]])
-        rows.append({"name": f"{number + 1}", "cells": cells})
+        rows.append({"name": f"row {number + 1}", "cells": cells})
     return {"headings": headings, "rows": rows}
 
 
@@ -168,7 +168,7 @@ def _importance(row: Row, comparison: Comparison) -> list[dict[str, str]]:
     return [
         {
             "name": name,
-            "width": f"{8 * max(0.0, value) / most:.2f}",
+            "width": f"{5 * max(0.0, value) / most:.2f}",
             "text": f"{100 * value:+.0f} % error" if regression else f"{100 * value:+.1f} points of error",
         }
         for name, value in list(found.items())[:MOST_COLUMNS]
@@ -301,7 +301,7 @@ def _choices(comparison: Comparison) -> list[tuple[str, str]]:
     """What validation rows chose, for each ranked method."""
     found = []
     for row in comparison.summary.ranked:
-        if row.name in RIVALS:
+        if row.name in APART:
             continue
         words = Counter(_choice(comparison.results[row.name, split]["choice"]) for split in row.splits)
         found.append((row.title, "; ".join(f"{text} ({count} of {len(row.splits)})" for text, count in words.items())))

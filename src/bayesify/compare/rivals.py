@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 
 from bayesify.compare.models import Data
+from bayesify.compare.tuning import AUTO
 from bayesify.likelihoods import Categorical
 from bayesify.predictive.base import Outputs, Predictive
 from bayesify.predictive.regression import RegressionPredictive
@@ -35,14 +37,14 @@ SPARSE = 3
 SMOOTHING = 1.0
 """Rows by which probabilities are drawn towards equal ones."""
 
-Guess = Callable[[np.ndarray], np.ndarray]
+Guess = Callable[[np.ndarray], "np.ndarray | Predictive"]
 
 
-def train_rival(name: str, data: Data, seed: int) -> RivalModel:
-    """Train a rival on the rows of a split.
+def train_apart(name: str, data: Data, seed: int) -> RivalModel:
+    """Train what has an estimator of its own on the rows of a split.
 
     Args:
-        name: From `tuning.RIVALS`.
+        name: From `tuning.APART`.
         data: To train on.
         seed: Of folds and training.
     """
@@ -50,6 +52,8 @@ def train_rival(name: str, data: Data, seed: int) -> RivalModel:
 
     with threadpool_limits(1), warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        if name == AUTO:
+            return _default(data, seed)
         return _classifier(name, data, seed) if data.num_classes else _regressor(name, data, seed)
 
 
@@ -66,7 +70,7 @@ class RivalModel:
 
     Args:
         data: What it was trained on.
-        guess: From inputs in the units of the table [N, D] to f [N], or probabilities [N, C].
+        guess: From inputs in the units of the table [N, D] to f [N], or probabilities [N, C], or to a prediction that is whole.
         residuals: $r_s$, [S]; `None` for a classification.
         widths: $h_s$, [S].
         logarithm: Whether f is of the target's logarithm.
@@ -82,6 +86,8 @@ class RivalModel:
     def __call__(self, x: np.ndarray) -> Predictive:
         """The predictive distribution of rows in the units of the table."""
         found = self.guess(x)
+        if isinstance(found, Predictive):
+            return found
         if self.residuals is None or self.widths is None:
             return Categorical().predictive(Outputs(torch.from_numpy(np.log(found))[None]))
         mean = self.residuals[:, None] + found
@@ -89,6 +95,23 @@ class RivalModel:
         if self.logarithm:
             mean, log_width = np.exp(mean), log_width + mean
         return RegressionPredictive(Outputs(torch.from_numpy(np.stack((mean, 2 * log_width), -1))), _components)
+
+
+def _default(data: Data, seed: int) -> RivalModel:
+    """What the estimators do by default."""
+    from bayesify.sklearn import BayesianClassifier, BayesianRegressor
+
+    if data.num_classes == 0:
+        return RivalModel(data, BayesianRegressor(random_state=seed % 2**31).fit(data.x, data.y).predictive)
+    model = BayesianClassifier(random_state=seed % 2**31).fit(data.x, data.y)
+    return RivalModel(data, partial(_probabilities, model, data))
+
+
+def _probabilities(model: Any, data: Data, x: np.ndarray) -> np.ndarray:
+    """Of all classes, also of those that no row to train on had: [N, C]."""
+    found = np.zeros((len(x), data.num_classes))
+    found[:, model.classes_.astype(int)] = model.predict_proba(x)
+    return _smooth(found, len(data.y))
 
 
 def _components(outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -141,13 +164,7 @@ def _classifier(name: str, data: Data, seed: int) -> RivalModel:
         shares = _smooth(np.bincount(data.y, minlength=classes)[None] / len(data.y), len(data.y))
         return RivalModel(data, lambda x: np.repeat(shares, len(x), 0))
     model = _make(name, data.x, regression=False, seed=seed).fit(data.x, data.y)
-
-    def guess(x: np.ndarray) -> np.ndarray:
-        found = np.zeros((len(x), classes))
-        found[:, model.classes_.astype(int)] = model.predict_proba(x)
-        return _smooth(found, len(data.y))
-
-    return RivalModel(data, guess)
+    return RivalModel(data, partial(_probabilities, model, data))
 
 
 def _smooth(probs: np.ndarray, rows: int) -> np.ndarray:

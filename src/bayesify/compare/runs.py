@@ -18,9 +18,9 @@ from bayesify import metrics
 from bayesify.compare.explanation import examples, importance
 from bayesify.compare.models import FAILURES, HIDDEN, Case, Data, Trained, noise_of, train_models
 from bayesify.compare.problems import Problem
-from bayesify.compare.rivals import train_rival
+from bayesify.compare.rivals import train_apart
 from bayesify.compare.scores import score_classification, score_regression
-from bayesify.compare.tuning import RIVALS, candidates, obstacle
+from bayesify.compare.tuning import APART, candidates, obstacle
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
@@ -211,9 +211,9 @@ def _models(
     job: Job, cases: Sequence[Case], choices: Sequence[Mapping[str, Any]], *, tuning: bool = False
 ) -> list[Any]:
     """What was trained on each case, or the exception."""
-    if job["method"] not in RIVALS:
+    if job["method"] not in APART:
         return train_models(job["method"], cases, choices, quick=job["quick"], tuning=tuning)
-    return [train_rival(job["method"], case.data, case.seed) for case in cases]
+    return [train_apart(job["method"], case.data, case.seed) for case in cases]
 
 
 def _validation_nll(trained: Trained | Exception, case: Case) -> float:

@@ -22,7 +22,11 @@ RIVALS = {
 }
 """What is no network, with names for readers; the first three always run, the others where they are installed."""
 ALWAYS = tuple(RIVALS)[:3]
-PORTFOLIO = ("ensemble", "laplace", "mean_field", "inducing")
+AUTO = "auto"
+"""The estimators' default, which chooses transform and likelihood by itself."""
+APART = (*RIVALS, AUTO)
+"""What estimators of their own train, and not the networks and settings that all other methods share."""
+PORTFOLIO = (AUTO, "ensemble", "laplace", "mean_field", "inducing")
 """Methods of a comparison by default: different in kind, and cheap enough for many splits."""
 PRIOR_SCALE = 2.0
 
@@ -74,12 +78,12 @@ def method_of(name: str) -> Method:
 
 def trains_together(name: str) -> bool:
     """Whether all splits of a method are one run: rivals are quick, and the networks of posteriors train side by side."""
-    return name in RIVALS or method_of(name).fit is None
+    return name in RIVALS or (name != AUTO and method_of(name).fit is None)
 
 
 def title_of(name: str) -> str:
     """A method's name for readers."""
-    known = {"point": "Plain network", TEMPERATURE: "Temperature scaling", **RIVALS}
+    known = {"point": "Plain network", TEMPERATURE: "Temperature scaling", AUTO: "bayesify default", **RIVALS}
     return known[name] if name in known else method_of(name).title
 
 
@@ -87,12 +91,14 @@ def work_of(name: str) -> float:
     """How long a run of one split takes, roughly and relative to others, to tell the time that is left."""
     if name in RIVALS:
         return 0.1 if name in ("constant", "linear") else 1.0
+    if name == AUTO:
+        return 3.0
     return 6.0 if method_of(name).is_chain else 4.0 if method_of(name).slow else 1.5
 
 
 def cost_rank(name: str) -> int:
     """Place among all methods from cheap to dear, by what is trained and stored: measured times would differ between runs."""
-    order = (*RIVALS, *BASELINES, "laplace", "swag", "dropout", "mean_field", "ensemble")
+    order = (*RIVALS, *BASELINES, "laplace", "swag", "dropout", "mean_field", "ensemble", AUTO)
     return order.index(name) if name in order else len(order) + list(METHODS).index(name)
 
 
@@ -113,7 +119,7 @@ def candidates(name: str, task: str, quick: bool) -> list[dict[str, Any]]:
         task: `"regression"` or `"classification"`.
         quick: Whether to try fewer.
     """
-    if name in RIVALS:
+    if name in APART:
         return [{}]
     amount, method = effort(quick), method_of(name)
     options = method.trials or ({},)
@@ -145,7 +151,7 @@ def obstacle(name: str, num_inputs: int, hidden: tuple[int, ...], num_outputs: i
         hidden: Units of its hidden layers.
         num_outputs: Of the network.
     """
-    if name in RIVALS:
+    if name in APART:
         return ""
     widths = [num_inputs, *hidden, num_outputs]
     layers = [d_out * (d_in + 1) for d_in, d_out in pairwise(widths)]

@@ -10,7 +10,7 @@ import numpy as np
 
 from bayesify.compare.scores import LEVELS, POINTS, THIRDS
 from bayesify.compare.summary import DECIDES, SIGNIFICANCE, WORTH, Results, Row, Summary, is_clear, significant
-from bayesify.compare.tuning import BASELINES, RIVALS, TEMPERATURE, cost_rank
+from bayesify.compare.tuning import AUTO, BASELINES, RIVALS, TEMPERATURE, cost_rank
 from bayesify.tables.targets import Task
 
 TURNED_AWAY = 4 * POINTS // 20
@@ -30,6 +30,7 @@ WORDS = {
     "constant": "a constant guess",
     "linear": "a linear model",
     "boosted_trees": "boosted trees",
+    AUTO: "bayesify's default",
     "point": "a plain network",
     TEMPERATURE: "a plain network with temperature scaling",
 }
@@ -304,8 +305,8 @@ def _fit(row: Row, level: float, cover: float, tested: int, regression: bool) ->
     if abs(cover - level) > chance + SLACK:
         if cover < level:
             return "too narrow"
-        one = not regression and (row.means[f"width_{name}"] or 0.0) < 1.1
-        return "about right, as one class is nearly always enough" if one else "wider than needed"
+        if regression:
+            return "wider than needed"  # sets of whole classes hold more than they state
     return "about right" if chance <= TOO_FEW else "not wrong as far as these few rows can tell"
 
 
