@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from bayesify.compare import Question
 from bayesify.compare.models import Data
 from bayesify.compare.rivals import installed, train_apart
 from bayesify.compare.scores import score_classification, score_regression
@@ -69,6 +70,26 @@ def test_classes(name):
     scores, curves = score_classification(model(x[200:]), labels[200:], model(x[200:]), labels[200:])
     assert scores["accuracy"] > (0.3 if name == "constant" else 0.6)
     assert sum(curves["confusion"]) == 100
+
+
+def test_the_default_of_the_estimators_is_compared_by_name(monkeypatch):
+    class Few:
+        def __init__(self, random_state):
+            self.classes_ = np.array([0, 2])
+
+        def fit(self, x, y):
+            return self
+
+        def predict_proba(self, x):
+            return np.full((len(x), 2), 0.5)
+
+    monkeypatch.setattr("bayesify.sklearn.BayesianClassifier", Few)
+    x, y = line(60, 0)
+    probs = train_apart("auto", Data(x, 2 * (y > 0).astype(int), 3), 0)(x).class_probs
+    assert probs[0].tolist() == pytest.approx(
+        [0.5, 1 / 183, 0.5], abs=0.01
+    )  # one row in 61 stands for what was not seen
+    assert Question("t.csv", methods=["auto"]).chosen()[-1] == "auto"
 
 
 def test_the_same_seed_gives_the_same_model():

@@ -19,7 +19,6 @@ from bayesify.compare.summary import Results, Summary, summarize
 from bayesify.compare.tuning import (
     ALWAYS,
     APART,
-    AUTO,
     BASELINES,
     PORTFOLIO,
     effort,
@@ -118,7 +117,7 @@ class Question:
         Raises:
             InputError: If a name is unknown; the message suggests the nearest.
         """
-        wanted = [AUTO, *METHODS] if "all" in self.methods else self.methods or PORTFOLIO
+        wanted = list(METHODS) if "all" in self.methods else self.methods or PORTFOLIO
         try:
             names = [name if name in (*BASELINES, *APART) else get_method(name).name for name in wanted]
         except ValueError as error:
