@@ -110,7 +110,7 @@ def test_checkpoints_bring_the_network_back(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_data": 0}, "num_data=0; give at least 1"),
+        ({"num_data": 0}, "num_data=0; give an integer of at least 1"),
         ({"learning_rate": 0.0}, "learning_rate=0.0"),
         ({"kl_weight": -1.0}, "kl_weight=-1.0"),
     ],

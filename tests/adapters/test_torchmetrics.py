@@ -93,11 +93,19 @@ def test_metrics_reset_and_pickle():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: RMSE().update(prediction(Categorical()), LABELS), TypeError, "RMSE: .* about regression only"),
-        (lambda: Accuracy().update(prediction(Gaussian().double()), VALUES), TypeError, "about classification only"),
+        (
+            lambda: RMSE().update(prediction(Categorical()), LABELS),
+            TypeError,
+            "RMSE: prediction=ClassificationPredictive; give one of a regression",
+        ),
+        (
+            lambda: Accuracy().update(prediction(Gaussian().double()), VALUES),
+            TypeError,
+            "Accuracy: prediction=RegressionPredictive; give one of classes",
+        ),
         (lambda: Accuracy().update(F[0], LABELS), ValueError, "does not hold class probabilities"),
         (lambda: Coverage(1.0), ValueError, "Coverage: level=1.0"),
-        (lambda: CalibrationError(0), ValueError, "num_bins=0; give at least 1"),
+        (lambda: CalibrationError(0), ValueError, "num_bins=0; give an integer of at least 1"),
         (lambda: collection("ranking"), ValueError, "task='ranking'; give"),
     ],
 )

@@ -166,9 +166,9 @@ def test_global_state_is_fixed_for_a_job_and_kept_for_the_caller(tmp_path: Path)
     ("options", "message"),
     [
         ({"engine": "slurm"}, "engine='slurm'; choose from local, dask, ray"),
-        ({"workers": 0}, "workers=0; give at least 1"),
-        ({"threads": 0}, "threads=0; give at least 1"),
-        ({"retries": -1}, "retries=-1; give at least 0"),
+        ({"workers": 0}, "workers=0; give an integer of at least 1"),
+        ({"threads": 0}, "threads=0; give an integer of at least 1"),
+        ({"retries": -1}, "retries=-1; give an integer of at least 0"),
     ],
 )
 def test_bad_options(tmp_path: Path, options: dict[str, Any], message: str) -> None:

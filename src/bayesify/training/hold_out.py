@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -180,9 +181,7 @@ def _padded(x: Tensor, y: Tensor, weights: Tensor, held: np.ndarray) -> StackedB
     return StackedBatch(x[index], y[models, index], weights[index] * real)
 
 
-def point_members(
-    nets: Sequence[torch.nn.Module], likelihoods: Sequence[object], prior: object
-) -> list[BayesianNetwork]:
+def point_members(nets: Sequence[torch.nn.Module], likelihoods: Sequence[Any], prior: Any) -> list[BayesianNetwork]:
     """Networks at point estimates, before training."""
     return [
         bayesianize(net, Point(), likelihood=likelihood, prior=prior)
