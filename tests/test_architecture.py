@@ -18,7 +18,7 @@ import bayesify
 ROOT = Path(bayesify.__file__).parent
 
 ROOMS = [
-    ["version", "arguments", "findings", "maths", "transforms", "registry"],
+    ["version", "arguments", "findings", "maths", "transforms", "registry", "terminal"],
     ["weights", "predictive"],
     ["priors", "likelihoods", "running", "models"],
     ["draws", "posteriors"],
@@ -32,6 +32,7 @@ ROOMS = [
     ["metrics", "conformal"],
     ["public"],
     ["scale_out", "sklearn", "adapters"],
+    ["serving"],
     ["compare", "demo"],
     ["cli"],
 ]

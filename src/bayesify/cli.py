@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bayesify.compare.command import compare
-from bayesify.compare.terminal import say
+from bayesify.serving.command import fit, predict
+from bayesify.terminal import say
 
 if TYPE_CHECKING:
     from bayesify.demo.run import Outcome, Problem
@@ -28,6 +29,8 @@ app = typer.Typer(
 )
 
 app.command()(compare)
+app.command()(fit)
+app.command()(predict)
 
 REPORT_NAME = "report.html"
 INTERRUPTED = 130

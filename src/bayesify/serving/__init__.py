@@ -1,0 +1,21 @@
+"""From a table to a model in a folder, and from new rows to predictions: `bayesify fit` and `bayesify predict`."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bayesify.serving.fitting import fit_table
+    from bayesify.serving.folder import ModelFolder
+    from bayesify.serving.predicting import predict_table
+
+HOMES = {"ModelFolder": "folder", "fit_table": "fitting", "predict_table": "predicting"}
+__all__ = ["ModelFolder", "fit_table", "predict_table"]
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded when asked for: the command line imports this package to show its help.
+    if name not in HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"bayesify.serving.{HOMES[name]}"), name)

@@ -1,0 +1,105 @@
+"""The page about a model: what it predicts, how well, from what, and what it is not for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bayesify.serving.folder import About, Column
+
+MOST_TEXTS = 5
+WORDS = {
+    "crps": "CRPS, the mean error of the whole predicted distribution, in the target's unit",
+    "log_loss": "log-loss, in nats per row",
+    "rmse": "root of the mean squared error, in the target's unit",
+    "accuracy": "share of rows with the right class",
+    "coverage_90": "share of rows inside their 90 % interval",
+    "width_90": "mean width of the 90 % intervals, in the target's unit",
+}
+"""What scores are."""
+
+
+def render_card(about: About) -> str:
+    """The page in Markdown."""
+    target = about.target_column
+    lines = [
+        f"# {_text(about.target)}, predicted from {_text(about.table)}",
+        "",
+        f"A {about.task} by bayesify {about.version}: {_method(about)}. Trained on {about.num_rows:,} rows "
+        f"(fingerprint `{about.fingerprint}`), seed {about.seed}.",
+        "",
+        f"The target {_holds(target)}.",
+        "",
+        "## How well",
+        "",
+        f"On {about.scored_on}:",
+        "",
+        "| score | |",
+        "| --- | --- |",
+        *(f"| {WORDS.get(name, name)} | {shown(value)} |" for name, value in about.scores.items()),
+        "",
+        "## Columns",
+        "",
+        "| column | kind | holds | missing cells |",
+        "| --- | --- | --- | --- |",
+        *(
+            f"| {_text(column.name)} | {column.kind} | {_range(column)} | {column.num_missing or ''} |"
+            for column in about.columns
+        ),
+        "",
+        *(f"- {_text(note)}" for note in (*about.notes, *about.choices.get("left_out", ()))),
+        "",
+        "## What it is not for",
+        "",
+        "- Rows unlike those above: beyond the ranges, with texts that are not among them, from another place or time. Predictions "
+        "mark such rows as `unusual`; the rest are not proven usual.",
+        "- Effects: it says what goes together in these rows, not what happens if a column is changed.",
+        "- Intervals hold their share of rows like the training rows on average, not for every group of them.",
+        "- Decisions about people without somebody who answers for them.",
+        "",
+        "## Use",
+        "",
+        "    bayesify predict THIS_FOLDER new.csv",
+        "",
+        f"`new.csv` needs the columns above, not {_text(about.target)}. Nothing in this folder is a program.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _method(about: About) -> str:
+    choices = about.choices
+    if choices.get("method") != "auto":
+        return f"method {choices.get('method')}"
+    likelihood = str(choices.get("likelihood", "")).replace("_", " ")
+    transform = choices.get("transform", "none")
+    of = f" of the {transform} of the target" if transform != "none" else ""
+    return f"an ensemble of {choices.get('members')} networks, each with rows that it has not seen, {likelihood} likelihood{of}"
+
+
+def _holds(column: Column) -> str:
+    if column.kind == "text":
+        texts = ", ".join(_text(text) for text in column.texts)
+        more = ", ..." if column.num_different > len(column.texts) else ""
+        return f"has {column.num_different} classes: {texts}{more}"
+    return f"lies between {shown(column.low)} and {shown(column.high)}"
+
+
+def _range(column: Column) -> str:
+    if column.kind == "text":
+        texts = ", ".join(_text(text) for text in column.texts[:MOST_TEXTS])
+        return f"{column.num_different} texts: {texts}{', ...' if column.num_different > MOST_TEXTS else ''}"
+    return "nothing" if column.low is None else f"{shown(column.low)} to {shown(column.high)}"
+
+
+def shown(value: Any) -> str:
+    """A number for people; anything else as it is."""
+    if not isinstance(value, (int, float)):
+        return str(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _text(text: str) -> str:
+    """A name or cell as plain text of Markdown, on one line."""
+    flat = "".join(sign if sign.isprintable() else " " for sign in str(text))
+    return "".join(f"\\{sign}" if sign in "\\`*_{}[]()#+!|<>~" else sign for sign in flat)

@@ -1,0 +1,155 @@
+"""Training on a table: reading, the estimator, its scores, and the folder."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bayesify.registry import suggest
+from bayesify.serving.folder import About, Column, ModelFolder
+from bayesify.serving.scores import Scores
+from bayesify.sklearn import BayesianClassifier, BayesianRegressor
+from bayesify.tables.columns import kind_of
+from bayesify.tables.errors import InputError
+from bayesify.tables.targets import Task, find_column, read_target
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
+
+AUTO = "auto"
+HELD = 5
+"""One of so many rows is held out to score a method by name."""
+LEAST_ROWS = 20
+SHOWN = 20
+"""Texts of a column that the folder names."""
+
+
+def fit_table(
+    frame: DataFrame,
+    target: str | None,
+    *,
+    name: str = "the table",
+    notes: Sequence[str] = (),
+    method: str = AUTO,
+    task: Task | None = None,
+    ignore: Sequence[str] = (),
+    seed: int = 0,
+    **options: Any,
+) -> ModelFolder:
+    """Train an estimator on a table.
+
+    The default method scores itself: each of its members holds out other rows. A method by name is trained a first time without
+    a fifth of the rows, which score it.
+
+    Args:
+        frame: The table.
+        target: The column to predict.
+        name: Of the table.
+        notes: How it was read, in sentences.
+        method: `"auto"`, or a name from the registry.
+        task: If it is not to be detected.
+        ignore: Columns to leave out.
+        seed: Of everything random.
+        options: More parameters of the estimator.
+
+    Raises:
+        InputError: If table, target, method or columns do not fit.
+    """
+    target = find_column(frame, target, name)
+    for column in ignore:
+        if column not in frame.columns or column == target:
+            what = "that is the target" if column == target else suggest(column, list(frame.columns))
+            raise InputError(f"--ignore {column}: {name} has no such column to leave out; {what}")
+    found = read_target(frame[target], task)
+    if len(found.rows) < LEAST_ROWS:
+        raise InputError(f"{name}: {len(found.rows)} rows with a target; a model needs at least {LEAST_ROWS}")
+    inputs = frame.drop(columns=[target, *ignore]).iloc[found.rows].reset_index(drop=True)
+    values = np.array(found.classes)[found.values] if found.classes else found.values
+    make = BayesianClassifier if found.classes else BayesianRegressor
+    estimator: Any = make(method, random_state=seed, **options)
+    held = np.random.default_rng(seed).permutation(len(values)) % HELD == 0
+    scores: Mapping[str, float] = {}
+    cells = as_cells(inputs)
+    try:
+        if method != AUTO:
+            first = make(method, random_state=seed, **options).fit(cells[~held], values[~held])
+            scores = Scores.of(first, cells[held], values[held]).means()
+        estimator.fit(cells, values)
+    except (ValueError, ImportError) as error:
+        raise InputError(str(error).removeprefix(f"{make.__name__}: ")) from error
+    choices = _plain(estimator.choices_)
+    unused = [
+        name for name in inputs if any(note.startswith(f"Column {name!r} was left out") for note in choices["left_out"])
+    ]
+    if method == AUTO:
+        scores = {"log_loss" if found.classes else "crps": choices["out_of_fold_score"]}
+    about = About(
+        name,
+        target,
+        found.task,
+        len(values),
+        fingerprint(inputs, values),
+        tuple(describe(name, inputs[name]) for name in inputs.columns if name not in unused),
+        describe(target, frame[target].iloc[found.rows], classes=found.classes),
+        choices,
+        scores,
+        "each row by the members that had not seen it"
+        if method == AUTO
+        else f"{int(held.sum()):,} rows held out of a first training",
+        (*notes, *found.notes),
+        seed,
+    )
+    return ModelFolder(estimator, about)
+
+
+def as_cells(frame: DataFrame) -> DataFrame:
+    """A frame whose columns may hold anything later: estimators take one of finite numbers alone for an array of numbers, which
+    new rows with an empty cell would not fit."""
+    from pandas.api import types
+
+    numbers = [name for name in frame.columns if types.is_numeric_dtype(frame[name])]
+    return frame.astype(dict.fromkeys(numbers[:1], object)) if len(numbers) == frame.shape[1] else frame
+
+
+def describe(name: str, column: Series, classes: Sequence[str] = ()) -> Column:
+    """What a column holds."""
+    missing = int(column.isna().sum())
+    kind = "text" if classes else kind_of(name, column)
+    if kind == "text":
+        counts = column.dropna().astype(str).value_counts()
+        texts = tuple(classes[:SHOWN]) or tuple(str(text)[:80] for text in counts.index[:SHOWN])
+        return Column(name, kind, None, None, texts, len(classes) or len(counts), missing)
+    present = column.dropna()
+    if not len(present):
+        return Column(name, kind, num_missing=missing)
+    if kind == "date":
+        ends: tuple[Any, Any] = tuple(str(end) for end in (present.min(), present.max()))
+    else:
+        numbers = present.astype(float)
+        ends = (float(numbers.min()), float(numbers.max()))
+    return Column(name, kind, *ends, (), int(present.nunique()), missing)
+
+
+def fingerprint(inputs: DataFrame, values: np.ndarray) -> str:
+    """A hash of rows and target, which tells whether a model was made from the same data."""
+    from pandas.util import hash_pandas_object
+
+    digest = hashlib.sha256(repr([str(name) for name in inputs.columns]).encode())
+    digest.update(hash_pandas_object(inputs.astype(str), index=False).to_numpy().tobytes())
+    digest.update("\n".join(map(str, values.tolist())).encode())
+    return digest.hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    """Plain data of what an estimator chose; what is not finite is left out."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items() if entry is not None}
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if isinstance(value, (str, int, float, bool)) else str(value)

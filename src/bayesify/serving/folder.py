@@ -1,0 +1,155 @@
+"""A trained estimator in a folder: its file, what it was made from, and a page about it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from bayesify.serving.card import render_card
+from bayesify.sklearn import BayesianClassifier, BayesianRegressor
+from bayesify.storage import write_file
+from bayesify.storage.save_load import load, save
+from bayesify.tables.errors import InputError
+from bayesify.version import __version__
+
+MODEL, ABOUT, CARD = "model.safetensors", "model.json", "MODEL.md"
+"""Names of the files: the estimator with preparation and recalibration, the facts about it, and the page."""
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the training rows.
+
+    Args:
+        name: Of the column.
+        kind: `"number"`, `"date"` or `"text"`.
+        low: Its smallest number or date.
+        high: Its largest number or date.
+        texts: Its most frequent texts.
+        num_different: Different cells.
+        num_missing: Empty cells.
+    """
+
+    name: str
+    kind: str
+    low: float | str | None = None
+    high: float | str | None = None
+    texts: tuple[str, ...] = ()
+    num_different: int = 0
+    num_missing: int = 0
+
+
+@dataclass(frozen=True)
+class About:
+    """What is known about a model in a folder.
+
+    Args:
+        table: Name of the file that it was trained on.
+        target: The column that it predicts.
+        task: `"regression"` or `"classification"`.
+        num_rows: Rows that it was trained on.
+        fingerprint: A hash of these rows.
+        columns: What they hold, without the target.
+        target_column: What the target holds.
+        choices: Method, likelihood and transform that were chosen, and what they scored.
+        scores: On rows that the model had not seen, by name.
+        scored_on: Which rows these were, in words.
+        notes: How the table was read, in sentences.
+        seed: Of the training.
+        version: Of bayesify.
+        format: Of the folder.
+    """
+
+    table: str
+    target: str
+    task: str
+    num_rows: int
+    fingerprint: str
+    columns: tuple[Column, ...]
+    target_column: Column
+    choices: Mapping[str, Any]
+    scores: Mapping[str, float]
+    scored_on: str
+    notes: tuple[str, ...] = ()
+    seed: int = 0
+    version: str = __version__
+    format: int = field(default=FORMAT)
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """An estimator and what is known about it.
+
+    Args:
+        estimator: Trained on a data frame.
+        about: The facts.
+    """
+
+    estimator: BayesianRegressor | BayesianClassifier
+    about: About
+
+    def write(self, folder: Path) -> None:
+        """Write the three files; the estimator comes first, so that a folder with facts is whole.
+
+        Raises:
+            OSError: If the folder cannot be written.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        save(self.estimator, folder / MODEL)
+        write_file(folder / CARD, render_card(self.about))
+        write_file(folder / ABOUT, json.dumps(asdict(self.about), indent=2, ensure_ascii=False) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read a folder that `write` made.
+
+        Raises:
+            InputError: If it is no such folder, its files are damaged or altered, or another version's.
+        """
+        about = read_about(folder)
+        try:
+            estimator = load(folder / MODEL)
+        except (ValueError, OSError) as error:
+            raise InputError(f"{folder / MODEL}: cannot be read: {error}") from error
+        expected = BayesianClassifier if about.task == "classification" else BayesianRegressor
+        if not isinstance(estimator, expected):
+            raise InputError(f"{folder}: {ABOUT} tells of a {about.task}, and {MODEL} holds none; train again")
+        return cls(estimator, about)
+
+
+def read_about(folder: Path) -> About:
+    """The facts in a folder, without its model.
+
+    Raises:
+        InputError: See `ModelFolder.read`.
+    """
+    if not folder.is_dir():
+        what = "is a file; give the folder that bayesify fit wrote" if folder.exists() else "there is no such folder"
+        raise InputError(f"{folder}: {what}")
+    missing = [name for name in (ABOUT, MODEL) if not (folder / name).is_file()]
+    if missing:
+        raise InputError(f"{folder}: holds no {missing[0]}; give the folder that bayesify fit wrote")
+    try:
+        found = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        if found["format"] != FORMAT:
+            raise InputError(
+                f"{folder}: was written by bayesify {found['version']} in format {found['format']}, and bayesify {__version__} "
+                f"reads format {FORMAT}; train again, or use that version"
+            )
+        columns = tuple(_column(column) for column in found.pop("columns"))
+        return About(
+            **{**found, "notes": tuple(found["notes"]), "target_column": _column(found["target_column"])},
+            columns=columns,
+        )
+    except InputError:
+        raise
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InputError(f"{folder / ABOUT}: is damaged or altered; train again") from error
+
+
+def _column(entry: Mapping[str, Any]) -> Column:
+    return Column(**{**entry, "texts": tuple(entry["texts"])})

@@ -1,0 +1,163 @@
+"""Predictions for the rows of a table, part by part, as CSV."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bayesify.serving.chunks import ROWS, read_parts
+from bayesify.serving.folder import ModelFolder
+from bayesify.serving.scores import Scores
+from bayesify.sklearn import BayesianClassifier
+from bayesify.tables.columns import as_numbers, cells_of
+from bayesify.tables.errors import InputError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""What begins a cell that a spreadsheet would run."""
+UNUSUAL = 0.01
+"""Share of rows like the training rows that are called unusual."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was predicted.
+
+    Args:
+        num_rows: Rows in the file.
+        num_unusual: Those unlike the training rows.
+        scores: Of the rows with a target; none where the table has no such column.
+        notes: What was assumed, in sentences.
+    """
+
+    num_rows: int
+    num_unusual: int
+    scores: Scores
+    notes: tuple[str, ...]
+
+
+def predict_table(model: ModelFolder, new: Path, out: Path, *, level: float = 0.9, rows: int = ROWS) -> Outcome:
+    """Predict the rows of a table and write them, in order, as CSV.
+
+    A regression has the columns `prediction`, `lower`, `upper`, `std` and `unusual`; a classification `prediction`, one
+    `probability_CLASS` for each class, and `unusual`. Texts that a spreadsheet would run as a formula begin with an apostrophe.
+    Memory holds one part of the table. The file appears when it is whole.
+
+    Args:
+        model: What `ModelFolder.read` gives.
+        new: The table; columns are found by name, others do not matter, and a target among them is scored.
+        out: The file to write.
+        level: Of the intervals.
+        rows: Of a part.
+
+    Raises:
+        InputError: If the table cannot be read, lacks columns, or holds other kinds of cells than the training rows.
+        OSError: If the file cannot be written.
+    """
+    if not 0 < level < 1:
+        raise InputError(f"--level {level:g}: give a number between 0 and 1, such as 0.9")
+    if out.exists() and new.exists() and out.samefile(new):
+        raise InputError(f"--out {out}: is the table itself; give another file")
+    draft = out.with_name(f".{out.name}.{os.getpid()}")
+    total, unusual, scores, notes = 0, 0, Scores(), {}
+    try:
+        with draft.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(_header(model))
+            for first, frame, remarks in read_parts(new, rows):
+                notes |= dict.fromkeys((*remarks, *_others(model, frame)))
+                try:
+                    cells, flags, part = _predict(model, _fitting(model, frame), frame, level)
+                except ValueError as error:
+                    reason = str(error).removeprefix(f"{type(model.estimator).__name__}: ")
+                    where = f"{new.name}" if not first else f"{new.name}, in the rows from {first + 1:,} on"
+                    raise InputError(f"{where}: {reason}") from error
+                writer.writerows(cells)
+                total, unusual, scores = total + len(frame), unusual + int(flags.sum()), scores + part
+        draft.replace(out)
+    finally:
+        draft.unlink(missing_ok=True)
+    return Outcome(total, unusual, scores, tuple(notes))
+
+
+def _header(model: ModelFolder) -> list[str]:
+    if isinstance(model.estimator, BayesianClassifier):
+        return ["prediction", *(f"probability_{label}" for label in model.estimator.classes_), "unusual"]
+    return ["prediction", "lower", "upper", "std", "unusual"]
+
+
+def _predict(
+    model: ModelFolder, inputs: DataFrame, frame: DataFrame, level: float
+) -> tuple[Iterator[Sequence[Any]], np.ndarray, Scores]:
+    """Cells of the file, which rows are unusual, and scores of those with a target."""
+    estimator, target = model.estimator, model.about.target
+    # Among few rows the most unusual one is a larger share than usual.
+    flags = estimator.unusual(inputs, max(UNUSUAL, 1.01 / (model.about.num_rows + 1)))
+    if isinstance(estimator, BayesianClassifier):
+        probs = estimator.predict_proba(inputs)
+        labels = [_cell(label) for label in estimator.classes_[probs.argmax(1)]]
+        cells = zip(labels, *(_texts(column) for column in probs.T), flags.tolist(), strict=True)
+        known = frame[target].notna().to_numpy() if target in frame else np.zeros(len(frame), dtype=bool)
+        values = np.array([_label(cell) for cell in cells_of(frame[target][known])]) if known.any() else np.empty(0)
+        part = Scores.of_classes(probs[known], list(map(str, estimator.classes_)), values) if known.any() else Scores()
+        return cells, flags, part
+    found = estimator.predictive(inputs)
+    lower, upper = found.interval(level)
+    columns = [values.detach().numpy()[:, 0] for values in (found.mean, lower, upper, found.std)]
+    cells = zip(*(_texts(column) for column in columns), flags.tolist(), strict=True)
+    if target not in frame:
+        return cells, flags, Scores()
+    values = as_numbers(frame[target])
+    known = np.isfinite(values)
+    if not known.any():
+        return cells, flags, Scores()
+    some = found if known.all() else estimator.predictive(inputs[known])
+    return cells, flags, Scores.of_numbers(some, values[known], level)
+
+
+def _fitting(model: ModelFolder, frame: DataFrame) -> DataFrame:
+    """The model's columns, as far as they are there; the estimator says which one it misses."""
+    wanted = {column.name: column for column in model.about.columns}
+    found = frame[[name for name in wanted if name in frame.columns]].copy(deep=False)
+    for name in found.columns:
+        if wanted[name].kind == "date" and not found[name].notna().any():
+            found[name] = found[name].astype("datetime64[ns]")  # without a cell nothing says that these are dates
+    return found
+
+
+def _others(model: ModelFolder, frame: DataFrame) -> list[str]:
+    known = {column.name for column in model.about.columns} | {model.about.target}
+    return [f"Column {name!r} is not used." for name in frame.columns if name not in known]
+
+
+def _texts(values: np.ndarray) -> list[str]:
+    return [f"{value:.6g}" for value in values.tolist()]
+
+
+def _label(cell: object) -> str:
+    """A class as `read_target` names it."""
+    if isinstance(cell, (float, np.floating)) and float(cell).is_integer():
+        return str(int(cell))
+    return str(cell).strip()
+
+
+def _cell(text: object) -> str:
+    """A text for a cell: one that a spreadsheet would run begins with an apostrophe."""
+    found = str(text)
+    return f"'{found}" if found.startswith(FORMULA) and not _is_number(found) else found
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,318 @@
+"""`bayesify fit` and `bayesify predict`: from a table with text, dates and empty cells to a CSV, by way of a folder."""
+
+import csv
+import json
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+from typer.testing import CliRunner
+
+from bayesify.cli import app
+from bayesify.serving import ModelFolder, chunks, fit_table, predict_table
+from bayesify.serving.card import shown
+from bayesify.serving.folder import ABOUT, CARD, MODEL
+from bayesify.serving.scores import Scores
+from bayesify.tables.errors import InputError
+
+NUM = 90
+
+
+def table(seed=0, rows=NUM):
+    """Numbers, text, dates and a price that they make; some cells are empty."""
+    generator = np.random.default_rng(seed)
+    frame = pandas.DataFrame(
+        {
+            "area": generator.uniform(20, 120, rows).round(1),
+            "town": generator.choice(["north, upper", "south\nlower", "east"], rows),
+            "sold": pandas.date_range("2020-01-01", periods=rows).strftime("%Y-%m-%d"),
+            "note": [f"remark {index}" for index in range(rows)],
+        }
+    )
+    frame["price"] = 1000 * frame["area"] + 5000 * (frame["town"] == "east") + generator.normal(0, 3000, rows)
+    frame["kind"] = np.where(frame["price"] > frame["price"].median(), "=1+1", "cheap")
+    frame.loc[3, "area"] = np.nan
+    frame.loc[5, "town"] = None
+    return frame
+
+
+def run(*words):
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done
+
+
+@pytest.fixture(scope="module")
+def regression(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("regression")
+    table().drop(columns="kind").to_csv(folder / "houses.csv", index=False)
+    model = fit_table(table().drop(columns="kind"), "price", name="houses.csv", method="point", epochs=40)
+    model.write(folder / "model")
+    return folder / "model"
+
+
+@pytest.fixture(scope="module")
+def classes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("classes") / "model"
+    fit_table(table().drop(columns="price"), "kind", method="point", epochs=40).write(folder)
+    return folder
+
+
+@pytest.fixture
+def new(tmp_path):
+    path = tmp_path / "new.csv"
+    table(1).to_csv(path, index=False)
+    return path
+
+
+def rows_of(path):
+    with Path(path).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# -- the folder --------------------------------------------------------------------------------------------------------
+
+
+def test_three_commands_from_a_table_to_a_csv(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    table().drop(columns="kind").to_csv("houses.csv", index=False)
+    made = run("fit", "houses.csv", "--target", "price", "--method", "point")
+    assert made.exit_code == 0, made.output
+    assert made.stdout.splitlines()[-1] == str(tmp_path / "bayesify-model-houses")
+    assert "bayesify predict bayesify-model-houses new.csv" in made.stdout
+    assert "was left out" in made.stdout
+    table(1).drop(columns=["price", "kind"]).to_csv("new.csv", index=False)
+    done = run("predict", "bayesify-model-houses", "new.csv")
+    assert done.exit_code == 0, done.output
+    assert Path(done.stdout.splitlines()[-1]) == tmp_path / "new-predictions.csv"
+    assert "Scores" not in done.stdout
+    found = rows_of("new-predictions.csv")
+    assert list(found[0]) == ["prediction", "lower", "upper", "std", "unusual"]
+    guess, truth = np.array([float(row["prediction"]) for row in found]), table(1)["price"].to_numpy()
+    assert np.corrcoef(guess, truth)[0, 1] > 0.9
+    again = run("fit", "houses.csv", "--target", "price", "--method", "point")
+    assert again.exit_code == 2
+    assert "--force" in again.output
+
+
+def test_the_folder_holds_plain_data(regression):
+    assert sorted(path.name for path in regression.iterdir()) == sorted([MODEL, ABOUT, CARD])
+    about = json.loads((regression / ABOUT).read_text())
+    assert about["target"] == "price"
+    content = (regression / MODEL).read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    json.loads(content[8 : 8 + size])  # safetensors: a header of JSON, then numbers
+    assert (
+        b"remark 7" not in content + (regression / ABOUT).read_bytes()
+    )  # a column of texts that is not used stays private
+
+
+def test_the_card_says_what_it_is_and_is_not(regression):
+    card = (regression / CARD).read_text()
+    about = json.loads((regression / ABOUT).read_text())
+    assert about["fingerprint"] in card
+    assert "rows held out of a first training" in card
+    assert "| share of rows inside their 90 % interval |" in card
+    area = table()["area"]
+    assert f"| area | number | {shown(float(area.min()))} to {shown(float(area.max()))} | 1 |" in card
+    assert "3 texts: " in card
+    assert "2020-01-01 to 2020-03-30" in card
+    assert "## What it is not for" in card
+    assert "Column 'note' was left out" in card
+
+
+def test_the_fingerprint_is_of_the_rows(regression):
+    first = ModelFolder.read(regression).about.fingerprint
+    other = table().drop(columns="kind")
+    other.loc[0, "area"] += 1
+    assert fit_table(other, "price", method="point", epochs=1).about.fingerprint != first
+
+
+def test_another_version_says_so(regression, new, tmp_path):
+    copy = tmp_path / "model"
+    copy.mkdir()
+    for path in regression.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    about = json.loads((copy / ABOUT).read_text())
+    (copy / ABOUT).write_text(json.dumps({**about, "version": "0.0.9"}))
+    done = run("predict", copy, new, "--out", tmp_path / "out.csv")
+    assert (done.exit_code, "was written by bayesify 0.0.9" in done.output) == (0, True), done.output
+    (copy / ABOUT).write_text(json.dumps({**about, "version": "9.0.0", "format": 2}))
+    done = run("predict", copy, new, "--out", tmp_path / "out.csv")
+    assert (done.exit_code, "bayesify 9.0.0 in format 2" in done.output) == (2, True), done.output
+    for content in ("{", "[]", json.dumps({**about, "columns": 3}), json.dumps({"format": 1})):
+        (copy / ABOUT).write_text(content)
+        done = run("predict", copy, new, "--out", tmp_path / "out.csv")
+        assert (done.exit_code, "damaged or altered" in done.output) == (2, True), done.output
+    (copy / ABOUT).write_text(json.dumps(about))
+    (copy / MODEL).write_bytes((copy / MODEL).read_bytes()[:-100])
+    assert run("predict", copy, new, "--out", tmp_path / "out.csv").exit_code == 2
+    (copy / MODEL).unlink()
+    assert f"holds no {MODEL}" in run("predict", copy, new).output
+
+
+# -- predictions -------------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_those_of_the_estimator_in_order(regression, new, tmp_path):
+    out = tmp_path / "out.csv"
+    done = run("predict", regression, new, "--out", out, "--level", "0.8")
+    assert done.exit_code == 0, done.output
+    estimator, found = ModelFolder.read(regression).estimator, rows_of(out)
+    frame = pandas.read_csv(new)
+    mean, std = estimator.predict(frame, return_std=True)
+    lower, upper = estimator.predict_interval(frame, 0.8)
+    for name, values in (("prediction", mean), ("std", std), ("lower", lower), ("upper", upper)):
+        np.testing.assert_allclose([float(row[name]) for row in found], values, rtol=1e-5)
+    assert [row["unusual"] for row in found] == [str(flag) for flag in estimator.unusual(frame, 1.01 / (NUM + 1))]
+
+
+def test_a_target_in_the_table_is_scored(regression, new, tmp_path):
+    done = run("predict", regression, new, "--out", tmp_path / "out.csv")
+    assert f"Scores of {NUM} rows with price" in done.stdout
+    found, truth = rows_of(tmp_path / "out.csv"), pandas.read_csv(new)["price"].to_numpy()
+    inside = [float(row["lower"]) <= value <= float(row["upper"]) for row, value in zip(found, truth, strict=True)]
+    assert f"{shown(np.mean(inside))}  share of rows inside their 90 % interval" in done.stdout
+    rmse = np.sqrt(np.mean([(float(row["prediction"]) - value) ** 2 for row, value in zip(found, truth, strict=True)]))
+    assert f"  {shown(rmse)}  root of the mean squared error" in done.stdout
+
+
+def test_classes_have_probabilities_and_formulas_are_quoted(classes, new, tmp_path):
+    done = run("predict", classes, new, "--out", tmp_path / "out.csv")
+    assert done.exit_code == 0, done.output
+    found = rows_of(tmp_path / "out.csv")
+    assert list(found[0]) == ["prediction", "probability_=1+1", "probability_cheap", "unusual"]
+    assert {row["prediction"] for row in found} == {"'=1+1", "cheap"}
+    for row in found:
+        probs = {"'=1+1": float(row["probability_=1+1"]), "cheap": float(row["probability_cheap"])}
+        assert sum(probs.values()) == pytest.approx(1, abs=1e-4)
+        assert row["prediction"] == max(probs, key=probs.__getitem__)
+    truth = pandas.read_csv(new)["kind"]
+    right = np.mean([row["prediction"].lstrip("'") == label for row, label in zip(found, truth, strict=True)])
+    assert f"{shown(right)}  share of rows with the right class" in done.stdout
+
+
+def test_columns_in_another_order_others_and_texts_never_seen(regression, tmp_path):
+    frame = table(1)
+    frame.loc[2, "town"] = "west"
+    frame.loc[7, "area"] = 5000.0
+    plain, mixed = tmp_path / "plain.csv", tmp_path / "mixed.csv"
+    frame.to_csv(plain, index=False)
+    frame.assign(extra=1)[["extra", "town", "sold", "area", "note"]].to_csv(mixed, index=False)
+    for path in (plain, mixed):
+        done = run("predict", regression, path, "--out", path.with_suffix(".out"))
+        assert done.exit_code == 0, done.output
+    assert "Column 'extra' is not used." in done.stdout
+    assert rows_of(plain.with_suffix(".out")) == rows_of(mixed.with_suffix(".out"))
+    unusual = [index for index, row in enumerate(rows_of(plain.with_suffix(".out"))) if row["unusual"] == "True"]
+    assert {2, 7} <= set(unusual) < set(range(NUM))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda frame: frame.drop(columns="area"), "column 'area' is missing"),
+        (lambda frame: frame.assign(area="large"), "'area'"),
+        (lambda frame: frame.assign(sold="soon"), "'sold'"),
+    ],
+)
+def test_what_does_not_fit_is_named_and_leaves_no_file(regression, tmp_path, change, said):
+    change(table(1)).to_csv(tmp_path / "new.csv", index=False)
+    done = run("predict", regression, tmp_path / "new.csv", "--out", tmp_path / "out.csv")
+    assert (done.exit_code, said in done.output, "new.csv" in done.output) == (2, True, True), done.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new.csv"]
+
+
+def test_empty_cells_are_taken_where_training_had_numbers_alone(tmp_path):
+    generator = np.random.default_rng(0)
+    frame = pandas.DataFrame(generator.normal(size=(60, 3)), columns=list("abc"))
+    frame["y"] = frame.sum(axis=1)
+    model = fit_table(frame, "y", method="point", epochs=20)
+    frame.loc[0, "a"] = np.nan
+    frame[["c", "a", "b"]].to_csv(tmp_path / "new.csv", index=False)
+    assert predict_table(model, tmp_path / "new.csv", tmp_path / "out.csv").num_rows == 60
+
+
+def test_arguments_of_predict(regression, new, tmp_path):
+    done = run("predict", regression, new, "--out", tmp_path / "out.csv", "--level", "1.5")
+    assert (done.exit_code, "--level 1.5" in done.output) == (2, True)
+    done = run("predict", regression, new, "--out", new)
+    assert (done.exit_code, "is the table itself" in done.output) == (2, True)
+    done = run("predict", regression, new, "--out", tmp_path / "no" / "out.csv")
+    assert (done.exit_code, "cannot be written" in done.output) == (1, True)
+    for folder, said in ((tmp_path / "none", "there is no such"), (new, "is a file"), (tmp_path, f"holds no {ABOUT}")):
+        done = run("predict", folder, new)
+        assert (done.exit_code, said in done.output) == (2, True), done.output
+
+
+def test_arguments_of_fit(tmp_path):
+    path = tmp_path / "houses.csv"
+    table().to_csv(path, index=False)
+    for words, said in (
+        (["--target", "prize"], "did you mean 'price'?"),
+        ([], "say which column to predict"),
+        (["--target", "price", "--method", "ensembel"], "did you mean 'ensemble'?"),
+        (["--target", "price", "--ignore", "ara"], "did you mean 'area'?"),
+        (["--target", "sold"], "holds dates"),
+    ):
+        done = run("fit", path, *words, "--out", tmp_path / "model")
+        assert (done.exit_code, said in done.output) == (2, True), done.output
+    table(rows=10).to_csv(path, index=False)
+    assert "at least 20" in run("fit", path, "--target", "price", "--out", tmp_path / "model").output
+    assert not (tmp_path / "model").exists()
+
+
+# -- parts -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_parts_give_the_file_of_the_whole(regression, tmp_path, monkeypatch, kind):
+    frame = table(2)
+    path = tmp_path / f"new.{kind}"
+    if kind == "csv":
+        frame.to_csv(path, index=False, lineterminator="\r\n")
+    else:
+        pytest.importorskip("pyarrow")
+        frame.to_parquet(path)
+    model = ModelFolder.read(regression)
+    whole = predict_table(model, path, tmp_path / "whole.csv")
+    monkeypatch.setattr(chunks, "SMALL", 0)
+    parts = [len(part) for _, part, _ in chunks.read_parts(path, 7)]
+    assert (sum(parts), max(parts)) == (NUM, 7)
+    some = predict_table(model, path, tmp_path / "parts.csv", rows=7)
+    assert rows_of(tmp_path / "whole.csv") == rows_of(tmp_path / "parts.csv")
+    assert (whole.num_rows, whole.num_unusual) == (some.num_rows, some.num_unusual) == (NUM, whole.num_unusual)
+    assert some.scores.means() == pytest.approx(whole.scores.means())
+
+
+def test_a_part_that_does_not_fit_says_where_it_is(regression, tmp_path, monkeypatch):
+    frame = table(2).astype(object)
+    frame.loc[50:, "area"] = "large"
+    frame.to_csv(tmp_path / "new.csv", index=False)
+    monkeypatch.setattr(chunks, "SMALL", 0)
+    with pytest.raises(InputError, match=r"new.csv, in the rows from 51 on: .*'area'"):
+        predict_table(ModelFolder.read(regression), tmp_path / "new.csv", tmp_path / "out.csv", rows=50)
+
+
+def test_memory_does_not_grow_with_the_rows(tmp_path, monkeypatch):
+    path, line = tmp_path / "new.csv", "12.5,north,2020-01-01\n"
+    monkeypatch.setattr(chunks, "SMALL", 0)
+    peaks = []
+    for rows in (5_000, 40_000):
+        path.write_text("area,town,sold\n" + line * rows)
+        tracemalloc.start()
+        assert sum(len(part) for _, part, _ in chunks.read_parts(path, 2_000)) == rows
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.5 * peaks[0]
+
+
+def test_scores_add_up():
+    probs, labels = np.array([[0.9, 0.1], [0.3, 0.7], [0.6, 0.4]]), np.array(["a", "b", "new"])
+    whole = Scores.of_classes(probs, ["a", "b"], labels)
+    parts = sum((Scores.of_classes(probs[[row]], ["a", "b"], labels[[row]]) for row in range(3)), Scores())
+    assert whole.means() == pytest.approx(parts.means())
+    assert whole.means() == pytest.approx({"accuracy": 2 / 3, "log_loss": -(np.log(0.9) + np.log(0.7)) / 2})
+    assert (whole.unknown, parts.unknown) == (1, 1)
