@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import sys
 import time
 import traceback
@@ -129,6 +130,7 @@ def run_one(folder: Path, out: Path, table: str, method: str, fold: int, label: 
             "train": len(rows.y),
             "seconds": round(seconds, 3),
             "wall": round(wall, 3),
+            "machine": platform.machine(),
             **{
                 key: round(value, 6) if isinstance(value, float) else value
                 for key, value in scores(found, rows.y_test).items()
