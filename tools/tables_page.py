@@ -247,7 +247,7 @@ def tables() -> str:
             intervals,
         ),
         (
-            "## Seconds\n\nMedian processor seconds of a fold, training, tuning and prediction, on one thread of an x86-64 processor.",
+            "## Seconds\n\nMedian processor seconds of a fold, all included, on one thread (x86-64).",
             seconds,
         ),
         ("## The tables", sources),
