@@ -83,16 +83,14 @@ def bayesify(rows: Rows, **options: Any) -> Regression | Classification:
     from bayesify.sklearn import BayesianClassifier, BayesianRegressor
 
     made = BayesianClassifier if rows.task == "classification" else BayesianRegressor
-    model = made(random_state=rows.fold, **options)
-    x, x_test = rows.x, rows.x_test
-    model.fit(x, rows.y)
-    if isinstance(model, BayesianClassifier):
-        return Classification(model.predict_proba(x_test))
+    model: Any = made(random_state=rows.fold, **options).fit(rows.frame, rows.y)
+    if rows.task == "classification":
+        return Classification(model.predict_proba(rows.frame_test))
     import torch
 
-    found = model.predictive(x_test)
+    found = model.predictive(rows.frame_test)
     log_prob = found.log_prob(torch.from_numpy(rows.y_test)[:, None]).numpy()
-    return Regression(model.predict_quantiles(x_test, LEVELS.tolist()), model.predict(x_test), log_prob)
+    return Regression(found.quantile(LEVELS.tolist())[..., 0].numpy(), found.mean[:, 0].numpy(), log_prob)
 
 
 # -- simple ------------------------------------------------------------------------------------------------------------
