@@ -127,7 +127,7 @@ def describe(name: str, column: Series, classes: Sequence[str] = ()) -> Column:
     if not len(present):
         return Column(name, kind, num_missing=missing)
     if kind == "date":
-        ends: tuple[Any, Any] = tuple(str(end) for end in (present.min(), present.max()))
+        ends: tuple[Any, Any] = (str(present.min()), str(present.max()))
     else:
         numbers = present.astype(float)
         ends = (float(numbers.min()), float(numbers.max()))

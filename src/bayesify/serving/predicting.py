@@ -67,7 +67,8 @@ def predict_table(model: ModelFolder, new: Path, out: Path, *, level: float = 0.
     if out.exists() and new.exists() and out.samefile(new):
         raise InputError(f"--out {out}: is the table itself; give another file")
     draft = out.with_name(f".{out.name}.{os.getpid()}")
-    total, unusual, scores, notes = 0, 0, Scores(), {}
+    total, unusual, scores = 0, 0, Scores()
+    notes: dict[str, None] = {}
     try:
         with draft.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
