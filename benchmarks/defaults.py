@@ -1,13 +1,15 @@
 """Every method with its default arguments on trained networks, beside the plain network, temperature scaling and an ensemble.
 
-    python -m benchmarks.defaults [--device cuda] [--workers 4] [--networks ...] [--seeds 0 1 2] [--methods ...] [--priors ...]
+    python -m benchmarks.defaults [--device cuda] [--workers 4] [--networks ...] [--seeds 0 1 2] [--methods ...]
+    python -m benchmarks.defaults --seeds 10 11 --variants prior=neal1 prior=neal4 prior=neal4,std=0.03 --name default_trials
 
 A network is trained by Adam, and each method then has at most three epochs, through the public interface as a user would write
 it. Fashion-MNIST, and the strangers, MNIST and notMNIST, come from the folder that BAYESIFY_DATA names; scikit-learn's digits,
 whose strangers are the same digits with their pixels in another order, need none. Each network, seed and method is a file in
 `--folder`, so that a run that was interrupted goes on; at the end all files become `benchmarks/results/defaults.json`.
 A seed chooses the training images, the network's start and the order of batches. Seeds from 10 on are those that defaults were
-chosen with; `--priors` tries other priors than the default one.
+chosen with, by `--variants`: `prior=` one of `PRIORS`, `std=` the start of standard deviations as a share of the layer's root
+mean square, `rate=constant` or `epochs=`, several with commas between them.
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ import json
 import multiprocessing
 import time
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +35,7 @@ from bayesify import Laplace, likelihoods, posteriors, priors, subnetwork
 from bayesify.baselines import SWAG, TemperatureScaling
 from bayesify.datasets import images
 from bayesify.likelihoods import Categorical
+from bayesify.posteriors import starts
 from bayesify.predictive.base import Outputs
 
 from .laplace_defaults import digits_cnn, hidden_layer_cnn, mlp, scores, train
@@ -40,6 +45,18 @@ EPOCHS = 3
 """That a method has after the trained network."""
 CHOSEN_WITH = 10
 """First seed of those by which defaults were chosen; results are reported for smaller ones."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a method is given besides network and data: a seed, and what a variant says in place of defaults."""
+
+    seed: int
+    epochs: int = EPOCHS
+    prior: Any = None
+    scheduler: str | None = None
+    own_epochs: int = 0
+    """Those that the plain network had."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +106,7 @@ def digits_mlp() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 
 
+@cache
 def fashion(strangers: str, seed: int) -> Data:
     """10,000 training images by the seed, 2,000 for a temperature, 5,000 test images and 2,000 strangers."""
     own, other = images.load("fashion_mnist"), images.load(strangers)
@@ -130,38 +148,38 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[str, int], Data], s
 
 
 def _laplace(**options: Any) -> Callable[..., Any]:
-    return lambda net, data, **_: Laplace(net, likelihoods.Categorical(), **options).fit(data.loader())
+    return lambda net, data, run: Laplace(net, likelihoods.Categorical(), **options).fit(data.loader())
 
 
-def _variational(make: Callable[[], Any]) -> Callable[..., Any]:
-    def run(net: nn.Module, data: Data, *, seed: int, prior: Any, **_: Any) -> Any:
-        bnn = bayesify.bayesianize(net, make(), likelihood=likelihoods.Categorical(), prior=prior)
-        bayesify.fit(bnn, data.loader(), epochs=EPOCHS, seed=seed, progress=False)
-        return bnn
-
-    return run
+def _bayesian(net: nn.Module, posterior: Any, run: Run) -> Any:
+    return bayesify.bayesianize(net, posterior, likelihood=likelihoods.Categorical(), prior=run.prior)
 
 
-def _function_space(net: nn.Module, data: Data, *, seed: int, prior: Any, **_: Any) -> Any:
-    bnn = bayesify.bayesianize(net, posteriors.MeanField(), likelihood=likelihoods.Categorical(), prior=prior)
-    model = bayesify.FunctionSpaceVI(bnn)
-    model.fit(data.loader(), epochs=EPOCHS, seed=seed, progress=False)
+def _fit(model: Any, data: Data, run: Run, epochs: int | None = None) -> Any:
+    options = {"epochs": epochs or run.epochs, "seed": run.seed, "scheduler": run.scheduler, "progress": False}
+    bayesify.fit(model, data.loader(), **options)
     return model
 
 
-def _swag(net: nn.Module, data: Data, *, seed: int, **_: Any) -> Any:
-    return SWAG(net, likelihoods.Categorical()).fit(data.loader(), EPOCHS, seed=seed, progress=False)
+def _variational(make: Callable[[], Any]) -> Callable[..., Any]:
+    return lambda net, data, run: _fit(_bayesian(net, make(), run), data, run)
 
 
-def _temperature(net: nn.Module, data: Data, **_: Any) -> Any:
+def _function_space(net: nn.Module, data: Data, run: Run) -> Any:
+    return _fit(bayesify.FunctionSpaceVI(_bayesian(net, posteriors.MeanField(), run)), data, run)
+
+
+def _swag(net: nn.Module, data: Data, run: Run) -> Any:
+    return SWAG(net, likelihoods.Categorical()).fit(data.loader(), run.epochs, seed=run.seed, progress=False)
+
+
+def _temperature(net: nn.Module, data: Data, run: Run) -> Any:
     return TemperatureScaling(net, likelihoods.Categorical()).fit([data.held_out])
 
 
-def _ensemble(net: nn.Module, data: Data, *, seed: int, prior: Any, epochs: int, **_: Any) -> Any:
+def _ensemble(net: nn.Module, data: Data, run: Run) -> Any:
     """Trained as long as the network was: all its members but the first start at random."""
-    bnn = bayesify.bayesianize(net, posteriors.Ensemble(), likelihood=likelihoods.Categorical(), prior=prior)
-    bayesify.fit(bnn, data.loader(), epochs=epochs, seed=seed, progress=False)
-    return bnn
+    return _fit(_bayesian(net, posteriors.Ensemble(), run), data, run, run.own_epochs)
 
 
 BESIDE: dict[str, Callable[..., Any]] = {"temperature": _temperature, "ensemble": _ensemble}
@@ -177,7 +195,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "matrix_normal": _variational(lambda: posteriors.MatrixNormal()),
     "rank_one": _variational(lambda: posteriors.RankOne()),
     "inducing": _variational(lambda: posteriors.InducingWeights(init="network")),
-    "walsh_hadamard": _variational(lambda: posteriors.WalshHadamard(init="network")),
+    "walsh_hadamard": _variational(lambda: posteriors.WalshHadamard(init="residual")),
     "dropout": _variational(lambda: posteriors.Dropout()),
     "point": _variational(lambda: posteriors.Point()),
     "swag": _swag,
@@ -226,11 +244,15 @@ def _write(path: Path, row: dict[str, Any]) -> None:
     temporary.replace(path)
 
 
-def measure(job: tuple[str, int, str, str | None, Path, str]) -> dict[str, Any]:
+Job = tuple[str, int, str, str, Path, str]
+"""Network, seed, method, variant, folder, device."""
+
+
+def measure(job: Job) -> dict[str, Any]:
     """One method on one network; an error is a result too."""
-    name, seed, method, prior, folder, device = job
-    key = method if prior is None else f"{method}, {prior}"
-    path = folder / f"{name}-{seed}-{key.replace(', ', '-')}.json"
+    name, seed, method, variant, folder, device = job
+    key = ",".join((method, variant)) if variant else method
+    path = folder / f"{name}-{seed}-{key}.json"
     if path.exists():
         return json.loads(path.read_text())
     net, data, network = trained(name, seed, folder, device)
@@ -238,13 +260,12 @@ def measure(job: tuple[str, int, str, str | None, Path, str]) -> dict[str, Any]:
         return network
     torch.manual_seed(seed)
     started = time.perf_counter()
-    options = {"seed": seed, "prior": None if prior is None else PRIORS[prior](), "epochs": NETWORKS[name][3]}
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _variant(variant, seed, name) as run:
             warnings.simplefilter("ignore")
-            model = (METHODS | BESIDE)[method](net, data, **options)
+            model = (METHODS | BESIDE)[method](net, data, run)
             found = [model.predict(x.to(device)) for x in _inputs(data)]
-        row = scores(*found, data.test[1].to(device))
+        row: dict[str, Any] = scores(found[0], found[1], data.test[1].to(device))
     except Exception as error:
         row = {"error": f"{type(error).__name__}: {error}"}
     synchronize()
@@ -254,8 +275,20 @@ def measure(job: tuple[str, int, str, str | None, Path, str]) -> dict[str, Any]:
     return row
 
 
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+@contextmanager
+def _variant(variant: str, seed: int, name: str) -> Iterator[Run]:
+    """What stands in the place of defaults, while the method runs."""
+    told = dict(part.split("=") for part in variant.split(",") if part)
+    run = Run(seed, own_epochs=NETWORKS[name][3])
+    if "prior" in told:
+        run = replace(run, prior=PRIORS[told["prior"]]())
+    run = replace(run, scheduler=told.get("rate"), epochs=int(told.get("epochs", EPOCHS)))
+    before = starts.RELATIVE_STD
+    starts.RELATIVE_STD = float(told.get("std", before))
+    try:
+        yield run
+    finally:
+        starts.RELATIVE_STD = before
 
 
 def main() -> None:
@@ -263,24 +296,22 @@ def main() -> None:
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=list(NETWORKS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--methods", nargs="+", default=[*BESIDE, *METHODS], choices=[*BESIDE, *METHODS])
-    parser.add_argument("--priors", nargs="+", default=[None], choices=list(PRIORS), help="in place of the default one")
+    parser.add_argument("--variants", nargs="+", default=[""], help="in place of defaults; see above")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--folder", type=Path, default=Path("build/defaults"), help="of one file for each result")
     parser.add_argument("--name", default="defaults", help="of the file of all results")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
-    plain = [
-        (name, seed, "network", None, given.folder, given.device) for seed in given.seeds for name in given.networks
-    ]
-    rest = [
-        (name, seed, method, prior, given.folder, given.device)
+    place = (given.folder, given.device)
+    plain: list[Job] = [(name, seed, "network", "", *place) for seed in given.seeds for name in given.networks]
+    rest: list[Job] = [
+        (name, seed, method, variant, *place)
         for method in given.methods
-        for prior in given.priors
+        for variant in given.variants
         for name, seed, *_ in plain
     ]
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(given.workers, initializer=_one_thread) as pool:
+    with multiprocessing.get_context("spawn").Pool(given.workers, torch.set_num_threads, (1,)) as pool:
         rows = list(pool.imap(measure, plain)) + list(pool.imap_unordered(measure, rest))
     rows.sort(key=lambda row: (list(NETWORKS).index(row["network"]), row["seed"]))
     record(given.name, {f"{row['network']}, seed {row['seed']}, {row['method']}": row for row in rows})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +26,11 @@ def raw_positive(value: float, maximum: float | None = None) -> float:
     if maximum is not None:
         return math.log(value) - math.log(maximum - value)
     return value + math.log(-math.expm1(-value))  # log(exp(v) - 1), stable at both ends
+
+
+def raw_positives(values: Sequence[float], like: Tensor, maximum: float | None = None) -> Tensor:
+    """The raw values of several numbers, [len(values)], of the type and device of a tensor."""
+    return like.new_tensor([raw_positive(value, maximum) for value in values])
 
 
 def tril(packed: Tensor, raw_diagonal: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from bayesify.arguments.checks import Positive, checked
 from bayesify.maths.constraints import positive, raw_positive, tril
 from bayesify.posteriors.base import DrawRequest, Posterior, fixed_std
+from bayesify.posteriors.starts import start_std
 from bayesify.priors import PriorDraw
 from bayesify.weights.catalog import Layer, Weight
 from bayesify.weights.named_parameters import NamedParameters
@@ -31,7 +32,7 @@ class FullCovariance(Posterior):
     P + P (P + 1) / 2 numbers.
 
     Args:
-        init_std: Diagonal of every factor before training.
+        init_std: Diagonal of every factor before training; by default a tenth of the root mean square of the layer's weights.
 
     Raises:
         ValueError: If `init_std` is not positive, or a layer has more than 20,000 weights.
@@ -41,12 +42,12 @@ class FullCovariance(Posterior):
     correlated_priors = True
 
     @checked
-    def __init__(self, init_std: Positive = 1e-4) -> None:
+    def __init__(self, init_std: Positive | None = None) -> None:
         super().__init__()
         self.init_std = init_std
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
-        """Means at the network's weights, covariance `init_std` squared times the identity."""
+        """Means at the network's weights, covariances multiples of the identity."""
         for layer in self.layers:
             if layer.numel > LARGEST_LAYER:
                 raise ValueError(
@@ -59,7 +60,10 @@ class FullCovariance(Posterior):
             {name: mean.new_zeros(mean.numel() * (mean.numel() - 1) // 2) for name, mean in flat.items()}
         )
         self.raw_diagonal = NamedParameters(
-            {name: torch.full_like(mean, raw_positive(self.init_std)) for name, mean in flat.items()}
+            {
+                layer.name: torch.full_like(flat[layer.name], raw_positive(start_std(self.init_std, layer, values)))
+                for layer in self.layers
+            }
         )
 
     def scale_tril(self, layer: str) -> Tensor:

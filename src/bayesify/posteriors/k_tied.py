@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from bayesify.arguments.checks import Count, Positive, checked
 from bayesify.maths.constraints import positive, raw_positive
 from bayesify.posteriors.base import DrawRequest, Posterior, fixed_std
+from bayesify.posteriors.starts import start_std
 from bayesify.priors import PriorDraw
 from bayesify.weights.named_parameters import NamedParameters
 
@@ -26,7 +27,8 @@ class KTied(Posterior):
 
     Args:
         rank: k, the rank of each layer's matrix of standard deviations.
-        init_std: Standard deviation of every weight before training.
+        init_std: Standard deviation of every weight before training; by default a tenth of the root mean square of its
+            layer's weights.
 
     Raises:
         ValueError: If `rank` is below 1 or `init_std` is not positive.
@@ -36,22 +38,23 @@ class KTied(Posterior):
     correlated_priors = True
 
     @checked
-    def __init__(self, rank: Count = 2, init_std: Positive = 1e-4) -> None:
+    def __init__(self, rank: Count = 2, init_std: Positive | None = None) -> None:
         super().__init__()
         self.rank, self.init_std = rank, init_std
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
-        """Means at the network's weights, every standard deviation near `init_std`."""
+        """Means at the network's weights, every standard deviation near where `start_std` says."""
         means = {layer.name: layer.to_matrix(values).contiguous().clone() for layer in self.layers}
         self.mean_value = NamedParameters(means)
-        raw = raw_positive(math.sqrt(self.init_std / self.rank))
+        stds = {layer.name: start_std(self.init_std, layer, values) for layer in self.layers}
 
-        def factor(mean: Tensor, axis: int) -> Tensor:
-            start = mean.new_full((mean.shape[axis], self.rank), raw)
+        def factor(name: str, axis: int) -> Tensor:
+            raw = raw_positive(math.sqrt(stds[name] / self.rank))
+            start = means[name].new_full((means[name].shape[axis], self.rank), raw)
             return start if self.rank == 1 else start + 0.1 * torch.randn_like(start)
 
-        self.raw_row = NamedParameters({name: factor(mean, 0) for name, mean in means.items()})
-        self.raw_col = NamedParameters({name: factor(mean, 1) for name, mean in means.items()})
+        self.raw_row = NamedParameters({name: factor(name, 0) for name in means})
+        self.raw_col = NamedParameters({name: factor(name, 1) for name in means})
 
     def std_matrix(self, layer: str) -> Tensor:
         """Standard deviations of one layer's `[W b]`: [rows, cols]."""

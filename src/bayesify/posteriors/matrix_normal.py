@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from bayesify.arguments.checks import Positive, checked
 from bayesify.maths.constraints import raw_positive, tril
 from bayesify.posteriors.base import DrawRequest, Posterior, fixed_std
+from bayesify.posteriors.starts import start_std
 from bayesify.priors import PriorDraw
 from bayesify.weights.catalog import Weight
 from bayesify.weights.named_parameters import NamedParameters
@@ -26,7 +27,8 @@ class MatrixNormal(Posterior):
     `rows cols + rows (rows + 1) / 2 + cols (cols + 1) / 2` numbers.
 
     Args:
-        init_std: Standard deviation of every weight before training.
+        init_std: Standard deviation of every weight before training; by default a tenth of the root mean square of its
+            layer's weights.
 
     Raises:
         ValueError: If `init_std` is not positive.
@@ -40,7 +42,7 @@ class MatrixNormal(Posterior):
     col_raw_diagonal: NamedParameters
 
     @checked
-    def __init__(self, init_std: Positive = 1e-4) -> None:
+    def __init__(self, init_std: Positive | None = None) -> None:
         super().__init__()
         self.init_std = init_std
 
@@ -48,11 +50,13 @@ class MatrixNormal(Posterior):
         """Means at the network's weights, both factors diagonal."""
         means = {layer.name: layer.to_matrix(values).contiguous().clone() for layer in self.layers}
         self.mean_value = NamedParameters(means)
-        raw = raw_positive(math.sqrt(self.init_std))
+        stds = {layer.name: start_std(self.init_std, layer, values) for layer in self.layers}
         for side, axis in (("row", 0), ("col", 1)):
             sizes = {name: mean.shape[axis] for name, mean in means.items()}
             lower = {name: means[name].new_zeros(size * (size - 1) // 2) for name, size in sizes.items()}
-            diagonal = {name: means[name].new_full((size,), raw) for name, size in sizes.items()}
+            diagonal = {
+                name: means[name].new_full((size,), raw_positive(math.sqrt(stds[name]))) for name, size in sizes.items()
+            }
             setattr(self, f"{side}_lower", NamedParameters(lower))
             setattr(self, f"{side}_raw_diagonal", NamedParameters(diagonal))
 

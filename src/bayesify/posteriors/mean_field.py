@@ -16,7 +16,9 @@ from bayesify.maths.gaussian import diagonal_kl, diagonal_moments, draw_diagonal
 from bayesify.maths.largest_entries import largest
 from bayesify.maths.value_checks import transforming
 from bayesify.posteriors.base import DrawRequest, Posterior, fixed_std, repeat_draws
+from bayesify.posteriors.starts import start_std
 from bayesify.priors import PriorDraw
+from bayesify.weights.catalog import Layer
 from bayesify.weights.local_gaussian import LocalGaussian
 from bayesify.weights.named_parameters import NamedParameters
 
@@ -32,7 +34,8 @@ class MeanField(Posterior):
     noise in one call.
 
     Args:
-        init_std: Standard deviation of every weight before training.
+        init_std: Standard deviation of every weight before training; by default a tenth of the root mean square of its
+            layer's weights.
         max_std: Upper bound on every standard deviation.
         local_reparameterization: Draw noise at the outputs of linear layers that see each example once, in the training
             objective (see `LocalGaussian`); other layers and predictions draw weights.
@@ -51,26 +54,33 @@ class MeanField(Posterior):
     @checked
     def __init__(
         self,
-        init_std: Positive = 1e-4,
+        init_std: Positive | None = None,
         max_std: Positive | None = None,
         local_reparameterization: bool = False,
         units: Literal["weight", "prior"] = "weight",
     ) -> None:
         super().__init__()
-        if max_std is not None and init_std >= max_std:
+        if max_std is not None and init_std is not None and init_std >= max_std:
             raise ValueError(f"MeanField: init_std={init_std} is not below max_std={max_std}; give a smaller init_std")
         self.init_std, self.max_std, self.units = init_std, max_std, units
         self.local_reparameterization = local_reparameterization
         self.capturable = not local_reparameterization
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
-        """Means at the network's weights, every standard deviation at `init_std`."""
-        raw = self._raw(self.init_std)
+        """Means at the network's weights, every standard deviation where `start_std` says, half the cap at most."""
         self.unit = {weight.name: self._unit(weight.name) for weight in self.weights}
         self.mean_value = NamedParameters({name: values[name] / unit for name, unit in self.unit.items()})
         self.raw_std = NamedParameters(
-            {weight.name: torch.full_like(values[weight.name], raw) for weight in self.weights}
+            {
+                weight.name: torch.full_like(values[weight.name], self._raw(self._start(layer, values)))
+                for layer in self.layers
+                for weight in layer.weights
+            }
         )
+
+    def _start(self, layer: Layer, values: Mapping[str, Tensor]) -> float:
+        found = start_std(self.init_std, layer, values)
+        return found if self.init_std is not None or self.max_std is None else min(found, 0.5 * self.max_std)
 
     def _unit(self, name: str) -> float:
         if self.units == "weight" or self.bound_prior is None:

@@ -32,7 +32,7 @@ class RankOne(Posterior):
 
     Args:
         components: K.
-        init_std: Standard deviation of the factors before training.
+        init_std: Standard deviation of the factors, which are near 1, before training.
         factor_prior_std: Prior standard deviation of the factors.
 
     Raises:
@@ -47,7 +47,7 @@ class RankOne(Posterior):
     col_raw_std: NamedParameters
 
     @checked
-    def __init__(self, components: Count = 4, init_std: Positive = 1e-2, factor_prior_std: Positive = 0.1) -> None:
+    def __init__(self, components: Count = 4, init_std: Positive = 0.1, factor_prior_std: Positive = 0.1) -> None:
         super().__init__()
         self.components, self.init_std, self.factor_prior_std = components, init_std, factor_prior_std
         self.training_draws = components

@@ -1,7 +1,8 @@
-"""How much of the KL the objective counts as training goes on."""
+"""What changes as training goes on: the share of the KL that the objective counts, and the learning rate."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from bayesify.arguments.checks import NonNegative, checked
@@ -35,3 +36,21 @@ class KLSchedule:
         if self.linear_epochs == 0:
             return 1.0 if passed >= 0 else 0.0
         return min(1.0, max(0.0, passed / self.linear_epochs))
+
+
+def cosine(share: float) -> float:
+    """A learning rate's factor that falls from 1 to 0 as half a cosine, with the share of the run that is done."""
+    return 0.5 * (1 + math.cos(math.pi * share))
+
+
+def falling(epoch: float, map_epochs: int, epochs: int) -> float:
+    """The factor on the learning rate by default: 1 in a MAP phase, then half a cosine to 0 at the end of the run.
+
+    Args:
+        epoch: Epochs of both phases that are done, a fraction within an epoch.
+        map_epochs: Of the MAP phase.
+        epochs: Of the variational phase; where it has none, the rate falls in the MAP phase.
+    """
+    if epochs == 0:
+        return cosine(epoch / map_epochs)
+    return cosine(max(0.0, epoch - map_epochs) / epochs)

@@ -32,6 +32,7 @@ class Settings:
     patience: int | None
     validation_draws: int
     step_scheduler: str
+    falling_rate: bool = False
 
     @property
     def total_epochs(self) -> int:

@@ -17,6 +17,7 @@ from bayesify.training.checkpoints import check_optimizer_state
 from bayesify.training.distributed import Processes
 from bayesify.training.guard import CHECK_EVERY, Guard, NotFiniteError
 from bayesify.training.random_streams import derive_seed
+from bayesify.training.schedules import falling
 from bayesify.training.state import Settings
 
 Part = tuple[Batch, int, int]
@@ -170,6 +171,9 @@ class Step:
         self._refusal = why_not(self.device, self._guard.deferred, processes.count, settings.accumulate, own_part)
         self._rates = FixedRates(optimizer, self.device) if optimizer is not None and not self._refusal else None
         self._captured = CapturedSteps(self._run, model.module, self.generator)
+        self._highest = (
+            [float(group["lr"]) for group in optimizer.param_groups] if settings.falling_rate and optimizer else []
+        )
         if not capture:
             self._captured.reason = "not asked for"
         self._kl_weight = torch.zeros((), device=self.device)
@@ -191,6 +195,7 @@ class Step:
                 after the step, which then counts as taken.
         """
         batch, size = first, sum(whole for _, _, whole in window)
+        self._let_rate_fall(share)
         nll: Any = 0.0
         kl: Any = 0.0
         try:
@@ -225,6 +230,15 @@ class Step:
         if self.taken % CHECK_EVERY == 0 or type(self.update) is not Update:
             self.check()
         self.update.after_step()
+
+    def _let_rate_fall(self, share: float) -> None:
+        settings = self.settings
+        for highest, group in zip(self._highest, self.optimizer.param_groups if self._highest else (), strict=True):  # type: ignore[union-attr]
+            rate = highest * falling(share * settings.total_epochs, settings.map_epochs, settings.epochs)
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
 
     def _on_device(self, phase: Phase, batch: Batch, kl_weight: float, number: int) -> None:
         """A step on a GPU, by a graph where there is one: what differs between steps is in tensors."""

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from bayesify.maths.constraints import positive, raw_positive
+from bayesify.maths.constraints import positive, raw_positive, raw_positives
 from bayesify.maths.largest_entries import largest
 from bayesify.maths.matheron import Factors, factorize
 from bayesify.weights.named_parameters import NamedParameters
 
 INIT_D = 1e-3
-INIT_LAMBDA = 1e-4
 
 
 class Augmentation(nn.Module):
@@ -24,9 +23,12 @@ class Augmentation(nn.Module):
         z_row: Starting $Z_r$ of each group of equal matrices, [G, M_r, d_out].
         z_col: Starting $Z_c$ of each group, [G, M_c, d_in].
         max_lambda: Cap on $\lambda$; 0 makes W given U a point estimate, without a parameter.
+        start: Starting $\lambda$ of each matrix, half the cap at most.
     """
 
-    def __init__(self, z_row: Sequence[Tensor], z_col: Sequence[Tensor], max_lambda: float | None) -> None:
+    def __init__(
+        self, z_row: Sequence[Tensor], z_col: Sequence[Tensor], max_lambda: float | None, start: Sequence[float]
+    ) -> None:
         super().__init__()
         self.max_lambda = max_lambda
         self.z_row = NamedParameters({str(index): z for index, z in enumerate(z_row)})
@@ -36,8 +38,7 @@ class Augmentation(nn.Module):
         self.raw_d_col = nn.Parameter(like.new_full((count, z_col[0].shape[1]), raw_positive(INIT_D)))
         self.raw_lambda: nn.Parameter | None = None
         if max_lambda != 0:
-            start = INIT_LAMBDA if max_lambda is None else min(INIT_LAMBDA, 0.5 * max_lambda)
-            self.raw_lambda = nn.Parameter(like.new_full((count,), raw_positive(start, max_lambda)))
+            self.raw_lambda = nn.Parameter(raw_positives(below_cap(start, max_lambda), like, max_lambda))
         shapes = [(r.shape[-1], c.shape[-1]) for r, c in zip(z_row, z_col, strict=True) for _ in range(r.shape[0])]
         self.shapes = shapes
         self.sizes: Tensor
@@ -79,6 +80,11 @@ class Augmentation(nn.Module):
                 [min(1.0, num_data / d_in) for _, d_in in self.shapes], dtype=sizes.dtype, device=sizes.device
             )
         return (sizes * (0.5 * scale.square() - scale.log() - 0.5)).sum()
+
+
+def below_cap(starts: Sequence[float], cap: float | None) -> list[float]:
+    """Where numbers under a cap start: half the cap at most."""
+    return [start if cap is None else min(start, 0.5 * cap) for start in starts]
 
 
 def random_start(m_r: int, m_c: int, d_out: int, d_in: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from bayesify.maths.constraints import positive, raw_positive, tril
+from bayesify.maths.constraints import positive, raw_positive, raw_positives, tril
 from bayesify.maths.matheron import Factors
+from bayesify.posteriors.inducing_weights.augmentation import below_cap
 
 HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 
@@ -106,14 +108,14 @@ class DiagonalMatrix(InducingMatrix):
 
     name = "diagonal"
 
-    def __init__(self, mean: Tensor, whiten: bool, init_std: float, max_std: float | None) -> None:
+    def __init__(self, mean: Tensor, whiten: bool, init_std: Sequence[float], max_std: float | None) -> None:
         super().__init__(mean, whiten)
         self.max_std = max_std
         self.location = nn.Parameter(mean)
         self.raw_std: nn.Parameter | None = None
         if max_std != 0:
-            start = init_std if max_std is None else min(init_std, 0.5 * max_std)
-            self.raw_std = nn.Parameter(torch.full_like(mean, raw_positive(start, max_std)))
+            raw = raw_positives(below_cap(init_std, max_std), mean, max_std)
+            self.raw_std = nn.Parameter(raw[:, None, None].expand_as(mean).clone())
 
     def std(self) -> Tensor | None:
         """s, or `None` for a point estimate."""
@@ -176,14 +178,14 @@ class MatrixNormalMatrix(InducingMatrix):
 
     name = "matrix"
 
-    def __init__(self, mean: Tensor, whiten: bool, init_std: float) -> None:
+    def __init__(self, mean: Tensor, whiten: bool, init_std: Sequence[float]) -> None:
         super().__init__(mean, whiten)
         self.location = nn.Parameter(mean)
-        raw = raw_positive(math.sqrt(init_std))
+        raw = raw_positives([math.sqrt(std) for std in init_std], mean)
         for side, size in (("row", self.rows), ("col", self.cols)):
             lower = mean.new_zeros(self.count, size * (size - 1) // 2)
             self.register_parameter(f"{side}_lower", nn.Parameter(lower))
-            self.register_parameter(f"{side}_raw_diagonal", nn.Parameter(mean.new_full((self.count, size), raw)))
+            self.register_parameter(f"{side}_raw_diagonal", nn.Parameter(raw[:, None].repeat(1, size)))
 
     row_lower: nn.Parameter
     col_lower: nn.Parameter
@@ -246,7 +248,7 @@ class FullMatrix(InducingMatrix):
 
     name = "full"
 
-    def __init__(self, mean: Tensor, whiten: bool, init_std: float) -> None:
+    def __init__(self, mean: Tensor, whiten: bool, init_std: Sequence[float]) -> None:
         super().__init__(mean, whiten)
         size = self.rows * self.cols
         if size > 2048:
@@ -257,7 +259,7 @@ class FullMatrix(InducingMatrix):
             )
         self.location = nn.Parameter(mean)
         self.lower = nn.Parameter(mean.new_zeros(self.count, size * (size - 1) // 2))
-        self.raw_diagonal = nn.Parameter(mean.new_full((self.count, size), raw_positive(init_std)))
+        self.raw_diagonal = nn.Parameter(raw_positives(init_std, mean)[:, None].repeat(1, size))
 
     def scale_tril(self) -> Tensor:
         """T: [G, M_r M_c, M_r M_c]."""
@@ -364,9 +366,9 @@ def _pack(factor: Tensor, lower: Tensor, raw_diagonal: Tensor) -> None:
 
 
 def make_inducing_matrix(
-    q: str, mean: Tensor, *, whiten: bool, init_std: float, max_std: float | None, members: int
+    q: str, mean: Tensor, *, whiten: bool, init_std: Sequence[float], max_std: float | None, members: int
 ) -> InducingMatrix:
-    """The family of q(U) by its name, around starting means [G, M_r, M_c]."""
+    """The family of q(U) by its name, around starting means [G, M_r, M_c], each matrix with its own starting standard deviation."""
     if q == "diagonal":
         return DiagonalMatrix(mean, whiten, init_std, max_std)
     if q == "matrix":

@@ -10,22 +10,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from bayesify.arguments.checks import Count, NonNegative, checked
+from bayesify.arguments.checks import Count, NonNegative, Positive, checked
 from bayesify.maths.constraints import raw_positive
 from bayesify.maths.matheron import Factors, conditional_draw, conditional_mean, noise_shapes
 from bayesify.maths.mixture import choose_members
+from bayesify.posteriors import starts
 from bayesify.posteriors.base import DrawRequest, Posterior
 from bayesify.posteriors.inducing_weights.augmentation import Augmentation, network_start, random_start
-from bayesify.posteriors.inducing_weights.matrix import (
-    InducingMatrix,
-    gathered,
-    make_inducing_matrix,
-)
+from bayesify.posteriors.inducing_weights.matrix import InducingMatrix, gathered, make_inducing_matrix
 from bayesify.priors import PriorDraw
 from bayesify.running.caching import constant
 from bayesify.weights.catalog import Layer
-
-INIT_STD = 1e-3
 
 
 class InducingWeights(Posterior):
@@ -42,7 +37,7 @@ class InducingWeights(Posterior):
 
     A layer stores `rows d_out + cols d_in + rows + cols + 1 + 2 rows cols` numbers for a diagonal q(U), its bias
     counted in d_in, and `members rows cols` in place of the last term for an ensemble. Layers smaller than U keep
-    its full size unless `fit_to_layer`.
+    its full size where `fit_to_layer` is false.
 
     Stored, with a leading axis over layers of equal size: `z_row`, `z_col`, `raw_d_row`, `raw_d_col` (softplus),
     `raw_lambda` (softplus, or a scaled sigmoid under a cap), and the parameters of q(U).
@@ -58,10 +53,13 @@ class InducingWeights(Posterior):
         whiten: Store U so that its prior is standard normal (appendix H).
         init: `"random"` (appendix J), or `"network"`: the conditional mean starts at the best approximation of the
             network's `[W b]` of rank `min(rows, cols)`.
-        fit_to_layer: Cut rows and cols to the layer's own size.
+        fit_to_layer: Cut rows and cols to the layer's own size; by default unless `shared` is given. The paper does not.
         function_space_kl: Weight R by $\beta_l = \min(1, N / d_{in})$ (eq. 45), N the `num_data` given to `elbo`.
         shared: Sizes of one global inducing matrix that all layers' U depend on, which correlates layers (appendix
             H); needs `whiten` and equal columns in every layer.
+        init_std: Standard deviation of U's entries before training, as it is stored, in units of the prior's. By default W
+            starts with a tenth of its layer's root mean square, by U and by W given U alike.
+        init_lambda: $\lambda$ before training, half its cap at most; by default the same.
 
     Raises:
         ValueError: If a size is below 1, a cap is negative, a name is unknown, or `shared` does not fit.
@@ -81,9 +79,11 @@ class InducingWeights(Posterior):
         max_std: NonNegative | None = None,
         whiten: bool = True,
         init: Literal["random", "network"] = "random",
-        fit_to_layer: bool = False,
+        fit_to_layer: bool | None = None,
         function_space_kl: bool = False,
         shared: tuple[Count, Count] | None = None,
+        init_std: Positive | None = None,
+        init_lambda: Positive | None = None,
     ) -> None:
         super().__init__()
         if max_std is not None and q != "diagonal":
@@ -101,6 +101,7 @@ class InducingWeights(Posterior):
         self.max_lambda, self.max_std, self.whiten, self.init = max_lambda, max_std, whiten, init
         self.fit_to_layer, self.function_space_kl = fit_to_layer, function_space_kl
         self.shared = None if shared is None else (int(shared[0]), int(shared[1]))
+        self.init_std, self.init_lambda = init_std, init_lambda
         self.capturable = q != "ensemble" and not function_space_kl
 
     # -- making ----------------------------------------------------------------------------------------------------
@@ -122,23 +123,41 @@ class InducingWeights(Posterior):
                 z_row.append(rows)
                 z_col.append(cols)
                 means.append(mean)
-            self.augmentations.append(Augmentation(z_row, z_col, self.max_lambda))
+            spreads = [self._spread_start(layer, values) for group in block for layer in group]
+            self.augmentations.append(Augmentation(z_row, z_col, self.max_lambda, self._lambdas(spreads)))
             if self.shared is None:
-                self.inducing.append(self._family(torch.cat(means)))
+                self.inducing.append(self._family(torch.cat(means), spreads))
         if self.shared is not None:
             tall = len(self.layers) * self.rows
             rows, cols, mean = random_start(*self.shared, tall, self.cols, values[self.weights[0].name])
-            self.augmentations.append(Augmentation([rows[None]], [cols[None]], self.max_lambda))
-            self.inducing.append(self._family(mean[None]))
+            lambdas = self._lambdas([starts.RELATIVE_STD])
+            self.augmentations.append(Augmentation([rows[None]], [cols[None]], self.max_lambda, lambdas))
+            self.inducing.append(self._family(mean[None], [starts.RELATIVE_STD]))
 
     def _inducing_size(self, layer: Layer) -> tuple[int, int]:
-        if self.fit_to_layer:
+        if self._fits_layers:
             return min(self.rows, layer.rows), min(self.cols, layer.cols)
         return self.rows, self.cols
 
-    def _family(self, mean: Tensor) -> InducingMatrix:
+    @property
+    def _fits_layers(self) -> bool:
+        return self.shared is None if self.fit_to_layer is None else self.fit_to_layer
+
+    def _spread_start(self, layer: Layer, values: Mapping[str, Tensor]) -> float:
+        """Where standard deviations of W start by default, in units of the prior's."""
+        if self.init == "network":
+            std = torch.as_tensor(self._prior().std[layer.weights[0].name]).detach()
+            return starts.RELATIVE_STD * starts.root_mean_square(layer, values) / float(std.mean())
+        m_r, m_c = self._inducing_size(layer)
+        return starts.RELATIVE_STD * math.sqrt(min(1.0, m_r / layer.rows) * min(1.0, m_c / layer.cols))
+
+    def _lambdas(self, spreads: list[float]) -> list[float]:
+        return spreads if self.init_lambda is None else [self.init_lambda] * len(spreads)
+
+    def _family(self, mean: Tensor, spreads: list[float]) -> InducingMatrix:
+        stds = spreads if self.init_std is None else [self.init_std] * len(spreads)
         return make_inducing_matrix(
-            self.q, mean, whiten=self.whiten, init_std=INIT_STD, max_std=self.max_std, members=self.members
+            self.q, mean, whiten=self.whiten, init_std=stds, max_std=self.max_std, members=self.members
         )
 
     def _start(self, layer: Layer, matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -417,7 +436,7 @@ class InducingWeights(Posterior):
         result: dict[str, str] = {}
         for layer in self.layers:
             rows, cols = min(self.rows, layer.rows), min(self.cols, layer.cols)
-            if self.fit_to_layer or self.shared is not None or (rows, cols) == (self.rows, self.cols):
+            if self._fits_layers or self.shared is not None or (rows, cols) == (self.rows, self.cols):
                 continue
             numbers = self.members if self.q == "ensemble" else 2
             saved = (self.rows - rows) * (layer.rows + 1) + (self.cols - cols) * (layer.cols + 1)

@@ -27,15 +27,15 @@ class Diagonal(nn.Module):
 
     Args:
         mean: Where the means start.
-        std: Where the standard deviations start, a number.
+        std: Where the standard deviations start, [K, 1].
     """
 
     name: ClassVar[str] = "diagonal"
 
-    def __init__(self, mean: Tensor, std: float) -> None:
+    def __init__(self, mean: Tensor, std: Tensor) -> None:
         super().__init__()
         self.mean_value = nn.Parameter(mean)
-        self.log_std = nn.Parameter(torch.full_like(mean, math.log(std)))
+        self.log_std = nn.Parameter(std.log().expand_as(mean).clone())
 
     def draw(self, noise: Tensor, prior_std: Tensor) -> tuple[Tensor, Tensor]:
         """Draws of g from standard normal noise, and the KL summed over blocks.
@@ -94,7 +94,7 @@ class Full(Diagonal):
 
     name = "full"
 
-    def __init__(self, mean: Tensor, std: float) -> None:
+    def __init__(self, mean: Tensor, std: Tensor) -> None:
         super().__init__(mean, std)
         count, size = mean.shape
         if size > LARGEST_FULL:
@@ -148,13 +148,13 @@ class Flow(Diagonal):
 
     Args:
         mean: Where the means of z start.
-        std: Where the standard deviations of z start.
+        std: Where the standard deviations of z start, [K, 1].
         length: F.
     """
 
     name = "flow"
 
-    def __init__(self, mean: Tensor, std: float, length: int = 1) -> None:
+    def __init__(self, mean: Tensor, std: Tensor, length: int = 1) -> None:
         super().__init__(mean, std)
         count, size = mean.shape
         w = torch.randn(count, length, size, dtype=mean.dtype, device=mean.device) / math.sqrt(size)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from bayesify.arguments.checks import Count, Positive, checked
 from bayesify.maths.gaussian import draw_diagonals
 from bayesify.maths.walsh_hadamard import dyadic, dyadic_values, nearest
+from bayesify.posteriors import starts
 from bayesify.posteriors.base import DrawRequest, Posterior, fixed_std, repeat_draws
 from bayesify.posteriors.mean_field import MeanField
 from bayesify.posteriors.walsh_hadamard.blocks import Blocks, LocalWalshHadamardWeight, WalshHadamardWeight
@@ -64,9 +65,12 @@ class WalshHadamard(Posterior):
         covariance: Family of q(g): `"diagonal"`, `"full"` (a Cholesky factor), or `"flow"` (planar layers; its KL is
             an estimate from each draw).
         flow_length: Planar layers of a flow.
-        init_std: Standard deviation of every weight before training.
+        init_std: Standard deviation of every weight before training; by default a tenth of its root mean square.
         init: `"random"`: signs for $S_1$, $S_2$ and $\mu$, which make W a multiple of an orthogonal matrix, as large as the
-            network's own weight; `"network"`: the nearest W that alternating least squares finds (`maths.walsh_hadamard.nearest`).
+            network's own weight; `"network"`: the nearest W that alternating least squares finds (`maths.walsh_hadamard.nearest`),
+            which is far from a trained one, as D numbers are from D x D; `"residual"`: a trained network's weights stay, as
+            numbers that are stored and not trained, and W is added to them, with $\mu = 0$ and signs for $S_1$, $S_2$. The
+            prior is then one around the network, which has seen the data already, and nothing is saved in size.
         local_reparameterization: In the training objective, draw g for each example in linear layers; predictions
             always share it over examples, so that a draw is a function.
 
@@ -81,8 +85,8 @@ class WalshHadamard(Posterior):
         self,
         covariance: Literal["diagonal", "full", "flow"] = "diagonal",
         flow_length: Count = 4,
-        init_std: Positive = 1e-3,
-        init: Literal["random", "network"] = "random",
+        init_std: Positive | None = None,
+        init: Literal["random", "network", "residual"] = "random",
         local_reparameterization: bool = False,
     ) -> None:
         super().__init__()
@@ -100,13 +104,14 @@ class WalshHadamard(Posterior):
         """Put the blocks of all weights into groups of one size, and start the parameters."""
         groups: dict[int, list[_Part]] = {}
         rest: list[Layer] = []
+        residual = self.init == "residual"
         for layer in self.layers:
             vectors = tuple(weight for weight in layer.weights if not _is_matrix(weight))
             rest += [Layer(layer.name, vectors)] if vectors else []
             for weight in layer.weights:
                 if _is_matrix(weight):
                     blocks = Blocks.cover(*weight.matrix_shape)
-                    linear = isinstance(modules[weight.name], nn.Linear) and not weight.aliases
+                    linear = isinstance(modules[weight.name], nn.Linear) and not weight.aliases and not residual
                     parts = groups.setdefault(blocks.size, [])
                     start = parts[-1].stop if parts else 0
                     parts.append(_Part(weight, blocks, start, start + blocks.count, linear))
@@ -114,13 +119,15 @@ class WalshHadamard(Posterior):
         self.vectors = None
         if rest:
             self.vectors = MeanField(init_std=self.init_std).bind(tuple(rest), values, modules, self.bound_prior)
+        matrices = [weight.name for weight in self.weights if _is_matrix(weight)]
+        self.base = NamedParameters({name: values[name].clone() for name in matrices if residual}, trainable=False)
         starts = {size: self._start(size, parts, values) for size, parts in self.groups.items()}
         self.left = NamedParameters({str(size): start[0] for size, start in starts.items()})
         self.right = NamedParameters({str(size): start[2] for size, start in starts.items()})
         more: dict[str, Any] = {"length": self.flow_length} if self.covariance == "flow" else {}
         self.g = nn.ModuleDict(
             {
-                str(size): FAMILIES[self.covariance](start[1], self.init_std * math.sqrt(size), **more)
+                str(size): FAMILIES[self.covariance](start[1], start[3] * math.sqrt(size), **more)
                 for size, start in starts.items()
             }
         )
@@ -128,20 +135,23 @@ class WalshHadamard(Posterior):
         self.capturable = not any(part.linear if self.local_reparameterization else part.fast for part in every)
 
     def _start(self, size: int, parts: list[_Part], values: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """$s_1$, the mean of g and $s_2$ of a group, [K, D] each."""
+        """$s_1$, the mean of g and $s_2$ of a group, [K, D] each, and the standard deviation of W, [K, 1]."""
         found = []
         for part in parts:
             matrix = part.weight.to_matrix(values[part.weight.name])
-            if self.init == "network":
-                found.append(nearest(part.blocks.disassemble(matrix)))
-                continue
             shape = (part.blocks.count, size)
-            spread = float(matrix.square().mean().sqrt())
-            spread = spread if 0 < spread < math.inf else 1 / math.sqrt(part.weight.fan_in or 1)
+            spread = starts.root_mean_square(Layer(part.weight.layer, (part.weight,)), values)
+            std = matrix.new_full(
+                (shape[0], 1), starts.RELATIVE_STD * spread if self.init_std is None else self.init_std
+            )
+            if self.init == "network":
+                found.append((*nearest(part.blocks.disassemble(matrix)), std))
+                continue
             left, g, right = (
                 2.0 * torch.randint(2, shape, device=matrix.device).to(matrix.dtype) - 1 for _ in range(3)
             )
-            found.append((left, spread * math.sqrt(size) * g, right))
+            spread = 0.0 if self.init == "residual" else spread
+            found.append((left, spread * math.sqrt(size) * g, right, std))
         return tuple(torch.cat(factors) for factors in zip(*found, strict=True))
 
     def family(self, size: int) -> Diagonal:
@@ -172,7 +182,15 @@ class WalshHadamard(Posterior):
             kl = kl + g_kl
             for size, g in zip(self.groups, drawn, strict=True):
                 self._hand_out(size, g, request, weights)
-        return {weight.name: weights[weight.name] for weight in self.weights}, kl
+        return self._around_base(weights), kl
+
+    def _around_base(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """All weights in order, with the network's own where W is what is added to them."""
+        base = dict(self.base.items())
+        return {
+            weight.name: weights[weight.name] + base[weight.name] if weight.name in base else weights[weight.name]
+            for weight in self.weights
+        }
 
     def _draw_g(self, request: DrawRequest) -> tuple[list[Tensor], Tensor]:
         """Draws of g of every group, [S, K, D] each, and the KL of all, a scalar or [S]."""
@@ -249,11 +267,19 @@ class WalshHadamard(Posterior):
                 self._form(parts, dyadic_values(family.mean()), left, right, found)
             else:
                 self._form(parts, family.reached_variance() / size, left.square(), right.square(), found)
-        return {weight.name: found[weight.name] for weight in self.weights}
+        return (
+            self._around_base(found)
+            if which == "mean"
+            else {weight.name: found[weight.name] for weight in self.weights}
+        )
 
     @torch.no_grad()
     def set_to_prior(self, prior: PriorDraw) -> None:
         """q(g) to p(g), S_1 and S_2 to their signs: each entry of W then has the prior's mean and variance."""
+        if len(self.base):
+            raise ValueError(
+                "WalshHadamard: with init='residual' q is around the network's weights; use init='network'"
+            )
         if self.vectors is not None:
             self.vectors.set_to_prior(prior)
         for size in self.groups:
