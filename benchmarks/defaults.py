@@ -3,13 +3,13 @@
     python -m benchmarks.defaults [--device cuda] [--workers 4] [--networks ...] [--seeds 0 1 2] [--methods ...]
     python -m benchmarks.defaults --seeds 10 11 --variants prior=neal1 prior=neal4 prior=neal4,std=0.03 --name default_trials
 
-A network is trained by Adam, and each method then has at most three epochs, through the public interface as a user would write
-it. Fashion-MNIST, and the strangers, MNIST and notMNIST, come from the folder that BAYESIFY_DATA names; scikit-learn's digits,
-whose strangers are the same digits with their pixels in another order, need none. Each network, seed and method is a file in
-`--folder`, so that a run that was interrupted goes on; at the end all files become `benchmarks/results/defaults.json`.
-A seed chooses the training images, the network's start and the order of batches. Seeds from 10 on are those that defaults were
-chosen with, by `--variants`: `prior=` one of `PRIORS`, `std=` the start of standard deviations as a share of the layer's root
-mean square, `rate=constant` or `epochs=`, several with commas between them.
+A network is trained by Adam, at a rate that falls as half a cosine, and each method then has at most three epochs, through the
+public interface as a user would write it. Fashion-MNIST, and MNIST, the strangers, come from the folder that BAYESIFY_DATA
+names; scikit-learn's digits, whose strangers are the same digits with their pixels in another order, need none. Each network,
+seed and method is a file in `--folder`, so that a run that was interrupted goes on; at the end all files become
+`benchmarks/results/defaults.json`. A seed chooses the training images, the network's start and the order of batches. Seeds from
+10 on are those that defaults were chosen with, by `--variants`: `prior=` one of `PRIORS`, `std=` the start of standard
+deviations as a share of the layer's root mean square, `rate=constant` or `epochs=`, several with commas between them.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ from bayesify.likelihoods import Categorical
 from bayesify.posteriors import starts
 from bayesify.predictive.base import Outputs
 
-from .laplace_defaults import digits_cnn, hidden_layer_cnn, mlp, scores, train
+from .laplace_defaults import digits_cnn, hidden_layer_cnn, mlp, scores
 from .timing import clock, record, synchronize
 
+BATCH = 64
 EPOCHS = 3
 """That a method has after the trained network."""
 CHOSEN_WITH = 10
@@ -69,7 +70,7 @@ class Data:
     strangers: Tensor
 
     def loader(self) -> DataLoader[Any]:
-        return DataLoader(TensorDataset(*self.train), batch_size=64, shuffle=True)
+        return DataLoader(TensorDataset(*self.train), batch_size=BATCH, shuffle=True)
 
 
 class Patches(nn.Module):
@@ -136,8 +137,8 @@ def digits(_: str, seed: int) -> Data:
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[str, int], Data], str, int]] = {
     "cnn": (hidden_layer_cnn, fashion, "mnist", 8),
-    "mlp": (mlp, fashion, "notmnist", 8),
-    "transformer": (Patches, fashion, "mnist", 12),
+    "mlp": (mlp, fashion, "mnist", 8),
+    "transformer": (Patches, fashion, "mnist", 8),
     "gru": (Rows, fashion, "mnist", 12),
     "digits_cnn": (digits_cnn, digits, "shuffled", 40),
     "digits_mlp": (digits_mlp, digits, "shuffled", 40),
@@ -221,13 +222,25 @@ def trained(name: str, seed: int, folder: Path, device: str) -> tuple[nn.Module,
     path, scored = folder / f"{name}-{seed}.pt", folder / f"{name}-{seed}-network.json"
     if not scored.exists():
         x, y = (part.to(device) for part in data.train)
-        seconds = clock(lambda: train(net, x, y, epochs, seed))
+        seconds = clock(lambda: _train(net, x, y, epochs, seed))
         with torch.no_grad():
             plain = [Categorical().predictive(Outputs(kept=net(x.to(device)).unsqueeze(0))) for x in _inputs(data)]
         torch.save(net.state_dict(), path)
         _write(scored, _row(name, seed, "network", scores(*plain, data.test[1].to(device)), seconds))
     net.load_state_dict(torch.load(path, map_location=device))
     return net.eval(), data, json.loads(scored.read_text())
+
+
+def _train(net: nn.Module, x: Tensor, y: Tensor, epochs: int, seed: int) -> None:
+    optimizer, generator = torch.optim.Adam(net.parameters(), lr=1e-3), torch.Generator().manual_seed(seed)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * -(-len(x) // BATCH))
+    for _ in range(epochs):
+        for index in torch.randperm(len(x), generator=generator).split(BATCH):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(x[index]), y[index]).backward()
+            optimizer.step()
+            scheduler.step()
+    net.eval()
 
 
 def _inputs(data: Data) -> tuple[Tensor, Tensor]:

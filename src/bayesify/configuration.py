@@ -113,9 +113,9 @@ def make_posterior(entry: Any) -> Posterior:
 
 
 def make_prior(entry: Any) -> Prior:
-    """A prior from an instance, a name, a dict with its name and arguments, or `None` for Neal's."""
+    """A prior from an instance, a name, a dict with its name and arguments, or `None` for the default one."""
     if entry is None:
-        return priors.Neal()
+        return priors.Neal(priors.DEFAULT_SCALE)
     if isinstance(entry, Prior):
         return entry
     made: Prior = _named(entry, priors.REGISTRY, "prior")

@@ -90,7 +90,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         values = self.layout.widen(values)
         reference = values[taken[0].name]
         self._weights = {weight.name: weight for weight in taken}
-        self.prior = prior.bind(self._weights).to(reference)
+        self.prior = prior.bind(self._weights, values).to(reference)
         scales = self.prior.live()
         self.posteriors = Posteriors(
             posterior.bind(group_layers(weights), values, modules, scales, Runner(self.network, self._weights))

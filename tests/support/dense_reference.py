@@ -54,13 +54,13 @@ def softplus(raw: Tensor) -> Tensor:
     return torch.log1p(torch.exp(raw.double()))
 
 
-def cholesky_factor(packed: Tensor, raw_diagonal: Tensor) -> Tensor:
-    """Lower triangle filled row by row."""
+def relative_factor(packed: Tensor, raw_diagonal: Tensor) -> Tensor:
+    """Lower triangle filled row by row with multiples of the row's diagonal entry."""
     n = raw_diagonal.shape[0]
     factor, position = torch.zeros(n, n, dtype=torch.float64), 0
     for row in range(n):
         for col in range(row):
-            factor[row, col] = packed[position]
+            factor[row, col] = packed[position] * softplus(raw_diagonal[row])
             position += 1
         factor[row, row] = softplus(raw_diagonal[row])
     return factor
@@ -87,10 +87,7 @@ def layer_gaussian(posterior: Posterior, layer: Layer) -> tuple[Tensor, Tensor]:
         std = raw.exp() if cap is None else cap / (1 + (-raw).exp())
         return mean, torch.diag(std**2)
     if isinstance(posterior, FullCovariance):
-        raw = posterior.raw_diagonal[layer.name]
-        factor = cholesky_factor(posterior.lower[layer.name], raw)
-        scale = softplus(raw)
-        factor = (factor - torch.diag(scale)) * scale[:, None] + torch.diag(scale)
+        factor = relative_factor(posterior.lower[layer.name], posterior.raw_diagonal[layer.name])
         return posterior.mean_value[layer.name], factor @ factor.T
     if isinstance(posterior, KTied):
         rows, cols = softplus(posterior.raw_row[layer.name]), softplus(posterior.raw_col[layer.name])
@@ -99,8 +96,8 @@ def layer_gaussian(posterior: Posterior, layer: Layer) -> tuple[Tensor, Tensor]:
         return mean, torch.diag(std**2)
     if isinstance(posterior, MatrixNormal):
         name = layer.name
-        row_factor = cholesky_factor(posterior.row_lower[name], posterior.row_raw_diagonal[name])
-        col_factor = cholesky_factor(posterior.col_lower[name], posterior.col_raw_diagonal[name])
+        row_factor = relative_factor(posterior.row_lower[name], posterior.row_raw_diagonal[name])
+        col_factor = relative_factor(posterior.col_lower[name], posterior.col_raw_diagonal[name])
         row_cov, col_cov = row_factor @ row_factor.T, col_factor @ col_factor.T
         mean = torch.stack([posterior.mean_value[name][row, col] for _, row, col in where])
         covariance = torch.stack(

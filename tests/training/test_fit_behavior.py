@@ -1,7 +1,9 @@
 """What `fit` does around the steps: modes, schedulers, early stopping, callbacks, precision, errors."""
 
 import copy
+import itertools
 import json
+import math
 
 import pytest
 import torch
@@ -110,12 +112,31 @@ def test_optimizers_and_schedulers_in_each_form():
 
 
 def test_default_adam_equals_adam():
-    """The default is Adam at the given learning rate, up to the rounding of its fused form."""
-    default, explicit = classifier(), classifier()
-    fit(default, epochs=2, learning_rate=0.01)
-    fit(explicit, epochs=2, optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01))
-    for name, value in explicit.named_parameters():
-        torch.testing.assert_close(default.get_parameter(name), value, rtol=1e-4, atol=1e-6)
+    """The default is Adam at the given learning rate, up to the rounding of its fused form; the rate falls by default."""
+    steps = 2 * len(batches())
+
+    def half_cosine(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / steps)))
+
+    adam = {"optimizer": lambda parameters: torch.optim.Adam(parameters, lr=0.01)}
+    for default, other in (
+        ({"scheduler": "constant"}, adam),
+        ({}, adam | {"scheduler": half_cosine, "steps": Steps(scheduler="step")}),
+    ):
+        mine, explicit = classifier(), classifier()
+        fit(mine, epochs=2, learning_rate=0.01, **default)
+        fit(explicit, epochs=2, **other)
+        for name, value in explicit.named_parameters():
+            torch.testing.assert_close(mine.get_parameter(name), value, rtol=1e-4, atol=1e-6)
+
+
+def test_the_rate_falls_over_the_variational_phase():
+    rates = fit(classifier(), epochs=4, map_epochs=2, learning_rate=0.1).column("learning_rate")
+    assert rates[:2] == [0.1, 0.1]
+    assert all(earlier > later > 0 for earlier, later in itertools.pairwise(rates[1:]))
+    assert rates[-1] < 0.02
+    only_map = fit(classifier(), epochs=0, map_epochs=3, learning_rate=0.1).column("learning_rate")
+    assert only_map[-1] < 0.03
 
 
 @pytest.mark.parametrize("form", [{"fused": True}, {"foreach": True}, {"foreach": False}])
@@ -166,10 +187,10 @@ def test_early_stopping_waits_for_the_whole_kl():
 
 
 def test_validation_scores_are_those_of_predict():
-    bnn = classifier()
+    bnn = classifier(posteriors.MeanField(init_std=1e-4))
     weights = torch.rand(24)
     row = fit(bnn, learning_rate=1e-30, validation=[(X[:10], Y[:10], weights[:10]), (X[10:], Y[10:], weights[10:])])[0]
-    prediction = bnn.predict(X, num_draws=2)  # init_std is 1e-4: every draw is the mean up to that
+    prediction = bnn.predict(X, num_draws=2)  # every draw is the mean up to its standard deviation of 1e-4
     nll = -(weights * prediction.log_prob(Y)).sum() / weights.sum()
     assert row["validation_nll"] == pytest.approx(nll.item(), abs=1e-3)
     right = (prediction.labels == Y).float()

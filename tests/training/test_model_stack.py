@@ -325,7 +325,7 @@ def test_fit_trains_a_stack_and_continues_it(tmp_path: Path) -> None:
         for name, value in mine.state_dict().items():
             torch.testing.assert_close(value, plain_model.state_dict()[name], rtol=1e-10, atol=1e-10)
     first, second = (ModelStack(make_models(FAMILIES["mean_field"][0]), seeds=range(MODELS)) for _ in range(2))
-    options = {"num_data": ROWS * STEPS, "seed": 5, "progress": False}
+    options = {"num_data": ROWS * STEPS, "seed": 5, "progress": False, "scheduler": "constant"}
     fit(first, batches, epochs=2, **options)  # type: ignore[arg-type]
     fit(second, batches, epochs=1, checkpoint=tmp_path / "run", **options)  # type: ignore[arg-type]
     fit(second, batches, epochs=2, checkpoint=tmp_path / "run", **options)  # type: ignore[arg-type]

@@ -42,6 +42,7 @@ def loader(size=7):
 
 def options(**changes):
     defaults = {"epochs": 2, "map_epochs": 1, "learning_rate": 0.05, "seed": 3, "progress": False, "num_draws": 2}
+    defaults["scheduler"] = "constant"  # runs are continued to more epochs
     return defaults | {"validation": [(X, Y)], "steps": Steps(clip_norm=1.0)} | changes
 
 

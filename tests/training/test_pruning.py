@@ -14,7 +14,7 @@ from bayesify import likelihoods, models, posteriors
 POSTERIORS = {
     "mean_field": lambda: posteriors.MeanField(init_std=0.1),
     "local": lambda: posteriors.MeanField(init_std=0.1, local_reparameterization=True),
-    "inducing": lambda: posteriors.InducingWeights(4, 4),
+    "inducing": lambda: posteriors.InducingWeights(4, 4, fit_to_layer=False),
 }
 
 
@@ -26,7 +26,7 @@ def network(name: str):
 
 @pytest.mark.parametrize(("keep", "expected"), [(0.75, 4_408_790), (0.5, 3_106_678), (0.25, 1_804_566)])
 def test_counts_of_the_pruned_resnet50(keep, expected):
-    bnn = bayesify.bayesianize(models.resnet50(), posteriors.InducingWeights(64, 64))
+    bnn = bayesify.bayesianize(models.resnet50(), posteriors.InducingWeights(64, 64, fit_to_layer=False))
     assert bayesify.count_parameters(bayesify.prune(bnn, keep)) == expected
     assert bnn.summary().after == expected
 

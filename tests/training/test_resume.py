@@ -446,8 +446,25 @@ def test_other_settings_are_refused_and_change_nothing(tmp_path, change, message
     assert path.read_bytes() == stored
 
 
+def test_the_falling_rate_goes_on_where_it_was(tmp_path):
+    """Stopped within an epoch and continued, and without a stop: bit-identical; the rate is a function of the step alone."""
+    options = {"optimizer": None, "scheduler": None, "learning_rate": 0.1, "epochs": 3, "map_epochs": 0}
+    path = tmp_path / "run.safetensors"
+    whole, stopped = network(), network()
+    expected = bayesify.fit(whole, loader(), **arguments(**options, kl_schedule=free_schedule))
+    schedule = stop_at(5)
+    schedule.__qualname__ = free_schedule.__qualname__
+    checkpoint = Checkpointing(path, every=1)
+    with pytest.raises(Stop):
+        bayesify.fit(stopped, loader(), **arguments(**options, kl_schedule=schedule, checkpoint=checkpoint))
+    history = bayesify.fit(stopped, loader(), **arguments(**options, kl_schedule=free_schedule, checkpoint=path))
+    assert same(stopped, whole)
+    assert history.column("learning_rate") == expected.column("learning_rate")
+    assert expected.column("learning_rate")[-1] < 0.02
+
+
 def test_another_rate_of_the_default_optimizer_is_refused(tmp_path):
-    options = {"optimizer": None, "scheduler": None, "checkpoint": tmp_path / "run.safetensors"}
+    options = {"optimizer": None, "scheduler": "constant", "checkpoint": tmp_path / "run.safetensors"}
     bayesify.fit(network(), loader(), **arguments(epochs=1, learning_rate=0.1, **options))
     with pytest.raises(ValueError, match=r"learning_rate=0\.1, this run has 0\.001"):
         bayesify.fit(network(), loader(), **arguments(**options))

@@ -59,6 +59,7 @@ def snelson(seed: int) -> toy.Regression:
 def fit(bnn: BayesianNetwork, x: Tensor, y: Tensor, method: str, seed: int, epochs: int = EPOCHS) -> Any:
     """Train on all data at each step; a model with `predict`."""
     options: dict[str, Any] = {"epochs": epochs, "learning_rate": LEARNING_RATE, "seed": seed, "progress": False}
+    options["scheduler"] = "constant"
     if method == "mfvi":
         bayesify.fit(bnn, [(x, y)], **options)
         return bnn

@@ -71,6 +71,7 @@ def work(job: Pruning, folder: Path) -> dict[str, Any]:
             num_data=len(given.x),
             epochs=job.fine_tuning,
             learning_rate=LEARNING_RATE,
+            scheduler="constant",
             precision=job.recipe.precision,
             seed=job.seed,
             progress=False,

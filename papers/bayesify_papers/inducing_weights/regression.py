@@ -73,6 +73,8 @@ def _inducing(q: Literal["diagonal", "full", "ensemble"], max_lambda: float) -> 
         members=MEMBERS,
         max_lambda=max_lambda,
         fit_to_layer=True,
+        init_std=1e-3,
+        init_lambda=1e-4,
     )
 
 

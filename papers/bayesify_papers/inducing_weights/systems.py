@@ -105,19 +105,36 @@ class System:
 
 def _inducing(recipe: Recipe) -> Posterior:
     size = recipe.inducing
-    return InducingWeights(size, size, max_lambda=recipe.max_lambda, max_std=recipe.max_std)
+    return InducingWeights(
+        size,
+        size,
+        max_lambda=recipe.max_lambda,
+        max_std=recipe.max_std,
+        fit_to_layer=False,
+        init_std=1e-3,
+        init_lambda=1e-4,
+    )
 
 
 def _inducing_ensemble(recipe: Recipe) -> Posterior:
     size, cap = recipe.inducing, recipe.ensemble_max_lambda
-    return InducingWeights(size, size, q="ensemble", members=recipe.members, max_lambda=cap)
+    return InducingWeights(
+        size,
+        size,
+        q="ensemble",
+        members=recipe.members,
+        max_lambda=cap,
+        fit_to_layer=False,
+        init_std=1e-3,
+        init_lambda=1e-4,
+    )
 
 
 SYSTEMS: dict[str, System] = {
     "deterministic": System("Deterministic", lambda recipe: Point(), point=True),
     "ffg_u": System("FFG-U", _inducing),
     "ensemble_u": System("Ensemble-U", _inducing_ensemble, members=True),
-    "ffg_w": System("FFG-W", lambda recipe: MeanField(max_std=recipe.mean_field_max_std), prior=Standard),
+    "ffg_w": System("FFG-W", lambda recipe: MeanField(1e-4, recipe.mean_field_max_std), prior=Standard),
     "ensemble_w": System("Ensemble-W", lambda recipe: Point(), point=True, apart=True),
 }
 """In the order in which they are trained. The first network of Ensemble-W is the deterministic one."""

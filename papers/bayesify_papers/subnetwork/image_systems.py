@@ -374,7 +374,7 @@ def _vogn(shop: Workshop) -> Iterator[Variant]:
     settings, start = shop.settings, time.perf_counter()
     net = image_training.make(shop.recipe, shop.x.shape[1], shop.num_classes, shop.seed)
     prior = priors.Gaussian(std=settings.vogn_prior_std)
-    bnn = bayesianize(net, MeanField(), likelihood=Categorical(), prior=prior).to(shop.x.device)
+    bnn = bayesianize(net, MeanField(init_std=1e-4), likelihood=Categorical(), prior=prior).to(shop.x.device)
     trainer = VOGN(bnn, num_data=len(shop.x), learning_rate=settings.vogn_learning_rate, damping=settings.vogn_damping)
     loader = batches(shop.x, shop.y, settings.apart_batch, shop.recipe)
     recipe = replace(shop.recipe, epochs=settings.vogn_epochs)

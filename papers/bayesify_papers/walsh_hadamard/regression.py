@@ -26,7 +26,7 @@ from bayesify_papers.walsh_hadamard.stacked import Stack
 from bayesify_papers.walsh_hadamard.stacked_training import Recipe, Trainer, train
 
 MODELS: dict[str, Callable[[], Posterior]] = {
-    "WHVI": WalshHadamard,
+    "WHVI": lambda: WalshHadamard(init_std=1e-3),
     "MFG": lambda: MeanField(init_std=1e-3),
     "MCD": lambda: Dropout(0.005),
 }
@@ -155,7 +155,9 @@ def make(setting: Setting, inputs: int, seed: int) -> BayesianNetwork:
             for parameter in net.parameters():
                 parameter.mul_(setting.init_scale)
         likelihood, prior = Gaussian(noise=setting.noise), Neal(setting.prior_scale / setting.shrink)
-        posterior = WalshHadamard(setting.covariance) if setting.model == "WHVI" else MODELS[setting.model]()
+        posterior = (
+            WalshHadamard(setting.covariance, init_std=1e-3) if setting.model == "WHVI" else MODELS[setting.model]()
+        )
         choice = {"*.weight": posterior} if setting.point_biases else posterior
         network = bayesianize(net, choice, likelihood=likelihood, prior=prior)
     if isinstance(network.posterior, WalshHadamard):

@@ -75,7 +75,9 @@ class NaturalGradient(ABC):
         self.likelihood = bnn.require_likelihood(owner)
         prior = bnn.prior.typical()
         if not prior.fixed:
-            raise ValueError(f"{owner}: the prior draws its scale; use a fixed one, such as Neal()")
+            raise ValueError(
+                f"{owner}: the prior draws its scale, or is around a network; use a fixed one around 0, such as Neal()"
+            )
         self.prior_precision = {name: 1 / float(value) ** 2 for name, value in prior.std.items()}
         self.bnn, self.num_data = bnn, num_data
         self.learning_rate, self.momentum, self.decay = learning_rate, momentum, decay

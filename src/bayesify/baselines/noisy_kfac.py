@@ -262,8 +262,9 @@ class NoisyKFAC(NaturalGradient):
             ("column", part.col_lower, part.col_raw_diagonal, cols),
         ):
             below = torch.tril_indices(len(value), len(value), -1, device=value.device)
-            changed.append((f"{kind} factor of {name}", lower[name], value[below[0], below[1]]))
-            changed.append((f"{kind} factor of {name}", raw[name], raw_softplus(value.diagonal())))
+            diagonal = value.diagonal()
+            changed.append((f"{kind} factor of {name}", lower[name], value[below[0], below[1]] / diagonal[below[0]]))
+            changed.append((f"{kind} factor of {name}", raw[name], raw_softplus(diagonal)))
         return changed
 
     def state_dict(self) -> dict[str, Any]:

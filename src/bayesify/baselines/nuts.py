@@ -105,7 +105,9 @@ class _Potential:
         self.likelihood = bnn.require_likelihood("nuts")
         self.prior = bnn.prior.draw(1)
         if not self.prior.fixed:
-            raise ValueError("nuts: the prior draws its scale; use a fixed one, such as Neal()")
+            raise ValueError(
+                "nuts: the prior draws its scale, or is around a network; use a fixed one around 0, such as Neal()"
+            )
         self.runner = Runner(bnn.network, bnn.weights)
         self.shapes = {name: tuple(value.shape) for name, value in start.items()}
         self.sizes = {name: value.numel() for name, value in start.items()}

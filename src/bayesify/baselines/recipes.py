@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -20,14 +19,9 @@ from bayesify.posteriors.matrix_normal import MatrixNormal
 from bayesify.posteriors.mean_field import MeanField
 from bayesify.posteriors.point import Point
 from bayesify.priors import Prior
-from bayesify.training.arguments import Steps
-from bayesify.training.batches import count_batches, parse_batch
+from bayesify.training.batches import parse_batch
 from bayesify.training.fitting import fit
-
-
-def cosine(share: float) -> float:
-    """A learning rate's factor that falls from 1 to 0 as half a cosine, with the share of the run that is done."""
-    return 0.5 * (1 + math.cos(math.pi * share))
+from bayesify.training.schedules import cosine
 
 
 def train_point(
@@ -35,22 +29,7 @@ def train_point(
 ) -> BayesianNetwork:
     """A network trained to the maximum a posteriori by Adam, as a Bayesian network with one draw."""
     bnn = bayesianize(net, Point(), likelihood=likelihood, prior=prior)
-    batches = max(1, count_batches(loader) or 1)
-
-    def by_step(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
-        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(min(1.0, step / (epochs * batches))))
-
-    fit(
-        bnn,
-        loader,
-        epochs=epochs,
-        num_data=num_data,
-        learning_rate=0.05,
-        scheduler=by_step,
-        steps=Steps(scheduler="step"),
-        seed=seed,
-        progress=False,
-    )
+    fit(bnn, loader, epochs=epochs, num_data=num_data, learning_rate=0.05, seed=seed, progress=False)
     return bnn
 
 

@@ -326,7 +326,7 @@ class DeepGP(nn.Module, Predictor, Trainable):
         Args:
             data: Batches of inputs and targets, or a pair of tensors, which is cut into shuffled batches of 256.
             epochs: Passes over the data.
-            learning_rate: Of Adam; falls to 0 along half a cosine unless a `scheduler` or `optimizer` is given.
+            learning_rate: Of Adam.
             seed: Of everything random.
             options: Further arguments of `bayesify.fit`: `num_draws` (4 by default), validation, patience, checkpoint and others.
 
@@ -335,10 +335,6 @@ class DeepGP(nn.Module, Predictor, Trainable):
         """
         if isinstance(data, (tuple, list)) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
             data = DataLoader(TensorDataset(*data), batch_size=BATCH, shuffle=True)
-        if "scheduler" not in options and "optimizer" not in options:
-            options["scheduler"] = lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(
-                optimizer, max(1, epochs)
-            )
         return fit(self, data, epochs=epochs, learning_rate=learning_rate, seed=seed, **options)
 
     def terms(

@@ -245,7 +245,6 @@ def _posterior_recipe(
         epochs=epochs,
         map_epochs=map_epochs,
         learning_rate=LEARNING_RATE,
-        scheduler=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total),
         num_draws=max(TRAINING_DRAWS if bnn.num_distinct_draws != 1 else 1, bnn.posterior.training_draws),
         callbacks=[watch],
         seed=seed,

@@ -36,7 +36,9 @@ def check_network(bnn: Any) -> None:
                 "variances; use MeanField or KTied"
             )
     if not bnn.prior.typical().fixed:
-        raise ValueError("FunctionSpaceVI: the weights' prior draws its scale; use a fixed one, such as Neal()")
+        raise ValueError(
+            "FunctionSpaceVI: the weights' prior draws its scale, or is around a network; use a fixed one around 0, such as Neal()"
+        )
 
 
 def check_trainable(bnn: BayesianNetwork) -> None:

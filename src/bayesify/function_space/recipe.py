@@ -45,7 +45,6 @@ def fit_function_space(
         epochs=epochs,
         num_data=num_data,
         learning_rate=learning_rate,
-        scheduler=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs),
         seed=seed,
         progress=False,
     )

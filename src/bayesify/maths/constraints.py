@@ -48,3 +48,18 @@ def tril(packed: Tensor, raw_diagonal: Tensor) -> Tensor:
     rows, cols = torch.tril_indices(n, n, -1, device=packed.device)
     flat = factor.flatten(-2).index_copy(-1, rows * n + cols, packed)
     return flat.unflatten(-1, (n, n))
+
+
+def relative_tril(relative: Tensor, raw_diagonal: Tensor) -> Tensor:
+    r"""A Cholesky factor $\operatorname{diag}(s) (I + N)$, N strictly lower: a step changes a row by a share of its size.
+
+    Args:
+        relative: N row by row, [n (n - 1) / 2].
+        raw_diagonal: Of s (softplus), [n].
+
+    Returns:
+        [n, n].
+    """
+    counts = torch.arange(len(raw_diagonal), device=raw_diagonal.device)  # row i holds i entries
+    sizes = positive(raw_diagonal).repeat_interleave(counts, output_size=len(relative))
+    return tril(relative * sizes, raw_diagonal)

@@ -34,18 +34,11 @@ __all__ = [
     "WalshHadamard",
 ]
 
-SMALL = {"init_std": 0.02}
-"""Options for small problems: the default of 1e-4 is meant for large networks and takes hundreds of steps to leave."""
-
 register(Method("point", "Point (MAP)", "MacKay 1992", "P", Point, aliases=("map", "deterministic"), is_point=True))
-register(
-    Method(
-        "mean_field", "Mean-field", "Blundell et al. 2015", "2 P", MeanField, options=SMALL, aliases=("ffg-w", "mfvi")
-    )
-)
+register(Method("mean_field", "Mean-field", "Blundell et al. 2015", "2 P", MeanField, aliases=("ffg-w", "mfvi")))
 register(
     Method("full_covariance", "Full covariance", "Barber & Bishop 1998", "P + P (P + 1) / 2 per layer", FullCovariance,
-           options=SMALL, aliases=("fcg-w",), max_layer_weights=3000)
+           aliases=("fcg-w",), max_layer_weights=3000)
 )  # fmt: skip
 register(
     Method(
@@ -54,16 +47,15 @@ register(
         "Louizos & Welling 2016",
         "P + (d_out^2 + d_in^2) / 2 per layer",
         MatrixNormal,
-        options=SMALL,
     )
 )
-register(Method("k_tied", "k-tied", "Swiatkowski et al. 2020", "P + k (d_out + d_in) per layer", KTied, options=SMALL))
+register(Method("k_tied", "k-tied", "Swiatkowski et al. 2020", "P + k (d_out + d_in) per layer", KTied))
 register(
     Method("rank_one", "Rank-one", "Dusenberry et al. 2020", "P + 2 K (d_out + d_in) per layer", RankOne, is_point=True)
 )
 register(
     Method("inducing", "Inducing weights", "Ritter et al. 2021", "M (d_out + d_in) + 2 M^2 per layer", InducingWeights,
-           options={"rows": 8, "cols": 8}, aliases=("inducing_weights", "ffg-u"))
+           aliases=("inducing_weights", "ffg-u"))
 )  # fmt: skip
 register(
     Method("global_inducing", "Global inducing", "Ober & Aitchison 2021", "M (d_in + sum of d_out) + M per layer", GlobalInducing,
@@ -75,7 +67,7 @@ register(
 )  # fmt: skip
 register(
     Method("walsh_hadamard", "Walsh-Hadamard", "Rossi et al. 2020", "4 max(d_out, d_in) per layer", WalshHadamard,
-           options={**SMALL, "init": "network"}, aliases=("whvi",))
+           aliases=("whvi",))
 )  # fmt: skip
 register(
     Method(

@@ -101,6 +101,8 @@ class Posterior(nn.Module):
     """Weights that are drawn whole in the training objective too, since the network was seen to use them more than once."""
     correlated_priors: ClassVar[bool] = False
     """Whether the KL is known under a prior that correlates the positions of a kernel; see `second_moments`."""
+    prior_means: ClassVar[bool] = True
+    """Whether the KL is known under a prior around other weights than 0; families that are built on the prior have none."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,6 +145,10 @@ class Posterior(nn.Module):
                     f"{type(self).__name__}: no KL is known under a prior that correlates the positions of a kernel "
                     f"({weight.name}); use priors.Scale() or priors.Neal(), or one of {', '.join(_correlated())}"
                 )
+        if prior is not None and len(prior.mean) and not self.prior_means:
+            raise ValueError(
+                f"{type(self).__name__}: it is built on a prior around 0; use priors.Neal(), or MeanField() with this prior"
+            )
         bound = copy.deepcopy(self)
         bound.layers, bound.bound_prior = layers, prior
         bound.runner = runner if self.runs_network else None
@@ -217,7 +223,7 @@ class Posterior(nn.Module):
         for weight in self.weights:
             name = weight.name
             if name not in prior.factor:
-                found[name] = (mean[name].square() + variance[name]).sum()
+                found[name] = (prior.centered(name, mean[name]).square() + variance[name]).sum()
             else:
                 spread = self.spatial_covariance(weight, variance[name], prior.factor[name].shape[-1])
                 found[name] = prior.second_moments(name, mean[name]) + spread
@@ -297,9 +303,9 @@ def fixed_std(owner: str, prior: PriorDraw, name: str) -> float:
         ValueError: If the prior draws its scales, or correlates the weight's entries: q does not depend on these draws.
     """
     std = prior.std[name]
-    if isinstance(std, Tensor) or name in prior.factor:
+    if isinstance(std, Tensor) or name in prior.factor or name in prior.mean:
         raise ValueError(
-            f"{owner}: q of {name} cannot be a prior that draws its own scales; use a fixed one, such as Neal()"
+            f"{owner}: q of {name} cannot be a prior that draws its own scales or is around a network; use one such as Neal()"
         )
     return float(std)
 

@@ -34,7 +34,7 @@ class Dropout(Posterior):
     correlated_priors = True
 
     @checked
-    def __init__(self, rate: Probability = 0.1, first_layer: bool = False) -> None:
+    def __init__(self, rate: Probability = 0.05, first_layer: bool = False) -> None:
         super().__init__()
         self.rate, self.first_layer = rate, first_layer
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.arguments.checks import Positive, checked
-from bayesify.maths.constraints import positive, raw_positive, tril
+from bayesify.maths.constraints import raw_positive, relative_tril
 from bayesify.posteriors.base import DrawRequest, Posterior, fixed_std
 from bayesify.posteriors.starts import start_std
 from bayesify.priors import PriorDraw
@@ -68,9 +68,7 @@ class FullCovariance(Posterior):
 
     def scale_tril(self, layer: str) -> Tensor:
         """Cholesky factor of one layer's covariance: [P, P]."""
-        lower, raw = self.lower[layer], self.raw_diagonal[layer]
-        counts = torch.arange(len(raw), device=raw.device)  # row i holds i entries
-        return tril(lower * positive(raw).repeat_interleave(counts, output_size=len(lower)), raw)
+        return relative_tril(self.lower[layer], self.raw_diagonal[layer])
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
         """`m + L noise`, layer by layer."""

@@ -53,6 +53,7 @@ class LocalInducing(Posterior):
     """
 
     name = "local_inducing"
+    prior_means = False
     correlated_priors = True
 
     @checked

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.arguments.checks import Positive, checked
-from bayesify.maths.constraints import raw_positive, tril
+from bayesify.maths.constraints import raw_positive, relative_tril
 from bayesify.posteriors.base import DrawRequest, Posterior, fixed_std
 from bayesify.posteriors.starts import start_std
 from bayesify.priors import PriorDraw
@@ -23,7 +23,9 @@ class MatrixNormal(Posterior):
     $$ q([W\,b]) = \mathcal{MN}(M, L_r L_r^\top, L_c L_c^\top), \qquad [W\,b] = M + L_r E L_c^\top $$
 
     so that $\operatorname{Cov}(\operatorname{vec} W) = L_c L_c^\top \otimes L_r L_r^\top$. Stored: `mean_value` freely; the
-    factors' strictly lower parts freely and packed, their diagonals through softplus. A layer of `rows x cols` needs
+    factors' diagonals through softplus, and their strictly lower parts relative to them, freely and packed: else the many
+    entries of a wide layer's factor, each a step of the optimizer from 0, would outgrow its diagonal. A layer of `rows x cols`
+    needs
     `rows cols + rows (rows + 1) / 2 + cols (cols + 1) / 2` numbers.
 
     Args:
@@ -62,8 +64,8 @@ class MatrixNormal(Posterior):
 
     def scale_trils(self, layer: str) -> tuple[Tensor, Tensor]:
         """L_r [rows, rows] and L_c [cols, cols] of one layer."""
-        rows = tril(self.row_lower[layer], self.row_raw_diagonal[layer])
-        cols = tril(self.col_lower[layer], self.col_raw_diagonal[layer])
+        rows = relative_tril(self.row_lower[layer], self.row_raw_diagonal[layer])
+        cols = relative_tril(self.col_lower[layer], self.col_raw_diagonal[layer])
         return rows, cols
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:

@@ -171,9 +171,11 @@ class MeanField(Posterior):
     @torch.no_grad()
     def prune(self, keep: float) -> None:
         """Keep the weights with the largest |mean| / std of the whole network; the others become 0 for good (Graves 2011)."""
-        if self.bound_prior is not None and any(name in self.bound_prior.factor for name in self.sizes()):
+        prior = self.bound_prior
+        if prior is not None and any(name in prior.factor or name in prior.mean for name in self.sizes()):
             raise ValueError(
-                "prune: the prior correlates the positions of a kernel, of which some would go; use a fixed prior, such as Neal()"
+                "prune: the prior correlates the positions of a kernel, of which some would go, or is around other weights than "
+                "the 0 of those that go; use a fixed prior around 0, such as Neal()"
             )
         log_std = self.log_std()
         scores = {

@@ -1,12 +1,15 @@
-"""Priors over weights: zero-mean Gaussians, with fixed scales or with scales that have a posterior of their own."""
+"""Priors over weights: Gaussians, around 0 or a network, with fixed scales or with scales that have a posterior of their own."""
 
+from bayesify.priors.around import AroundNetwork
 from bayesify.priors.base import Prior, PriorDraw, kernel_positions
-from bayesify.priors.fixed import Gaussian, Neal, Standard
+from bayesify.priors.fixed import DEFAULT_SCALE, Gaussian, Neal, Standard
 from bayesify.priors.scale import Scale
 from bayesify.priors.spatial import SpatialInverseWishart
 
 __all__ = [
+    "DEFAULT_SCALE",
     "REGISTRY",
+    "AroundNetwork",
     "Gaussian",
     "Neal",
     "Prior",
@@ -18,6 +21,6 @@ __all__ = [
 ]
 
 REGISTRY: dict[str, type[Prior]] = {
-    kind.name: kind for kind in (Gaussian, Standard, Neal, Scale, SpatialInverseWishart)
+    kind.name: kind for kind in (Gaussian, Standard, Neal, AroundNetwork, Scale, SpatialInverseWishart)
 }
 """Priors by the name that configuration files use."""

@@ -19,9 +19,9 @@ from bayesify.weights.catalog import Weight
 
 @dataclass(frozen=True)
 class PriorDraw:
-    r"""The prior over weights given S draws of its hyperparameters: zero-mean Gaussians.
+    r"""The prior over weights given S draws of its hyperparameters: Gaussians, of zero mean unless `mean` has another.
 
-    The entries of a weight are independent, $\mathcal{N}(0, \sigma_w^2)$, unless it is named in `factor`: then it is a
+    The entries of a weight are independent, $\mathcal{N}(\mu_w, \sigma_w^2)$, unless it is named in `factor`: then it is a
     convolution's kernel whose filters, one for each pair of output and input channel, are independent of each other, each
     $\mathcal{N}(0, \sigma_w^2 C C^\top)$ over its K positions in row-major order.
 
@@ -30,29 +30,35 @@ class PriorDraw:
         kl: KL of the hyperparameters' own posterior to their prior in nats; 0 for a fixed prior.
         factor: C by weight name, lower triangular, [S, K, K].
         std_variance: Variance of $\sigma_w$ where `std` is its mean and not a draw (see `Prior.typical`), by name.
+        mean: $\mu_w$ by weight name, [*shape]; 0 for weights that it does not name.
     """
 
     std: Mapping[str, float | Tensor]
     kl: float | Tensor = 0.0
     factor: Mapping[str, Tensor] = field(default_factory=dict)
     std_variance: Mapping[str, Tensor] = field(default_factory=dict)
+    mean: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def fixed(self) -> bool:
-        """Whether all scales are numbers and all entries independent, as those of a prior without hyperparameters are."""
-        return not self.factor and not any(isinstance(std, Tensor) for std in self.std.values())
+        """Whether all scales are numbers and all entries independent and around 0."""
+        return not self.factor and not self.mean and not any(isinstance(std, Tensor) for std in self.std.values())
 
     def second_moments(self, name: str, value: Tensor) -> Tensor:
-        r"""What `cross_entropy` needs of one value of a weight: $\lVert w \rVert^2$, or $\sum_f w_f w_f^\top$ over filters, [K, K].
+        r"""What `cross_entropy` needs of a value of a weight: $\lVert w - \mu \rVert^2$; $\sum_f w_f w_f^\top$ over filters, [K, K].
 
         Args:
             name: The weight's name.
             value: [*shape], or several of them, which are added up.
         """
         if name not in self.factor:
-            return value.square().sum()
+            return self.centered(name, value).square().sum()
         filters = value.reshape(-1, self.factor[name].shape[-1])
         return filters.mT @ filters
+
+    def centered(self, name: str, value: Tensor) -> Tensor:
+        r"""$w - \mu_w$ for one value of a weight, or several."""
+        return value - self.mean[name] if name in self.mean else value
 
     def cross_entropy(self, squares: Mapping[str, Tensor], sizes: Mapping[str, int]) -> Tensor:
         r"""$-\mathbb{E}_q \log p(w)$ in nats, summed over weights.
@@ -141,15 +147,19 @@ class Prior(nn.Module):
         }
         return {"name": self.name, **arguments}
 
-    def bind(self, weights: Mapping[str, Weight]) -> Self:
-        """A copy of this prior for the given weights."""
+    def bind(self, weights: Mapping[str, Weight], values: Mapping[str, Tensor] | None = None) -> Self:
+        """A copy of this prior for the given weights, whose values in the network are known to priors around them."""
         bound = type(self)(**{key: value for key, value in self.config().items() if key != "name"})
         bound.weights = dict(weights)
         bound.build()
+        bound.look_at(values)
         return bound
 
     def build(self) -> None:
         """Make parameters, where the prior has any."""
+
+    def look_at(self, values: Mapping[str, Tensor] | None) -> None:
+        """Take what the prior needs of the network's weights; most need nothing."""
 
     @abstractmethod
     def std_of(self, weight: Weight) -> float:
@@ -168,7 +178,9 @@ class Prior(nn.Module):
         typical = self.typical()
         if typical.fixed:
             return typical
-        return PriorDraw(_Live(self, "std"), 0.0, _Live(self, "factor"), _Live(self, "std_variance"))
+        live = (_Live(self, key) for key in ("std", "factor", "std_variance", "mean"))
+        std, factor, variance, mean = live
+        return PriorDraw(std, 0.0, factor, variance, mean)
 
     def set_to_prior(self) -> None:
         """Make the hyperparameters' posterior equal to their prior, in place; a fixed prior has none."""

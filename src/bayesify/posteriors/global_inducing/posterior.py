@@ -90,6 +90,7 @@ class GlobalInducing(Posterior):
     """
 
     name = "global_inducing"
+    prior_means = False
     runs_network = True
     correlated_priors = True
 

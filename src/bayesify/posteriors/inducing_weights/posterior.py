@@ -66,6 +66,7 @@ class InducingWeights(Posterior):
     """
 
     name = "inducing"
+    prior_means = False
     correlated_priors = True
 
     @checked

@@ -79,6 +79,7 @@ class WalshHadamard(Posterior):
     """
 
     name = "walsh_hadamard"
+    prior_means = False
 
     @checked
     def __init__(
