@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -82,7 +83,8 @@ def record(name: str, figures: dict[str, Any], **facts: Any) -> Path:
     }
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps(entry, indent=2) + "\n")
+    innermost = re.compile(r"\{[^{}]*\}")  # on one line each
+    path.write_text(innermost.sub(lambda part: " ".join(part[0].split()), json.dumps(entry, indent=2)) + "\n")
     for key, value in figures.items():
         print(f"{name}: {key} = {value}", flush=True)
     return path

@@ -112,10 +112,10 @@ def make_posterior(entry: Any) -> Posterior:
     return made
 
 
-def make_prior(entry: Any) -> Prior:
-    """A prior from an instance, a name, a dict with its name and arguments, or `None` for the default one."""
+def make_prior(entry: Any, scale: float = Posterior.prior_scale) -> Prior:
+    """A prior from an instance, a name, a dict with its name and arguments, or `None` for Neal's with a scale."""
     if entry is None:
-        return priors.Neal(priors.DEFAULT_SCALE)
+        return priors.Neal(scale)
     if isinstance(entry, Prior):
         return entry
     made: Prior = _named(entry, priors.REGISTRY, "prior")

@@ -316,6 +316,14 @@ def inducing_inputs(case: Case) -> dict[str, Any]:
 OPTIONS: dict[str, Callable[[Case], dict[str, Any]]] = {
     "global_inducing": inducing_inputs,
     "local_inducing": lambda case: {"points": 5},
+    "inducing": lambda case: {
+        "rows": 8,
+        "cols": 8,
+        "fit_to_layer": False,
+        "init_std": 1e-3,
+        "init_lambda": 1e-4,
+    },
+    "walsh_hadamard": lambda case: {"init": "network"},
 }
 """Arguments of a posterior that depend on the network, such as inducing inputs."""
 

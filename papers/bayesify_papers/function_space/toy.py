@@ -29,6 +29,7 @@ from bayesify.datasets import toy
 from bayesify.function_space import Box, FunctionSpaceVI
 from bayesify.likelihoods import Categorical, Gaussian
 from bayesify.posteriors import MeanField
+from bayesify.priors import Neal
 from bayesify_papers.function_space.networks import toy_network
 from bayesify_papers.shared import figures, records
 from bayesify_papers.shared.program import Program
@@ -72,7 +73,9 @@ def network(inputs: int, outputs: int, likelihood: Any, seed: int) -> BayesianNe
     """The network before training."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return bayesianize(toy_network(inputs, outputs), MeanField(init_std=INIT_STD), likelihood=likelihood)
+        return bayesianize(
+            toy_network(inputs, outputs), MeanField(init_std=INIT_STD), likelihood=likelihood, prior=Neal()
+        )
 
 
 def regression(method: str, seed: int, epochs: int = EPOCHS) -> tuple[dict[str, float], Any]:

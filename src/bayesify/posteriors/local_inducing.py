@@ -54,6 +54,7 @@ class LocalInducing(Posterior):
 
     name = "local_inducing"
     prior_means = False
+    prior_scale = 1.0  # draws are the prior's where no inducing point is, and as large as its activations
     correlated_priors = True
 
     @checked

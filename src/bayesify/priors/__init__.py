@@ -2,12 +2,11 @@
 
 from bayesify.priors.around import AroundNetwork
 from bayesify.priors.base import Prior, PriorDraw, kernel_positions
-from bayesify.priors.fixed import DEFAULT_SCALE, Gaussian, Neal, Standard
+from bayesify.priors.fixed import Gaussian, Neal, Standard
 from bayesify.priors.scale import Scale
 from bayesify.priors.spatial import SpatialInverseWishart
 
 __all__ = [
-    "DEFAULT_SCALE",
     "REGISTRY",
     "AroundNetwork",
     "Gaussian",

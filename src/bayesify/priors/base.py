@@ -45,7 +45,7 @@ class PriorDraw:
         return not self.factor and not self.mean and not any(isinstance(std, Tensor) for std in self.std.values())
 
     def second_moments(self, name: str, value: Tensor) -> Tensor:
-        r"""What `cross_entropy` needs of a value of a weight: $\lVert w - \mu \rVert^2$; $\sum_f w_f w_f^\top$ over filters, [K, K].
+        r"""What `cross_entropy` needs of a weight's value: $\lVert w - \mu \rVert^2$; $\sum_f w_f w_f^\top$ over filters, [K, K].
 
         Args:
             name: The weight's name.

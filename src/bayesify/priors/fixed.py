@@ -8,11 +8,6 @@ from bayesify.arguments.checks import Positive, checked
 from bayesify.priors.base import Prior
 from bayesify.weights.catalog import Weight
 
-DEFAULT_SCALE = 4.0
-"""Factor on Neal's standard deviation in the default prior. With 1, three epochs pull a trained network down by 1 to 4 points of
-accuracy, even as a point estimate; with 4 they do not, and after 30 epochs it is the best of those tried
-(`benchmarks/defaults.py`)."""
-
 
 class Gaussian(Prior):
     r"""$p(w) = \mathcal{N}(0, \text{std}^2)$, the same for every weight.

@@ -91,6 +91,7 @@ class GlobalInducing(Posterior):
 
     name = "global_inducing"
     prior_means = False
+    prior_scale = 1.0  # draws are the prior's where no inducing point is, and as large as its activations
     runs_network = True
     correlated_priors = True
 

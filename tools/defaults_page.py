@@ -1,0 +1,175 @@
+"""The tables of docs/defaults.md, from defaults.json and default_trials.json; run it after `python -m benchmarks.defaults`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PAGE, RESULTS = ROOT / "docs" / "defaults.md", ROOT / "benchmarks" / "results"
+START, END = "<!-- {}: by python -m tools.defaults_page -->", "<!-- end -->"
+TITLES = {
+    "network": "the network itself",
+    "temperature": "[temperature scaling](methods/temperature-scaling.md)",
+    "ensemble": "[ensemble](methods/ensemble.md) of 5, trained as long",
+    "laplace_last_layer": "[Laplace](methods/laplace.md), last layer",
+    "laplace_kronecker": "Laplace, Kronecker",
+    "laplace_diagonal": "Laplace, diagonal",
+    "subnetwork_variance": "[subnetwork](methods/subnetwork.md) `largest_variance(1000)`",
+    "subnetwork_swag": "subnetwork `largest_swag_variance(1000)`",
+    "mean_field": "[mean-field](methods/mean-field.md)",
+    "k_tied": "[k-tied](methods/k-tied.md)",
+    "matrix_normal": "[matrix normal](methods/matrix-normal.md)",
+    "rank_one": "[rank-one](methods/rank-one.md)",
+    "inducing": '[inducing weights](methods/inducing.md), `init="network"`',
+    "walsh_hadamard": '[Walsh-Hadamard](methods/walsh-hadamard.md), `init="residual"`',
+    "dropout": "[dropout](methods/dropout.md)",
+    "swag": "[SWAG](methods/swag.md)",
+    "function_space": "[function space](methods/function-space.md)",
+}
+BESIDE = ("network", "temperature", "ensemble")
+NETWORKS = {
+    "cnn": "CNN",
+    "mlp": "MLP",
+    "transformer": "Transformer",
+    "gru": "GRU",
+}
+Row = dict[str, Any]
+BOUNDS: dict[str, Callable[[Row, Row], bool]] = {
+    "accuracy": lambda row, plain: row["accuracy"] >= plain["accuracy"] - 0.01,
+    "NLL": lambda row, plain: row["nll"] <= plain["nll"] + 0.02,
+    "ECE": lambda row, plain: row["ece"] <= max(0.04, plain["ece"]),
+    "information": lambda row, _: row["mutual_information"] > 1e-3,
+    "strangers": lambda row, _: row["mutual_information_outside"] >= 2 * row["mutual_information"],
+    "AUROC": lambda row, plain: row["auroc_entropy"] >= plain["auroc_entropy"] - 0.01,
+}
+"""What a method with default arguments keeps, against the plain network's scores, means over seeds both."""
+KEYS = ("accuracy", "nll", "ece", "mutual_information", "mutual_information_outside", "auroc_entropy", "seconds")
+
+
+def stored(name: str) -> list[Row]:
+    """The rows of a file of results."""
+    return list(json.loads((RESULTS / f"{name}.json").read_text())["figures"].values())
+
+
+def means(rows: Sequence[Row]) -> dict[tuple[str, str], Row]:
+    """Each network's and method's scores, means over seeds; the first error where there is one."""
+    found: dict[tuple[str, str], Row] = {}
+    for key in dict.fromkeys((row["network"], row["method"]) for row in rows):
+        group = [row for row in rows if (row["network"], row["method"]) == key]
+        errors = [row["error"] for row in group if "error" in row]
+        averages = {name: mean(row[name] for row in group) for name in KEYS} if not errors else {"error": errors[0]}
+        found[key] = {**averages, "seeds": len(group)}
+    return found
+
+
+def missed(row: Row, plain: Row) -> list[str]:
+    """The bounds that a method does not keep."""
+    return [name for name, keeps in BOUNDS.items() if not keeps(row, plain)]
+
+
+def exceptions(found: dict[tuple[str, str], Row]) -> dict[tuple[str, str], list[str]]:
+    """The bounds that are missed, by network and method."""
+    pairs = ((key, row) for key, row in found.items() if key[1] not in BESIDE and key[0] in NETWORKS)
+    listed = {key: ["error"] if "error" in row else missed(row, found[key[0], "network"]) for key, row in pairs}
+    return {key: names for key, names in listed.items() if names}
+
+
+def network_table(found: dict[tuple[str, str], Row], network: str) -> str:
+    """All methods on one network."""
+    out = exceptions(found)
+    lines = [
+        f"### {NETWORKS[network]}",
+        "",
+        "| | accuracy | NLL | ECE | mutual information, inside / strangers | AUROC | seconds | misses |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for method, title in TITLES.items():
+        row = found.get((network, method))
+        if row is None:
+            continue
+        if "error" in row:
+            lines.append(f"| {title} | | | | | | | error |")
+            continue
+        inside, outside = row["mutual_information"], row["mutual_information_outside"]
+        information = "" if method in ("network", "temperature") else f"{inside:.3f} / {outside:.3f}"
+        lines.append(
+            f"| {title} | {row['accuracy']:.3f} | {row['nll']:.3f} | {row['ece']:.3f} | {information} | "
+            f"{row['auroc_entropy']:.3f} | {row['seconds']:.0f} | {', '.join(out.get((network, method), []))} |"
+        )
+    return "\n".join(lines)
+
+
+def summary(found: dict[tuple[str, str], Row]) -> str:
+    """Differences to the plain network, means over networks."""
+    lines = [
+        "| | accuracy, points | NLL | ECE | AUROC | strangers' mutual information over the test images' |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for method, title in TITLES.items():
+        rows = [(found.get((network, method)), found[network, "network"]) for network in NETWORKS]
+        both = [(row, plain) for row, plain in rows if row is not None and "error" not in row]
+        if not both or method == "network":
+            continue
+        changes = [
+            mean(row[key] - plain[key] for row, plain in both) for key in ("accuracy", "nll", "ece", "auroc_entropy")
+        ]
+        ratios = [row["mutual_information_outside"] / max(row["mutual_information"], 1e-12) for row, _ in both]
+        shown = "" if method == "temperature" else f"{mean(ratios):.1f}"
+        lines.append(
+            f"| {title} | {100 * changes[0]:+.1f} | {changes[1]:+.3f} | {changes[2]:+.3f} | {changes[3]:+.3f} | {shown} |"
+        )
+    return "\n".join(lines)
+
+
+def trials(found: dict[tuple[str, str], Row], method: str, variants: Sequence[tuple[str, str]]) -> str:
+    """A method under several variants: accuracy, NLL and ECE on each network."""
+    networks = [name for name in NETWORKS if any((name, f"{method},{key}") in found for key, _ in variants)]
+    lines = [f"| | {' | '.join(NETWORKS[name] for name in networks)} |", f"| --- |{' --- |' * len(networks)}"]
+    for key, title in (("", "the network"), *variants):
+        cells = []
+        for name in networks:
+            row = found.get((name, f"{method},{key}" if key else "network"))
+            cells.append(
+                "" if row is None or "error" in row else f"{row['accuracy']:.3f}, {row['nll']:.3f}, {row['ece']:.3f}"
+            )
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def replaced(text: str, name: str, body: str) -> str:
+    """A page with what lies between two marks replaced."""
+    start = START.format(name)
+    before, rest = text.split(start)
+    return f"{before}{start}\n\n{body}\n\n{END}{rest.split(END, 1)[1]}"
+
+
+PRIORS = [(f"prior=neal{scale}", f"`Neal({scale})`") for scale in (1, 2, 4, 8)] + [("prior=standard", "`Standard()`")]
+LONG = [(f"{key},epochs=30", title) for key, title in PRIORS if "1" not in key and "8" not in key]
+STARTS = [
+    ("prior=neal4,std=0.03", "0.03"),
+    ("prior=neal4", "0.1"),
+    ("prior=neal4,std=0.3", "0.3"),
+    ("prior=neal4,rate=constant", "0.1, at a constant rate"),
+]
+
+
+def main() -> None:
+    """Write the page, and print the exceptions."""
+    found, tried = means(stored("defaults")), means(stored("default_trials"))
+    text = PAGE.read_text()
+    text = replaced(text, "summary", summary(found))
+    text = replaced(text, "networks", "\n\n".join(network_table(found, network) for network in NETWORKS))
+    text = replaced(text, "priors", trials(tried, "point", PRIORS))
+    text = replaced(text, "long", trials(tried, "point", LONG))
+    text = replaced(text, "starts", trials(tried, "mean_field", STARTS))
+    PAGE.write_text(text)
+    for (network, method), names in exceptions(found).items():
+        print(network, method, *names)
+
+
+if __name__ == "__main__":
+    main()
