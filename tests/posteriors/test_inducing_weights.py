@@ -117,7 +117,7 @@ def u_moments(family, index: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("whiten", [True, False])
 @pytest.mark.parametrize("q", ["diagonal", "matrix", "full"])
 def test_kl_is_that_of_the_joint_over_weights_and_inducing_weights(q, whiten):
-    bnn = trained(posteriors.InducingWeights(2, 3, q=q, whiten=whiten))
+    bnn = trained(posteriors.InducingWeights(2, 3, q=q, whiten=whiten), prior=priors.Neal())
     part, family = bnn.posterior.augmentations[0], bnn.posterior.inducing[0]
     d_r, d_c = positive(part.raw_d_row)[0], positive(part.raw_d_col)[0]
     ww, wu, uu = dense_joint(part.z_row["0"][0], part.z_col["0"][0], d_r, d_c, sigma=0.5)  # 1 / sqrt(4)
@@ -244,7 +244,7 @@ def test_parameter_counts_of_resnet50(size):
     net = models.resnet50()
     assert bayesify.count_parameters(net) == 23_520_842
     for q, expected in zip(("diagonal", "ensemble"), COUNTS[size], strict=True):
-        bnn = bayesify.bayesianize(net, posteriors.InducingWeights(size, size, q=q))
+        bnn = bayesify.bayesianize(net, posteriors.InducingWeights(size, size, q=q, fit_to_layer=False))
         assert bayesify.count_parameters(bnn) == expected
         assert bnn.summary().after == expected
 

@@ -119,8 +119,8 @@ class InducingWeights(Posterior):
         for block in self.blocks:
             z_row, z_col, means = [], [], []
             for group in block:
-                starts = [self._start(layer, layer.to_matrix(values)) for layer in group]
-                rows, cols, mean = (torch.stack(part) for part in zip(*starts, strict=True))
+                begun = [self._start(layer, layer.to_matrix(values)) for layer in group]
+                rows, cols, mean = (torch.stack(part) for part in zip(*begun, strict=True))
                 z_row.append(rows)
                 z_col.append(cols)
                 means.append(mean)

@@ -122,14 +122,14 @@ class WalshHadamard(Posterior):
             self.vectors = MeanField(init_std=self.init_std).bind(tuple(rest), values, modules, self.bound_prior)
         matrices = [weight.name for weight in self.weights if _is_matrix(weight)]
         self.base = NamedParameters({name: values[name].clone() for name in matrices if residual}, trainable=False)
-        starts = {size: self._start(size, parts, values) for size, parts in self.groups.items()}
-        self.left = NamedParameters({str(size): start[0] for size, start in starts.items()})
-        self.right = NamedParameters({str(size): start[2] for size, start in starts.items()})
+        begun = {size: self._start(size, parts, values) for size, parts in self.groups.items()}
+        self.left = NamedParameters({str(size): start[0] for size, start in begun.items()})
+        self.right = NamedParameters({str(size): start[2] for size, start in begun.items()})
         more: dict[str, Any] = {"length": self.flow_length} if self.covariance == "flow" else {}
         self.g = nn.ModuleDict(
             {
                 str(size): FAMILIES[self.covariance](start[1], start[3] * math.sqrt(size), **more)
-                for size, start in starts.items()
+                for size, start in begun.items()
             }
         )
         every = [part for parts in groups.values() for part in parts]
