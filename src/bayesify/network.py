@@ -385,12 +385,8 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
 
     def config(self) -> dict[str, Any]:
         """All choices as plain data: `bayesianize(net, config)` makes the same kind of network again."""
-        if self._selectors == [None]:
-            posterior: Any = self.posterior.config()
-        else:
-            posterior = {
-                selector: part.config() for selector, part in zip(self._selectors, self.posteriors, strict=True)
-            }
+        parts = [part.config() for part in self.posteriors]
+        posterior: Any = parts[0] if self._selectors == [None] else dict(zip(self._selectors, parts, strict=True))
         return {
             "posterior": posterior,
             "prior": self.prior.config(),
