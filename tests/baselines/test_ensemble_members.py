@@ -94,9 +94,9 @@ def test_interrupted_training_continues_to_the_same_result(tmp_path):
     loader = DataLoader(TensorDataset(*images()), batch_size=8, shuffle=True)
     path = tmp_path / "run.safetensors"
     whole, first, rest = (ensemble(conv(), likelihoods.Categorical()) for _ in range(3))
-    baselines.fit_members(whole, loader, 4, seed=1)
-    baselines.fit_members(first, loader, 2, seed=1, checkpoint=path)
-    baselines.fit_members(rest, loader, 4, seed=1, checkpoint=path)
+    baselines.fit_members(whole, loader, 4, seed=1, scheduler="constant")
+    baselines.fit_members(first, loader, 2, seed=1, scheduler="constant", checkpoint=path)
+    baselines.fit_members(rest, loader, 4, seed=1, scheduler="constant", checkpoint=path)
     for name, value in whole.state_dict().items():
         assert torch.equal(value, rest.state_dict()[name]), name
 

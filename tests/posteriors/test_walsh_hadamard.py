@@ -317,7 +317,7 @@ def test_every_family_trains_every_leaf(covariance: str, leaf: str) -> None:
         assert call(draws, case.batch()).shape[0] == 3
         assert draws.kl.shape == (3,)
     again = BayesianNetwork(case.network(), [(None, type(bnn.posterior)(**options(bnn)))], likelihood=None,
-                            prior=priors.Neal())  # fmt: skip
+                            prior=priors.Neal(4.0))  # fmt: skip
     again.posteriors.load_state_dict(bnn.posteriors.state_dict())
     with torch.no_grad():
         for name, value in again.draw(3, generator=generator()).weights.items():
@@ -515,15 +515,38 @@ def test_what_a_graph_can_record() -> None:
 
 def test_it_starts_as_an_orthogonal_matrix_as_large_as_the_network() -> None:
     net = nn.Linear(16, 16).double()
-    bnn = bayesify.bayesianize(net, posteriors.WalshHadamard())
+    bnn = bayesify.bayesianize(net, posteriors.WalshHadamard(init_std=1e-3))
     w = bnn.posterior.mean()["weight"].detach()
     expected = net.weight.detach().square().mean() * 16 * torch.eye(16, dtype=torch.float64)
     torch.testing.assert_close(w @ w.T, expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(bnn.posterior.variance()["weight"], torch.full_like(w, 1e-6))
     assert torch.equal(bnn.posterior.mean()["bias"], net.bias)
+    spread = bayesify.bayesianize(net, posteriors.WalshHadamard()).posterior.variance()["weight"]
+    torch.testing.assert_close(spread, torch.full_like(spread, 0.01 * net.weight.detach().square().mean().item()))
     zero = nn.Linear(4, 4)
     nn.init.zeros_(zero.weight)
     assert float(bayesify.bayesianize(zero, "walsh_hadamard").posterior.mean()["weight"].detach().abs().max()) > 0.1
+
+
+@pytest.mark.parametrize("covariance", FAMILIES)
+def test_a_residual_is_around_the_network(covariance: str) -> None:
+    """The mean is the network, which does not train; draws differ by W alone, and the file holds the network's weights."""
+    net = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 1)).double()
+    bnn = bayesify.bayesianize(net, posteriors.WalshHadamard(covariance, init="residual"), likelihood="gaussian")  # type: ignore[arg-type]
+    tolerance = {"rtol": 0.0, "atol": 1e-12 if covariance != "flow" else 0.02}
+    for name, value in bnn.posterior.mean().items():
+        torch.testing.assert_close(value, net.get_parameter(name), **tolerance)
+    x, y = torch.randn(8, 6).double(), torch.randn(8, 1).double()
+    bayesify.fit(bnn, [(x, y)], epochs=3, learning_rate=0.1, progress=False)
+    assert torch.equal(bnn.posterior.base["0.weight"], net[0].weight)
+    first, second = bnn.draw(2).weights["0.weight"]
+    assert not torch.equal(first, second)
+    other = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 1)).double()
+    again = BayesianNetwork.restore(other, bnn.config(), bnn.state())
+    assert torch.equal(again.draw(1, generator=generator()).weights["0.weight"],
+                       bnn.draw(1, generator=generator()).weights["0.weight"])  # fmt: skip
+    with pytest.raises(ValueError, match="around the network's weights"):
+        bnn.set_to_prior()
 
 
 def test_it_can_start_near_the_network() -> None:
@@ -562,7 +585,7 @@ def test_bad_options() -> None:
         ({"covariance": "dense"}, r"covariance='dense'; give 'diagonal', 'full' or 'flow'"),
         ({"covariance": "flow", "flow_length": 0}, r"flow_length=0; give an integer of at least 1"),
         ({"init_std": 0.0}, r"init_std=0.0; give a positive number"),
-        ({"init": "zeros"}, r"init='zeros'; give 'random' or 'network'"),
+        ({"init": "zeros"}, r"init='zeros'; give 'random', 'network' or 'residual'"),
         ({"covariance": "flow", "local_reparameterization": True}, r"use covariance='diagonal' or 'full'"),
     ):
         with pytest.raises(ValueError, match=f"WalshHadamard: .*{message}"):
