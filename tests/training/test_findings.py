@@ -268,6 +268,7 @@ def test_watching_changes_no_bit(data, trained, monkeypatch):
 
 def test_a_continued_run_tells_the_same(data, trained, tmp_path):
     options = {"posterior": posteriors.MeanField(init_std=1e-4), "loader": data[0], "prior": priors.Gaussian(0.01)}
+    options["scheduler"] = "constant"
     _, whole = train(trained, epochs=6, **options)
     path = tmp_path / "run.safetensors"
     train(trained, epochs=3, checkpoint=path, **options)

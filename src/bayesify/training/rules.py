@@ -97,7 +97,8 @@ def convergence(nll: Sequence[float], objective: Sequence[float], remedy: str = 
         gain = still_falling(values, LEAST_SHARE[name])
         if gain is not None:
             sentence = (
-                f"not converged: the {name} still fell by {gain:.2g} nats an example in the last third of the training"
+                f"not converged: the {name} still fell by {gain:.2g} nats an example in the last third of the training, or of "
+                "its part before a falling learning rate got small"
             )
             return [Finding("not_converged", sentence, remedy)]
     return []

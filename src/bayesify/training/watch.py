@@ -212,6 +212,10 @@ class Watch:
 
     # -- at its end ------------------------------------------------------------------------------------------------
 
+    def _moving(self, values: list[float]) -> list[float]:
+        """The part of a series in which a network can move: a learning rate that falls to 0 ends every training as if converged."""
+        return values[: -(-2 * len(values) // 3)] if self.settings.falling_rate else values
+
     def findings(self, history: History, kl_weight: float, stopped: bool, autocast: Any = None) -> Findings:
         """What there is to say.
 
@@ -229,8 +233,9 @@ class Watch:
         held_out = [row["validation_nll"] for row in history if "validation_nll" in row]
         pulled = rules.kl_dwarfs(nll, penalty[-1], None if held_out else self.start) if nll else []
         parts.append(pulled)
-        if not pulled and not stopped and not _settled(held_out):
-            parts.append(rules.convergence(nll, [data + term for data, term in zip(nll, penalty, strict=True)]))
+        if not pulled and not stopped and not _settled(self._moving(held_out)):
+            bound = [data + term for data, term in zip(nll, penalty, strict=True)]
+            parts.append(rules.convergence(self._moving(nll), self._moving(bound)))
         with self._aside():
             parts.append(rules.scales_still(self.spread, relative_spread(self.model, self.device)))
         rows = history[-1].get("nll_by_model") if history else None
