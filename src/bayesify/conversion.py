@@ -70,7 +70,7 @@ def bayesianize(
             module object) are tried in order; a module that matches brings all weights below it; weights that nobody takes
             stay point estimates. Normalization layers stay point estimates unless a selector names them.
         likelihood: p(y | outputs); needed by `elbo` and `predict`.
-        prior: p(weights); `Neal()` by default.
+        prior: p(weights); `Neal(4.0)` by default, `Neal()` for posteriors that draw from the prior between inducing points.
         output: Which of the network's outputs the likelihood is about, where it returns several: a key or a position.
             Left out, it is the only tensor, or the one called `logits`.
 
@@ -84,4 +84,5 @@ def bayesianize(
         raise TypeError("bayesianize: net is a BayesianNetwork already; give the plain network, or its mean_network()")
     posterior, likelihood, prior, output = configuration.unfold_configuration(net, posterior, likelihood, prior, output)
     chosen = configuration.parse_posterior(posterior)
-    return BayesianNetwork(net, chosen, likelihood=make_likelihood(likelihood), prior=make_prior(prior), output=output)
+    made = make_prior(prior, min(part.prior_scale for _, part in chosen))
+    return BayesianNetwork(net, chosen, likelihood=make_likelihood(likelihood), prior=made, output=output)
