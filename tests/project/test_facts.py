@@ -166,3 +166,11 @@ def test_extras_name_what_they_bring():
         "transformers",
     )  # clusters are few; rivals are for comparisons; the last slows every import of torchmetrics
     assert extras["all"] == [f"bayesify[{','.join(name for name in extras if name not in apart)}]"]
+
+
+def test_the_page_of_choices_is_that_of_the_results(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    from tools.choices_page import PAGE, page
+
+    text = PAGE.read_text()
+    assert page(text) == text, "run python -m tools.choices_page"

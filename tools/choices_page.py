@@ -1,0 +1,84 @@
+"""The tables of docs/choices.md, from benchmarks/results/laplace_defaults.json and defaults.json; run it after those benchmarks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PAGE, RESULTS = ROOT / "docs" / "choices.md", ROOT / "benchmarks" / "results"
+SCORES = ("accuracy", "nll", "ece", "mutual_information")
+TITLES = {
+    "last_layer": "last layer",
+    "kronecker": "Kronecker, all layers",
+    "diagonal": "diagonal, all layers",
+    "largest_variance_1000": "subnetwork of 1,000, largest variance",
+    "largest_swag_variance_1000": "subnetwork of 1,000, largest SWAG variance",
+}
+PRECISIONS = {"default": "default", "neal": "that of `Neal()`", "one": "1"}
+Row = dict[str, float]
+
+
+def mean_rows(rows: list[tuple[Row, Row]]) -> list[str]:
+    """Accuracy and NLL less the network's, ECE and mutual information, means over pairs of a method's scores and the network's."""
+    accuracy, nll, ece, information = (
+        fmean(row[key] - (network[key] if key in ("accuracy", "nll") else 0.0) for row, network in rows)
+        for key in SCORES
+    )
+    return [f"{100 * accuracy:+.1f}", f"{nll:+.3f}", f"{ece:.3f}", f"{information:.1g}"]
+
+
+def table(head: list[str], lines: list[list[str]]) -> str:
+    """A table of Markdown."""
+    return "\n".join("| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *lines))
+
+
+HEAD = ["accuracy, points", "NLL", "ECE", "mutual information"]
+
+
+def laplace() -> str:
+    """Prior precisions of Laplace by structure: means over four networks and three seeds."""
+    stored = json.loads((RESULTS / "laplace_defaults.json").read_text())
+    figures: dict[str, Any] = stored["figures"]
+    lines = []
+    for structure, title in TITLES.items():
+        for precision, words in PRECISIONS.items():
+            key = f"{structure}, prior {precision}"
+            rows = [(entry[key]["mc"], entry["network"]) for entry in figures.values() if key in entry]
+            lines.append([title, words, *mean_rows(rows)])
+    where = f"{len(figures)} networks and seeds, `{stored['command']}`:"
+    return where + "\n\n" + table(["weights", "prior precision", *HEAD], lines)
+
+
+def defaults() -> str:
+    """Every method with its default arguments, and with other priors where they were tried."""
+    path = RESULTS / "defaults.json"
+    if not path.exists():
+        return "The suite of defaults (`python -m benchmarks.defaults`) has no committed run yet."
+    stored = json.loads(path.read_text())
+    rows = [row for row in stored["figures"].values() if "error" not in row]
+    networks = {(row["network"], row["seed"]): row for row in rows if row["method"] == "network"}
+    by_method: dict[str, list[tuple[Row, Row]]] = {}
+    for row in rows:
+        if row["method"] != "network":
+            by_method.setdefault(row["method"], []).append((row, networks[row["network"], row["seed"]]))
+    lines = [[f"`{method}`", *mean_rows(found)] for method, found in by_method.items()]
+    return f"{len(networks)} networks and seeds, `{stored['command']}`:\n\n" + table(["method", *HEAD], lines)
+
+
+PARTS = {"laplace": laplace, "defaults": defaults}
+
+
+def page(text: str) -> str:
+    """The page with each generated part as the results have it."""
+    for name, make in PARTS.items():
+        start, end = f"<!-- {name}: by python -m tools.choices_page -->", f"<!-- end of {name} -->"
+        before, rest = text.split(start)
+        text = f"{before}{start}\n\n{make()}\n\n{end}{rest.split(end)[1]}"
+    return text
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text()))
