@@ -14,7 +14,7 @@ from bayesify.compare.folder import drop_failed, open_folder
 from bayesify.compare.problems import Problem, read_problem
 from bayesify.compare.rivals import installed
 from bayesify.compare.runs import Job, estimate_noise, run_method
-from bayesify.compare.splits import count_folds
+from bayesify.compare.splits import SMALL, count_folds
 from bayesify.compare.summary import Results, Summary, summarize
 from bayesify.compare.tuning import (
     ALWAYS,
@@ -204,7 +204,7 @@ def compare(
         reading=question.reading,
     )
     most = len(problem.standard) or (count_folds(len(problem)) if problem.times is not None else amount.splits)
-    splits = question.splits or min(amount.splits, most)
+    splits = question.splits or min(amount.splits if len(problem) < SMALL else -(-amount.splits // 2), most)
     if problem.standard and splits > most:
         raise InputError(f"--splits {splits}: {problem.name} comes with {most} splits")
     settings = {"target": problem.target, "quick": question.quick, "seed": question.seed}

@@ -232,7 +232,8 @@ def _plan(name: str, rows: int, quick: bool, seed: int, choice: Mapping[str, Any
     else:
         steps = amount.tuning_steps if tuning else amount.steps
     batches = 1 if rows <= FULL_BATCH else -(-rows // BATCH_SIZE)
-    epochs = max(-(-steps // batches), min(steps, amount.least_epochs))
+    least = amount.least_epochs // 4 if tuning else amount.least_epochs
+    epochs = max(-(-steps // batches), min(steps, least))
     if method.is_chain:
         epochs = amount.chain_steps
     return Plan(

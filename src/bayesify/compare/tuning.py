@@ -36,12 +36,12 @@ class Effort:
     """How much work runs do.
 
     Args:
-        splits: Repeated splits, if the user does not say.
+        splits: Splits, if the user does not say; half as many of tables from `splits.SMALL` rows on.
         steps: Optimizer steps of the main phase.
         tuning_steps: Of each candidate in tuning.
         slow_steps: Of methods that the registry calls slow.
         slow_tuning_steps: Of each candidate of these.
-        least_epochs: Passes over large tables, at least.
+        least_epochs: Passes over large tables, at least; a quarter as many in tuning.
         chain_steps: Of a Markov chain, after as many of warm-up.
         chain_rows: Rows that a chain takes, at most.
         num_draws: Draws of the weights in a step.
@@ -62,7 +62,7 @@ class Effort:
     candidates: int
 
 
-FULL = Effort(10, 500, 200, 300, 100, 20, 80, 1000, 4, 20_000, 3)
+FULL = Effort(10, 500, 200, 300, 100, 10, 80, 1000, 4, 20_000, 3)
 QUICK = Effort(5, 200, 80, 200, 60, 4, 25, 500, 2, 5_000, 2)
 
 
