@@ -10,7 +10,13 @@ from bayesify.maths.value_checks import should_check
 
 
 def expected_log_likelihood(
-    outputs: Tensor, y: Tensor, likelihood: Likelihood, num_data: int, example_weights: Tensor | None = None
+    outputs: Tensor,
+    y: Tensor,
+    likelihood: Likelihood,
+    num_data: int,
+    example_weights: Tensor | None = None,
+    *,
+    exact: bool = False,
 ) -> Tensor:
     r"""The data term of a bound: $\frac{N}{B} \sum_{b} \omega_b \log p(y_b | f_s(x_b))$ for each draw.
 
@@ -20,6 +26,7 @@ def expected_log_likelihood(
         likelihood: p(y | f).
         num_data: N, the number of examples in the whole dataset.
         example_weights: $\omega$, [B]; 1 by default.
+        exact: Whether it is `log_prob` with its own gradients, for samplers, in place of what training maximizes.
 
     Returns:
         [S], in nats.
@@ -27,7 +34,8 @@ def expected_log_likelihood(
     Raises:
         ValueError: If `num_data` is below the batch size, or weights do not fit.
     """
-    log_prob = likelihood.objective(outputs, y, has_draws=True)  # [S, B]
+    score = likelihood.log_prob if exact else likelihood.objective
+    log_prob = score(outputs, y, has_draws=True)  # [S, B]
     batch = log_prob.shape[-1]
     if batch == 0:
         raise ValueError("elbo: the batch is empty; give at least one example")

@@ -262,6 +262,33 @@ def test_targets_that_are_no_counts(name: str, value: float) -> None:
         made(name).log_prob(outputs(1, K), torch.tensor([[0.0, value, 1.0]]))
 
 
+@pytest.mark.parametrize(
+    "make", [likelihoods.HeteroscedasticGaussian, lambda beta: likelihoods.StudentT(None, 4.0, beta=beta)]
+)
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+def test_rows_with_little_noise_do_not_rule(make: Callable[..., Likelihood], beta: float) -> None:
+    """Values are the log-likelihood's; gradients are weighted by variance over that of the residuals, which is learned."""
+    likelihood, f = make(beta=beta).double(), outputs(B, 2).requires_grad_()
+    y = torch.randn(B, 1, dtype=torch.float64)
+    exact, found = likelihood.log_prob(f, y), likelihood.objective(f, y)
+    torch.testing.assert_close(found, exact)
+    (wanted,), (got,) = torch.autograd.grad(exact.sum(), f), torch.autograd.grad(found.sum(), f, retain_graph=True)
+    torch.testing.assert_close(got, wanted * f.detach()[:, 1:].exp() ** beta)  # the shared variance starts at 1
+    if beta and isinstance(likelihood, likelihoods.HeteroscedasticGaussian):
+        (slope,) = torch.autograd.grad(found.sum(), likelihood.raw_noise)
+        residual = (y - f.detach()[:, :1]).square()
+        torch.testing.assert_close(slope, (0.5 * (residual - 1)).sum() * torch.sigmoid(likelihood.raw_noise))
+
+
+def test_mean_first_keeps_the_mean() -> None:
+    """With beta = 1 the means' gradients are those of squared errors, whatever the rows' variances."""
+    likelihood = likelihoods.HeteroscedasticGaussian(beta=1.0).double()
+    f = torch.tensor([[0.2, -8.0], [0.7, 3.0]], dtype=torch.float64, requires_grad=True)
+    y = torch.tensor([[1.0], [1.0]], dtype=torch.float64)
+    (gradient,) = torch.autograd.grad(likelihood.objective(f, y).sum(), f)
+    torch.testing.assert_close(gradient[:, 0], (y - f.detach()[:, :1])[:, 0])
+
+
 @pytest.mark.parametrize("name", NUMBERS)
 def test_under_vmap(name: str) -> None:
     likelihood, f = made(name), outputs(S, B, width(name))

@@ -62,7 +62,7 @@ def hessian_of_linearized(net: nn.Module, x: Any, y: Tensor, likelihood: Likelih
     if name != "heteroscedastic":
         return torch.autograd.functional.hessian(lambda offset: loss(offset, y), zero)
     # y at one standard deviation on either side has the expected residual and squared residual.
-    mean, variance = likelihoods.HeteroscedasticGaussian.components(outputs)
+    mean, variance = likelihoods.HeteroscedasticGaussian().components(outputs)
     ends = [mean + sign * variance.sqrt() for sign in (1, -1)]
     return sum(0.5 * torch.autograd.functional.hessian(lambda offset, end=end: loss(offset, end), zero) for end in ends)
 

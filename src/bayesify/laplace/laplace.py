@@ -110,6 +110,8 @@ class Laplace(Drawable):
         made = make_likelihood(likelihood) if isinstance(likelihood, (Likelihood, str, Mapping)) else None
         if made is None:
             raise ValueError(f"Laplace: likelihood={likelihood!r}; give one, such as likelihoods.Categorical()")
+        if curvature == "ggn" and made.no_curvature is not None:
+            raise TypeError(f"Laplace: {made.no_curvature}")
         check_deterministic(net)
         known = catalog(net)
         self.weights = {name: weight for name, weight in known.weights.items() if name not in known.refused}

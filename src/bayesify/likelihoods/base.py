@@ -37,6 +37,11 @@ class Likelihood(nn.Module):
         """Outputs that the network needs for each target (for each class, where targets are classes)."""
         return 1
 
+    @property
+    def no_curvature(self) -> str | None:
+        """Why there is no Fisher matrix, and what to use; `None` where there is one."""
+        return None
+
     def config(self) -> dict[str, Any]:
         """The likelihood as plain data: its name and its arguments."""
         arguments = inspect.signature(type(self)).parameters.values()
@@ -277,6 +282,17 @@ class NumberLikelihood(Likelihood):
 
 def _split(split: Callable[..., tuple[Tensor, ...]], numbers: dict[str, Tensor], outputs: Tensor) -> tuple[Tensor, ...]:
     return split(as_float(outputs), **numbers)
+
+
+def reweighted(density: Tensor, weight: Tensor) -> Tensor:
+    """A log-density with its own values, and its gradients times a weight."""
+    fixed = density.detach()
+    return fixed + weight.detach() * (density - fixed)
+
+
+def taught(density: Tensor) -> Tensor:
+    """Zeros with a log-density's gradients: what trains a number beside the objective."""
+    return density - density.detach()
 
 
 def spread_factor(factor: Tensor) -> Tensor:

@@ -71,17 +71,24 @@ class NegativeBinomial(NumberLikelihood):
         log_mean, log_dispersion = outputs.chunk(2, dim=-1)
         return log_mean.clamp(-20, 20), log_dispersion.clamp(-12, 8).exp()
 
+    @property
+    def no_curvature(self) -> str | None:
+        """Where the network says the dispersion."""
+        if self._dispersion is not None:
+            return None
+        return (
+            "likelihoods.NegativeBinomial: no closed form of the Fisher matrix is known where the network says the dispersion; "
+            "give a dispersion, NegativeBinomial(0.5), or use a method without curvature, such as 'ensemble' or 'mean_field'"
+        )
+
     def fisher(self, outputs: Tensor) -> Tensor:
         """`diag(mu / (1 + alpha mu))`.
 
         Raises:
             TypeError: If the dispersion comes from the network.
         """
-        if self._dispersion is None:
-            raise TypeError(
-                "likelihoods.NegativeBinomial: no closed form of the Fisher matrix is known where the network says the dispersion; "
-                "give a dispersion, NegativeBinomial(0.5), or use a method without curvature, such as 'ensemble' or 'mean_field'"
-            )
+        if self.no_curvature is not None:
+            raise TypeError(self.no_curvature)
         log_mean, dispersion = self.components(outputs)
         mean = log_mean.exp()
         return torch.diag_embed(mean / (1 + dispersion * mean))

@@ -116,16 +116,21 @@ class Quantiles(NumberLikelihood):
         scale = self.scale.to(loss)
         return -loss / scale - scale.log()
 
+    @property
+    def no_curvature(self) -> str:
+        """The pinball loss has none."""
+        return (
+            "likelihoods.Quantiles: the pinball loss is flat but for kinks and has no Hessian; use likelihoods.StudentT(None) or "
+            "HeteroscedasticGaussian(), or a method without curvature, such as 'ensemble' or 'mean_field'"
+        )
+
     def fisher(self, outputs: Tensor) -> Tensor:
-        """Refused: the pinball loss has no curvature.
+        """Refused.
 
         Raises:
             TypeError: Always.
         """
-        raise TypeError(
-            "likelihoods.Quantiles: the pinball loss is flat but for kinks and has no Hessian; use likelihoods.StudentT(None) or "
-            "HeteroscedasticGaussian(), or a method without curvature, such as 'ensemble' or 'mean_field'"
-        )
+        raise TypeError(self.no_curvature)
 
 
 def _distance(raw: Tensor) -> Tensor:

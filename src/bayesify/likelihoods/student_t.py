@@ -8,8 +8,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from bayesify.arguments.checks import Positive, Range, checked
-from bayesify.likelihoods.base import NumberLikelihood
+from bayesify.arguments.checks import Positive, Range, Share, checked
+from bayesify.likelihoods.base import NumberLikelihood, reweighted, taught
 from bayesify.predictive.families.student_t import STUDENT_T, StudentTFamily
 
 
@@ -25,10 +25,14 @@ class StudentT(NumberLikelihood):
     \frac{\nu}{2 (\nu + 3)}\bigr)$. Targets are [B, O].
     Stored: `raw_scale` and `raw_degrees` ($\nu - 2$) through softplus, parameters if learned.
 
+    Where the network says the scale, gradients of `objective` are weighted by $(s^2 / \bar s^2)^\beta$, see
+    `HeteroscedasticGaussian`; $\bar s$ is then learned beside it.
+
     Args:
         scale: Starting s: a number is shared by all outputs, a sequence gives one per output; `None`: from the network.
         degrees: Starting $\nu$.
         learn: Whether scale and degrees are trained.
+        beta: $\beta$; 0 is the likelihood itself.
 
     Raises:
         ValueError: If a scale is not positive and finite, or `degrees` is not above 2.
@@ -42,10 +46,13 @@ class StudentT(NumberLikelihood):
         scale: Positive | Sequence[Positive] | Tensor | None = 0.3,
         degrees: Annotated[float, Range(above=2)] = 5.0,
         learn: bool = True,
+        beta: Share = 0.5,
     ) -> None:
         super().__init__()
         self._scale = None if scale is None else self._store("scale", scale, learn)
-        self._degrees, self._learn = float(degrees), learn
+        self._degrees, self._learn, self._beta = float(degrees), learn, beta
+        if scale is None and beta:
+            self._store("noise", 1.0, True)
         self._store("degrees", float(degrees) - 2, learn)
 
     @property
@@ -85,6 +92,16 @@ class StudentT(NumberLikelihood):
             return outputs, numbers["scale"].to(outputs).square(), degrees
         location, log_square = outputs.chunk(2, dim=-1)
         return location, log_square.clamp(-20, 20).exp(), degrees
+
+    def training_density(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The log-density, with weighted gradients where the network says the scale."""
+        density = self.log_density(outputs, y)
+        if self._scale is not None or not self._beta:
+            return density
+        location, square, degrees = self.components(outputs)
+        shared = self._stored("noise").to(location)
+        own = taught(self.family.log_density(y, location.detach(), shared, degrees.detach()))
+        return reweighted(density, (square / shared) ** self._beta) + own
 
     def fisher(self, outputs: Tensor) -> Tensor:
         r"""$\operatorname{diag}((\nu + 1) / ((\nu + 3) s^2), \nu / (2 \nu + 6))$, the latter where the network says the scale."""

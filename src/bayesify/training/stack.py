@@ -296,7 +296,10 @@ def _description(model: nn.Module) -> Any:
     if not isinstance(model, BayesianNetwork):
         return type(model), repr(model)
     config = model.config()
-    likelihood = {key: value for key, value in (config["likelihood"] or {}).items() if key != "noise"}
+    numbers = ("noise", "scale", "degrees", "dispersion")  # start values, but whether the network says them is no value
+    likelihood = {
+        key: value is None if key in numbers else value for key, value in (config["likelihood"] or {}).items()
+    }
     prior = None if model.prior.draw(1).fixed else config["prior"]
     return repr(model.network), config["posterior"], likelihood, config["output"], prior
 
