@@ -255,7 +255,7 @@ NOT_CALLED = {
     "CalibrationCurve", "RejectionCurve", "ReliabilityDiagram", "Conditional", "GlobalLayer", "LocalLayer", "DrawRequest",
     "NamedParameters", "PriorDraw", "Candidates", "Selector", "Likelihood", "Posterior", "Prior", "kernel_positions",
     # bases without arguments of their own, recipes that the registry calls, and what needs an extra
-    "Bernoulli", "HeteroscedasticGaussian", "Context", "FunctionPrior", "Mixture", "UnknownPrior", "fit_deep_gp", "nuts",
+    "Bernoulli", "Poisson", "Context", "FunctionPrior", "Mixture", "UnknownPrior", "fit_deep_gp", "nuts",
     "InducingPointGP", "RandomFourierFeatures", "ResNet", "BayesianTrainer", "bayesianize_head", "bayesianize_lora",
     "Accuracy", "BrierScore", "CRPS", "NLL", "RMSE", "Exported", "Comparison", "InputError", "JobsFailed",
 }  # fmt: skip

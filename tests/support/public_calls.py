@@ -20,6 +20,7 @@ from torch import Tensor, nn
 import bayesify
 from bayesify import (
     baselines,
+    conformal,
     datasets,
     deep_gp,
     function_space,
@@ -422,12 +423,40 @@ CALLS: dict[str, Call] = {
     # likelihoods, metrics, models
     "likelihoods.Gaussian": of(likelihoods.Gaussian, noise=0.1, learn=True),
     "likelihoods.Categorical": of(likelihoods.Categorical, class_axis=-1, ignore_index=-100),
+    "likelihoods.HeteroscedasticGaussian": of(likelihoods.HeteroscedasticGaussian, beta=0.5),
+    "likelihoods.StudentT": of(likelihoods.StudentT, scale=0.3, degrees=5.0, learn=True, beta=0.5),
+    "likelihoods.NegativeBinomial": of(likelihoods.NegativeBinomial, dispersion=0.5, learn=True),
+    "likelihoods.Quantiles": of(likelihoods.Quantiles, levels=[0.1, 0.5, 0.9], scale=0.3, learn=True),
     "likelihoods.Gaussian.log_prob": method(
         lambda: likelihoods.Gaussian(0.1), "log_prob", outputs=Y[None], y=Y, has_draws=True
     ),
     "likelihoods.Categorical.log_prob": method(
         likelihoods.Categorical, "log_prob", outputs=torch.randn(2, 8, 3), y=LABELS, has_draws=True
     ),
+    "conformal.threshold": of(conformal.threshold, scores=Y[:, 0], level=0.5),
+    "conformal.enough_rows": of(conformal.enough_rows, rows=8, level=0.5),
+    "conformal.credible_sets": of(conformal.credible_sets, probs=torch.full((8, 3), 1 / 3), level=0.5),
+    "conformal.Intervals": of(conformal.Intervals, score="scaled"),
+    "conformal.Intervals.fit": method(conformal.Intervals, "fit", prediction=Make(regression), y=Y, groups=None),
+    "conformal.Intervals.interval": method(
+        lambda: conformal.Intervals().fit(regression(), Y), "interval", prediction=Make(regression), level=0.5, groups=None
+    ),
+    "conformal.CrossIntervals": of(conformal.CrossIntervals, score="scaled"),
+    "conformal.CrossIntervals.fit": method(
+        conformal.CrossIntervals, "fit", predictions=Make(lambda: [regression()] * 2), targets=[Y, Y]
+    ),
+    "conformal.CrossIntervals.interval": method(
+        lambda: conformal.CrossIntervals().fit([regression()] * 2, [Y, Y]), "interval",
+        predictions=Make(lambda: [regression()] * 2), level=0.5,
+    ),
+    "conformal.Sets": of(
+        conformal.Sets, score="adaptive", regularization=0.0, free=1, randomized=True, empty=False, seed=0
+    ),
+    "conformal.Sets.fit": method(conformal.Sets, "fit", prediction=Make(classification), y=LABELS, groups=None),
+    "conformal.Sets.sets": method(
+        lambda: conformal.Sets().fit(classification(), LABELS), "sets", prediction=Make(classification), level=0.5, groups=None
+    ),
+    "conformal.Conformal": of(conformal.Conformal, model=BNN, rule=None),
     "metrics.brier": of(metrics.brier, class_probs=torch.full((8, 3), 1 / 3), y=LABELS),
     "metrics.calibration_curve": of(metrics.calibration_curve, predictive=Make(regression), y=Y, levels=[0.5]),
     "metrics.evaluate": of(metrics.evaluate, predictive=Make(regression), y=Y),

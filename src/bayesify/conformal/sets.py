@@ -141,6 +141,7 @@ def class_probs(prediction: Any) -> Tensor:
     return probs
 
 
+@checked
 def credible_sets(probs: Tensor, level: float) -> Tensor:
     """The fewest classes whose probabilities add up to a level, as the model itself has it: truth values [n, C].
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesify.arguments.checks import checked
+from bayesify.arguments.checks import Count, checked
 
 
 @checked
@@ -36,7 +36,8 @@ def threshold(scores: Tensor, level: float) -> Tensor:
     return scores.sort(0).values[rank - 1]
 
 
-def enough_rows(rows: int, level: float) -> bool:
+@checked
+def enough_rows(rows: Count, level: float) -> bool:
     """Whether a number of calibration rows gives a finite threshold for a level."""
     return rank_of(level, rows) <= rows
 

@@ -4,15 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
+from bayesify.configuration import make_likelihood
 from bayesify.laplace.subset import Subset
+from bayesify.likelihoods import Likelihood
 from bayesify.running.memory import in_words
 from bayesify.weights.catalog import Weight, group_layers
 
 Structure = Literal["full", "diagonal", "kronecker"]
+
+
+def curved_likelihood(likelihood: Any, curvature: str) -> Likelihood:
+    """The likelihood from any form that `Laplace` accepts.
+
+    Raises:
+        ValueError: If it is none.
+        TypeError: If it has not the curvature that is asked for.
+    """
+    made = make_likelihood(likelihood) if isinstance(likelihood, (Likelihood, str, Mapping)) else None
+    if made is None:
+        raise ValueError(f"Laplace: likelihood={likelihood!r}; give one, such as likelihoods.Categorical()")
+    if curvature == "ggn" and made.no_curvature is not None:
+        raise TypeError(f"Laplace: {made.no_curvature}")
+    return made
 
 
 def full_bytes(size: int, dtype: torch.dtype) -> int:

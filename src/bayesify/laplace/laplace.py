@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.arguments.checks import Budget, Count, Inputs, Memory, Positive, checked
-from bayesify.configuration import make_likelihood
 from bayesify.draws import Draws
 from bayesify.jacobians import Jacobians, Linearization, check_deterministic
 from bayesify.laplace import curvature as curvatures
 from bayesify.laplace import storing
-from bayesify.laplace.arguments import Structure, check_budget, check_samples, check_whole
+from bayesify.laplace.arguments import Structure, check_budget, check_samples, check_whole, curved_likelihood
 from bayesify.laplace.covariances import DiagonalCovariance, FullCovariance, MarginalCovariance, WeightCovariance
 from bayesify.laplace.kronecker_covariance import KroneckerCovariance
 from bayesify.laplace.prior_precision import Precision, check_precision, default_precision, precision_of, scaled
@@ -107,11 +106,7 @@ class Laplace(Drawable):
             raise ValueError(f"Laplace: marginal=True with covariance={covariance!r}; a marginal covariance is full")
         if isinstance(net, BayesianNetwork):
             raise TypeError("Laplace: net is a BayesianNetwork; give the plain network, or its mean_network()")
-        made = make_likelihood(likelihood) if isinstance(likelihood, (Likelihood, str, Mapping)) else None
-        if made is None:
-            raise ValueError(f"Laplace: likelihood={likelihood!r}; give one, such as likelihoods.Categorical()")
-        if curvature == "ggn" and made.no_curvature is not None:
-            raise TypeError(f"Laplace: {made.no_curvature}")
+        made = curved_likelihood(likelihood, curvature)
         check_deterministic(net)
         known = catalog(net)
         self.weights = {name: weight for name, weight in known.weights.items() if name not in known.refused}
