@@ -244,7 +244,7 @@ def test_whole_and_positive_numbers_stay_so() -> None:
         (lambda: conformal.Intervals().interval((np.zeros(2), np.ones(2))), ValueError, "call fit"),
         (lambda: conformal.Sets().sets(np.full((2, 2), 0.5)), ValueError, "call fit"),
         (lambda: conformal.threshold(torch.ones(3), 1.0), ValueError, "level=1.0; give a probability"),
-        (lambda: conformal.threshold(torch.tensor([1.0, math.nan]), 0.5), ValueError, "a score is NaN"),
+        (lambda: conformal.threshold(torch.tensor([1.0, math.nan]), 0.5), ValueError, "scores hold NaN"),
         (lambda: conformal.Intervals().fit(np.zeros(3), np.zeros(3)), TypeError, "ndarray is no prediction of numbers"),
         (lambda: conformal.Intervals("centrality").fit((np.zeros(3), np.ones(3)), np.zeros(3)), TypeError, "predict"),
         (lambda: conformal.Sets().fit(np.full((2, 2), 0.7), [0, 1]), ValueError, "sum to 1"),
@@ -254,7 +254,7 @@ def test_whole_and_positive_numbers_stay_so() -> None:
             ValueError,
             "at least two",
         ),
-        (lambda: conformal.Conformal(nn.Linear(1, 1)), TypeError, "Linear is no predictor"),
+        (lambda: conformal.Conformal(nn.Linear(1, 1)), TypeError, "model=Linear; give a predictor"),
     ],
 )
 def test_what_is_refused(act: Any, error: type[Exception], message: str) -> None:

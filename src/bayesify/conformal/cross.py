@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bayesify.arguments.checks import checked
 from bayesify.conformal.intervals import as_prediction, centers, interval_scores
-from bayesify.conformal.thresholds import rank_of
+from bayesify.conformal.thresholds import as_targets, rank_of
 from bayesify.predictive.regression import RegressionPredictive, match_targets
 
 ROWS_AT_ONCE = 2**22
@@ -61,7 +61,7 @@ class CrossIntervals:
         for prediction, y in zip(predictions, targets, strict=True):
             known = as_prediction(prediction, self.score)
             center = known.mean if isinstance(known, RegressionPredictive) else known[0]
-            self._folds.append((known, match_targets(torch.as_tensor(y).to(center), center)))
+            self._folds.append((known, match_targets(as_targets(y).to(center), center)))
         return self
 
     @checked

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bayesify.arguments.checks import checked
-from bayesify.conformal.thresholds import by_group, listed
+from bayesify.conformal.thresholds import as_targets, by_group, listed
 from bayesify.predictive.regression import RegressionPredictive, match_targets
 
 IntervalScore = Literal["absolute", "scaled", "quantiles", "centrality"]
@@ -66,7 +66,7 @@ class Intervals:
         """
         known = as_prediction(prediction, self.score)
         center = known.mean if isinstance(known, RegressionPredictive) else known[0]
-        targets = match_targets(torch.as_tensor(y).to(center), center)
+        targets = match_targets(as_targets(y).to(center), center)
         self._calibration = (known, targets, listed(groups, len(targets)))
         return self
 

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from bayesify.arguments.checks import checked
+from bayesify.arguments.checks import checked, refuse
 from bayesify.conformal.intervals import Intervals
 from bayesify.conformal.sets import Sets
 from bayesify.predictive.base import Predictive
@@ -30,8 +30,8 @@ class Conformal:
     @checked
     def __init__(self, model: Any, rule: Intervals | Sets | None = None) -> None:
         if not isinstance(model, Predictor):
-            raise TypeError(
-                f"conformal.Conformal: {type(model).__name__} is no predictor; for arrays use conformal.Intervals or Sets"
+            raise refuse(
+                "conformal.Conformal", "model", model, "a predictor; for arrays use conformal.Intervals or Sets"
             )
         self.model = model
         self.rule = rule

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bayesify.arguments.checks import CountOrZero, NonNegative, checked
-from bayesify.conformal.thresholds import by_group, listed
+from bayesify.conformal.thresholds import as_targets, by_group, listed, rank_of
 from bayesify.predictive.classification import ClassificationPredictive
 
 SetScore = Literal["probability", "adaptive"]
@@ -71,7 +71,7 @@ class Sets:
             ValueError: If labels or groups do not fit.
             TypeError: If the prediction is of another kind.
         """
-        probs, labels = class_probs(prediction), torch.as_tensor(y)
+        probs, labels = class_probs(prediction), as_targets(y)
         if labels.shape != probs.shape[:1] or not bool(((labels >= 0) & (labels < probs.shape[1])).all()):
             raise ValueError(
                 f"conformal.Sets: labels of shape {tuple(labels.shape)} for {len(probs)} rows and {probs.shape[1]} classes; give "
@@ -115,7 +115,7 @@ class Sets:
         return torch.empty_like(scores).scatter_(1, order, scores)
 
 
-def class_probs(prediction: Any) -> Tensor:
+def class_probs(prediction: Any, name: str = "prediction") -> Tensor:
     """Probabilities [n, C] in float64, of a prediction or an array.
 
     Raises:
@@ -126,8 +126,10 @@ def class_probs(prediction: Any) -> Tensor:
         probs = prediction.class_probs.double()
     elif isinstance(prediction, Tensor) or hasattr(prediction, "__array__"):
         probs = torch.as_tensor(prediction).double()
-        if probs.ndim != 2 or bool((probs < 0).any()) or bool(((probs.sum(1) - 1).abs() > 1e-3).any()):
-            raise ValueError(f"conformal.Sets: an array {list(probs.shape)}; give probabilities [n, C] that sum to 1")
+        if probs.ndim != 2 or not bool((probs >= 0).all() & ((probs.sum(1) - 1).abs() < 1e-3).all()):
+            raise ValueError(
+                f"conformal: {name} is an array {list(probs.shape)}; give probabilities [n, C] that sum to 1"
+            )
     else:
         raise TypeError(
             f"conformal.Sets: {type(prediction).__name__} is no prediction of classes; give what predict(x) returns"
@@ -148,7 +150,12 @@ def credible_sets(probs: Tensor, level: float) -> Tensor:
     Args:
         probs: [n, C].
         level: Strictly between 0 and 1.
+
+    Raises:
+        ValueError: If they are no probabilities, or the level is not strictly between 0 and 1.
     """
+    rank_of(level, 1)
+    probs = class_probs(probs, "probs")
     ranked, order = probs.sort(dim=1, descending=True, stable=True)
     before = ranked.cumsum(1) - ranked
     return torch.zeros_like(probs, dtype=torch.bool).scatter_(1, order, before < level - 1e-12)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesify.arguments.checks import Count, checked
+from bayesify.arguments.checks import Count, checked, refuse
 
 
 @checked
@@ -30,7 +30,7 @@ def threshold(scores: Tensor, level: float) -> Tensor:
     """
     rank = rank_of(level, len(scores))
     if bool(torch.isnan(scores).any()):
-        raise ValueError("conformal.threshold: a score is NaN; look at the predictions of the calibration rows")
+        raise ValueError("conformal.threshold: scores hold NaN; give those of predictions and targets that are finite")
     if rank > len(scores):
         return torch.full_like(scores[0], math.inf)
     return scores.sort(0).values[rank - 1]
@@ -81,6 +81,20 @@ def listed(groups: Any, rows: int) -> list[Hashable] | None:
     if groups is None:
         return None
     plain = groups.tolist() if hasattr(groups, "tolist") else list(groups)
-    if len(plain) != rows:
+    if len(plain) != rows or getattr(groups, "ndim", 1) != 1:
         raise ValueError(f"conformal: {len(plain)} groups for {rows} rows; give one per row")
+    if any(value != value for value in plain):
+        raise ValueError("conformal: groups hold NaN; give every row a group, or leave such rows out")
     return plain
+
+
+def as_targets(y: Any) -> Tensor:
+    """Targets as a tensor.
+
+    Raises:
+        TypeError: If they are no numbers.
+    """
+    try:
+        return torch.as_tensor(y)
+    except (TypeError, RuntimeError, ValueError):
+        raise refuse("conformal", "y", y, "targets as a tensor or an array") from None

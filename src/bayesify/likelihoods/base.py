@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from bayesify.arguments.checks import checked
+from bayesify.arguments.checks import checked, refuse
 from bayesify.maths.constraints import positive, raw_positive
 from bayesify.maths.value_checks import should_check
 from bayesify.predictive.base import Outputs, Predictive
@@ -243,6 +243,8 @@ class NumberLikelihood(Likelihood):
 
     def _store(self, name: str, given: Any, learn: bool) -> float | list[float]:
         """Keep a positive number, or one per target, as `raw_<name>` through softplus; returns it as plain data."""
+        if isinstance(given, Tensor) and given.ndim > 1:
+            raise refuse(f"likelihoods.{type(self).__name__}", name, given, "a number, or one per output")
         values = given.tolist() if isinstance(given, Tensor) else given
         flat = [float(values)] if isinstance(values, (int, float)) else [float(value) for value in values]
         if not flat or not all(0 < value < math.inf for value in flat):

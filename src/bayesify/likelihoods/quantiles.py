@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayesify.arguments.checks import Positive, checked
+from bayesify.arguments.checks import Positive, checked, refuse
 from bayesify.likelihoods.base import NumberLikelihood, as_float
 from bayesify.predictive.families.quantile_function import QuantileFunction
 
@@ -53,6 +53,8 @@ class Quantiles(NumberLikelihood):
         learn: bool = True,
     ) -> None:
         super().__init__()
+        if isinstance(levels, Tensor) and levels.ndim != 1:
+            raise refuse("likelihoods.Quantiles", "levels", levels, "a list of probabilities")
         chosen = [float(level) for level in levels]
         if len(chosen) < 2 or any(a >= b for a, b in zip([0.0, *chosen], [*chosen, 1.0], strict=True)):
             raise ValueError(
