@@ -77,7 +77,9 @@ def _number_scores(found: Regression, y: np.ndarray) -> dict[str, Any]:
         "num": len(y),
         "crps": float((2 * pinball(y, quantiles[1:-1], LEVELS[1:-1, None])).mean(0).sum()),
         "square": float(np.square(y - found.mean).sum()),
-        "nll": None if found.log_prob is None else float(-found.log_prob.sum()),
+        "nll": None
+        if found.log_prob is None or not np.isfinite(found.log_prob).all()
+        else float(-found.log_prob.sum()),
     }
     position = {round(level, 4): index for index, level in enumerate(LEVELS.tolist())}
     for name, (low, high) in INTERVALS.items():
@@ -193,7 +195,7 @@ def collect(given: argparse.Namespace) -> int:
             (run["table"], run["fold"]): run
             for run in map(json.loads, (file.read_text() for file in folder.glob("*.json")))
         }
-        lines = ",\n".join(json.dumps(merged[key]) for key in sorted(merged))
+        lines = ",\n".join(json.dumps(merged[key]).replace("-Infinity", "null") for key in sorted(merged))
         path.write_text(f"[\n{lines}\n]\n")
         print(f"{path.name}: {len(merged)} runs")
     return 0

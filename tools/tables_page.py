@@ -55,6 +55,12 @@ def ratio(runs: Runs, peer: Runs, key: str) -> float | None:
     return None if ours is None or theirs is None else ours / theirs
 
 
+def same_folds(found: dict[str, dict[str, Runs]], method: str, table: str) -> list[dict[str, Any]]:
+    """Runs of a method on the folds of a table that ours has."""
+    ours, runs = found[OURS][table], found.get(method, {}).get(table, {})
+    return [runs[fold] for fold in sorted(ours.keys() & runs.keys())]
+
+
 def ece(runs: Iterable[dict[str, Any]]) -> float:
     """Expected calibration error, with the bins of all folds together."""
     runs = list(runs)
@@ -129,7 +135,7 @@ def each(found: dict[str, dict[str, Runs]], task: str) -> list[str]:
 
 def intervals(found: dict[str, dict[str, Runs]]) -> list[str]:
     lines = [
-        "| table | 50 % | 90 % | 95 % | 90 % by third | width of 90 % / trees' | trees' 90 % | NLL before to now |",
+        "| table | 50 % | 90 % | 95 % | 90 % by third | width of 90 % / trees' | trees' 90 % | NLL |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for source in SOURCES:
@@ -145,9 +151,10 @@ def intervals(found: dict[str, dict[str, Runs]]) -> list[str]:
         cells.append(" / ".join(f"{100 * value:.0f}" for value in thirds))
         wide = ratio(runs, peer, "width_90")
         cells.append("" if wide is None else f"{wide:.2f}")
-        cells.append(share(*coverage(peer.values(), 90), 90) if peer else "")
+        theirs = same_folds(found, PEER, source.name)
+        cells.append(share(*coverage(theirs, 90), 90) if theirs else "")
         before, now = (mean(found.get(method, {}).get(source.name, {}).values(), "nll") for method in (BEFORE, OURS))
-        cells.append("" if now is None else f"{number(before)} to {number(now)}")
+        cells.append(number(now) + ("" if before is None else f" (before {number(before)})"))
         lines.append(f"| {source.name} | " + " | ".join(cells) + " |")
     return lines
 
@@ -167,12 +174,10 @@ def classes(found: dict[str, dict[str, Runs]]) -> list[str]:
     for source in SOURCES:
         if source.task != "classification" or source.name not in found.get(OURS, {}):
             continue
-        of = [list(found[method][source.name].values()) for method in (OURS, PEER, "constant")]
-        right = [100 * (mean(runs, "correct") or 0.0) for runs in of]
-        gaps = [100 * ece(runs) for runs in of]
-        lines.append(
-            f"| {source.name} | {right[0]:.1f} | {right[1]:.1f} | {gaps[0]:.1f} | {gaps[1]:.1f} | {right[2]:.1f} |"
-        )
+        of = [same_folds(found, method, source.name) for method in (OURS, PEER, "constant")]
+        right = [f"{100 * (mean(runs, 'correct') or 0.0):.1f}" if runs else "" for runs in of]
+        gaps = [f"{100 * ece(runs):.1f}" if runs else "" for runs in of]
+        lines.append(f"| {source.name} | {right[0]} | {right[1]} | {gaps[0]} | {gaps[1]} | {right[2]} |")
     return lines
 
 
@@ -213,12 +218,13 @@ def seconds(found: dict[str, dict[str, Runs]]) -> list[str]:
 
 
 def sources(found: dict[str, dict[str, Runs]]) -> list[str]:
-    lines = ["| table | target | from | rows to train on | folds |", "| --- | --- | --- | --- | --- |"]
+    lines = ["| table | target | from | rows to train on | folds, of bayesify |", "| --- | --- | --- | --- | --- |"]
     for source in SOURCES:
-        runs = found.get(PEER, {}).get(source.name, {})
-        train = max((run["train"] for run in runs.values()), default=0)
+        every = [tables[source.name] for tables in found.values() if source.name in tables]
+        train = max((run["train"] for runs in every for run in runs.values()), default=0)
+        folds = f"{max(map(len, every), default=0)}, {len(found.get(OURS, {}).get(source.name, {}))}"
         item = source.package if source.item == source.name else f"{source.package}, `{source.item}`"
-        lines.append(f"| {source.name} | {source.target} ({source.task}) | {item} | {train:,} | {len(runs)} |")
+        lines.append(f"| {source.name} | {source.target} ({source.task}) | {item} | {train:,} | {folds} |")
     return lines
 
 
