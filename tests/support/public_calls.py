@@ -517,7 +517,9 @@ CALLS: dict[str, Call] = {
     "transforms.hadamard_matrix": of(transforms.hadamard_matrix, size=4, like=X),
     "transforms.next_power_of_two": of(transforms.next_power_of_two, size=5),
     # estimators
-    "sklearn.BayesianRegressor": of(trained(BayesianRegressor, Y[:, 0].numpy()), **ESTIMATOR, noise=0.1),
+    "sklearn.BayesianRegressor": of(
+        trained(BayesianRegressor, Y[:, 0].numpy()), **ESTIMATOR, noise=0.1, likelihood="auto", target_transform="none"
+    ),
     "sklearn.BayesianClassifier": of(trained(BayesianClassifier, LABELS.numpy()), **ESTIMATOR),
     "sklearn.BayesianRegressor.fit": method(
         regressor, "fit", X=X.numpy(), y=Y[:, 0].numpy(), sample_weight=np.ones(8)
@@ -531,6 +533,8 @@ CALLS: dict[str, Call] = {
         regressor, "predict_quantiles", X=X.numpy(), quantiles=(0.5,)
     ),
     "sklearn.BayesianRegressor.predictive": method(regressor, "predictive", X=X.numpy()),
+    "sklearn.BayesianRegressor.unusual": method(regressor, "unusual", X=X.numpy(), share=0.01),
+    "sklearn.BayesianRegressor.unusual_share": method(regressor, "unusual_share", X=X.numpy()),
     "sklearn.BayesianClassifier.fit": method(
         classifier, "fit", X=X.numpy(), y=LABELS.numpy(), sample_weight=np.ones(8)
     ),

@@ -15,7 +15,7 @@ from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import nn
 
-from bayesify.arguments.checks import LARGEST, MOST
+from bayesify.arguments.checks import LARGEST, MOST, Level, checked
 from bayesify.datasets.scaling import Standardization
 from bayesify.likelihoods import Likelihood
 from bayesify.network import BayesianNetwork
@@ -370,7 +370,8 @@ class BayesianEstimator(StoredEstimator):
         scaled = self._x_units(inputs) if self._fitted is None else self._encoding(inputs)
         return predict(self.model_, torch.from_numpy(scaled), self.prediction_draws, derive_seed(self._seed, "draws"))
 
-    def unusual(self, X: Any, share: float = 0.01) -> np.ndarray:
+    @checked
+    def unusual(self, X: Any, share: Level = 0.01) -> np.ndarray:
         """Which rows are unlike the training rows: [N], true for those that are.
 
         These lie further from their nearest training rows than all but a share of the training rows do, or hold a text that its
@@ -383,8 +384,6 @@ class BayesianEstimator(StoredEstimator):
         Raises:
             ValueError: If the share is not between 0 and 1.
         """
-        if not 0 < share < 1:
-            raise ValueError(f"{type(self).__name__}: share={share!r}; give a number between 0 and 1")
         found: np.ndarray = self.unusual_share(X) <= share
         return found
 
