@@ -36,6 +36,8 @@ LEVELS = tuple(level / 20 for level in range(1, 20))
 """Probabilities whose quantiles the CRPS is made of."""
 COUNTS = ("negative_binomial", "poisson")
 """Likelihoods of whole numbers from 0 on."""
+SMALL_COUNT = 10
+"""A tenth of the targets lie at or below it where they are tried; larger whole numbers are as good as real ones."""
 FROM_THE_NETWORK: dict[str, dict[str, Any]] = {"student_t": {"scale": None}, "negative_binomial": {"dispersion": None}}
 """Arguments with which a likelihood's spread depends on the row."""
 NUMBER_LIKELIHOODS = tuple(name for name, kind in REGISTRY.items() if kind.task == "regression")
@@ -219,7 +221,7 @@ def fit_numbers(rows: Rows, likelihood: str, transform: str, settings: Settings)
 
 def _candidates(y: np.ndarray, likelihood: str, transform: str) -> list[tuple[str, str]]:
     """Pairs of likelihood and transform that can be, the simplest first."""
-    whole = y.shape[1] == 1 and bool((y >= 0).all() and (y == np.round(y)).all())
+    whole = y.shape[1] == 1 and bool((y >= 0).all() and (y == np.round(y)).all() and np.quantile(y, 0.1) <= SMALL_COUNT)
     if likelihood != "auto":
         names: Sequence[str] = [likelihood]
     else:
