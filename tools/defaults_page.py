@@ -56,25 +56,30 @@ def stored(name: str) -> list[Row]:
 
 
 def means(rows: Sequence[Row]) -> dict[tuple[str, str], Row]:
-    """Each network's and method's scores, means over seeds; the first error where there is one."""
+    """Each network's and method's scores, means over seeds, with those of the plain network of the same seeds; or an error."""
     found: dict[tuple[str, str], Row] = {}
     for key in dict.fromkeys((row["network"], row["method"]) for row in rows):
         group = [row for row in rows if (row["network"], row["method"]) == key]
         errors = [row["error"] for row in group if "error" in row]
-        averages = {name: mean(row[name] for row in group) for name in KEYS} if not errors else {"error": errors[0]}
-        found[key] = {**averages, "seeds": len(group)}
+        if errors:
+            found[key] = {"error": errors[0]}
+            continue
+        seeds = {row["seed"] for row in group}
+        plain = [row for row in rows if (row["network"], row["method"]) == (key[0], "network") and row["seed"] in seeds]
+        found[key] = {name: mean(row[name] for row in group) for name in KEYS}
+        found[key]["plain"] = {name: mean(row[name] for row in plain) for name in KEYS}
     return found
 
 
-def missed(row: Row, plain: Row) -> list[str]:
+def missed(row: Row) -> list[str]:
     """The bounds that a method does not keep."""
-    return [name for name, keeps in BOUNDS.items() if not keeps(row, plain)]
+    return [name for name, keeps in BOUNDS.items() if not keeps(row, row["plain"])]
 
 
 def exceptions(found: dict[tuple[str, str], Row]) -> dict[tuple[str, str], list[str]]:
     """The bounds that are missed, by network and method."""
     pairs = ((key, row) for key, row in found.items() if key[1] not in BESIDE and key[0] in NETWORKS)
-    listed = {key: ["error"] if "error" in row else missed(row, found[key[0], "network"]) for key, row in pairs}
+    listed = {key: ["error"] if "error" in row else missed(row) for key, row in pairs}
     return {key: names for key, names in listed.items() if names}
 
 
@@ -110,9 +115,9 @@ def summary(found: dict[tuple[str, str], Row]) -> str:
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for method, title in TITLES.items():
-        rows = [(found.get((network, method)), found[network, "network"]) for network in NETWORKS]
-        both = [(row, plain) for row, plain in rows if row is not None and "error" not in row]
-        if not both or method == "network":
+        rows = [found.get((network, method)) for network in NETWORKS]
+        both = [(row, row["plain"]) for row in rows if row is not None and "error" not in row]
+        if len(both) < len(NETWORKS) or method == "network":
             continue
         changes = [
             mean(row[key] - plain[key] for row, plain in both) for key in ("accuracy", "nll", "ece", "auroc_entropy")
@@ -122,6 +127,29 @@ def summary(found: dict[tuple[str, str], Row]) -> str:
         lines.append(
             f"| {title} | {100 * changes[0]:+.1f} | {changes[1]:+.3f} | {changes[2]:+.3f} | {changes[3]:+.3f} | {shown} |"
         )
+    return "\n".join(lines)
+
+
+def chosen(tried: dict[tuple[str, str], Row]) -> str:
+    """The methods that train on, under the prior that was chosen, on the networks of the choosing seed."""
+    lines = [
+        f"| accuracy, NLL, ECE; strangers' information over the test images' | {' | '.join(NETWORKS.values())} |",
+        f"| --- |{' --- |' * len(NETWORKS)}",
+    ]
+    for method, title in TITLES.items():
+        cells = []
+        for network in NETWORKS:
+            row = tried.get((network, method if method == "network" else f"{method},prior=neal4"))
+            if row is None or "error" in row:
+                cells.append("")
+                continue
+            names = [] if method == "network" else missed(row)
+            ratio = row["mutual_information_outside"] / max(row["mutual_information"], 1e-12)
+            shown = f"{row['accuracy']:.3f}, {row['nll']:.3f}, {row['ece']:.3f}"
+            shown += "" if method == "network" else f"; {ratio:.1f}"
+            cells.append(shown + (f" (misses {', '.join(names)})" if names else ""))
+        if any(cells):
+            lines.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -163,6 +191,7 @@ def main() -> None:
     text = PAGE.read_text()
     text = replaced(text, "summary", summary(found))
     text = replaced(text, "networks", "\n\n".join(network_table(found, network) for network in NETWORKS))
+    text = replaced(text, "chosen", chosen(tried))
     text = replaced(text, "priors", trials(tried, "point", PRIORS))
     text = replaced(text, "long", trials(tried, "point", LONG))
     text = replaced(text, "starts", trials(tried, "mean_field", STARTS))
