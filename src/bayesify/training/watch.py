@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -236,8 +237,9 @@ class Watch:
         if not pulled and not stopped and not _settled(self._moving(held_out)):
             bound = [data + term for data, term in zip(nll, penalty, strict=True)]
             parts.append(rules.convergence(self._moving(nll), self._moving(bound)))
-        with self._aside():
-            parts.append(rules.scales_still(self.spread, relative_spread(self.model, self.device)))
+        if 0 < max(self.spread.values(), default=0.0) < math.e * rules.NO_SPREAD:  # else they are large, or have moved
+            with self._aside():
+                parts.append(rules.scales_still(self.spread, relative_spread(self.model, self.device)))
         rows = history[-1].get("nll_by_model") if history else None
         if rows is not None:
             parts.append(rules.members_apart(rows))
