@@ -37,7 +37,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         activation: `"tanh"`, `"relu"`, `"silu"` or `"gelu"`; `"silu"` by default, `"tanh"` for methods by name.
         network: A network of your own in place of `hidden`, for methods by name: from [B, columns] to [B, classes]. It is copied.
         method_options: Arguments of the method's posterior or recipe, such as `{"members": 10}`.
-        prior_scale: The weights' prior has standard deviation `prior_scale / sqrt(fan_in)`.
+        prior_scale: The weights' prior has standard deviation `prior_scale / sqrt(fan_in)`; five times that for `"auto"`.
         epochs: Passes over the data in the main phase, after a quarter as many to the maximum a posteriori; by the number
             of rows by default. For `"auto"`: steps of the optimizer, at most.
         learning_rate: Of Adam, at the first step; recipes have their own, see `method_options`.

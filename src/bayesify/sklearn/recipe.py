@@ -31,7 +31,10 @@ ACTIVATION = "silu"
 ROWS_TO_CHOOSE, FOLDS_TO_CHOOSE, STEPS_TO_CHOOSE = 1_500, 2, 400
 """What transform and likelihood are chosen by: rows at most, how many of the folds are predicted, and steps at most."""
 STEPS = 1_000
-LEARNING_RATE = 2e-3
+LEARNING_RATE = 5e-3
+WIDER = 5.0
+"""The factor by which the members' prior is wider than that of methods by name: each stops by the rows that it holds out, and the
+narrow prior costs 15 % of the CRPS on tables with little noise."""
 LEVELS = tuple(level / 20 for level in range(1, 20))
 """Probabilities whose quantiles the CRPS is made of."""
 COUNTS = ("negative_binomial", "poisson")
@@ -268,7 +271,7 @@ def _train(
         for net in nets:
             with torch.no_grad():
                 net[-1].bias[: len(start)] = start  # type: ignore[index]
-    prior = Neal(settings.prior_scale)
+    prior = Neal(WIDER * settings.prior_scale)
     models = point_members(nets, [likelihood().float() for _ in nets], prior)
     x = torch.from_numpy(rows.x)
     held = np.concatenate([np.arange(count)[:, None] == folds[None]] * len(targets))

@@ -58,7 +58,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         activation: `"tanh"`, `"relu"`, `"silu"` or `"gelu"`; `"silu"` by default, `"tanh"` for methods by name.
         network: A network of your own in place of `hidden`, for methods by name: from [B, columns] to [B, outputs]. It is copied.
         method_options: Arguments of the method's posterior or recipe, such as `{"members": 10}`.
-        prior_scale: The weights' prior has standard deviation `prior_scale / sqrt(fan_in)`.
+        prior_scale: The weights' prior has standard deviation `prior_scale / sqrt(fan_in)`; five times that for `"auto"`.
         noise: Noise variance in the targets' squared unit, where it is known. Methods by name else estimate it for each target
             by cross-validation of the network at its maximum a posteriori, which holds the network's own error too; posteriors
             then learn how much less it is, methods that keep point estimates and those with a recipe of their own take it as it is.
