@@ -184,6 +184,6 @@ def _padded(x: Tensor, y: Tensor, weights: Tensor, held: np.ndarray) -> StackedB
 def point_members(nets: Sequence[torch.nn.Module], likelihoods: Sequence[Any], prior: Any) -> list[BayesianNetwork]:
     """Networks at point estimates, before training."""
     return [
-        bayesianize(net, Point(), likelihood=likelihood, prior=prior)  # type: ignore[call-overload]
+        bayesianize(net, Point(), likelihood=likelihood, prior=prior)
         for net, likelihood in zip(nets, likelihoods, strict=True)
     ]
