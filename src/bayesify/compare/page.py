@@ -18,7 +18,7 @@ from bayesify.compare.panels import axes_of, figures
 from bayesify.compare.plots import ranking
 from bayesify.compare.scores import LEVELS, THIRDS
 from bayesify.compare.summary import COLUMNS, MISSING, WORTH, Column, Row, cell, show, significant
-from bayesify.compare.tuning import APART, title_of
+from bayesify.compare.tuning import APART, TEMPERATURE, title_of
 from bayesify.compare.verdict import Verdict, judge, recalls
 from bayesify.tables.columns import DAYS, Features
 from bayesify.version import __version__
@@ -112,8 +112,9 @@ def use_words(verdict: Verdict, question: Question) -> dict[str, str] | None:
     quoted = [shlex.quote(text) for text in (question.data, question.target or "")]
     target = f" --target {quoted[1]}" if question.target else ""
     folder = f"{question.name}-model"
+    method = "point" if verdict.network == TEMPERATURE else verdict.network  # `fit` recalibrates by itself
     commands = (
-        f"bayesify fit {quoted[0]}{target} --method {verdict.network} --out {folder}\n"
+        f"bayesify fit {quoted[0]}{target} --method {method} --out {folder}\n"
         f"bayesify predict {folder} new.csv --out predictions.csv"
     )
     return {"words": words, "commands": commands}
