@@ -64,8 +64,8 @@ def defaults() -> str:
     for row in rows:
         if row["method"] != "network":
             by_method.setdefault(row["method"], []).append((row, networks[row["network"], row["seed"]]))
-    lines = [[f"`{method}`", *mean_rows(found)] for method, found in by_method.items()]
-    return f"{len(networks)} networks and seeds, `{stored['command']}`:\n\n" + table(["method", *HEAD], lines)
+    lines = [[f"`{method}`", str(len(found)), *mean_rows(found)] for method, found in by_method.items()]
+    return f"{len(networks)} networks and seeds, `{stored['command']}`:\n\n" + table(["method", "runs", *HEAD], lines)
 
 
 PARTS = {"laplace": laplace, "defaults": defaults}
