@@ -361,7 +361,7 @@ def test_a_report_where_every_method_failed(tmp_path):
     result = run(
         tmp_path / "t.csv", "--target", "price", "--methods", "point", "--out", tmp_path / "out", "--workers", 1, code=1
     )
-    assert "Plain network failed: ValueError: nll is inf on the test rows" in result.stdout
+    assert re.search(r"Plain network failed: \w*Error: ", result.stdout)
     assert "No method finished" in (tmp_path / "out" / "report.html").read_text()
 
 
