@@ -160,7 +160,7 @@ def _construct(kind: type, entry: Mapping[str, Any]) -> Any:
     try:
         return kind(**arguments)
     except TypeError as error:
-        reason = str(error).partition("; it takes")[0]
+        reason = str(error).partition("; it takes")[0].removeprefix(f"{kind.__name__}: ")
         raise ValueError(f"{kind.__name__}: {reason}; its options are {', '.join(_options(kind)) or 'none'}") from None
 
 

@@ -193,7 +193,8 @@ class TestTraining:
         def train(epochs: int, **options: object) -> Tensor:
             space = FunctionSpaceVI(network(), context=Box(-2.0, 2.0, 3))
             loader = DataLoader(TensorDataset(X, Y), batch_size=7, shuffle=True)
-            space.fit(loader, epochs=epochs, seed=3, progress=False, **options)
+            # a rate that falls towards the end knows how many epochs there are
+            space.fit(loader, epochs=epochs, seed=3, progress=False, scheduler="constant", **options)
             return space.bnn.posterior.mean()["0.weight"].detach()
 
         whole = train(4)
@@ -208,6 +209,7 @@ class TestTraining:
                 epochs=6,
                 seed=3,
                 checkpoint=path,
+                scheduler="constant",
                 progress=False,
             )
 

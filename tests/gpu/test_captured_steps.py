@@ -88,11 +88,12 @@ def test_with_phases_schedules_clipping_and_batch_norm():
 
 def test_resumed_runs_are_those_that_were_not_interrupted(tmp_path):
     whole, parts = network(posteriors.MeanField()), network(posteriors.MeanField())
-    fit(whole, epochs=6)
+    constant = {"scheduler": "constant"}  # a rate that falls knows how many epochs there are
+    fit(whole, epochs=6, **constant)
     path = Checkpointing(tmp_path / "run.safetensors")
-    fit(parts, epochs=3, checkpoint=path)
+    fit(parts, epochs=3, checkpoint=path, **constant)
     resumed = network(posteriors.MeanField(), seed=1)
-    fit(resumed, epochs=6, checkpoint=path)
+    fit(resumed, epochs=6, checkpoint=path, **constant)
     same(resumed, whole)
 
 
@@ -102,8 +103,8 @@ def test_a_bad_row_changes_nothing_and_is_named():
     with pytest.raises(
         ValueError, match=r"epoch 1, batch 9: the gradient of .* is not finite.*steps taken before it: 8"
     ):
-        fit(broken, data(120, bad=85), epochs=1, batch_size=10, shuffle=False)
-    fit(sound, data(80), epochs=1, batch_size=10, shuffle=False, num_data=120)
+        fit(broken, data(120, bad=85), epochs=1, batch_size=10, shuffle=False, scheduler="constant")
+    fit(sound, data(80), epochs=1, batch_size=10, shuffle=False, num_data=120, scheduler="constant")
     same(broken, sound)
 
 

@@ -189,7 +189,7 @@ def test_fit_predict_save_and_load_are_the_librarys(tmp_path):
     loader = DataLoader(TensorDataset(x, y), batch_size=64, shuffle=True)
     gp = RandomFeatureGP(2, 64, likelihood=likelihoods.Gaussian(noise=0.01), seed=1)
     before = float(gp.elbo(x, y, num_data=len(x)).detach())
-    history = bayesify.fit(gp, loader, epochs=60, learning_rate=2e-2, seed=0, progress=False)
+    history = bayesify.fit(gp, loader, epochs=90, learning_rate=3e-2, seed=0, progress=False)
     assert history[-1]["elbo"] > before
     prediction = gp.predict(x, 64, generator=torch.Generator().manual_seed(0))
     closed = gp.predict(x, method="closed_form")

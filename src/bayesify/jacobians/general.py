@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from bayesify.running.kernels import plain_attention
+from bayesify.running.kernels import twice_differentiable
 from bayesify.running.memory import batch_size
 from bayesify.running.outputs import select_output
 from bayesify.running.runner import FILTERS, SLOW_VMAP, Runner
@@ -39,7 +39,7 @@ def example_gradients(
     Returns:
         By name, [K, B, *shape].
     """
-    with plain_attention():
+    with twice_differentiable(runner.network):
         return _example_gradients(runner, values, args, kwargs, vectors, output)
 
 

@@ -16,7 +16,7 @@ from bayesify.jacobians.general import example_gradients
 from bayesify.jacobians.rules import Rule, rule_for
 from bayesify.jacobians.trace import Pulled, Trace, Use, trace
 from bayesify.running.inputs import explain_shape_errors
-from bayesify.running.kernels import plain_attention
+from bayesify.running.kernels import twice_differentiable
 from bayesify.running.memory import batch_size, count_activation_bytes, split_rows, spread_rows
 from bayesify.running.outputs import select_output
 from bayesify.running.runner import Runner
@@ -142,7 +142,7 @@ class Jacobians:
         self, values: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Callable[[Runner], Tensor]:
         def call(runner: Runner) -> Tensor:
-            with explain_shape_errors(args, kwargs), plain_attention():
+            with explain_shape_errors(args, kwargs), twice_differentiable(runner.network):
                 return select_output(runner.call(values, args, kwargs), self.output)
 
         return call

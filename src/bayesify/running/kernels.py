@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
@@ -55,3 +56,11 @@ plain_attention = SharedSetting(lambda: sdpa_kernel(SDPBackend.MATH))
 
 without_cudnn = SharedSetting(_without_cudnn)
 """Recurrent layers by torch's own kernels: those of cuDNN have no derivative in evaluation mode."""
+
+
+@contextmanager
+def twice_differentiable(network: nn.Module) -> Iterator[None]:
+    """Kernels of a network's layers whose derivatives can be differentiated again."""
+    recurrent = any(isinstance(module, nn.RNNBase) for module in network.modules())
+    with plain_attention(), without_cudnn() if recurrent else nullcontext():
+        yield
