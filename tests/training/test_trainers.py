@@ -223,6 +223,10 @@ def test_streams_are_known_by_their_first_batch_where_it_is_always_the_same(tmp_
     run("fit", Stream(noise=np.random.default_rng(0)), checkpoint=path)  # which is set back, so that the batch is known
     with pytest.raises(ValueError, match="other data"):
         run("fit", Stream(1.0, np.random.default_rng(0)), checkpoint=path)
+    path = tmp_path / "old_kind.safetensors"
+    run("fit", Stream(noise=np.random.RandomState(0)), checkpoint=path)  # and so is this one
+    with pytest.raises(ValueError, match="other data"):
+        run("fit", Stream(1.0, np.random.RandomState(0)), checkpoint=path)
 
 
 def test_checkpoints_of_other_versions_and_with_other_fields(tmp_path):
