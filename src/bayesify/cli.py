@@ -12,7 +12,7 @@ from rich.table import Table
 
 from bayesify.compare.command import compare
 from bayesify.serving.command import fit, predict
-from bayesify.terminal import say
+from bayesify.serving.terminal import say
 
 if TYPE_CHECKING:
     from bayesify.demo.run import Outcome, Problem

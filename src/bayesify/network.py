@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import TypeVar
 
-from bayesify import configuration, objectives
+from bayesify import configuration
 from bayesify.arguments.checks import Budget, Count, DataCount, Inputs, NonNegative, checked
 from bayesify.draws import Draws
-from bayesify.likelihoods import Likelihood
+from bayesify.likelihoods import Likelihood, objectives
 from bayesify.maths.noise import Randomness, source_of
 from bayesify.maths.value_checks import should_check
 from bayesify.posteriors.base import DrawRequest, Posterior

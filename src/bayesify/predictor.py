@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.draws import Draws
-from bayesify.findings import Finding
 from bayesify.likelihoods import Likelihood
 from bayesify.predictive.base import Predictive
+from bayesify.predictive.findings import Finding
 
 if TYPE_CHECKING:
     from bayesify.training.batches import Batch

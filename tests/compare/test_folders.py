@@ -19,8 +19,8 @@ from bayesify.cli import app
 from bayesify.compare import InputError, Question, compare, tuning
 from bayesify.compare.folder import open_folder
 from bayesify.compare.problems import read_problem
+from bayesify.serving.terminal import plain
 from bayesify.storage.locks import InUse, locked
-from bayesify.terminal import plain
 
 BRIEF = tuning.Effort(2, 4, 2, 4, 2, 1, 2, 30, 2, 5_000, 2)
 forks = pytest.mark.skipif(

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesify import objectives
 from bayesify.adapters.extras import load
 from bayesify.adapters.torchmetrics import collection
 from bayesify.arguments.checks import Count, DataCount, NonNegative, Positive, Seed, checked
+from bayesify.likelihoods import objectives
 from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Predictive
 from bayesify.training.batches import BatchReader, count_examples, parse_batch

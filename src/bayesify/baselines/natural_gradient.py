@@ -12,9 +12,9 @@ from torch import Tensor
 from bayesify.arguments.checks import Count, DataCount, Inputs, Positive, Probability, checked
 from bayesify.baselines.layer_passes import LayerPass
 from bayesify.jacobians.rules import Rule, widen
+from bayesify.likelihoods.objectives import check_example_weights
 from bayesify.maths.value_checks import find_not_finite
 from bayesify.network import BayesianNetwork
-from bayesify.objectives import check_example_weights
 from bayesify.posteriors.base import Posterior
 from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_errors
 from bayesify.running.outputs import each

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from bayesify.arguments.checks import Count, Seed, checked
 from bayesify.draws import Draws
+from bayesify.likelihoods.objectives import expected_log_likelihood
 from bayesify.network import BayesianNetwork
-from bayesify.objectives import expected_log_likelihood
 from bayesify.running.generators import own_generators
 from bayesify.running.inputs import as_inputs, check_inputs
 from bayesify.running.outputs import select_output

@@ -16,9 +16,9 @@ from bayesify.baselines.fixed_draws import FixedDraws
 from bayesify.configuration import make_likelihood, make_prior, restore_likelihood
 from bayesify.draws import Draws
 from bayesify.likelihoods import Likelihood
+from bayesify.likelihoods.objectives import expected_log_likelihood
 from bayesify.maths.noise import standard_normal
 from bayesify.maths.value_checks import should_check
-from bayesify.objectives import expected_log_likelihood
 from bayesify.predictive.base import Predictive
 from bayesify.predictor import Drawable, Phase, Trainable
 from bayesify.priors import Prior

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bayesify.terminal import plain, say
+from bayesify.serving.terminal import plain, say
 
 if TYPE_CHECKING:
     from bayesify.compare.comparison import Comparison, Told

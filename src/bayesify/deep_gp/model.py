@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from bayesify import objectives
 from bayesify.arguments.checks import Budget, Count, DataCount, Memory, NonNegative, Positive, Seed, checked
 from bayesify.configuration import make_likelihood
 from bayesify.deep_gp.kernels import KERNELS
@@ -25,7 +24,7 @@ from bayesify.deep_gp.starts import (
     layer_widths,
     projection,
 )
-from bayesify.likelihoods import Gaussian, Likelihood
+from bayesify.likelihoods import Gaussian, Likelihood, objectives
 from bayesify.maths.gamma import widened
 from bayesify.maths.noise import Randomness, standard_normal
 from bayesify.maths.value_checks import should_check

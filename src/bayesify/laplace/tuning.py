@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from bayesify.findings import Finding
 from bayesify.laplace.covariances import EIGEN_LIMIT, DiagonalCovariance, FullCovariance, MarginalCovariance
 from bayesify.likelihoods import Gaussian
 from bayesify.maths.constraints import raw_positive
+from bayesify.predictive.findings import Finding
 from bayesify.predictive.gaussian import OutputGaussian
 from bayesify.running.inputs import as_inputs, check_inputs
 from bayesify.training.batches import BatchReader, parse_batch

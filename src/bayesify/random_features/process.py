@@ -8,11 +8,10 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from bayesify import objectives
 from bayesify.arguments.checks import Budget, Count, Inputs, Memory, Positive, Seed, checked
 from bayesify.configuration import make_likelihood, make_posterior
 from bayesify.draws import Draws
-from bayesify.likelihoods import Gaussian, Likelihood
+from bayesify.likelihoods import Gaussian, Likelihood, objectives
 from bayesify.maths.constraints import positive
 from bayesify.maths.noise import Randomness
 from bayesify.maths.value_checks import should_check

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, NoReturn
 import typer
 from rich.console import Console
 
-from bayesify.terminal import plain, say
+from bayesify.serving.terminal import plain, say
 
 NEEDED = ("pandas", "sklearn")
 INTERRUPTED = 130

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from bayesify.arguments.checks import Count, DataCount, NonNegative, Seed, checked
-from bayesify.findings import Finding, Findings, joined
 from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Outputs, Predictive
 from bayesify.predictive.classification import ClassificationPredictive
+from bayesify.predictive.findings import Finding, Findings, joined
 from bayesify.predictive.regression import RegressionPredictive
 from bayesify.predictor import Predictor, Trainable
 from bayesify.running.inputs import as_inputs

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from bayesify.arguments.checks import checked
-from bayesify.findings import Findings
+from bayesify.predictive.findings import Findings
 
 
 class History(list[dict[str, Any]]):

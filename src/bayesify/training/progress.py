@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from bayesify.findings import Findings
+from bayesify.predictive.findings import Findings
 
 FIRST_LINE, RARELY = 10.0, 60.0
 """Seconds before the first line where there is no terminal, and between two lines after a while: each wait is twice the last."""

@@ -10,8 +10,8 @@ from statistics import fmean, median
 import torch
 from torch import Tensor
 
-from bayesify.findings import Finding
 from bayesify.likelihoods import Likelihood
+from bayesify.predictive.findings import Finding
 
 LEAST_GAIN = 0.05
 """Nats per example within the last third of a training, from which it counts as not converged."""

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesify.findings import Finding, Findings, joined
 from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Outputs, Predictive
+from bayesify.predictive.findings import Finding, Findings, joined
 from bayesify.predictor import Drawable, Phase, Predictor, Trainable
 from bayesify.running.generators import own_generators
 from bayesify.running.inputs import as_inputs
