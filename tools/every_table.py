@@ -1,11 +1,12 @@
-"""docs/experiments/every-table.md: every table that the five papers published, with our numbers beside theirs.
+"""papers/tables.json and docs/experiments/every-table.md: what the five papers published, with our numbers beside theirs.
 
-python -m tools.every_table     # from tools/every_table.toml, the papers' published.toml and papers/results
+python -m tools.every_table     # from tools/every_table.toml, tools/paper_claims.py, the papers' published.toml and papers/results
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import shutil
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -13,53 +14,157 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from bayesify_papers import status
+from bayesify_papers.catalog import PAPERS
 from bayesify_papers.shared.published import published
 
+from tools.paper_claims import verdict
+
 ROOT = Path(__file__).parents[1]
+FILE = ROOT / "papers" / "tables.json"
 PAGE = ROOT / "docs" / "experiments" / "every-table.md"
 TABLES = ROOT / "tools" / "every_table.toml"
-PAPERS = {
-    "inducing-weights": "Ritter et al. 2021, inducing weights",
-    "subnetwork": "Daxberger et al. 2021, subnetwork inference",
-    "function-space": "Rudner et al. 2022, function space",
-    "walsh-hadamard": "Rossi et al. 2020, Walsh-Hadamard",
-    "global-inducing": "Ober & Aitchison 2021, global inducing points",
-}
+HIGHER = ("accuracy", "ll", "log_likelihood", "elbo", "auroc", "aupr")
+"""Starts of the names of scores of which more is better; of the others less is."""
+
 INTRO = """# Every table
 
-The tables of the five papers, as far as they are in the repository, with what came out here: **ours** in bold, the published number
-in parentheses, with its standard deviation where the paper has one. A dash is a cell that was not run. What the numbers are, how
-they were made and where they differ: the pages of the papers. Figures without numbers are on those pages too. Made by
-`python -m tools.every_table` from `tools/every_table.toml`, the files `published.toml` and `papers/results`.
+What the five papers printed, and what came out here: **ours** ± its standard error, in parentheses the published number ± its
+spread. Ours is rounded as the paper prints. Bold is no worse than the published number by more than its spread, or by more than
+1 % of it where none is printed; `–` was not run. After an arrow: the published number corrected, which ours is then compared
+with. Below each table: why cells are missing, or not met. A claim is what a paper shows in a figure without numbers, or what
+was tried on other data than the paper's.
+
+Made by `python -m tools.every_table` from `papers/tables.json`, which has the command, the date and the hardware of each number
+too; `bayesify reproduce --status` prints it. How the runs were made, and what was chosen on which rows: the pages of the
+papers.
 """
 Key = tuple[str, ...]
+Cell = dict[str, Any]
 
 
-def page() -> str:
-    """The whole page."""
-    tables: list[dict[str, Any]] = tomllib.loads(TABLES.read_text())["tables"]
-    parts = [INTRO]
-    for paper, title in PAPERS.items():
-        own = [table for table in tables if table["paper"] == paper]
-        cells = [counted(table) for table in own]
-        ran, total = (sum(counts) for counts in zip(*cells, strict=True))
-        parts.append(f"## {title}\n\n{ran:,} of {total:,} cells were run. [The page]({paper}.md).\n")
-        parts += [section(table) for table in own]
-    return "\n".join(parts)
+def main() -> None:
+    """Write the file, and the page from it."""
+    FILE.write_text(text(content()))
+    PAGE.write_text(page(status.load()))
 
 
-def counted(table: Mapping[str, Any]) -> tuple[int, int]:
-    """How many of its published cells have a number of ours, and how many there are."""
+def text(content: Mapping[str, list[Cell]]) -> str:
+    """The file's text, an entry a line."""
+    lists = [f'"{key}": [\n' + ",\n".join(map(json.dumps, entries)) + "\n]" for key, entries in content.items()]
+    return "{" + ",\n".join(lists) + "}\n"
+
+
+# -- the file -----------------------------------------------------------------------------------------------------------
+
+
+def content() -> dict[str, list[Cell]]:
+    """All cells and all claims, in the order of the papers' experiments."""
+    listed = tomllib.loads(TABLES.read_text())
+    made = {
+        "cells": [cell for table in listed["tables"] for cell in cells(table)],
+        "figures": [claim(figure) for figure in listed["figures"]],
+    }
+    order = [(paper, experiment) for paper in PAPERS for experiment in status.EXPERIMENTS[paper]]
+    return {
+        key: sorted(entries, key=lambda entry: order.index((entry["paper"], entry["experiment"])))
+        for key, entries in made.items()
+    }
+
+
+def claim(figure: Mapping[str, Any]) -> Cell:
+    """The entry of a claim of `every_table.toml`."""
+    shown, numbers = verdict(figure, ROOT)
+    entry = {key: figure[key] for key in ("paper", "experiment", "figure", "claim")}
+    return {**entry, "shown": shown, "command": figure["command"], "reason": f"{numbers}."}
+
+
+def cells(table: Mapping[str, Any]) -> list[Cell]:
+    """The entries of a table of `every_table.toml`."""
     theirs, mine = theirs_of(table), ours_of(table)
-    return len(theirs.keys() & mine.keys()), len(theirs)
+    axes: list[str] = table["axes"]
+    split, columns = table.get("split"), table.get("columns")
+    kinds = list(dict.fromkeys(key[axes.index(split)] for key in theirs)) if split else []
+    digits = _digits(theirs, axes)
+    found = []
+    for key, (value, spread) in theirs.items():
+        setting = {**dict(zip(axes, key, strict=True)), **table.get("fixed", {})}
+        names = {axis: table.get("labels", {}).get(name, name) for axis, name in setting.items()}
+        place = kinds.index(setting[split]) if split else 0
+        down = [names[axis].replace("_", " ") for axis in axes if axis not in (split, columns)]
+        across = names[columns] if columns else setting["metric"]
+        ours, places = mine.get(key, {}), digits[key]
+        change = _first(table.get("corrections", ()), setting, True)
+        comparable = not any(_fits(case, setting) for case in table.get("not_compared", ()))
+        cell = {
+            "paper": table["paper"],
+            "experiment": table["experiment"],
+            "table": table["title"].format(number=table.get("first", 0) + place, kind=names.get(split, "")),
+            "row": ", ".join(down),
+            "column": across.replace("_", " "),
+            "published": value,
+            "published_spread": spread,
+            "spread_is": None
+            if spread is None
+            else _first(table.get("spreads", ()), setting, True).get("is", table["spread_is"]),
+            "corrected": round(value + change["add"], 6) if change else None,
+            "correction": change.get("text"),
+            "ours": _rounded(ours.get("ours"), places) if comparable else None,
+            "ours_spread": _rounded(ours.get("error"), places + 1) if comparable else None,
+            "seeds": ours.get("runs") if comparable else None,
+            "better": "higher" if setting["metric"].startswith(HIGHER) else "lower",
+        }
+        cell["met"] = status.met(cell)
+        ran = cell["ours"] is not None
+        again = any(_fits(case, setting) for case in table.get("no_command", ()))
+        layers, _, width = setting.get("network", "").partition("x")
+        words = {"layers": layers, "width": width, **setting}
+        cell["command"] = None if again else table["command"].format(**words)
+        cell |= {fact: ours.get(fact) if ran else None for fact in ("date", "hardware", "seconds")}
+        cell["reason"] = None if cell["met"] else _first(table["reasons"], setting, ran)["text"]
+        found.append(cell)
+    return found
+
+
+def _digits(theirs: Mapping[Key, tuple[float, float | None]], axes: list[str]) -> dict[Key, int]:
+    """Decimals that a paper prints: the most of any number of the same score, since the file has no zeros at the end."""
+    place = axes.index("metric") if "metric" in axes else None
+    most: dict[Any, int] = {}
+    for key, numbers in theirs.items():
+        score = key[place] if place is not None else None
+        shown = [len(f"{part:g}".partition(".")[2]) if abs(part) < 1e5 else 0 for part in numbers if part is not None]
+        most[score] = max(most.get(score, 0), *shown)
+    return {key: most[key[place] if place is not None else None] for key in theirs}
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+def _fits(case: Mapping[str, Any], setting: Mapping[str, str]) -> bool:
+    """Whether a setting has the values of a case, of which there may be several for an axis."""
+    return all(setting[axis] in ([values] if isinstance(values, str) else values) for axis, values in case.items())
+
+
+def _first(cases: Any, setting: Mapping[str, str], ran: bool) -> dict[str, Any]:
+    """The first of some cases that fits; `ran` in a case restricts it to cells that were run, or were not."""
+    fitting = (case for case in cases if case.get("ran", ran) == ran and _fits(case.get("when", {}), setting))
+    return next(fitting, {})
 
 
 def theirs_of(table: Mapping[str, Any]) -> dict[Key, tuple[float, float | None]]:
-    """Published numbers and their standard deviations, by the values of the table's axes."""
+    """Published numbers and their spreads, by the values of the table's axes."""
     paper = published(table["paper"].replace("-", "_"))
     names = table.get("names", ())
     labels = [str(name) for name in (paper[names] if isinstance(names, str) else names)]
-    flat = dict(_leaves(paper.find(*table["path"].split(".")), (), labels, bool(table.get("pairs"))))
+
+    def leaves(path: str) -> dict[Key, Any]:
+        return dict(_leaves(paper.find(*path.split(".")), (), labels, bool(table.get("pairs"))))
+
+    flat = leaves(table["path"])
+    if "spread_path" in table:
+        spreads = leaves(table["spread_path"])
+        return {key: (value, spreads.get(key)) for key, value in flat.items()}
     if not table.get("spread"):
         return {key: value if isinstance(value, tuple) else (value, None) for key, value in flat.items()}
     place = table["axes"].index("metric")
@@ -82,74 +187,84 @@ def _leaves(value: Any, key: Key, labels: list[str], pairs: bool) -> Iterator[tu
         yield key, value
 
 
-def ours_of(table: Mapping[str, Any]) -> dict[Key, tuple[float, float | None]]:
-    """Our means and standard errors, by the values of the table's axes."""
+def ours_of(table: Mapping[str, Any]) -> dict[Key, Cell]:
+    """Our rows by the values of the table's axes, with date and hardware of the file that they are from."""
     if "read" not in table:
         return {}
     module, _, function = table["read"].partition(".")
     read = getattr(importlib.import_module(f"bayesify_papers.{module}.rows"), function)
     found = {}
-    for path in table["results"]:
-        for row in _rows(read, ROOT / path):
-            setting = {**row["setting"], "metric": row["metric"]}
-            wanted = table.get("where", {})
-            if all(axis in setting for axis in table["axes"]) and wanted.items() <= setting.items():
-                found[tuple(str(setting[axis]) for axis in table["axes"])] = (row["ours"], row["error"])
+    for pattern in table["results"]:
+        for path in sorted(ROOT.glob(pattern)):
+            facts = json.loads(path.with_suffix(".json").read_text())
+            where = facts["hardware"]
+            about = {"date": facts["date"], "hardware": where["gpu"] or f"{where['cpu']}, {where['threads']} threads"}
+            for row in _rows(read, path, table.get("file", "results.json")):
+                setting = {**table.get("known", {}), **row["setting"], "metric": row["metric"]}
+                if "hidden_layers" in setting:
+                    setting["network"] = f"{setting['hidden_layers']}x{setting['width']}"
+                wanted = table.get("where", {})
+                if all(axis in setting for axis in table["axes"]) and wanted.items() <= setting.items():
+                    key = tuple(str(setting[axis]) for axis in table["axes"])
+                    found[key] = {"seconds": None, **row, **about}
     return found
 
 
-def _rows(read: Any, path: Path) -> list[dict[str, Any]]:
-    """Rows of a folder; a single file is read as the results.json of one, since readers take what an experiment wrote."""
-    if path.is_dir():
-        rows: list[dict[str, Any]] = read(path)
-        return rows
+def _rows(read: Any, path: Path, name: str) -> list[Cell]:
+    """Rows of one file: readers take the folder that an experiment wrote."""
     with TemporaryDirectory() as folder:
-        shutil.copy(path, Path(folder) / "results.json")
-        rows = read(Path(folder))
+        shutil.copy(path, Path(folder) / (path.name if path.suffix == ".jsonl" else name))
+        rows: list[Cell] = read(Path(folder))
         return rows
 
 
-def section(table: Mapping[str, Any]) -> str:
-    """A table, or several where an axis splits it."""
-    theirs, mine = theirs_of(table), ours_of(table)
-    axes = table["axes"]
-    split = axes.index(table["split"]) if "split" in table else None
-    kinds = list(dict.fromkeys(key[split] for key in theirs)) if split is not None else [None]
-    text = [f"### {table['title']}\n", f"{table['note']}\n"]
-    for kind in kinds:
-        keys = [key for key in theirs if split is None or key[split] == kind]
-        text += [f"{kind.replace('_', ' ')}:\n"] if kind else []
-        text.append(_markdown(keys, theirs, mine, axes, table.get("columns"), split) + "\n")
-    return "\n".join(text)
+# -- the page -----------------------------------------------------------------------------------------------------------
 
 
-def _markdown(keys: list[Key], theirs: Any, mine: Any, axes: list[str], columns: str | None, split: int | None) -> str:
-    across = axes.index(columns) if columns else None
-    down = [place for place in range(len(axes)) if place not in (across, split)]
-    heads = list(dict.fromkeys(key[across] for key in keys)) if across is not None else ["ours (published)"]
-    names = dict.fromkeys(tuple(key[place] for place in down) for key in keys)
-    cells = {(tuple(key[place] for place in down), heads[0] if across is None else key[across]): key for key in keys}
-    lines = [[*(axes[place] for place in down), *(head.replace("_", " ") for head in heads)]]
-    lines.append(["---"] * len(lines[0]))
-    digits = {head: max(_digits(theirs[key]) for (_, column), key in cells.items() if column == head) for head in heads}
-    for name in names:
-        shown = [(cells.get((name, head)), digits[head]) for head in heads]
-        lines.append([*name, *("" if key is None else _cell(theirs[key], mine.get(key), many) for key, many in shown)])
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def page(content: Mapping[str, list[Cell]]) -> str:
+    """The whole page, from what `tables.json` holds."""
+    parts = [INTRO, "```text\n" + status.summary(content) + "\n```\n"]
+    for paper, title in PAPERS.items():
+        parts.append(f"## {title}: {paper.replace('-', ' ')}\n\n[How it was run]({paper}.md).\n")
+        for experiment in status.EXPERIMENTS[paper]:
+            own = {
+                key: [one for one in content[key] if (one["paper"], one["experiment"]) == (paper, experiment)]
+                for key in content
+            }
+            parts.append(f"### {experiment[0].upper()}{experiment[1:]}\n")
+            for name in dict.fromkeys(cell["table"] for cell in own["cells"]):
+                parts.append(_table(name, [cell for cell in own["cells"] if cell["table"] == name]))
+            parts += [_claim(one) for one in own["figures"]]
+    return "\n".join(parts)
 
 
-def _digits(number: tuple[float, float | None]) -> int:
-    """Decimals that the paper printed, at least; trailing zeros are not in the file."""
-    return max(len(f"{part:g}".partition(".")[2]) for part in number if part is not None)
+def _table(name: str, own: list[Cell]) -> str:
+    heads = list(dict.fromkeys(cell["column"] for cell in own))
+    places = {(cell["row"], cell["column"]): cell for cell in own}
+    lines = [["", *heads], ["---"] * (1 + len(heads))]
+    for row in dict.fromkeys(cell["row"] for cell in own):
+        shown = [places.get((row, head)) for head in heads]
+        lines.append([row, *("" if cell is None else _text(cell) for cell in shown)])
+    text = [f"**{name}**\n", "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"]
+    text += [f"- {reason}" for reason in dict.fromkeys(cell["reason"] for cell in own if cell["reason"])]
+    text += [f"- Corrected: {note}" for note in dict.fromkeys(cell["correction"] for cell in own if cell["correction"])]
+    return "\n".join(text) + "\n"
 
 
-def _cell(theirs: tuple[float, float | None], mine: tuple[float, float | None] | None, digits: int) -> str:
+def _claim(one: Cell) -> str:
+    verdict = {True: "**Shown**", False: "Not shown", None: "Not run"}[one["shown"]]
+    return f"{one['figure']}: {one['claim']}. {verdict}: {one['reason']}\n"
+
+
+def _text(cell: Cell) -> str:
     paper, ours = (
-        None if number is None else " ± ".join(f"{part:.{digits}f}" for part in number if part is not None)
-        for number in (theirs, mine)
+        " ± ".join(f"{part:,g}" if abs(part) < 1e5 else f"{part:,.0f}" for part in number if part is not None)
+        for number in ((cell["published"], cell["published_spread"]), (cell["ours"], cell["ours_spread"]))
     )
-    return f"– ({paper})" if ours is None else f"**{ours}** ({paper})"
+    if cell["corrected"] is not None:
+        paper += f" → {cell['corrected']:g}"
+    return f"{'–' if cell['ours'] is None else f'**{ours}**' if cell['met'] else ours} ({paper})"
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    main()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from bayesify.scale_out import ENGINES, JobsFailed, read_results, run_jobs
+from bayesify_papers import status as status_file
 from bayesify_papers.catalog import CATALOG, Experiment, select
 from bayesify_papers.shared import records
 from bayesify_papers.shared.rows import Row
@@ -150,6 +151,7 @@ def run_command(
     names: Sequence[str],
     *,
     show: bool,
+    status: bool,
     everything: bool,
     smoke: bool,
     out: Path | None,
@@ -160,6 +162,8 @@ def run_command(
     arguments: str,
 ) -> int:
     """What `bayesify reproduce` does with its options; the exit status."""
+    if status:
+        return print_status(names)
     if show or not (names or everything):
         print(listing(smoke))
         if not show:
@@ -181,6 +185,21 @@ def run_command(
         return 130
     print(summarize([row for row in rows if row["experiment"] in {one.name for one in chosen}]))
     print(folder / ROWS)
+    return 0
+
+
+def print_status(names: Sequence[str]) -> int:
+    """Print the summary of `tables.json`, or all entries of papers and experiments; the exit status."""
+    try:
+        content = status_file.load()
+        print(status_file.details(content, names) if names else status_file.summary(content))
+    except (ValueError, OSError) as error:
+        print(f"bayesify reproduce: {error}", file=sys.stderr)
+        return 2
+    if not names:
+        print(
+            "\nEvery number of a paper or an experiment: bayesify reproduce --status subnetwork 'walsh-hadamard/table 2'"
+        )
     return 0
 
 

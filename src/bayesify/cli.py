@@ -131,6 +131,9 @@ def reproduce(
         list[str] | None, typer.Argument(help="Experiments: paper/experiment, a paper, or a pattern such as '*/uci'.")
     ] = None,
     show: Annotated[bool, typer.Option("--list", help="List the experiments and leave.")] = False,
+    status: Annotated[
+        bool, typer.Option("--status", help="What was published and what came out here; of a paper, every number.")
+    ] = False,
     everything: Annotated[bool, typer.Option("--all", help="Every experiment of the five papers.")] = False,
     smoke: Annotated[bool, typer.Option("--smoke", help="Tiny synthetic data, seconds for each.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder of the results.")] = None,
@@ -157,6 +160,7 @@ def reproduce(
         run_command(
             names or [],
             show=show,
+            status=status,
             everything=everything,
             smoke=smoke,
             out=out,

@@ -62,9 +62,15 @@ def pruning(folder: Path) -> list[Row]:
 
 
 def parameters(folder: Path) -> list[Row]:
-    """Tables 9 and 10."""
-    found = read(folder / "parameters.json")["rows"]
-    return [row({"system": system}, "parameters", ours, theirs) for system, ours, theirs in found]
+    """Tables 9 and 10: counts, and percent of the deterministic network's."""
+    found, paper = read(folder / "parameters.json")["rows"], published("inducing_weights")
+    whole = found[0][2]
+    rows = []
+    for table, system, ours, theirs in found:
+        setting = {"table": table, "system": system}
+        rows.append(row(setting, "parameters", ours, theirs))
+        rows.append(row(setting, "relative", 100 * ours / whole, paper.find(table, "relative", system)))
+    return rows
 
 
 def run_time(folder: Path) -> list[Row]:

@@ -1,0 +1,137 @@
+"""papers/tables.json is what was published and stored, follows its schema, and makes the page; its commands are real ones."""
+
+from __future__ import annotations
+
+import importlib
+import shlex
+from pathlib import Path
+
+import pytest
+from bayesify_papers import status
+from bayesify_papers.catalog import CATALOG, PAPERS, select
+from bayesify_papers.command import plan
+from typer.testing import CliRunner
+
+from bayesify.cli import app
+
+ROOT = Path(__file__).parents[2]
+CONTENT = status.load()
+CELL = """paper experiment table row column published published_spread spread_is corrected correction ours ours_spread seeds better
+met command date hardware seconds reason"""
+FIGURE = "paper experiment figure claim shown command reason"
+
+
+@pytest.fixture
+def tables(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    return importlib.import_module("tools.every_table")
+
+
+def test_file_and_page_are_up_to_date(tables):
+    made = tables.content()
+    assert tables.text(made) == tables.FILE.read_text(), "run python -m tools.every_table"
+    assert tables.page(CONTENT) == tables.PAGE.read_text(), "run python -m tools.every_table"
+
+
+def test_entries_have_all_fields():
+    assert list(CONTENT) == ["cells", "figures"]
+    for cell in CONTENT["cells"]:
+        assert list(cell) == CELL.split()
+        assert cell["experiment"] in status.EXPERIMENTS[cell["paper"]]
+        assert cell["better"] in ("higher", "lower")
+        assert (cell["published_spread"] is None) == (cell["spread_is"] is None)
+        assert cell["spread_is"] in ("deviation", "error", None)
+        assert (cell["corrected"] is None) == (cell["correction"] is None)
+        assert all((cell[key] is None) == (cell["ours"] is None) for key in ("seeds", "met", "date", "hardware"))
+        assert cell["met"] is True or cell["reason"], cell
+    for figure in CONTENT["figures"]:
+        assert list(figure) == FIGURE.split()
+        assert figure["experiment"] in status.EXPERIMENTS[figure["paper"]]
+        assert figure["shown"] in (True, False, None)
+        assert figure["reason"]
+    places = [(cell["paper"], cell["table"], cell["row"], cell["column"]) for cell in CONTENT["cells"]]
+    assert len(set(places)) == len(places)
+
+
+def test_every_experiment_has_entries():
+    assert list(status.EXPERIMENTS) == list(PAPERS)
+    assert sum(map(len, status.EXPERIMENTS.values())) == 31
+    entries = {(one["paper"], one["experiment"]) for own in CONTENT.values() for one in own}
+    assert entries == {(paper, name) for paper, own in status.EXPERIMENTS.items() for name in own}
+
+
+def test_met_is_the_rule():
+    """By hand, from the fields alone: no worse than the aim by more than its spread, or 1 % of it."""
+    for cell in CONTENT["cells"]:
+        if cell["ours"] is None:
+            assert cell["met"] is None
+            continue
+        aim = cell["corrected"] if cell["corrected"] is not None else cell["published"]
+        spread = cell["published_spread"] if cell["published_spread"] is not None else 0.01 * abs(aim)
+        sign = 1 if cell["better"] == "lower" else -1
+        assert cell["met"] == (sign * (cell["ours"] - aim) <= spread + 1e-9), cell
+
+
+def test_the_rule_at_its_edges():
+    cell = {"published": 2.0, "published_spread": 0.5, "corrected": None, "ours": 2.5, "better": "lower"}
+    assert status.met(cell)
+    assert not status.met({**cell, "ours": 2.51})
+    assert status.met({**cell, "ours": 1.5, "better": "higher"})
+    assert not status.met({**cell, "ours": 1.49, "better": "higher"})
+    assert status.met({**cell, "corrected": 2.1, "ours": 2.6})
+    assert not status.met({**cell, "published_spread": None, "ours": 2.03})
+    assert status.met({**cell, "published": -2.0, "published_spread": None, "ours": -1.98})
+    assert not status.met({**cell, "published_spread": 0.0, "ours": 2.01})
+    assert status.met({**cell, "ours": None}) is None
+
+
+def find(table: str, row: str, column: str) -> dict:
+    return next(one for one in CONTENT["cells"] if (one["table"], one["row"], one["column"]) == (table, row, column))
+
+
+def test_numbers_are_the_papers_and_ours():
+    cell = find("Table 2: one hidden layer, test MNLL", "boston", "WHVI")
+    assert (cell["published"], cell["published_spread"], cell["corrected"]) == (2.55, 0.15, 2.6432)
+    assert (cell["ours"], cell["seeds"], cell["met"]) == (2.64, 20, True)
+    assert cell["command"] == "bayesify reproduce walsh-hadamard/table2 --part boston --arguments '--models WHVI'"
+    assert find("Table 2: one hidden layer, test MNLL", "power", "NNG")["corrected"] is None  # from another paper
+    assert find("Table 2: one hidden layer, test MNLL", "energy", "WHVI")["corrected"] == 3.1964  # two targets
+    assert find("Table 9: parameters of a ResNet-50", "FFG-U, M=64", "parameters")["ours"] == 5_710_902
+    turned = find("Tables 2 to 14 (6): MNIST turned by 60 degrees", "LL", "Ours")
+    assert (turned["published"], turned["published_spread"], turned["better"]) == (-2.10, 0.03, "higher")
+
+
+@pytest.mark.parametrize(
+    "command", sorted({one["command"] for own in CONTENT.values() for one in own if one["command"]})
+)
+def test_commands_are_real(command, capsys):
+    """The words are options of `bayesify reproduce`, the experiment and its part exist, and its program takes the arguments."""
+    words = shlex.split(command)
+    assert words[:2] == ["bayesify", "reproduce"]
+    name, rest = words[2], words[3:]
+    options = dict(zip(rest[::2], rest[1::2], strict=True))
+    assert options.keys() <= {"--part", "--arguments"}
+    assert name in CATALOG
+    only = [options["--part"]] if "--part" in options else []
+    jobs = plan(select([name]), only=only, extra=shlex.split(options.get("--arguments", "")))
+    assert jobs
+    for job in jobs.values():
+        with pytest.raises(SystemExit) as left:
+            importlib.import_module(CATALOG[name].target).main([*job["arguments"], "--out", "somewhere", "--help"])
+        assert left.value.code == 0, capsys.readouterr().err
+
+
+def test_status_is_printed():
+    run = CliRunner().invoke(app, ["reproduce", "--status"])
+    assert run.exit_code == 0
+    line = next(line for line in run.output.splitlines() if line.startswith("Rossi"))
+    own = status.counts(CONTENT, "walsh-hadamard")
+    assert f"{own['met']} of {own['compared']}" in line
+    run = CliRunner().invoke(app, ["reproduce", "--status", "walsh-hadamard/table 2", "function-space"])
+    assert run.exit_code == 0
+    assert "log2(pi)" not in run.output
+    assert "not_run" not in run.output
+    assert "Figure 8: more context inputs do not change the test accuracy: shown" in run.output
+    assert any(line.split()[:2] == ["concrete", "WHVI"] and line.endswith("no") for line in run.output.splitlines())
+    run = CliRunner().invoke(app, ["reproduce", "--status", "nothing"])
+    assert run.exit_code == 2
