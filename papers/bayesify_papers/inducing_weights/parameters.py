@@ -6,7 +6,7 @@ python -m bayesify_papers.inducing_weights.parameters [--sizes 16 32 64 128 256]
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from bayesify import bayesianize, count_parameters, prune
 from bayesify.models import resnet50
@@ -58,7 +58,10 @@ def rows(sizes: Sequence[int]) -> list[tuple[str, str, int, int]]:
         ensemble = InducingWeights(size, size, q="ensemble", members=5, fit_to_layer=False)
         counts["sizes"][f"Ensemble-U, M={size}"] = count(ensemble)
     if 64 in sizes:
-        made = {"FFG-W": MeanField, "FFG-U": lambda: InducingWeights(64, 64, fit_to_layer=False)}
+        made: dict[str, Callable[[], Posterior]] = {
+            "FFG-W": MeanField,
+            "FFG-U": lambda: InducingWeights(64, 64, fit_to_layer=False),
+        }
         counts["pruned_sizes"] = {
             f"{system}, {100 * keep:g} %": count(made[system](), keep) for system in PRUNED for keep in PRUNED[system]
         }

@@ -14,7 +14,7 @@ from bayesify.likelihoods import Categorical
 from bayesify.models.resnet import BasicBlock, ResNet
 from bayesify.posteriors import InducingWeights, MeanField, Point, Posterior
 from bayesify.priors import Neal, Prior, Standard
-from bayesify_papers.shared.batches import MemoryBatches
+from bayesify_papers.shared.batches import MemoryBatches, mirror_and_shift
 from bayesify_papers.shared.image_problems import Problem, Trained, falling_late
 
 SPREADS = ("raw_lambda", "raw_std")
@@ -159,7 +159,7 @@ def train(system: System, recipe: Recipe, given: Problem, seed: int) -> Trained:
     bnn.to(x.device)
     history = fit(
         bnn,
-        MemoryBatches(x, y, recipe.batch, recipe.augment),
+        MemoryBatches(x, y, recipe.batch, mirror_and_shift if recipe.augment else None),
         num_data=len(x),
         epochs=recipe.epochs,
         optimizer=make_adam(bnn, recipe),

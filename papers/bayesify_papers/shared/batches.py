@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ class MemoryBatches:
         x: Inputs, [N, ...].
         y: Targets, [N, ...].
         batch: Examples in a batch.
-        augment: Whether images are mirrored with probability 1/2 and shifted by up to an eighth of their side.
+        augment: What is done to the inputs of each batch, such as `mirror_and_shift`; nothing by default.
         rest: Whether a last batch that is not full is kept.
         passes: Over the data, each in its own order, in one iteration: for data so small that epochs cost more than steps.
 
@@ -27,7 +27,14 @@ class MemoryBatches:
     """
 
     def __init__(
-        self, x: Tensor, y: Tensor, batch: int, augment: bool = False, *, rest: bool = False, passes: int = 1
+        self,
+        x: Tensor,
+        y: Tensor,
+        batch: int,
+        augment: Callable[[Tensor], Tensor] | None = None,
+        *,
+        rest: bool = False,
+        passes: int = 1,
     ) -> None:
         if not 1 <= batch <= len(x):
             raise ValueError(f"MemoryBatches: batch={batch} of {len(x)} examples; give 1 to {len(x)}")
@@ -42,7 +49,7 @@ class MemoryBatches:
             order = torch.randperm(len(self.x))[: self.count * self.batch].to(self.x.device)
             for index in order.split(self.batch):
                 x = self.x[index]
-                yield (mirror_and_shift(x) if self.augment else x), self.y[index]
+                yield (self.augment(x) if self.augment else x), self.y[index]
 
 
 class RandomBatches:
@@ -70,19 +77,22 @@ class RandomBatches:
             yield self.x[rows], self.y[rows]
 
 
-def mirror_and_shift(x: Tensor) -> Tensor:
-    """Each image mirrored or not, and shifted by its own number of pixels under a border of zeros (torch's random numbers).
+def mirror_and_shift(x: Tensor, reach: int | None = None, *, mirror: bool = True, border: float = 0.0) -> Tensor:
+    """Each image mirrored or not, and shifted by its own number of pixels under a border (torch's random numbers).
 
     Args:
         x: Images, [B, C, H, W].
+        reach: The most pixels; default: an eighth of the side.
+        mirror: Whether half of the images are mirrored.
+        border: What moves in from outside.
     """
     count, _, height, width = x.shape
-    reach = max(1, width // 8)
+    reach = max(1, width // 8) if reach is None else reach
     rows, columns = torch.randint(-reach, reach + 1, (2, count, 1)).to(x.device)
-    mirrored = (torch.rand(count, 1) < 0.5).to(x.device)
+    mirrored = (torch.rand(count, 1) < (0.5 if mirror else 0.0)).to(x.device)
     up = torch.arange(height, device=x.device) + rows + reach  # [B, H]
     across = torch.arange(width, device=x.device)
     across = torch.where(mirrored, across.flip(0), across) + columns + reach  # [B, W]
-    padded = nn.functional.pad(x, (reach,) * 4)
+    padded = nn.functional.pad(x, (reach,) * 4, value=border)
     example = torch.arange(count, device=x.device)[:, None, None]
     return padded.movedim(1, -1)[example, up[:, :, None], across[:, None]].movedim(-1, 1)  # [B, C, H, W]

@@ -24,9 +24,10 @@ from bayesify_papers.subnetwork import image_scores, shifted_images
 from bayesify_papers.subnetwork.image_systems import Settings
 from bayesify_papers.subnetwork.image_training import Recipe
 from bayesify_papers.subnetwork.rotated_mnist import image_program, train_and_evaluate
+from bayesify_papers.subnetwork.shifted_images import spread_out
 
-RECIPE = Recipe(epochs=300, drops=(0.5, 0.75), crops=True)
-"""The schedule of table 21. Flips and crops are our addition: the paper does not speak of augmentation."""
+RECIPE = Recipe(epochs=300, drops=(0.5, 0.75), crops=4, flips=True)
+"""The schedule of table 21. The text does not speak of augmentation, the authors' code has it."""
 
 
 def corrupt_at_random(pictures: np.ndarray, seed: int = 0) -> np.ndarray:
@@ -46,13 +47,13 @@ def make_task(
     data: images.Images, outside: Mapping[str, np.ndarray], severities: Sequence[int], num_test: int
 ) -> shifted_images.Task:
     """The test images as they are and under each corruption, and other images."""
-    pictures = data.test_images[:num_test]
+    pictures, labels = spread_out(num_test, data.test_images, data.test_labels)
     sets = {"shifted/none-0": pictures}
     for kind in corruptions.SEVERITIES:
         for severity in severities:
             sets[f"shifted/{kind}-{severity}"] = corruptions.corrupt(pictures, kind, severity)
     sets |= {f"ood/{name}": like(others[:num_test], pictures) for name, others in outside.items()}
-    return shifted_images.Task(data, corrupt_at_random, sets, data.test_labels[:num_test])
+    return shifted_images.Task(data, corrupt_at_random, sets, labels)
 
 
 def evaluate(folder: Path) -> int:
@@ -85,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         data = images.load("cifar10", chosen.data).first(chosen.num_train)
         task = make_task(data, _outside(chosen.data), (1, 2, 3, 4, 5), chosen.num_test)
-    return train_and_evaluate(chosen, task, evaluate, crops=True)
+    return train_and_evaluate(chosen, task, evaluate, flips=True)
 
 
 def _outside(folder: str | None) -> dict[str, np.ndarray]:

@@ -52,7 +52,13 @@ class Settings:
     Args:
         size: Weights of a subnetwork.
         num_fit: Training images for the curvature; they stand for all of them.
-        num_select: Of these, how many choose the subnetwork.
+        select: How the subnetwork is chosen: `"swag"`, as in the authors' code, has the weights with the largest variance over
+            iterates of SGD, one an epoch; `"hessian"`, as in the paper's text, the entries with the largest 1 / (H + lambda).
+        num_select: Of the images for the curvature, how many choose the subnetwork by `"hessian"`.
+        select_epochs: Iterates of `"swag"`; 256 in the authors' code.
+        select_learning_rate: Of `"swag"`.
+        select_batch: Of `"swag"`.
+        select_weight_decay: Of `"swag"`.
         num_validation: Training images that are set aside, for prior precisions.
         num_tune: Of these, how many are used.
         grid: Prior precisions of the first search.
@@ -75,7 +81,12 @@ class Settings:
 
     size: int = PAPER["subnetwork_size"]
     num_fit: int = 10_000
+    select: Literal["swag", "hessian"] = "swag"
     num_select: int = 10_000
+    select_epochs: int = 40
+    select_learning_rate: float = 1e-2
+    select_batch: int = 1024
+    select_weight_decay: float = 3e-4
     num_validation: int = 5_000
     num_tune: int = 300
     grid: tuple[float, ...] = GRID
@@ -183,7 +194,7 @@ def _ensemble(shop: Workshop) -> Iterator[Variant]:
 
 
 def _laplace(
-    shop: Workshop, name: str, subset: Any, covariance: Literal["full", "diagonal"] = "full"
+    shop: Workshop, name: str, subset: Any, covariance: Literal["full", "diagonal"] = "full", **known: Any
 ) -> Iterator[Variant]:
     """The posterior at the paper's prior precision, and at those that validation images choose."""
     settings, start = shop.settings, time.perf_counter()
@@ -198,7 +209,7 @@ def _laplace(
         memory=settings.memory,
     )
     laplace.fit(shop.fit_batches())
-    facts: dict[str, Any] = {"fit_seconds": round(time.perf_counter() - start, 1)}
+    facts: dict[str, Any] = {**known, "fit_seconds": round(time.perf_counter() - start, 1)}
 
     def predict(x: Tensor) -> Tensor:
         if covariance == "diagonal":
@@ -293,8 +304,36 @@ def _probs(made: Predictive) -> Tensor:
 
 
 def _subnetwork(shop: Workshop) -> Iterator[Variant]:
-    chosen = subnetwork.largest_variance(shop.settings.size, num_examples=shop.settings.num_select, skip_flat=False)
-    yield from _laplace(shop, "subnetwork", chosen)
+    settings, start = shop.settings, time.perf_counter()
+    if settings.select == "swag":
+        chosen = subnetwork.from_indices(moving_weights(shop))
+    else:
+        chosen = subnetwork.largest_variance(settings.size, num_examples=settings.num_select, skip_flat=False)
+    yield from _laplace(shop, "subnetwork", chosen, select_seconds=round(time.perf_counter() - start, 1))
+
+
+def moving_weights(shop: Workshop) -> Tensor:
+    """The weights that vary most while SGD goes on from the MAP estimate, as indices into all parameters laid end to end.
+
+    Only those of convolutions and of the last layer, [S].
+    """
+    settings = shop.settings
+    swag = SWAG(shop.map_estimate, Categorical(), rank=0)
+    swag.fit(
+        batches(shop.x, shop.y, settings.select_batch, shop.recipe),
+        settings.select_epochs,
+        settings.select_learning_rate,
+        momentum=shop.recipe.momentum,
+        weight_decay=settings.select_weight_decay,
+        seed=shop.seed,
+        progress=False,
+    )
+    variances = swag.variance()
+    scores = [
+        (variances[name] if parameter.ndim > 1 else torch.full_like(parameter, -torch.inf)).detach().reshape(-1)
+        for name, parameter in shop.map_estimate.named_parameters()
+    ]
+    return torch.cat(scores).topk(settings.size).indices
 
 
 def _random(shop: Workshop) -> Iterator[Variant]:

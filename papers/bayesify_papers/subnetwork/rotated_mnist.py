@@ -8,7 +8,9 @@ installed; the second only scores. A run goes on where an earlier one ended. Dat
 
 Each Laplace posterior predicts with several prior precisions: the paper's, the best one on validation images, the smallest one
 that costs no more on validation images than the paper's own posterior does, and the best one on validation images turned by random
-angles. Curvature is that of 10,000 training images, scaled to all of them.
+angles. Curvature is that of 10,000 training images, scaled to all of them. As in the authors' code, training images are shifted by
+up to two pixels, and the subnetwork has the weights (no biases, no normalization) that move most while SGD goes on from the MAP
+estimate.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from bayesify_papers.shared.sources import noise
 from bayesify_papers.subnetwork import image_scores, shifted_images
 from bayesify_papers.subnetwork.image_systems import DEFAULT, SYSTEMS, Settings
 from bayesify_papers.subnetwork.image_training import Recipe
+from bayesify_papers.subnetwork.shifted_images import spread_out
 
 ANGLES: tuple[int, ...] = published("subnetwork")["angles"]
 SMOKE = (
@@ -39,6 +42,8 @@ SMOKE = (
         size=30,
         num_fit=40,
         num_select=20,
+        select_epochs=2,
+        select_batch=50,
         num_validation=40,
         num_tune=20,
         grid=(0.1, 10.0),
@@ -75,12 +80,12 @@ def make_task(
         data: MNIST.
         outside: Other images by name.
         angles: In degrees, 0 first.
-        num_test: How many images of each set: the first ones.
+        num_test: How many images of each set.
     """
-    pictures = data.test_images[:num_test]
+    pictures, labels = spread_out(num_test, data.test_images, data.test_labels)
     sets = {f"shifted/{angle}": rotate(pictures, angle) for angle in angles}
     sets |= {f"ood/{name}": others[:num_test] for name, others in outside.items()}
-    return shifted_images.Task(data, turn_at_random, sets, data.test_labels[:num_test])
+    return shifted_images.Task(data, turn_at_random, sets, labels)
 
 
 def evaluate(folder: Path) -> int:
@@ -138,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def image_program(doc: str | None, spec: Any, folder: str, recipe: Recipe, settings: Settings) -> Program:
     """The options of the experiments on images."""
     program = Program(doc, spec, folder).choice("systems", SYSTEMS, list(DEFAULT))
-    program.option("data", "evaluate", "seed", "num_train", "device", num_test=2000)
+    program.option("data", "evaluate", "seed", "num_train", "device", num_test=2500)
     return program.settings(recipe, settings)
 
 

@@ -16,6 +16,7 @@ from bayesify_papers.subnetwork import (
     image_systems,
     image_training,
     rotated_mnist,
+    shifted_images,
 )
 from bayesify_papers.subnetwork.image_systems import DEFAULT
 from bayesify_papers.subnetwork.image_training import Recipe
@@ -167,7 +168,7 @@ def test_a_trained_network_is_read_back(tmp_path, capsys):
 
 
 def test_training_is_sgd_on_the_mean_cross_entropy(tmp_path):
-    recipe = Recipe(epochs=3, batch=20, depth=1, width=2, drops=(0.5, 0.9))
+    recipe = Recipe(epochs=3, batch=20, depth=1, width=2, drops=(0.5, 0.9), crops=0)
     x, y = torch.randn(20, 1, 8, 8), torch.arange(20) % 2
     found, _ = image_training.trained(tmp_path / "network.safetensors", recipe, x, y, num_classes=2, seed=0)
     net = image_training.make(recipe, 1, 2, 0).train()
@@ -178,6 +179,39 @@ def test_training_is_sgd_on_the_mean_cross_entropy(tmp_path):
         torch.nn.functional.cross_entropy(net(x), y).backward()
         sgd.step()
     assert torch.allclose(found(x), net.eval()(x), atol=1e-4)
+
+
+def test_images_are_shifted_under_black_and_not_mirrored():
+    x = torch.rand(50, 1, 8, 8) + 1
+    (moved, _), *_ = image_training.batches(x, torch.arange(50), 50, Recipe(crops=2))
+    least = float(x.min())
+    for picture in moved[:, 0]:
+        cuts = [
+            torch.nn.functional.pad(one[0], (2,) * 4, value=least)[top : top + 8, left : left + 8]
+            for one in x
+            for top in range(5)
+            for left in range(5)
+        ]
+        assert any(torch.equal(picture, cut) for cut in cuts)
+
+
+def test_the_subnetwork_has_the_weights_that_move(tmp_path):
+    """No bias and no normalization among them; every one varies at least as much as any that was left out."""
+    x, y = torch.randn(40, 1, 8, 8), torch.arange(40) % 2
+    recipe, settings = rotated_mnist.SMOKE
+    shop = image_systems.Workshop(tmp_path, x, y, (x, y), (x, y), 2, replace(recipe, batch=20), settings)
+    chosen = image_systems.moving_weights(shop)
+    assert len(set(chosen.tolist())) == settings.size
+    names = [name for name, value in shop.map_estimate.named_parameters() for _ in range(value.numel())]
+    shapes = {name: value.ndim for name, value in shop.map_estimate.named_parameters()}
+    assert all(shapes[names[index]] > 1 for index in chosen.tolist())
+    assert torch.equal(chosen, image_systems.moving_weights(shop))
+
+
+def test_test_images_are_spread_out():
+    (rows,) = shifted_images.spread_out(5, np.arange(100))
+    assert rows.tolist() == [0, 25, 50, 74, 99]
+    assert len(shifted_images.spread_out(500, np.arange(100))[0]) == 100
 
 
 def test_every_system_runs(smoke):
