@@ -1,4 +1,4 @@
-"""Bridges to other libraries, each loaded when it is asked for: Lightning, transformers, torchmetrics, ArviZ, ONNX.
+"""Bridges to other libraries, each loaded when it is asked for: Lightning, transformers, torchmetrics, ArviZ, ONNX, BoTorch.
 
 Asking for a name loads the package that it is for, and says which extra brings it where it is not installed.
 """
@@ -24,6 +24,7 @@ _HOMES = {
     "to_inference_data": "arviz",
     "Exported": "onnx",
     "export_onnx": "onnx",
+    "BoTorchModel": "botorch",
 }
 """The file that each name is in."""
 

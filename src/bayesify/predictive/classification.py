@@ -82,6 +82,16 @@ class ClassificationPredictive(Predictive):
         """Entropy less aleatoric entropy in nats, what the draws disagree about: [B], or [B, O]; never negative."""
         return (self.entropy - self.aleatoric_entropy).clamp_min(0.0)
 
+    @property
+    def draw_log_probs(self) -> Tensor:
+        """Log-probabilities of each draw, classes last: [S, B, ..., C].
+
+        Raises:
+            TypeError: If this is no mixture over draws, but a closed form.
+        """
+        found: Tensor = self._fresh()._source.map(lambda outputs: self._log_probs(outputs).movedim(0, 1))
+        return found.movedim(0, 1)
+
     @checked
     def log_prob(self, y: Tensor) -> Tensor:
         """`logsumexp_s sum log p_s(y) - log S`, the sum over positions or outputs of one example: [B]."""

@@ -77,6 +77,20 @@ class RegressionPredictive(Predictive):
         """Root of the variance: [B, O]."""
         return self.variance.sqrt()
 
+    @property
+    def draw_means(self) -> Tensor:
+        """Mean of y given each draw: [S, B, O].
+
+        Raises:
+            TypeError: If this is no mixture over draws, but a closed form.
+        """
+
+        def means(outputs: Tensor) -> Tensor:
+            return self.family.moments(*self._components(outputs))[0].movedim(0, 1)
+
+        found: Tensor = self._fresh()._source.map(means)
+        return found.movedim(0, 1)
+
     @checked
     def log_prob(self, y: Tensor) -> Tensor:
         """`logsumexp_s sum_o log p(y_o; theta_so) - log S`, a probability where y is a count: [B].

@@ -1,0 +1,17 @@
+"""Which examples to ask labels for: scores of predictions, batches by joint entropies, and a loop over a pool."""
+
+from bayesify.acquisition.batches import batch_bald
+from bayesify.acquisition.pool import PoolRun, at_random, by_batch_bald, by_score, label_pool
+from bayesify.acquisition.scores import bald, epistemic, expected_improvement
+
+__all__ = [
+    "PoolRun",
+    "at_random",
+    "bald",
+    "batch_bald",
+    "by_batch_bald",
+    "by_score",
+    "epistemic",
+    "expected_improvement",
+    "label_pool",
+]

@@ -1,0 +1,125 @@
+"""Batches of examples whose labels together tell the most."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from bayesify.arguments.checks import Budget, Count, Inputs, checked
+from bayesify.draws import Draws
+from bayesify.likelihoods import Categorical, Likelihood
+from bayesify.predictive.base import ELEMENTS_AT_ONCE
+from bayesify.predictive.classification import ClassificationPredictive
+from bayesify.running.inputs import as_inputs
+
+
+@torch.no_grad()
+@checked
+def batch_bald(
+    draws: Draws,
+    x: Inputs,
+    size: Count,
+    *,
+    likelihood: Likelihood | None = None,
+    output: str | int | None = None,
+    num_configurations: Count = 10_000,
+    generator: torch.Generator | None = None,
+    memory: Budget = None,
+) -> tuple[Tensor, Tensor]:
+    r"""The batch whose labels share the most information with the weights, chosen greedily (BatchBALD, Kirsch et al. 2019).
+
+    $$ I(y_{1:q}; w) = H[y_{1:q}] - \sum_i \tfrac1S \sum_s H[p_s(y_i)], \qquad p(y_{1:q}) = \tfrac1S \sum_s \prod_i p_s(y_i) $$
+
+    What example n adds to those chosen is computed by the chain rule, $\mathbb{E}_{y_{1:q}} H[y_n | y_{1:q}] - \tfrac1S \sum_s
+    H[p_s(y_n)]$: hypothetical labels of the chosen ones weigh the draws, $p(s | y_{1:q})$, and $p(y_n | y_{1:q})$ is the mixture
+    with these weights. All $C^q$ configurations of labels are enumerated while they are at most `num_configurations`; beyond, that
+    many are sampled from the draws, in equal shares. A copy of a chosen example adds next to nothing, where `bald` scores it as high.
+
+    Args:
+        draws: S functions with logits of C classes.
+        x: Inputs of N examples, N at least `size`.
+        size: q.
+        likelihood: Of classes; `Categorical()` by default.
+        output: Which of several outputs; see `bayesianize`.
+        num_configurations: See above.
+        generator: Source of randomness of sampled configurations.
+        memory: Budget of the forward passes; see `predict`.
+
+    Returns:
+        Indices of the chosen examples, [q], in order, and the information of the batch up to each in nats, [q].
+
+    Raises:
+        TypeError: If the likelihood is not of classes.
+        ValueError: If an example has several labels, or there are fewer examples than `size`.
+    """
+    args, kwargs = as_inputs(x)
+    outputs = draws.outputs(args, kwargs, output=output, memory=memory)
+    predictive = (likelihood if likelihood is not None else Categorical()).predictive(outputs)
+    if not isinstance(predictive, ClassificationPredictive):
+        raise TypeError(f"batch_bald: {type(likelihood).__name__} is not a likelihood of classes; use Categorical")
+    log_probs = predictive.draw_log_probs
+    if log_probs.ndim == 4 and log_probs.shape[2] == 1:
+        log_probs = log_probs.squeeze(2)
+    if log_probs.ndim != 3:
+        raise ValueError(f"batch_bald: labels {list(log_probs.shape[2:-1])} per example; give a model of one label each")
+    if log_probs.shape[1] < size:
+        raise ValueError(f"batch_bald: size={size} of {log_probs.shape[1]} examples; give at least as many")
+    return _greedy(log_probs, size, num_configurations, generator)
+
+
+def _greedy(
+    log_probs: Tensor, size: int, num_configurations: int, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor]:
+    """`batch_bald` from log-probabilities [S, N, C]."""
+    log_probs = log_probs.clamp_min(-1e3)  # labels that no draw allows weigh nothing
+    num_draws, _, classes = log_probs.shape
+    noise = _entropy(log_probs.exp()).mean(0)  # [N]
+    log_joint = log_probs.new_zeros(1, num_draws)  # log p_s of each configuration of labels, [M, S]
+    shares = log_probs.new_ones(1)  # probability of each configuration, [M]
+    chosen: list[int] = []
+    total, information = 0.0, []
+    for _ in range(size):
+        gains = _conditional_entropy(log_probs, log_joint.softmax(-1), shares) - noise
+        gains[chosen] = -math.inf
+        best = int(gains.argmax())
+        total += float(gains[best])
+        chosen.append(best)
+        information.append(total)
+        if classes ** len(chosen) <= num_configurations:
+            log_joint = (log_joint[:, None] + log_probs[:, best].T).flatten(0, 1)  # [M C, S]
+            shares = log_joint.exp().mean(-1)
+        elif len(chosen) < size:
+            log_joint = _sampled(log_probs[:, chosen], num_configurations, generator)
+            shares = log_probs.new_full((len(log_joint),), 1 / len(log_joint))
+    return torch.tensor(chosen), torch.tensor(information, dtype=torch.float64)
+
+
+def _sampled(log_probs: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
+    """log p_s of configurations of labels drawn from the mixture, [M, S], from log-probabilities [S, k, C]."""
+    num_draws, chosen, classes = log_probs.shape
+    each = -(-count // num_draws)
+    home = log_probs.device if generator is None else generator.device
+    flat = log_probs.exp().flatten(0, 1).to(home)
+    labels = torch.multinomial(flat, each, replacement=True, generator=generator).to(log_probs.device)  # [S k, each]
+    labels = labels.view(num_draws, chosen, each).movedim(1, 2).flatten(0, 1)  # [M, k]
+    log_joint = log_probs.new_zeros(len(labels), num_draws)
+    for place in range(chosen):
+        log_joint += log_probs[:, place].T[labels[:, place]]
+    return log_joint
+
+
+def _conditional_entropy(log_probs: Tensor, weights: Tensor, shares: Tensor) -> Tensor:
+    """Mean over configurations of the entropy of each example's label given them, [N]; weights [M, S], shares [M]."""
+    num_draws, _, classes = log_probs.shape
+    rows = max(1, ELEMENTS_AT_ONCE // (classes * max(len(weights), num_draws)))
+    found = []
+    for part in log_probs.split(rows, dim=1):
+        mixture = (weights @ part.exp().flatten(1)).view(len(weights), -1, classes)  # [M, n, C]
+        found.append(shares @ _entropy(mixture))
+    return torch.cat(found)
+
+
+def _entropy(probs: Tensor) -> Tensor:
+    return torch.special.entr(probs).sum(-1)

@@ -1,0 +1,169 @@
+"""Active learning over a pool: train, choose, ask, again; a run that was killed goes on where it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesify.acquisition.batches import batch_bald
+from bayesify.arguments.checks import Count, CountOrZero, Seed, checked
+from bayesify.predictor import Drawable, Predictor
+from bayesify.storage import tensor_files
+from bayesify.storage.atomic import remove_leftovers
+
+Train = Callable[[Tensor, Tensor, int], Predictor]
+"""A trained model from inputs, labels and a seed."""
+Choose = Callable[[Predictor, Tensor, int, torch.Generator], Tensor]
+"""Indices of a number of examples among inputs, from a model."""
+
+
+@dataclass(frozen=True)
+class PoolRun:
+    """What a run over a pool gave.
+
+    Args:
+        model: Trained on all labels.
+        indices: Of the labeled examples, in the order in which they were asked for.
+        labels: Theirs.
+        rounds: One entry per training: `"labels"`, how many there were, and what `evaluate` said.
+    """
+
+    model: Predictor
+    indices: Tensor
+    labels: Tensor
+    rounds: list[dict[str, float]]
+
+    def labels_to_reach(self, name: str, value: float) -> int | None:
+        """The smallest number of labels with which a score was at least a value; `None` if it never was."""
+        return next((int(entry["labels"]) for entry in self.rounds if entry[name] >= value), None)
+
+
+@checked
+def label_pool(
+    train: Train,
+    ask: Callable[[Tensor], Tensor],
+    x: Tensor,
+    choose: Choose,
+    *,
+    start: Sequence[CountOrZero],
+    size: Count,
+    rounds: CountOrZero,
+    evaluate: Callable[[Predictor], Mapping[str, float]] | None = None,
+    path: str | Path | None = None,
+    seed: Seed = 0,
+) -> PoolRun:
+    """Ask for labels of a pool in rounds: train on those there are, choose more, ask for them.
+
+    Answers are stored as soon as they are given. The same call with the same `path` continues from them: nobody is asked twice, and
+    where `train` and `choose` follow their seeds, the result is that of an undisturbed run.
+
+    Args:
+        train: A function of inputs, labels and a seed that gives a trained model, the same for the same arguments.
+        ask: Labels of examples by their indices in the pool; a tensor with one row each.
+        x: The pool, [N, ...].
+        choose: `by_score(bald)`, `by_batch_bald()`, `at_random`, or a function of your own of the model, the unlabeled inputs, a
+            number, and a generator, that gives indices among these inputs.
+        start: Indices of the examples that are labeled first.
+        size: Labels per round; fewer in the last one, if the pool ends.
+        rounds: How often to ask after the start.
+        evaluate: Scores of a model, stored with each round.
+        path: File of the run.
+        seed: Of trainings and choices.
+
+    Raises:
+        ValueError: If indices are out of range or repeated, or the file is damaged or of another run.
+        OSError: If the file cannot be read or written.
+    """
+    first = torch.tensor(list(start), dtype=torch.int64)
+    _check_indices("start", first, len(x))
+    settings = {"seed": seed, "size": size, "start": first.tolist(), "pool": len(x)}
+    history: list[dict[str, float]] = []
+    if path is not None and Path(path).exists():
+        header, tensors = tensor_files.read(path, "pool")
+        different = [key for key, value in settings.items() if header["settings"].get(key) != value]
+        if different:
+            raise ValueError(f"{path}: is of a run with another {different[0]}; give another path, or delete it")
+        indices, labels, history = tensors["indices"], tensors["labels"], header["rounds"]
+    else:
+        if path is not None:
+            remove_leftovers(path)
+        indices, labels = first, _answers(ask, first)
+        _store(path, settings, indices, labels, history)
+    while True:
+        done = -(-(len(indices) - len(first)) // size)
+        model = train(x[indices], labels, seed + done)
+        if len(history) == done:
+            scores = {} if evaluate is None else {key: float(value) for key, value in evaluate(model).items()}
+            history.append({"labels": len(indices), **scores})
+        rest = torch.ones(len(x), dtype=torch.bool).index_fill(0, indices, False).nonzero().squeeze(1)
+        if done >= rounds or not len(rest):
+            _store(path, settings, indices, labels, history)
+            return PoolRun(model, indices, labels, history)
+        generator = torch.Generator().manual_seed(seed + done)
+        new = choose(model, x[rest], min(size, len(rest)), generator).cpu()
+        _check_indices("choose", new, len(rest))
+        answers = _answers(ask, rest[new])
+        indices, labels = torch.cat((indices, rest[new])), torch.cat((labels, answers))
+        _store(path, settings, indices, labels, history)
+
+
+def _check_indices(owner: str, indices: Tensor, count: int) -> None:
+    inside = len(indices) and bool(((indices >= 0) & (indices < count)).all())
+    if indices.ndim != 1 or not inside or len(indices.unique()) != len(indices):
+        raise ValueError(f"label_pool: {owner} gave {indices.tolist()}; give different indices from 0 to {count - 1}")
+
+
+def _answers(ask: Callable[[Tensor], Tensor], indices: Tensor) -> Tensor:
+    labels = ask(indices)
+    if len(labels) != len(indices):
+        raise ValueError(f"label_pool: ask gave {len(labels)} labels for {len(indices)} examples; give one each")
+    return labels.cpu()
+
+
+def _store(path: Any, settings: dict[str, Any], indices: Tensor, labels: Tensor, history: list[Any]) -> None:
+    if path is not None:
+        tensors = {"indices": indices, "labels": labels}
+        tensor_files.write(path, "pool", {"settings": settings, "rounds": history}, tensors)
+
+
+def by_score(score: Callable[[Any], Tensor], **options: Any) -> Choose:
+    """Choose the examples with the highest scores.
+
+    Args:
+        score: Of a prediction, [B]: `bald`, `epistemic`, `lambda predictive: predictive.entropy`.
+        options: Of `predict`, such as `num_draws`.
+    """
+
+    def choose(model: Predictor, x: Tensor, size: int, generator: torch.Generator) -> Tensor:
+        return score(model.predict(x, **options)).topk(size).indices
+
+    return choose
+
+
+def by_batch_bald(num_draws: int = 64, **options: Any) -> Choose:
+    """Choose by `batch_bald`.
+
+    Args:
+        num_draws: S.
+        options: Of `batch_bald`.
+    """
+
+    def choose(model: Predictor, x: Tensor, size: int, generator: torch.Generator) -> Tensor:
+        if not isinstance(model, Drawable):
+            raise TypeError(f"by_batch_bald: {type(model).__name__} has no draws; use by_score")
+        with torch.no_grad():
+            draws = model.draw(num_draws, generator=generator)
+        given = {"likelihood": model.likelihood, "output": model.output, "generator": generator, **options}
+        return batch_bald(draws, x, size, **given)[0]
+
+    return choose
+
+
+def at_random(model: Predictor, x: Tensor, size: int, generator: torch.Generator) -> Tensor:
+    """Choose without a look at the model: what other choices are compared with."""
+    return torch.randperm(len(x), generator=generator)[:size]

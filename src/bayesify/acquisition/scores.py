@@ -1,0 +1,63 @@
+"""Scores of single examples: how much their label would tell."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from bayesify.arguments.checks import checked
+from bayesify.predictive.classification import ClassificationPredictive
+from bayesify.predictive.regression import RegressionPredictive
+
+
+@checked
+def bald(predictive: ClassificationPredictive) -> Tensor:
+    r"""Mutual information of an example's label and the weights in nats: [B].
+
+    $$ I(y; w) = H\Big[\tfrac1S \sum_s p_s\Big] - \tfrac1S \sum_s H[p_s] $$   (Houlsby et al. 2011, eq. 2)
+
+    Several labels of an example (binary outputs, positions) add up, as if they told different things.
+    """
+    return _per_example(predictive.mutual_information)
+
+
+@checked
+def epistemic(predictive: RegressionPredictive) -> Tensor:
+    """Variance of the mean over draws, summed over outputs: [B]. The noise, which no label removes, does not count."""
+    return _per_example(predictive.epistemic)
+
+
+@checked
+def expected_improvement(predictive: RegressionPredictive, best: float, *, maximize: bool = True) -> Tensor:
+    r"""How far the value f at an example is expected to be above the best one so far: [B].
+
+    $$ \mathbb{E} \max(f - \text{best}, 0) = \tfrac1S \sum_s \max(f_s - \text{best}, 0) $$   (Jones et al. 1998)
+
+    f is the mean of the target given a draw, without noise. Where the prediction is a closed form, f is Gaussian with its mean and
+    epistemic variance: $\sigma (z \Phi(z) + \phi(z))$ with $z = (m - \text{best}) / \sigma$.
+
+    Args:
+        predictive: Of one target.
+        best: The best value so far.
+        maximize: Whether larger is better; else the improvement is below the best value.
+
+    Raises:
+        ValueError: If there are several targets.
+    """
+    sign = 1.0 if maximize else -1.0
+    if predictive.mean[0].numel() != 1:
+        raise ValueError(
+            f"expected_improvement: {predictive.mean[0].numel()} targets per example; give a prediction of one"
+        )
+    if predictive.is_mixture:
+        return _per_example((sign * (predictive.draw_means - best)).clamp_min(0).mean(0))
+    gap, std = sign * (predictive.mean - best), predictive.epistemic.sqrt()
+    z = gap / std.clamp_min(torch.finfo(std.dtype).tiny)
+    density = torch.exp(-0.5 * z.square()) / math.sqrt(2 * math.pi)
+    return _per_example(gap * torch.special.ndtr(z) + std * density)
+
+
+def _per_example(score: Tensor) -> Tensor:
+    return score.flatten(1).sum(1) if score.ndim > 1 else score

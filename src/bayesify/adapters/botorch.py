@@ -1,0 +1,241 @@
+"""BoTorch: a predictor with draws as a `botorch` model, for Bayesian optimization."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from bayesify.adapters.drawn import fixed_draws, output_of
+from bayesify.adapters.extras import load
+from bayesify.arguments.checks import Count, checked
+from bayesify.draws import Draws
+from bayesify.likelihoods import Likelihood
+from bayesify.likelihoods.base import NumberLikelihood
+from bayesify.predictive.transformed import TargetTransform
+from bayesify.predictor import Drawable, Predictor, Trainable
+from bayesify.running.outputs import select_output
+from bayesify.training.fitting import fit
+
+
+def _load(module: str) -> Any:
+    return load(module, extra="botorch", owner="bayesify.adapters.botorch")
+
+
+_Model: Any = _load("botorch.models.model").Model
+_Deterministic: Any = _load("botorch.models.deterministic").GenericDeterministicModel
+_Ensemble: Any = _load("botorch.posteriors.ensemble").EnsemblePosterior
+_Sampler: Any = _load("botorch.sampling.index_sampler").IndexSampler
+_GetSampler: Any = _load("botorch.sampling.get_sampler").GetSampler
+
+NUM_DRAWS = 128
+"""Functions of a model whose draws cannot be counted."""
+
+
+class DrawsPosterior(_Ensemble):
+    """Values of S functions at q points, [*b, S, q, O]: the empirical distribution of the draws.
+
+    Mean and variance are over draws, so that analytic acquisition functions use the Gaussian with these moments.
+    """
+
+
+class DrawSampler(_Sampler):
+    """The draws in their order, sample i is draw i mod S: all points, batches and calls see the same functions.
+
+    With a multiple of S samples an average over samples is that over draws, without noise. botorch's `IndexSampler` takes
+    draws at random, with repetition, and others for each batch.
+    """
+
+    def _construct_base_samples(self, posterior: Any) -> None:
+        index = torch.arange(self.sample_shape.numel(), device=posterior.device) % posterior.ensemble_size
+        shape = (*self.sample_shape, *(1 for _ in posterior.batch_shape))
+        self.base_samples = index.view(shape).expand(self.sample_shape + posterior.batch_shape)
+
+
+@_GetSampler.register(DrawsPosterior)
+def _draw_sampler(posterior: Any, sample_shape: torch.Size, *, seed: int | None = None) -> DrawSampler:
+    return DrawSampler(sample_shape=sample_shape, seed=seed)
+
+
+class BoTorchModel(_Model):
+    r"""Functions from a posterior as a `botorch.models.model.Model`: the same S functions for every input.
+
+    The value of a function at x is the mean of y under the likelihood given that draw's outputs, in the targets' units:
+    $f_s(x) = g^{-1}(\mathbb{E}[z | \text{draw } s, x])$. Values at several points are joint draws, differentiable by x.
+
+    Args:
+        model: What can draw, such as a `BayesianNetwork`, `Laplace`, `SWAG`, `FixedDraws` of a chain; or `Draws`.
+        num_draws: S; by default all where they can be counted, else 128.
+        inputs: From the points of the search to inputs of the network, differentiable, such as botorch's `Normalize`.
+        targets: Where the network was trained on a transform of the targets: that transform.
+        data: Points [N, D] and targets [N, O] that the model was trained on; for `condition_on_observations`.
+        num_outputs: O; that of `data` by default, 1 without.
+        likelihood: Of numbers; the model's by default. For `Draws` outputs are values.
+        output: Which of several outputs of the network; see `bayesianize`.
+        generator: Source of randomness.
+
+    Attributes:
+        draws: The functions.
+
+    Raises:
+        TypeError: If the model cannot draw, or its likelihood is not of numbers.
+        ValueError: If `data` do not fit.
+    """
+
+    @checked
+    def __init__(
+        self,
+        model: Any,
+        num_draws: Count | None = None,
+        *,
+        inputs: Callable[[Tensor], Tensor] | None = None,
+        targets: TargetTransform | None = None,
+        data: tuple[Tensor, Tensor] | None = None,
+        num_outputs: Count | None = None,
+        likelihood: Likelihood | None = None,
+        output: str | int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        law = likelihood if likelihood is not None else model.likelihood if isinstance(model, Predictor) else None
+        if law is not None and not isinstance(law, NumberLikelihood):
+            raise TypeError(f"BoTorchModel: {type(law).__name__} is not a likelihood of numbers; use one such as Gaussian")
+        if data is not None and not (data[0].ndim == data[1].ndim == 2 and len(data[0]) == len(data[1])):
+            shapes = " and ".join(str(tuple(part.shape)) for part in data)
+            raise ValueError(f"BoTorchModel: data of shapes {shapes}; give points [N, D] and targets [N, O]")
+        self._model, self._law = [model], [law and copy.deepcopy(law).requires_grad_(False)]  # lists: not submodules
+        self._data, self._inputs, self._targets = data, inputs, targets
+        self._output, self._given = output_of(model, output), (num_draws, likelihood)
+        self._num_outputs = num_outputs or (data[1].shape[-1] if data is not None else 1)
+        self.draws = _evaluating(fixed_draws(model, num_draws, generator, "BoTorchModel", NUM_DRAWS))
+
+    @property
+    def num_outputs(self) -> int:
+        """O."""
+        return self._num_outputs
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """Empty: one model."""
+        return torch.Size()
+
+    def sampler(self) -> DrawSampler:
+        """A sampler that takes each draw once: what Monte Carlo acquisition functions need, and no more."""
+        return DrawSampler(sample_shape=torch.Size([len(self.draws)]))
+
+    def posterior(
+        self,
+        X: Tensor,
+        output_indices: list[int] | None = None,
+        observation_noise: bool = False,
+        posterior_transform: Any = None,
+    ) -> Any:
+        """The draws at points, jointly.
+
+        Args:
+            X: [*b, q, D].
+            output_indices: Which of the outputs; all by default.
+            observation_noise: Whether to add the likelihood's noise to each draw, the same in every call and batch.
+            posterior_transform: Of botorch.
+
+        Returns:
+            A `DrawsPosterior` over [*b, q, O].
+        """
+        if not isinstance(observation_noise, bool):
+            raise TypeError("BoTorchModel: observation_noise is a tensor; give true for the likelihood's own noise")
+        values = self._values(self.draws, X, observation_noise)
+        values = values if output_indices is None else values[..., output_indices]
+        found = DrawsPosterior(values)
+        return found if posterior_transform is None else posterior_transform(found)
+
+    def _values(self, draws: Draws, X: Tensor, noisy: bool = False) -> Tensor:
+        """[*b, S, q, O]."""
+        outputs = select_output(draws(self._rows(X)), self._output).to(X.dtype)
+        outputs = outputs if outputs.ndim > 2 else outputs.unsqueeze(-1)  # [S, b q, K O]
+        law, values = self._law[0], outputs
+        if law is not None:
+            values, variance = law.family.moments(*law.components(outputs))
+            if noisy:
+                shape = (len(draws), 1, X.shape[-2], values.shape[-1])
+                noise = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=X.dtype).to(X.device)
+                spread = variance.expand_as(values).sqrt().unflatten(1, (-1, X.shape[-2]))
+                values = values + (spread * noise).flatten(1, 2)
+        values = values if self._targets is None else self._targets.inverse(values)
+        return values.unflatten(1, X.shape[:-1]).movedim(0, -3)
+
+    def _rows(self, X: Tensor) -> Tensor:
+        """Inputs of the network, [b q, D], in its precision."""
+        points = X if self._inputs is None else self._inputs(X)
+        return points.reshape(-1, points.shape[-1]).to(next(iter(self.draws.weights.values())).dtype)
+
+    def thompson_path(self, generator: torch.Generator | None = None) -> Any:
+        """One function from the posterior, for Thompson sampling: a deterministic botorch model that an optimizer can climb.
+
+        Args:
+            generator: Source of randomness.
+
+        Returns:
+            A `GenericDeterministicModel`: a fresh draw of the model, or one of the given `Draws`.
+        """
+        model = self._model[0]
+        if isinstance(model, Drawable) and model.num_distinct_draws is None:
+            with torch.no_grad():
+                path = _evaluating(model.draw(1, generator=generator).detach())
+        else:
+            index = int(torch.randint(len(self.draws), (), generator=generator))
+            path = self.draws[index : index + 1]
+        return _Deterministic(lambda X: self._values(path, X).squeeze(-3), num_outputs=self.num_outputs)
+
+    def condition_on_observations(
+        self, X: Tensor, Y: Tensor, *, epochs: int = 100, learning_rate: float = 1e-3, seed: int = 0, **options: Any
+    ) -> BoTorchModel:
+        """The model after a few more steps of training, from where it stands, on its data and new ones.
+
+        Args:
+            X: New points, [N', D].
+            Y: Their targets, [N', O].
+            epochs: Steps, each on all data.
+            learning_rate: Of the steps.
+            seed: Of the steps.
+            options: More options of `fit`.
+
+        Returns:
+            A new model over a copy of the predictor; this one stays as it is.
+
+        Raises:
+            TypeError: If what draws cannot be trained.
+            ValueError: If the model does not have its training data, or points come in batches.
+        """
+        model = self._model[0]
+        if not isinstance(model, Trainable):
+            raise TypeError(
+                f"BoTorchModel: {type(model).__name__} cannot be trained further; fit one to all data, and make a new BoTorchModel"
+            )
+        if self._data is None:
+            raise ValueError("BoTorchModel: training data are not known; give data=(X, Y) when you make it")
+        if X.ndim != 2 or Y.ndim != 2:
+            raise ValueError(f"BoTorchModel: points {tuple(X.shape)} in batches; give one set of points [N, D] at a time")
+        x, y = (torch.cat((old, new.to(old))) for old, new in zip(self._data, (X, Y), strict=True))
+        made, (num_draws, likelihood) = copy.deepcopy(model), self._given
+        rows, z = self._rows(x), y if self._targets is None else self._targets.forward(y)
+        loader = DataLoader(TensorDataset(rows, z.to(rows)), batch_size=len(rows))
+        fit(made, loader, epochs=epochs, learning_rate=learning_rate, seed=seed, **{"progress": False, **options})
+        return BoTorchModel(
+            made,
+            num_draws,
+            inputs=self._inputs,
+            targets=self._targets,
+            data=(x, y),
+            likelihood=likelihood,
+            output=self._output,
+            generator=torch.Generator().manual_seed(seed),
+        )
+
+
+def _evaluating(draws: Draws) -> Draws:
+    """The same functions in evaluation mode."""
+    return Draws(draws.runner.evaluating(), draws.weights, draws.kl, draws.buffers)
