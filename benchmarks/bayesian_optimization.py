@@ -1,9 +1,9 @@
 """Bayesian optimization of botorch's test functions: simple regret of networks under posteriors beside a Gaussian process.
 
-30 evaluations of Branin, Hartmann 6 and Ackley 10: ten of a Sobol sequence, then five batches of four by qLogNEI (`--batch 1`: twenty
-of one). Every model is trained from scratch for each batch, on standardized values without noise. Networks have two layers of 50 tanh
-units, the prior `Neal(2.0)` and a noise variance of 1e-3; they are trained by 300 full-batch steps, the Monte Carlo chains go on from
-the batch before. Runs are appended to `--runs` as they finish, and those found there are not done again.
+30 evaluations of Branin, Hartmann 6 and Ackley 10: ten of a Sobol sequence, then five batches of four by qLogNEI (`--batch 1`:
+twenty of one). Every model is trained from scratch for each batch, on standardized values without noise. Networks have two
+layers of 50 tanh units, the prior `Neal(2.0)` and a noise variance of 1e-3; they are trained by 300 full-batch steps, the
+Monte Carlo chains go on from the batch before. Runs are appended to `--runs` as they finish; those found there are not repeated.
 
 python -m benchmarks.bayesian_optimization --workers 5
 python -m benchmarks.bayesian_optimization --seeds 1 --problems branin --methods gp ensemble --runs /tmp/runs.jsonl
@@ -44,7 +44,11 @@ def problem(name: str) -> Any:
     from botorch.test_functions import Ackley, Branin, Hartmann
     from botorch.utils.transforms import unnormalize
 
-    made = {"branin": Branin, "hartmann6": lambda **o: Hartmann(dim=6, **o), "ackley10": lambda **o: Ackley(dim=10, **o)}
+    made = {
+        "branin": Branin,
+        "hartmann6": lambda **o: Hartmann(dim=6, **o),
+        "ackley10": lambda **o: Ackley(dim=10, **o),
+    }
     function = made[name](negate=True).double()
     return (lambda x: function(unnormalize(x, function.bounds))[:, None]), function.dim, function.optimal_value
 
@@ -126,7 +130,7 @@ def train(method: str, x: Tensor, z: Tensor, seed: int, chains: Chains | None) -
         posterior = {
             "ensemble": lambda: posteriors.Ensemble(10),
             "mean_field": lambda: posteriors.MeanField(),
-            "global_inducing": lambda: posteriors.GlobalInducing(x, z),
+            "global_inducing": lambda: posteriors.GlobalInducing(x, z, precision=1000.0),
         }[method]()
         bnn = bayesify.bayesianize(network(x.shape[1]), posterior, likelihood=law, prior=priors.Neal(SCALE))
     bayesify.fit(bnn, DataLoader(TensorDataset(x, z), batch_size=len(x)), **options)
@@ -184,7 +188,9 @@ def summary(runs: list[dict[str, Any]], batch: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in PROBLEMS:
         for method in METHODS:
-            mine = [entry for entry in runs if (entry["problem"], entry["method"], entry["batch"]) == (name, method, batch)]
+            mine = [
+                entry for entry in runs if (entry["problem"], entry["method"], entry["batch"]) == (name, method, batch)
+            ]
             if not mine:
                 continue
             last = sorted(entry["regret"][-1] for entry in mine)

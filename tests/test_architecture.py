@@ -29,7 +29,7 @@ ROOMS = [
     ["storage"],
     ["training", "datasets", "tables"],
     ["laplace", "subnetwork", "function_space", "deep_gp", "random_features", "baselines"],
-    ["metrics", "conformal"],
+    ["metrics", "conformal", "acquisition"],
     ["public"],
     ["scale_out", "sklearn", "adapters"],
     ["serving"],
@@ -58,6 +58,7 @@ OPTIONAL = [
     "arviz",
     "onnx",
     "onnxruntime",
+    "botorch",
 ]
 
 

@@ -1,6 +1,7 @@
 """Everything that a user finds below `bayesify`; the package itself loads it when a name is asked for."""
 
 from bayesify import (
+    acquisition,
     baselines,
     conformal,
     datasets,
@@ -45,6 +46,7 @@ __all__ = [
     "Predictive",
     "RegressionPredictive",
     "__version__",
+    "acquisition",
     "baselines",
     "bayesianize",
     "check",

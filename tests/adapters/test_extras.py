@@ -17,6 +17,7 @@ PACKAGES = {
     "torchmetrics": "metrics",
     "arviz": "arviz",
     "onnx": "onnx",
+    "botorch": "botorch",
 }
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import bayesify
 from bayesify import (
+    acquisition,
     baselines,
     conformal,
     datasets,
@@ -433,6 +434,21 @@ CALLS: dict[str, Call] = {
     "likelihoods.Categorical.log_prob": method(
         likelihoods.Categorical, "log_prob", outputs=torch.randn(2, 8, 3), y=LABELS, has_draws=True
     ),
+    "acquisition.bald": of(acquisition.bald, predictive=Make(classification)),
+    "acquisition.epistemic": of(acquisition.epistemic, predictive=Make(regression)),
+    "acquisition.expected_improvement": of(
+        acquisition.expected_improvement, predictive=Make(regression), best=0.1, maximize=True
+    ),
+    "acquisition.batch_bald": of(
+        acquisition.batch_bald, draws=Make(lambda: bnn("classes").draw(4)), x=X, size=2, likelihood=None, output=None,
+        num_configurations=10, generator=None, memory=None,
+    ),
+    "acquisition.label_pool": of(
+        acquisition.label_pool, train=lambda x, y, seed: bnn("classes"), ask=lambda indices: LABELS[indices], x=X,
+        choose=acquisition.at_random, start=[0], size=2, rounds=1, evaluate=None, path=None, seed=0,
+    ),
+    "acquisition.by_score": of(acquisition.by_score, score=acquisition.bald),
+    "acquisition.by_batch_bald": of(acquisition.by_batch_bald, num_draws=4),
     "conformal.threshold": of(conformal.threshold, scores=Y[:, 0], level=0.5),
     "conformal.enough_rows": of(conformal.enough_rows, rows=8, level=0.5),
     "conformal.credible_sets": of(conformal.credible_sets, probs=torch.full((8, 3), 1 / 3), level=0.5),

@@ -12,7 +12,7 @@ from bayesify.draws import Draws
 from bayesify.likelihoods import Categorical, Likelihood
 from bayesify.predictive.base import ELEMENTS_AT_ONCE
 from bayesify.predictive.classification import ClassificationPredictive
-from bayesify.running.inputs import as_inputs
+from bayesify.running.inputs import as_inputs, check_inputs
 
 
 @torch.no_grad()
@@ -35,7 +35,7 @@ def batch_bald(
     What example n adds to those chosen is computed by the chain rule, $\mathbb{E}_{y_{1:q}} H[y_n | y_{1:q}] - \tfrac1S \sum_s
     H[p_s(y_n)]$: hypothetical labels of the chosen ones weigh the draws, $p(s | y_{1:q})$, and $p(y_n | y_{1:q})$ is the mixture
     with these weights. All $C^q$ configurations of labels are enumerated while they are at most `num_configurations`; beyond, that
-    many are sampled from the draws, in equal shares. A copy of a chosen example adds next to nothing, where `bald` scores it as high.
+    many are sampled from the draws, in equal shares. A copy of a chosen example adds little, where `bald` scores it as high.
 
     Args:
         draws: S functions with logits of C classes.
@@ -55,6 +55,7 @@ def batch_bald(
         ValueError: If an example has several labels, or there are fewer examples than `size`.
     """
     args, kwargs = as_inputs(x)
+    check_inputs(args, kwargs)
     outputs = draws.outputs(args, kwargs, output=output, memory=memory)
     predictive = (likelihood if likelihood is not None else Categorical()).predictive(outputs)
     if not isinstance(predictive, ClassificationPredictive):
@@ -63,7 +64,9 @@ def batch_bald(
     if log_probs.ndim == 4 and log_probs.shape[2] == 1:
         log_probs = log_probs.squeeze(2)
     if log_probs.ndim != 3:
-        raise ValueError(f"batch_bald: labels {list(log_probs.shape[2:-1])} per example; give a model of one label each")
+        raise ValueError(
+            f"batch_bald: labels {list(log_probs.shape[2:-1])} per example; give a model of one label each"
+        )
     if log_probs.shape[1] < size:
         raise ValueError(f"batch_bald: size={size} of {log_probs.shape[1]} examples; give at least as many")
     return _greedy(log_probs, size, num_configurations, generator)
@@ -98,7 +101,7 @@ def _greedy(
 
 def _sampled(log_probs: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
     """log p_s of configurations of labels drawn from the mixture, [M, S], from log-probabilities [S, k, C]."""
-    num_draws, chosen, classes = log_probs.shape
+    num_draws, chosen, _ = log_probs.shape
     each = -(-count // num_draws)
     home = log_probs.device if generator is None else generator.device
     flat = log_probs.exp().flatten(0, 1).to(home)

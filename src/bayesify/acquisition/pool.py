@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bayesify.acquisition.batches import batch_bald
-from bayesify.arguments.checks import Count, CountOrZero, Seed, checked
+from bayesify.arguments.checks import Count, CountOrZero, Seed, checked, shown
 from bayesify.predictor import Drawable, Predictor
 from bayesify.storage import tensor_files
 from bayesify.storage.atomic import remove_leftovers
@@ -97,15 +97,24 @@ def label_pool(
     while True:
         done = -(-(len(indices) - len(first)) // size)
         model = train(x[indices], labels, seed + done)
+        if not isinstance(model, Predictor):
+            raise TypeError(
+                f"label_pool: train gave {shown(model)}; give a model that predicts, such as a BayesianNetwork"
+            )
         if len(history) == done:
-            scores = {} if evaluate is None else {key: float(value) for key, value in evaluate(model).items()}
-            history.append({"labels": len(indices), **scores})
+            scores = {} if evaluate is None else evaluate(model)
+            if not isinstance(scores, Mapping):
+                raise TypeError(f"label_pool: evaluate gave {shown(scores)}; give a dict of numbers")
+            history.append({"labels": len(indices), **{key: float(value) for key, value in scores.items()}})
         rest = torch.ones(len(x), dtype=torch.bool).index_fill(0, indices, False).nonzero().squeeze(1)
         if done >= rounds or not len(rest):
             _store(path, settings, indices, labels, history)
             return PoolRun(model, indices, labels, history)
         generator = torch.Generator().manual_seed(seed + done)
-        new = choose(model, x[rest], min(size, len(rest)), generator).cpu()
+        new = choose(model, x[rest], min(size, len(rest)), generator)
+        if not isinstance(new, Tensor):
+            raise TypeError(f"label_pool: choose gave {shown(new)}; give a tensor of indices")
+        new = new.cpu()
         _check_indices("choose", new, len(rest))
         answers = _answers(ask, rest[new])
         indices, labels = torch.cat((indices, rest[new])), torch.cat((labels, answers))
@@ -120,8 +129,10 @@ def _check_indices(owner: str, indices: Tensor, count: int) -> None:
 
 def _answers(ask: Callable[[Tensor], Tensor], indices: Tensor) -> Tensor:
     labels = ask(indices)
-    if len(labels) != len(indices):
-        raise ValueError(f"label_pool: ask gave {len(labels)} labels for {len(indices)} examples; give one each")
+    if not isinstance(labels, Tensor) or labels.shape[:1] != indices.shape:
+        raise ValueError(
+            f"label_pool: ask gave {shown(labels)} for {len(indices)} examples; give a tensor with a label each"
+        )
     return labels.cpu()
 
 
@@ -131,6 +142,7 @@ def _store(path: Any, settings: dict[str, Any], indices: Tensor, labels: Tensor,
         tensor_files.write(path, "pool", {"settings": settings, "rounds": history}, tensors)
 
 
+@checked
 def by_score(score: Callable[[Any], Tensor], **options: Any) -> Choose:
     """Choose the examples with the highest scores.
 
@@ -145,7 +157,8 @@ def by_score(score: Callable[[Any], Tensor], **options: Any) -> Choose:
     return choose
 
 
-def by_batch_bald(num_draws: int = 64, **options: Any) -> Choose:
+@checked
+def by_batch_bald(num_draws: Count = 64, **options: Any) -> Choose:
     """Choose by `batch_bald`.
 
     Args:

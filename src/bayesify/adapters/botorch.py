@@ -103,7 +103,9 @@ class BoTorchModel(_Model):
         super().__init__()
         law = likelihood if likelihood is not None else model.likelihood if isinstance(model, Predictor) else None
         if law is not None and not isinstance(law, NumberLikelihood):
-            raise TypeError(f"BoTorchModel: {type(law).__name__} is not a likelihood of numbers; use one such as Gaussian")
+            raise TypeError(
+                f"BoTorchModel: {type(law).__name__} is not a likelihood of numbers; use one such as Gaussian"
+            )
         if data is not None and not (data[0].ndim == data[1].ndim == 2 and len(data[0]) == len(data[1])):
             shapes = " and ".join(str(tuple(part.shape)) for part in data)
             raise ValueError(f"BoTorchModel: data of shapes {shapes}; give points [N, D] and targets [N, O]")
@@ -218,7 +220,9 @@ class BoTorchModel(_Model):
         if self._data is None:
             raise ValueError("BoTorchModel: training data are not known; give data=(X, Y) when you make it")
         if X.ndim != 2 or Y.ndim != 2:
-            raise ValueError(f"BoTorchModel: points {tuple(X.shape)} in batches; give one set of points [N, D] at a time")
+            raise ValueError(
+                f"BoTorchModel: points {tuple(X.shape)} in batches; give one set of points [N, D] at a time"
+            )
         x, y = (torch.cat((old, new.to(old))) for old, new in zip(self._data, (X, Y), strict=True))
         made, (num_draws, likelihood) = copy.deepcopy(model), self._given
         rows, z = self._rows(x), y if self._targets is None else self._targets.forward(y)

@@ -128,13 +128,16 @@ class Predictive:
         """The same prediction with its outputs kept, whatever their size: what can be pickled."""
         return self if self._source.kept is not None else self.with_outputs(torch.cat(list(self._source), dim=1))
 
-    def _fresh(self) -> Self:
-        """A copy without what was computed from the outputs."""
+    def _check_mixture(self) -> None:
         if not self.is_mixture:
             raise TypeError(
                 f"{type(self).__name__} is no mixture over draws of outputs; use a prediction by draws, such as "
                 "method='draws' or method='network_mc'"
             )
+
+    def _fresh(self) -> Self:
+        """A copy without what was computed from the outputs."""
+        self._check_mixture()
         made = copy.copy(self)
         for kind in type(self).__mro__:
             for name, member in vars(kind).items():

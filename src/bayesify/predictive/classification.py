@@ -89,7 +89,8 @@ class ClassificationPredictive(Predictive):
         Raises:
             TypeError: If this is no mixture over draws, but a closed form.
         """
-        found: Tensor = self._fresh()._source.map(lambda outputs: self._log_probs(outputs).movedim(0, 1))
+        self._check_mixture()
+        found: Tensor = self._source.map(lambda outputs: self._log_probs(outputs).movedim(0, 1))
         return found.movedim(0, 1)
 
     @checked

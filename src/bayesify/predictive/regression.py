@@ -84,11 +84,12 @@ class RegressionPredictive(Predictive):
         Raises:
             TypeError: If this is no mixture over draws, but a closed form.
         """
+        self._check_mixture()
 
         def means(outputs: Tensor) -> Tensor:
             return self.family.moments(*self._components(outputs))[0].movedim(0, 1)
 
-        found: Tensor = self._fresh()._source.map(means)
+        found: Tensor = self._source.map(means)
         return found.movedim(0, 1)
 
     @checked

@@ -1,0 +1,155 @@
+"""Active learning on MNIST with every image three times: labels needed for 95 % of the accuracy with all labels.
+
+The pool is the first 10,000 training images, each three times with Gaussian noise of std 0.1 (Kirsch et al. 2019, section 4.2);
+accuracy is that on the test images. A convolutional network under MC dropout is trained from scratch on 20 labels, then on 10
+more each round, chosen at random, by predictive entropy, by BALD, or by BatchBALD. Full accuracy is that of the same network
+trained on all of the pool's labels. Each round is appended to `--rounds`; a killed run goes on from its file in `--folder`.
+
+python -m benchmarks.active_learning --workers 4                       # a GPU
+python -m benchmarks.active_learning --small --folder /tmp/al --rounds /tmp/al.jsonl --no-summary
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import bayesify
+from bayesify import acquisition, likelihoods, posteriors
+from bayesify.datasets import images
+
+from .timing import RESULTS, record
+
+METHODS = ("batch_bald", "bald", "entropy", "random")
+START, SIZE, DRAWS = 20, 10, 64
+
+
+def load(small: bool, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Images and labels of the pool, and of the test."""
+    data = images.load("mnist", download=False).first(500 if small else 10_000, 500 if small else 10_000)
+    x, test_x = (torch.from_numpy(part).to(device).float() / 255 for part in (data.train_images, data.test_images))
+    y, test_y = (torch.from_numpy(part).to(device).long() for part in (data.train_labels, data.test_labels))
+    noise = torch.randn(3 * len(x), *x.shape[1:], generator=torch.Generator().manual_seed(0)).to(device)
+    return x.repeat(3, 1, 1, 1) + 0.1 * noise, y.repeat(3), test_x, test_y
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(
+        *(nn.Conv2d(1, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(1024, 128), nn.ReLU(), nn.Linear(128, 10)),
+    )
+
+
+def train(x: Tensor, y: Tensor, seed: int, steps: int) -> bayesify.BayesianNetwork:
+    torch.manual_seed(seed)
+    bnn = bayesify.bayesianize(network(), posteriors.Dropout(0.25), likelihood=likelihoods.Categorical()).to(x.device)
+    batch = min(64, len(x))
+    loader = DataLoader(TensorDataset(x, y.to(x.device)), batch_size=batch, shuffle=True)
+    epochs = -(-steps // len(loader))
+    bayesify.fit(bnn, loader, epochs=epochs, learning_rate=1e-3, seed=seed, progress=False)
+    return bnn
+
+
+def accuracy(model: Any, x: Tensor, y: Tensor) -> dict[str, float]:
+    found = model.predict(x, 32, generator=torch.Generator().manual_seed(0), memory="2GiB")
+    return {"accuracy": float((found.labels == y).float().mean()), "nll": float(-found.log_prob(y).mean())}
+
+
+def entropy(predictive: Any) -> Tensor:
+    return predictive.entropy
+
+
+def run(method: str, seed: int, rounds: int, folder: Path, file: Path, small: bool) -> None:
+    """One run over the pool; `full` is a training on all labels."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.set_num_threads(1)
+    x, y, test_x, test_y = load(small, device)
+    begin, counts = time.perf_counter(), [len(x)]
+
+    def trained(x: Tensor, y: Tensor, seed: int) -> Any:
+        counts.append(len(x))
+        return train(x, y, seed, 30 if small else 400)
+
+    def evaluate(model: Any) -> dict[str, float]:
+        scores = accuracy(model, test_x, test_y)
+        entry = {"method": method, "seed": seed, "labels": counts[-1], **scores, "seconds": time.perf_counter() - begin}
+        with file.open("a") as lines:
+            lines.write(json.dumps(entry) + "\n")
+        return scores
+
+    if method == "full":
+        evaluate(train(x, y, seed, 60 if small else 3000))
+        return
+    options: dict[str, Any] = {"num_draws": 8 if small else DRAWS}
+    choose = {
+        "random": acquisition.at_random,
+        "entropy": acquisition.by_score(entropy, memory="2GiB", **options),
+        "bald": acquisition.by_score(acquisition.bald, memory="2GiB", **options),
+        "batch_bald": acquisition.by_batch_bald(memory="2GiB", **options),
+    }[method]
+    start = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:START].tolist()
+    acquisition.label_pool(
+        trained,
+        lambda indices: y[indices.to(device)].cpu(),
+        x,
+        choose,
+        start=start,
+        size=SIZE,
+        rounds=rounds,
+        evaluate=evaluate,
+        path=folder / f"{method}-{seed}.safetensors",
+        seed=1000 * seed,
+    )
+
+
+def summary(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """Labels to reach 95 % of the full accuracy and accuracy by number of labels, by method and seed."""
+    full = {entry["seed"]: entry["accuracy"] for entry in lines if entry["method"] == "full"}
+    found: dict[str, Any] = {"full accuracy": {str(seed): full[seed] for seed in sorted(full)}}
+    for method in METHODS:
+        reached, last = [], []
+        for seed in sorted(full):
+            mine = {e["labels"]: e["accuracy"] for e in lines if (e["method"], e["seed"]) == (method, seed)}
+            counts = [count for count, score in sorted(mine.items()) if score >= 0.95 * full[seed]]
+            reached.append(counts[0] if counts else None)
+            last.append({"labels": max(mine), "accuracy": mine[max(mine)]} if mine else None)
+        known = [count for count in reached if count is not None]
+        median = statistics.median(known) if known and len(known) == len(reached) else None
+        found[method] = {"labels to reach 95 %": reached, "median": median, "last": last}
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--num-rounds", type=int, default=28)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--folder", type=Path, default=Path("active-learning"))
+    parser.add_argument("--rounds", type=Path, default=RESULTS / "active_learning.jsonl")
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--no-summary", action="store_true", help="do not overwrite the committed summary")
+    given = parser.parse_args()
+    given.folder.mkdir(exist_ok=True, parents=True)
+    jobs = [(method, seed) for seed in range(given.seeds) for method in ("full", *given.methods)]
+    with ProcessPoolExecutor(given.workers, mp_context=get_context("spawn")) as pool:
+        rest = (given.num_rounds, given.folder, given.rounds, given.small)
+        waiting = {pool.submit(run, *job, *rest): job for job in jobs}
+        for future in as_completed(waiting):
+            print(*waiting[future], future.exception() or "done", flush=True)
+    if not given.no_summary:
+        record("active_learning", summary([json.loads(line) for line in given.rounds.read_text().splitlines()]))
+
+
+if __name__ == "__main__":
+    main()
