@@ -159,7 +159,18 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         networks: dict[int, Tensor] = {}
         kl: Any = prior.kl
         for posterior in self.posteriors.in_drawing_order():
-            request = DrawRequest(num_draws, prior, noise, antithetic, local, runner, weights, num_data, networks)
+            request = DrawRequest(
+                num_draws,
+                prior,
+                noise,
+                antithetic,
+                local,
+                runner,
+                weights,
+                num_data,
+                networks,
+                self.layout.low_precision,
+            )
             with self.full_precision():
                 part, part_kl = captured_draws.draw(posterior, request)
             weights.update(self.layout.cast(part))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -27,32 +28,11 @@ class _Draw(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         count = len(ctx.prior_stds)
-        saved, grad_kl = ctx.saved_tensors, grads[-1]
-        means, log_stds, stds, noise = (saved[place * count : (place + 1) * count] for place in range(4))
+        means, log_stds, stds, noise = (ctx.saved_tensors[place * count : (place + 1) * count] for place in range(4))
         if torch.is_grad_enabled():  # to be differentiated again, where a number that was kept would count as constant
-            stds = tuple(torch._foreach_exp(log_stds))
+            stds = None
         through = [torch.zeros_like(n) if g is None else g for g, n in zip(grads[:-1], noise, strict=True)]
-        if noise[0].shape[0] == 1:
-            noise = [part.squeeze(0) for part in noise]
-            through = [grad.squeeze(0) for grad in through]
-            slopes = list(torch._foreach_mul(through, noise))
-        else:
-            slopes = [(grad * part).sum(0) for grad, part in zip(through, noise, strict=True)]
-            through = [grad.sum(0) for grad in through]
-        if grad_kl is None:
-            torch._foreach_mul_(slopes, list(stds))
-            return None, None, *through, *slopes
-        precisions = [std**-2 for std in ctx.prior_stds]
-        pulls = torch._foreach_mul(list(means), precisions)
-        torch._foreach_mul_(pulls, grad_kl)
-        torch._foreach_add_(pulls, through)
-        # d KL / d log s = s^2 / sigma^2 - 1, and d w / d log s = s * noise.
-        shrink = torch._foreach_mul(list(stds), precisions)
-        torch._foreach_mul_(shrink, grad_kl)
-        torch._foreach_add_(slopes, shrink)
-        torch._foreach_mul_(slopes, list(stds))
-        torch._foreach_add_(slopes, grad_kl, alpha=-1)
-        return None, None, *pulls, *slopes
+        return None, None, *diagonal_gradients(ctx.prior_stds, means, log_stds, noise, through, grads[-1], stds)
 
 
 def _combine(means: list[Tensor], stds: list[Tensor], noise: list[Tensor]) -> list[Tensor]:
@@ -61,6 +41,40 @@ def _combine(means: list[Tensor], stds: list[Tensor], noise: list[Tensor]) -> li
         return [torch.addcmul(*parts) for parts in zip(means, stds, noise, strict=True)]
     flat = [part.squeeze(0) for part in noise]
     return [draw.unsqueeze(0) for draw in torch._foreach_addcmul(means, stds, flat)]
+
+
+def diagonal_gradients(
+    prior_stds: Sequence[float],
+    means: Sequence[Tensor],
+    log_stds: Sequence[Tensor],
+    noise: Sequence[Tensor],
+    through: Sequence[Tensor],
+    grad_kl: Tensor | None,
+    stds: Sequence[Tensor] | None = None,
+) -> list[Tensor]:
+    """Gradients by all means, then by all log stds, from those of draws (`through`, [S, *shape] each) and of the KL."""
+    stds = list(torch._foreach_exp(list(log_stds)) if stds is None else stds)
+    if noise[0].shape[0] == 1:
+        noise = [part.squeeze(0) for part in noise]
+        through = [grad.squeeze(0) for grad in through]
+        slopes = list(torch._foreach_mul(through, noise))
+    else:
+        slopes = [(grad * part).sum(0) for grad, part in zip(through, noise, strict=True)]
+        through = [grad.sum(0) for grad in through]
+    if grad_kl is None:
+        torch._foreach_mul_(slopes, stds)
+        return [*through, *slopes]
+    precisions = [std**-2 for std in prior_stds]
+    pulls = list(torch._foreach_mul(list(means), precisions))
+    torch._foreach_mul_(pulls, grad_kl)
+    torch._foreach_add_(pulls, list(through))
+    # d KL / d log s = s^2 / sigma^2 - 1, and d w / d log s = s * noise.
+    shrink = torch._foreach_mul(stds, precisions)
+    torch._foreach_mul_(shrink, grad_kl)
+    torch._foreach_add_(slopes, shrink)
+    torch._foreach_mul_(slopes, stds)
+    torch._foreach_add_(slopes, grad_kl, alpha=-1)
+    return [*pulls, *slopes]
 
 
 def diagonal_kl(prior_stds: list[float], means: list[Tensor], log_stds: list[Tensor], stds: list[Tensor]) -> Tensor:

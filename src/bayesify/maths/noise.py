@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bayesify.maths.fused_draws import kernel_normals
 from bayesify.maths.normal_numbers import normal_numbers
+from bayesify.maths.philox import has_kernel
 from bayesify.maths.signatures import known_signature
 
 
@@ -30,10 +32,12 @@ class NoiseSource:
     def normal(self, count: int, like: Tensor) -> Tensor:
         """Standard normal numbers of a tensor's type on its device, [count].
 
-        On the CPU, where torch makes them on one core, they come from `normal_numbers`, shared out over the cores; the torch
-        generator gives the seed, so the same generator gives the same numbers whatever the number of cores. Elsewhere they
-        are torch's own.
+        On the CPU, where torch makes them on one core, they come from `normal_numbers`, shared out over the cores; on a GPU with
+        Triton they are those of `philox_normals`. The torch generator gives the seed, so the same generator gives the same
+        numbers whatever the number of cores. Elsewhere they are torch's own.
         """
+        if has_kernel(like) and not torch.compiler.is_compiling():
+            return kernel_normals(count, self.seed(like.device))
         where = self._where(like.device)
         fast = where.type == "cpu" and like.dtype in (torch.float32, torch.float64) and count >= 2**10
         if not fast or torch.compiler.is_compiling():
@@ -42,6 +46,10 @@ class NoiseSource:
         return torch.from_numpy(
             normal_numbers(count, np.float32 if like.dtype == torch.float32 else np.float64, seed)
         ).to(like.device)
+
+    def seed(self, device: torch.device) -> Tensor:
+        """A seed from the generator, which stays on the device and is a new one in each replay of a CUDA graph: [1]."""
+        return torch.randint(2**63 - 1, (1,), generator=self.generator, device=self._where(device)).to(device)
 
     def uniform(self, count: int, device: torch.device) -> Tensor:
         """Numbers from [0, 1), [count]."""
@@ -57,6 +65,22 @@ class NoiseSource:
 
     def _where(self, device: torch.device) -> torch.device:
         return self.generator.device if self.generator is not None else device
+
+
+class SeededNoise(NoiseSource):
+    """The normal numbers of a seed that was taken before.
+
+    Args:
+        value: The seed, [1].
+    """
+
+    def __init__(self, value: Tensor) -> None:
+        super().__init__(None)
+        self.value = value
+
+    def seed(self, device: torch.device) -> Tensor:
+        """See `NoiseSource`."""
+        return self.value
 
 
 Randomness = torch.Generator | NoiseSource | None

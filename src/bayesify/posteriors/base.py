@@ -34,6 +34,7 @@ class DrawRequest:
         num_data: Examples in the dataset, where the draw is for a bound over it.
         networks: Which of the networks that ensembles make together each draw is, [S], by their number; whoever draws first
             chooses.
+        dtypes: Types of the network's own weights that are not the posterior's, by name; who draws may write them at once.
     """
 
     num_draws: int
@@ -45,26 +46,29 @@ class DrawRequest:
     weights: Mapping[str, Tensor] | None = None
     num_data: int | None = None
     networks: dict[int, Tensor] = field(default_factory=dict)
+    dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
 
-    def normals(self, sizes: Sequence[int], like: Tensor) -> list[Tensor]:
+    def normals(self, sizes: Sequence[int], like: Tensor, tile: int = 1) -> list[Tensor]:
         """Standard normal numbers for several weights in one call.
 
         Args:
             sizes: Numbers per draw for each weight.
             like: A tensor whose type and device the noise takes.
+            tile: What each draw of a weight starts at a multiple of, in the source's numbers.
 
         Returns:
-            One [S, size] tensor per entry of `sizes`, each contiguous and aligned for vector loads.
+            One [S, size] tensor per entry of `sizes`, each aligned for vector loads; contiguous where a draw is whole tiles.
         """
         halves = (self.num_draws + 1) // 2 if self.antithetic else self.num_draws
-        counts = [halves * size for size in sizes]
+        rows = [-(-size // tile) * tile for size in sizes]
+        counts = [halves * row for row in rows]
         starts = [0]
         for count in counts:
             starts.append(starts[-1] + -(-count // 64) * 64)
         flat = self.noise.normal(starts[-1], like)
         parts = []
-        for start, count, size in zip(starts, counts, sizes, strict=False):
-            part = flat[start : start + count].view(halves, size)
+        for start, count, size, row in zip(starts, counts, sizes, rows, strict=False):
+            part = flat[start : start + count].view(halves, row)[:, :size]
             if self.antithetic:
                 pairs = part.new_empty(self.num_draws, size)
                 pairs[::2] = part
@@ -259,6 +263,10 @@ class Posterior(nn.Module):
     def check_prunable(self, keep: float) -> None:
         """Raise `ValueError` where `prune` would, without changing anything."""
         copy.deepcopy(self).prune(keep)
+
+    def draws_fused(self, request: DrawRequest) -> bool:
+        """Whether a draw is a few launches already, so that to record it as a CUDA graph gains nothing."""
+        return False
 
     # -- for subclasses --------------------------------------------------------------------------------------------
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -12,12 +13,16 @@ from torch import Tensor, nn
 
 from bayesify.arguments.checks import Positive, checked
 from bayesify.maths.constraints import raw_positive
+from bayesify.maths.fused_draws import Plan, fused_draws, make_plans
 from bayesify.maths.gaussian import diagonal_kl, diagonal_moments, draw_diagonals
 from bayesify.maths.largest_entries import largest
+from bayesify.maths.noise import NoiseSource, SeededNoise
+from bayesify.maths.philox import TILE, has_kernel
 from bayesify.maths.value_checks import transforming
 from bayesify.posteriors.base import DrawRequest, Posterior, fixed_std, repeat_draws
 from bayesify.posteriors.starts import start_std
 from bayesify.priors import PriorDraw
+from bayesify.running.caching import recent
 from bayesify.weights.catalog import Layer
 from bayesify.weights.local_gaussian import LocalGaussian
 from bayesify.weights.named_parameters import NamedParameters
@@ -108,8 +113,9 @@ class MeanField(Posterior):
         if request.local and self.local_reparameterization:
             return self._draw_locally(request, log_std)
         names, means = list(self.mean_value), self._means()
-        flat = request.normals([mean.numel() for mean in means], means[0])
-        noise = [like_layout(part, mean) for part, mean in zip(flat, means, strict=True)]
+        if self.draws_fused(request):
+            return self._draw_fused(request)
+        noise = self._noise(request, means)
         prior_stds = [request.prior.std[name] for name in names]
         if not torch.is_grad_enabled() and not transforming():
             logs = list(log_std.values())
@@ -127,6 +133,52 @@ class MeanField(Posterior):
             ]
             kl = self.kl(request.prior)
         return {name: self.mean_value.scatter(name, draw) for name, draw in zip(names, drawn, strict=True)}, kl
+
+    def _noise(self, request: DrawRequest, means: list[Tensor]) -> list[Tensor]:
+        """Noise of each weight, [S, *shape]."""
+        flat = request.normals([mean.numel() for mean in means], means[0], TILE if has_kernel(means[0]) else 1)
+        return [like_layout(part, mean) for part, mean in zip(flat, means, strict=True)]
+
+    def draws_fused(self, request: DrawRequest) -> bool:
+        """See `Posterior`: where the parameters are what a kernel reads, whole and as they are."""
+        means, log_stds = self.mean_value.values(), self.raw_std.values()
+        return (
+            has_kernel(means[0])
+            and type(request.noise) is NoiseSource
+            and request.prior.fixed
+            and self.max_std is None
+            and self.units == "weight"
+            and not (request.local and self.local_reparameterization)
+            and not any(True for _ in self.buffers())  # masks
+            and not transforming()
+            and not torch.compiler.is_compiling()
+            and all(_is_dense(mean, log_std) for mean, log_std in zip(means, log_stds, strict=True))
+        )
+
+    def _draw_fused(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
+        """The same numbers by a kernel for all weights of a type, which a bfloat16 network's weights are written in at once."""
+        names, means, log_stds = list(self.mean_value), self.mean_value.values(), self.raw_std.values()
+        dtypes = tuple(request.dtypes.get(name, torch.float32) for name in names)
+        stds = tuple(float(request.prior.std[name]) for name in names)
+        addresses = tuple(value.data_ptr() for value in (*means, *log_stds))
+        key = (addresses, stds, dtypes, request.num_draws, request.antithetic)
+        plans = recent(
+            self, key, lambda: make_plans(means, log_stds, stds, request.num_draws, request.antithetic, dtypes)
+        )
+        seed = request.noise.seed(means[0].device)
+        drawn: dict[str, Tensor] = {}
+        kl: Any = 0.0
+        for plan in plans:
+
+            def noise(seed: Tensor, plan: Plan = plan) -> list[Tensor]:
+                made = self._noise(replace(request, noise=SeededNoise(seed)), means)
+                return [made[at] for at in plan.members]
+
+            parameters = [values[at] for values in (means, log_stds) for at in plan.members]
+            found, part = fused_draws(plan, noise, seed, parameters)
+            drawn |= {names[at]: draw for at, draw in zip(plan.members, found, strict=True)}
+            kl = kl + part
+        return drawn, kl
 
     def _draw_locally(self, request: DrawRequest, log_std: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         names, means = list(self.mean_value), self._means()
@@ -203,6 +255,12 @@ class MeanField(Posterior):
 def like_layout(flat: Tensor, like: Tensor) -> Tensor:
     """See [S, numel] noise as [S, *shape] with the memory layout of `like`, so that elementwise kernels stay fast."""
     size = (flat.shape[0], *like.shape)
-    if like.is_contiguous() or flat.stride(0) != like.numel():
+    if like.is_contiguous() or flat.stride(0) not in (like.numel(), -(-like.numel() // TILE) * TILE):
         return flat.view(size)
-    return flat.as_strided(size, (like.numel(), *like.stride()))
+    return flat.as_strided(size, (flat.stride(0), *like.stride()))
+
+
+def _is_dense(mean: Tensor, log_std: Tensor) -> bool:
+    """Whether two parameters lie in memory alike and without gaps."""
+    dense = mean.is_contiguous() or (mean.dim() == 4 and mean.is_contiguous(memory_format=torch.channels_last))
+    return dense and mean.stride() == log_std.stride() and mean.dtype == log_std.dtype and mean.numel() < 2**31 - TILE

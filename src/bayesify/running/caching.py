@@ -19,9 +19,13 @@ Computed = TypeVar("Computed")
 LARGEST = 2**24
 """Parameters of a module above which nothing is kept: to tell whether they changed takes a copy of them."""
 
+MOST_RECENT = 4
+"""Results that `recent` keeps for a module."""
+
 _CACHE: weakref.WeakKeyDictionary[nn.Module, dict[Any, tuple[int, Any]]] = weakref.WeakKeyDictionary()
 _STATES: weakref.WeakKeyDictionary[nn.Module, tuple[int, list[Tensor]]] = weakref.WeakKeyDictionary()
 _CONSTANTS: weakref.WeakKeyDictionary[nn.Module, dict[Any, Any]] = weakref.WeakKeyDictionary()
+_RECENT: weakref.WeakKeyDictionary[nn.Module, dict[Any, Any]] = weakref.WeakKeyDictionary()
 _COUNTER = itertools.count()
 _LOCK = threading.RLock()
 
@@ -70,6 +74,18 @@ def constant(owner: nn.Module, key: Any, compute: Callable[[], Computed]) -> Com
     if key not in known:
         known[key] = _compute(owner, compute)
     result: Computed = known[key]
+    return result
+
+
+def recent(owner: nn.Module, key: Any, compute: Callable[[], Computed]) -> Computed:
+    """The result of a computation that depends on nothing but its key; the last few are kept for a module."""
+    with _LOCK:
+        known = _RECENT.setdefault(owner, {})
+        found = known.pop(key) if key in known else compute()
+        known[key] = found
+        while len(known) > MOST_RECENT:
+            del known[next(iter(known))]
+    result: Computed = found
     return result
 
 

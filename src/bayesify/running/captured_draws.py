@@ -75,7 +75,7 @@ def _suits(posterior: Posterior, request: DrawRequest) -> bool:
         return False  # draws that a user keeps must not live in the graph's memory
     if request.noise.generator is not None and request.noise.generator.device != device:
         return False
-    if not request.prior.fixed:
+    if not request.prior.fixed or posterior.draws_fused(request):
         return False
     if any(name.endswith(MASK) for name, _ in posterior.named_buffers()):
         return False  # the gradient of a scatter by mask waits for the device

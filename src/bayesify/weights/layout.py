@@ -22,12 +22,12 @@ class NetworkLayout:
 
     def __init__(self, net: nn.Module, weights: list[Weight], values: Mapping[str, Tensor]) -> None:
         self._padding = padding_rows(net, weights)
-        self._low_precision = {name: value.dtype for name, value in values.items() if value.dtype == torch.bfloat16}
+        self.low_precision = {name: value.dtype for name, value in values.items() if value.dtype == torch.bfloat16}
         self._channels_last = {name for name, value in values.items() if is_channels_last(value)}
 
     def widen(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Values in at least float32, the type of a posterior's parameters."""
-        return {name: value.float() if name in self._low_precision else value for name, value in values.items()}
+        return {name: value.float() if name in self.low_precision else value for name, value in values.items()}
 
     def cast(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """Give drawn weights [S, *shape] the padding rows, types and memory layouts of the network's own, in place."""
@@ -38,8 +38,8 @@ class NetworkLayout:
             weight = weight.materialize() if isinstance(weight, StructuredWeight) else weight
             rows = value.to(weight).expand(weight.shape[0], 1, -1)
             weights[name] = weight.index_copy(1, torch.tensor([row], device=weight.device), rows)
-        for name in self._low_precision.keys() & weights.keys():
-            weights[name] = weights[name].to(self._low_precision[name])
+        for name in self.low_precision.keys() & weights.keys():
+            weights[name] = weights[name].to(self.low_precision[name])
         for name in self._channels_last & weights.keys():
             if weights[name].stride(2) != 1:
                 weights[name] = weights[name].movedim(2, -1).contiguous().movedim(-1, 2)
