@@ -17,12 +17,21 @@ from benchmarks.timing import record
 
 
 def seconds(run) -> tuple[float, object]:
+    """Of a call, the device's work included, and what it gives."""
     sync = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     sync()
     start = time.perf_counter()
     found = run()
     sync()
     return time.perf_counter() - start, found
+
+
+class Told(dict):
+    """Results that are printed as they come."""
+
+    def __setitem__(self, key: str, value: object) -> None:
+        print(key, value, flush=True)
+        super().__setitem__(key, value)
 
 
 def main() -> None:
@@ -43,7 +52,7 @@ def main() -> None:
         net.fc.bias.copy_(-net(x[:64]).mean(0))
         y = torch.cat([net(part).argmax(1) for part in x.split(64)])
     batches = [(x[i : i + 64], y[i : i + 64]) for i in range(0, 256, 64)]
-    results = {}
+    results = Told()
 
     def laplace(subset, covariance, data, memory="8GiB", **options):
         made = bayesify.Laplace(net, likelihoods.Categorical(), subset, covariance, memory=memory, **options)
@@ -75,8 +84,6 @@ def main() -> None:
             float(found.posterior.tensors()["curvature"].double().sum() / truth.sum()),
             float((ratio - 1).abs()[truth > truth.mean() / 10].mean()),
         ]
-    for key, value in results.items():
-        print(key, value)
     record("many_outputs_small" if small else "many_outputs", {"classes": classes, **results})
 
 

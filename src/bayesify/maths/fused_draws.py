@@ -21,12 +21,17 @@ FAST = True
 """Whether kernels take sines and cosines by the device's own instructions, which an emulation does not have."""
 
 
+WARPS = 4
+"""Groups of 32 threads that make a tile."""
+
+
 class Plan:
     r"""Where many diagonal Gaussians lie in memory, as kernels read it: S draws of each, and their KL to zero-mean priors.
 
     A weight's entries are taken in the order of memory, in tiles; each draw of it takes its noise from tiles of the stream of its
-    own, weight after weight, as `DrawRequest.normals(..., tile=TILE)` does. Columns of the table: addresses of mean and log std,
-    size, first tile of noise, tiles of a draw, first number of the draws, first number of a gradient, whether vector loads fit.
+    own, weight after weight, as `DrawRequest.normals(..., tile=TILE)` does. Columns of the table: where mean and log std are, in
+    numbers from `base`, size, first tile of noise, tiles of a draw, first number of the draws, first number of a gradient,
+    whether vector loads fit.
 
     Args:
         means: m of each, without gaps in memory.
@@ -62,10 +67,11 @@ class Plan:
         self.shapes, self.strides = [mean.shape for mean in means], [mean.stride() for mean in means]
         sizes = [mean.numel() for mean in means]
         self.starts, self.single = _starts([num_draws * size for size in sizes]), _starts(sizes)
+        self.base = torch.zeros(4, device=self.device)
         rows = [
             (
-                mean.data_ptr(), log_std.data_ptr(), size, first[at], tiles[at], self.starts[at], self.single[at],
-                int(size % 8 == 0 and mean.data_ptr() % 16 == 0 and log_std.data_ptr() % 16 == 0),
+                self._place(mean), self._place(log_std), size, first[at], tiles[at], self.starts[at], self.single[at],
+                int(size % 8 == 0 and self._place(mean) % 4 == 0 and self._place(log_std) % 4 == 0),
             )
             for at, (mean, log_std, size) in enumerate(zip(means, log_stds, sizes, strict=True))
         ]  # fmt: skip
@@ -77,6 +83,9 @@ class Plan:
         self.constant = sum(size * (math.log(std) - 0.5) for size, std in zip(sizes, prior_stds, strict=True))
         self.gaps = torch.zeros(ALIGNED, dtype=dtype, device=self.device)
         self.layouts = [((num_draws, *shape), (size, *stride)) for shape, size, stride in self._forms(sizes)]
+
+    def _place(self, value: Tensor) -> int:
+        return (value.data_ptr() - self.base.data_ptr()) // value.element_size()
 
     def _forms(self, sizes: list[int]) -> Any:
         return zip(self.shapes, sizes, self.strides, strict=True)
@@ -92,6 +101,7 @@ class Plan:
                 self.owners,
                 self.table,
                 self.precisions,
+                self.base,
                 seed,
                 out,
                 parts,
@@ -99,6 +109,7 @@ class Plan:
                 self.antithetic,
                 ROUNDS,
                 FAST,
+                num_warps=WARPS,
             )
         kl = parts.sum() + self.constant
         draws = [
@@ -124,8 +135,8 @@ class Plan:
         weight = torch.zeros((), device=self.device) if grad_kl is None else grad_kl
         with on_device(self.device):
             gradient_kernel[(len(self.owners),)](
-                self.owners, self.table, self.precisions, seed, joined, weight, both[0], both[1],
-                self.num_draws, self.antithetic, ROUNDS, FAST,
+                self.owners, self.table, self.precisions, self.base, seed, joined, weight, both[0], both[1],
+                self.num_draws, self.antithetic, ROUNDS, FAST, num_warps=WARPS,
             )  # fmt: skip
         return [
             part.as_strided(shape, stride, part.storage_offset() + start)
@@ -211,7 +222,7 @@ def kernel_normals(count: int, seed: Tensor) -> Tensor:
 
     out = torch.empty(count, dtype=torch.float32, device=seed.device)
     with on_device(seed.device):
-        normal_kernel[(-(-count // TILE),)](seed, out, count, ROUNDS, FAST)
+        normal_kernel[(-(-count // TILE),)](seed, out, count, ROUNDS, FAST, num_warps=WARPS)
     return out
 
 

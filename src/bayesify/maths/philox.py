@@ -9,10 +9,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-GROUP = 512
-"""Calls of the generator in a tile of the stream, each of which gives four numbers."""
-
-TILE = 4 * GROUP
+TILE = 1024
 """Numbers that one program of a kernel makes."""
 
 ROUNDS = 10
@@ -35,8 +32,8 @@ def _triton_is_there() -> bool:
 def philox_normals(count: int, seed: Tensor) -> Tensor:
     r"""Standard normal numbers in plain torch: the definition of the stream, and the reference of the kernels.
 
-    Number j of tile t comes from Philox4x32 (Salmon et al. 2011) with the seed as key and the counter
-    (j mod GROUP, t, 0, 0). Of its four words a, b, c, d numbers in the four quarters of the tile are
+    Numbers 4 j to 4 j + 3 of tile t come from Philox4x32 (Salmon et al. 2011) with the seed as key and the counter
+    (j, t, 0, 0). Of its four words a, b, c, d they are
     $r(a) \cos(b), r(a) \sin(b), r(c) \cos(d), r(c) \sin(d)$ (Box & Muller 1958), where
     $r(a) = \sqrt{-2 \log (a + 1/2) 2^{-32}}$, and an angle is the word as a signed integer times $2 \pi / 2^{32}$.
 
@@ -48,11 +45,11 @@ def philox_normals(count: int, seed: Tensor) -> Tensor:
         [count] in float32.
     """
     tiles = -(-count // TILE)
-    within = torch.arange(GROUP, device=seed.device).expand(tiles, GROUP)
-    tile = torch.arange(tiles, device=seed.device)[:, None].expand(tiles, GROUP)
+    within = torch.arange(TILE // 4, device=seed.device).expand(tiles, -1)
+    tile = torch.arange(tiles, device=seed.device)[:, None].expand(-1, TILE // 4)
     a, b, c, d = philox(within, tile, seed)
     parts = [part for pair in (_box_muller(a, b), _box_muller(c, d)) for part in pair]
-    return torch.stack(parts, 1).reshape(-1)[:count]  # [tiles, 4, GROUP]
+    return torch.stack(parts, -1).reshape(-1)[:count]  # [tiles, TILE / 4, 4]
 
 
 def philox(low: Tensor, high: Tensor, seed: Tensor) -> list[Tensor]:
