@@ -12,7 +12,7 @@ TORCH  ?= torch
 
 help:
 	@echo "make install   environment in $(VENV)         make lint    ruff and mypy"
-	@echo "make demo      all methods on toy problems   make bench   ratios against plain passes; overwrites benchmarks/results"
+	@echo "make demo      all methods on toy problems   make bench   ratios and the aims they meet; overwrites benchmarks/results"
 	@echo "make test      the tests                     make docs    the site, in site/"
 	@echo "make test-all  slow ones too, all extras     make wheel   wheel and source distribution, in dist/"
 
@@ -58,6 +58,7 @@ format: install
 bench: install
 	$(BIN)/python -m benchmarks.run
 	$(BIN)/python -m tools.speed_table
+	$(BIN)/python -m benchmarks.aims
 
 # laplace-torch beside ours, in an environment of its own: it asks for packages that the library does not want (torchvision).
 bench-peers: .venv-peers/.installed

@@ -90,7 +90,6 @@ def main() -> None:
         f"deep_gp_{'gpu' if device == 'cuda' else 'cpu'}",
         figures,
         unit="time of an Adam step as a ratio to that of gpytorch's doubly stochastic model in the same run",
-        aims={"global": 0.75, "local": 0.75},
         versions_of_peers={"gpytorch": __import__("gpytorch").__version__},
     )
 

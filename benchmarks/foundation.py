@@ -83,13 +83,6 @@ def main() -> None:
         "foundation_cpu",
         {key: round(value, 3) for key, value in figures.items()},
         unit="time as a ratio to the deterministic network: 16 passes for draws, one Adam step for steps",
-        aims={
-            "mlp_16_existing_draws": 1.0,
-            "mlp_16_fresh_draws": 3.0,
-            "mlp_mean_field_step": 3.5,
-            "mlp_mean_field_step_local": 2.5,
-            "conv_16_existing_draws": 1.1,
-        },
     )
 
 

@@ -44,7 +44,6 @@ def main() -> None:
             "before_gib": round(before, 2),
         },
         unit=f"a subnetwork of {chosen.size} weights of ResNet-18 from {chosen.examples} images, {chosen.predictions} predictions",
-        aims={"peak_gib": 6},
     )
 
 

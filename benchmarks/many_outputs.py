@@ -84,7 +84,7 @@ def main() -> None:
             float(found.posterior.tensors()["curvature"].double().sum() / truth.sum()),
             float((ratio - 1).abs()[truth > truth.mean() / 10].mean()),
         ]
-    record("many_outputs_small" if small else "many_outputs", {"classes": classes, **results})
+    record("many_outputs_cpu" if small else "many_outputs_gpu", {"classes": classes, **results})
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ ON_CPU = [
     "benchmarks.hadamard",
     "benchmarks.global_inducing",
 ]
-ON_GPU = ["benchmarks.resnets"]
+ON_GPU = ["benchmarks.resnets", "benchmarks.draws_gpu", "benchmarks.many_outputs"]
 
 
 def main() -> None:

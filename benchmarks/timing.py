@@ -19,6 +19,12 @@ from torch import Tensor, nn
 import bayesify
 
 RESULTS = Path(__file__).parent / "results"
+MACHINE = "aarch64" if platform.machine() in ("aarch64", "arm64") else platform.machine()
+
+
+def folder_of(results: Path, name: str, machine: str) -> Path:
+    """Where results lie: those on another processor than ARM's in a folder of its name, so that both are kept."""
+    return results / machine if name.endswith("_cpu") and machine != "aarch64" else results
 
 
 def ratios(baseline: Callable[[], Any], *candidates: Callable[[], Any], seconds: float = 4.0) -> list[float]:
@@ -81,8 +87,8 @@ def record(name: str, figures: dict[str, Any], **facts: Any) -> Path:
         **facts,
         "figures": figures,
     }
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+    path = folder_of(RESULTS, name, MACHINE) / f"{name}.json"
+    path.parent.mkdir(exist_ok=True)
     innermost = re.compile(r"\{[^{}]*\}")  # on one line each
     path.write_text(innermost.sub(lambda part: " ".join(part[0].split()), json.dumps(entry, indent=2)) + "\n")
     for key, value in figures.items():

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks import aims
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "speed.md"
 START, END = "<!-- speed: from benchmarks/results, by python -m tools.speed_table -->", "<!-- end of speed -->"
@@ -46,7 +48,29 @@ def tables() -> str:
         "| --- | --- |",
         *(f"| {title} | {number(cpu['figures'].get(key))} |" for key, title in ON_CPU.items()),
     ]
-    return "\n".join([*lines, "", *captured()])
+    return "\n".join([*lines, "", *captured(), "", *aims_table()])
+
+
+def aims_table() -> list[str]:
+    """Every aim of benchmarks/aims.toml beside what was measured on each machine, and what nothing can be below."""
+    lines = [
+        "What is asked for (`benchmarks/aims.toml`; `make bench` says what your machine meets); figures that miss it in bold:",
+        "",
+        "| | aim | floor | " + " | ".join([*aims.MACHINES, "H200"]) + " |",
+        "| --- " * (4 + len(aims.MACHINES)) + "|",
+    ]
+    for aim in aims.aims():
+        machines = ["", "", "H200"] if aims.on_gpu(aim) else [*aims.MACHINES.values(), ""]
+        found = [(aims.stored(aim, machine), aims.stored(aim, machine, "floor")) for machine in machines if machine]
+        floors = dict.fromkeys(f"{floor:.3g}" for _, floor in found if floor is not None)
+        shown = iter(["" if figure is None else _marked(aim, figure) for figure, _ in found])
+        cells = [next(shown) if machine else "" for machine in machines]
+        lines.append("| " + " | ".join([aim["what"], f"{aim['aim']:g}", " / ".join(floors), *cells]) + " |")
+    return lines
+
+
+def _marked(aim: dict[str, Any], figure: float) -> str:
+    return f"{figure:.3g}" if aims.is_met(aim, figure) else f"**{figure:.3g}**"
 
 
 def captured() -> list[str]:

@@ -20,7 +20,6 @@ ALIGNED = 64
 FAST = True
 """Whether kernels take sines and cosines by the device's own instructions, which an emulation does not have."""
 
-
 WARPS = 4
 """Groups of 32 threads that make a tile."""
 
@@ -59,9 +58,9 @@ class Plan:
         for count in tiles:
             first.append(first[-1] + halves * count)
         self.members = members
-        means, log_stds, prior_stds, tiles, first = (
-            [values[at] for at in members] for values in (means, log_stds, prior_stds, tiles, first)
-        )
+        means, log_stds = [means[at] for at in members], [log_stds[at] for at in members]
+        prior_stds = [prior_stds[at] for at in members]
+        tiles, first = [tiles[at] for at in members], [first[at] for at in members]
         self.num_draws, self.antithetic, self.dtype = num_draws, antithetic, dtype
         self.prior_stds, self.device = list(prior_stds), means[0].device
         self.shapes, self.strides = [mean.shape for mean in means], [mean.stride() for mean in means]
@@ -82,13 +81,13 @@ class Plan:
         self.precisions = torch.tensor([std**-2 for std in prior_stds], dtype=torch.float32).to(self.device)
         self.constant = sum(size * (math.log(std) - 0.5) for size, std in zip(sizes, prior_stds, strict=True))
         self.gaps = torch.zeros(ALIGNED, dtype=dtype, device=self.device)
-        self.layouts = [((num_draws, *shape), (size, *stride)) for shape, size, stride in self._forms(sizes)]
+        self.layouts = [
+            ((num_draws, *shape), (size, *stride))
+            for shape, size, stride in zip(self.shapes, sizes, self.strides, strict=True)
+        ]
 
     def _place(self, value: Tensor) -> int:
         return (value.data_ptr() - self.base.data_ptr()) // value.element_size()
-
-    def _forms(self, sizes: list[int]) -> Any:
-        return zip(self.shapes, sizes, self.strides, strict=True)
 
     def draw(self, seed: Tensor) -> tuple[list[Tensor], Tensor]:
         """Draws [S, *shape] of each, and the KL, a scalar; without gradients."""

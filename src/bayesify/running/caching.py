@@ -25,7 +25,7 @@ MOST_RECENT = 4
 _CACHE: weakref.WeakKeyDictionary[nn.Module, dict[Any, tuple[int, Any]]] = weakref.WeakKeyDictionary()
 _STATES: weakref.WeakKeyDictionary[nn.Module, tuple[int, list[Tensor]]] = weakref.WeakKeyDictionary()
 _CONSTANTS: weakref.WeakKeyDictionary[nn.Module, dict[Any, Any]] = weakref.WeakKeyDictionary()
-_RECENT: weakref.WeakKeyDictionary[nn.Module, dict[Any, Any]] = weakref.WeakKeyDictionary()
+_RECENT: weakref.WeakKeyDictionary[nn.Module, dict[Any, tuple[Any, bool]]] = weakref.WeakKeyDictionary()
 _COUNTER = itertools.count()
 _LOCK = threading.RLock()
 
@@ -78,13 +78,18 @@ def constant(owner: nn.Module, key: Any, compute: Callable[[], Computed]) -> Com
 
 
 def recent(owner: nn.Module, key: Any, compute: Callable[[], Computed]) -> Computed:
-    """The result of a computation that depends on nothing but its key; the last few are kept for a module."""
+    """The result of a computation that depends on nothing but its key; the last few are kept for a module.
+
+    What is asked for while a CUDA graph is captured is kept as long as the module: the graph reads its memory in every replay.
+    """
     with _LOCK:
         known = _RECENT.setdefault(owner, {})
-        found = known.pop(key) if key in known else compute()
-        known[key] = found
-        while len(known) > MOST_RECENT:
-            del known[next(iter(known))]
+        found, held = known.pop(key) if key in known else (compute(), False)
+        held = held or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+        known[key] = (found, held)
+        free = [name for name, (_, is_held) in known.items() if not is_held]
+        for name in free[:-MOST_RECENT]:
+            del known[name]
     result: Computed = found
     return result
 

@@ -1,0 +1,121 @@
+"""Draws by one kernel are those of plain torch operations on the same noise. Run with `-m gpu`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, nn
+
+import bayesify
+from bayesify import likelihoods, posteriors
+from bayesify.maths import philox
+from bayesify.maths.fused_draws import kernel_normals
+from bayesify.posteriors.mean_field import MeanField
+from bayesify.running.cuda_graphs import capture, side_stream
+
+pytest.importorskip("triton")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.fixture(autouse=True)
+def enabled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(philox, "ENABLED", True)
+
+
+@pytest.mark.parametrize("count", [1, philox.TILE - 1, philox.TILE, 1_000_003])
+def test_numbers_are_those_of_the_reference(count: int) -> None:
+    seed = torch.tensor([2**62 + 77], device="cuda")
+    # sines and cosines of the device are within 5e-7, radii below 6.8
+    torch.testing.assert_close(kernel_normals(count, seed), philox.philox_normals(count, seed), rtol=0, atol=1e-5)
+
+
+def test_distribution() -> None:
+    numbers = kernel_normals(2**22, torch.tensor([5], device="cuda")).double().cpu().numpy()
+    assert stats.kstest(numbers, "norm").pvalue > 1e-4
+    assert abs(numbers.mean()) < 4.5 / 2**11
+    assert abs(numbers.var() - 1) < 4.5 * 2**0.5 / 2**11
+
+
+def convolutional() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 100), nn.Linear(100, 513)).cuda()
+
+
+NETWORKS = {
+    "float32": convolutional,
+    "channels_last": lambda: convolutional().to(memory_format=torch.channels_last),
+    "bfloat16": lambda: convolutional().bfloat16(),
+}
+
+
+def results(bnn: Any, num_draws: int, antithetic: bool) -> tuple[dict[str, Tensor], Tensor, list[Tensor]]:
+    bnn.zero_grad()
+    generator = torch.Generator("cuda").manual_seed(3)
+    draws = bnn.draw(num_draws, generator=generator, antithetic=antithetic, local=True)
+    torch.manual_seed(0)
+    parts = [(weight.float() * torch.randn(weight.shape, device="cuda")).sum() for weight in draws.weights.values()]
+    (sum(parts) + 1.7 * draws.kl.mean()).backward()
+    return draws.weights, draws.kl.detach(), [parameter.grad.clone() for parameter in bnn.parameters()]
+
+
+@pytest.mark.parametrize("kind", list(NETWORKS))
+@pytest.mark.parametrize("num_draws", [1, 4])
+@pytest.mark.parametrize("antithetic", [False, True])
+def test_draws_and_gradients(kind: str, num_draws: int, antithetic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    bnn = bayesify.bayesianize(NETWORKS[kind](), posteriors.MeanField(), likelihood=likelihoods.Categorical())
+    fused = results(bnn, num_draws, antithetic)
+    monkeypatch.setattr(MeanField, "draws_fused", lambda self, request: False)
+    plain = results(bnn, num_draws, antithetic)
+    for name, weight in plain[0].items():
+        assert fused[0][name].dtype == weight.dtype
+        # one rounding to bfloat16 may go the other way
+        tolerance = 2**-8 * float(weight.detach().float().abs().max()) if weight.dtype == torch.bfloat16 else 1e-6
+        torch.testing.assert_close(fused[0][name].float(), weight.float(), rtol=0, atol=tolerance)
+    torch.testing.assert_close(fused[1], plain[1], rtol=1e-6, atol=0)
+    for one, other in zip(fused[2], plain[2], strict=True):
+        assert float((one - other).abs().max()) < 1e-5 * float(other.abs().max())
+
+
+def test_second_derivatives(monkeypatch: pytest.MonkeyPatch) -> None:
+    bnn = bayesify.bayesianize(nn.Linear(40, 30).cuda(), posteriors.MeanField(), likelihood=likelihoods.Categorical())
+
+    def curvature() -> list[Tensor]:
+        draws = bnn.draw(2, generator=torch.Generator("cuda").manual_seed(1))
+        value = sum(weight.pow(3).sum() for weight in draws.weights.values()) + draws.kl.mean()
+        first = torch.autograd.grad(value, list(bnn.parameters()), create_graph=True)
+        return list(torch.autograd.grad(sum(grad.square().sum() for grad in first), list(bnn.parameters())))
+
+    fused = curvature()
+    monkeypatch.setattr(MeanField, "draws_fused", lambda self, request: False)
+    for one, other in zip(fused, curvature(), strict=True):
+        assert float((one - other).abs().max()) < 1e-5 * float(other.abs().max())
+
+
+def test_replays_take_the_numbers_of_plain_draws() -> None:
+    bnn = bayesify.bayesianize(
+        nn.Linear(64, 64).cuda(), posteriors.MeanField(1.0), likelihood=likelihoods.Categorical()
+    )
+    generator = torch.Generator("cuda").manual_seed(5)
+    with torch.no_grad():
+        plain = [bnn.draw(1, generator=generator).weights["weight"].clone() for _ in range(3)]
+        with side_stream():
+            bnn.draw(1, generator=generator)
+        torch.cuda.synchronize()
+        graph, found = capture(lambda: bnn.draw(1, generator=generator).weights["weight"], [generator])
+        generator.manual_seed(5)
+        for expected in plain:
+            graph.replay()
+            assert torch.equal(found, expected)
+
+
+def test_moments_of_draws() -> None:
+    bnn = bayesify.bayesianize(
+        nn.Linear(50, 41).cuda(), posteriors.MeanField(0.5), likelihood=likelihoods.Categorical()
+    )
+    with torch.no_grad():
+        weights = bnn.draw(4096, generator=torch.Generator("cuda").manual_seed(2)).weights["weight"]
+    scores = (weights - bnn.posterior.mean()["weight"]) / 0.5
+    assert float(scores.mean(0).abs().max()) < 5.5 / 64  # 2,050 entries, 4,096 draws each
+    assert float((scores.var(0) - 1).abs().max()) < 5.5 * 2**0.5 / 64

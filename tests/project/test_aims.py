@@ -1,0 +1,48 @@
+"""The table of aims names figures that benchmarks record, and tells which are met."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def aims(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT))
+    return import_module("benchmarks.aims")
+
+
+def test_every_aim_names_a_figure_of_its_file(aims: Any) -> None:
+    for aim in aims.aims():
+        path = aims.RESULTS / f"{aim['file']}.json"
+        if path.exists():
+            assert aims.stored(aim, "aarch64") is not None, aim["what"]
+        else:
+            assert any(f'"{aim["file"]}"' in file.read_text() for file in (ROOT / "benchmarks").glob("*.py")), aim[
+                "file"
+            ]
+
+
+def test_other_processors_have_a_folder_of_their_own(aims: Any) -> None:
+    assert aims.folder_of(aims.RESULTS, "foundation_cpu", "x86_64") == aims.RESULTS / "x86_64"
+    assert aims.folder_of(aims.RESULTS, "foundation_cpu", "aarch64") == aims.RESULTS
+    assert aims.folder_of(aims.RESULTS, "resnets_gpu", "x86_64") == aims.RESULTS
+
+
+def test_verdicts(aims: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert aims.is_met({"aim": 2.0}, 1.99)
+    assert not aims.is_met({"aim": 2.0}, 2.02)
+    assert aims.is_met({"aim": 3.0, "more": True}, 18)
+    rows = [{"what": "a", "file": "foundation_cpu", "figure": "mlp_16_fresh_draws", "aim": 100.0, "floor": 1.0}]
+    rows.append(rows[0] | {"what": "b", "aim": 0.0})
+    rows.append(rows[0] | {"what": "c", "file": "unknown_cpu"})
+    monkeypatch.setattr(aims, "aims", lambda: rows)
+    monkeypatch.setattr(aims, "MACHINE", "aarch64")
+    aims.main()
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in said] == ["met", "missed", "not", "1"]
