@@ -110,7 +110,7 @@ class Plan:
                 FAST,
                 num_warps=WARPS,
             )
-        kl = parts.sum() + self.constant
+        kl = parts.sum().add_(self.constant)
         draws = [
             out.as_strided(size, stride, start)
             for (size, stride), start in zip(self.layouts, self.starts, strict=False)
@@ -158,8 +158,10 @@ def make_plans(
     num_draws: int,
     antithetic: bool,
     dtypes: Sequence[torch.dtype],
-) -> list[Plan]:
-    """A plan for the Gaussians of each type of draws."""
+) -> list[Plan] | None:
+    """A plan for the Gaussians of each type of draws; `None` where a kernel cannot read them."""
+    if not all(_is_dense(mean, log_std) for mean, log_std in zip(means, log_stds, strict=True)):
+        return None
     return [
         Plan(
             means,
@@ -172,6 +174,12 @@ def make_plans(
         )
         for dtype in dict.fromkeys(dtypes)
     ]
+
+
+def _is_dense(mean: Tensor, log_std: Tensor) -> bool:
+    """Whether two parameters lie in memory alike and without gaps."""
+    dense = mean.is_contiguous() or (mean.dim() == 4 and mean.is_contiguous(memory_format=torch.channels_last))
+    return dense and mean.stride() == log_std.stride() and mean.dtype == log_std.dtype and mean.numel() < 2**31 - TILE
 
 
 @known_signature

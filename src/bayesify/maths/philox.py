@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-TILE = 1024
+TILE = 2048
 """Numbers that one program of a kernel makes."""
 
 ROUNDS = 10

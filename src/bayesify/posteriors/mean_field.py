@@ -109,12 +109,12 @@ class MeanField(Posterior):
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
         """`m + s * noise`, or local Gaussians inside the training objective if asked for."""
+        if self.draws_fused(request) and (fused := self._draw_fused(request)) is not None:
+            return fused
         log_std = self.log_std()
         if request.local and self.local_reparameterization:
             return self._draw_locally(request, log_std)
         names, means = list(self.mean_value), self._means()
-        if self.draws_fused(request):
-            return self._draw_fused(request)
         noise = self._noise(request, means)
         prior_stds = [request.prior.std[name] for name in names]
         if not torch.is_grad_enabled() and not transforming():
@@ -141,30 +141,30 @@ class MeanField(Posterior):
 
     def draws_fused(self, request: DrawRequest) -> bool:
         """See `Posterior`: where the parameters are what a kernel reads, whole and as they are."""
-        means, log_stds = self.mean_value.values(), self.raw_std.values()
         return (
-            has_kernel(means[0])
+            has_kernel(next(self.mean_value.parameters()))
             and type(request.noise) is NoiseSource
             and request.prior.fixed
             and self.max_std is None
             and self.units == "weight"
             and not (request.local and self.local_reparameterization)
-            and not any(True for _ in self.buffers())  # masks
+            and not self.mean_value.is_pruned
             and not transforming()
             and not torch.compiler.is_compiling()
-            and all(_is_dense(mean, log_std) for mean, log_std in zip(means, log_stds, strict=True))
         )
 
-    def _draw_fused(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
+    def _draw_fused(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor] | None:
         """The same numbers by a kernel for all weights of a type, which a bfloat16 network's weights are written in at once."""
-        names, means, log_stds = list(self.mean_value), self.mean_value.values(), self.raw_std.values()
-        dtypes = tuple(request.dtypes.get(name, torch.float32) for name in names)
-        stds = tuple(float(request.prior.std[name]) for name in names)
-        addresses = tuple(value.data_ptr() for value in (*means, *log_stds))
+        names, means, log_stds = list(self.unit), self.mean_value.values(), self.raw_std.values()
+        dtypes = tuple([request.dtypes.get(name, torch.float32) for name in names])
+        stds = tuple([float(request.prior.std[name]) for name in names])
+        addresses = tuple([value.data_ptr() for value in (*means, *log_stds)])
         key = (addresses, stds, dtypes, request.num_draws, request.antithetic)
         plans = recent(
             self, key, lambda: make_plans(means, log_stds, stds, request.num_draws, request.antithetic, dtypes)
         )
+        if plans is None:
+            return None
         seed = request.noise.seed(means[0].device)
         drawn: dict[str, Tensor] = {}
         kl: Any = 0.0
@@ -177,7 +177,7 @@ class MeanField(Posterior):
             parameters = [values[at] for values in (means, log_stds) for at in plan.members]
             found, part = fused_draws(plan, noise, seed, parameters)
             drawn |= {names[at]: draw for at, draw in zip(plan.members, found, strict=True)}
-            kl = kl + part
+            kl = part if len(plans) == 1 else kl + part
         return drawn, kl
 
     def _draw_locally(self, request: DrawRequest, log_std: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
@@ -258,9 +258,3 @@ def like_layout(flat: Tensor, like: Tensor) -> Tensor:
     if like.is_contiguous() or flat.stride(0) not in (like.numel(), -(-like.numel() // TILE) * TILE):
         return flat.view(size)
     return flat.as_strided(size, (flat.stride(0), *like.stride()))
-
-
-def _is_dense(mean: Tensor, log_std: Tensor) -> bool:
-    """Whether two parameters lie in memory alike and without gaps."""
-    dense = mean.is_contiguous() or (mean.dim() == 4 and mean.is_contiguous(memory_format=torch.channels_last))
-    return dense and mean.stride() == log_std.stride() and mean.dtype == log_std.dtype and mean.numel() < 2**31 - TILE

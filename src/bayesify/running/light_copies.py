@@ -80,6 +80,10 @@ class LightCopy:
         """The copy of one module of the tree."""
         return self._pairs[id(module)].clone
 
+    def modules(self) -> list[nn.Module]:
+        """All modules of the copy."""
+        return [pair.clone for pair in self._pairs.values()]
+
     def _copy(self, module: nn.Module) -> nn.Module:
         known = self._pairs.get(id(module))
         if known is not None:

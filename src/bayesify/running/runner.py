@@ -166,7 +166,7 @@ class Runner:
         if not self._is_alone:
             return list(self.network.modules())
         if not self._listed:
-            self._listed = list(self.network.modules())
+            self._listed = list(self.network.modules()) if self._copy is None else self._copy.modules()
         return self._listed
 
     def _is_recurrent(self) -> bool:

@@ -39,7 +39,8 @@ class NetworkLayout:
             rows = value.to(weight).expand(weight.shape[0], 1, -1)
             weights[name] = weight.index_copy(1, torch.tensor([row], device=weight.device), rows)
         for name in self.low_precision.keys() & weights.keys():
-            weights[name] = weights[name].to(self.low_precision[name])
+            if weights[name].dtype != self.low_precision[name]:
+                weights[name] = weights[name].to(self.low_precision[name])
         for name in self._channels_last & weights.keys():
             if weights[name].stride(2) != 1:
                 weights[name] = weights[name].movedim(2, -1).contiguous().movedim(-1, 2)

@@ -43,6 +43,11 @@ class NamedParameters(nn.Module):
         """Which entries are kept, in the dense shape; `None` where all are."""
         return self._buffers.get(encode(name) + MASK)
 
+    @property
+    def is_pruned(self) -> bool:
+        """Whether entries of any parameter are left out."""
+        return bool(self._buffers)
+
     def prune(self, name: str, mask: Tensor) -> None:
         """Keep only the entries of a parameter where the mask, of its dense shape, is true; it becomes a new parameter."""
         key, parameter = encode(name), self[name]
