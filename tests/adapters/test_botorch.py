@@ -148,7 +148,8 @@ def test_every_predictor_with_draws(kind):
     count = {"ensemble": 3, "chain": 5}.get(kind, 6)
     assert found.values.shape == (3, count, 2, 1)
     assert found.values.dtype == torch.float64
-    outputs = baselines.FixedDraws(model.draws, predictor.likelihood).predict(at.detach().float().flatten(0, 1))
+    draws = predictor.draw(count, generator=seeded())
+    outputs = baselines.FixedDraws(draws, predictor.likelihood).predict(at.detach().float().flatten(0, 1))
     torch.testing.assert_close(found.mean.flatten(0, 1), outputs.mean.double(), rtol=1e-4, atol=1e-5)
     gradient = torch.autograd.grad(found.mean.sum(), at)[0]
     assert bool(gradient.abs().sum() > 0)

@@ -11,7 +11,8 @@ from bayesify import registry
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NEEDS = {"transformers.md": "peft", "hmc.md": "pyro", "scientist.md": "pyro", "engineer.md": "onnxruntime"} | {
-    "small-device.md": "onnxruntime"
+    "small-device.md": "onnxruntime",
+    "bayesian-optimization.md": "botorch",
 }
 BLOCK = re.compile(r"^```python[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 

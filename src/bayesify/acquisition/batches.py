@@ -35,7 +35,8 @@ def batch_bald(
     What example n adds to those chosen is computed by the chain rule, $\mathbb{E}_{y_{1:q}} H[y_n | y_{1:q}] - \tfrac1S \sum_s
     H[p_s(y_n)]$: hypothetical labels of the chosen ones weigh the draws, $p(s | y_{1:q})$, and $p(y_n | y_{1:q})$ is the mixture
     with these weights. All $C^q$ configurations of labels are enumerated while they are at most `num_configurations`; beyond, that
-    many are sampled from the draws, in equal shares. A copy of a chosen example adds little, where `bald` scores it as high.
+    many are sampled from the draws, in equal shares. A copy of a chosen example adds nothing where each draw is
+    sure of its label, and `bald` scores it as high as the first.
 
     Args:
         draws: S functions with logits of C classes.

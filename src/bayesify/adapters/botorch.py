@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from bayesify.likelihoods.base import NumberLikelihood
 from bayesify.predictive.transformed import TargetTransform
 from bayesify.predictor import Drawable, Predictor, Trainable
 from bayesify.running.outputs import select_output
+from bayesify.running.runner import Runner
 from bayesify.training.fitting import fit
 
 
@@ -65,7 +66,8 @@ class BoTorchModel(_Model):
     r"""Functions from a posterior as a `botorch.models.model.Model`: the same S functions for every input.
 
     The value of a function at x is the mean of y under the likelihood given that draw's outputs, in the targets' units:
-    $f_s(x) = g^{-1}(\mathbb{E}[z | \text{draw } s, x])$. Values at several points are joint draws, differentiable by x.
+    $f_s(x) = g^{-1}(\mathbb{E}[z | \text{draw } s, x])$. Values at several points are joint draws, differentiable by x, and
+    computed in float64, whatever the network was trained in.
 
     Args:
         model: What can draw, such as a `BayesianNetwork`, `Laplace`, `SWAG`, `FixedDraws` of a chain; or `Draws`.
@@ -113,7 +115,7 @@ class BoTorchModel(_Model):
         self._data, self._inputs, self._targets = data, inputs, targets
         self._output, self._given = output_of(model, output), (num_draws, likelihood)
         self._num_outputs = num_outputs or (data[1].shape[-1] if data is not None else 1)
-        self.draws = _evaluating(fixed_draws(model, num_draws, generator, "BoTorchModel", NUM_DRAWS))
+        self.draws = _precise(fixed_draws(model, num_draws, generator, "BoTorchModel", NUM_DRAWS))
 
     @property
     def num_outputs(self) -> int:
@@ -156,7 +158,7 @@ class BoTorchModel(_Model):
 
     def _values(self, draws: Draws, X: Tensor, noisy: bool = False) -> Tensor:
         """[*b, S, q, O]."""
-        outputs = select_output(draws(self._rows(X)), self._output).to(X.dtype)
+        outputs = select_output(draws(self._rows(X).double()), self._output).to(X.dtype)
         outputs = outputs if outputs.ndim > 2 else outputs.unsqueeze(-1)  # [S, b q, K O]
         law, values = self._law[0], outputs
         if law is not None:
@@ -170,9 +172,9 @@ class BoTorchModel(_Model):
         return values.unflatten(1, X.shape[:-1]).movedim(0, -3)
 
     def _rows(self, X: Tensor) -> Tensor:
-        """Inputs of the network, [b q, D], in its precision."""
+        """Inputs of the network, [b q, D]."""
         points = X if self._inputs is None else self._inputs(X)
-        return points.reshape(-1, points.shape[-1]).to(next(iter(self.draws.weights.values())).dtype)
+        return points.reshape(-1, points.shape[-1])
 
     def thompson_path(self, generator: torch.Generator | None = None) -> Any:
         """One function from the posterior, for Thompson sampling: a deterministic botorch model that an optimizer can climb.
@@ -186,7 +188,7 @@ class BoTorchModel(_Model):
         model = self._model[0]
         if isinstance(model, Drawable) and model.num_distinct_draws is None:
             with torch.no_grad():
-                path = _evaluating(model.draw(1, generator=generator).detach())
+                path = _precise(model.draw(1, generator=generator).detach())
         else:
             index = int(torch.randint(len(self.draws), (), generator=generator))
             path = self.draws[index : index + 1]
@@ -225,8 +227,9 @@ class BoTorchModel(_Model):
             )
         x, y = (torch.cat((old, new.to(old))) for old, new in zip(self._data, (X, Y), strict=True))
         made, (num_draws, likelihood) = copy.deepcopy(model), self._given
+        like = next(model.module.parameters())
         rows, z = self._rows(x), y if self._targets is None else self._targets.forward(y)
-        loader = DataLoader(TensorDataset(rows, z.to(rows)), batch_size=len(rows))
+        loader = DataLoader(TensorDataset(rows.to(like), z.to(like)), batch_size=len(rows))
         fit(made, loader, epochs=epochs, learning_rate=learning_rate, seed=seed, **{"progress": False, **options})
         return BoTorchModel(
             made,
@@ -240,6 +243,11 @@ class BoTorchModel(_Model):
         )
 
 
-def _evaluating(draws: Draws) -> Draws:
-    """The same functions in evaluation mode."""
-    return Draws(draws.runner.evaluating(), draws.weights, draws.kl, draws.buffers)
+def _precise(draws: Draws) -> Draws:
+    """Detached draws as the same functions in evaluation mode and float64: line searches fail on float32's rounding."""
+
+    def widen(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value.double() if value.is_floating_point() else value for name, value in values.items()}
+
+    runner = Runner(draws.runner.network, draws.runner.weights, widen(draws.runner.point_values), evaluate=True)
+    return Draws(runner, widen(draws.weights), draws.kl, draws.buffers and [widen(part) for part in draws.buffers])
