@@ -73,6 +73,6 @@ def grouped(
         rows += [
             row(setting, metric, [one[metric] for one in own], published(metric, setting))
             for metric in metrics
-            if metric in own[0]
+            if own[0].get(metric) is not None
         ]
     return rows

@@ -15,15 +15,24 @@ from bayesify.datasets import uci
 from bayesify_papers.shared.program import Program
 from bayesify_papers.shared.published import Score
 from bayesify_papers.shared.regressions import synthetic
-from bayesify_papers.walsh_hadamard.regression import MODELS, Outcome, Setting, compare, read_folder, run_setting
+from bayesify_papers.walsh_hadamard.regression import (
+    MODELS,
+    Outcome,
+    Setting,
+    both_targets,
+    compare,
+    corrected,
+    read_folder,
+    run_setting,
+)
 from bayesify_papers.walsh_hadamard.shallow_regression import DEFAULTS, ORDER, PAPER, SMOKE, add_options
 from bayesify_papers.walsh_hadamard.stacked_training import Recipe
 
 
 def published_score(score: str, outcome: Outcome) -> Score | None:
-    """The paper's mean and standard deviation for an outcome's data set, model and width."""
+    """The paper's mean and standard deviation for an outcome's data set, model and width, corrected."""
     found: Score | None = PAPER.find("deep", score, outcome.model, outcome.width, outcome.dataset)
-    return found
+    return corrected(score, outcome.dataset, outcome.model, found)
 
 
 def summarize(outcomes: Sequence[Outcome]) -> str:
@@ -46,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     outcomes: list[Outcome] = []
     for width in widths:
         for name in ["synthetic"] if chosen.smoke else chosen.datasets:
-            data = synthetic() if chosen.smoke else uci.load(name, chosen.data)
+            data = synthetic() if chosen.smoke else both_targets(uci.load(name, chosen.data))
             for model in chosen.models:
                 setting = Setting(model, 2, width, **(DEFAULTS if model == "WHVI" else {}))
                 outcomes += run_setting(chosen.out, data, setting, recipe, splits=chosen.splits, facts=chosen.facts)

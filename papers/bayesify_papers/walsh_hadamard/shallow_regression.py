@@ -3,13 +3,16 @@
     python -m bayesify_papers.walsh_hadamard.shallow_regression [--datasets yacht boston] [--models WHVI] [--out DIR] [--smoke]
 
 50 units, 100 for protein; batches of 64, Adam with the paper's decay, 500 steps with a fixed noise variance and 50,000 with a
-learned one, one draw a step, 64 draws for predictions (appendices D.1 and D.2). The standard splits: 20, 5 for protein. What the
-supplement leaves open (activation, biases, starting values) is in `DEFAULTS` and `CHOICES`; targets are standardized and the noise
-variance starts at 0.1. Energy and naval have two targets in the paper and one in the files: they are reported and not compared.
+learned one, one draw a step, 64 draws for predictions (appendices D.1 and D.2). The standard splits: 20, 5 for protein. What
+the supplement leaves open (activation, biases, starting values) is in `DEFAULTS` and `CHOICES`; targets are standardized and
+the noise variance starts at 0.1. Energy and naval have two targets in the paper and one in the files; naval's second follows
+from the order of its rows, energy is reported and not compared. `--faithful` takes what is known of the authors' code for WHVI
+(`FAITHFUL`).
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +21,16 @@ from bayesify.datasets import uci
 from bayesify_papers.shared.program import Program
 from bayesify_papers.shared.published import Score, published
 from bayesify_papers.shared.regressions import synthetic
-from bayesify_papers.walsh_hadamard.regression import MODELS, Outcome, Setting, compare, read_folder, run_setting
+from bayesify_papers.walsh_hadamard.regression import (
+    MODELS,
+    Outcome,
+    Setting,
+    both_targets,
+    compare,
+    corrected,
+    read_folder,
+    run_setting,
+)
 from bayesify_papers.walsh_hadamard.stacked_training import Recipe
 
 PAPER = published("walsh_hadamard")
@@ -35,19 +47,29 @@ the first run."""
 DEFAULTS: dict[str, Any] = {"prior_scale": 1.0, "init_scale": 1.0, "point_biases": True, "shrink": 10.0}
 """What the supplement leaves open, for WHVI; see `Setting`. Chosen on training rows of concrete that were set aside."""
 
+FAITHFUL: dict[str, Any] = {
+    "activation": "tanh",
+    "output_row": True,
+    "noise": math.exp(-1.5),
+    "own_unit": True,
+}
+"""What the authors' code has in place of `DEFAULTS`, with Gaussian biases and the noise at a third of the learning rate. Not taken
+over: its starts of S and g, one q(g) for all blocks, and standard deviations that it reads as variances."""
+
 SMOKE = Recipe(fixed_noise_steps=5, steps=15, batch=16)
 
 
-def setting(dataset: str, model: str) -> Setting:
+def setting(dataset: str, model: str, faithful: bool = False) -> Setting:
     """What table 2 trains on a data set."""
     width = 100 if dataset == "protein" else 50
-    return Setting(model, 1, width, **({**DEFAULTS, **CHOICES.get(dataset, {})} if model == "WHVI" else {}))
+    ours = FAITHFUL if faithful else {**DEFAULTS, **CHOICES.get(dataset, {})}
+    return Setting(model, 1, width, **(ours if model == "WHVI" else {}))
 
 
 def published_score(score: str, outcome: Outcome) -> Score | None:
-    """The paper's mean and standard deviation for an outcome's data set and model."""
+    """The paper's mean and standard deviation for an outcome's data set and model, corrected."""
     found: Score | None = PAPER.find("shallow", score, outcome.dataset, outcome.model)
-    return found
+    return corrected(score, outcome.dataset, outcome.model, found)
 
 
 def summarize(outcomes: Sequence[Outcome]) -> str:
@@ -65,17 +87,17 @@ def add_options(program: Program) -> Program:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment from the command line."""
     program = Program(__doc__, __spec__, "walsh-hadamard-shallow", small=True)
-    program.choice("datasets", ORDER).choice("models", MODELS, ["WHVI"])
+    program.choice("datasets", ORDER).choice("models", MODELS, ["WHVI"]).option(faithful=False)
     chosen = add_options(program).read(arguments)
     if chosen.table:
         print(summarize(read_folder(chosen.out)))
         return 0
-    recipe = SMOKE if chosen.smoke else Recipe(steps=chosen.steps)
+    recipe = SMOKE if chosen.smoke else Recipe(steps=chosen.steps, noise_rate=1 / 3 if chosen.faithful else 1.0)
     outcomes: list[Outcome] = []
     for name in ["synthetic"] if chosen.smoke else chosen.datasets:
-        data = synthetic() if chosen.smoke else uci.load(name, chosen.data)
+        data = synthetic() if chosen.smoke else both_targets(uci.load(name, chosen.data))
         for model in MODELS if chosen.smoke else chosen.models:
-            wanted = setting(name, model)
+            wanted = setting(name, model, chosen.faithful)
             outcomes += run_setting(chosen.out, data, wanted, recipe, splits=chosen.splits, facts=chosen.facts)
     print(summarize(outcomes))
     return 0

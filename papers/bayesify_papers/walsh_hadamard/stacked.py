@@ -214,7 +214,7 @@ class Stack:
 
         Args:
             x: [R, B, inputs].
-            y: [R, B, O], or labels [R, B].
+            y: [R, B, O], outputs beyond which are dropped, or labels [R, B].
             noise: See `draw`.
             num_data: N, the same for all.
         """
@@ -223,8 +223,8 @@ class Stack:
         if isinstance(self.likelihood, Gaussian):
             raw = self.parameters.get("raw_noise")
             variance = self.likelihood.noise.expand(len(self)) if raw is None else positive(raw)
-            squares = (outputs - y).square().sum((-1, -2))
-            count = outputs.shape[-1] * outputs.shape[-2]
+            squares = (outputs[..., : y.shape[-1]] - y).square().sum((-1, -2))
+            count = y.shape[-1] * y.shape[-2]
             density = -0.5 * (squares / variance + count * (variance.log() + math.log(2 * math.pi))).sum()
         else:
             density = outputs.log_softmax(-1).gather(-1, y.unsqueeze(-1)).sum()

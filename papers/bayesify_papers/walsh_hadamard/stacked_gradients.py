@@ -175,14 +175,14 @@ class Gradients:
             slope.scatter_add_(-1, y.unsqueeze(-1), slope.new_ones(()).expand(*y.shape, 1))
             return {}, slope.mul_(scale)
         raw = self.stack.parameters.get("raw_noise")
-        residual = y - outputs
+        residual = y - outputs[..., : y.shape[-1]]
         if raw is None:
-            return {}, residual.mul_(scale / self.stack.likelihood.noise)
+            return {}, _widen(residual.mul_(scale / self.stack.likelihood.noise), outputs)
         precision = positive(raw).reciprocal_()
         squares = torch.linalg.vector_norm(residual, dim=(-1, -2)).square_()
-        count = outputs.shape[-1] * outputs.shape[-2]
+        count = y.shape[-1] * y.shape[-2]
         of_noise = squares.mul_(precision).sub_(count).mul_(precision).mul_(raw.sigmoid()).mul_(0.5 * scale)
-        return {"raw_noise": of_noise}, residual.mul_((precision * scale)[:, None, None])
+        return {"raw_noise": of_noise}, _widen(residual.mul_((precision * scale)[:, None, None]), outputs)
 
     def _backward(
         self, slope: Tensor, inputs: list[Tensor], weights: dict[str, Tensor], masks: dict[str, Tensor]
@@ -230,6 +230,12 @@ class Gradients:
         of_values = outer.mul_(grad).gather(-1, table.expand_as(outer)).sum(-2)
         self.through[:, start:stop].copy_((of_values.view(-1, signs.shape[0]) @ signs).view(len(self.stack), -1))
         return of_left.flatten(1), of_right.flatten(1)
+
+
+def _widen(slope: Tensor, outputs: Tensor) -> Tensor:
+    """Zeros for outputs that are dropped."""
+    dropped = outputs.shape[-1] - slope.shape[-1]
+    return nn.functional.pad(slope, (0, dropped)) if dropped else slope
 
 
 def _put(blocks: Blocks, matrix: Tensor, into: Tensor) -> None:

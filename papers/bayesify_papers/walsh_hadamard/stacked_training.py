@@ -32,6 +32,7 @@ class Recipe:
         learning_rate: $\lambda_0$.
         decay: $\gamma$.
         power: p.
+        noise_rate: Factor on the learning rate of the noise variance; a third in the authors' code.
 
     Raises:
         ValueError: If a count is negative, there is no step, or the learning rate is not positive.
@@ -43,6 +44,7 @@ class Recipe:
     learning_rate: float = 1e-3
     decay: float = 5e-4
     power: float = 0.3
+    noise_rate: float = 1.0
 
     def __post_init__(self) -> None:
         if self.fixed_noise_steps < 0 or self.steps < 0 or self.total < 1 or self.batch < 1:
@@ -156,7 +158,8 @@ class Trainer:
         with torch.no_grad():
             for keys, optimizer in zip(learned, self.optimizers, strict=False):
                 ascent = torch.cat([grads[key].reshape(-1) for key in keys])
-                optimizer.step(ascent.neg_(), self.recipe.rate(self.step))
+                factor = self.recipe.noise_rate if keys == ["raw_noise"] else 1.0
+                optimizer.step(ascent.neg_(), factor * self.recipe.rate(self.step))
         self.step += 1
 
     def _rows(self, count: int) -> Tensor:

@@ -47,12 +47,11 @@ def run(data: uci.Table, candidates: Sequence[Setting], recipe: Recipe, splits: 
         found = []
         for index in range(len(candidates)):
             own = stack.networks[index * count : (index + 1) * count]
-            pairs = [
+            judged = [
                 judge(network, *scored, unit, 64, seed)
                 for seed, (network, scored, unit) in enumerate(zip(own, rows.tests, rows.units, strict=True))
             ]
-            rmse, mnll = np.mean(pairs, axis=0)
-            found.append({"rmse": round(float(rmse), 4), "mnll": round(float(mnll), 4)})
+            found.append({key: round(float(np.mean([one[key] for one in judged])), 4) for key in ("rmse", "mnll")})
         return found
 
     def report(step: int, seconds: float) -> None:

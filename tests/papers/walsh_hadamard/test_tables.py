@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from bayesify_papers.walsh_hadamard import (
     shallow_regression,
     validation,
 )
+from bayesify_papers.walsh_hadamard.stacked import Stack
+from bayesify_papers.walsh_hadamard.stacked_gradients import Gradients
 from bayesify_papers.walsh_hadamard.stacked_training import Recipe
 
 from bayesify.likelihoods import Gaussian
@@ -80,12 +83,67 @@ def test_scores_are_in_the_targets_own_unit() -> None:
     torch.manual_seed(1)
     x, y, unit = torch.randn(20, 3), torch.randn(20, 1), 7.0
     object.__setattr__(network.posterior, "rate", 0.0)
-    rmse, mnll = regression.judge(network, x, y, unit, num_draws=2, seed=0)
+    scores = regression.judge(network, x, y, unit, num_draws=2, seed=0)
     outputs = network.mean_network()(x).detach() * unit
     assert isinstance(network.likelihood, Gaussian)
     noise = torch.distributions.Normal(outputs, float(network.likelihood.noise.detach()) ** 0.5 * unit)
-    assert rmse == pytest.approx(float((outputs - y * unit).square().mean().sqrt()), rel=1e-5)
-    assert mnll == pytest.approx(-float(noise.log_prob(y * unit).mean()), rel=1e-5)
+    for ending in ("", "_draws"):
+        assert scores[f"rmse{ending}"] == pytest.approx(float((outputs - y * unit).square().mean().sqrt()), rel=1e-5)
+        assert scores[f"mnll{ending}"] == pytest.approx(-float(noise.log_prob(y * unit).mean()), rel=1e-5)
+
+
+def test_scores_of_single_draws_are_no_better() -> None:
+    """By Jensen's inequality, against the library's mixture; of a network that drops outputs too."""
+    setting = regression.Setting("WHVI", 1, 9, noise=2.0, own_unit=True, output_row=True, activation="tanh")
+    network = regression.make(setting, 3, seed=0, unit=2.0)
+    assert float(network.likelihood.noise.detach()) == pytest.approx(0.5)  # type: ignore[union-attr, operator]
+    weight = dict(network.draw(1).weights)["2.weight"]
+    assert weight.shape[-2:] == (16, 9)
+    torch.manual_seed(1)
+    x, y = torch.randn(20, 3), torch.randn(20, 1)
+    scores = regression.judge(network, x, y, 2.0, num_draws=8, seed=0)
+    assert scores["rmse"] <= scores["rmse_draws"]
+    assert scores["mnll"] <= scores["mnll_draws"]
+    plain = regression.make(regression.Setting("MFG", 1, 4), 3, seed=0, outputs=2)
+    both = torch.randn(20, 2)
+    found = regression.judge(plain, x, both, 1.0, num_draws=8, seed=0)
+    prediction: Any = plain.predict(x, 8, generator=torch.Generator().manual_seed(0))
+    assert found["mnll"] == pytest.approx(-float(prediction.log_prob(both).mean()), rel=1e-5)
+    assert found["rmse"] == pytest.approx(float((prediction.mean - both).square().mean().sqrt()), rel=1e-5)
+
+
+def test_dropped_outputs_have_no_gradient() -> None:
+    """The written-out gradient of a network that drops outputs is the automatic one."""
+    setting = regression.Setting("WHVI", 1, 9, output_row=True, activation="tanh")
+    stack = Stack([regression.make(setting, 3, seed=seed) for seed in range(2)])
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(2, 6, 3, generator=generator), torch.randn(2, 6, 1, generator=generator)
+    noise = torch.randn(2, stack.noise_size, generator=generator)
+    written = {key: value.clone() for key, value in Gradients(stack)(x, y, noise, 30).items()}
+    values = list(stack.parameters.values())
+    automatic = torch.autograd.grad(stack.bound(x, y, noise, 30), values)
+    for key, expected in zip(stack.parameters, automatic, strict=True):
+        torch.testing.assert_close(written[key], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_both_targets_of_naval_follow_from_the_order_of_rows() -> None:
+    compressor = np.repeat(0.95 + 0.001 * np.arange(51), 26 * 9)[:, None]
+    naval = replace(synthetic(), name="naval", X=np.zeros((11934, 1)), y=compressor)
+    y = regression.both_targets(naval).y
+    assert y.shape == (11934, 2)
+    assert len(np.unique(y.round(3), axis=0)) == 51 * 26
+    assert y[:, 1].std() == pytest.approx(0.0075)
+    with pytest.raises(ValueError, match="not in the order"):
+        regression.both_targets(replace(naval, y=compressor[::-1]))
+    assert regression.both_targets(synthetic()).y.shape[1] == 1
+
+
+def test_a_published_mnll_lacks_a_constant_for_each_target() -> None:
+    assert regression.corrected("mnll", "power", "WHVI", (2.74, 0.03)) == (pytest.approx(2.8332), 0.03)
+    assert regression.corrected("mnll", "naval", "MCD", (-9.93, 0.01)) == (pytest.approx(-9.7436), 0.01)
+    assert regression.corrected("mnll", "power", "NNG", (2.78, 0.01)) == (2.78, 0.01)
+    assert regression.corrected("rmse", "power", "WHVI", (4.11, 0.12)) == (4.11, 0.12)
+    assert np.log(2 * np.pi) / 2 - np.log2(np.pi) / 2 == pytest.approx(0.0932, abs=5e-5)
 
 
 def test_a_smaller_g_is_the_same_network() -> None:
