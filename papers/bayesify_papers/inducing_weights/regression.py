@@ -9,11 +9,12 @@ paper caps it on images, which keeps the test NLL of different seeds together.
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -27,8 +28,10 @@ from bayesify.datasets import toy
 from bayesify.likelihoods import Gaussian
 from bayesify.posteriors import FullCovariance, InducingWeights, MeanField, Posterior
 from bayesify.priors import Neal
+from bayesify.training import Steps
 from bayesify_papers.shared import figures, records
-from bayesify_papers.shared.program import Program
+from bayesify_papers.shared.batches import MemoryBatches
+from bayesify_papers.shared.program import Program, fill
 from bayesify_papers.shared.tables import number, table
 
 HIDDEN, INDUCING, MEMBERS, PRIOR_SCALE = 50, 25, 8, 4.0
@@ -46,6 +49,7 @@ class Training:
         prediction_draws: For testing and figures.
         chain: Draws of the No-U-Turn sampler that are kept, one of `thin` steps each, after as many warm-up steps.
         thin: See `chain`.
+        device: Where networks are trained; predictions are made on the CPU.
     """
 
     steps: int = 1500
@@ -54,6 +58,7 @@ class Training:
     prediction_draws: int = 256
     chain: int = 250
     thin: int = 1
+    device: str = "cpu"
 
 
 SMOKE = Training(steps=10, num_draws=2, prediction_draws=8, chain=5)
@@ -101,19 +106,23 @@ def make(system: str, seed: int) -> BayesianNetwork:
 
 
 def train(system: str, data: toy.Regression, training: Training, seed: int) -> BayesianNetwork:
-    """A trained network of a system, on the CPU."""
-    bnn = make(system, seed)
+    """A trained network of a system, on the CPU; an epoch is as many steps on all data as divide them, at most 100."""
+    bnn = make(system, seed).to(training.device)
+    x, y = data.x.to(training.device), data.y.to(training.device)
+    epoch = math.gcd(training.steps, 100)
     fit(
         bnn,
-        [(data.x, data.y)],
-        epochs=training.steps,
+        MemoryBatches(x, y, len(x), passes=epoch),
+        num_data=len(x),
+        epochs=training.steps // epoch,
         learning_rate=training.learning_rate,
         scheduler=lambda adam: torch.optim.lr_scheduler.CosineAnnealingLR(adam, training.steps),
+        steps=Steps(scheduler="step"),
         num_draws=training.num_draws,
         seed=seed,
         progress=False,
     )
-    return bnn
+    return bnn.cpu()
 
 
 Predict = Callable[[Tensor], RegressionPredictive]
@@ -216,16 +225,18 @@ def run(
     panels: dict[str, Predict] = {}
     for system in systems:
         for seed in range(1 if system == REFERENCE else seeds):
-            start = time.process_time()
+            clock = time.process_time if training.device == "cpu" else time.perf_counter
+            start = clock()
             predict = predictor(system, data, training, seed)
-            outcomes.append(judge(system, seed, predict, data, time.process_time() - start))
+            outcomes.append(judge(system, seed, predict, data, clock() - start))
             panels.setdefault(system, predict)
             latest = outcomes[-1]
             print(f"{system} seed {seed}: nll {latest['nll']:.3f}, std gap/data {latest['gap_ratio']:.2f}", flush=True)
-    if folder is not None:
-        records.write(folder / "regression.json", {**(facts or {}), "training": asdict(training), "outcomes": outcomes})
-        if figures.DRAWS:
-            figure(panels, data, folder / "regression")
+            if folder is not None:
+                content = {**(facts or {}), "training": asdict(training), "outcomes": outcomes}
+                records.write(folder / "regression.json", content)
+    if folder is not None and figures.DRAWS:
+        figure(panels, data, folder / "regression")
     return outcomes
 
 
@@ -233,12 +244,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment from the command line."""
     known = [*SYSTEMS, REFERENCE]
     program = Program(__doc__, __spec__, "regression", small=True).choice("systems", known)
-    chosen = program.option(seeds=5, steps=Training().steps).read(arguments)
+    program.option(seeds=5, steps=Training().steps, num_draws=Training().num_draws, device="cpu")
+    chosen = program.read(arguments)
     systems = list(chosen.systems)
     if REFERENCE in systems and find_spec("pyro") is None:
         print("NUTS is left out: pyro-ppl is not installed; pip install 'bayesify[reference]'")
         systems.remove(REFERENCE)
-    training = SMOKE if chosen.smoke else replace(Training(), steps=chosen.steps)
+    training = SMOKE if chosen.smoke else fill(Training, chosen)
     print(summarize(run(systems, 1 if chosen.smoke else chosen.seeds, training, chosen.out, chosen.facts)))
     return 0
 
