@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = run_trainings(classify, planned, chosen.out, workers=workers)
     rows = [
         {"system": job.system, **setting(job.system, job.recipe), "parameters": results[name]["parameters"]}
-        | {key: round(results[name][key], 5) for key in CLASSIFICATION}
+        | {key: round(results[name][key], 5) for key in (*CLASSIFICATION, "train_seconds")}
         for name, job in planned.items()
     ]
     rows.sort(key=lambda row: (row["system"] != "ffg_u", row["inducing"], row["max_lambda"], row["max_std"] or 0))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import statistics
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -59,7 +60,7 @@ class Pruning:
 
 def work(job: Pruning, folder: Path) -> dict[str, Any]:
     """Scores of the whole network, and of each pruned one before and after fine-tuning; nothing is written to `folder`."""
-    given = problem(job.source, job.device)
+    given, start = problem(job.source, job.device), time.perf_counter()
     network, _ = train(SYSTEMS[job.system], job.recipe, given, job.seed)
     rows = [{"keep": 1.0, "fine_tuned": False, **_score(given, network, job)}]
     for keep in KEEP[job.system]:
@@ -77,7 +78,7 @@ def work(job: Pruning, folder: Path) -> dict[str, Any]:
             progress=False,
         )
         rows.append({"keep": keep, "fine_tuned": True, **_score(given, pruned.eval(), job)})
-    return {"system": job.system, "seed": job.seed, "rows": rows}
+    return {"system": job.system, "seed": job.seed, "seconds": round(time.perf_counter() - start, 1), "rows": rows}
 
 
 def _score(given: Problem, network: BayesianNetwork, job: Pruning) -> dict[str, float]:
@@ -164,6 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = means([results[name] for name in jobs])
     print(summarize(rows, source.dataset))
     content = {"dataset": source.dataset, "workers": workers, "fine_tuning": epochs, "settings": asdict(recipe)}
+    content["seconds"] = {name: results[name]["seconds"] for name in jobs}
     records.write(chosen.out / "pruning.json", {**chosen.facts, **content, "rows": rows})
     return 0
 
