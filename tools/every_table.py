@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import shutil
+import statistics
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 from bayesify_papers import status
 from bayesify_papers.catalog import PAPERS
 from bayesify_papers.shared.published import published
+from bayesify_papers.shared.scores import standard_error
 
 from tools.paper_claims import verdict
 
@@ -188,12 +190,15 @@ def _leaves(value: Any, key: Key, labels: list[str], pairs: bool) -> Iterator[tu
 
 
 def ours_of(table: Mapping[str, Any]) -> dict[Key, Cell]:
-    """Our rows by the values of the table's axes, with date and hardware of the file that they are from."""
+    """Our rows by the values of the table's axes, with date and hardware of the files that they are from.
+
+    Several files may have a seed each; a table's `results` are of one setting.
+    """
     if "read" not in table:
         return {}
     module, _, function = table["read"].partition(".")
     read = getattr(importlib.import_module(f"bayesify_papers.{module}.rows"), function)
-    found = {}
+    found: dict[Key, list[Cell]] = {}
     for pattern in table["results"]:
         for path in sorted(ROOT.glob(pattern)):
             facts = json.loads(path.with_suffix(".json").read_text())
@@ -206,8 +211,18 @@ def ours_of(table: Mapping[str, Any]) -> dict[Key, Cell]:
                 wanted = table.get("where", {})
                 if all(axis in setting for axis in table["axes"]) and wanted.items() <= setting.items():
                     key = tuple(str(setting[axis]) for axis in table["axes"])
-                    found[key] = {"seconds": None, **row, **about}
-    return found
+                    found.setdefault(key, []).append({"seconds": None, **row, **about})
+    return {key: _together(rows) for key, rows in found.items()}
+
+
+def _together(rows: list[Cell]) -> Cell:
+    """One row of several, which are a seed each."""
+    if len(rows) == 1:
+        return rows[0]
+    values = [row["ours"] for row in rows]
+    every = [row["seconds"] for row in rows if row["seconds"] is not None]
+    spread = {"ours": statistics.fmean(values), "error": standard_error(values), "runs": len(values)}
+    return {**rows[-1], **spread, "seconds": round(statistics.fmean(every), 1) if every else None}
 
 
 def _rows(read: Any, path: Path, name: str) -> list[Cell]:

@@ -50,5 +50,6 @@ def cifar(folder: Path) -> list[Row]:
         theirs = dict(zip(("log_likelihood", "accuracy", "elbo"), known or (), strict=False))
         for metric in ("log_likelihood", "accuracy", "elbo", "ece"):
             ours = scores[metric] * (100 if metric == "accuracy" else 1)
-            rows.append(row({"posterior": system, "prior": prior}, metric, ours, theirs.get(metric)))
+            one = row({"posterior": system, "prior": prior}, metric, ours, theirs.get(metric))
+            rows.append({**one, "seconds": scores["seconds"]})
     return rows

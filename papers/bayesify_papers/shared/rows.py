@@ -9,6 +9,7 @@ A row is plain data:
     published_std         its standard deviation
     difference            ours less the published number
     deviations            the difference in published standard deviations, None where there is none or 0.00 was printed
+    seconds               of training and fitting, where the experiment keeps them
     timing                True for measured times, which differ from run to run
 """
 

@@ -31,6 +31,8 @@ def _shifted(folder: Path, dataset: str, outside: str, places: Mapping[str, int]
     paper = content["dataset"] == dataset
     rows = []
     for system, found in content["scores"].items():
+        facts = content["systems"].get(system, {})
+        seconds = round(sum(facts.get(f"{what}_seconds", 0) for what in ("train", "select", "fit")), 1)
         theirs = (PAPER.find(dataset, system) if paper else None) or {}
         columns: dict[str, list[Mapping[str, float]]] = {}
         for name, scores in found["shifted"].items():
@@ -44,11 +46,11 @@ def _shifted(folder: Path, dataset: str, outside: str, places: Mapping[str, int]
                     spread = theirs[f"{metric}_std"][place] if f"{metric}_std" in theirs else None
                     number = (theirs[metric][place], spread)
                 setting = {"system": system, "shift": shift, "seed": content["seed"]}
-                rows.append(row(setting, metric, statistics.fmean(values), number))
+                rows.append({**row(setting, metric, statistics.fmean(values), number), "seconds": seconds})
         for name, scores in found["ood"].items():
             known = PAPER.find("ood_auroc", dataset, system) if paper and name == outside else None
             setting = {"system": system, "outside": name, "seed": content["seed"]}
-            rows.append(row(setting, "auroc", scores["auroc_entropy"], known))
+            rows.append({**row(setting, "auroc", scores["auroc_entropy"], known), "seconds": seconds})
     return rows
 
 
