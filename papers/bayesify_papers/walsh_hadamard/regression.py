@@ -289,9 +289,8 @@ def run_setting(
     for index, (network, scored, unit) in enumerate(zip(stack.networks, rows.tests, rows.units, strict=True)):
         scores = judge(network, *scored, unit, num_draws, seed=index)
         noise_std = math.sqrt(float(network.likelihood.noise.detach())) * unit  # type: ignore[union-attr, operator]
-        key = (data.name, setting.model, setting.hidden_layers, setting.width, index)
-        rounded = {name: round(value, 6) for name, value in {**scores, "noise_std": noise_std}.items()}
-        outcomes.append(Outcome(*key, **rounded))
+        rounded: dict[str, Any] = {name: round(value, 6) for name, value in {**scores, "noise_std": noise_std}.items()}
+        outcomes.append(Outcome(data.name, setting.model, setting.hidden_layers, setting.width, index, **rounded))
     content = {
         **(facts or {}),
         "dataset": data.name,

@@ -169,3 +169,12 @@ def test_cifar_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.M
 def test_published_numbers_are_of_table_1() -> None:
     assert published("global_inducing")["cifar10"]["gi"]["spatial"] == (-0.40, 86.70, -0.68)
     assert set(published("global_inducing")["cifar10"]) == set(cifar.SYSTEMS)
+    assert cifar.Setting().epochs == 1000
+    assert [cifar.rate(share) for share in (0.0, 0.699, 0.7, 0.85, 0.999)] == [1.0, 1.0, 0.3, 0.1, 0.1]
+    weights = [cifar.kl_weight(epoch / 1000) for epoch in (0, 9, 10, 55, 99, 100, 999)]
+    assert weights == pytest.approx([0, 0, 0.1, 0.5, 0.9, 1, 1])
+    x, y = torch.rand(20, 3, 8, 8), torch.arange(20) % 10
+    bnn = cifar.make("gi", "spatial", x, y, cifar.Setting(points=5, width=4))
+    assert not any("bias" in name for name in bnn.draw(1).weights if not name.startswith(cifar.LAST))
+    starts = {float(value.detach().mean()) for name, value in bnn.named_parameters() if "log_precision" in name}
+    assert sorted(starts) == pytest.approx([-4.0, 0.0])
