@@ -3,13 +3,14 @@
     python -m benchmarks.defaults [--device cuda] [--workers 4] [--networks ...] [--seeds 0 1 2] [--methods ...]
     python -m benchmarks.defaults --seeds 10 11 --variants prior=neal1 prior=neal4 prior=neal4,std=0.03 --name default_trials
 
-A network is trained by Adam, at a rate that falls as half a cosine, and each method then has at most three epochs, through the
-public interface as a user would write it. Fashion-MNIST, and MNIST, the strangers, come from the folder that BAYESIFY_DATA
-names; scikit-learn's digits, whose strangers are the same digits with their pixels in another order, need none. Each network,
-seed and method is a file in `--folder`, so that a run that was interrupted goes on; at the end all files become
-`benchmarks/results/defaults.json`. A seed chooses the training images, the network's start and the order of batches. Seeds from
-10 on are those that defaults were chosen with, by `--variants`: `prior=` one of `PRIORS`, `std=` the start of standard
-deviations as a share of the layer's root mean square, `rate=constant` or `epochs=`, several with commas between them.
+A network is trained by Adam, at a rate that falls as half a cosine, until more epochs change little (`--networks mlp@40` trains it
+for 40), and each method then has at most three epochs, through the public interface as a user would write it. Fashion-MNIST, and
+MNIST, the strangers, come from the folder that BAYESIFY_DATA names; scikit-learn's digits, whose strangers are the same digits
+with their pixels in another order, need none. Each network, seed and method is a file in `--folder`, so that a run that was
+interrupted goes on; at the end all files become `benchmarks/results/defaults.json`. A seed chooses the training images, the
+network's start and the order of batches. Seeds from 10 on are those that defaults were chosen with, by `--variants`: `prior=` one
+of `PRIORS`, `std=` the start of standard deviations as a share of the layer's root mean square, `rate=constant`, `epochs=` or
+`factor=` of Laplace's default precisions, several with commas between them.
 """
 
 from __future__ import annotations
@@ -34,12 +35,13 @@ import bayesify
 from bayesify import Laplace, likelihoods, posteriors, priors, subnetwork
 from bayesify.baselines import SWAG, TemperatureScaling
 from bayesify.datasets import images
+from bayesify.laplace import prior_precision
 from bayesify.likelihoods import Categorical
 from bayesify.posteriors import starts
 from bayesify.predictive.base import Outputs
 
 from .laplace_defaults import digits_cnn, hidden_layer_cnn, mlp, scores
-from .timing import clock, record, synchronize
+from .timing import record, synchronize
 
 BATCH = 64
 EPOCHS = 3
@@ -69,8 +71,8 @@ class Data:
     test: tuple[Tensor, Tensor]
     strangers: Tensor
 
-    def loader(self) -> DataLoader[Any]:
-        return DataLoader(TensorDataset(*self.train), batch_size=BATCH, shuffle=True)
+    def loader(self, batch: int = BATCH) -> DataLoader[Any]:
+        return DataLoader(TensorDataset(*self.train), batch_size=batch, shuffle=True)
 
 
 class Patches(nn.Module):
@@ -149,7 +151,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[str, int], Data], s
 
 
 def _laplace(**options: Any) -> Callable[..., Any]:
-    return lambda net, data, run: Laplace(net, likelihoods.Categorical(), **options).fit(data.loader())
+    return lambda net, data, run: Laplace(net, likelihoods.Categorical(), **options).fit(data.loader(500))
 
 
 def _bayesian(net: nn.Module, posterior: Any, run: Run) -> Any:
@@ -213,34 +215,37 @@ PRIORS: dict[str, Callable[[], Any]] = {
 """Priors to try, by name."""
 
 
+def named(name: str) -> tuple[str, int]:
+    """A network's name and its epochs of Adam, from `mlp` or `mlp@40`."""
+    network, _, epochs = name.partition("@")
+    return network, int(epochs or NETWORKS[network][3])
+
+
 def trained(name: str, seed: int, folder: Path, device: str) -> tuple[nn.Module, Data, dict[str, Any]]:
     """The network of a seed, trained once and then read, its data, and the plain network's scores."""
-    make, load, strangers, epochs = NETWORKS[name]
+    network, epochs = named(name)
+    make, load, strangers, _ = NETWORKS[network]
     data = load(strangers, seed)
     torch.manual_seed(seed)
     net = make().to(device)
     path, scored = folder / f"{name}-{seed}.pt", folder / f"{name}-{seed}-network.json"
     if not scored.exists():
-        x, y = (part.to(device) for part in data.train)
-        seconds = clock(lambda: _train(net, x, y, epochs, seed))
+        start = time.perf_counter()
+        net = _plain(net, data, seed, epochs)
         with torch.no_grad():
             plain = [Categorical().predictive(Outputs(kept=net(x.to(device)).unsqueeze(0))) for x in _inputs(data)]
         torch.save(net.state_dict(), path)
-        _write(scored, _row(name, seed, "network", scores(*plain, data.test[1].to(device)), seconds))
+        found = scores(*plain, data.test[1].to(device))
+        _write(scored, _row(name, seed, "network", found, time.perf_counter() - start))
     net.load_state_dict(torch.load(path, map_location=device))
     return net.eval(), data, json.loads(scored.read_text())
 
 
-def _train(net: nn.Module, x: Tensor, y: Tensor, epochs: int, seed: int) -> None:
-    optimizer, generator = torch.optim.Adam(net.parameters(), lr=1e-3), torch.Generator().manual_seed(seed)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * -(-len(x) // BATCH))
-    for _ in range(epochs):
-        for index in torch.randperm(len(x), generator=generator).split(BATCH):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(net(x[index]), y[index]).backward()
-            optimizer.step()
-            scheduler.step()
-    net.eval()
+def _plain(net: nn.Module, data: Data, seed: int, epochs: int) -> nn.Module:
+    """Trained by maximum likelihood: a point estimate without its prior."""
+    bnn = bayesify.bayesianize(net, posteriors.Point(), likelihood=likelihoods.Categorical())
+    bayesify.fit(bnn, data.loader(), epochs=epochs, seed=seed, kl_weight=0.0, progress=False)
+    return bnn.mean_network().eval()
 
 
 def _inputs(data: Data) -> tuple[Tensor, Tensor]:
@@ -277,8 +282,11 @@ def measure(job: Job) -> dict[str, Any]:
         with warnings.catch_warnings(), _variant(variant, seed, name) as run:
             warnings.simplefilter("ignore")
             model = (METHODS | BESIDE)[method](net, data, run)
+            synchronize()
+            fitted = time.perf_counter() - started
             found = [model.predict(x.to(device)) for x in _inputs(data)]
         row: dict[str, Any] = scores(found[0], found[1], data.test[1].to(device))
+        row["training"] = round(fitted, 2)
     except Exception as error:
         row = {"error": f"{type(error).__name__}: {error}"}
     synchronize()
@@ -292,21 +300,23 @@ def measure(job: Job) -> dict[str, Any]:
 def _variant(variant: str, seed: int, name: str) -> Iterator[Run]:
     """What stands in the place of defaults, while the method runs."""
     told = dict(part.split("=") for part in variant.split(",") if part)
-    run = Run(seed, own_epochs=NETWORKS[name][3])
+    run = Run(seed, own_epochs=named(name)[1])
     if "prior" in told:
         run = replace(run, prior=PRIORS[told["prior"]]())
     run = replace(run, scheduler=told.get("rate"), epochs=int(told.get("epochs", EPOCHS)))
-    before = starts.RELATIVE_STD
-    starts.RELATIVE_STD = float(told.get("std", before))
+    std, factors = starts.RELATIVE_STD, dict(prior_precision.NEAL_FACTORS)
+    starts.RELATIVE_STD = float(told.get("std", std))
+    prior_precision.NEAL_FACTORS.update({key: float(told.get("factor", 1)) * value for key, value in factors.items()})
     try:
         yield run
     finally:
-        starts.RELATIVE_STD = before
+        starts.RELATIVE_STD = std
+        prior_precision.NEAL_FACTORS.update(factors)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=list(NETWORKS))
+    parser.add_argument("--networks", nargs="+", default=list(NETWORKS), help="such as mlp or mlp@40")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--methods", nargs="+", default=[*BESIDE, *METHODS], choices=[*BESIDE, *METHODS])
     parser.add_argument("--variants", nargs="+", default=[""], help="in place of defaults; see above")
@@ -326,7 +336,7 @@ def main() -> None:
     ]
     with multiprocessing.get_context("spawn").Pool(given.workers, torch.set_num_threads, (1,)) as pool:
         rows = list(pool.imap(measure, plain)) + list(pool.imap_unordered(measure, rest))
-    rows.sort(key=lambda row: (list(NETWORKS).index(row["network"]), row["seed"]))
+    rows.sort(key=lambda row: (list(NETWORKS).index(named(row["network"])[0]), row["seed"]))
     record(given.name, {f"{row['network']}, seed {row['seed']}, {row['method']}": row for row in rows})
 
 

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from bayesify import Laplace, likelihoods, metrics, subnetwork
-from bayesify.laplace.prior_precision import default_precision
 from bayesify.likelihoods import Categorical
 from bayesify.predictive.base import Outputs
 from bayesify.predictive.gaussian import OutputGaussian
@@ -174,7 +173,7 @@ def _precision(prior: str, net: nn.Module) -> dict[str, Any]:
         return {}
     if prior == "one":
         return {"prior_precision": 1.0}
-    return {"prior_precision": default_precision(Laplace(net, likelihoods.Categorical()).weights, "full")}
+    return {"prior_precision": Laplace(net, likelihoods.Categorical()).prior_precision}
 
 
 def main() -> None:

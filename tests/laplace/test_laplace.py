@@ -456,11 +456,41 @@ def test_variances_of_iterates_choose_weights_that_move() -> None:
 
 
 def test_the_default_precision_is_the_number_of_inputs() -> None:
-    net, _, _ = problem()
-    for structure, factor in NEAL_FACTORS.items():
+    net, data, _ = problem()
+    layers = sum(isinstance(module, nn.Linear) for module in net.modules())
+    for structure, factor in {"full": 1.0, **{key: layers * value for key, value in NEAL_FACTORS.items()}}.items():
         laplace = Laplace(net, likelihoods.Categorical(), covariance=structure)  # type: ignore[arg-type]
         inputs = {name: 1.0 * net.get_parameter(name.replace("bias", "weight"))[0].numel() for name in laplace.values}
         assert laplace.prior_precision == pytest.approx({name: factor * size for name, size in inputs.items()})
+        laplace.fit(data).tune_prior_precision(data, grid=[0.1], fine=False)
+        tuned = laplace.prior_precision
+        assert laplace.fit(data).prior_precision == pytest.approx(tuned)  # not the default again
+
+
+def test_the_default_precision_counts_layers_under_the_posterior() -> None:
+    net, data, _ = problem()
+    last, everything = (
+        Laplace(net, likelihoods.Categorical(), subset, "diagonal").fit(data).prior_precision
+        for subset in ("last_layer", "all")
+    )
+    layers = sum(isinstance(module, nn.Linear) for module in net.modules())
+    assert isinstance(last, dict)
+    assert layers > 1
+    assert {name: layers * value for name, value in last.items()} == pytest.approx(everything)
+
+
+def test_the_default_precision_of_what_has_no_inputs_is_by_its_size() -> None:
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.position = nn.Parameter(torch.tensor([[0.3, -0.4]]))
+            self.norm = nn.LayerNorm(2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(x + self.position)
+
+    found = Laplace(Tokens(), likelihoods.Categorical()).prior_precision
+    assert found == pytest.approx({"position": 8.0, "norm.weight": 1.0, "norm.bias": 1.0})
 
 
 def test_a_temperature_scales_the_covariance() -> None:

@@ -54,8 +54,7 @@ class Laplace(Drawable):
         likelihood: p(y | outputs), or its name.
         subset: `"all"`, `"last_layer"`, a list of parameter names, a mask by name, or a selector from `bayesify.subnetwork`.
         covariance: `"full"`, `"diagonal"`, or `"kronecker"` (linear maps and convolutions; other weights get a diagonal).
-        prior_precision: $\lambda$: a number, or a dict from name or pattern of weights to a number, tried in order. By default that
-            of `priors.Neal()`, a layer's inputs, times `NEAL_FACTORS`; with 1 a trained network is too uncertain untuned.
+        prior_precision: $\lambda$: a number, or a dict from name or pattern to one, tried in order; default: `default_precision`.
         link: What stands for expected class probabilities: `"mc"`, `"probit"`, `"bridge"`; see `GaussianClassPredictive`.
         temperature: A factor on the covariance in draws and predictions, $q \propto p(w, \mathcal{D})^{1 / T}$.
         curvature: `"ggn"`, or `"empirical"` for the empirical Fisher matrix.
@@ -129,10 +128,11 @@ class Laplace(Drawable):
         self.memory = parse_bytes(memory)
         self.output = output
         self.link, self.temperature = link, temperature
-        given = default_precision(self.weights, covariance) if prior_precision is None else prior_precision
-        self.base_precision = check_precision(given, self.weights)
         self._runner = Runner(self.network, known.weights, evaluate=True)
         self.values = {name: self.network.get_parameter(name).detach() for name in self.weights}
+        self._default = prior_precision is None  # until the weights are chosen
+        default = default_precision(self.weights, self.values, covariance, self.weights)
+        self.base_precision = check_precision(default if self._default else prior_precision, self.weights)
         self.subset: Subset | None = None
         self.posterior: WeightCovariance | None = None
         self.remarks: tuple[str, ...] = ()
@@ -182,6 +182,9 @@ class Laplace(Drawable):
         self.outputs_per_example = outputs[0].numel()
         self.subset = Subset.of_flat(self.weights, self.selector.select(candidates).cpu())
         self.remarks = tuple(candidates.remarks)
+        if self._default:
+            given = default_precision(self.weights, self.values, self.covariance, self.subset.names)
+            self.base_precision, self._default = given, False
         self.posterior = self._fit_covariance(self.subset, loader, read_batch, progress)
         return self
 

@@ -7,8 +7,10 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from bayesify.priors import Neal
-from bayesify.weights.catalog import Weight
+from torch import Tensor
+
+from bayesify.posteriors.starts import root_mean_square
+from bayesify.weights.catalog import Layer, Weight, group_layers
 
 Precision = float | dict[str, float]
 
@@ -37,15 +39,29 @@ def check_precision(value: Any, names: Iterable[str]) -> Precision:
     return found
 
 
-NEAL_FACTORS = {"full": 1.0, "kronecker": 5.0, "diagonal": 10.0}
-"""Factors on the default precision, by structure. Kronecker and diagonal covariances leave out correlations that hold the whole
-network together and give their outputs too much variance; chosen on trained networks (`benchmarks/laplace_defaults.py`)."""
+NEAL_FACTORS = {"kronecker": 1.5, "diagonal": 3.0}
+"""Factors on the default precision for each layer under the posterior, by structure. Kronecker and diagonal covariances leave out
+the correlations that hold layers together, so that the variances that layers give the outputs add up: the more layers, the
+narrower each has to be. Chosen on trained networks (`benchmarks/laplace_defaults.py`, `benchmarks/defaults.py`)."""
 
 
-def default_precision(weights: Mapping[str, Weight], covariance: str) -> dict[str, float]:
-    """The precision of `priors.Neal()`, a layer's inputs, times `NEAL_FACTORS`, by name."""
-    stds = Neal().bind(dict(weights)).draw(1).std
-    return {name: NEAL_FACTORS[covariance] * float(std) ** -2 for name, std in stds.items()}
+def default_precision(
+    weights: Mapping[str, Weight], values: Mapping[str, Tensor], covariance: str, chosen: Iterable[str]
+) -> dict[str, float]:
+    """The precision of `priors.Neal()`, a layer's inputs, times `NEAL_FACTORS` for each linear map among the chosen weights.
+
+    Embeddings and custom parameters, such as positions, have no inputs to count: the inverse mean square of their values stands in.
+    Normalization layers, whose scales are about 1, have 1.
+    """
+    names, layers = set(chosen), group_layers(weights.values())
+    depth = sum(any(part.fan_in and part.name in names for part in layer.weights) for layer in layers)
+    factor = NEAL_FACTORS[covariance] * max(1, depth) if covariance in NEAL_FACTORS else 1.0
+
+    def inputs(weight: Weight, layer: Layer) -> float:
+        return weight.fan_in or (1.0 if weight.kind == "norm" else root_mean_square(layer, values) ** -2)
+
+    found = {part.name: factor * inputs(part, layer) for layer in layers for part in layer.weights}
+    return {name: found[name] for name in weights}
 
 
 def precision_of(value: Precision, name: str) -> float:
