@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from bayesify.running.kernels import twice_differentiable
 from bayesify.running.memory import batch_size
 from bayesify.running.outputs import select_output
+from bayesify.running.plain_recurrence import PlainRecurrence
 from bayesify.running.runner import FILTERS, SLOW_VMAP, Runner
 
 
@@ -26,7 +27,7 @@ def example_gradients(
 ) -> dict[str, Tensor]:
     """Gradients of `sum(vectors[k, b] * f(x_b))` by weights, for each k and b, by running one example at a time.
 
-    `vmap` runs them together where it can; recurrent layers and what it refuses run in a loop.
+    `vmap` runs them together where it can; recurrent cells, packed sequences and what it refuses run in a loop.
 
     Args:
         runner: The network.
@@ -51,7 +52,7 @@ def _example_gradients(
     vectors: Tensor,
     output: str | int | None,
 ) -> dict[str, Tensor]:
-    if not any(isinstance(module, (nn.RNNBase, nn.RNNCellBase)) for module in runner.network.modules()):
+    if not any(isinstance(module, nn.RNNCellBase) for module in runner.network.modules()):
         try:
             return _together(runner, values, args, kwargs, vectors, output)
         except RuntimeError as refusal:
@@ -83,7 +84,7 @@ def _together(
 
     by_example = torch.func.vmap(torch.func.grad(score), in_dims=(None, 0, 0), randomness="same")
     weights = dict(values)
-    with FILTERS, warnings.catch_warnings():
+    with FILTERS, PlainRecurrence(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=SLOW_VMAP)  # still faster than a loop in Python
         parts = [by_example(weights, mapped, vector) for vector in vectors]
     return {name: torch.stack([part[name] for part in parts]) for name in weights}
