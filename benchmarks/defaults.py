@@ -5,12 +5,13 @@
 
 A network is trained by Adam, at a rate that falls as half a cosine, until more epochs change little (`--networks mlp@40` trains it
 for 40), and each method then has at most three epochs, through the public interface as a user would write it. Fashion-MNIST, and
-MNIST, the strangers, come from the folder that BAYESIFY_DATA names; scikit-learn's digits, whose strangers are the same digits
-with their pixels in another order, need none. Each network, seed and method is a file in `--folder`, so that a run that was
-interrupted goes on; at the end all files become `benchmarks/results/defaults.json`. A seed chooses the training images, the
+its strangers, MNIST and notMNIST, come from the folder that BAYESIFY_DATA names; scikit-learn's digits, whose strangers are the
+same digits with their pixels in another order, need none. Each network, seed and method is a file in `--folder`, so that a run that
+was interrupted goes on; at the end all files become `benchmarks/results/defaults.json`. A seed chooses the training images, the
 network's start and the order of batches. Seeds from 10 on are those that defaults were chosen with, by `--variants`: `prior=` one
-of `PRIORS`, `std=` the start of standard deviations as a share of the layer's root mean square, `rate=constant`, `epochs=` or
-`factor=` of Laplace's default precisions, several with commas between them.
+of `PRIORS`, `std=` the start of standard deviations as a share of the layer's root mean square, `rate=constant`, `epochs=`,
+`factor=` of Laplace's default precisions, `flat=` below which share of it a weight's curvature counts as none, or `swag=` its
+learning rate, several with commas between them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -39,6 +41,7 @@ from bayesify.laplace import prior_precision
 from bayesify.likelihoods import Categorical
 from bayesify.posteriors import starts
 from bayesify.predictive.base import Outputs
+from bayesify.subnetwork import selectors
 
 from .laplace_defaults import digits_cnn, hidden_layer_cnn, mlp, scores
 from .timing import record, synchronize
@@ -58,6 +61,8 @@ class Run:
     epochs: int = EPOCHS
     prior: Any = None
     scheduler: str | None = None
+    learning_rate: float = 1e-2
+    """Of SWAG."""
     own_epochs: int = 0
     """Those that the plain network had."""
 
@@ -69,7 +74,8 @@ class Data:
     train: tuple[Tensor, Tensor]
     held_out: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
-    strangers: Tensor
+    strangers: dict[str, Tensor]
+    """By kind, as many of each."""
 
     def loader(self, batch: int = BATCH) -> DataLoader[Any]:
         return DataLoader(TensorDataset(*self.train), batch_size=batch, shuffle=True)
@@ -109,10 +115,14 @@ def digits_mlp() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 
 
+STRANGERS = {"digits": "mnist", "letters": "notmnist"}
+"""Digits are darker than clothes, letters brighter: one kind alone would measure that."""
+
+
 @cache
-def fashion(strangers: str, seed: int) -> Data:
-    """10,000 training images by the seed, 2,000 for a temperature, 5,000 test images and 2,000 strangers."""
-    own, other = images.load("fashion_mnist"), images.load(strangers)
+def fashion(seed: int) -> Data:
+    """10,000 training images by the seed, 2,000 for a temperature, 5,000 test images and 1,000 strangers of each kind."""
+    own = images.load("fashion_mnist")
 
     def scaled(values: Any) -> Tensor:
         return torch.from_numpy(values).float() / 255
@@ -121,10 +131,11 @@ def fashion(strangers: str, seed: int) -> Data:
     parts = [(own.train_images[rows], own.train_labels[rows]) for rows in (order[:10_000], order[10_000:12_000])]
     parts.append((own.test_images[:5000], own.test_labels[:5000]))
     tensors = [(scaled(x), torch.from_numpy(y).long()) for x, y in parts]
-    return Data(tensors[0], tensors[1], tensors[2], scaled(other.test_images[:2000]))
+    strangers = {kind: scaled(images.load(name).test_images[:1000]) for kind, name in STRANGERS.items()}
+    return Data(tensors[0], tensors[1], tensors[2], strangers)
 
 
-def digits(_: str, seed: int) -> Data:
+def digits(seed: int) -> Data:
     """scikit-learn's digits: 1,000 for training, 100 for a temperature, 697 test images and those with shuffled pixels."""
     from sklearn.datasets import load_digits
 
@@ -134,20 +145,20 @@ def digits(_: str, seed: int) -> Data:
     order = torch.randperm(len(x), generator=generator)
     x, y = x[order], y[order]
     shuffled = x[1100:].flatten(1)[:, torch.randperm(64, generator=generator)].view(-1, 1, 8, 8)
-    return Data((x[:1000], y[:1000]), (x[1000:1100], y[1000:1100]), (x[1100:], y[1100:]), shuffled)
+    return Data((x[:1000], y[:1000]), (x[1000:1100], y[1000:1100]), (x[1100:], y[1100:]), {"shuffled": shuffled})
 
 
-NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[str, int], Data], str, int]] = {
-    "cnn": (hidden_layer_cnn, fashion, "mnist", 8),
-    "mlp": (mlp, fashion, "mnist", 8),
-    "transformer": (Patches, fashion, "mnist", 8),
-    "gru": (Rows, fashion, "mnist", 12),
-    "digits_cnn": (digits_cnn, digits, "shuffled", 40),
-    "digits_mlp": (digits_mlp, digits, "shuffled", 40),
-    "digits_transformer": (lambda: Patches(8, 2), digits, "shuffled", 40),
-    "digits_gru": (lambda: Rows(8, 1), digits, "shuffled", 40),
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Data], int]] = {
+    "cnn": (hidden_layer_cnn, fashion, 30),
+    "mlp": (mlp, fashion, 20),
+    "transformer": (Patches, fashion, 14),
+    "gru": (Rows, fashion, 45),
+    "digits_cnn": (digits_cnn, digits, 40),
+    "digits_mlp": (digits_mlp, digits, 40),
+    "digits_transformer": (lambda: Patches(8, 2), digits, 40),
+    "digits_gru": (lambda: Rows(8, 1), digits, 40),
 }
-"""Network, data, strangers and epochs of Adam by name."""
+"""Network, data and epochs of Adam by name."""
 
 
 def _laplace(**options: Any) -> Callable[..., Any]:
@@ -173,7 +184,8 @@ def _function_space(net: nn.Module, data: Data, run: Run) -> Any:
 
 
 def _swag(net: nn.Module, data: Data, run: Run) -> Any:
-    return SWAG(net, likelihoods.Categorical()).fit(data.loader(), run.epochs, seed=run.seed, progress=False)
+    options = {"prior": run.prior, "seed": run.seed, "progress": False}
+    return SWAG(net, likelihoods.Categorical()).fit(data.loader(), run.epochs, run.learning_rate, **options)
 
 
 def _temperature(net: nn.Module, data: Data, run: Run) -> Any:
@@ -218,24 +230,27 @@ PRIORS: dict[str, Callable[[], Any]] = {
 def named(name: str) -> tuple[str, int]:
     """A network's name and its epochs of Adam, from `mlp` or `mlp@40`."""
     network, _, epochs = name.partition("@")
-    return network, int(epochs or NETWORKS[network][3])
+    return network, int(epochs or NETWORKS[network][2])
 
 
 def trained(name: str, seed: int, folder: Path, device: str) -> tuple[nn.Module, Data, dict[str, Any]]:
     """The network of a seed, trained once and then read, its data, and the plain network's scores."""
     network, epochs = named(name)
-    make, load, strangers, _ = NETWORKS[network]
-    data = load(strangers, seed)
+    make, load, _ = NETWORKS[network]
+    data = load(seed)
     torch.manual_seed(seed)
     net = make().to(device)
     path, scored = folder / f"{name}-{seed}.pt", folder / f"{name}-{seed}-network.json"
     if not scored.exists():
         start = time.perf_counter()
         net = _plain(net, data, seed, epochs)
-        with torch.no_grad():
-            plain = [Categorical().predictive(Outputs(kept=net(x.to(device)).unsqueeze(0))) for x in _inputs(data)]
+
+        @torch.no_grad()
+        def predict(x: Tensor) -> Any:
+            return Categorical().predictive(Outputs(kept=net(x).unsqueeze(0)))
+
         torch.save(net.state_dict(), path)
-        found = scores(*plain, data.test[1].to(device))
+        found = scored_by(predict, data, device)
         _write(scored, _row(name, seed, "network", found, time.perf_counter() - start))
     net.load_state_dict(torch.load(path, map_location=device))
     return net.eval(), data, json.loads(scored.read_text())
@@ -248,8 +263,15 @@ def _plain(net: nn.Module, data: Data, seed: int, epochs: int) -> nn.Module:
     return bnn.mean_network().eval()
 
 
-def _inputs(data: Data) -> tuple[Tensor, Tensor]:
-    return data.test[0], data.strangers
+def scored_by(predict: Callable[[Tensor], Any], data: Data, device: str) -> dict[str, float]:
+    """Scores on test images, and on strangers, kind by kind and as means over the kinds."""
+    inside = predict(data.test[0].to(device))
+    kinds = {kind: scores(inside, predict(x.to(device)), data.test[1].to(device)) for kind, x in data.strangers.items()}
+    found: dict[str, float] = next(iter(kinds.values())).copy()
+    for key in ("auroc_entropy", "mutual_information_outside"):
+        found[key] = round(fmean(part[key] for part in kinds.values()), 5)
+        found |= {f"{key}_{kind}": part[key] for kind, part in kinds.items() if len(kinds) > 1}
+    return found
 
 
 def _row(name: str, seed: int, method: str, found: dict[str, float], seconds: float) -> dict[str, Any]:
@@ -260,6 +282,7 @@ def _write(path: Path, row: dict[str, Any]) -> None:
     temporary = path.with_suffix(".partial")
     temporary.write_text(json.dumps(row) + "\n")
     temporary.replace(path)
+    print(json.dumps(row), flush=True)
 
 
 Job = tuple[str, int, str, str, Path, str]
@@ -284,15 +307,13 @@ def measure(job: Job) -> dict[str, Any]:
             model = (METHODS | BESIDE)[method](net, data, run)
             synchronize()
             fitted = time.perf_counter() - started
-            found = [model.predict(x.to(device)) for x in _inputs(data)]
-        row: dict[str, Any] = scores(found[0], found[1], data.test[1].to(device))
+            row: dict[str, Any] = scored_by(model.predict, data, device)
         row["training"] = round(fitted, 2)
     except Exception as error:
         row = {"error": f"{type(error).__name__}: {error}"}
     synchronize()
     row = _row(name, seed, key, row, time.perf_counter() - started)
     _write(path, row)
-    print(json.dumps(row), flush=True)
     return row
 
 
@@ -304,13 +325,15 @@ def _variant(variant: str, seed: int, name: str) -> Iterator[Run]:
     if "prior" in told:
         run = replace(run, prior=PRIORS[told["prior"]]())
     run = replace(run, scheduler=told.get("rate"), epochs=int(told.get("epochs", EPOCHS)))
+    run = replace(run, learning_rate=float(told.get("swag", run.learning_rate)))
     std, factors = starts.RELATIVE_STD, dict(prior_precision.NEAL_FACTORS)
-    starts.RELATIVE_STD = float(told.get("std", std))
+    starts.RELATIVE_STD, narrowed = float(told.get("std", std)), selectors.NARROWED
+    selectors.NARROWED = float(told.get("flat", narrowed))
     prior_precision.NEAL_FACTORS.update({key: float(told.get("factor", 1)) * value for key, value in factors.items()})
     try:
         yield run
     finally:
-        starts.RELATIVE_STD = std
+        starts.RELATIVE_STD, selectors.NARROWED = std, narrowed
         prior_precision.NEAL_FACTORS.update(factors)
 
 

@@ -105,6 +105,10 @@ class _OfSize(Selector):
         return self.size
 
 
+NARROWED = 0.1
+"""Curvature as a share of the prior precision from which on the data count as saying something about a weight."""
+
+
 class _LargestVariance(_OfSize):
     name = "largest_variance"
 
@@ -115,7 +119,8 @@ class _LargestVariance(_OfSize):
 
     def select(self, candidates: Candidates) -> Tensor:
         curvature = candidates.flat(candidates.curvatures(self.num_examples))
-        variances = 1 / (curvature + candidates.flat(candidates.precisions()))
+        precision = candidates.flat(candidates.precisions())
+        variances = 1 / (curvature + precision)
         count = self.count(candidates)
         if self.skip_flat:
             curved = int((curvature > 0).sum())
@@ -126,7 +131,11 @@ class _LargestVariance(_OfSize):
                 )
             if curved < len(curvature):
                 candidates.remarks.append(f"{1 - curved / len(curvature):.1%} without curvature left out")
-            variances, count = torch.where(curvature > 0, variances, -1.0), min(count, curved)
+            last = torch.where(
+                curvature > 0, curvature / precision - 1, -2.0
+            )  # below every variance, the flattest at the end
+            variances = torch.where(curvature >= NARROWED * precision, variances, last)
+            count = min(count, curved)
         return candidates.scored(variances, count)
 
 
@@ -299,7 +308,8 @@ def largest_variance(size: Count | float, num_examples: Count | None = None, *, 
         size: Number of weights S, or a share of all trainable weights as a float between 0 and 1.
         num_examples: How many of the first examples are used for the variances; all by default.
         skip_flat: Leave out weights without any curvature (those of units that no example switches on), of which the fitted
-            posterior's `repr` tells the share. They have the largest variances of all, the prior's, and yet change no prediction
+            posterior's `repr` tells the share, and take those with less than `NARROWED` of the prior's precision only where no
+            others are left. They have the largest variances of all, about the prior's, and yet change no prediction
             near the data; the paper's formula takes them first.
 
     Raises:
