@@ -1,4 +1,4 @@
-"""The tables of docs/defaults.md, from defaults.json and default_trials.json; run it after `python -m benchmarks.defaults`."""
+"""The tables of docs/defaults.md, from results of `benchmarks.defaults` and what is beside it; run it after them."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ BOUNDS: dict[str, Callable[[Row, Row], bool]] = {
     "AUROC": lambda row, plain: row["auroc_entropy"] >= plain["auroc_entropy"] - 0.01,
 }
 """What a method with default arguments keeps, against the plain network's scores, means over seeds both."""
+KINDS = ("digits", "letters")
 KEYS = ("accuracy", "nll", "ece", "mutual_information", "mutual_information_outside", "auroc_entropy", "seconds")
 
 
@@ -66,7 +67,8 @@ def means(rows: Sequence[Row]) -> dict[tuple[str, str], Row]:
             continue
         seeds = {row["seed"] for row in group}
         plain = [row for row in rows if (row["network"], row["method"]) == (key[0], "network") and row["seed"] in seeds]
-        found[key] = {name: mean(row[name] for row in group) for name in KEYS}
+        names = [name for name in group[0] if name.startswith(KEYS)]
+        found[key] = {name: mean(row[name] for row in group) for name in names}
         found[key]["plain"] = {name: mean(row[name] for row in plain) for name in KEYS}
     return found
 
@@ -76,11 +78,48 @@ def missed(row: Row) -> list[str]:
     return [name for name, keeps in BOUNDS.items() if not keeps(row, row["plain"])]
 
 
+def judged(key: tuple[str, str]) -> bool:
+    """Whether a network and method are among those that have to keep the bounds."""
+    return key[0] in NETWORKS and key[1] in TITLES and key[1] not in BESIDE
+
+
 def exceptions(found: dict[tuple[str, str], Row]) -> dict[tuple[str, str], list[str]]:
     """The bounds that are missed, by network and method."""
-    pairs = ((key, row) for key, row in found.items() if key[1] not in BESIDE and key[0] in NETWORKS)
+    pairs = ((key, row) for key, row in found.items() if judged(key))
     listed = {key: ["error"] if "error" in row else missed(row) for key, row in pairs}
     return {key: names for key, names in listed.items() if names}
+
+
+REASONS: dict[tuple[str, str], str] = {}
+"""Why a method misses a bound on a network, by network and method."""
+
+
+def exception_table(found: dict[tuple[str, str], Row]) -> str:
+    """What is missed, by how much, and why."""
+    lines = ["| | network | misses | why |", "| --- | --- | --- | --- |"]
+    out = exceptions(found)
+    for (network, method), names in out.items():
+        row = found[network, method]
+        said = ["fails: " + row["error"]] if "error" in row else [shortfall(name, row) for name in names]
+        why = REASONS.get((network, method), "not explained")
+        lines.append(f"| {TITLES[method]} | {NETWORKS[network]} | {'; '.join(said)} | {why} |")
+    pairs = sum(map(judged, found))
+    return f"{len(out)} of {pairs} pairs of method and network miss something:\n\n" + "\n".join(lines)
+
+
+def shortfall(name: str, row: Row) -> str:
+    """A missed bound in figures."""
+    plain = row["plain"]
+    if name == "strangers":
+        return f"strangers' information {_ratio(row):.1f} times the test images' (asked 2)"
+    if name == "information":
+        return f"mutual information {row['mutual_information']:.4f} (asked 0.001)"
+    key = {"accuracy": "accuracy", "NLL": "nll", "ECE": "ece", "AUROC": "auroc_entropy"}[name]
+    return f"{name} {row[key]:.3f} (the network's {plain[key]:.3f})"
+
+
+def _ratio(row: Row) -> float:
+    return row["mutual_information_outside"] / max(row["mutual_information"], 1e-12)
 
 
 def network_table(found: dict[tuple[str, str], Row], network: str) -> str:
@@ -122,34 +161,10 @@ def summary(found: dict[tuple[str, str], Row]) -> str:
         changes = [
             mean(row[key] - plain[key] for row, plain in both) for key in ("accuracy", "nll", "ece", "auroc_entropy")
         ]
-        ratios = [row["mutual_information_outside"] / max(row["mutual_information"], 1e-12) for row, _ in both]
-        shown = "" if method == "temperature" else f"{mean(ratios):.1f}"
+        shown = "" if method == "temperature" else f"{mean(_ratio(row) for row, _ in both):.1f}"
         lines.append(
             f"| {title} | {100 * changes[0]:+.1f} | {changes[1]:+.3f} | {changes[2]:+.3f} | {changes[3]:+.3f} | {shown} |"
         )
-    return "\n".join(lines)
-
-
-def chosen(tried: dict[tuple[str, str], Row]) -> str:
-    """The methods that train on, under the prior that was chosen, on the networks of the choosing seed."""
-    lines = [
-        f"| accuracy, NLL, ECE; strangers' information over the test images' | {' | '.join(NETWORKS.values())} |",
-        f"| --- |{' --- |' * len(NETWORKS)}",
-    ]
-    for method, title in TITLES.items():
-        cells = []
-        for network in NETWORKS:
-            row = tried.get((network, method if method == "network" else f"{method},prior=neal4"))
-            if row is None or "error" in row:
-                cells.append("")
-                continue
-            names = [] if method == "network" else missed(row)
-            ratio = row["mutual_information_outside"] / max(row["mutual_information"], 1e-12)
-            shown = f"{row['accuracy']:.3f}, {row['nll']:.3f}, {row['ece']:.3f}"
-            shown += "" if method == "network" else f"; {ratio:.1f}"
-            cells.append(shown + (f" (misses {', '.join(names)})" if names else ""))
-        if any(cells):
-            lines.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -165,6 +180,71 @@ def trials(found: dict[tuple[str, str], Row], method: str, variants: Sequence[tu
                 "" if row is None or "error" in row else f"{row['accuracy']:.3f}, {row['nll']:.3f}, {row['ece']:.3f}"
             )
         lines.append(f"| {title} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def kinds(found: dict[tuple[str, str], Row]) -> str:
+    """Strangers' mutual information over the test images', by kind of strangers."""
+    lines = [
+        f"| digits / letters | {' | '.join(NETWORKS.values())} |",
+        f"| --- |{' --- |' * len(NETWORKS)}",
+    ]
+    for method, title in TITLES.items():
+        rows = [found.get((network, method)) for network in NETWORKS]
+        if method in ("network", "temperature") or not any(rows):
+            continue
+        cells = [
+            " / ".join(
+                f"{row[f'mutual_information_outside_{kind}'] / max(row['mutual_information'], 1e-12):.1f}"
+                for kind in KINDS
+            )
+            if row is not None and "error" not in row
+            else ""
+            for row in rows
+        ]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def links() -> str:
+    """Last-layer Laplace beside laplace-torch's, means over seeds."""
+    figures = json.loads((RESULTS / "laplace_links.json").read_text())["figures"]
+    names = dict.fromkeys(key.split(",")[0] for key in figures)
+    lines = [
+        "| NLL | the network | ours, default | 1,000 draws of the same posterior | laplace-torch's default | its evidence and `mc` "
+        "| its best of 8 | ours less its best, worst seed |",
+        "| --- |" + " --- |" * 7,
+    ]
+    for name in names:
+        rows = [row for key, row in figures.items() if key.split(",")[0] == name]
+        best = [row["ours"] - row["ours_less_their_best"] for row in rows]
+        columns = [
+            *(mean(row[key] for row in rows) for key in ("network", "ours", "mc_of_the_same")),
+            *(mean(row[f"laplace-torch, {key}"] for row in rows) for key in ("default, probit", "evidence, mc")),
+            mean(best),
+        ]
+        worst = max(row["ours_less_their_best"] for row in rows)
+        lines.append(f"| {name} | {' | '.join(f'{value:.4f}' for value in columns)} | {worst:+.4f} |")
+    return "\n".join(lines)
+
+
+def regression() -> str:
+    """Tables under defaults, and under what the starts were before."""
+    figures = json.loads((RESULTS / "defaults_regression.json").read_text())["figures"]
+    sets = dict.fromkeys(key.split(", ")[0] for key in figures)
+    methods = dict.fromkeys(key.split(", ")[1] for key in figures)
+    lines = [
+        f"| NLL (before), share in intervals of 90 % | {' | '.join(sets)} |",
+        f"| --- |{' --- |' * len(sets)}",
+    ]
+    for method in methods:
+        cells = []
+        for name in sets:
+            row, before = figures.get(f"{name}, {method}"), figures.get(f"{name}, {method}, before")
+            shown = "" if row is None else f"{row['nll']:.3f}"
+            shown += f" ({before['nll']:.3f})" if row is not None and before is not None else ""
+            cells.append(shown if row is None else f"{shown}, {100 * row['coverage_90']:.0f} %")
+        lines.append(f"| {TITLES.get(method, method)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -189,12 +269,19 @@ def main() -> None:
     """Write the page, and print the exceptions."""
     found, tried = means(stored("defaults")), means(stored("default_trials"))
     text = PAGE.read_text()
-    text = replaced(text, "summary", summary(found))
-    text = replaced(text, "networks", "\n\n".join(network_table(found, network) for network in NETWORKS))
-    text = replaced(text, "chosen", chosen(tried))
-    text = replaced(text, "priors", trials(tried, "point", PRIORS))
-    text = replaced(text, "long", trials(tried, "point", LONG))
-    text = replaced(text, "starts", trials(tried, "mean_field", STARTS))
+    parts = {
+        "summary": summary(found),
+        "exceptions": exception_table(found),
+        "networks": "\n\n".join(network_table(found, network) for network in NETWORKS),
+        "kinds": kinds(found),
+        "links": links(),
+        "regression": regression(),
+        "priors": trials(tried, "point", PRIORS),
+        "long": trials(tried, "point", LONG),
+        "starts": trials(tried, "mean_field", STARTS),
+    }
+    for name, body in parts.items():
+        text = replaced(text, name, body)
     PAGE.write_text(text)
     for (network, method), names in exceptions(found).items():
         print(network, method, *names)

@@ -455,6 +455,19 @@ def test_variances_of_iterates_choose_weights_that_move() -> None:
         subnetwork.largest_swag_variance(3, epochs=1)
 
 
+def test_weights_that_the_data_hardly_narrow_come_after_the_others() -> None:
+    torch.manual_seed(0)
+    net = nn.Linear(3, 2).double()
+    x = torch.randn(40, 3, dtype=torch.float64) * torch.tensor([3.0, 1e-3, 1e-2], dtype=torch.float64)
+    data = [(x, torch.randint(2, (40,)))]
+    chosen = [
+        set(fitted(net, likelihoods.Categorical(), data, subnetwork.largest_variance(size)).subset.flat().tolist())
+        for size in (2, 4, 6, 8)
+    ]
+    dark = {1, 4}  # of the second input, the darkest, and {2, 5} of the third
+    assert chosen == [{6, 7}, {0, 3, 6, 7}, set(range(8)) - dark, set(range(8))]
+
+
 def test_the_default_precision_is_the_number_of_inputs() -> None:
     net, data, _ = problem()
     layers = sum(isinstance(module, nn.Linear) for module in net.modules())
