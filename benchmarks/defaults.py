@@ -10,8 +10,8 @@ same digits with their pixels in another order, need none. Each network, seed an
 was interrupted goes on; at the end all files become `benchmarks/results/defaults.json`. A seed chooses the training images, the
 network's start and the order of batches. Seeds from 10 on are those that defaults were chosen with, by `--variants`: `prior=` one
 of `PRIORS`, `std=` the start of standard deviations as a share of the layer's root mean square, `rate=constant`, `epochs=`,
-`factor=` of Laplace's default precisions, `flat=` below which share of it a weight's curvature counts as none, or `swag=` its
-learning rate, several with commas between them.
+`factor=` of Laplace's default precisions for each layer, `flat=` below which share of it a weight's curvature counts as none, or
+`swag=` its learning rate, several with commas between them.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ def digits(seed: int) -> Data:
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Data], int]] = {
     "cnn": (hidden_layer_cnn, fashion, 30),
-    "mlp": (mlp, fashion, 20),
-    "transformer": (Patches, fashion, 14),
+    "mlp": (mlp, fashion, 22),
+    "transformer": (Patches, fashion, 12),
     "gru": (Rows, fashion, 45),
     "digits_cnn": (digits_cnn, digits, 40),
     "digits_mlp": (digits_mlp, digits, 40),
@@ -326,15 +326,15 @@ def _variant(variant: str, seed: int, name: str) -> Iterator[Run]:
         run = replace(run, prior=PRIORS[told["prior"]]())
     run = replace(run, scheduler=told.get("rate"), epochs=int(told.get("epochs", EPOCHS)))
     run = replace(run, learning_rate=float(told.get("swag", run.learning_rate)))
-    std, factors = starts.RELATIVE_STD, dict(prior_precision.NEAL_FACTORS)
+    std, factor = starts.RELATIVE_STD, prior_precision.FACTOR_PER_LAYER
     starts.RELATIVE_STD, narrowed = float(told.get("std", std)), selectors.NARROWED
     selectors.NARROWED = float(told.get("flat", narrowed))
-    prior_precision.NEAL_FACTORS.update({key: float(told.get("factor", 1)) * value for key, value in factors.items()})
+    prior_precision.FACTOR_PER_LAYER = float(told.get("factor", factor))
     try:
         yield run
     finally:
         starts.RELATIVE_STD, selectors.NARROWED = std, narrowed
-        prior_precision.NEAL_FACTORS.update(factors)
+        prior_precision.FACTOR_PER_LAYER = factor
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import bayesify
 from bayesify import Laplace, likelihoods, subnetwork
 from bayesify.baselines import SWAG
-from bayesify.laplace.prior_precision import NEAL_FACTORS
+from bayesify.laplace.prior_precision import FACTOR_PER_LAYER
 from bayesify.laplace.tuning import set_noise
 from bayesify.likelihoods import Likelihood
 from bayesify.running.outputs import select_output
@@ -471,7 +471,8 @@ def test_weights_that_the_data_hardly_narrow_come_after_the_others() -> None:
 def test_the_default_precision_is_the_number_of_inputs() -> None:
     net, data, _ = problem()
     layers = sum(isinstance(module, nn.Linear) for module in net.modules())
-    for structure, factor in {"full": 1.0, **{key: layers * value for key, value in NEAL_FACTORS.items()}}.items():
+    for structure in ("full", "kronecker", "diagonal"):
+        factor = 1.0 if structure == "full" else FACTOR_PER_LAYER * layers
         laplace = Laplace(net, likelihoods.Categorical(), covariance=structure)  # type: ignore[arg-type]
         inputs = {name: 1.0 * net.get_parameter(name.replace("bias", "weight"))[0].numel() for name in laplace.values}
         assert laplace.prior_precision == pytest.approx({name: factor * size for name, size in inputs.items()})

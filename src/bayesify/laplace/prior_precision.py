@@ -39,23 +39,23 @@ def check_precision(value: Any, names: Iterable[str]) -> Precision:
     return found
 
 
-NEAL_FACTORS = {"kronecker": 1.5, "diagonal": 3.0}
-"""Factors on the default precision for each layer under the posterior, by structure. Kronecker and diagonal covariances leave out
-the correlations that hold layers together, so that the variances that layers give the outputs add up: the more layers, the
-narrower each has to be. Chosen on trained networks (`benchmarks/laplace_defaults.py`, `benchmarks/defaults.py`)."""
+FACTOR_PER_LAYER = 3.0
+"""Factor on the default precision for each layer under a Kronecker or diagonal posterior. These leave out correlations that hold
+layers together, so that the variances that layers give the outputs add up: the more layers, the narrower each has to be.
+Chosen on trained networks (`benchmarks/laplace_defaults.py`, `benchmarks/defaults.py`)."""
 
 
 def default_precision(
     weights: Mapping[str, Weight], values: Mapping[str, Tensor], covariance: str, chosen: Iterable[str]
 ) -> dict[str, float]:
-    """The precision of `priors.Neal()`, a layer's inputs, times `NEAL_FACTORS` for each linear map among the chosen weights.
+    """The precision of `priors.Neal()`, a layer's inputs, times `FACTOR_PER_LAYER` for each linear map among the chosen weights.
 
     Embeddings and custom parameters, such as positions, have no inputs to count: the inverse mean square of their values stands in.
     Normalization layers, whose scales are about 1, have 1.
     """
     names, layers = set(chosen), group_layers(weights.values())
     depth = sum(any(part.fan_in and part.name in names for part in layer.weights) for layer in layers)
-    factor = NEAL_FACTORS[covariance] * max(1, depth) if covariance in NEAL_FACTORS else 1.0
+    factor = 1.0 if covariance == "full" else FACTOR_PER_LAYER * max(1, depth)
 
     def inputs(weight: Weight, layer: Layer) -> float:
         return weight.fan_in or (1.0 if weight.kind == "norm" else root_mean_square(layer, values) ** -2)
