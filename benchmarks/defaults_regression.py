@@ -58,6 +58,7 @@ def measure(job: Job) -> dict[str, float]:
     row = {key: found[key] for key in ("nll", "rmse", "coverage_90")}
     path.with_suffix(".partial").write_text(json.dumps(row))
     path.with_suffix(".partial").replace(path)
+    print(path.stem, json.dumps(row), flush=True)
     return row
 
 
