@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -28,3 +29,15 @@ def fixed_seed() -> Iterator[None]:
 def pytest_configure(config: pytest.Config) -> None:
     """Torch says once that a projected LSTM takes its slower path; that is no fault of a test."""
     config.addinivalue_line("filterwarnings", "ignore:LSTM with projections is not supported with oneDNN")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Modules and tests stay to the end: looking through them for garbage takes a fifth of the collection's time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()

@@ -104,7 +104,7 @@ def demo(
     """
     chosen = _choose(only, everything)
     path = _report_path(out)
-    _need("matplotlib", "jinja2", "torchmetrics")
+    _need("matplotlib", "jinja2")
     from bayesify.demo.report import render_demo
     from bayesify.demo.run import EPOCHS, QUICK_EPOCHS, problems
     from bayesify.storage import write_file

@@ -25,17 +25,7 @@ from bayesify.compare.rivals import PACKAGES, installed
 from bayesify.registry import Method
 
 runner = CliRunner()
-BRIEF = tuning.Effort(2, 4, 2, 4, 2, 1, 2, 30, 2, 5_000, 2)
-
-
-@pytest.fixture(autouse=True)
-def brief(monkeypatch):
-    monkeypatch.setattr(tuning, "QUICK", BRIEF)
-    monkeypatch.setattr(tuning, "FULL", BRIEF)
-    monkeypatch.setattr("bayesify.compare.models.PREDICTION_DRAWS", 8)
-    monkeypatch.setattr("bayesify.compare.runs.TIMED_ROWS", 20)
-    monkeypatch.setattr("bayesify.compare.rivals.ROUNDS", 3)
-    monkeypatch.setattr("bayesify.compare.rivals.FOLDS", 2)
+pytestmark = pytest.mark.usefixtures("brief")
 
 
 @pytest.fixture

@@ -16,27 +16,17 @@ import torch
 from typer.testing import CliRunner
 
 from bayesify.cli import app
-from bayesify.compare import InputError, Question, compare, tuning
+from bayesify.compare import InputError, Question, compare
 from bayesify.compare.folder import open_folder
 from bayesify.compare.problems import read_problem
 from bayesify.serving.terminal import plain
 from bayesify.storage.locks import InUse, locked
 
-BRIEF = tuning.Effort(2, 4, 2, 4, 2, 1, 2, 30, 2, 5_000, 2)
+pytestmark = pytest.mark.usefixtures("brief")
 forks = pytest.mark.skipif(
     sys.platform != "linux" or torch.accelerator.is_available(),
     reason="forks; where there is an accelerator, torch's threads do not outlive that",
 )
-
-
-@pytest.fixture(autouse=True)
-def brief(monkeypatch):
-    monkeypatch.setattr(tuning, "QUICK", BRIEF)
-    monkeypatch.setattr(tuning, "FULL", BRIEF)
-    monkeypatch.setattr("bayesify.compare.models.PREDICTION_DRAWS", 8)
-    monkeypatch.setattr("bayesify.compare.runs.TIMED_ROWS", 20)
-    monkeypatch.setattr("bayesify.compare.rivals.ROUNDS", 3)
-    monkeypatch.setattr("bayesify.compare.rivals.FOLDS", 2)
 
 
 def write_table(path, seed, columns=("a", "b", "y")):

@@ -1,5 +1,4 @@
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -323,10 +322,3 @@ class TestRejection:
 def test_bad_values_are_named(call, error, message):
     with pytest.raises(error, match=message):
         call()
-
-
-def test_missing_torchmetrics_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torchmetrics.functional.classification", None)
-    with pytest.raises(ImportError, match=r"pip install 'bayesify\[metrics\]'"):
-        metrics.evaluate(categorical(random(2, 3, 4)), torch.zeros(3))
-    assert metrics.evaluate(gaussian(random(2, 3, 1)), torch.zeros(3))["nll"] > 0

@@ -248,7 +248,7 @@ def test_kronecker_curvature_of_routed_layers_is_whole_in_any_order(convolution:
     exact = bayesify.Laplace(net, likelihoods.Gaussian(0.1), covariance="diagonal", curvature=curvature).fit([(x, y)])
     traces = exact.subset.split(exact.posterior.curvature)
     want = None
-    for order in ([0, 1, 2], [2, 1, 0], [1, 0, 2], [2, 0, 1]):
+    for order in ([0, 1, 2], [2, 0, 1], [1, 0, 2]):  # the first batch sees one layer, any, and the other
         loader = [(x[parts[place]], y[parts[place]]) for place in order]
         model = bayesify.Laplace(net, likelihoods.Gaussian(0.1), covariance="kronecker", curvature=curvature).fit(
             loader
@@ -256,8 +256,9 @@ def test_kronecker_curvature_of_routed_layers_is_whole_in_any_order(convolution:
         for name in ("one.weight", "one.bias", "two.weight", "two.bias"):
             torch.testing.assert_close(model.posterior.diagonal[name].sum(), traces[name].sum())
         variance = model.predict(x).variance
-        alone = torch.cat([model.predict(x[row : row + 1]).variance for row in range(12)])
-        torch.testing.assert_close(variance, alone)
+        rows = [0, 5, 8, 11]
+        alone = torch.cat([model.predict(x[row : row + 1]).variance for row in rows])
+        torch.testing.assert_close(variance[rows], alone)
         joint = model.output_covariance(x, joint=True)
         torch.testing.assert_close(joint.diagonal().view(12, 2), model.output_covariance(x).diagonal(dim1=1, dim2=2))
         want = variance if want is None else want

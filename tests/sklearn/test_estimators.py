@@ -138,15 +138,16 @@ def test_rows_without_weight_do_not_count(name):
 
 def test_more_rows_bring_it_nearer():
     x, y = line(200)
-    first = BayesianRegressor(**QUICK).partial_fit(x[:20], y[:20])
+    first = BayesianRegressor("mean_field", **QUICK).partial_fit(x[:20], y[:20])
     before = first.score(x[100:], y[100:])
-    for start in range(20, 100, 20):
-        first.partial_fit(x[start : start + 20], y[start : start + 20])
+    for start in (20, 60):
+        first.partial_fit(x[start : start + 40], y[start : start + 40])
     assert first.score(x[100:], y[100:]) > before
     assert len(first._kept) == 100
 
     labels = np.where(y > 100, "b", "a")
-    classifier = BayesianClassifier(**QUICK, memory_rows=30).partial_fit(x[:50], labels[:50], classes=["a", "b", "c"])
+    classifier = BayesianClassifier(**QUICK, memory_rows=30)
+    classifier.partial_fit(x[:50], labels[:50], classes=["a", "b", "c"])
     classifier.partial_fit(x[50:100], labels[50:100])
     assert classifier.predict_proba(x).shape == (200, 3)
     assert len(classifier._kept) == 30
@@ -183,7 +184,7 @@ def test_a_network_of_your_own():
 
 def test_pipelines_and_scores():
     x, y = line(60)
-    pipeline = make_pipeline(PolynomialFeatures(2), BayesianRegressor(**QUICK))
+    pipeline = make_pipeline(PolynomialFeatures(2), BayesianRegressor("laplace", **QUICK))
     assert cross_val_score(pipeline, x, y, cv=2).shape == (2,)
 
 

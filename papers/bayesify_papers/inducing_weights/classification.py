@@ -4,8 +4,8 @@
     python -m bayesify_papers.inducing_weights.classification --validation 10000 --out DIR
     python -m bayesify_papers.inducing_weights.classification --evaluate DIR
 
-The first command trains, writes each system's predictions to DIR as soon as they are there, and scores them where
-torchmetrics is installed; the second holds training images out and scores on them, for choosing settings without the test
+The first command trains, writes each system's predictions to DIR as soon as they are there, and scores
+them; the second holds training images out and scores on them, for choosing settings without the test
 images; the third only scores. Data come from the folder that BAYESIFY_DATA names. `fashion` chooses the caps and runs
 several seeds.
 """
@@ -28,7 +28,7 @@ from bayesify_papers.inducing_weights import scores
 from bayesify_papers.inducing_weights.systems import SYSTEMS, Recipe, train
 from bayesify_papers.shared import predictions, records
 from bayesify_papers.shared.image_problems import Problem
-from bayesify_papers.shared.program import Program, evaluate_if_possible, fill
+from bayesify_papers.shared.program import Program, fill
 from bayesify_papers.shared.sources import NOISE, SYNTHETIC, Source
 
 OUTSIDE = {
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         source = replace(source, outside=())
     device = "cpu" if chosen.smoke else chosen.device
     run(chosen.out, source, recipe, systems=chosen.systems, seed=chosen.seed, device=device, facts=chosen.facts)
-    return evaluate_if_possible(evaluate, chosen.out)
+    return evaluate(chosen.out)
 
 
 def run(

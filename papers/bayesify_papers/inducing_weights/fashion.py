@@ -28,7 +28,7 @@ from bayesify_papers.inducing_weights.systems import SYSTEMS, Recipe
 from bayesify_papers.inducing_weights.trainings import Training, classify
 from bayesify_papers.shared import predictions, records
 from bayesify_papers.shared.jobs import count_workers, run_trainings
-from bayesify_papers.shared.program import Program, evaluate_if_possible
+from bayesify_papers.shared.program import Program
 from bayesify_papers.shared.scores import CLASSIFICATION
 from bayesify_papers.shared.sources import Source
 from bayesify_papers.shared.tables import number, table
@@ -215,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     workers = count_workers(chosen.workers, study.device, 8)
     prepare(study, chosen.out, {**chosen.facts, "workers": workers})
     run_trainings(classify, study.plan, chosen.out, workers=workers)
-    return evaluate_if_possible(evaluate, chosen.out)
+    return evaluate(chosen.out)
 
 
 if __name__ == "__main__":

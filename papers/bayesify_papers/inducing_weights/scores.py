@@ -33,7 +33,6 @@ def score(folder: Path) -> dict[str, dict[str, Any]]:
 
     Raises:
         FileNotFoundError: If there are no predictions.
-        ImportError: If torchmetrics is missing.
     """
     if not (folder / "labels.npz").is_file():
         raise FileNotFoundError(f"{folder} holds no labels.npz; give the folder that a run wrote")

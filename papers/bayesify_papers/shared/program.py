@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import fields
 from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -108,11 +107,3 @@ def fill(kind: type[Kind], chosen: argparse.Namespace, **other: Any) -> Kind:
 
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
-
-
-def evaluate_if_possible(evaluate: Callable[[Path], int], folder: Path) -> int:
-    """Score what a run wrote, or say how to where torchmetrics is missing; the exit status."""
-    if find_spec("torchmetrics") is not None:
-        return evaluate(folder)
-    print(f"torchmetrics is not installed here; score with: --evaluate {folder}")
-    return 0

@@ -32,7 +32,6 @@ def score(folder: Path) -> dict[str, dict[str, Any]]:
 
     Raises:
         FileNotFoundError: If there are no predictions.
-        ImportError: If torchmetrics is missing.
     """
     names = records.read(folder / "run.json", needed=True)["systems"]
     with np.load(folder / "labels.npz", allow_pickle=False) as stored:

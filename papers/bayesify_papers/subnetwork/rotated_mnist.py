@@ -3,8 +3,8 @@
     python -m bayesify_papers.subnetwork.rotated_mnist --out DIR
     python -m bayesify_papers.subnetwork.rotated_mnist --evaluate DIR
 
-The first command trains, writes each system's predictions to DIR as soon as they are there, and scores them where torchmetrics is
-installed; the second only scores. A run goes on where an earlier one ended. Data come from the folder that BAYESIFY_DATA names.
+The first command trains, writes each system's predictions to DIR as soon as they are there, and scores
+them; the second only scores. A run goes on where an earlier one ended. Data come from the folder that BAYESIFY_DATA names.
 
 Each Laplace posterior predicts with several prior precisions: the paper's, the best one on validation images, the smallest one
 that costs no more on validation images than the paper's own posterior does, and the best one on validation images turned by random
@@ -27,7 +27,7 @@ import numpy as np
 from bayesify.datasets import images
 from bayesify.datasets.rotations import rotate
 from bayesify_papers.shared import records
-from bayesify_papers.shared.program import Program, evaluate_if_possible, fill
+from bayesify_papers.shared.program import Program, fill
 from bayesify_papers.shared.published import published
 from bayesify_papers.shared.sources import noise
 from bayesify_papers.subnetwork import image_scores, shifted_images
@@ -163,7 +163,7 @@ def train_and_evaluate(
         how, settings, device = replace(SMOKE[0], **recipe), SMOKE[1], "cpu"
     options = {"systems": chosen.systems, "seed": chosen.seed, "device": device, "facts": chosen.facts}
     shifted_images.run(chosen.out, task, how, settings, **options)
-    return evaluate_if_possible(evaluate, chosen.out)
+    return evaluate(chosen.out)
 
 
 if __name__ == "__main__":

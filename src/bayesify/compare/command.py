@@ -23,7 +23,7 @@ WIDE = 110
 """Columns of a terminal that shows the whole table."""
 LEAST_SHARE = 0.05
 """Share of the work from which on the time that is left is told."""
-NEEDED = ("pandas", "sklearn", "torchmetrics", "jinja2", "scipy")
+NEEDED = ("pandas", "sklearn", "jinja2", "scipy")
 
 
 class Task(StrEnum):

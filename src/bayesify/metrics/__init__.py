@@ -1,7 +1,4 @@
-"""How good a prediction is: scores, calibration, ranking by uncertainty, rejection.
-
-Scores that torchmetrics has are taken from there, when asked for; `pip install 'bayesify[metrics]'` brings it.
-"""
+"""How good a prediction is: scores, calibration, ranking by uncertainty, rejection."""
 
 from bayesify.metrics.calibration import CalibrationCurve, ReliabilityDiagram, calibration_curve, reliability
 from bayesify.metrics.ranking import ood

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from bayesify.arguments.checks import checked
-from bayesify.metrics.targets import match_labels, match_values, torchmetrics_function
+from bayesify.metrics.calibration import reliability
+from bayesify.metrics.targets import match_labels, match_values
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
@@ -36,7 +37,7 @@ def evaluate(predictive: Predictive, y: Tensor) -> dict[str, float]:
 
     - `accuracy`: share of labels that are the most probable class.
     - `nll`: as above.
-    - `ece`: expected calibration error of the most probable class, 15 bins of equal width (torchmetrics).
+    - `ece`: expected calibration error of the most probable class, 15 bins of equal width, see `reliability`.
     - `brier`: mean over predictions of $\sum_c (p_c - [y = c])^2$, between 0 and 2 (Brier 1950); for binary outputs
       that is twice the squared error of the probability of yes.
 
@@ -49,7 +50,6 @@ def evaluate(predictive: Predictive, y: Tensor) -> dict[str, float]:
 
     Raises:
         ValueError: If targets do not fit the prediction, are not finite, or are no class.
-        ImportError: If torchmetrics is missing, for a classification.
     """
     if isinstance(predictive, RegressionPredictive):
         return _evaluate_regression(predictive, match_values(predictive, y))
@@ -77,11 +77,10 @@ def _evaluate_regression(predictive: RegressionPredictive, y: Tensor) -> dict[st
 
 def _evaluate_classification(predictive: ClassificationPredictive, y: Tensor) -> dict[str, float]:
     correct = predictive.labels == y
-    ece = torchmetrics_function("binary_calibration_error")
     return {
         "accuracy": float(correct.double().mean()),
         **_nll(predictive, y),
-        "ece": float(ece(_below_one(predictive.confidence), correct.flatten().long(), n_bins=ECE_BINS)),
+        "ece": reliability(predictive, y, ECE_BINS).ece,
         "brier": float(brier(predictive.class_probs, y).mean()),
     }
 
@@ -105,8 +104,3 @@ def brier(class_probs: Tensor, y: Tensor) -> Tensor:
         )
     target = torch.nn.functional.one_hot(y.long(), class_probs.shape[-1]).to(class_probs)
     return (class_probs - target).square().sum(-1)
-
-
-def _below_one(confidence: Tensor) -> Tensor:
-    # torchmetrics takes values above 1 for logits, gives exactly 1 a bin of its own, and counts in the type it is given.
-    return confidence.flatten().double().clamp(0.0, 1.0 - torch.finfo(torch.float64).eps)

@@ -1,9 +1,6 @@
-"""Targets brought into the shape of a prediction and checked, and the extra that brings torchmetrics."""
+"""Targets brought into the shape of a prediction and checked."""
 
 from __future__ import annotations
-
-from importlib import import_module
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,18 +50,3 @@ def match_labels(predictive: ClassificationPredictive, y: Tensor) -> Tensor:
             f"labels go from 0 to {classes - 1}, leave out examples without a label"
         )
     return y.long()
-
-
-def torchmetrics_function(name: str) -> Any:
-    """A function of `torchmetrics.functional.classification`.
-
-    Raises:
-        ImportError: If torchmetrics is not installed.
-    """
-    try:
-        module = import_module("torchmetrics.functional.classification")
-    except ImportError as error:
-        raise ImportError(
-            f"metrics: {name} is torchmetrics' and it is not installed; pip install 'bayesify[metrics]'"
-        ) from error
-    return getattr(module, name)

@@ -22,8 +22,6 @@ from bayesify.likelihoods import Categorical
 from bayesify.predictive.base import Outputs
 from bayesify.predictive.classification import ClassificationPredictive
 
-pytest.importorskip("torchmetrics")
-
 
 def test_batches_hold_every_example_once_and_repeat_by_seed():
     x = torch.arange(10.0)[:, None]

@@ -11,8 +11,6 @@ from bayesify_papers.inducing_weights import regression
 from bayesify.datasets import toy
 from bayesify.weights.catalog import count_parameters
 
-pytest.importorskip("torchmetrics")
-
 
 def test_inducing_sizes_are_the_papers():
     """25 x 2 for the input layer, its bias counted, and 1 x 25 for the output layer (appendix J.1)."""

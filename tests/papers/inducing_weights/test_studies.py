@@ -18,9 +18,6 @@ from bayesify_papers.shared.sources import SYNTHETIC, Source
 
 from bayesify.datasets import images
 
-pytest.importorskip("torchmetrics")
-
-
 # -- jobs ---------------------------------------------------------------------------------------------------------------
 
 

@@ -106,7 +106,6 @@ def test_scores_of_known_predictions(tmp_path):
     made = {"shifted/0": inside, "ood/far": outside}
     stored = {name: predictions.StoredPrediction.of(torch.from_numpy(probs)) for name, probs in made.items()}
     predictions.write(tmp_path / "map.npz", stored)
-    pytest.importorskip("torchmetrics")
     scores = image_scores.score(tmp_path)["map"]
     assert scores["shifted"]["0"]["accuracy"] == 0.5
     assert scores["shifted"]["0"]["nll"] == pytest.approx(-(np.log(0.8) + np.log(0.1)) / 2, abs=1e-5)
@@ -131,7 +130,6 @@ def test_requirement_in_words():
 
 
 def test_rotated_mnist_smoke_and_resume(smoke, capsys):
-    pytest.importorskip("torchmetrics")
     done = smoke("subnetwork/rotated-mnist")
     results = json.loads((done.folder / "results.json").read_text())
     assert set(results["scores"]) >= {
@@ -215,7 +213,6 @@ def test_test_images_are_spread_out():
 
 
 def test_every_system_runs(smoke):
-    pytest.importorskip("torchmetrics")
     found = {path.stem.partition("_")[0] for path in smoke("subnetwork/corrupted-cifar").folder.glob("*.npz")}
     assert {"map", "subnetwork", "random", "last", "diagonal", "dropout", "swag", "vogn", "ensemble"} <= found
 

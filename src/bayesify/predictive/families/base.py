@@ -51,6 +51,10 @@ class Family(ABC):
     def component_quantile(self, q: float, *parameters: Tensor) -> Tensor:
         """The value that Y stays below with probability q."""
 
+    def component_quantiles(self, levels: Sequence[float], *parameters: Tensor) -> Tensor:
+        """Of several probabilities: [Q, S, B, O]."""
+        return torch.stack([self.component_quantile(q, *parameters) for q in levels])
+
     @abstractmethod
     def mean_distance(self, y: Tensor, *parameters: Tensor) -> Tensor:
         """E|Y - y|."""
@@ -74,20 +78,22 @@ class Family(ABC):
     def quantiles(self, levels: Sequence[float], *parameters: Tensor) -> Tensor:
         """Quantiles of the mixture, in float64 by Newton steps inside brackets that shrink with each: [Q, B, O]."""
         wide = tuple(widened(part) for part in parameters)  # rounded once, which keeps the order
-        found = []
-        for q in levels:
-            each = self.component_quantile(q, *wide)
-            value = solve_quantile(
-                lambda value: self.cdf(value, *wide).mean(0),
-                lambda value: self.log_density(value, *wide).exp().mean(0),
-                q,
-                each.amin(0),  # the components' quantiles bracket the mixture's
-                each.amax(0),
-                each.mean(0),
-                self.moments(*wide)[1].expand_as(each).sqrt().amin(0),
+        each = self.component_quantiles(levels, *wide)
+        scale = self.moments(*wide)[1].expand_as(each[0]).sqrt().amin(0)
+        step = self._rows_at_once(each[:, 0], *wide)
+        found = [
+            solve_quantile(
+                lambda value: self.cdf(value.unsqueeze(1), *wide).mean(1),
+                lambda value: self.log_density(value.unsqueeze(1), *wide).exp().mean(1),
+                q.view(-1, 1, 1),
+                part.amin(1),  # the components' quantiles bracket the mixture's
+                part.amax(1),
+                part.mean(1),
+                scale,
             )
-            found.append(value.to(parameters[0].dtype))
-        return torch.stack(found)
+            for q, part in zip(each.new_tensor(levels).split(step), each.split(step), strict=True)
+        ]
+        return torch.cat(found).to(parameters[0].dtype)
 
     def crps(self, y: Tensor, *parameters: Tensor) -> Tensor:
         r"""Continuous ranked probability score of the mixture, $\mathbb{E}|Y - y| - \frac12 \mathbb{E}|Y - Y'|$: [B, O]."""

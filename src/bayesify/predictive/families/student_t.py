@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -41,17 +42,26 @@ class StudentTFamily(Family):
         return _standard_cdf(widened(t), widened(degrees)).to(t.dtype)
 
     def component_quantile(self, q: float, *parameters: Tensor) -> Tensor:
-        """Location plus scale times the standard quantile, found between the normal one and that of two degrees."""
+        """Location plus scale times the standard quantile."""
+        return self.component_quantiles([q], *parameters)[0]
+
+    def component_quantiles(self, levels: Sequence[float], *parameters: Tensor) -> Tensor:
+        """Of several probabilities, found between the normal quantiles and those of two degrees: [Q, S, B, O]."""
         location, square, degrees = parameters
-        wide = widened(degrees)
-        ends = torch.stack((torch.full_like(wide, normal_quantile(q)), torch.full_like(wide, _two_degrees(q))))
+        wide = widened(degrees).expand(*(1,) * (location.ndim - degrees.ndim), *degrees.shape)
+        ends = torch.stack(
+            [
+                torch.stack([wide.new_full(wide.shape, end(q)) for q in levels])
+                for end in (normal_quantile, _two_degrees)
+            ]
+        )
         found = solve_quantile(
             lambda t: _standard_cdf(t, wide),
             lambda t: self.log_density(t, torch.zeros_like(t), torch.ones_like(t), wide).exp(),
-            q,
+            wide.new_tensor(levels).view(-1, *(1,) * wide.ndim),
             ends.amin(0),
             ends.amax(0),
-            _near_quantile(q, wide),
+            torch.stack([_near_quantile(q, wide) for q in levels]),
             torch.ones_like(wide),
         )
         return location + square.sqrt() * found.to(location.dtype)
