@@ -152,7 +152,7 @@ def by_score(score: Callable[[Any], Tensor], **options: Any) -> Choose:
     """
 
     def choose(model: Predictor, x: Tensor, size: int, generator: torch.Generator) -> Tensor:
-        return score(model.predict(x, **options)).topk(size).indices
+        return score(model.predict(x, **{"generator": generator, **options})).topk(size).indices
 
     return choose
 
