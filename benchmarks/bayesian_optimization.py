@@ -2,7 +2,7 @@
 
 30 evaluations of Branin, Hartmann 6 and Ackley 10: ten of a Sobol sequence, then five batches of four by qLogNEI (`--batch 1`:
 twenty of one). Every model is trained from scratch for each batch, on standardized values without noise. Networks have two
-layers of 50 tanh units, the prior `Neal(2.0)` and a noise variance of 1e-3; they are trained by 300 full-batch steps, the
+layers of 50 tanh units, the prior `Neal(2.0)` and a noise variance of 1e-3; they are trained by 250 full-batch steps, the
 Monte Carlo chains go on from the batch before. Runs are appended to `--runs` as they finish; those found there are not repeated.
 
 python -m benchmarks.bayesian_optimization --workers 5
@@ -34,7 +34,7 @@ from bayesify.random_features import RandomFeatureGP
 from .timing import RESULTS, record
 
 INITIAL, EVALUATIONS = 10, 30
-NOISE, SCALE, WIDTH, STEPS = 1e-3, 2.0, 50, 300
+NOISE, SCALE, WIDTH, STEPS = 1e-3, 2.0, 50, 250
 METHODS = ("sobol", "gp", "ensemble", "hmc", "mean_field", "global_inducing", "random_features")
 PROBLEMS = ("branin", "hartmann6", "ackley10")
 
