@@ -56,7 +56,8 @@ def train(x: Tensor, y: Tensor, seed: int, steps: int) -> bayesify.BayesianNetwo
     batch = min(64, len(x))
     loader = DataLoader(TensorDataset(x, y.to(x.device)), batch_size=batch, shuffle=True, drop_last=True)
     epochs = -(-steps // len(loader))
-    bayesify.fit(bnn, loader, epochs=epochs, learning_rate=1e-3, seed=seed, progress=False)
+    options = {"epochs": epochs, "learning_rate": 1e-3, "kl_weight": 1e-3}  # at 1 the prior outweighs 20 labels
+    bayesify.fit(bnn, loader, **options, seed=seed, progress=False)
     return bnn
 
 
