@@ -182,7 +182,8 @@ class Runner:
         """How `num_draws` draws should run.
 
         One draw needs no `vmap`. Recurrent modules and cells, attention, `EmbeddingBag`, and BatchNorm in training mode
-        have no batching rule, or one that loops inside with a warning. A convolution
+        have no batching rule, or one that loops inside with a warning; a transformer that returns a cache of keys and values
+        returns an object that `vmap` cannot. A convolution
         whose kernel differs between draws becomes a grouped convolution, which is slower than a loop on CPU and GPU.
         Everything else gains from `vmap`; where it is refused, the loop takes over.
         """
@@ -190,7 +191,7 @@ class Runner:
             return "single"
         if self._is_recurrent() or self._origin in _REFUSED:
             return "loop"
-        if any(isinstance(module, _NO_BATCHING_RULE) for module in self._modules()):
+        if any(isinstance(module, _NO_BATCHING_RULE) or _keeps_cache(module) for module in self._modules()):
             return "loop"
         if any(weight.kind == "matrix" and len(weight.shape) > 2 for weight in self.weights.values()):
             return "loop"
@@ -297,6 +298,11 @@ class Runner:
             reason = str(refusal).strip().splitlines()[0]
             name = type(self.network).__name__
             warnings.warn(f"{name}: vmap refused ({reason}); draws run in a loop instead", stacklevel=4)
+
+
+def _keeps_cache(module: nn.Module) -> bool:
+    """Whether a module's configuration says that it returns a cache of keys and values, as Hugging Face's models do."""
+    return getattr(module.__dict__.get("config"), "use_cache", False) is True
 
 
 class SlowVmap(Exception):
