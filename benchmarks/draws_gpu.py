@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import bayesify
 from bayesify import likelihoods, posteriors
 from bayesify.maths import philox
-from benchmarks.timing import clock, ratios, record
+from benchmarks.timing import adam_step, clock, ratios, record
 
 
 class Block(nn.Module):
@@ -117,8 +117,33 @@ def step_figures() -> dict[str, float]:
     return {"mlp_plain_step_ms": plain, "mlp_step_ms": ours, "mlp_step_captured": ours / plain}
 
 
+def peak_of_steps(make: Callable[[], tuple[nn.Module, Callable[[], Tensor]]]) -> int:
+    """Most bytes that a network and its training by Adam hold at a time."""
+    before = torch.cuda.memory_allocated()
+    step = adam_step(*make())
+    step()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def memory_figures() -> dict[str, float]:
+    x, y = torch.randn(8, 4096, device="cuda"), torch.randint(0, 10, (8,), device="cuda")
+
+    def plain() -> tuple[nn.Module, Callable[[], Tensor]]:
+        with torch.device("cuda"):
+            net = nn.Sequential(*[nn.Linear(4096, 4096) for _ in range(6)])
+        return net, lambda: F.cross_entropy(net(x), y)
+
+    def ours() -> tuple[nn.Module, Callable[[], Tensor]]:
+        bnn = bayesify.bayesianize(plain()[0], posteriors.MeanField(), likelihood=likelihoods.Categorical())
+        return bnn, lambda: -bnn.elbo(x, y, num_data=60_000) / 60_000
+
+    return {"step_memory": peak_of_steps(ours) / peak_of_steps(plain)}
+
+
 def main() -> None:
-    figures = transformer_figures(2.0) | step_figures()
+    figures = transformer_figures(2.0) | step_figures() | memory_figures()
     rounded = {key: round(value, 4) for key, value in figures.items()}
     record("draws_gpu", rounded, fused=philox.ENABLED)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from bayesify.jacobians.general import example_gradients
 from bayesify.jacobians.rules import Rule, rule_for
 from bayesify.jacobians.trace import Pulled, Trace, Use, trace
 from bayesify.running.inputs import explain_shape_errors
-from bayesify.running.kernels import twice_differentiable
+from bayesify.running.kernels import full_float32, twice_differentiable
 from bayesify.running.memory import batch_size, count_activation_bytes, split_rows, spread_rows
 from bayesify.running.outputs import select_output
 from bayesify.running.runner import Runner
@@ -158,16 +159,17 @@ class Jacobians:
         does not show on sorted ones, and no order is sorted both forwards and backwards.
         """
         args, kwargs = spread_rows(args, kwargs, WITNESSES)
-        uses = self._agreeing(self._candidates, args, kwargs, values)
         count = batch_size(args, kwargs)
-        if count < 2:
-            return uses
 
         def turn(leaf: Any) -> Any:
             return leaf.flip(0) if isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[0] == count else leaf
 
-        args, kwargs = pytree.tree_map(turn, (args, kwargs))
-        return self._agreeing(uses, args, kwargs, values)
+        with full_float32() if torch.cuda.is_available() else nullcontext():
+            uses = self._agreeing(self._candidates, args, kwargs, values)
+            if count < 2:
+                return uses
+            args, kwargs = pytree.tree_map(turn, (args, kwargs))
+            return self._agreeing(uses, args, kwargs, values)
 
     def _agreeing(
         self, uses: Uses, args: tuple[Any, ...], kwargs: Mapping[str, Any], values: Mapping[str, Tensor]

@@ -32,11 +32,11 @@ class NoiseSource:
     def normal(self, count: int, like: Tensor) -> Tensor:
         """Standard normal numbers of a tensor's type on its device, [count].
 
-        On the CPU, where torch makes them on one core, they come from `normal_numbers`, shared out over the cores; on a GPU with
-        Triton they are those of `philox_normals`. The torch generator gives the seed, so the same generator gives the same
-        numbers whatever the number of cores. Elsewhere they are torch's own.
+        On the CPU, where torch makes them on one core, they come from `normal_numbers`, shared out over the cores, for tensors on
+        a GPU too where the generator is the CPU's; on a GPU with Triton they are those of `philox_normals`. The torch generator
+        gives the seed, so the same generator gives the same numbers whatever the number of cores. Elsewhere they are torch's own.
         """
-        if has_kernel(like) and not torch.compiler.is_compiling():
+        if self.by_kernel(like):
             return kernel_normals(count, self.seed(like.device))
         where = self._where(like.device)
         fast = where.type == "cpu" and like.dtype in (torch.float32, torch.float64) and count >= 2**10
@@ -46,6 +46,10 @@ class NoiseSource:
         return torch.from_numpy(
             normal_numbers(count, np.float32 if like.dtype == torch.float32 else np.float64, seed)
         ).to(like.device)
+
+    def by_kernel(self, like: Tensor) -> bool:
+        """Whether normal numbers for a tensor are those of `philox_normals`, which kernels make where they are needed."""
+        return has_kernel(like) and self._where(like.device).type == "cuda" and not torch.compiler.is_compiling()
 
     def seed(self, device: torch.device) -> Tensor:
         """A seed from the generator, which stays on the device and is a new one in each replay of a CUDA graph: [1]."""
@@ -103,6 +107,11 @@ class StackedNoise(NoiseSource):
         """See `NoiseSource`."""
         sources = [self.sources] if isinstance(self.sources, NoiseSource) else self.sources
         return [generator for source in sources for generator in source.generators()]
+
+    def by_kernel(self, like: Tensor) -> bool:
+        """See `NoiseSource`: as each model's own source."""
+        source = self.sources if isinstance(self.sources, NoiseSource) else self.sources[0]
+        return source.by_kernel(like)
 
     def normal(self, count: int, like: Tensor) -> Tensor:
         """See `NoiseSource`."""

@@ -14,7 +14,8 @@ BLOCK = 2**17
 """Numbers that one stream makes: half a millisecond of work, so that making the stream costs little beside it."""
 
 PIECE = 2**14
-"""Numbers that are made at a time: what is between the bits and the numbers stays in the cache."""
+"""Numbers that are made at a time on one core: what is between the bits and the numbers stays in the first caches. Several cores
+make whole blocks at a time: between short pieces threads would wait for each other's hold of Python's lock."""
 
 
 def normal_numbers(count: int, kind: Any, seed: int) -> Any:
@@ -30,17 +31,17 @@ def normal_numbers(count: int, kind: Any, seed: int) -> Any:
         seed: Of the streams.
     """
     numbers: Any = np.empty(count, dtype=kind)
+    blocks = range(-(-count // BLOCK))
+    workers = max(1, min(torch.get_num_threads(), len(blocks)))
 
     def fill(block: int) -> None:
         stream = np.random.Generator(np.random.SFC64(np.random.SeedSequence((seed, block))))
         out = numbers[block * BLOCK : (block + 1) * BLOCK]
         if numbers.dtype == np.float32:
-            _by_table(stream, out)
+            _by_table(stream, out, PIECE if workers == 1 else BLOCK)
         else:
             stream.standard_normal(out=out, dtype=numbers.dtype)
 
-    blocks = range(-(-count // BLOCK))
-    workers = min(torch.get_num_threads(), len(blocks))
     if workers > 1:
         list(_pool(workers, os.getpid()).map(fill, blocks))
     else:
@@ -49,10 +50,10 @@ def normal_numbers(count: int, kind: Any, seed: int) -> Any:
     return numbers
 
 
-def _by_table(stream: Any, out: Any) -> None:
+def _by_table(stream: Any, out: Any, piece_size: int = PIECE) -> None:
     """Fill an array with normal numbers from the bits of a stream."""
     starts, slopes = _table()
-    size = min(PIECE, len(out))
+    size = min(piece_size, len(out))
     scaled, offset = np.empty(size, np.float32), np.empty(size, np.float32)
     place = np.empty(size, np.intp)
     for start in range(0, len(out), size):

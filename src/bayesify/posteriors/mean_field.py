@@ -17,7 +17,7 @@ from bayesify.maths.fused_draws import Plan, fused_draws, make_plans
 from bayesify.maths.gaussian import diagonal_kl, diagonal_moments, draw_diagonals
 from bayesify.maths.largest_entries import largest
 from bayesify.maths.noise import NoiseSource, SeededNoise
-from bayesify.maths.philox import TILE, has_kernel
+from bayesify.maths.philox import TILE
 from bayesify.maths.value_checks import transforming
 from bayesify.posteriors.base import DrawRequest, Posterior, fixed_std, repeat_draws
 from bayesify.posteriors.starts import start_std
@@ -136,21 +136,22 @@ class MeanField(Posterior):
 
     def _noise(self, request: DrawRequest, means: list[Tensor]) -> list[Tensor]:
         """Noise of each weight, [S, *shape]."""
-        flat = request.normals([mean.numel() for mean in means], means[0], TILE if has_kernel(means[0]) else 1)
+        flat = request.normals(
+            [mean.numel() for mean in means], means[0], TILE if request.noise.by_kernel(means[0]) else 1
+        )
         return [like_layout(part, mean) for part, mean in zip(flat, means, strict=True)]
 
     def draws_fused(self, request: DrawRequest) -> bool:
         """See `Posterior`: where the parameters are what a kernel reads, whole and as they are."""
         return (
-            has_kernel(next(self.mean_value.parameters()))
-            and type(request.noise) is NoiseSource
+            type(request.noise) is NoiseSource
+            and request.noise.by_kernel(next(self.mean_value.parameters()))
             and request.prior.fixed
             and self.max_std is None
             and self.units == "weight"
             and not (request.local and self.local_reparameterization)
             and not self.mean_value.is_pruned
             and not transforming()
-            and not torch.compiler.is_compiling()
         )
 
     def _draw_fused(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor] | None:
@@ -168,10 +169,12 @@ class MeanField(Posterior):
         seed = request.noise.seed(means[0].device)
         drawn: dict[str, Tensor] = {}
         kl: Any = 0.0
+        # What the backward pass keeps must not hold the draws, which the request does: a cycle would outlive its step.
+        alone = replace(request, weights=None, networks={}, runner=None)
         for plan in plans:
 
             def noise(seed: Tensor, plan: Plan = plan) -> list[Tensor]:
-                made = self._noise(replace(request, noise=SeededNoise(seed)), means)
+                made = self._noise(replace(alone, noise=SeededNoise(seed)), means)
                 return [made[at] for at in plan.members]
 
             parameters = [values[at] for values in (means, log_stds) for at in plan.members]

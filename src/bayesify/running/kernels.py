@@ -51,11 +51,32 @@ def _without_cudnn() -> Iterator[None]:
         torch.backends.cudnn.enabled = before
 
 
+@contextmanager
+def _without_tf32() -> Iterator[None]:
+    settings = (torch.backends.cudnn, torch.backends.cuda.matmul)
+    before: list[Any] = []
+    try:
+        for setting in settings:
+            before.append(setting.allow_tf32)
+            setting.allow_tf32 = False
+    except RuntimeError:  # precisions were set by torch's newer names, which exclude these
+        pass
+    try:
+        yield
+    finally:
+        for setting, value in zip(settings, before, strict=False):
+            setting.allow_tf32 = value
+
+
 plain_attention = SharedSetting(lambda: sdpa_kernel(SDPBackend.MATH))
 """Attention by its formula: the fused kernels have no second derivative."""
 
 without_cudnn = SharedSetting(_without_cudnn)
 """Recurrent layers by torch's own kernels: those of cuDNN have no derivative in evaluation mode."""
+
+
+full_float32 = SharedSetting(_without_tf32)
+"""Products of float32 numbers with all their digits: with tf32 a deep network's outputs differ by percents between batch sizes."""
 
 
 @contextmanager
