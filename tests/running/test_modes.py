@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import bayesify
 from bayesify import posteriors
+from bayesify.running.kernels import full_float32
 from bayesify.running.runner import Runner
 
 
@@ -36,3 +37,11 @@ def test_a_network_that_returns_a_cache_is_never_tried_by_vmap(monkeypatch: pyte
     outputs = draws[True](x)
     for index in range(3):
         assert torch.equal(outputs[index], draws[True][index](x))
+
+
+def test_full_float32_gives_the_settings_back() -> None:
+    settings = (torch.backends.cudnn, torch.backends.cuda.matmul)
+    before = [setting.allow_tf32 for setting in settings]
+    with full_float32():
+        assert not any(setting.allow_tf32 for setting in settings)
+    assert [setting.allow_tf32 for setting in settings] == before

@@ -53,7 +53,7 @@ def _without_cudnn() -> Iterator[None]:
 
 @contextmanager
 def _without_tf32() -> Iterator[None]:
-    settings = (torch.backends.cudnn, torch.backends.cuda.matmul)
+    settings: tuple[Any, ...] = (torch.backends.cudnn, torch.backends.cuda.matmul)
     before: list[Any] = []
     try:
         for setting in settings:
