@@ -137,6 +137,11 @@ class Workshop:
         options = {"num_classes": self.num_classes, "seed": self.seed + member}
         return image_training.trained(path, self.recipe, self.x, self.y, **options)
 
+    @property
+    def precision(self) -> Literal["float32", "bf16"]:
+        """Of networks in training: the recipe's on a GPU."""
+        return self.recipe.precision if self.x.is_cuda else "float32"
+
     @cached_property
     def map_estimate(self) -> nn.Module:
         """The network that the Laplace posteriors are around."""
@@ -325,6 +330,7 @@ def moving_weights(shop: Workshop) -> Tensor:
         settings.select_learning_rate,
         momentum=shop.recipe.momentum,
         weight_decay=settings.select_weight_decay,
+        precision=shop.precision,
         seed=shop.seed,
         progress=False,
     )
@@ -376,7 +382,7 @@ def _dropout(shop: Workshop) -> Iterator[Variant]:
         scheduler=lambda sgd: torch.optim.lr_scheduler.LambdaLR(sgd, lambda epoch: image_training.rate(recipe, epoch)),
         kl_weight=0.0,
         num_draws=1,
-        precision=recipe.precision if shop.x.is_cuda else "float32",
+        precision=shop.precision,
         seed=shop.seed,
         progress=False,
     )
@@ -395,6 +401,7 @@ def _swag(shop: Workshop) -> Iterator[Variant]:
         settings.swag_learning_rate,
         momentum=shop.recipe.momentum,
         weight_decay=shop.recipe.weight_decay,
+        precision=shop.precision,
         seed=shop.seed,
         progress=False,
     )
