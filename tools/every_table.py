@@ -134,8 +134,7 @@ def _digits(theirs: Mapping[Key, tuple[float, float | None]], axes: list[str]) -
     most: dict[Any, int] = {}
     for key, numbers in theirs.items():
         score = key[place] if place is not None else None
-        shown = [len(f"{part:g}".partition(".")[2]) if abs(part) < 1e5 else 0 for part in numbers if part is not None]
-        most[score] = max(most.get(score, 0), *shown)
+        most[score] = max(most.get(score, 0), *(_decimals(part) for part in numbers if part is not None))
     return {key: most[key[place] if place is not None else None] for key in theirs}
 
 
@@ -256,14 +255,24 @@ def page(content: Mapping[str, list[Cell]]) -> str:
 def _table(name: str, own: list[Cell]) -> str:
     heads = list(dict.fromkeys(cell["column"] for cell in own))
     places = {(cell["row"], cell["column"]): cell for cell in own}
+    digits = {head: max(map(_printed, (cell for cell in own if cell["column"] == head))) for head in heads}
     lines = [["", *heads], ["---"] * (1 + len(heads))]
     for row in dict.fromkeys(cell["row"] for cell in own):
-        shown = [places.get((row, head)) for head in heads]
-        lines.append([row, *("" if cell is None else _text(cell) for cell in shown)])
+        found = ((places.get((row, head)), digits[head]) for head in heads)
+        lines.append([row, *("" if cell is None else _text(cell, many) for cell, many in found)])
     text = [f"**{name}**\n", "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"]
     text += [f"- {reason}" for reason in dict.fromkeys(cell["reason"] for cell in own if cell["reason"])]
     text += [f"- Corrected: {note}" for note in dict.fromkeys(cell["correction"] for cell in own if cell["correction"])]
     return "\n".join(text) + "\n"
+
+
+def _printed(cell: Cell) -> int:
+    """Decimals of a published number and its spread, without zeros at the end."""
+    return max(_decimals(part) for part in (cell["published"], cell["published_spread"]) if part is not None)
+
+
+def _decimals(number: float) -> int:
+    return len(f"{number:g}".partition(".")[2]) if abs(number) < 1e5 else 0
 
 
 def _claim(one: Cell) -> str:
@@ -271,13 +280,13 @@ def _claim(one: Cell) -> str:
     return f"{one['figure']}: {one['claim']}. {verdict}: {one['reason']}\n"
 
 
-def _text(cell: Cell) -> str:
+def _text(cell: Cell, digits: int) -> str:
     paper, ours = (
-        " ± ".join(f"{part:,g}" if abs(part) < 1e5 else f"{part:,.0f}" for part in number if part is not None)
+        " ± ".join(f"{part:,.{digits}f}" for part in number if part is not None)
         for number in ((cell["published"], cell["published_spread"]), (cell["ours"], cell["ours_spread"]))
     )
     if cell["corrected"] is not None:
-        paper += f" → {cell['corrected']:g}"
+        paper += f" → {cell['corrected']:,.{digits}f}"
     return f"{'–' if cell['ours'] is None else f'**{ours}**' if cell['met'] else ours} ({paper})"
 
 
