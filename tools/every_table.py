@@ -123,7 +123,9 @@ def cells(table: Mapping[str, Any]) -> list[Cell]:
         words = {"layers": layers, "width": width, **setting}
         cell["command"] = None if again else table["command"].format(**words)
         cell |= {fact: ours.get(fact) if ran else None for fact in ("date", "hardware", "seconds")}
-        cell["reason"] = None if cell["met"] else _first(table["reasons"], setting, ran)["text"]
+        why = "" if cell["met"] else _first(table["reasons"], setting, ran)["text"]
+        note = _first(table.get("notes", ()), setting, ran).get("text", "") if ran else ""
+        cell["reason"] = f"{why} {note}".strip() or None
         found.append(cell)
     return found
 
