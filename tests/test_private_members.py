@@ -35,18 +35,22 @@ FOREIGN = {
 """Private members of torch and of the standard library that there is no public way to."""
 
 
-def private_reads(tree: ast.Module) -> Iterator[ast.Attribute]:
+def private_reads(nodes: list[ast.AST]) -> Iterator[ast.Attribute]:
     """Attributes with a leading underscore of something that is not defined in the same module."""
-    own = {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
-    for node in ast.walk(tree):
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        own |= {target.id for target in targets if isinstance(target, ast.Name)}
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and of_itself(node.value):
+    own = {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))} | FOREIGN
+    for node in nodes:
+        if isinstance(node, ast.Assign):
+            own |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, (ast.AnnAssign, ast.AugAssign, ast.NamedExpr, ast.For)) and isinstance(
+            node.target, ast.Name
+        ):
+            own.add(node.target.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and of_itself(node.value):
             own.add(node.attr)
-    for node in ast.walk(tree):
+    for node in nodes:
         if not isinstance(node, ast.Attribute) or not node.attr.startswith("_") or node.attr.startswith("__"):
             continue
-        if not (of_itself(node.value) or node.attr in own | FOREIGN or ast.unparse(node).startswith("torch._")):
+        if not (of_itself(node.value) or node.attr in own or ast.unparse(node).startswith("torch._")):
             yield node
 
 
@@ -56,30 +60,34 @@ def of_itself(value: ast.expr) -> bool:
     return isinstance(value, ast.Name) and value.id in ("self", "cls")
 
 
+def read(program: str) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(program)))
+
+
 @functools.cache
-def trees() -> dict[Path, ast.Module]:
-    """Every file, parsed."""
-    return {path: ast.parse(path.read_text()) for path in FILES}
+def trees() -> dict[Path, list[ast.AST]]:
+    """The nodes of every file."""
+    return {path: read(path.read_text()) for path in FILES}
 
 
 def test_private_members_are_read_where_they_are_defined() -> None:
     """What is private elsewhere: make it public there."""
-    found = ((path, node) for path, tree in trees().items() for node in private_reads(tree))
+    found = ((path, node) for path, nodes in trees().items() for node in private_reads(nodes))
     assert [f"{path}:{node.lineno}: {ast.unparse(node)}" for path, node in found] == []
 
 
 def test_the_reader_finds_what_is_private() -> None:
     program = "class A:\n    def f(self, other):\n        self._x = 1\n        return self._y, other._x, other.b._z, super()._w\n"
-    assert [node.attr for node in private_reads(ast.parse(program))] == ["_z"]
+    assert [node.attr for node in private_reads(read(program))] == ["_z"]
 
 
 MODELS = {"model", "bnn", "predictor", "laplace", "self.model", "self.bnn", "self.model_", "model.predict", "draw"}
 """Names under which the library holds what predicts."""
 
 
-def questions(tree: ast.Module) -> Iterator[ast.Call]:
+def questions(nodes: list[ast.AST]) -> Iterator[ast.Call]:
     """Calls that ask a model what it is: its signature, or whether it has an attribute."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if not isinstance(node, ast.Call) or not node.args:
             continue
         if ast.unparse(node.func) in ("hasattr", "getattr", "inspect.signature", "signature"):
@@ -90,13 +98,13 @@ def questions(tree: ast.Module) -> Iterator[ast.Call]:
 
 def test_nobody_asks_a_model_what_it_is() -> None:
     """It is a `Predictor`, see predictor.py."""
-    found = ((path, node) for path, tree in trees().items() for node in questions(tree))
+    found = ((path, node) for path, nodes in trees().items() for node in questions(nodes))
     assert [f"{path}:{node.lineno}: {ast.unparse(node)}" for path, node in found] == []
 
 
 def test_the_reader_finds_questions() -> None:
     program = "hasattr(model, 'x'), getattr(loader, 'y'), inspect.signature(a.predict), signature(kind)"
-    assert [node.lineno for node in questions(ast.parse(program))] == [1, 1]
+    assert [node.lineno for node in questions(read(program))] == [1, 1]
 
 
 def test_facts_about_methods_stand_in_the_registry() -> None:

@@ -156,8 +156,14 @@ def test_terms_and_gradients_in_single_precision(family: str) -> None:
             torch.testing.assert_close(mine, parameter.grad, rtol=1e-4, atol=1e-4 * largest + 1e-6)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("prior", [priors.Scale, priors.Neal])
+@pytest.mark.parametrize(
+    ("family", "prior"),
+    [
+        pytest.param(family, prior, marks=[pytest.mark.slow] if prior is priors.Neal and "," in family else [])
+        for family in FAMILIES
+        for prior in (priors.Scale, priors.Neal)
+    ],
+)
 def test_priors_that_learn_and_priors_that_are_alike(family: str, prior: type[priors.Prior]) -> None:
     posterior, num_draws = FAMILIES[family]
     models = make_models(posterior, prior=lambda index: prior())

@@ -23,6 +23,9 @@ from bayesify.training.batches import parse_batch
 from bayesify.training.fitting import fit
 from bayesify.training.schedules import cosine
 
+BRIEF_CHAIN = 50
+"""Steps of a chain below which its trajectories are shorter."""
+
 
 def train_point(
     net: nn.Module, likelihood: Likelihood, loader: Any, *, prior: Prior, num_data: int, epochs: int, seed: int
@@ -99,12 +102,18 @@ def fit_hmc(
     seed: int,
     num_draws: int = 100,
 ) -> FixedDraws:
-    """As many steps of a chain of `nuts` as there are epochs, after as many of warm-up; see `bayesify.registry.Recipe`."""
+    """As many steps of a chain of `nuts` as there are epochs, after as many of warm-up; see `bayesify.registry.Recipe`.
+
+    A chain of fewer than `BRIEF_CHAIN` steps is a quick look: its steps take a quarter as many gradients.
+    """
     bnn = bayesianize(net, Point(), likelihood=likelihood, prior=prior)
     batches = [parse_batch(item) for item in loader]
     x = torch.cat([batch.x for batch in batches])
     y = torch.cat([batch.y for batch in batches])
     kept = max(1, min(num_draws, epochs))
-    draws = nuts(bnn, x, y, num_draws=kept, num_warmup=max(1, epochs), thin=max(1, epochs // kept), seed=seed)
+    draws = nuts(
+        bnn, x, y, num_draws=kept, num_warmup=max(1, epochs), thin=max(1, epochs // kept),
+        max_tree_depth=6 if epochs < BRIEF_CHAIN else 8, seed=seed,
+    )  # fmt: skip
     assert bnn.likelihood is not None
     return FixedDraws(draws, bnn.likelihood)
