@@ -1,10 +1,12 @@
 """`bayesify compare` from a file to a report: results, resuming, failures, bad input."""
 
 import errno
+import html
 import io
 import json
 import os
 import re
+import shlex
 import stat
 import subprocess
 import sys
@@ -23,6 +25,7 @@ from bayesify.compare.page import render
 from bayesify.compare.record import as_record
 from bayesify.compare.rivals import PACKAGES, installed
 from bayesify.registry import Method
+from bayesify.serving import ModelFolder
 
 runner = CliRunner()
 pytestmark = pytest.mark.usefixtures("brief")
@@ -82,7 +85,6 @@ def test_from_a_csv_to_a_report(csv, tmp_path, monkeypatch):
     for heading in ("Use it", "What its predictions look like", "What each column contributes"):
         assert f"<h2>{heading}</h2>" in text
     assert text.index("<h2>Use it</h2>") < text.index("<h2>All numbers</h2>")
-    assert "bayesify fit houses.csv --target price --method" in text
     assert not re.search(r'(src|href)="', text)  # nothing outside of the page
     assert "Column &#39;built&#39; was left out: it holds the same value in every row." in text
     record = json.loads((page.parent / "results.json").read_text())
@@ -105,6 +107,17 @@ def test_from_a_csv_to_a_report(csv, tmp_path, monkeypatch):
         assert entry["times"]["train_seconds"] > 0
         assert entry["failure"] is None
     assert record["verdict"]["headline"] in " ".join(result.stdout.split())
+    card = (page.parent / "model" / "MODEL.md").read_text()
+    assert "the test rows of 2 splits of a comparison" in card
+    assert f"bayesify compare: {record['verdict']['headline']}" in card.replace("\\", "")
+    snippet = html.unescape(re.search(r"<pre><code>(.*?)</code></pre>", text, re.DOTALL)[1])
+    assert snippet.splitlines() == [line for line in result.stdout.splitlines() if line.startswith("bayesify ")]
+    (tmp_path / "new.csv").write_bytes(csv.read_bytes())
+    for line in snippet.splitlines():  # on the table that it came from
+        done = runner.invoke(app, shlex.split(line)[1:])
+        assert done.exit_code == 0, done.output
+    assert len(pandas.read_csv("predictions.csv")) == 60
+    assert (tmp_path / "houses-ensemble" / "MODEL.md").exists()
 
 
 def test_classes_with_json_and_rows_of_another_kind(tmp_path):
@@ -124,6 +137,8 @@ def test_classes_with_json_and_rows_of_another_kind(tmp_path):
     means = {entry["name"]: entry["mean"] for entry in record["methods"]}
     assert {"accuracy", "brier", "ece", "auroc_entropy", "auroc_mutual_information"} <= set(means["mean_field"])
     assert "Out-of-distribution rows" in (out / "report.html").read_text()
+    probs = ModelFolder.read(out / "model").estimator.predict_proba(frame[["a", "kind"]])
+    assert probs.shape == (80, 2)
 
 
 def test_a_resumed_comparison_is_identical(csv, tmp_path):
@@ -341,7 +356,7 @@ def test_every_method_runs_on_both_tasks(tmp_path):
             workers=1,
         )
         assert [row.name for row in found.summary.rows if row.failure] == []
-        assert len(found.summary.rows) == len(registry.METHODS) + 1 + len(tuning.ALWAYS) + len(installed())
+        assert len(found.summary.rows) == len(registry.METHODS) + 2 + len(tuning.ALWAYS) + len(installed())
 
 
 def test_a_report_where_every_method_failed(tmp_path):

@@ -13,7 +13,7 @@ import pytest
 KILLS = 20
 PROGRAM = """
 from bayesify.compare import tuning
-tuning.QUICK = tuning.Effort(3, 30, 10, 30, 10, 1, 2, 30, 2, 5_000, 2)
+tuning.QUICK = tuning.Effort(3, 30, 10, 30, 10, 1, 2, 30, 2, 5_000, 2, 4, 2)
 from bayesify.cli import main
 main()
 """

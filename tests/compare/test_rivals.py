@@ -72,9 +72,11 @@ def test_classes(name):
     assert sum(curves["confusion"]) == 100
 
 
-def test_the_default_of_the_estimators_is_compared_by_name(monkeypatch):
+def test_the_default_of_the_estimators_is_compared(monkeypatch):
     class Few:
-        def __init__(self, random_state):
+        model_ = None
+
+        def __init__(self, epochs, random_state, memory_rows):
             self.classes_ = np.array([0, 2])
 
         def fit(self, x, y):
@@ -89,7 +91,7 @@ def test_the_default_of_the_estimators_is_compared_by_name(monkeypatch):
     assert probs[0].tolist() == pytest.approx(
         [0.5, 1 / 183, 0.5], abs=0.01
     )  # one row in 61 stands for what was not seen
-    assert Question("t.csv", methods=["auto"]).chosen()[-1] == "auto"
+    assert "auto" in Question("t.csv").chosen()
 
 
 def test_the_same_seed_gives_the_same_model():

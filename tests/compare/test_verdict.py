@@ -6,8 +6,6 @@ import math
 import numpy as np
 import pytest
 
-from bayesify.compare import Question
-from bayesify.compare.page import use_words
 from bayesify.compare.scores import POINTS, THIRDS
 from bayesify.compare.summary import WORTH, summarize
 from bayesify.compare.verdict import judge, recalls
@@ -282,18 +280,6 @@ def test_the_verdict_says_whether_rows_of_another_kind_are_noticed():
     entries["point"]["ood"]["auroc_variance"] = 0.9
     last = verdict_of(**{name: [entry] for name, entry in entries.items()})[1].sentences[-1]
     assert last.startswith("It detects out-of-distribution rows")
-
-
-def test_the_commands_are_those_of_a_method_that_can_be_fitted():
-    _, verdict = verdict_of(temperature_scaled=[1.0, 1.01], point=[1.2, 1.21], constant=[3.0, 3.0])
-    use = use_words(verdict, Question("my houses.csv", "price"))
-    assert use["commands"].startswith(
-        "bayesify fit 'my houses.csv' --target price --method point --out my-houses-model\n"
-    )
-    _, verdict = verdict_of(boosted_trees=[1.0, 1.01], laplace=[1.2, 1.21], constant=[3.0, 3.0])
-    use = use_words(verdict, Question("t.csv", "price"))
-    assert "Boosted trees is in scikit-learn and the like. These train the best network, Laplace" in use["words"]
-    assert "--method laplace" in use["commands"]
 
 
 def test_the_numbers_are_in_the_details_and_plain_words_in_the_sentences():

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from bayesify.cli import app
 from bayesify.serving import ModelFolder, chunks, fit_table, predict_table
-from bayesify.serving.card import shown
+from bayesify.serving.card import render_card, shown
 from bayesify.serving.folder import ABOUT, CARD, MODEL
-from bayesify.serving.scores import Scores
+from bayesify.sklearn.scores import Scores
 from bayesify.tables.errors import InputError
 
 NUM = 90
@@ -140,10 +140,10 @@ def test_another_version_says_so(regression, new, tmp_path):
     (copy / ABOUT).write_text(json.dumps({**about, "version": "0.0.9"}))
     done = run("predict", copy, new, "--out", tmp_path / "out.csv")
     assert (done.exit_code, "was written by bayesify 0.0.9" in done.output) == (0, True), done.output
-    (copy / ABOUT).write_text(json.dumps({**about, "version": "9.0.0", "format": 2}))
+    (copy / ABOUT).write_text(json.dumps({**about, "version": "9.0.0", "format": 9}))
     done = run("predict", copy, new, "--out", tmp_path / "out.csv")
-    assert (done.exit_code, "bayesify 9.0.0 in format 2" in done.output) == (2, True), done.output
-    for content in ("{", "[]", json.dumps({**about, "columns": 3}), json.dumps({"format": 1})):
+    assert (done.exit_code, "bayesify 9.0.0 in format 9" in done.output) == (2, True), done.output
+    for content in ("{", "[]", json.dumps({**about, "columns": 3}), json.dumps({"format": 2})):
         (copy / ABOUT).write_text(content)
         done = run("predict", copy, new, "--out", tmp_path / "out.csv")
         assert (done.exit_code, "damaged or altered" in done.output) == (2, True), done.output
@@ -214,7 +214,8 @@ def test_columns_in_another_order_others_and_texts_never_seen(regression, tmp_pa
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda frame: frame.drop(columns="area"), "column 'area' is missing"),
+        (lambda frame: frame.drop(columns="sold"), "column 'sold' is missing; it had no empty cell in training"),
+        (lambda frame: frame.drop(columns=["area", "town", "sold"]), "'sold' is missing"),
         (lambda frame: frame.assign(area="large"), "'area'"),
         (lambda frame: frame.assign(sold="soon"), "'sold'"),
     ],
@@ -263,6 +264,51 @@ def test_arguments_of_fit(tmp_path):
     table(rows=10).to_csv(path, index=False)
     assert "at least 20" in run("fit", path, "--target", "price", "--out", tmp_path / "model").output
     assert not (tmp_path / "model").exists()
+
+
+def test_a_column_that_is_not_there_counts_as_empty_where_training_had_empty_cells(regression, tmp_path):
+    frame = table(1)
+    frame.drop(columns="area").to_csv(tmp_path / "absent.csv", index=False)
+    frame.assign(area=np.nan).to_csv(tmp_path / "empty.csv", index=False)
+    for name in ("absent", "empty"):
+        done = run("predict", regression, tmp_path / f"{name}.csv", "--out", tmp_path / f"{name}.out")
+        assert done.exit_code == 0, done.output
+        assert ("Warning: column 'area' is missing; it counts as empty" in done.stderr) == (name == "absent")
+    assert rows_of(tmp_path / "absent.out") == rows_of(tmp_path / "empty.out")
+
+
+def test_texts_stay_texts_in_every_part(tmp_path, monkeypatch):
+    generator = np.random.default_rng(0)
+    frame = pandas.DataFrame(
+        {"code": generator.choice(["007", "12", "A1", "B2", "C3"], 120), "x": generator.normal(size=120)}
+    )
+    frame["y"] = 5.0 * (frame["code"] == "007") + 2.0 * (frame["code"] == "12") + 0.1 * frame["x"]
+    model = fit_table(frame, "y", method="point", epochs=60)
+    new = pandas.DataFrame({"code": ["A1", "007", "12", None], "x": [0.0, 0.0, 0.0, 0.0]})
+    new.to_csv(tmp_path / "new.csv", index=False)
+    predict_table(model, tmp_path / "new.csv", tmp_path / "whole.csv")
+    monkeypatch.setattr(chunks, "SMALL", 0)
+    predict_table(model, tmp_path / "new.csv", tmp_path / "parts.csv", rows=1)
+    assert rows_of(tmp_path / "whole.csv") == rows_of(tmp_path / "parts.csv")
+    found = [float(row["prediction"]) for row in rows_of(tmp_path / "parts.csv")]
+    assert found[:3] == pytest.approx([0, 5, 2], abs=0.7)
+
+
+@pytest.mark.parametrize(("day_first", "shown_as"), [(True, "%d/%m/%Y"), (False, "%m/%d/%Y")])
+def test_the_order_of_day_and_month_is_that_of_training_in_every_part(tmp_path, monkeypatch, day_first, shown_as):
+    days = pandas.date_range("2020-01-01", periods=240)
+    frame = pandas.DataFrame({"sold": days.strftime(shown_as), "y": days.day_of_year.astype(float)})
+    model = fit_table(frame, "y", method="point", epochs=200)
+    assert "2020-01-01 to 2020-08-27" in render_card(model.about)
+    some = frame.iloc[[2, 40, 100, 34, 160]]  # 3 January to 9 June, days that can all be read either way
+    some.to_csv(tmp_path / "new.csv", index=False)
+    monkeypatch.setattr(chunks, "SMALL", 0)
+    predict_table(model, tmp_path / "new.csv", tmp_path / "parts.csv", rows=1)
+    found = [float(row["prediction"]) for row in rows_of(tmp_path / "parts.csv")]
+    assert found == pytest.approx(some["y"].tolist(), abs=20)
+    some.assign(sold="01/23/2020" if day_first else "23/01/2020").to_csv(tmp_path / "new.csv", index=False)
+    with pytest.raises(InputError, match=r"'sold' holds '.*23.*', .*comes first; write dates as there"):
+        predict_table(model, tmp_path / "new.csv", tmp_path / "parts.csv")
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ def test_a_second_table_has_the_columns_of_the_first():
     assert second.numbers[0, 0] == 9
     with pytest.raises(InputError, match="'kind' is missing"):
         read_features(table(x=[1.0], when=["2022-01-01"]), like=first)
-    with pytest.raises(InputError, match="'x' holds texts where the first table has numbers"):
+    with pytest.raises(InputError, match="'x' holds texts where the training rows have numbers"):
         read_features(table(x=["a"], kind=["a"], when=["2022-01-01"]), like=first)
 
 

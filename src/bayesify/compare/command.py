@@ -89,8 +89,8 @@ def compare(
     """Compare methods on your own table, and say which one to use and how sure to be.
 
     Reads the table, finds out the task, trains networks, a linear model and boosted trees over several splits with tuning on
-    validation rows, prints the scores and writes an HTML report; its path is the last line. Every finished run is kept: Ctrl-C
-    reports what is there, and --resume continues.
+    validation rows, prints the scores and writes an HTML report; its path is the last line. The recommended method is trained
+    on all rows, for bayesify predict. Every finished run is kept: Ctrl-C reports what is there, and --resume continues.
     """
     errors = Console(stderr=True)
     from bayesify.tables.errors import InputError
@@ -177,7 +177,6 @@ def _write(folder: Path, comparison: Comparison, running: str = "") -> None:
 
 
 def _print(comparison: Comparison) -> None:
-    from bayesify.compare.page import use_words
     from bayesify.compare.summary import COLUMNS, cell
     from bayesify.compare.verdict import judge
 
@@ -207,9 +206,10 @@ def _print(comparison: Comparison) -> None:
         say(console, f"\n{verdict.headline}", style="bold")
         for sentence in verdict.sentences:
             say(console, sentence)
-        if use := use_words(verdict, comparison.question):
-            say(console, f"\n{use['words']}")
-            say(console, use["commands"], soft_wrap=True)
+    if comparison.winner is not None:
+        say(console, f"\n{comparison.winner.words}")
+        for line in comparison.commands:
+            say(console, line, soft_wrap=True)
     print()
 
 

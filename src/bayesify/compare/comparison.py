@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -19,6 +19,7 @@ from bayesify.compare.summary import Results, Summary, summarize
 from bayesify.compare.tuning import (
     ALWAYS,
     APART,
+    AUTO,
     BASELINES,
     PORTFOLIO,
     effort,
@@ -26,9 +27,12 @@ from bayesify.compare.tuning import (
     trains_together,
     work_of,
 )
+from bayesify.compare.verdict import judge
+from bayesify.compare.winner import Winner, commands, train_winner
 from bayesify.registry import METHODS, get_method
 from bayesify.scale_out import ENGINES, JobsFailed, run_jobs
 from bayesify.scale_out.result_files import check_folder, read_result
+from bayesify.serving.sources import short_name
 from bayesify.tables.errors import InputError
 from bayesify.tables.files import Reading
 from bayesify.tables.targets import Task
@@ -117,7 +121,7 @@ class Question:
         Raises:
             InputError: If a name is unknown; the message suggests the nearest.
         """
-        wanted = list(METHODS) if "all" in self.methods else self.methods or PORTFOLIO
+        wanted = [AUTO, *METHODS] if "all" in self.methods else self.methods or PORTFOLIO
         try:
             names = [name if name in (*BASELINES, *APART) else get_method(name).name for name in wanted]
         except ValueError as error:
@@ -127,8 +131,7 @@ class Question:
     @property
     def name(self) -> str:
         """Of the file or data set, as folders may be called."""
-        stem = Path(self.data).stem.removesuffix(".csv")
-        return "".join(sign if sign.isalnum() or sign in "-_." else "-" for sign in stem) or "table"
+        return short_name(self.data)
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,8 @@ class Comparison:
         results: Of finished runs, by method and split.
         summary: The table.
         unfinished: Names of methods with runs that are still to be done.
+        winner: What was trained on all rows; `None` before that, and where nothing could be.
+        commands: What to type next.
     """
 
     question: Question
@@ -152,6 +157,8 @@ class Comparison:
     results: Results = field(repr=False)
     summary: Summary
     unfinished: tuple[str, ...] = ()
+    winner: Winner | None = None
+    commands: tuple[str, ...] = ()
 
 
 @checked
@@ -212,9 +219,36 @@ def compare(
         drop_failed(folder)
         plan = _Runs(question, problem, splits, folder, progress, report)
         found = plan.comparison(plan.run(data, engine, workers))
+        if not found.unfinished:
+            if report is not None:
+                report(found, "the recommended method is trained on all rows")
+            found = _with_winner(found, folder)
         if report is not None:
             report(found, "")
     return found
+
+
+def _with_winner(found: Comparison, folder: Path) -> Comparison:
+    """With the recommended method trained on all rows, in the folder, and what to type next."""
+    question, problem, summary = found.question, found.problem, found.summary
+    verdict = judge(summary, found.results, problem.target, problem.classes)
+    if verdict is None:
+        return found
+    stored = {split: read_result(folder, f"{NOISE}{split}") for split in range(found.num_splits)}
+    winner = train_winner(
+        problem,
+        summary,
+        found.results,
+        verdict,
+        folder,
+        {split: float(run[1]["noise"]) for split, run in stored.items() if run is not None},
+        quick=question.quick,
+        seed=question.seed,
+        missing=tuple(question.reading.missing),
+    )
+    if winner is None:
+        return found
+    return replace(found, winner=winner, commands=tuple(commands(winner, summary, problem, question, folder)))
 
 
 class _Runs:

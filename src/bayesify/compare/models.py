@@ -24,6 +24,7 @@ from bayesify.sklearn.training import (
     FOLD_EFFORT,
     Plan,
     estimate_noise,
+    limit_scaling,
     make_bayesian,
     make_network,
     predict,
@@ -38,8 +39,6 @@ HIDDEN = (50,)
 PREDICTION_DRAWS = 100
 FAILURES = (ArithmeticError, RuntimeError, ValueError)
 """What training that diverges or does not suit the data raises."""
-MOST_SCALING = 5.0
-"""Factor on logits or standard deviations by which the temperature-scaled baseline may differ from the plain network."""
 
 
 @dataclass(frozen=True)
@@ -208,16 +207,9 @@ def _train(entries: Sequence[tuple[str, Case, Mapping[str, Any]]], quick: bool, 
         if method.tunes_prior and not tuning:
             model.tune_prior_precision([batch])
         if name == TEMPERATURE and not tuning:
-            model = _cautious(TemperatureScaling(model).fit([batch], num_draws=1))
+            model = limit_scaling(TemperatureScaling(model).fit([batch], num_draws=1))
         trained.append(Trained(model, data, case.seed, PREDICTION_DRAWS))
     return trained
-
-
-def _cautious(scaled: TemperatureScaling) -> TemperatureScaling:
-    """The same within limits: a few validation rows that are all right would else make it sure beyond all bounds."""
-    scaled.temperature = min(max(scaled.temperature, 1 / MOST_SCALING), MOST_SCALING)
-    scaled.variance_scale = min(max(scaled.variance_scale, 1 / MOST_SCALING**2), MOST_SCALING**2)
-    return scaled
 
 
 def _standardized(data: Data, x: np.ndarray, y: np.ndarray) -> tuple[Tensor, Tensor]:

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from bayesify.compare.comparison import Comparison, Question
+from bayesify.compare.comparison import Comparison
 from bayesify.compare.explanation import columns_of
 from bayesify.compare.models import HIDDEN
 from bayesify.compare.panels import axes_of, figures
 from bayesify.compare.plots import ranking
 from bayesify.compare.scores import LEVELS, THIRDS
 from bayesify.compare.summary import COLUMNS, MISSING, WORTH, Column, Row, cell, show, significant
-from bayesify.compare.tuning import APART, TEMPERATURE, title_of
-from bayesify.compare.verdict import Verdict, judge, recalls
-from bayesify.tables.columns import DAYS, Features
+from bayesify.compare.tuning import APART, title_of
+from bayesify.compare.verdict import judge, recalls
+from bayesify.tables.columns import DAYS, Features, date_of
 from bayesify.version import __version__
 
 OOD = {
@@ -77,7 +74,8 @@ def render(comparison: Comparison, running: str = "") -> str:
         verdict=verdict,
         shown=shown,
         running=running,
-        use=None if verdict is None or running else use_words(verdict, question),
+        winner=comparison.winner,
+        commands=comparison.commands,
         examples=None if shown is None else _examples(shown, comparison),
         importance=[] if shown is None else _importance(shown, comparison),
         recalls=[] if shown is None else _recalls(shown, comparison),
@@ -97,27 +95,6 @@ def render(comparison: Comparison, running: str = "") -> str:
         shown_panels=SHOWN_PANELS,
         choices=_choices(comparison),
     )
-
-
-def use_words(verdict: Verdict, question: Question) -> dict[str, str] | None:
-    """What to do with the verdict: words, and commands that train the recommended network on all rows and apply it."""
-    if verdict.network is None:
-        return None
-    words = "These train the recommended method on all rows, and predict new ones with intervals."
-    if verdict.pick != verdict.network:
-        words = (
-            f"{title_of(verdict.pick)} is in scikit-learn and the like. These train the best network, "
-            f"{title_of(verdict.network)}, on all rows, and predict new ones with intervals."
-        )
-    quoted = [shlex.quote(text) for text in (question.data, question.target or "")]
-    target = f" --target {quoted[1]}" if question.target else ""
-    folder = f"{question.name}-model"
-    method = "point" if verdict.network == TEMPERATURE else verdict.network  # `fit` recalibrates by itself
-    commands = (
-        f"bayesify fit {quoted[0]}{target} --method {method} --out {folder}\n"
-        f"bayesify predict {folder} new.csv --out predictions.csv"
-    )
-    return {"words": words, "commands": commands}
 
 
 def _first_run(row: Row, comparison: Comparison, key: str) -> Any:
@@ -156,7 +133,7 @@ def _cell(features: Features, numbers: Sequence[int], codes: Sequence[int], row:
     if math.isnan(value):
         return MISSING
     if features.number_names[numbers[0]].endswith(DAYS):
-        return str(np.datetime64("2000-01-01") + np.timedelta64(math.floor(value), "D"))
+        return date_of(value)
     return f"{value:.6g}"
 
 

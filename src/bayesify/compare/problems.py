@@ -6,24 +6,23 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bayesify.compare.leakage import describe, find_copies
 from bayesify.compare.splits import LEAST_ROWS, Parts, make_parts
 from bayesify.registry import suggest
+from bayesify.serving.sources import read_source
 from bayesify.tables.columns import Features, read_features, times_of
 from bayesify.tables.errors import InputError
-from bayesify.tables.files import STDIN, Reading, is_path, read_table
+from bayesify.tables.files import Reading, read_table
 from bayesify.tables.targets import Task, find_column, read_target
 from bayesify.training.random_streams import derive_seed
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-SCIKIT_LEARN = {"diabetes": "load_diabetes", "iris": "load_iris", "breast_cancer": "load_breast_cancer"}
-"""Data sets that scikit-learn brings, and their loaders there."""
 MOST_OOD_ROWS = 2000
 
 
@@ -45,6 +44,7 @@ class Problem:
         times: When each row was, [N], where splits are by time.
         cautions: What makes scores look better than they are, in sentences.
         origin: Numbers of the rows in the file, [N]; only known to whoever read it.
+        table: The rows themselves with the target, without columns that are no inputs; only known to whoever read them.
     """
 
     name: str
@@ -60,6 +60,7 @@ class Problem:
     times: np.ndarray | None = None
     cautions: tuple[str, ...] = ()
     origin: np.ndarray | None = None
+    table: DataFrame | None = field(default=None, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -184,20 +185,14 @@ def read_problem(
         InputError: If data, target or task do not fit.
         FileNotFoundError: If a data set by name is in no folder and cannot be downloaded.
     """
-    path = Path(data)
     reading = reading or Reading()
-    standard: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
-    notes: list[str] = []
-    if is_path(data):
-        frame, notes = read_table(path, reading)
-        name, where = ("table", "standard input") if data == STDIN else (path.stem, path.name)
-        if len(frame) < LEAST_ROWS:
-            raise InputError(
-                f"{where}: has {len(frame)} row{'s' * (len(frame) > 1)}; a comparison needs at least {LEAST_ROWS}"
-            )
-    else:
-        frame, standard, usual, known_task = _named(data)
-        target, task, name, where = target or usual, task or known_task, data, data
+    source = read_source(data, reading)
+    frame, where, standard, notes = source.frame, source.where, source.standard, list(source.notes)
+    target, task = target or source.target, task or source.task
+    if len(frame) < LEAST_ROWS:
+        raise InputError(
+            f"{where}: has {len(frame)} row{'s' * (len(frame) > 1)}; a comparison needs at least {LEAST_ROWS}"
+        )
     target = find_column(frame, target, where)
     if group is not None and time is not None:
         raise InputError("--group and --time: give one of them")
@@ -242,8 +237,9 @@ def read_problem(
             features, values, found.task, copies, target=target, by_time=time is not None, seed=seed_of_trees
         )
     problem = Problem(
-        name, found.task, target, replace(features, notes=()), values, found.classes, None, standard,
+        source.name, found.task, target, replace(features, notes=()), values, found.classes, None, standard,
         (*notes, *found.notes, *features.notes), groups, None if time is None else when[rows], tuple(cautions), rows,
+        frame[[*inputs.columns, target]].iloc[rows].reset_index(drop=True),
     )  # fmt: skip
     problem.parts(0, seed)
     return problem if ood is None else _with_outside(problem, ood, target, seed, reading)
@@ -261,27 +257,3 @@ def _with_outside(problem: Problem, path: Path, target: str, seed: int, reading:
     except InputError as error:
         raise InputError(f"--ood {path.name}: {error}") from error
     return replace(problem, outside=outside, notes=(*problem.notes, *notes))
-
-
-def _named(name: str) -> tuple[DataFrame, tuple[tuple[np.ndarray, np.ndarray], ...], str, Task]:
-    from pandas import DataFrame
-
-    from bayesify.datasets import uci
-
-    if name in SCIKIT_LEARN:
-        import sklearn.datasets
-
-        bunch: Any = getattr(sklearn.datasets, SCIKIT_LEARN[name])()
-        frame = DataFrame(bunch.data, columns=[str(column) for column in bunch.feature_names])
-        labels = getattr(bunch, "target_names", None)
-        frame["target"] = bunch.target if labels is None else [str(labels[code]) for code in bunch.target]
-        return frame, (), "target", "regression" if labels is None else "classification"
-    short = {file: key for key, file in uci.REGRESSION.items()}.get(name, name)
-    known = (*uci.REGRESSION, *uci.CLASSIFICATION, *SCIKIT_LEARN)
-    if short not in known:
-        raise InputError(f"{name}: neither a file here nor a data set; {suggest(name, known)}")
-    table = uci.load(short)
-    frame = DataFrame(table.X, columns=[f"x{index + 1}" for index in range(table.X.shape[1])])
-    frame["y"] = table.y.reshape(-1)
-    pairs = tuple((split.train, split.test) for split in table.splits)
-    return frame, pairs, "y", table.task

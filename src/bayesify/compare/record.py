@@ -32,6 +32,7 @@ def as_record(comparison: Comparison) -> dict[str, Any]:
         "splits": len(summary.splits),
         "unfinished": list(comparison.unfinished),
         "verdict": None if verdict is None else asdict(verdict),
+        "winner": None if comparison.winner is None else asdict(comparison.winner),
         "methods": [
             {
                 "name": row.name,

@@ -42,20 +42,21 @@ SMOOTHING = 1.0
 Guess = Callable[[np.ndarray], "np.ndarray | Predictive"]
 
 
-def train_apart(name: str, data: Data, seed: int) -> RivalModel:
+def train_apart(name: str, data: Data, seed: int, steps: int | None = None) -> RivalModel:
     """Train what has an estimator of its own on the rows of a split.
 
     Args:
         name: From `tuning.APART`.
         data: To train on.
         seed: Of folds and training.
+        steps: Of the optimizer, at most, for the estimators' default.
     """
     from threadpoolctl import threadpool_limits
 
     with threadpool_limits(1), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if name == AUTO:
-            return _default(data, seed)
+            return _default(data, seed, steps)
         return _classifier(name, data, seed) if data.num_classes else _regressor(name, data, seed)
 
 
@@ -76,6 +77,7 @@ class RivalModel:
         residuals: $r_s$, [S]; `None` for a classification.
         widths: $h_s$, [S].
         logarithm: Whether f is of the target's logarithm.
+        model: The networks behind it, where there are some.
     """
 
     data: Data
@@ -83,7 +85,7 @@ class RivalModel:
     residuals: np.ndarray | None = None
     widths: np.ndarray | None = None
     logarithm: bool = False
-    model: None = None
+    model: Any = None
 
     def __call__(self, x: np.ndarray) -> Predictive:
         """The predictive distribution of rows in the units of the table."""
@@ -99,14 +101,16 @@ class RivalModel:
         return RegressionPredictive(Outputs(torch.from_numpy(np.stack((mean, 2 * log_width), -1))), _components)
 
 
-def _default(data: Data, seed: int) -> RivalModel:
+def _default(data: Data, seed: int, steps: int | None) -> RivalModel:
     """What the estimators do by default."""
     from bayesify.sklearn import BayesianClassifier, BayesianRegressor
 
+    options: dict[str, Any] = {"epochs": steps, "random_state": seed % 2**31, "memory_rows": 0}
     if data.num_classes == 0:
-        return RivalModel(data, BayesianRegressor(random_state=seed % 2**31).fit(data.x, data.y).predictive)
-    model = BayesianClassifier(random_state=seed % 2**31).fit(data.x, data.y)
-    return RivalModel(data, partial(_probabilities, model, data))
+        regressor = BayesianRegressor(**options).fit(data.x, data.y)
+        return RivalModel(data, regressor.predictive, model=regressor.model_)
+    classifier = BayesianClassifier(**options).fit(data.x, data.y)
+    return RivalModel(data, partial(_probabilities, classifier, data), model=classifier.model_)
 
 
 def _probabilities(model: Any, data: Data, x: np.ndarray) -> np.ndarray:

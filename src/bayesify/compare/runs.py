@@ -20,7 +20,7 @@ from bayesify.compare.models import FAILURES, HIDDEN, Case, Data, Trained, noise
 from bayesify.compare.problems import Problem
 from bayesify.compare.rivals import train_apart
 from bayesify.compare.scores import score_classification, score_regression
-from bayesify.compare.tuning import APART, candidates, obstacle
+from bayesify.compare.tuning import APART, candidates, effort, obstacle
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
@@ -213,7 +213,7 @@ def _models(
     """What was trained on each case, or the exception."""
     if job["method"] not in APART:
         return train_models(job["method"], cases, choices, quick=job["quick"], tuning=tuning)
-    return [train_apart(job["method"], case.data, case.seed) for case in cases]
+    return [train_apart(job["method"], case.data, case.seed, effort(job["quick"]).auto_steps) for case in cases]
 
 
 def _validation_nll(trained: Trained | Exception, case: Case) -> float:

@@ -7,9 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 from bayesify.registry import METHODS, Method
+from bayesify.sklearn.training import TEMPERATURE
 
-TEMPERATURE = "temperature_scaled"
-"""The deterministic network with one number fitted to validation rows (Guo et al. 2017)."""
 BASELINES = ("point", TEMPERATURE)
 """The network without a posterior; always run."""
 RIVALS = {
@@ -23,10 +22,10 @@ RIVALS = {
 """What is no network, with names for readers; the first three always run, the others where they are installed."""
 ALWAYS = tuple(RIVALS)[:3]
 AUTO = "auto"
-"""The estimators' default, which chooses transform and likelihood by itself; slow, and only compared when it is named."""
+"""The estimators' default, which chooses transform and likelihood by itself."""
 APART = (*RIVALS, AUTO)
 """What estimators of their own train, and not the networks and settings that all other methods share."""
-PORTFOLIO = ("ensemble", "laplace", "mean_field", "inducing")
+PORTFOLIO = (AUTO, "ensemble", "laplace", "mean_field", "inducing")
 """Methods of a comparison by default: different in kind, and cheap enough for many splits."""
 PRIOR_SCALE = 2.0
 
@@ -47,6 +46,8 @@ class Effort:
         num_draws: Draws of the weights in a step.
         max_rows: Rows of a table, if the user does not say.
         candidates: How many settings are tried.
+        auto_steps: Optimizer steps of the estimators' default, at most (default: its own).
+        winner_epochs: Of the method that is trained on all rows at the end (default: the estimators' own).
     """
 
     splits: int
@@ -60,10 +61,12 @@ class Effort:
     num_draws: int
     max_rows: int
     candidates: int
+    auto_steps: int | None = None
+    winner_epochs: int | None = None
 
 
 FULL = Effort(10, 500, 200, 300, 100, 10, 80, 1000, 4, 20_000, 3)
-QUICK = Effort(5, 200, 80, 120, 40, 4, 25, 500, 2, 5_000, 2)
+QUICK = Effort(5, 200, 80, 120, 40, 4, 25, 500, 2, 5_000, 2, 300)
 
 
 def effort(quick: bool) -> Effort:

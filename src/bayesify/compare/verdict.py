@@ -10,7 +10,7 @@ import numpy as np
 
 from bayesify.compare.scores import LEVELS, POINTS, THIRDS
 from bayesify.compare.summary import DECIDES, SIGNIFICANCE, WORTH, Results, Row, Summary, is_clear, significant
-from bayesify.compare.tuning import AUTO, BASELINES, RIVALS, TEMPERATURE, cost_rank
+from bayesify.compare.tuning import AUTO, BASELINES, RIVALS, TEMPERATURE, cost_rank, title_of
 from bayesify.tables.targets import Task
 
 TURNED_AWAY = 4 * POINTS // 20
@@ -407,8 +407,13 @@ def _p(value: float) -> str:
     return "< 0.001" if value < 0.001 else f"= {value:.3f}" if value < 0.1 else f"= {value:.2f}"
 
 
+def words_of(name: str) -> str:
+    """A method in a sentence."""
+    return WORDS.get(name, title_of(name))
+
+
 def _words(row: Row) -> str:
-    return WORDS.get(row.name, row.title)
+    return words_of(row.name)
 
 
 def _capital(row: Row) -> str:

@@ -13,10 +13,20 @@ WORDS = {
     "log_loss": "log-loss, in nats per row",
     "rmse": "root of the mean squared error, in the target's unit",
     "accuracy": "share of rows with the right class",
-    "coverage_90": "share of rows inside their 90 % interval",
-    "width_90": "mean width of the 90 % intervals, in the target's unit",
 }
-"""What scores are."""
+"""What scores are; see `words_of` for those of a level."""
+WORDS_OF_LEVEL = {
+    "coverage": "share of rows inside their {} % interval",
+    "width": "mean width of the {} % intervals, in the target's unit",
+    "sets": "share of rows whose class is among the fewest that reach {} %",
+    "size": "mean number of these classes at {} %",
+}
+
+
+def words_of(score: str) -> str:
+    """What a score is, in words."""
+    kind, _, level = score.rpartition("_")
+    return WORDS_OF_LEVEL[kind].format(level) if kind in WORDS_OF_LEVEL else WORDS.get(score, score.replace("_", " "))
 
 
 def render_card(about: About) -> str:
@@ -36,7 +46,7 @@ def render_card(about: About) -> str:
         "",
         "| score | |",
         "| --- | --- |",
-        *(f"| {WORDS.get(name, name)} | {shown(value)} |" for name, value in about.scores.items()),
+        *(f"| {words_of(name)} | {shown(value)} |" for name, value in about.scores.items()),
         "",
         "## Columns",
         "",
@@ -47,7 +57,7 @@ def render_card(about: About) -> str:
             for column in about.columns
         ),
         "",
-        *(f"- {_text(note)}" for note in (*about.notes, *about.choices.get("left_out", ()))),
+        *(f"- {_text(note)}" for note in about.remarks),
         "",
         "## What it is not for",
         "",

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import IO, TYPE_CHECKING
 
 from bayesify.tables.errors import InputError
-from bayesify.tables.files import read_table
+from bayesify.tables.files import Reading, read_table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -21,7 +21,9 @@ WHOLE = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0", b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b
 """First bytes of files that are not text line by line."""
 
 
-def read_parts(path: Path, rows: int = ROWS) -> Iterator[tuple[int, DataFrame, list[str]]]:
+def read_parts(
+    path: Path, rows: int = ROWS, reading: Reading | None = None
+) -> Iterator[tuple[int, DataFrame, list[str]]]:
     """Parts of a table in order: the number of rows before each, its rows, and notes about how they were read.
 
     CSV is cut between rows, also where cells hold line ends, and each part read with the header as a table of its own; Parquet is
@@ -30,6 +32,7 @@ def read_parts(path: Path, rows: int = ROWS) -> Iterator[tuple[int, DataFrame, l
     Args:
         path: The table.
         rows: Of a part.
+        reading: How the file is to be read.
 
     Raises:
         InputError: As `read_table`; of a part with the rows that it holds.
@@ -41,9 +44,9 @@ def read_parts(path: Path, rows: int = ROWS) -> Iterator[tuple[int, DataFrame, l
     if start.startswith(b"PAR1"):
         yield from _parquet(path, rows)
     elif start and not start.removeprefix(b"\xef\xbb\xbf").startswith(WHOLE):
-        yield from _lines(path, rows)
+        yield from _lines(path, rows, reading)
     else:
-        frame, notes = read_table(path)
+        frame, notes = read_table(path, reading)
         for first in range(0, len(frame), rows):
             yield first, frame.iloc[first : first + rows].reset_index(drop=True), notes
 
@@ -65,7 +68,7 @@ def _parquet(path: Path, rows: int) -> Iterator[tuple[int, DataFrame, list[str]]
         raise InputError(f"{path}: is damaged or no Parquet file: {error}") from error
 
 
-def _lines(path: Path, rows: int) -> Iterator[tuple[int, DataFrame, list[str]]]:
+def _lines(path: Path, rows: int, reading: Reading | None) -> Iterator[tuple[int, DataFrame, list[str]]]:
     first, part, name = 0, 0, path.name
     with path.open("rb") as file, TemporaryDirectory(prefix="bayesify-") as folder:
         header = _record(file)
@@ -74,7 +77,7 @@ def _lines(path: Path, rows: int) -> Iterator[tuple[int, DataFrame, list[str]]]:
             draft = Path(folder) / name
             draft.write_bytes(header + block)
             try:
-                frame, notes = read_table(draft)
+                frame, notes = read_table(draft, reading)
             except InputError as error:
                 reason = str(error).replace(f"{draft}: ", "")
                 raise InputError(f"{path}: in the rows from {first + 1:,} on: {reason}") from error

@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bayesify.registry import suggest
 from bayesify.serving.folder import About, Column, ModelFolder
-from bayesify.serving.scores import Scores
 from bayesify.sklearn import BayesianClassifier, BayesianRegressor
-from bayesify.tables.columns import kind_of
+from bayesify.sklearn.scores import LEVELS, Scores
+from bayesify.tables.columns import date_of, kind_of, times_of
 from bayesify.tables.errors import InputError
 from bayesify.tables.targets import Task, find_column, read_target
 
@@ -28,6 +29,19 @@ SHOWN = 20
 """Texts of a column that the folder names."""
 
 
+@dataclass(frozen=True)
+class Scored:
+    """How well a method does on rows that it has not seen.
+
+    Args:
+        scores: By name, see `Scores.means`.
+        where: Which rows these were, in words.
+    """
+
+    scores: Mapping[str, float]
+    where: str
+
+
 def fit_table(
     frame: DataFrame,
     target: str | None,
@@ -38,12 +52,14 @@ def fit_table(
     task: Task | None = None,
     ignore: Sequence[str] = (),
     seed: int = 0,
+    scored: Scored | None = None,
+    missing: Sequence[str] = (),
     **options: Any,
 ) -> ModelFolder:
     """Train an estimator on a table.
 
-    The default method scores itself: each of its members holds out other rows. A method by name is trained a first time without
-    a fifth of the rows, which score it.
+    The default method scores itself: each of its members holds out other rows. A method by name whose scores are not known is
+    trained a first time without a fifth of the rows, which score it.
 
     Args:
         frame: The table.
@@ -54,6 +70,8 @@ def fit_table(
         task: If it is not to be detected.
         ignore: Columns to leave out.
         seed: Of everything random.
+        scored: How well the method does on rows that it has not seen, where that is known.
+        missing: Texts that stand for empty cells, in the table and in those to predict.
         options: More parameters of the estimator.
 
     Raises:
@@ -71,13 +89,10 @@ def fit_table(
     values = np.array(found.classes)[found.values] if found.classes else found.values
     make = BayesianClassifier if found.classes else BayesianRegressor
     estimator: Any = make(method, random_state=seed, **options)
-    held = np.random.default_rng(seed).permutation(len(values)) % HELD == 0
-    scores: Mapping[str, float] = {}
     cells = as_cells(inputs)
     try:
-        if method != AUTO:
-            first = make(method, random_state=seed, **options).fit(cells[~held], values[~held])
-            scores = Scores.of(first, cells[held], values[held]).means()
+        if method != AUTO and scored is None:
+            scored = _hold_out(make(method, random_state=seed, **options), cells, values, seed)
         estimator.fit(cells, values)
     except (ValueError, ImportError) as error:
         raise InputError(str(error).removeprefix(f"{make.__name__}: ")) from error
@@ -85,8 +100,8 @@ def fit_table(
     unused = [
         name for name in inputs if any(note.startswith(f"Column {name!r} was left out") for note in choices["left_out"])
     ]
-    if method == AUTO:
-        scores = {"log_loss" if found.classes else "crps": choices["out_of_fold_score"]}
+    if scored is None:
+        scored = Scored(choices["out_of_fold"], "each row by the network that had not seen it")
     about = About(
         name,
         target,
@@ -96,14 +111,25 @@ def fit_table(
         tuple(describe(name, inputs[name]) for name in inputs.columns if name not in unused),
         describe(target, frame[target].iloc[found.rows], classes=found.classes),
         choices,
-        scores,
-        "each row by the members that had not seen it"
-        if method == AUTO
-        else f"{int(held.sum()):,} rows held out of a first training",
+        scored.scores,
+        scored.where,
         (*notes, *found.notes),
         seed,
+        tuple(missing),
     )
     return ModelFolder(estimator, about)
+
+
+def _hold_out(estimator: Any, cells: DataFrame, values: np.ndarray, seed: int) -> Scored:
+    """Scores of a first training without some rows, on these."""
+    held = np.random.default_rng(seed).permutation(len(values)) % HELD == 0
+    estimator.fit(cells[~held], values[~held])
+    if isinstance(estimator, BayesianClassifier):
+        probs, labels = estimator.predict_proba(cells[held]), list(map(str, estimator.classes_))
+        found = Scores.of_classes(probs, labels, values[held], LEVELS)
+    else:
+        found = Scores.of_numbers(estimator.predictive(cells[held]), values[held])
+    return Scored(found.means(), f"{int(held.sum()):,} rows held out of a first training")
 
 
 def as_cells(frame: DataFrame) -> DataFrame:
@@ -127,7 +153,8 @@ def describe(name: str, column: Series, classes: Sequence[str] = ()) -> Column:
     if not len(present):
         return Column(name, kind, num_missing=missing)
     if kind == "date":
-        ends: tuple[Any, Any] = (str(present.min()), str(present.max()))
+        days = times_of(column)
+        ends: tuple[Any, Any] = (date_of(float(np.nanmin(days))), date_of(float(np.nanmax(days))))
     else:
         numbers = present.astype(float)
         ends = (float(numbers.min()), float(numbers.max()))

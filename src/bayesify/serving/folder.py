@@ -17,7 +17,7 @@ from bayesify.version import __version__
 
 MODEL, ABOUT, CARD = "model.safetensors", "model.json", "MODEL.md"
 """Names of the files: the estimator with preparation and recalibration, the facts about it, and the page."""
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ class About:
         scored_on: Which rows these were, in words.
         notes: How the table was read, in sentences.
         seed: Of the training.
+        missing: Texts that stand for empty cells, beside the usual ones.
         version: Of bayesify.
         format: Of the folder.
     """
@@ -76,8 +77,14 @@ class About:
     scored_on: str
     notes: tuple[str, ...] = ()
     seed: int = 0
+    missing: tuple[str, ...] = ()
     version: str = __version__
     format: int = field(default=FORMAT)
+
+    @property
+    def remarks(self) -> list[str]:
+        """How the table was read and which columns were left out, each sentence once."""
+        return list(dict.fromkeys((*self.notes, *self.choices.get("left_out", ()))))
 
 
 @dataclass(frozen=True)
@@ -99,6 +106,7 @@ class ModelFolder:
             OSError: If the folder cannot be written.
         """
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / ABOUT).unlink(missing_ok=True)
         save(self.estimator, folder / MODEL)
         write_file(folder / CARD, render_card(self.about))
         write_file(folder / ABOUT, json.dumps(asdict(self.about), indent=2, ensure_ascii=False) + "\n")
@@ -140,9 +148,10 @@ def read_about(folder: Path) -> About:
                 f"{folder}: was written by bayesify {found['version']} in format {found['format']}, and bayesify {__version__} "
                 f"reads format {FORMAT}; train again, or use that version"
             )
-        columns = tuple(_column(column) for column in found.pop("columns"))
+        columns, target = tuple(_column(column) for column in found.pop("columns")), found.pop("target_column")
         return About(
-            **{**found, "notes": tuple(found["notes"]), "target_column": _column(found["target_column"])},
+            **{**found, **{key: tuple(found[key]) for key in ("notes", "missing")}},
+            target_column=_column(target),
             columns=columns,
         )
     except InputError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +13,11 @@ import numpy as np
 
 from bayesify.serving.chunks import ROWS, read_parts
 from bayesify.serving.folder import ModelFolder
-from bayesify.serving.scores import Scores
 from bayesify.sklearn import BayesianClassifier
+from bayesify.sklearn.scores import Scores
 from bayesify.tables.columns import as_numbers, cells_of
 from bayesify.tables.errors import InputError
+from bayesify.tables.files import Reading
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -36,15 +37,25 @@ class Outcome:
         num_unusual: Those unlike the training rows.
         scores: Of the rows with a target; none where the table has no such column.
         notes: What was assumed, in sentences.
+        warnings: What makes predictions worse than the model's scores, in sentences.
     """
 
     num_rows: int
     num_unusual: int
     scores: Scores
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
-def predict_table(model: ModelFolder, new: Path, out: Path, *, level: float = 0.9, rows: int = ROWS) -> Outcome:
+def predict_table(
+    model: ModelFolder,
+    new: Path,
+    out: Path,
+    *,
+    level: float = 0.9,
+    rows: int = ROWS,
+    reading: Reading | None = None,
+) -> Outcome:
     """Predict the rows of a table and write them, in order, as CSV.
 
     A regression has the columns `prediction`, `lower`, `upper`, `std` and `unusual`; a classification `prediction`, one
@@ -57,9 +68,11 @@ def predict_table(model: ModelFolder, new: Path, out: Path, *, level: float = 0.
         out: The file to write.
         level: Of the intervals.
         rows: Of a part.
+        reading: How the file is to be read.
 
     Raises:
-        InputError: If the table cannot be read, lacks columns, or holds other kinds of cells than the training rows.
+        InputError: If the table cannot be read, lacks a column that had no empty cell in training, or holds other kinds of cells
+            than the training rows.
         OSError: If the file cannot be written.
     """
     if not 0 < level < 1:
@@ -69,14 +82,18 @@ def predict_table(model: ModelFolder, new: Path, out: Path, *, level: float = 0.
     draft = out.with_name(f".{out.name}.{os.getpid()}")
     total, unusual, scores = 0, 0, Scores()
     notes: dict[str, None] = {}
+    warnings: dict[str, None] = {}
+    reading = _as_in_training(model, reading or Reading())
     try:
         with draft.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(_header(model))
-            for first, frame, remarks in read_parts(new, rows):
+            for first, frame, remarks in read_parts(new, rows, reading):
                 notes |= dict.fromkeys((*remarks, *_others(model, frame)))
                 try:
-                    cells, flags, part = _predict(model, _fitting(model, frame), frame, level)
+                    inputs, absent = _fitting(model, frame)
+                    warnings |= dict.fromkeys(absent)
+                    cells, flags, part = _predict(model, inputs, frame, level)
                 except ValueError as error:
                     reason = str(error).removeprefix(f"{type(model.estimator).__name__}: ")
                     where = f"{new.name}" if not first else f"{new.name}, in the rows from {first + 1:,} on"
@@ -86,7 +103,7 @@ def predict_table(model: ModelFolder, new: Path, out: Path, *, level: float = 0.
         draft.replace(out)
     finally:
         draft.unlink(missing_ok=True)
-    return Outcome(total, unusual, scores, tuple(notes))
+    return Outcome(total, unusual, scores, tuple(notes), tuple(warnings))
 
 
 def _header(model: ModelFolder) -> list[str]:
@@ -121,17 +138,47 @@ def _predict(
     if not known.any():
         return cells, flags, Scores()
     some = found if known.all() else estimator.predictive(inputs[known])
-    return cells, flags, Scores.of_numbers(some, values[known], level)
+    return cells, flags, Scores.of_numbers(some, values[known], (level,))
 
 
-def _fitting(model: ModelFolder, frame: DataFrame) -> DataFrame:
-    """The model's columns, as far as they are there; the estimator says which one it misses."""
-    wanted = {column.name: column for column in model.about.columns}
-    found = frame[[name for name in wanted if name in frame.columns]].copy(deep=False)
-    for name in found.columns:
-        if wanted[name].kind == "date" and not found[name].notna().any():
-            found[name] = found[name].astype("datetime64[ns]")  # without a cell nothing says that these are dates
-    return found
+def _as_in_training(model: ModelFolder, reading: Reading) -> Reading:
+    """With what the training table says about cells that can be read in several ways."""
+    texts = tuple(column.name for column in model.about.columns if column.kind == "text")
+    return replace(reading, missing=(*model.about.missing, *reading.missing), texts=texts)
+
+
+def _fitting(model: ModelFolder, frame: DataFrame) -> tuple[DataFrame, list[str]]:
+    """The model's columns, and warnings about those that are not there: they are filled with empty cells where training had some.
+
+    Raises:
+        InputError: If a column is not there that had no empty cell in training.
+    """
+    import pandas
+
+    found, absent = frame.copy(deep=False), []
+    for column in model.about.columns:
+        if column.name not in frame.columns:
+            if not column.num_missing:
+                raise InputError(
+                    f"column {column.name!r} is missing; it had no empty cell in training, so the model does not know what its "
+                    "absence means: give the column, with empty cells where it is not known"
+                )
+            found[column.name] = np.nan
+            absent.append(
+                f"column {column.name!r} is missing; it counts as empty in every row, and predictions are less accurate "
+                "than the model's scores."
+            )
+        if column.kind == "date" and not found[column.name].notna().any():
+            found[column.name] = pandas.NaT  # without a cell nothing says that these are dates
+            found[column.name] = found[column.name].astype("datetime64[ns]")
+    if len(absent) == len(model.about.columns):
+        raise InputError(f"none of the model's columns is there; give a table with {_some(model)}")
+    return found[[column.name for column in model.about.columns]], absent
+
+
+def _some(model: ModelFolder) -> str:
+    names = [column.name for column in model.about.columns]
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
 def _others(model: ModelFolder, frame: DataFrame) -> list[str]:

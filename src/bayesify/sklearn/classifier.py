@@ -30,8 +30,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
     give the same result to the last bit either way.
 
     Args:
-        method: `"auto"`, or a name or alias from the registry, such as `"mean_field"`, `"ensemble"` or `"laplace"`; `bayesify
-            methods` lists them.
+        method: `"auto"`, a name or alias from the registry, such as `"mean_field"`, `"ensemble"` or `"laplace"`; `bayesify
+            methods` lists them; or `"temperature_scaled"`, the plain network with one number fitted out of fold.
         hidden: Units of each hidden layer, `()` for none; (64, 64) or, above 1,500 rows, (128, 128) by default, (50,) for methods
             by name.
         activation: `"tanh"`, `"relu"`, `"silu"` or `"gelu"`; `"silu"` by default, `"tanh"` for methods by name.

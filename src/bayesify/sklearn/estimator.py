@@ -26,7 +26,17 @@ from bayesify.sklearn.columns import Columns, is_frame, is_pandas, refuse_cells
 from bayesify.sklearn.recipe import Fitted, Settings
 from bayesify.sklearn.rows import FULL_BATCH, Rows, standardization
 from bayesify.sklearn.stored import StoredEstimator
-from bayesify.sklearn.training import ACTIVATIONS, Plan, make_network, own_network, predict, train, train_posteriors
+from bayesify.sklearn.training import (
+    ACTIVATIONS,
+    TEMPERATURE,
+    Plan,
+    make_network,
+    own_network,
+    predict,
+    scale_temperature,
+    train,
+    train_posteriors,
+)
 from bayesify.sklearn.unusual import MOST_ROWS, Neighbors
 from bayesify.tables.encoding import Encoding
 from bayesify.training.random_streams import derive_seed
@@ -154,8 +164,11 @@ class BayesianEstimator(StoredEstimator):
         with own_generators():
             torch.manual_seed(derive_seed(self._seed, "training"))
             prepared, plan = self._prepared(rows), self._plan(method)
-            self.model_ = train(net, self._likelihood(net, prepared, plan), prepared, plan)
-        self.method_ = method.name
+            likelihood = self._likelihood(net, prepared, plan)
+            self.model_ = train(net, likelihood, prepared, plan)
+            if self.method == TEMPERATURE:
+                self.model_ = scale_temperature(self.model_, net, likelihood, prepared, plan)
+        self.method_ = TEMPERATURE if self.method == TEMPERATURE else method.name
 
     def _prepared(self, rows: Rows) -> Rows:
         return self._scale_targets(Rows(self._x_units(rows.x), rows.y, rows.weights))
@@ -204,6 +217,7 @@ class BayesianEstimator(StoredEstimator):
                 "hidden": fitted.hidden,
                 "steps": fitted.steps,
                 "out_of_fold_score": fitted.score,
+                "out_of_fold": dict(fitted.out_of_fold),
                 "tried": dict(fitted.scores),
             }
         return found | {"left_out": list(self._columns.notes) if self._columns is not None else []}
@@ -316,7 +330,7 @@ class BayesianEstimator(StoredEstimator):
     def _find_method(self) -> Method:
         owner = type(self).__name__
         try:
-            method = get_method(self.method)
+            method = get_method("point" if self.method == TEMPERATURE else self.method)
         except ValueError as error:
             raise ValueError(f"{owner}: {error}") from None
         if method.status != "ready":

@@ -18,6 +18,8 @@ from bayesify.predictive.regression import RegressionPredictive
 from bayesify.priors import Neal
 from bayesify.sklearn.recalibration import Recalibration
 from bayesify.sklearn.rows import Rows
+from bayesify.sklearn.scores import LEVELS as LEVELS_OF_SCORES
+from bayesify.sklearn.scores import Scores
 from bayesify.sklearn.training import make_network
 from bayesify.sklearn.units import TRANSFORMS, UnitsPredictive
 from bayesify.training.hold_out import join_members, make_folds, point_members, train_held_out
@@ -103,6 +105,8 @@ class Fitted:
         floor: Below which no quantile lies.
         score: Out of fold, each row by the member that has not seen it: CRPS in the targets' unit, or log-loss.
         scores: The same of each choice that was tried, on fewer rows.
+        out_of_fold: All scores of rows by the member that has not seen them, recalibrated on the others; see `Scores.means`. Empty
+            for several targets.
         steps: At which each member was best.
         hidden: Units of each hidden layer.
         activation: Of the hidden layers.
@@ -118,6 +122,7 @@ class Fitted:
     floor: float = -math.inf
     score: float = math.nan
     scores: Mapping[str, float] = field(default_factory=dict)
+    out_of_fold: Mapping[str, float] = field(default_factory=dict)
     steps: tuple[int, ...] = ()
     hidden: tuple[int, ...] = HIDDEN
     activation: str = ACTIVATION
@@ -133,6 +138,7 @@ class Fitted:
             "recalibration": self.recalibration.config(),
             "floor": None if self.floor == -math.inf else self.floor,
             "scores": dict(self.scores),
+            "out_of_fold": dict(self.out_of_fold),
         }
 
     @classmethod
@@ -177,11 +183,13 @@ def fit_classes(rows: Rows, num_classes: int, settings: Settings) -> Fitted:
     folds = make_folds(len(rows), min(settings.members, len(rows)), derive_seed(settings.seed, "folds"), rows.y)
     trained = _train(rows, [y], folds, Categorical, num_classes, settings, settings.members)
     found = Categorical().predictive(Outputs(kept=trained.outputs[0]))
-    score = -float(np.average(found.log_prob(y).numpy(), weights=rows.weights))
+    probs, labels = found.class_probs.double().numpy(), [str(code) for code in range(num_classes)]
+    scores = Scores.of_classes(probs, labels, rows.y, LEVELS_OF_SCORES, rows.weights).means()
     return Fitted(
         join_members(settings.network(rows.x.shape[1], num_classes), trained.models[0]),
         "categorical",
-        score=score,
+        score=scores["log_loss"],
+        out_of_fold=scores,
         steps=trained.steps,
         hidden=settings.hidden or (),
         activation=settings.activation,
@@ -322,6 +330,14 @@ class _Numbers:
         single = y.shape[1] == 1 and settings.noise is None
         recalibration = Recalibration.of(u[:, 0].numpy(), rows.weights) if single else Recalibration()
         least = float(rows.y.min())
+        floor = -math.inf if least < 0 or y.shape[1] > 1 else 0.5 * least
+        found = Scores()
+        folds = make_folds(len(rows), min(settings.members, len(rows)), derive_seed(settings.seed, "folds"))
+        for fold in range(int(folds.max()) + 1) if y.shape[1] == 1 else ():
+            own, others = folds == fold, folds != fold
+            map_of_others = Recalibration.of(u[others, 0].numpy(), rows.weights[others]) if single else None
+            part = self.predictive.of_rows(torch.from_numpy(np.flatnonzero(own)), map_of_others, floor)
+            found += Scores.of_numbers(part, rows.y[own, 0], LEVELS_OF_SCORES, rows.weights[own])
         num_outputs = self.models[0].predict(torch.from_numpy(rows.x[:1])).outputs.shape[-1]
         return Fitted(
             join_members(settings.network(rows.x.shape[1], num_outputs), self.models),
@@ -330,9 +346,10 @@ class _Numbers:
             self.shift,
             self.scale,
             recalibration,
-            -math.inf if least < 0 or y.shape[1] > 1 else 0.5 * least,
+            floor,
             self.score,
             scores,
+            found.means(),
             self.steps,
             settings.hidden or (),
             settings.activation,

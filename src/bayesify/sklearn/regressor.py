@@ -13,6 +13,7 @@ from sklearn.base import RegressorMixin
 from torch import Tensor, nn
 
 from bayesify.arguments.checks import LARGEST, Level, checked
+from bayesify.baselines.temperature_scaling import TemperatureScaling
 from bayesify.datasets.scaling import Standardization
 from bayesify.likelihoods import Gaussian, Likelihood
 from bayesify.predictive.regression import RegressionPredictive
@@ -48,8 +49,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
     one batch give the same result to the last bit either way.
 
     Args:
-        method: `"auto"`, or a name or alias from the registry, such as `"mean_field"`, `"ensemble"` or `"laplace"`; `bayesify
-            methods` lists them.
+        method: `"auto"`, a name or alias from the registry, such as `"mean_field"`, `"ensemble"` or `"laplace"`; `bayesify
+            methods` lists them; or `"temperature_scaled"`, the plain network with one number fitted out of fold.
         hidden: Units of each hidden layer, `()` for none; (64, 64) or, above 1,500 rows, (128, 128) by default, (50,) for methods
             by name.
         likelihood: `"auto"`, or the name of the targets' distribution: `"gaussian"`, `"heteroscedastic_gaussian"`,
@@ -264,7 +265,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         """
         if not isinstance(self.model_.likelihood, Gaussian):
             raise AttributeError("BayesianRegressor: noise_ is for one noise in all rows; here it depends on the row")
-        found: np.ndarray = self._y_units.std[0] ** 2 * self.model_.likelihood.noise.detach().numpy()
+        factor = self.model_.variance_scale if isinstance(self.model_, TemperatureScaling) else 1.0
+        found: np.ndarray = factor * self._y_units.std[0] ** 2 * self.model_.likelihood.noise.detach().numpy()
         return found
 
     # -- prediction ------------------------------------------------------------------------------------------------

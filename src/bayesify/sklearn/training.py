@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from bayesify.baselines.temperature_scaling import TemperatureScaling
 from bayesify.conversion import bayesianize
 from bayesify.likelihoods import Gaussian, Likelihood
 from bayesify.network import BayesianNetwork
@@ -46,6 +48,10 @@ INDUCING_ROWS = 100
 """Rows that global inducing inputs start at, where their number is not given."""
 LEAST_NOISE = 1e-4
 """Noise variance of standardized targets, at least, where it is estimated."""
+TEMPERATURE = "temperature_scaled"
+"""A method of estimators and comparisons: the plain network with one number fitted to rows not seen (Guo et al. 2017)."""
+MOST_SCALING = 5.0
+"""Factor on logits or standard deviations by which that may differ from the plain network."""
 
 
 @dataclass(frozen=True)
@@ -172,19 +178,60 @@ def estimate_noise(net: nn.Module, rows: Rows, plan: Plan) -> np.ndarray:
     """
     if len(rows) < 2:
         return np.full(rows.y.shape[1], START_NOISE)
+    found, held = _out_of_fold(net, Gaussian(START_NOISE, learn=False).double(), rows, plan, FOLD_EFFORT)
+    squares = np.square(held.y - found.numpy())
+    return np.maximum(np.average(squares, axis=0, weights=held.weights), LEAST_NOISE)
+
+
+def scale_temperature(
+    model: BayesianNetwork, net: nn.Module, likelihood: Likelihood, rows: Rows, plan: Plan
+) -> TemperatureScaling:
+    """A trained plain network with the temperature, or factor on the noise, that suits rows which networks like it have not seen.
+
+    Args:
+        model: Trained on all rows.
+        net: Where every fold's training starts.
+        likelihood: p(y | outputs).
+        rows: Standardized; a row that stands for k examples counts k times.
+        plan: How to train.
+    """
+    scaled = TemperatureScaling(model)
+    if len(rows) >= 2:
+        outputs, held = _out_of_fold(net, _fixed(likelihood), rows, plan, 1.0)
+        same = nn.Linear(outputs.shape[1], outputs.shape[1], bias=False).to(
+            outputs
+        )  # outputs are all that a temperature sees
+        nn.init.eye_(same.weight)
+        copies = np.maximum(1, np.round(held.weights)).astype(np.int64)
+        batch = outputs.repeat_interleave(torch.from_numpy(copies), 0), torch.from_numpy(np.repeat(held.y, copies, 0))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about bounds that `limit_scaling` is narrower than
+            found = TemperatureScaling(same, _fixed(likelihood)).fit([batch])
+        scaled.temperature, scaled.variance_scale = found.temperature, found.variance_scale
+    return limit_scaling(scaled)
+
+
+def limit_scaling(scaled: TemperatureScaling) -> TemperatureScaling:
+    """The same within limits: a few rows that are all right would else make it sure beyond all bounds."""
+    scaled.temperature = min(max(scaled.temperature, 1 / MOST_SCALING), MOST_SCALING)
+    scaled.variance_scale = min(max(scaled.variance_scale, 1 / MOST_SCALING**2), MOST_SCALING**2)
+    return scaled
+
+
+def _out_of_fold(
+    net: nn.Module, likelihood: Likelihood, rows: Rows, plan: Plan, effort: float
+) -> tuple[torch.Tensor, Rows]:
+    """Outputs [N, O] of networks at the maximum a posteriori for rows that they have not seen, and these rows."""
     folds = min(FOLDS_OF_FEW if len(rows) <= FEW else FOLDS, len(rows))
     of_row = np.random.default_rng(derive_seed(plan.seed, "folds")).permutation(len(rows)) % folds
     used = range(folds if len(rows) <= FULL_BATCH else 1)
-    likelihood = Gaussian(START_NOISE, learn=False).double()
     bnns = [bayesianize(net, Point(), likelihood=likelihood, prior=Neal(plan.prior_scale)) for _ in used]
-    kept, held = ([rows[(of_row == fold) == out] for fold in used] for out in (False, True))
-    train_posteriors(bnns, kept, [plan] * len(bnns), effort=FOLD_EFFORT, start=False)
-    squares = []
-    for bnn, part in zip(bnns, held, strict=True):
-        predicted = bnn.predict(torch.from_numpy(part.x)).mean.numpy()
-        squares.append(np.square(part.y - predicted))
-    weights = np.concatenate([part.weights for part in held])
-    return np.maximum(np.average(np.concatenate(squares), axis=0, weights=weights), LEAST_NOISE)
+    kept = [rows[of_row != fold] for fold in used]
+    train_posteriors(bnns, kept, [plan] * len(bnns), effort=effort, start=False)
+    held = [rows[of_row == fold] for fold in used]
+    found = [bnn.predict(torch.from_numpy(part.x)).outputs[0] for bnn, part in zip(bnns, held, strict=True)]
+    whole = Rows(*(np.concatenate([getattr(part, key) for part in held]) for key in ("x", "y", "weights")))
+    return torch.cat(found), whole
 
 
 def train_posteriors(

@@ -87,6 +87,17 @@ class UnitsPredictive(RegressionPredictive):
     def __repr__(self) -> str:
         return f"UnitsPredictive({self._inner!r}, transform={self._name!r})"
 
+    def of_rows(self, index: Tensor, recalibration: Recalibration | None, floor: float) -> UnitsPredictive:
+        """The distribution of some rows, with another recalibration and floor.
+
+        Args:
+            index: Their positions.
+            recalibration: G; `None` for the identity.
+            floor: No quantile lies below it.
+        """
+        inner = self._inner.with_outputs(self._inner.outputs[:, index])
+        return UnitsPredictive(inner, self._shift, self._scale, self._name, recalibration, floor)
+
     @property
     def _transform(self) -> Transform:
         return TRANSFORMS[self._name]

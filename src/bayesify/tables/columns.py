@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,9 @@ DATE = re.compile(
     re.IGNORECASE,
 )
 
+ORDERED = re.compile(r"^\s*(\d{1,2})[-/.](\d{1,2})[-/.]\d{2,4}")
+"""A date whose year comes last."""
+
 
 @dataclass(frozen=True)
 class Features:
@@ -46,6 +50,7 @@ class Features:
         code_names: C names.
         levels: The texts of each category, C lists.
         notes: What was left out and why, in sentences.
+        day_first: Columns of dates whose days come before their months, as in 23/11/2020.
     """
 
     numbers: np.ndarray
@@ -54,6 +59,7 @@ class Features:
     code_names: tuple[str, ...]
     levels: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
+    day_first: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -66,6 +72,7 @@ class Features:
             np.empty((0, len(self.code_names)), dtype=np.int64),
             self.code_names,
             self.levels,
+            day_first=self.day_first,
         )
 
     def config(self) -> dict[str, Any]:
@@ -74,6 +81,7 @@ class Features:
             "numbers": list(self.number_names),
             "categories": list(self.code_names),
             "levels": [list(levels) for levels in self.levels],
+            "day_first": list(self.day_first),
         }
 
     @classmethod
@@ -82,7 +90,8 @@ class Features:
         numbers, categories = tuple(map(str, config["numbers"])), tuple(map(str, config["categories"]))
         levels = tuple(tuple(map(str, level)) for level in config["levels"])
         none = np.empty((0, len(categories)), dtype=np.int64)
-        return cls(np.empty((0, len(numbers))), numbers, none, categories, levels)
+        day_first = tuple(map(str, config["day_first"]))
+        return cls(np.empty((0, len(numbers))), numbers, none, categories, levels, day_first=day_first)
 
     @property
     def num_columns(self) -> int:
@@ -100,11 +109,12 @@ def read_features(frame: DataFrame, like: Features | None = None) -> Features:
 
     Args:
         frame: The table without its target; its index holds the numbers of the rows in the file.
-        like: Inputs whose columns and levels are to be had, for a second table of the same kind.
+        like: Inputs whose columns, levels and order of day and month are to be had, for a second table of the same kind.
 
     Raises:
         InputError: If a column of numbers or dates holds text, a column has mixed or unknown contents, or nothing is left.
     """
+    day_first: list[str] = []
     numbers: dict[str, np.ndarray] = {}
     texts: dict[str, list[str | None]] = {}
     notes: list[str] = []
@@ -119,7 +129,10 @@ def read_features(frame: DataFrame, like: Features | None = None) -> Features:
         elif kind == "number":
             numbers[name] = as_numbers(column)
         elif kind == "date":
-            numbers |= _date_parts(name, column)
+            first, note = _day_first(name, column, None if like is None else name in like.day_first)
+            day_first += [name] * first
+            notes += [note] * bool(note)
+            numbers |= _date_parts(name, column, first)
         else:
             texts[name] = [None if cell is None else str(cell) for cell in cells_of(column)]
     if like is not None:
@@ -139,6 +152,7 @@ def read_features(frame: DataFrame, like: Features | None = None) -> Features:
         tuple(texts),
         tuple(levels.values()),
         tuple(notes),
+        tuple(day_first),
     )
 
 
@@ -148,7 +162,9 @@ def _forced(name: str, kind: str, like: Features) -> str:
     dated = any(known.startswith(f"{name} (") for known in like.number_names)
     wanted = "number" if name in like.number_names else "date" if dated else ""
     if wanted and kind != wanted:
-        raise InputError(f"column {name!r} holds {kind}s where the first table has {wanted}s; give a table like it")
+        raise InputError(
+            f"column {name!r} holds {kind}s where the training rows have {wanted}s; give a table like them"
+        )
     return kind
 
 
@@ -286,10 +302,17 @@ def times_of(column: Series) -> np.ndarray:
     kind = kind_of(name, column)
     if kind == "text":
         raise InputError(f"column {name!r} holds texts; a time is a date or a number")
-    return as_numbers(column) if kind == "number" else _date_parts(name, column)[f"{name}{DAYS}"]
+    if kind == "number":
+        return as_numbers(column)
+    return _date_parts(name, column, _day_first(name, column, None)[0])[f"{name}{DAYS}"]
 
 
-def _date_parts(name: str, column: Series) -> dict[str, np.ndarray]:
+def date_of(days: float) -> str:
+    """The date of a number of days as `times_of` has them, as text."""
+    return str(np.datetime64("2000-01-01") + np.timedelta64(math.floor(days), "D"))
+
+
+def _date_parts(name: str, column: Series, day_first: bool) -> dict[str, np.ndarray]:
     import pandas
 
     if pandas.api.types.is_timedelta64_dtype(column):
@@ -297,9 +320,7 @@ def _date_parts(name: str, column: Series) -> dict[str, np.ndarray]:
     if not pandas.api.types.is_datetime64_any_dtype(column):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about formats that differ from row to row
-            first = next(str(cell) for cell in cells_of(column) if cell is not None)
-            dayfirst = re.match(r"^\s*\d{4}", first) is None and _day_first(column)
-            column = pandas.to_datetime(column, errors="coerce", format="mixed", dayfirst=dayfirst, utc=True)
+            column = pandas.to_datetime(column, errors="coerce", format="mixed", dayfirst=day_first, utc=True)
     times = pandas.Series(pandas.DatetimeIndex(pandas.to_datetime(column, utc=True)))
     stamp = pandas.Timestamp("2000-01-01", tz="UTC")
     days = ((times - stamp).dt.total_seconds() / 86_400).to_numpy(np.float64)
@@ -318,10 +339,45 @@ def _date_parts(name: str, column: Series) -> dict[str, np.ndarray]:
     return parts
 
 
-def _day_first(column: Series) -> bool:
-    """Whether a date such as 23.11.2020 is among the cells; 01/02/2020 alone is read as January 2."""
-    for cell in cells_of(column):
-        found = re.match(r"^\s*(\d{1,2})[-/.](\d{1,2})[-/.]\d{2,4}", str(cell))
-        if found and int(found[1]) > 12:
-            return True
-    return any("." in str(cell) for cell in cells_of(column)[:1])
+def _day_first(name: str, column: Series, known: bool | None) -> tuple[bool, str]:
+    """Whether the day comes before the month in dates such as 23/11/2020, and a note where no cell of a first table tells.
+
+    01/02/2020 alone is January 2, and 01.02.2020 is February 1.
+
+    Args:
+        name: Of the column.
+        column: Of dates.
+        known: What a first table has, which then decides.
+
+    Raises:
+        InputError: If cells contradict each other, or the first table.
+    """
+    found: list[tuple[str, int, int]] = []
+    if column.dtype == object or str(column.dtype) in ("str", "string", "category"):
+        cells = dict.fromkeys(str(cell) for cell in cells_of(column) if cell is not None)
+        found = [(cell, int(part[1]), int(part[2])) for cell in cells if (part := ORDERED.match(cell))]
+    if not found:
+        return bool(known), ""
+    day = next((cell for cell, first, second in found if first > 12 >= second), None)
+    month = next((cell for cell, first, second in found if second > 12 >= first), None)
+    if day is not None and month is not None:
+        raise InputError(
+            f"column {name!r} holds {day!r}, where the day comes first, and {month!r}, where the month does; write dates as "
+            f"2020-11-23, or leave the column out with --ignore {name}"
+        )
+    if known is not None:
+        if (month if known else day) is not None:
+            order = "day" if known else "month"
+            raise InputError(
+                f"column {name!r} holds {month if known else day!r}, and in the training rows the {order} of a date comes "
+                "first; write dates as there, or as 2020-11-23"
+            )
+        return known, ""
+    if day is not None or month is not None:
+        return day is not None, ""
+    first = "." in found[0][0]
+    order = "day" if first else "month"
+    return (
+        first,
+        f"Column {name!r}: dates such as {found[0][0].strip()} were read with the {order} first; no cell tells.",
+    )

@@ -70,11 +70,13 @@ class Reading:
         sheet: Of a spreadsheet (default: the first that holds anything).
         encoding: Of text (default: UTF-8, UTF-16 or UTF-32 by the first bytes, else Windows-1252).
         missing: More cells that stand for "not known".
+        texts: Columns whose cells stay texts, such as codes with leading zeros.
     """
 
     sheet: str = ""
     encoding: str = ""
     missing: Sequence[str] = ()
+    texts: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         try:
@@ -113,11 +115,11 @@ def read_table(path: Path, reading: Reading | None = None) -> tuple[DataFrame, l
     if content[:4] == b"PAR1":
         frame = _read_parquet(where, content)
     elif content.startswith(ZIP):
-        frame, notes = read_workbook(where, content, reading.sheet, missing)
+        frame, notes = read_workbook(where, content, reading.sheet, missing, reading.texts)
     else:
         text, notes = _decode(where, content, reading.encoding)
         read = _read_json if text.lstrip()[:1] in ("{", "[") else _read_csv
-        frame, more = read(where, text, missing)
+        frame, more = read(where, text, missing, reading)
         notes += more
     if not len(frame):
         raise InputError(f"{where}: has a header but no rows")
@@ -216,7 +218,7 @@ def _check_size(path: str, size: int) -> None:
         )
 
 
-def _read_json(path: str, text: str, missing: Sequence[str]) -> tuple[DataFrame, list[str]]:
+def _read_json(path: str, text: str, missing: Sequence[str], reading: Reading) -> tuple[DataFrame, list[str]]:
     import pandas
 
     try:
@@ -232,10 +234,10 @@ def _read_json(path: str, text: str, missing: Sequence[str]) -> tuple[DataFrame,
         raise InputError(
             f"{path}: is JSON without names of columns; give a list of objects, or one object on each line"
         )
-    return read_written(pandas.DataFrame(rows).replace(list(missing), None))
+    return read_written(pandas.DataFrame(rows).replace(list(missing), None), texts=reading.texts)
 
 
-def _read_csv(path: str, text: str, missing: Sequence[str]) -> tuple[DataFrame, list[str]]:
+def _read_csv(path: str, text: str, missing: Sequence[str], reading: Reading) -> tuple[DataFrame, list[str]]:
     import pandas
 
     header = text.lstrip("\r\n").split("\n", 1)[0]
@@ -250,6 +252,7 @@ def _read_csv(path: str, text: str, missing: Sequence[str]) -> tuple[DataFrame, 
         "low_memory": False,
         "decimal": "," if separator == ";" and _decimal_commas(text) else ".",
         "index_col": False,
+        "dtype": {name: str for name in names if name.strip() in reading.texts},
     }
     try:
         frame: DataFrame = pandas.read_csv(io.StringIO(text), **options)
@@ -265,7 +268,7 @@ def _read_csv(path: str, text: str, missing: Sequence[str]) -> tuple[DataFrame, 
             f"{path}: the first line holds numbers only ({', '.join(names[:3])}, ...); "
             "put the columns' names in the first line"
         )
-    return read_written(frame, decimal_comma=options["decimal"] == ",")
+    return read_written(frame, decimal_comma=options["decimal"] == ",", texts=reading.texts)
 
 
 def _decode(path: str, content: bytes, given: str) -> tuple[str, list[str]]:

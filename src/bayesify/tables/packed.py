@@ -82,7 +82,9 @@ def is_workbook(content: bytes) -> bool:
         return False
 
 
-def read_workbook(where: str, content: bytes, sheet: str, missing: Sequence[str]) -> tuple[DataFrame, list[str]]:
+def read_workbook(
+    where: str, content: bytes, sheet: str, missing: Sequence[str], texts: Sequence[str] = ()
+) -> tuple[DataFrame, list[str]]:
     """One sheet of a spreadsheet, its first row the names of the columns, and notes about which it was.
 
     Args:
@@ -90,6 +92,7 @@ def read_workbook(where: str, content: bytes, sheet: str, missing: Sequence[str]
         content: Its bytes.
         sheet: A name; empty for the first that holds anything.
         missing: Cells that stand for "not known".
+        texts: Columns whose cells stay texts.
 
     Raises:
         InputError: If openpyxl is not installed, the sheet is not there or empty, or it unpacks to too much.
@@ -104,7 +107,11 @@ def read_workbook(where: str, content: bytes, sheet: str, missing: Sequence[str]
         )
     if find_spec("openpyxl") is None:
         raise InputError(f"{where}: is a spreadsheet; pip install openpyxl, or save the sheet as CSV")
-    options = {"na_values": list(missing), "keep_default_na": False}
+    options: dict[str, Any] = {
+        "na_values": list(missing),
+        "keep_default_na": False,
+        "dtype": dict.fromkeys(texts, str),
+    }
     try:
         with pandas.ExcelFile(io.BytesIO(content), engine="openpyxl") as book:
             names = [str(name) for name in book.sheet_names]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +24,9 @@ MOSTLY = 0.5
 """Share of the cells of a column that must be numbers."""
 
 
-def read_written(frame: DataFrame, *, decimal_comma: bool = False) -> tuple[DataFrame, list[str]]:
+def read_written(
+    frame: DataFrame, *, decimal_comma: bool = False, texts: Sequence[str] = ()
+) -> tuple[DataFrame, list[str]]:
     """A table with columns of written numbers as numbers, and a note for each; cells that are none stay as they are.
 
     Where all of a column can be read either way, such as `1,234`, the comma is a thousands separator.
@@ -31,15 +34,16 @@ def read_written(frame: DataFrame, *, decimal_comma: bool = False) -> tuple[Data
     Args:
         frame: As it was read; columns of texts may hold numbers.
         decimal_comma: Whether the file writes other numbers with a decimal comma, which then decides such columns too.
+        texts: Columns whose cells stay texts.
     """
     notes, changed = [], {}
     for name in frame.columns:
         column = frame[name]
-        if column.dtype != object and str(column.dtype) not in ("str", "string"):
+        if str(name).strip() in texts or (column.dtype != object and str(column.dtype) not in ("str", "string")):
             continue
         cells = column.tolist()
-        texts = [cell for cell in cells if isinstance(cell, str)]
-        strange = next((text for text in texts if not _is_plain(text)), None)
+        words = [cell for cell in cells if isinstance(cell, str)]
+        strange = next((text for text in words if not _is_plain(text)), None)
         if strange is None:
             continue
         styles = (EUROPEAN, ENGLISH) if decimal_comma else (ENGLISH, EUROPEAN)
@@ -47,9 +51,9 @@ def read_written(frame: DataFrame, *, decimal_comma: bool = False) -> tuple[Data
         counts = [sum(isinstance(cell, float) for cell in read) for read in found]
         best = int(np.argmax(counts))
         numbers = [cell for before, cell in zip(cells, found[best], strict=True) if isinstance(before, str)]
-        if sum(isinstance(cell, float) for cell in numbers) < MOSTLY * len(texts):
+        if sum(isinstance(cell, float) for cell in numbers) < MOSTLY * len(words):
             continue
-        example = next((text for text in texts if not _is_plain(text) and parse(text, styles[best]) is not text), None)
+        example = next((text for text in words if not _is_plain(text) and parse(text, styles[best]) is not text), None)
         if example is None:
             continue
         value = parse(example, styles[best])

@@ -1,0 +1,194 @@
+"""The method that a comparison recommends, trained on all its rows, in a folder that `bayesify predict` takes."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import warnings
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bayesify.compare.models import FAILURES
+from bayesify.compare.problems import Problem
+from bayesify.compare.scores import LEVELS
+from bayesify.compare.summary import Results, Row, Summary, significant
+from bayesify.compare.tuning import AUTO, BASELINES, RIVALS, cost_rank, effort, method_of
+from bayesify.compare.verdict import Verdict, words_of
+from bayesify.serving.fitting import Scored, fit_table
+from bayesify.tables.files import STDIN
+from bayesify.training.random_streams import derive_seed
+
+MODEL = "model"
+"""The folder of the model, in that of the comparison."""
+
+
+@dataclass(frozen=True)
+class Winner:
+    """A trained method.
+
+    Args:
+        method: As `bayesify fit` knows it.
+        folder: Of the model, in that of the comparison; empty where training failed.
+        words: Why it is this one, in sentences.
+    """
+
+    method: str
+    folder: str
+    words: str
+
+
+def train_winner(
+    problem: Problem,
+    summary: Summary,
+    results: Results,
+    verdict: Verdict,
+    folder: Path,
+    noises: Mapping[int, float],
+    *,
+    quick: bool,
+    seed: int,
+    missing: tuple[str, ...] = (),
+) -> Winner | None:
+    """Train the recommended network on all rows that were compared and write it; `None` where no network was ranked.
+
+    The method is trained as `bayesify fit` trains it, with the settings that validation rows chose most often; its scores are
+    those of the comparison.
+
+    Args:
+        problem: With its table.
+        summary: The ranking.
+        results: Of the runs behind it.
+        verdict: What is recommended.
+        folder: Of the comparison.
+        noises: Noise variance of standardized targets by split, of a regression.
+        quick: How much work runs did.
+        seed: Of the comparison.
+        missing: Texts that stand for empty cells.
+    """
+    name, table = verdict.network, problem.table
+    if name is None or table is None:
+        return None
+    row = summary.row(name)
+    assert row is not None
+    words, amount = _reason(verdict, summary), effort(quick)
+    notes = [f"bayesify compare: {verdict.headline} {words}", *problem.notes, *problem.cautions]
+    if name != AUTO and method_of(name).is_chain and len(table) > amount.chain_rows:
+        generator = np.random.default_rng(derive_seed(seed, "chain"))
+        table = table.iloc[np.sort(generator.choice(len(table), amount.chain_rows, replace=False))]
+        notes.append(f"A Markov chain is slow: a random {len(table):,} of the rows were used.")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made = fit_table(
+                table.reset_index(drop=True),
+                problem.target,
+                name=problem.name,
+                notes=notes,
+                method=name,
+                task=problem.task,
+                seed=seed,
+                scored=_scored(row, summary, results),
+                missing=missing,
+                epochs=amount.winner_epochs,
+                **({} if name == AUTO else _settings(name, row, results, noises, problem)),
+            )
+        made.write(folder / MODEL)
+    except FAILURES as error:
+        return Winner(name, "", f"{words} It could not be trained on all rows: {error}")
+    return Winner(name, MODEL, words)
+
+
+def _settings(name: str, row: Row, results: Results, noises: Mapping[int, float], problem: Problem) -> dict[str, Any]:
+    """Parameters of the estimator: what was chosen most often, and the noise where the method does not learn it."""
+    texts = Counter(json.dumps(results[row.name, split]["choice"], sort_keys=True) for split in row.splits)
+    choice = json.loads(texts.most_common(1)[0][0])
+    found: dict[str, Any] = {"prior_scale": choice["prior_scale"], "method_options": choice["options"] or None}
+    if noises and not method_of(name).learns_noise:
+        share = float(np.mean([noises[split] for split in row.splits]))
+        found["noise"] = choice["noise_factor"] * share * float(np.var(problem.values))
+    return found
+
+
+def _scored(row: Row, summary: Summary, results: Results) -> Scored:
+    """The comparison's scores under the names of a model's."""
+    regression = summary.task == "regression"
+    kinds = {"coverage": "coverage", "width": "width"} if regression else {"coverage": "sets", "width": "size"}
+    names = {"rmse": "rmse", "crps": "crps"} if regression else {"accuracy": "accuracy", "nll": "log_loss"}
+    names |= {f"{key}_{100 * level:.0f}": f"{own}_{100 * level:.0f}" for level in LEVELS for key, own in kinds.items()}
+    rows = results[row.name, row.splits[0]]["rows"]
+    count = f"{len(row.splits)} split{'s' * (len(row.splits) > 1)}"
+    where = f"the test rows of {count} of a comparison, by models trained on {rows['fit']:,} other rows each"
+    return Scored({own: float(row.means[key] or 0.0) for key, own in names.items()}, where)
+
+
+def _reason(verdict: Verdict, summary: Summary) -> str:
+    """Why it is this network, in sentences."""
+    pick, kept = summary.row(verdict.pick), summary.row(verdict.network or "")
+    assert pick is not None
+    assert kept is not None
+    own = words_of(kept.name)
+    if verdict.certainty == "nothing":
+        return f"The model is {own}, which predicts no better than a constant guess: do not rely on it."
+    if pick.name in RIVALS:
+        many = pick.name == "boosted_trees"
+        close = " which these splits cannot tell from it," if kept.leads and pick.leads else ""
+        return (
+            f"{_capital(words_of(pick.name))} {'are' if many else 'is'} no network and cannot be stored without pickle; the model is "
+            f"bayesify's best method here, {own},{close} with {_error(kept)} ({words_of(pick.name)}: {_error(pick)})."
+        )
+    if verdict.certainty == "tie":
+        tied = [row for row in summary.leading if row.name != "constant"]
+        cheapest = min(tied, key=lambda row: cost_rank(row.name))
+        among = "them" if cheapest is kept else "those whose stated uncertainty is most accurate"
+        return f"{len(tied)} methods are tied; the model is {own}, the cheapest of {among}."
+    return f"The model is {own}{', by a single split' if verdict.certainty == 'untested' else ''}."
+
+
+def _error(row: Row) -> str:
+    if row.means.get("rmse") is not None:
+        return f"a typical error of {significant(row.means['rmse'] or 0.0)}"
+    return f"{100 * (row.means['accuracy'] or 0.0):.1f} % of rows right"
+
+
+def _capital(words: str) -> str:
+    return f"{words[0].upper()}{words[1:]}"
+
+
+def commands(winner: Winner, summary: Summary, problem: Problem, question: Any, folder: Path) -> list[str]:
+    """What to type: predictions by the model, and the training of another method on the same table.
+
+    Args:
+        winner: What was trained.
+        summary: The ranking.
+        problem: The table.
+        question: What was asked.
+        folder: Of the comparison.
+    """
+    others = [row.name for row in summary.ranked if row.name not in (*RIVALS, *BASELINES, winner.method)]
+    other = (others or [name for name in ("ensemble", AUTO) if name != winner.method])[0]
+    data = "table.csv" if question.data == STDIN else question.data
+    ignored = [
+        *question.ignore,
+        *([question.group] if question.group and question.group not in question.ignore else []),
+    ]
+    options = {
+        "--target": problem.target,
+        "--method": other,
+        "--task": question.task or "",
+        "--ignore": ",".join(ignored),
+        "--sheet": question.reading.sheet,
+        "--encoding": question.reading.encoding,
+        "--missing": ",".join(question.reading.missing),
+        "--out": f"{problem.name}-{other}",
+    }
+    fit = " ".join(f"{key} {shlex.quote(value)}" for key, value in options.items() if value)
+    found = [f"bayesify fit {shlex.quote(data)} {fit}"]
+    if winner.folder:
+        model = shlex.quote(str(folder / winner.folder))
+        found.insert(0, f"bayesify predict {model} new.csv --out predictions.csv")
+    return found
