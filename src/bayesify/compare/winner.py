@@ -138,8 +138,8 @@ def _reason(verdict: Verdict, summary: Summary) -> str:
         many = pick.name == "boosted_trees"
         close = " which these splits cannot tell from it," if kept.leads and pick.leads else ""
         return (
-            f"{_capital(words_of(pick.name))} {'are' if many else 'is'} no network and cannot be stored without pickle; the model is "
-            f"bayesify's best method here, {own},{close} with {_error(kept)} ({words_of(pick.name)}: {_error(pick)})."
+            f"{_capital(words_of(pick.name))} {'are' if many else 'is'} no network and cannot be stored without pickle; the model "
+            f"is bayesify's best method here, {own},{close} with {_error(kept)} ({words_of(pick.name)}: {_error(pick)})."
         )
     if verdict.certainty == "tie":
         tied = [row for row in summary.leading if row.name != "constant"]
