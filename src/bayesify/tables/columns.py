@@ -120,9 +120,7 @@ def read_features(frame: DataFrame, like: Features | None = None) -> Features:
     notes: list[str] = []
     for name in frame.columns:
         column = frame[name]
-        kind = kind_of(name, column)
-        if like is not None:
-            kind = _forced(name, kind, like)
+        kind = kind_of(name, column) if like is None else _kind_like(name, column, like)
         reason = "" if like is not None else _useless(name, column, kind)
         if reason:
             notes.append(f"Column {name!r} was left out: {reason}.")
@@ -156,9 +154,11 @@ def read_features(frame: DataFrame, like: Features | None = None) -> Features:
     )
 
 
-def _forced(name: str, kind: str, like: Features) -> str:
+def _kind_like(name: str, column: Series, like: Features) -> str:
+    """The kind of a column in a second table, which is that of the first."""
     if name in like.code_names:
         return "text"
+    kind = kind_of(name, column)
     dated = any(known.startswith(f"{name} (") for known in like.number_names)
     wanted = "number" if name in like.number_names else "date" if dated else ""
     if wanted and kind != wanted:
