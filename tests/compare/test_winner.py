@@ -82,7 +82,7 @@ def test_where_trees_win_the_best_network_is_kept_and_that_is_said(monkeypatch, 
         monkeypatch, tmp_path, boosted_trees=[1.0, 1.2], laplace=[1.2, 1.4], swag=[1.4, 1.6], constant=[3.0, 3.0]
     )
     assert made.words == (
-        "Boosted trees are no network and cannot be stored without pickle; the model is bayesify's best method here, "
+        "Boosted trees are no network of bayesify, and only pickle could store them; the model is bayesify's best method here, "
         "Laplace, with a typical error of 1.30 (boosted trees: a typical error of 1.10)."
     )
     assert asked["method"] == "laplace"

@@ -54,7 +54,7 @@ def render(comparison: Comparison, running: str = "") -> str:
     verdict = judge(summary, comparison.results, problem.target, problem.classes)
     shown = None if verdict is None else summary.row(verdict.pick if verdict.network is None else verdict.network)
     if verdict is not None and verdict.certainty in ("clear", "tie"):
-        shown = summary.row(verdict.pick)
+        shown = summary.row(verdict.pick if comparison.winner is None else comparison.winner.method)
     return template.render(
         version=__version__,
         name=problem.name,
@@ -147,7 +147,9 @@ def _importance(row: Row, comparison: Comparison) -> list[dict[str, str]]:
         {
             "name": name,
             "width": f"{5 * max(0.0, value) / most:.2f}",
-            "text": f"{100 * value:+.0f} % error" if regression else f"{100 * value:+.1f} points of error",
+            "text": f"{100 * value:+.0f} % error".replace("-0 ", "+0 ")
+            if regression
+            else f"{100 * value:+.1f} points of error".replace("-0.0 ", "+0.0 "),
         }
         for name, value in list(found.items())[:MOST_COLUMNS]
     ]

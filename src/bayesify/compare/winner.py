@@ -135,10 +135,10 @@ def _reason(verdict: Verdict, summary: Summary) -> str:
     if verdict.certainty == "nothing":
         return f"The model is {own}, which predicts no better than a constant guess: do not rely on it."
     if pick.name in RIVALS:
-        many = pick.name == "boosted_trees"
+        are, them = ("are", "them") if pick.name == "boosted_trees" else ("is", "it")
         close = " which these splits cannot tell from it," if kept.leads and pick.leads else ""
         return (
-            f"{_capital(words_of(pick.name))} {'are' if many else 'is'} no network and cannot be stored without pickle; the model "
+            f"{_capital(words_of(pick.name))} {are} no network of bayesify, and only pickle could store {them}; the model "
             f"is bayesify's best method here, {own},{close} with {_error(kept)} ({words_of(pick.name)}: {_error(pick)})."
         )
     if verdict.certainty == "tie":

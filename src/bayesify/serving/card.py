@@ -23,6 +23,21 @@ WORDS_OF_LEVEL = {
 }
 
 
+LIKELIHOODS = {
+    "heteroscedastic_gaussian": "normal noise that depends on the row",
+    "student_t": "noise with heavy tails (Student's t) that depends on the row",
+    "categorical": "probabilities of classes",
+    "poisson": "counts (Poisson)",
+    "negative_binomial": "counts (negative binomial)",
+}
+TRANSFORMS = {
+    "log": "the logarithm of the target",
+    "log1p": "the logarithm of 1 + the target",
+    "sqrt": "the square root of the target",
+}
+"""What the default method chose, in words."""
+
+
 def words_of(score: str) -> str:
     """What a score is, in words."""
     kind, _, level = score.rpartition("_")
@@ -81,10 +96,10 @@ def _method(about: About) -> str:
     choices = about.choices
     if choices.get("method") != "auto":
         return f"method {choices.get('method')}"
-    likelihood = str(choices.get("likelihood", "")).replace("_", " ")
-    transform = choices.get("transform", "none")
-    of = f" of the {transform} of the target" if transform != "none" else ""
-    return f"an ensemble of {choices.get('members')} networks, each with rows that it has not seen, {likelihood} likelihood{of}"
+    likelihood, transform = str(choices.get("likelihood", "")), str(choices.get("transform", "none"))
+    noise = LIKELIHOODS.get(likelihood, f"{likelihood.replace('_', ' ')} likelihood")
+    of = f" for {TRANSFORMS.get(transform, transform)}" if transform != "none" else ""
+    return f"an ensemble of {choices.get('members')} networks, each trained without rows that say when to stop; {noise}{of}"
 
 
 def _holds(column: Column) -> str:
@@ -106,7 +121,7 @@ def shown(value: Any) -> str:
     """A number for people; anything else as it is."""
     if not isinstance(value, (int, float)):
         return str(value)
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
 
 
 def _text(text: str) -> str:
