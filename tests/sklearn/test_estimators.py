@@ -20,6 +20,7 @@ from sklearn.preprocessing import PolynomialFeatures
 
 from bayesify.registry import METHODS
 from bayesify.sklearn import BayesianClassifier, BayesianRegressor
+from bayesify.storage.save_load import load, save
 
 QUICK = {"hidden": (8,), "epochs": 30, "learning_rate": 0.05, "num_draws": 2, "prediction_draws": 20, "random_state": 0}
 RECIPES_AND_POSTERIORS = [name for name in METHODS if name not in ("hmc", "deep_gp")]
@@ -253,3 +254,40 @@ def test_bad_data_are_refused():
         BayesianClassifier().partial_fit(x, y > 100)
     with pytest.raises(NotFittedError):
         BayesianClassifier().predict(x)
+
+
+def test_temperature_scaling_is_fitted_out_of_fold(tmp_path):
+    """Labels that are wrong in a third of the rows: a network that learns them by heart is made less sure of them."""
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(300, 12))
+    labels = np.where(generator.random(300) < 0.33, x[:, 0] < 0, x[:, 0] > 0).astype(int)
+    plain, scaled = (
+        BayesianClassifier(name, prior_scale=6.0, epochs=150, random_state=0).fit(x[:150], labels[:150])
+        for name in ("point", "temperature_scaled")
+    )
+    assert scaled.method_ == "temperature_scaled"
+    assert scaled.model_.temperature > 1.5
+    loss = [
+        float(-model.predictive(x[150:]).log_prob(torch.from_numpy(labels[150:])).mean()) for model in (plain, scaled)
+    ]
+    assert loss[1] < loss[0] - 0.1
+    np.testing.assert_array_equal(plain.predict(x), scaled.predict(x))
+    save(scaled, tmp_path / "model.safetensors")
+    np.testing.assert_array_equal(load(tmp_path / "model.safetensors").predict_proba(x), scaled.predict_proba(x))
+    target = x[:150, 0] + generator.normal(0, 0.5, 150)
+    regressor = BayesianRegressor("temperature_scaled", epochs=60, random_state=0).fit(x[:150], target)
+    assert regressor.noise_[0] == pytest.approx(np.mean(regressor.predictive(x[:150]).aleatoric.numpy()))
+
+
+def test_scores_out_of_fold_come_with_the_default(tmp_path):
+    generator = np.random.default_rng(1)
+    x = generator.normal(size=(200, 2))
+    y = x[:, 0] + generator.normal(0, 0.5, 200)
+    found = BayesianRegressor(epochs=120, random_state=0).fit(x, y).choices_["out_of_fold"]
+    assert 0.4 < found["rmse"] < 0.75
+    for level in (50, 90, 95):  # five standard errors of a share of 200 rows
+        assert found[f"coverage_{level}"] == pytest.approx(level / 100, abs=5 * np.sqrt(level * (100 - level) / 2e6))
+    assert found["width_50"] < found["width_90"] < found["width_95"]
+    found = BayesianClassifier(epochs=60, random_state=0).fit(x, (y > 0).astype(int)).choices_["out_of_fold"]
+    assert 0.7 < found["accuracy"] < 1
+    assert found["sets_50"] <= found["sets_90"] <= found["sets_95"]
