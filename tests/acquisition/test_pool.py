@@ -55,7 +55,9 @@ def run(oracle, path, choose, rounds=4):
     )
 
 
-@pytest.mark.parametrize("choose", [at_random, by_score(bald, num_draws=16), by_batch_bald(8)], ids=["random", "bald", "batch"])
+@pytest.mark.parametrize(
+    "choose", [at_random, by_score(bald, num_draws=16), by_batch_bald(8)], ids=["random", "bald", "batch"]
+)
 def test_a_run_that_stops_goes_on_to_the_same_result(choose, tmp_path):
     whole = run(Oracle(), None, choose)
     for last in (1, 3):
