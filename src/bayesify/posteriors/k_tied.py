@@ -63,12 +63,28 @@ class KTied(Posterior):
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
         """`M + (u v^T) * noise`."""
         noise = request.normals([layer.numel for layer in self.layers], self.mean_value[self.layers[0].name])
+        stds = self._std_matrices()
         weights: dict[str, Tensor] = {}
         for layer, eps in zip(self.layers, noise, strict=True):
-            std = self.std_matrix(layer.name)
-            matrix = torch.addcmul(self.mean_value[layer.name], std, eps.view(-1, layer.rows, layer.cols))
-            weights.update(layer.from_matrix(matrix))
-        return weights, self.kl(request.prior)
+            eps = eps.view(-1, layer.rows, layer.cols)
+            weights.update(layer.from_matrix(torch.addcmul(self.mean_value[layer.name], stds[layer.name], eps)))
+        return weights, self._kl(request.prior, stds)
+
+    def _std_matrices(self) -> dict[str, Tensor]:
+        return {layer.name: self.std_matrix(layer.name) for layer in self.layers}
+
+    def kl(self, prior: PriorDraw) -> Tensor:
+        """See `Posterior`."""
+        return self._kl(prior, self._std_matrices())
+
+    def _kl(self, prior: PriorDraw, stds: Mapping[str, Tensor]) -> Tensor:
+        """KL with the standard deviations that a draw has computed already."""
+        moments: dict[str, Tensor] = {}
+        for layer in self.layers:
+            means = layer.from_matrix(self.mean_value[layer.name])
+            for name, std in layer.from_matrix(stds[layer.name]).items():
+                moments[name] = prior.centered(name, means[name]).square().sum() + std.square().sum()
+        return prior.cross_entropy(moments, self.sizes()) - self._entropy(stds)
 
     def mean(self) -> dict[str, Tensor]:
         """M."""
@@ -86,11 +102,11 @@ class KTied(Posterior):
 
     def entropy(self) -> Tensor:
         """Sum of the entries' entropies."""
-        total = sum(
-            self.std_matrix(layer.name).log().sum() + layer.numel * 0.5 * math.log(2 * math.pi * math.e)
-            for layer in self.layers
-        )
-        return torch.as_tensor(total)
+        return self._entropy(self._std_matrices())
+
+    def _entropy(self, stds: Mapping[str, Tensor]) -> Tensor:
+        constant = sum(layer.numel for layer in self.layers) * 0.5 * math.log(2 * math.pi * math.e)
+        return torch.stack([std.log().sum() for std in stds.values()]).sum() + constant
 
     @torch.no_grad()
     def set_to_prior(self, prior: PriorDraw) -> None:
