@@ -79,6 +79,8 @@ class KTied(Posterior):
 
     def _kl(self, prior: PriorDraw, stds: Mapping[str, Tensor]) -> Tensor:
         """KL with the standard deviations that a draw has computed already."""
+        if prior.factor:
+            return super().kl(prior)
         moments: dict[str, Tensor] = {}
         for layer in self.layers:
             means = layer.from_matrix(self.mean_value[layer.name])

@@ -7,6 +7,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import torch
@@ -39,7 +40,7 @@ class PriorDraw:
     std_variance: Mapping[str, Tensor] = field(default_factory=dict)
     mean: Mapping[str, Tensor] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def fixed(self) -> bool:
         """Whether all scales are numbers and all entries independent and around 0."""
         return not self.factor and not self.mean and not any(isinstance(std, Tensor) for std in self.std.values())
