@@ -153,10 +153,10 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Data], int]] 
     "mlp": (mlp, fashion, 22),
     "transformer": (Patches, fashion, 12),
     "gru": (Rows, fashion, 45),
-    "digits_cnn": (digits_cnn, digits, 40),
-    "digits_mlp": (digits_mlp, digits, 40),
-    "digits_transformer": (lambda: Patches(8, 2), digits, 40),
-    "digits_gru": (lambda: Rows(8, 1), digits, 40),
+    "digits_cnn": (digits_cnn, digits, 150),
+    "digits_mlp": (digits_mlp, digits, 150),
+    "digits_transformer": (lambda: Patches(8, 2), digits, 150),
+    "digits_gru": (lambda: Rows(8, 1), digits, 150),
 }
 """Network, data and epochs of Adam by name."""
 
