@@ -100,7 +100,7 @@ REASONS: dict[tuple[str, str], str] = {
     (
         "mlp",
         "walsh_hadamard",
-    ): "presumably since the weights of a layer vary by one vector of 1,024 numbers, in directions that clothes use "
+    ): "presumably since a layer's weights vary by one vector of 1,024 numbers, in directions that clothes use "
     "more than digits do",
 }
 """Why a method misses a bound on a network, by network and method."""
