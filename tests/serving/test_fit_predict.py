@@ -206,6 +206,7 @@ def test_columns_in_another_order_others_and_texts_never_seen(regression, tmp_pa
         done = run("predict", regression, path, "--out", path.with_suffix(".out"))
         assert done.exit_code == 0, done.output
     assert "Column 'extra' is not used." in done.stdout
+    assert "Warning: column 'town': 1 cells hold texts that training never had, such as 'west'." in done.stderr
     assert rows_of(plain.with_suffix(".out")) == rows_of(mixed.with_suffix(".out"))
     unusual = [index for index, row in enumerate(rows_of(plain.with_suffix(".out"))) if row["unusual"] == "True"]
     assert {2, 7} <= set(unusual) < set(range(NUM))
@@ -214,8 +215,10 @@ def test_columns_in_another_order_others_and_texts_never_seen(regression, tmp_pa
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda frame: frame.drop(columns="sold"), "column 'sold' is missing; it had no empty cell in training"),
-        (lambda frame: frame.drop(columns=["area", "town", "sold"]), "'sold' is missing"),
+        (lambda frame: frame.drop(columns="sold"), "column 'sold' is missing, and had no empty cell in training"),
+        (lambda frame: frame.rename(columns={"sold": "Sold"}), "there is 'Sold': rename it"),
+        (lambda frame: frame.drop(columns=["area", "town", "sold"]), "holds none of the columns that the model needs"),
+        (lambda frame: frame.assign(price="dear"), "the target 'price' is to be scored, and holds texts"),
         (lambda frame: frame.assign(area="large"), "'area'"),
         (lambda frame: frame.assign(sold="soon"), "'sold'"),
     ],
@@ -277,6 +280,16 @@ def test_a_column_that_is_not_there_counts_as_empty_where_training_had_empty_cel
     assert rows_of(tmp_path / "absent.out") == rows_of(tmp_path / "empty.out")
 
 
+def test_a_single_row_is_predicted_as_among_others(regression, tmp_path):
+    """Its date has a season and a weekday, though they do not vary in a table of one row."""
+    table(1).to_csv(tmp_path / "all.csv", index=False)
+    table(1).iloc[[9]].to_csv(tmp_path / "one.csv", index=False)
+    model = ModelFolder.read(regression)
+    for name in ("all", "one"):
+        predict_table(model, tmp_path / f"{name}.csv", tmp_path / f"{name}.out")
+    assert rows_of(tmp_path / "one.out") == rows_of(tmp_path / "all.out")[9:10]
+
+
 def test_texts_stay_texts_in_every_part(tmp_path, monkeypatch):
     generator = np.random.default_rng(0)
     frame = pandas.DataFrame(
@@ -306,6 +319,9 @@ def test_the_order_of_day_and_month_is_that_of_training_in_every_part(tmp_path, 
     predict_table(model, tmp_path / "new.csv", tmp_path / "parts.csv", rows=1)
     found = [float(row["prediction"]) for row in rows_of(tmp_path / "parts.csv")]
     assert found == pytest.approx(some["y"].tolist(), abs=20)
+    days[[2, 40, 100, 34, 160]].strftime("%Y-%m-%d").to_frame(name="sold").to_csv(tmp_path / "iso.csv", index=False)
+    predict_table(model, tmp_path / "iso.csv", tmp_path / "iso.out", rows=2)
+    assert rows_of(tmp_path / "iso.out") == rows_of(tmp_path / "parts.csv")
     some.assign(sold="01/23/2020" if day_first else "23/01/2020").to_csv(tmp_path / "new.csv", index=False)
     with pytest.raises(InputError, match=r"'sold' holds '.*23.*', .*comes first; write dates as there"):
         predict_table(model, tmp_path / "new.csv", tmp_path / "parts.csv")

@@ -4,7 +4,7 @@ import numpy as np
 import pandas
 import pytest
 
-from bayesify.tables.columns import read_features
+from bayesify.tables.columns import Features, read_features
 from bayesify.tables.errors import InputError
 from bayesify.tables.preparation import MOST_LEVELS, SPREAD, Preparation
 
@@ -67,6 +67,22 @@ def test_dates_become_days_and_points_on_circles():
 def test_days_come_first_where_a_thirteenth_month_says_so():
     features = read_features(table(when=["03.01.2000", "23.01.2000"]))
     np.testing.assert_allclose(features.numbers[:, 0], [2.0, 22.0])
+
+
+def test_the_order_of_day_and_month_is_decided_once():
+    first = read_features(table(when=["03/01/2000", "23/01/2000"]))
+    assert first.day_first == ("when",)
+    for cells in (["04/02/2000"], ["2000-02-04"], ["4 Feb 2000"], ["04/02/2000", "2000-02-04"]):
+        again = read_features(table(when=cells), like=Features.restore(first.config()))
+        assert set(again.numbers[:, 0]) == {34.0}
+    with pytest.raises(InputError, match="'when' holds '01/23/2000', and in the training rows the day"):
+        read_features(table(when=["01/23/2000"]), like=first)
+    with pytest.raises(
+        InputError, match="'23/01/2000', where the day comes first, and '01/23/2000', where the month does"
+    ):
+        read_features(table(when=["23/01/2000", "01/23/2000"]))
+    (note,) = read_features(table(when=["03/01/2000", "04/01/2000"])).notes
+    assert note == "Column 'when': dates such as 03/01/2000 were read with the month first; no cell tells."
 
 
 def test_infinite_numbers_count_as_missing():

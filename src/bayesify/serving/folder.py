@@ -126,6 +126,10 @@ class ModelFolder:
         expected = BayesianClassifier if about.task == "classification" else BayesianRegressor
         if not isinstance(estimator, expected):
             raise InputError(f"{folder}: {ABOUT} tells of a {about.task}, and {MODEL} holds none; train again")
+        left_out = [note for note in estimator.choices_["left_out"] if " was left out: " in note]
+        known = [name for name in estimator.feature_names_in_ if not any(f"{name!r}" in note for note in left_out)]
+        if [column.name for column in about.columns] != known:
+            raise InputError(f"{folder}: {ABOUT} and {MODEL} are about different columns; train again")
         return cls(estimator, about)
 
 

@@ -83,6 +83,7 @@ def predict_table(
     total, unusual, scores = 0, 0, Scores()
     notes: dict[str, None] = {}
     warnings: dict[str, None] = {}
+    unseen: dict[str, tuple[int, str]] = {}
     reading = _as_in_training(model, reading or Reading())
     try:
         with draft.open("w", newline="", encoding="utf-8") as file:
@@ -91,8 +92,11 @@ def predict_table(
             for first, frame, remarks in read_parts(new, rows, reading):
                 notes |= dict.fromkeys((*remarks, *_others(model, frame)))
                 try:
-                    inputs, absent = _fitting(model, frame)
-                    warnings |= dict.fromkeys(absent)
+                    inputs, found = _fitting(model, frame)
+                    warnings |= dict.fromkeys(found)
+                    for name, (count, text) in _unseen(model, frame).items():
+                        before, example = unseen.get(name, (0, text))
+                        unseen[name] = before + count, example
                     cells, flags, part = _predict(model, inputs, frame, level)
                 except ValueError as error:
                     reason = str(error).removeprefix(f"{type(model.estimator).__name__}: ")
@@ -103,6 +107,10 @@ def predict_table(
         draft.replace(out)
     finally:
         draft.unlink(missing_ok=True)
+    warnings |= dict.fromkeys(
+        f"column {name!r}: {count:,} cells hold texts that training never had, such as {example[:40]!r}."
+        for name, (count, example) in unseen.items()
+    )
     return Outcome(total, unusual, scores, tuple(notes), tuple(warnings))
 
 
@@ -133,7 +141,12 @@ def _predict(
     cells = zip(*(_texts(column) for column in columns), flags.tolist(), strict=True)
     if target not in frame:
         return cells, flags, Scores()
-    values = as_numbers(frame[target])
+    try:
+        values = as_numbers(frame[target])
+    except ValueError as error:
+        raise InputError(
+            f"the target {target!r} is to be scored, and holds texts: {error}; correct or drop it"
+        ) from error
     known = np.isfinite(values)
     if not known.any():
         return cells, flags, Scores()
@@ -153,32 +166,47 @@ def _fitting(model: ModelFolder, frame: DataFrame) -> tuple[DataFrame, list[str]
     Raises:
         InputError: If a column is not there that had no empty cell in training.
     """
-    import pandas
+    from pandas import DataFrame, Series
 
-    found, absent = frame.copy(deep=False), []
+    names = [column.name for column in model.about.columns]
+    if not any(name in frame.columns for name in names):
+        found = ", ".join(map(str, frame.columns[:5])) + (", ..." if len(frame.columns) > 5 else "")
+        raise InputError(f"holds none of the columns that the model needs ({', '.join(names[:5])}), but {found}")
+    columns, warnings = {}, []
     for column in model.about.columns:
-        if column.name not in frame.columns:
+        if column.name in frame.columns:
+            cells = frame[column.name]
+            if not column.num_missing and cells.isna().any():
+                warnings.append(f"column {column.name!r} has empty cells, which it never had in training.")
+        else:
             if not column.num_missing:
+                near = [name for name in map(str, frame.columns) if name.lower() == column.name.lower()]
+                hint = f"; there is {near[0]!r}: rename it" if near else ""
                 raise InputError(
-                    f"column {column.name!r} is missing; it had no empty cell in training, so the model does not know what its "
-                    "absence means: give the column, with empty cells where it is not known"
+                    f"column {column.name!r} is missing, and had no empty cell in training, so that the model does not know what "
+                    f"its absence means; give the column, empty where it is not known{hint}"
                 )
-            found[column.name] = np.nan
-            absent.append(
+            cells = Series(np.nan, index=frame.index)
+            warnings.append(
                 f"column {column.name!r} is missing; it counts as empty in every row, and predictions are less accurate "
                 "than the model's scores."
             )
-        if column.kind == "date" and not found[column.name].notna().any():
-            found[column.name] = pandas.NaT  # without a cell nothing says that these are dates
-            found[column.name] = found[column.name].astype("datetime64[ns]")
-    if len(absent) == len(model.about.columns):
-        raise InputError(f"none of the model's columns is there; give a table with {_some(model)}")
-    return found[[column.name for column in model.about.columns]], absent
+        if column.kind == "date" and not cells.notna().any():
+            cells = cells.astype("datetime64[ns]")  # without a cell nothing says that these are dates
+        columns[column.name] = cells
+    return DataFrame(columns), warnings
 
 
-def _some(model: ModelFolder) -> str:
-    names = [column.name for column in model.about.columns]
-    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+def _unseen(model: ModelFolder, frame: DataFrame) -> dict[str, tuple[int, str]]:
+    """Cells with texts that a column has never had in training, as far as the folder names them all: how many, and one of them."""
+    found = {}
+    for column in model.about.columns:
+        if column.kind == "text" and column.num_different == len(column.texts) and column.name in frame.columns:
+            cells = frame[column.name].dropna().astype(str)
+            strange = cells[~cells.isin(column.texts)]
+            if len(strange):
+                found[column.name] = len(strange), strange.iloc[0]
+    return found
 
 
 def _others(model: ModelFolder, frame: DataFrame) -> list[str]:

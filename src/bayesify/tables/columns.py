@@ -130,7 +130,7 @@ def read_features(frame: DataFrame, like: Features | None = None) -> Features:
             first, note = _day_first(name, column, None if like is None else name in like.day_first)
             day_first += [name] * first
             notes += [note] * bool(note)
-            numbers |= _date_parts(name, column, first)
+            numbers |= _date_parts(name, column, first, every=like is not None)
         else:
             texts[name] = [None if cell is None else str(cell) for cell in cells_of(column)]
     if like is not None:
@@ -170,12 +170,10 @@ def _kind_like(name: str, column: Series, like: Features) -> str:
 
 def _alike(numbers: dict[str, np.ndarray], texts: dict[str, list[str | None]], like: Features, rows: int) -> Features:
     missing = [name for name in like.code_names if name not in texts]
-    missing += [name for name in like.number_names if name not in numbers and not _is_part(name, numbers)]
+    missing += [name for name in like.number_names if name not in numbers]
     if missing:
         raise InputError(f"column {missing[0]!r} is missing; give a table with the same columns")
-    values = [
-        np.where(np.isinf(found := numbers.get(name, np.zeros(rows))), np.nan, found) for name in like.number_names
-    ]
+    values = [np.where(np.isinf(numbers[name]), np.nan, numbers[name]) for name in like.number_names]
     levels = dict(zip(like.code_names, like.levels, strict=True))
     chosen = {name: texts[name] for name in like.code_names}
     return Features(
@@ -185,11 +183,6 @@ def _alike(numbers: dict[str, np.ndarray], texts: dict[str, list[str | None]], l
         like.code_names,
         like.levels,
     )
-
-
-def _is_part(name: str, numbers: dict[str, np.ndarray]) -> bool:
-    """Whether a name is a part of a date that does not vary in this table."""
-    return " (" in name and f"{name.rsplit(' (', 1)[0]}{DAYS}" in numbers
 
 
 def _codes(texts: dict[str, list[str | None]], levels: dict[str, tuple[str, ...]], rows: int) -> np.ndarray:
@@ -312,15 +305,14 @@ def date_of(days: float) -> str:
     return str(np.datetime64("2000-01-01") + np.timedelta64(math.floor(days), "D"))
 
 
-def _date_parts(name: str, column: Series, day_first: bool) -> dict[str, np.ndarray]:
+def _date_parts(name: str, column: Series, day_first: bool, *, every: bool = False) -> dict[str, np.ndarray]:
+    """Days since 2000, and season, weekday and hour as points on a circle: those that vary, or every one of them."""
     import pandas
 
     if pandas.api.types.is_timedelta64_dtype(column):
         return {f"{name}{DAYS}": column.dt.total_seconds().to_numpy(np.float64, na_value=np.nan) / 86_400}
     if not pandas.api.types.is_datetime64_any_dtype(column):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about formats that differ from row to row
-            column = pandas.to_datetime(column, errors="coerce", format="mixed", dayfirst=day_first, utc=True)
+        column = _as_dates(column, day_first)
     times = pandas.Series(pandas.DatetimeIndex(pandas.to_datetime(column, utc=True)))
     stamp = pandas.Timestamp("2000-01-01", tz="UTC")
     days = ((times - stamp).dt.total_seconds() / 86_400).to_numpy(np.float64)
@@ -329,14 +321,30 @@ def _date_parts(name: str, column: Series, day_first: bool) -> dict[str, np.ndar
     whole_months = bool((present.dt.day == 1).all() or present.dt.is_month_end.all())  # whose weekdays mean nothing
     for part, values, period in (
         ("season", times.dt.day_of_year.to_numpy(np.float64), 365.25),
-        *([] if whole_months else [("weekday", times.dt.day_of_week.to_numpy(np.float64), 7.0)]),
+        *([] if whole_months and not every else [("weekday", times.dt.day_of_week.to_numpy(np.float64), 7.0)]),
         ("hour", (times.dt.hour + times.dt.minute / 60).to_numpy(np.float64), 24.0),
     ):
         known = values[~np.isnan(values)]
-        if len(known) and known.max() > known.min():
+        if every or (len(known) and known.max() > known.min()):
             angle = 2 * np.pi * values / period
             parts[f"{name} ({part}, sine)"], parts[f"{name} ({part}, cosine)"] = np.sin(angle), np.cos(angle)
     return parts
+
+
+def _as_dates(column: Series, day_first: bool) -> Series:
+    """Texts as dates; the order of day and month is about those whose year comes last."""
+    import pandas
+
+    cells = column.astype(object)
+    ordered = cells.map(lambda cell: isinstance(cell, str) and ORDERED.match(cell) is not None).to_numpy(bool)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about formats that differ from row to row
+        return pandas.concat(
+            [
+                pandas.to_datetime(cells[rows], errors="coerce", format="mixed", dayfirst=first, utc=True)
+                for rows, first in ((ordered, day_first), (~ordered, False))
+            ]
+        ).sort_index()
 
 
 def _day_first(name: str, column: Series, known: bool | None) -> tuple[bool, str]:

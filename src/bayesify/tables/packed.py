@@ -124,10 +124,9 @@ def read_workbook(
                     .dropna(axis=1, how="all")
                 )
                 if len(frame.columns):
-                    others = (
-                        f" of {len(names)} ({', '.join(names[:5])}); --sheet takes another" if len(names) > 1 else ""
-                    )
-                    return frame.reset_index(drop=True), [f"Sheet {name!r}{others} was read."] if others else []
+                    shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+                    note = f"Sheet {name!r} was read, of {len(names)} ({shown}); --sheet takes another."
+                    return frame.reset_index(drop=True), [note] if len(names) > 1 else []
     except (*BROKEN, ValueError, KeyError) as error:
         if isinstance(error, InputError):
             raise
