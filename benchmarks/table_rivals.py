@@ -59,11 +59,16 @@ class Rows:
 
 @dataclass(frozen=True)
 class Regression:
-    """Predicted quantiles at `LEVELS` [Q, N], means [N], and log-densities of the test targets [N] where there are any."""
+    """Predicted quantiles at `LEVELS` [Q, N], means [N], and log-densities of the test targets [N] where there are any.
+
+    `place` is P(Y <= y) of the test targets [N] where whole numbers are predicted, less a random share of P(Y = y): uniform
+    where the prediction is right, which closed intervals of whole numbers cannot show.
+    """
 
     quantiles: np.ndarray
     mean: np.ndarray
     log_prob: np.ndarray | None = None
+    place: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -89,8 +94,13 @@ def bayesify(rows: Rows, **options: Any) -> Regression | Classification:
     import torch
 
     found = model.predictive(rows.frame_test)
-    log_prob = found.log_prob(torch.from_numpy(rows.y_test)[:, None]).numpy()
-    return Regression(found.quantile(LEVELS.tolist())[..., 0].numpy(), found.mean[:, 0].numpy(), log_prob)
+    y = torch.from_numpy(rows.y_test)[:, None]
+    place = None
+    if found.family.discrete:
+        at, below = found.cdf(y), torch.where(y >= 1, found.cdf((y - 1).clamp_min(0)), 0.0)
+        place = (at - (at - below) * torch.from_numpy(np.random.default_rng(rows.fold).random(y.shape))).numpy()[:, 0]
+    quantiles = found.quantile(LEVELS.tolist())[..., 0].numpy()
+    return Regression(quantiles, found.mean[:, 0].numpy(), found.log_prob(y).numpy(), place)
 
 
 # -- simple ------------------------------------------------------------------------------------------------------------

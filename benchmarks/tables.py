@@ -86,6 +86,8 @@ def _number_scores(found: Regression, y: np.ndarray) -> dict[str, Any]:
         lower, upper = quantiles[position[low]], quantiles[position[high]]
         inside = (lower <= y) & (y <= upper)
         made[f"inside_{name}"], made[f"width_{name}"] = int(inside.sum()), float((upper - lower).sum())
+        if found.place is not None:
+            made[f"drawn_{name}"] = int(((low <= found.place) & (found.place <= high)).sum())
         if name == "90":
             thirds = np.array_split(np.argsort(quantiles[position[0.5]], kind="stable"), 3)
             made["thirds_num"] = [len(part) for part in thirds]
@@ -156,7 +158,7 @@ def _path(out: Path, table: str, method: str, fold: int) -> Path:
 
 
 def run(given: argparse.Namespace) -> int:
-    """All runs that are wanted and not finished, the longest first."""
+    """All runs that are wanted and not finished: first folds of all tables first, among them the longest."""
     wanted = []
     for source in SOURCES:
         if given.tables and source.name not in given.tables:
@@ -166,7 +168,7 @@ def run(given: argparse.Namespace) -> int:
             for method in given.methods or installed():
                 if not _path(given.out, source.name, _labeled(method, given.label), fold).exists():
                     wanted.append((len(folds[fold][0]), source.name, method, fold))
-    wanted.sort(reverse=True)
+    wanted.sort(key=lambda one: (one[3], -one[0]))
     print(f"{len(wanted)} runs", flush=True)
     os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")  # of the workers
     start, failed = time.perf_counter(), 0

@@ -69,10 +69,14 @@ def ece(runs: Iterable[dict[str, Any]]) -> float:
 
 
 def coverage(runs: Iterable[dict[str, Any]], level: int) -> tuple[float, float]:
-    """Share of the test rows inside their intervals, and the standard error it would have at its level."""
+    """Share of the test rows inside their intervals, and the standard error it would have at its level.
+
+    Of predicted counts, whole numbers at an interval's ends are in it with the part of their probability that belongs to it.
+    """
     runs = list(runs)
     num, share = sum(run["num"] for run in runs), level / 100
-    return sum(run[f"inside_{level}"] for run in runs) / num, math.sqrt(share * (1 - share) / num)
+    inside = sum(run.get(f"drawn_{level}", run[f"inside_{level}"]) for run in runs)
+    return inside / num, math.sqrt(share * (1 - share) / num)
 
 
 def spent(runs: Iterable[dict[str, Any]]) -> str:

@@ -7,9 +7,11 @@ pytest.importorskip("sklearn", minversion="1.7")
 pytest.importorskip("pandas")
 
 import pandas
+import torch
 
 import bayesify
 from bayesify.sklearn import BayesianClassifier, BayesianRegressor
+from bayesify.sklearn.unusual import tail_share
 
 QUICK = {"epochs": 40, "learning_rate": 0.01, "hidden": (16,), "random_state": 0}
 ROWS = 150
@@ -143,6 +145,24 @@ def test_unusual_rows(fitted):
     assert 0.0 < model.unusual(new, share=0.1).mean() < 0.1 + 5 * 0.027
     with pytest.raises(ValueError, match="share=2"):
         model.unusual(frame, share=2)
+
+
+def test_few_rows_tell_what_is_far_outside():
+    """Fifty rows: no share below 1 / 51 can be counted, the tail goes on beyond them."""
+    frame, y = cars(50)
+    model = BayesianRegressor(**QUICK).fit(frame, y)
+    odd = frame.iloc[[0, 1]].copy()
+    odd.loc[0, "weight"] = 350_000.0
+    assert model.unusual(odd, share=0.01).tolist() == [True, False]
+
+
+def test_tail_share_is_that_of_a_pareto_tail():
+    """Against the exact tail of 10,000 draws with alpha = 3; the estimate from 1,000 of them has a relative error of 3 %."""
+    known = torch.from_numpy(np.sort(1 + np.random.default_rng(0).pareto(3.0, 10_000)))
+    values = known[-1] * torch.tensor([1.5, 3.0], dtype=torch.float64)
+    exact = (known[-1] / values) ** 3.0 / 10_001
+    assert tail_share(values, known) == pytest.approx(exact.numpy(), rel=5 * 0.03 * 3 * np.log(3.0))
+    assert tail_share(known[:1], known)[0] == pytest.approx(1.0, abs=1e-3)
 
 
 def test_choices_can_be_forced():

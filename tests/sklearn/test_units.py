@@ -81,3 +81,20 @@ def test_what_lies_below_a_floor_is_put_there():
     found = units(floor=1.2)
     assert float(found.quantile(0.001)) == 1.2
     assert float(found.cdf(torch.tensor([[1.1]], dtype=torch.float64))) == 0.0
+
+
+@pytest.mark.parametrize("transform", ["none", "sqrt", "log1p"])
+def test_a_floor_holds_the_probability_of_what_lies_below(transform):
+    """Density above the floor and the atom at it add up to one; at the floor `log_prob` is finite and the atom's."""
+    found = units(transform, floor=0.0, shift=0.2, scale=1.0)
+    zero = torch.zeros(1, 1, dtype=torch.float64)
+    atom = float(found.log_prob(zero).exp())
+    assert atom == pytest.approx(float(found.cdf(zero)))
+    assert atom == pytest.approx(stats.norm(0.5, 0.8).cdf(0.0), rel=1e-6)
+    root = torch.linspace(1e-4, 8, 20_001, dtype=torch.float64)  # y = root^2: the density of a square has a pole at 0
+    outputs = torch.full((1, len(root), 1), 0.3, dtype=torch.float64)
+    inner = RegressionPredictive(Outputs(kept=outputs), lambda f: (f, torch.full_like(f, 0.64)))
+    one = torch.ones(1, dtype=torch.float64)
+    every = UnitsPredictive(inner, 0.2 * one, one, transform, floor=0.0)
+    density = every.log_prob(root.square().unsqueeze(1)).exp() * 2 * root
+    assert float(torch.trapezoid(density, root)) + atom == pytest.approx(1, abs=2e-3)

@@ -1,12 +1,17 @@
 """Members that hold out: folds, the best state of each, and the members as one ensemble."""
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
-from bayesify.likelihoods import Gaussian
+from bayesify import bayesianize
+from bayesify.likelihoods import HeteroscedasticGaussian, StudentT
+from bayesify.posteriors import Point
 from bayesify.priors import Neal
-from bayesify.training.hold_out import join_members, make_folds, point_members, train_held_out
+from bayesify.training.batches import Batch, StackedBatch
+from bayesify.training.hold_out import join_members, make_folds, train_held_out
+from bayesify.training.members import Members
 
 ROWS, FOLDS = 60, 3
 
@@ -18,28 +23,75 @@ def test_folds_share_rows_and_classes():
     assert np.bincount(folds[classes == 1]).tolist() == [5, 5, 5]
 
 
+def make_net(dropout=0.0):
+    last = [nn.Dropout(dropout)] if dropout else []
+    return nn.Sequential(nn.Linear(2, 8), nn.Tanh(), *last, nn.Linear(8, 2))
+
+
+def test_terms_are_those_of_networks_alone():
+    """Objective and gradients of stacked networks against `BayesianNetwork` at point estimates, but for the prior's constant."""
+    torch.manual_seed(0)
+    nets = [make_net().double() for _ in range(4)]
+    x, y = torch.randn(4, 6, 2).double(), torch.randn(4, 6, 1).double()
+    likelihoods = [HeteroscedasticGaussian().double(), StudentT(None).double()]
+    members = Members(nets, likelihoods, 3.0, 6)
+    data, penalty = members.terms(StackedBatch(x, y), num_data=60)
+    (data - penalty).sum().backward()
+    shift = Neal(3.0)
+    for index, net in enumerate(nets):
+        alone = bayesianize(net, Point(), likelihood=likelihoods[index // 2], prior=shift).double()
+        single, kl = alone.terms(Batch(x[index], y[index]), phase="variational", num_data=60, num_draws=1)
+        assert data[index].item() == pytest.approx(single.item(), rel=1e-9)
+        zero = bayesianize(net, Point(), likelihood=likelihoods[0], prior=shift).double()
+        with torch.no_grad():
+            for value in zero.posterior.parameters():
+                value.zero_()
+        constant = zero.terms(Batch(x[index], y[index]), phase="variational", num_data=60, num_draws=1)[1]
+        assert penalty[index].item() == pytest.approx((kl - constant).item(), rel=1e-9)
+        (single - kl).sum().backward()
+        grads = [value.grad for value in alone.posterior.parameters()]
+        own = [members.weights[0].grad[index].T, members.biases[0].grad[index, 0], members.weights[1].grad[index].T]
+        for mine, theirs in zip(own, grads, strict=False):
+            assert torch.allclose(mine, theirs, atol=1e-9)
+
+
+def test_dropout_keeps_the_mean_and_only_in_training():
+    members = Members([make_net(0.3) for _ in range(2)], [HeteroscedasticGaussian()], 3.0, 400)
+    x = torch.ones(2, 400, 2)
+    exact = members.eval()(x)
+    assert torch.equal(exact, members(x))
+    members.train()
+    found = torch.stack([members(x) for _ in range(20)]).detach()
+    spread = (
+        found.std((0, 2)) / 20**0.5
+    )  # masks of the 400 rows of a pass overlap with those of others: at most 20 independent ones
+    assert bool((found.mean((0, 2)) - exact[:, 0]).abs().le(5 * spread).all())
+    assert float(found.std()) > 0.01
+
+
 def test_each_member_is_best_on_the_rows_it_holds_out_and_all_are_one_ensemble():
     torch.manual_seed(0)
     x = torch.randn(ROWS, 2)
     y = x[:, :1] + 0.1 * torch.randn(ROWS, 1)
-    nets = [nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)) for _ in range(FOLDS)]
-    models = point_members(nets, [Gaussian(0.1, learn=False) for _ in nets], Neal(10.0))
+    nets = [make_net() for _ in range(FOLDS)]
+    members = Members(nets, [HeteroscedasticGaussian()], 10.0, 64)
     folds = make_folds(ROWS, FOLDS, 0)
     held = np.arange(FOLDS)[:, None] == folds
-    targets = torch.stack([y] * FOLDS)
 
     def errors():
-        return [
-            float((model.predict(x[folds == member]).mean - y[folds == member]).square().mean())
-            for member, model in enumerate(models)
-        ]
+        with torch.no_grad():
+            found = members(x.expand(FOLDS, -1, -1))[..., :1]
+        return [float((found[k] - y)[folds == k].square().mean()) for k in range(FOLDS)]
 
     before = errors()
-    steps = train_held_out(models, x, targets, held, max_steps=100, check_every=10, learning_rate=0.02)
+    steps = train_held_out(
+        members, x, torch.stack([y] * FOLDS), held, max_steps=200, check_every=10, learning_rate=0.02
+    )
     assert all(after < 0.3 * start for after, start in zip(errors(), before, strict=True))
     assert steps.min() >= 10
-    assert steps.max() <= 100
-    joined = join_members(nets[0], models)
-    alone = torch.stack([model.predict(x).mean for model in models]).mean(0)
+    assert steps.max() <= 200
+    joined = join_members(nets[0], members, 0, Neal(10.0))
+    with torch.no_grad():
+        alone = members(x.expand(FOLDS, -1, -1))[..., :1].mean(0)
     assert torch.allclose(joined.predict(x).mean, alone, atol=1e-6)
     assert joined.num_distinct_draws == FOLDS

@@ -73,6 +73,10 @@ class Likelihood(nn.Module):
         """The summands of `objective`, entry by entry as in `log_density`."""
         return self.log_density(outputs, y)
 
+    def held_out_score(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """By what a training stops that watches rows it does not see, entry by entry as in `log_density`; more is better."""
+        return self.log_density(outputs, y)
+
     def _per_example(
         self, function: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, y: Tensor, has_draws: bool | None
     ) -> Tensor:

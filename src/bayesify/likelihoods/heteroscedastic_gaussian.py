@@ -64,6 +64,11 @@ class HeteroscedasticGaussian(NumberLikelihood):
         own = taught(gaussian_log_density(y, mean.detach(), shared))
         return reweighted(density, (variance / shared) ** self._beta) + own
 
+    def held_out_score(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Minus the CRPS, which one row with a variance far too small does not decide, as it does the likelihood."""
+        mean, variance = self.components(outputs)
+        return 0.5 * self.family.mean_distance(mean, mean, 2 * variance) - self.family.mean_distance(y, mean, variance)
+
     def closed_form(self, outputs: OutputGaussian, link: Link = "mc") -> RegressionPredictive:
         r"""A Gaussian whose noise is its expectation under the Gaussian over log-variances, $\exp(f_v + C_{vv} / 2)$."""
         (mean, log_noise), (variance, spread) = outputs.mean.chunk(2, dim=-1), outputs.variance.chunk(2, dim=-1)

@@ -111,12 +111,16 @@ class Quantiles(NumberLikelihood):
 
     def training_density(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The pseudo-likelihood of each entry."""
+        score = self.held_out_score(outputs, y)
+        scale = self.scale.to(score)
+        return score / scale - scale.log()
+
+    def held_out_score(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Minus the pinball loss."""
         (knots,) = self.components(outputs)
         error = y.unsqueeze(-1) - knots
         levels = torch.tensor(self._levels, dtype=error.dtype, device=error.device)
-        loss = 2 * torch.maximum(levels * error, (levels - 1) * error).mean(-1)
-        scale = self.scale.to(loss)
-        return -loss / scale - scale.log()
+        return -2 * torch.maximum(levels * error, (levels - 1) * error).mean(-1)
 
     @property
     def no_curvature(self) -> str:

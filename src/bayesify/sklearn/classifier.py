@@ -34,14 +34,15 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
             methods` lists them; or `"temperature_scaled"`, the plain network with one number fitted out of fold.
         hidden: Units of each hidden layer, `()` for none; (64, 64) or, above 1,500 rows, (128, 128) by default, (50,) for methods
             by name.
-        activation: `"tanh"`, `"relu"`, `"silu"` or `"gelu"`; `"silu"` by default, `"tanh"` for methods by name.
+        activation: `"tanh"`, `"relu"`, `"silu"`, `"gelu"` or `"silu_relu"` (half of the units each); `"silu"` by default, `"tanh"`
+            for methods by name.
         network: A network of your own in place of `hidden`, for methods by name: from [B, columns] to [B, classes]. It is copied.
         method_options: Arguments of the method's posterior or recipe, such as `{"members": 10}`.
         prior_scale: The weights' prior has standard deviation `prior_scale / sqrt(fan_in)`; five times that for `"auto"`.
         epochs: Passes over the data in the main phase, after a quarter as many to the maximum a posteriori; by the number
             of rows by default. For `"auto"`: steps of the optimizer, at most.
         learning_rate: Of Adam, at the first step; recipes have their own, see `method_options`.
-        batch_size: All rows up to 1,024 by default, else 256; 256 for `"auto"`.
+        batch_size: All rows up to 1,024 by default, else 256; for `"auto"` 128 or, above 1,500 rows, 256.
         num_draws: Draws of the weights in a training step.
         prediction_draws: Draws of the weights for predictions, the same for every row and call; a chain or an ensemble gives
             no more than it has.

@@ -13,13 +13,15 @@ import numpy as np
 import torch
 from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
-from torch import nn
+from torch import Tensor, nn
 
 from bayesify.arguments.checks import LARGEST, MOST, Level, checked
 from bayesify.datasets.scaling import Standardization
 from bayesify.likelihoods import Likelihood
 from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Predictive
+from bayesify.predictive.classification import ClassificationPredictive
+from bayesify.predictive.regression import RegressionPredictive
 from bayesify.registry import Method, get_method, suggest
 from bayesify.running.generators import own_generators
 from bayesify.sklearn.columns import Columns, is_frame, is_pandas, refuse_cells
@@ -149,8 +151,12 @@ class BayesianEstimator(StoredEstimator):
 
     def _start(self, rows: Rows, method: Method | None) -> None:
         self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        self._neighbors = Neighbors.of(rows.thinned(MOST_ROWS, derive_seed(self._seed, "neighbors")).x)
         self._fitted = None
+        self._train(rows, method)
+        part = rows.thinned(MOST_ROWS, derive_seed(self._seed, "neighbors")).x
+        self._neighbors = Neighbors.of(part, _spread(self._predict_inputs(part)))
+
+    def _train(self, rows: Rows, method: Method | None) -> None:
         if method is None:
             self._encoding = Encoding.of(rows.x, rows.weights, self.standardize)
             encoded = Rows(self._encoding(rows.x), rows.y, rows.weights)
@@ -380,7 +386,9 @@ class BayesianEstimator(StoredEstimator):
 
     def _predict_standardized(self, X: Any) -> Predictive:
         check_is_fitted(self, "model_")
-        inputs = self._read(X, reset=False)
+        return self._predict_inputs(self._read(X, reset=False))
+
+    def _predict_inputs(self, inputs: np.ndarray) -> Predictive:
         scaled = self._x_units(inputs) if self._fitted is None else self._encoding(inputs)
         return predict(self.model_, torch.from_numpy(scaled), self.prediction_draws, derive_seed(self._seed, "draws"))
 
@@ -388,8 +396,9 @@ class BayesianEstimator(StoredEstimator):
     def unusual(self, X: Any, share: Level = 0.01) -> np.ndarray:
         """Which rows are unlike the training rows: [N], true for those that are.
 
-        These lie further from their nearest training rows than all but a share of the training rows do, or hold a text that its
-        column has never had; see `unusual_share`. Predictions of such rows are guesses, whatever they say.
+        These lie further from their nearest training rows than all but a share of the training rows do, or draws of the network
+        disagree more about them, or they hold a text that its column has never had; see `unusual_share`.
+        Predictions of such rows are guesses, whatever they say.
 
         Args:
             X: [N, D] numbers, or a frame.
@@ -404,13 +413,23 @@ class BayesianEstimator(StoredEstimator):
     def unusual_share(self, X: Any) -> np.ndarray:
         """The share of training rows that are at least as unlike the others as each row is: [N], near 0 for an unusual row.
 
-        What counts is the mean distance to the five nearest training rows; see `bayesify.sklearn.unusual.Neighbors`.
+        What counts are the mean distance to the five nearest training rows and the epistemic uncertainty: the variance of the
+        network's first outputs over draws, or the mutual information of classes; see `bayesify.sklearn.unusual.Neighbors`.
 
         Args:
             X: [N, D] numbers, or a frame.
         """
         check_is_fitted(self, "model_")
-        found = self._neighbors.share_beyond(self._read(X, reset=False))
+        inputs = self._read(X, reset=False)
+        found = self._neighbors.share_beyond(inputs, _spread(self._predict_inputs(inputs)))
         if self._columns is not None:
             found[self._columns.preparation.unseen(self._columns.read(X, type(self).__name__))] = 0.0
         return found
+
+
+def _spread(predictive: Predictive) -> Tensor:
+    """Epistemic uncertainty of each row, [N], in the unit of training."""
+    if isinstance(predictive, RegressionPredictive):
+        return predictive.epistemic.sum(-1)
+    assert isinstance(predictive, ClassificationPredictive)
+    return predictive.mutual_information

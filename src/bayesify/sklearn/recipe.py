@@ -22,18 +22,22 @@ from bayesify.sklearn.scores import LEVELS as LEVELS_OF_SCORES
 from bayesify.sklearn.scores import Scores
 from bayesify.sklearn.training import make_network
 from bayesify.sklearn.units import TRANSFORMS, UnitsPredictive
-from bayesify.training.hold_out import join_members, make_folds, point_members, train_held_out
+from bayesify.training.hold_out import join_members, make_folds, train_held_out
+from bayesify.training.members import Members
 from bayesify.training.random_streams import derive_seed
 
 MEMBERS = 5
-DROPOUT = 0.1
+DROPOUT_OF_CLASSES = 0.1
+"""Networks of numbers have none: on tables with little noise it costs up to half of the CRPS, elsewhere it changes nothing."""
 HIDDEN, HIDDEN_OF_MANY, MANY = (64, 64), (128, 128), 1_500
-"""Units of the hidden layers, and those for more rows than `MANY`."""
-ACTIVATION = "silu"
-ROWS_TO_CHOOSE, FOLDS_TO_CHOOSE, STEPS_TO_CHOOSE = 1_500, 2, 400
-"""What transform and likelihood are chosen by: rows at most, how many of the folds are predicted, and steps at most."""
-STEPS = 1_000
-LEARNING_RATE = 5e-3
+BATCH, BATCH_OF_MANY = 128, 256
+"""Units of the hidden layers and rows of a batch, and those for more rows than `MANY`."""
+ACTIVATION, ACTIVATION_OF_CLASSES = "silu_relu", "silu"
+ROWS_TO_CHOOSE, FOLDS_TO_CHOOSE, STEPS_TO_CHOOSE, PATIENCE_TO_CHOOSE = 1_500, 2, 300, 5
+"""What transform and likelihood are chosen by: rows at most, how many of the folds are predicted, steps at most, patience."""
+STEPS, PATIENCE = 3_000, 15
+"""Steps at most, and looks at the rows held out without a better one after which training ends."""
+LEARNING_RATE, LEARNING_RATE_OF_CLASSES = 7e-3, 5e-3
 WIDER = 5.0
 """The factor by which the members' prior is wider than that of methods by name: each stops by the rows that it holds out, and the
 narrow prior costs 15 % of the CRPS on tables with little noise."""
@@ -47,8 +51,12 @@ FROM_THE_NETWORK: dict[str, dict[str, Any]] = {"student_t": {"scale": None}, "ne
 """Arguments with which a likelihood's spread depends on the row."""
 NUMBER_LIKELIHOODS = tuple(name for name, kind in REGISTRY.items() if kind.task == "regression")
 DEFAULT_LIKELIHOOD = "heteroscedastic_gaussian"
-REAL_LIKELIHOODS = (DEFAULT_LIKELIHOOD, "student_t")
-"""Among which out-of-fold predictions choose; the first with every transform, the others with the best."""
+REAL_LIKELIHOODS = {
+    DEFAULT_LIKELIHOOD: ("none", "log", "log1p", "sqrt"),
+    "student_t": ("none", "log", "log1p"),
+    "quantiles": ("none",),
+}
+"""Among which out-of-fold predictions choose, with the transforms that each is tried with."""
 WORTH = 0.005
 """Share by which a score must be better to give up the simpler choice."""
 
@@ -59,36 +67,49 @@ class Settings:
 
     Args:
         hidden: Units of each hidden layer; by the number of rows by default.
-        activation: Of the hidden layers.
+        activation: Of the hidden layers; by the task by default.
+        dropout: Share of the hidden units that a step leaves out.
         prior_scale: Of the `Neal` prior.
         members: K networks, each of which holds out another Kth of the rows.
         steps: Of the optimizer, at most.
-        learning_rate: At the first step.
-        batch_size: Rows of each member in a step.
+        patience: Looks at the rows held out without a better one after which training ends.
+        learning_rate: At the first step; by the task by default.
+        batch_size: Rows of each member in a step; by the number of rows by default.
         noise: Variance of the targets' noise, in their squared unit, where it is known.
         seed: Of everything random.
         progress: Whether to show a progress bar.
     """
 
     hidden: tuple[int, ...] | None = None
-    activation: str = ACTIVATION
+    activation: str | None = None
+    dropout: float = 0.0
     prior_scale: float = 2.0
     members: int = MEMBERS
     steps: int = STEPS
-    learning_rate: float = LEARNING_RATE
-    batch_size: int = 256
+    patience: int = PATIENCE
+    learning_rate: float | None = None
+    batch_size: int = 0
     noise: float | None = None
     seed: int = 0
     progress: bool = False
 
-    def sized(self, num_rows: int) -> Settings:
-        """With the units that suit a number of rows, where none are given."""
-        return self if self.hidden is not None else replace(self, hidden=HIDDEN if num_rows <= MANY else HIDDEN_OF_MANY)
+    def suited(self, num_rows: int, classes: bool = False) -> Settings:
+        """With what suits a task and a number of rows where nothing is given."""
+        hidden, batch = (HIDDEN, BATCH) if num_rows <= MANY else (HIDDEN_OF_MANY, BATCH_OF_MANY)
+        return replace(
+            self,
+            hidden=hidden if self.hidden is None else self.hidden,
+            activation=self.activation or (ACTIVATION_OF_CLASSES if classes else ACTIVATION),
+            dropout=DROPOUT_OF_CLASSES if classes else 0.0,
+            learning_rate=self.learning_rate or (LEARNING_RATE_OF_CLASSES if classes else LEARNING_RATE),
+            batch_size=self.batch_size or batch,
+        )
 
     def network(self, num_inputs: int, num_outputs: int, member: int = 0) -> nn.Module:
         """The network of a member before training."""
         seed = derive_seed(self.seed, "network", member)
-        return make_network(num_inputs, self.hidden or (), self.activation, num_outputs, seed, DROPOUT).float()
+        activation = self.activation or ACTIVATION
+        return make_network(num_inputs, self.hidden or (), activation, num_outputs, seed, self.dropout).float()
 
 
 @dataclass(frozen=True)
@@ -110,6 +131,7 @@ class Fitted:
         steps: At which each member was best.
         hidden: Units of each hidden layer.
         activation: Of the hidden layers.
+        dropout: Between them.
         num_outputs: Of the network.
     """
 
@@ -126,11 +148,12 @@ class Fitted:
     steps: tuple[int, ...] = ()
     hidden: tuple[int, ...] = HIDDEN
     activation: str = ACTIVATION
+    dropout: float = 0.0
     num_outputs: int = 1
 
     def config(self) -> dict[str, Any]:
         """Everything but the model as plain data."""
-        plain = ("likelihood", "transform", "score", "steps", "hidden", "activation", "num_outputs")
+        plain = ("likelihood", "transform", "score", "steps", "hidden", "activation", "dropout", "num_outputs")
         return {
             **{key: getattr(self, key) for key in plain},
             "shift": self.shift.tolist(),
@@ -148,7 +171,8 @@ class Fitted:
         """From `config`, with the model's own configuration and tensors."""
         given = dict(config)
         hidden, num_outputs = tuple(int(width) for width in given["hidden"]), int(given["num_outputs"])
-        net = make_network(num_inputs, hidden, str(given["activation"]), num_outputs, 0, DROPOUT).float()
+        dropout = float(given["dropout"])
+        net = make_network(num_inputs, hidden, str(given["activation"]), num_outputs, 0, dropout).float()
         given |= {
             "hidden": hidden,
             "shift": torch.tensor(given["shift"], dtype=torch.float64),
@@ -179,20 +203,21 @@ def fit_classes(rows: Rows, num_classes: int, settings: Settings) -> Fitted:
         num_classes: C.
         settings: The rest.
     """
-    settings, y = settings.sized(len(rows)), torch.from_numpy(rows.y)
+    settings, y = settings.suited(len(rows), classes=True), torch.from_numpy(rows.y)
     folds = make_folds(len(rows), min(settings.members, len(rows)), derive_seed(settings.seed, "folds"), rows.y)
-    trained = _train(rows, [y], folds, Categorical, num_classes, settings, settings.members)
+    trained = _train(rows, [y], folds, [Categorical()], num_classes, settings, settings.members)
     found = Categorical().predictive(Outputs(kept=trained.outputs[0]))
     probs, labels = found.class_probs.double().numpy(), [str(code) for code in range(num_classes)]
     scores = Scores.of_classes(probs, labels, rows.y, LEVELS_OF_SCORES, rows.weights).means()
     return Fitted(
-        join_members(settings.network(rows.x.shape[1], num_classes), trained.models[0]),
+        trained.ensemble(0),
         "categorical",
         score=scores["log_loss"],
         out_of_fold=scores,
         steps=trained.steps,
         hidden=settings.hidden or (),
-        activation=settings.activation,
+        activation=settings.activation or ACTIVATION,
+        dropout=settings.dropout,
         num_outputs=num_classes,
     )
 
@@ -209,113 +234,117 @@ def fit_numbers(rows: Rows, likelihood: str, transform: str, settings: Settings)
         transform: A key of `TRANSFORMS`, or `"auto"`.
         settings: The rest.
     """
-    settings = settings.sized(len(rows))
+    given, settings = settings, settings.suited(len(rows))
     pairs = _candidates(rows.y, likelihood, transform) if settings.noise is None else [("gaussian", "none")]
     scores: dict[tuple[str, str], float] = {}
+    best = pairs[0]
     if len(pairs) > 1:
         part = rows.thinned(ROWS_TO_CHOOSE, derive_seed(settings.seed, "choose"))
-        short = replace(settings.sized(len(part)), steps=min(STEPS_TO_CHOOSE, settings.steps))
-        for name in dict.fromkeys(name for name, _ in pairs):
-            transforms = [other for given, other in pairs if given == name]
-            if name in REAL_LIKELIHOODS[1:] and likelihood == "auto":
-                transforms = [min(scores, key=scores.__getitem__)[1]]
-            found = _train_numbers(part, name, transforms, short, FOLDS_TO_CHOOSE)
-            scores |= {(name, other): one.score for other, one in zip(transforms, found, strict=True)}
-    best = min(scores, key=scores.__getitem__) if scores else pairs[0]
-    if scores and scores[best] > (1 - WORTH) * scores[pairs[0]]:
-        best = pairs[0]
-    chosen = _train_numbers(rows, best[0], [best[1]], settings, settings.members)[0]
-    return chosen.finished(
-        rows, *best, settings, {f"{name}, {other}": score for (name, other), score in scores.items()}
-    )
+        steps = min(STEPS_TO_CHOOSE, settings.steps)
+        short = replace(given.suited(len(part)), steps=steps, patience=PATIENCE_TO_CHOOSE)
+        found = _train_numbers(part, pairs, short, FOLDS_TO_CHOOSE)
+        scores = {pair: one.score for pair, one in zip(pairs, found, strict=True)}
+        best = min(scores, key=scores.__getitem__)
+        if scores[best] > (1 - WORTH) * scores[pairs[0]]:
+            best = pairs[0]
+    tried = {f"{name}, {other}": score for (name, other), score in scores.items()}
+    return _train_numbers(rows, [best], settings, settings.members)[0].finished(rows, *best, settings, tried)
 
 
 def _candidates(y: np.ndarray, likelihood: str, transform: str) -> list[tuple[str, str]]:
     """Pairs of likelihood and transform that can be, the simplest first."""
     whole = y.shape[1] == 1 and bool((y >= 0).all() and (y == np.round(y)).all() and np.quantile(y, 0.1) <= SMALL_COUNT)
-    if likelihood != "auto":
-        names: Sequence[str] = [likelihood]
-    else:
-        names = [name for name in REAL_LIKELIHOODS + (COUNTS if whole else ()) if name in REGISTRY]
     if transform != "auto":
         transforms = [transform]
     else:
         transforms = [name for name, one in TRANSFORMS.items() if one.fits(y)] if y.shape[1] == 1 else ["none"]
         if "log" in transforms:
             transforms.remove("log1p")
-    pairs = [(name, other) for name in names if name not in COUNTS for other in transforms]
-    return pairs + [(name, "none") for name in names if name in COUNTS and transform in ("auto", "none")]
+    if likelihood != "auto":
+        return [(likelihood, other) for other in (["none"] if likelihood in COUNTS else transforms)]
+    pairs = [
+        (name, other)
+        for name, tried in REAL_LIKELIHOODS.items()
+        for other in transforms
+        if other in tried or transform != "auto"
+    ]
+    return pairs + [(name, "none") for name in COUNTS if whole and transform in ("auto", "none")]
 
 
 @dataclass(frozen=True)
-class _Members:
-    """Trained members: models of each target, and outputs of the rows that each has not seen.
+class _Trained:
+    """Trained members: networks of each likelihood, and outputs of the rows that each has not seen.
 
     Args:
-        models: Lists of models, one list for each target.
-        outputs: One [1, N, outputs] for each target; 0 for rows that nobody has held out.
-        steps: At which each model was best.
+        net: One of the networks before training.
+        members: The networks.
+        prior: Of their weights.
+        outputs: One [1, N, outputs] for each likelihood; 0 for rows that nobody has held out.
+        steps: At which each network was best.
     """
 
-    models: list[list[BayesianNetwork]]
+    net: nn.Module
+    members: Members
+    prior: Neal
     outputs: list[Tensor]
     steps: tuple[int, ...]
+
+    def ensemble(self, group: int) -> BayesianNetwork:
+        """The networks of one likelihood as one."""
+        return join_members(self.net, self.members, group, self.prior)
 
 
 def _train(
     rows: Rows,
     targets: Sequence[Tensor],
     folds: np.ndarray,
-    likelihood: Any,
+    likelihoods: Sequence[Likelihood],
     num_outputs: int,
     settings: Settings,
     used: int,
-    start: Tensor | None = None,
-) -> _Members:
-    """Members that hold out the first `used` folds, for each of some targets of the same rows, all at once."""
+    starts: Sequence[Tensor | None] = (None,),
+) -> _Trained:
+    """Members that hold out the first `used` folds, for each of some likelihoods with targets of the same rows, all at once."""
     count = min(int(folds.max()) + 1, used)
     nets = [settings.network(rows.x.shape[1], num_outputs, member) for _ in targets for member in range(count)]
-    if start is not None:
-        for net in nets:
+    for index, net in enumerate(nets):
+        start = starts[index // count]
+        if start is not None:
             with torch.no_grad():
                 net[-1].bias[: len(start)] = start  # type: ignore[index]
-    prior = Neal(WIDER * settings.prior_scale)
-    models = point_members(nets, [likelihood().float() for _ in nets], prior)
-    x = torch.from_numpy(rows.x)
-    held = np.concatenate([np.arange(count)[:, None] == folds[None]] * len(targets))
+    scale = WIDER * settings.prior_scale
+    members = Members(nets, [likelihood.float() for likelihood in likelihoods], scale, settings.batch_size)  # type: ignore[arg-type]
+    x, own = torch.from_numpy(rows.x), np.arange(count)[:, None] == folds[None]
     steps = train_held_out(
-        models,
+        members,
         x,
         torch.stack([target for target in targets for _ in range(count)]),
-        held,
+        np.concatenate([own] * len(targets)),
         weights=torch.from_numpy(rows.weights),
         batch_size=settings.batch_size,
         max_steps=settings.steps,
-        learning_rate=settings.learning_rate,
+        patience=settings.patience,
+        learning_rate=settings.learning_rate or LEARNING_RATE,
         seed=settings.seed,
         progress=settings.progress,
     )
-    groups = [models[first : first + count] for first in range(0, len(models), count)]
-    outputs = []
-    for group in groups:
-        own = torch.zeros(1, len(rows), num_outputs)
-        for member, model in enumerate(group):
-            index = torch.from_numpy(np.flatnonzero(folds == member))
-            own[:, index] = model.predict(x[index]).outputs
-        outputs.append(own)
-    return _Members(groups, outputs, tuple(int(step) for step in steps))
+    with torch.no_grad():
+        every = members(x.expand(len(nets), -1, -1)).unflatten(0, (len(targets), count))  # [G, K, N, outputs]
+    mine = torch.from_numpy(own).unsqueeze(-1).to(every)
+    outputs = [(mine * group).sum(0, keepdim=True) for group in every]
+    return _Trained(nets[0], members, Neal(scale), outputs, tuple(int(step) for step in steps))
 
 
 @dataclass(frozen=True)
 class _Numbers:
     """Members of a regression, with the out-of-fold predictive and its score."""
 
-    models: list[BayesianNetwork]
+    trained: _Trained
+    group: int
     predictive: UnitsPredictive
     shift: Tensor
     scale: Tensor
     score: float
-    steps: tuple[int, ...]
 
     def finished(
         self, rows: Rows, likelihood: str, transform: str, settings: Settings, scores: Mapping[str, float]
@@ -338,9 +367,8 @@ class _Numbers:
             map_of_others = Recalibration.of(u[others, 0].numpy(), rows.weights[others]) if single else None
             part = self.predictive.of_rows(torch.from_numpy(np.flatnonzero(own)), map_of_others, floor)
             found += Scores.of_numbers(part, rows.y[own, 0], LEVELS_OF_SCORES, rows.weights[own])
-        num_outputs = self.models[0].predict(torch.from_numpy(rows.x[:1])).outputs.shape[-1]
         return Fitted(
-            join_members(settings.network(rows.x.shape[1], num_outputs), self.models),
+            self.trained.ensemble(self.group),
             likelihood,
             transform,
             self.shift,
@@ -350,56 +378,48 @@ class _Numbers:
             self.score,
             scores,
             found.means(),
-            self.steps,
+            self.trained.steps,
             settings.hidden or (),
-            settings.activation,
-            num_outputs,
+            settings.activation or ACTIVATION,
+            settings.dropout,
+            self.trained.outputs[self.group].shape[-1],
         )
 
 
-def _train_numbers(
-    rows: Rows, likelihood: str, transforms: Sequence[str], settings: Settings, used: int
-) -> list[_Numbers]:
-    """Members of one likelihood with each of some transforms, all trained at once; `used` of the folds are predicted."""
+def _train_numbers(rows: Rows, pairs: Sequence[tuple[str, str]], settings: Settings, used: int) -> list[_Numbers]:
+    """Members of each likelihood and transform, all trained at once; `used` of the folds are predicted."""
     y = torch.from_numpy(rows.y)
     weights = torch.from_numpy(rows.weights / rows.weights.sum()).unsqueeze(1)
-    shifts, scales, targets, start = [], [], [], None
-    for name in transforms:
-        t = TRANSFORMS[name].forward(y)
+    units: list[tuple[Tensor, Tensor]] = []
+    targets, starts, likelihoods = [], [], []
+    for likelihood, transform in pairs:
+        t = TRANSFORMS[transform].forward(y)
         shift = (weights * t).sum(0)
         scale = (weights * (t - shift).square()).sum(0).sqrt()
         scale = torch.where(scale > 1e-12 * shift.abs(), scale, torch.ones_like(scale))
+        start = None
         if likelihood in COUNTS:
             start = shift.clamp_min(1e-2).log().float()
             shift, scale = torch.zeros_like(shift), torch.ones_like(scale)
-        shifts.append(shift)
-        scales.append(scale)
+        noise = settings.noise
+        likelihoods.append(
+            make_likelihood(likelihood) if noise is None else Gaussian((noise / scale.square()).tolist(), learn=False)
+        )
+        units.append((shift, scale))
+        starts.append(start)
         targets.append(((t - shift) / scale).float())
-    num_outputs = y.shape[1] * make_likelihood(likelihood).outputs_per_target
+    num_outputs = y.shape[1] * max(likelihood.outputs_per_target for likelihood in likelihoods)
     folds = make_folds(len(rows), min(settings.members, len(rows)), derive_seed(settings.seed, "folds"))
-
-    def make() -> Likelihood:
-        if settings.noise is not None:
-            return Gaussian((settings.noise / scales[0].square()).tolist(), learn=False)
-        return make_likelihood(likelihood)
-
-    trained = _train(rows, targets, folds, make, num_outputs, settings, used, start)
+    trained = _train(rows, targets, folds, likelihoods, num_outputs, settings, used, starts)
     seen = torch.from_numpy(folds < used)
     found = []
-    for index, name in enumerate(transforms):
-        predictive = trained.models[index][0].likelihood.predictive(Outputs(kept=trained.outputs[index][:, seen]))  # type: ignore[union-attr]
+    for group, ((_, transform), own, (shift, scale)) in enumerate(zip(pairs, likelihoods, units, strict=True)):
+        outputs = trained.outputs[group][:, seen, : y.shape[1] * own.outputs_per_target]
+        predictive = own.predictive(Outputs(kept=outputs))
         assert isinstance(predictive, RegressionPredictive)
-        units = UnitsPredictive(predictive, shifts[index], scales[index], name)
-        found.append(
-            _Numbers(
-                trained.models[index],
-                units,
-                shifts[index],
-                scales[index],
-                pinball(units, y[seen], rows.weights[folds < used]),
-                trained.steps[index * len(trained.models[0]) :][: len(trained.models[0])],
-            )
-        )
+        made = UnitsPredictive(predictive, shift, scale, transform)
+        score = pinball(made, y[seen], rows.weights[folds < used])
+        found.append(_Numbers(trained, group, made, shift, scale, score))
     return found
 
 

@@ -56,7 +56,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         likelihood: `"auto"`, or the name of the targets' distribution: `"gaussian"`, `"heteroscedastic_gaussian"`,
             `"student_t"`, `"quantiles"`, or `"poisson"` and `"negative_binomial"` for counts.
         target_transform: `"auto"`, `"none"`, `"log"`, `"log1p"` or `"sqrt"`.
-        activation: `"tanh"`, `"relu"`, `"silu"` or `"gelu"`; `"silu"` by default, `"tanh"` for methods by name.
+        activation: `"tanh"`, `"relu"`, `"silu"`, `"gelu"` or `"silu_relu"` (half of the units each); `"silu_relu"` by default,
+            `"tanh"` for methods by name.
         network: A network of your own in place of `hidden`, for methods by name: from [B, columns] to [B, outputs]. It is copied.
         method_options: Arguments of the method's posterior or recipe, such as `{"members": 10}`.
         prior_scale: The weights' prior has standard deviation `prior_scale / sqrt(fan_in)`; five times that for `"auto"`.
@@ -66,7 +67,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         epochs: Passes over the data in the main phase, after a quarter as many to the maximum a posteriori; by the number
             of rows by default. For `"auto"`: steps of the optimizer, at most.
         learning_rate: Of Adam, at the first step; recipes have their own, see `method_options`.
-        batch_size: All rows up to 1,024 by default, else 256; 256 for `"auto"`.
+        batch_size: All rows up to 1,024 by default, else 256; for `"auto"` 128 or, above 1,500 rows, 256.
         num_draws: Draws of the weights in a training step.
         prediction_draws: Draws of the weights for predictions, the same for every row and call; a chain or an ensemble gives
             no more than it has.

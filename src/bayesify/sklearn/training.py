@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -36,7 +37,24 @@ STEPS, SLOW_STEPS = 500, 200
 LEAST_EPOCHS = 20
 """Passes over larger data, at least."""
 LEARNING_RATE = 0.03
-ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "silu": nn.SiLU, "gelu": nn.GELU}
+
+
+class SiLUReLU(nn.Module):
+    """SiLU for the first half of the units, ReLU for the others: smooth functions of a table and those with kinks."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Entry by entry, [..., units]."""
+        half = x.shape[-1] // 2
+        return torch.cat((F.silu(x[..., :half]), F.relu(x[..., half:])), dim=-1)
+
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "silu": nn.SiLU,
+    "gelu": nn.GELU,
+    "silu_relu": SiLUReLU,
+}
 START_NOISE = 0.1
 """Noise variance of standardized targets before it is estimated or learned."""
 FOLDS, FEW, FOLDS_OF_FEW = 3, 200, 6

@@ -18,6 +18,10 @@ NODES = np.linspace(-4.5, 4.5, 37)
 """Normal scores at whose quantiles integrals over a distribution are taken: the trapezoidal rule, to some 1e-6 for smooth ones."""
 
 
+LEAST_PROBABILITY = 1e-12
+"""Of a value that has a probability, in logarithms."""
+
+
 @dataclass(frozen=True)
 class Transform:
     """An increasing function t of the target, in which it is closer to what a network predicts well.
@@ -140,14 +144,22 @@ class UnitsPredictive(RegressionPredictive):
         return z.to(self._inner.mean.dtype)
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Log-density of targets, one number per example, with the slopes of transform, scale and recalibration: [B]."""
+        """Log-density of targets, one number per example, with the slopes of transform, scale and recalibration: [B].
+
+        At a floor it is the logarithm of the probability that all that lies below has been put there.
+        """
         z, y = self._standardized(y)
         if self.family.discrete:
-            return (self.cdf(y) - self._below(y)).clamp_min(1e-12).log().sum(-1)
+            return (self.cdf(y) - self._below(y)).clamp_min(LEAST_PROBABILITY).log().sum(-1)
+        least = max(self._floor, self._transform.least)
+        atom = (y <= least).any(-1) if least > -math.inf else torch.zeros(len(y), dtype=torch.bool)
         slopes = self._transform.log_slope(y) - self._scale.log()
         if self._recalibration.said:
             slopes = slopes + self._recalibration.log_slope(self._inner.cdf(self._as_inner(z)))
-        return self._inner.log_prob(self._as_inner(z)) + slopes.sum(-1)
+        density = self._inner.log_prob(self._as_inner(z)) + slopes.sum(-1)
+        if not bool(atom.any()):
+            return density
+        return torch.where(atom, self.cdf(y).clamp_min(LEAST_PROBABILITY).log().sum(-1).to(density), density)
 
     def _below(self, y: Tensor) -> Tensor:
         """P(Y < y) of whole numbers."""

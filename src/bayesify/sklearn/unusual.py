@@ -1,4 +1,4 @@
-"""Rows unlike those of training: distances to the nearest training rows, compared with those among the training rows."""
+"""Rows unlike those of training: far from all of these, or with predictions that draws of the network disagree on."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 NEIGHBORS = 5
+TAIL = 5
+"""Largest values at least from which a tail is estimated."""
 MOST_ROWS = 2_000
 """Training rows that are kept to compare with."""
 
@@ -20,26 +22,30 @@ class Neighbors:
     r"""How far rows lie from the training rows: the mean distance to the K nearest of these, K = 5 at most.
 
     Inputs that are numbers count in standard deviations, marks and levels (0 or 1) as they are. Each training row's own distance
-    leaves the row itself out, so that a new row like these exceeds the share s of them with probability s.
+    leaves the row itself out, so that a new row like these exceeds the share s of them with probability s. Beside it stands
+    the epistemic uncertainty of predictions, in whatever unit the estimator has.
 
     Args:
         rows: Scaled training rows, [M, D].
         center: [D].
         scale: [D].
         distances: Those of the training rows, in order, [M].
+        spreads: Epistemic uncertainty of the training rows, in order, [M].
     """
 
     rows: Tensor
     center: Tensor
     scale: Tensor
     distances: Tensor
+    spreads: Tensor
 
     @classmethod
-    def of(cls, inputs: np.ndarray) -> Self:
+    def of(cls, inputs: np.ndarray, spreads: Tensor) -> Self:
         """From training rows.
 
         Args:
             inputs: [M, D], with M at least 2.
+            spreads: Epistemic uncertainty of their predictions, [M].
         """
         x = torch.from_numpy(inputs).double()
         std = x.std(0, unbiased=False)
@@ -48,24 +54,51 @@ class Neighbors:
         scale = torch.where(marks | (std <= 1e-12 * center.abs()), torch.ones_like(std), std)
         rows = (x - center) / scale
         found = _nearest(rows, rows, min(NEIGHBORS, len(rows) - 1), skip_first=True)
-        return cls(rows.float(), center, scale, found.sort().values)
+        return cls(rows.float(), center, scale, found.sort().values, spreads.double().sort().values)
 
-    def share_beyond(self, inputs: np.ndarray) -> np.ndarray:
-        """The share of training rows that lie at least as far from the others as each row does, [N]: near 0 for an unusual row."""
+    def share_beyond(self, inputs: np.ndarray, spreads: Tensor) -> np.ndarray:
+        """The share of training rows that are at least as far from the others, or as uncertain, as each row is, [N].
+
+        It is twice the smaller of the two shares, 1 at most: near 0 for an unusual row.
+        """
         x = (torch.from_numpy(inputs).double() - self.center) / self.scale
         found = _nearest(x, self.rows.double(), min(NEIGHBORS, len(self.rows)))
-        beyond = len(self.distances) - torch.searchsorted(self.distances, found)
-        share: np.ndarray = ((beyond + 1) / (len(self.distances) + 1)).numpy()
-        return share
+        both = np.minimum(tail_share(found, self.distances), tail_share(spreads.double(), self.spreads))
+        return np.minimum(2 * both, 1.0)
 
     def tensors(self) -> dict[str, Tensor]:
         """What is stored."""
-        return {"rows": self.rows, "center": self.center, "scale": self.scale, "distances": self.distances}
+        return {
+            "rows": self.rows,
+            "center": self.center,
+            "scale": self.scale,
+            "distances": self.distances,
+            "spreads": self.spreads,
+        }
 
     @classmethod
     def restore(cls, tensors: Mapping[str, Any]) -> Self:
         """From `tensors`."""
         return cls(**tensors)
+
+
+def tail_share(values: Tensor, known: Tensor) -> np.ndarray:
+    r"""The share of known values that are at least as large as each value, with 1 added to both counts, [N].
+
+    Beyond the largest of M the share goes on as $\frac{1}{M + 1} (v_M / v)^\alpha$, a Pareto tail with Hill's estimate of
+    $\alpha$ from the largest tenth, at least five: few rows too can tell what is far outside.
+
+    Args:
+        values: [N], at least 0.
+        known: In order, [M].
+    """
+    count = len(known)
+    share = (count - torch.searchsorted(known, values) + 1).double() / (count + 1)
+    top = known[-min(count, max(TAIL, count // 10)) :].double().clamp_min(1e-12)
+    alpha = 1 / (top / top[0]).log().mean().clamp_min(1e-3)
+    beyond = (top[-1] / values.double().clamp_min(1e-12)).clamp_max(1.0) ** alpha
+    found: np.ndarray = torch.where(values > known[-1], share * beyond, share).numpy()
+    return found
 
 
 def _nearest(x: Tensor, rows: Tensor, count: int, skip_first: bool = False) -> Tensor:

@@ -8,8 +8,8 @@ from typing import Any, Self
 
 import numpy as np
 
-BINS = 8
-"""Pieces of a number's encoding."""
+BINS, BINS_OF_MANY, MANY = 8, 16, 1_500
+"""Pieces of a number's encoding, and those for more rows than `MANY`."""
 SOFT_LIMIT = 3.0
 """Standard deviations beyond which a scaled number hardly grows."""
 
@@ -86,7 +86,7 @@ def _bounds(column: np.ndarray, weights: np.ndarray) -> np.ndarray:
     if len(values) < 3:
         return np.empty(0)
     total = np.cumsum(np.bincount(place.reshape(-1), weights=weights))
-    levels = np.linspace(0, 1, BINS + 1)[1:-1] * total[-1]
+    levels = np.linspace(0, 1, (BINS if len(column) <= MANY else BINS_OF_MANY) + 1)[1:-1] * total[-1]
     inner = values[np.searchsorted(total, levels * (1 - 1e-12))]
     bounds = np.unique(np.concatenate((values[:1], inner, values[-1:])))
     return bounds if len(bounds) > 2 else np.empty(0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,10 @@ from torch import Tensor
 
 from bayesify.conversion import bayesianize
 from bayesify.network import BayesianNetwork
-from bayesify.posteriors import Ensemble, Point
+from bayesify.posteriors import Ensemble
 from bayesify.training.batches import StackedBatch
 from bayesify.training.fitting import fit
-from bayesify.training.stack import ModelStack
+from bayesify.training.members import Members
 
 
 def make_folds(num_rows: int, num_folds: int, seed: int, groups: np.ndarray | None = None) -> np.ndarray:
@@ -35,33 +35,33 @@ def make_folds(num_rows: int, num_folds: int, seed: int, groups: np.ndarray | No
 
 
 def train_held_out(
-    models: Sequence[BayesianNetwork],
+    members: Members,
     x: Tensor,
     y: Tensor,
     held: np.ndarray,
     *,
     weights: Tensor | None = None,
     batch_size: int = 256,
-    max_steps: int = 1000,
+    max_steps: int = 3000,
     check_every: int = 20,
-    patience: int = 10,
-    learning_rate: float = 2e-3,
+    patience: int = 15,
+    learning_rate: float = 5e-3,
     seed: int = 0,
     progress: bool = False,
 ) -> np.ndarray:
-    r"""Train R models at once by `fit`, each on the rows that it does not hold out, in place.
+    r"""Train R networks at once by `fit`, each on the rows that it does not hold out, in place.
 
-    The objective of each is $\sum_n \omega_n \log p(y_n | f(x_n)) + \log p(w)$ over its own rows, in batches. Every so many steps
-    each model's log-likelihood of the rows that it holds out is compared with its best so far; training ends where none has
-    become better for some time, and each model goes back to the weights of its own best.
+    The objective of each is $\sum_n \omega_n \log p(y_n | f(x_n)) + \log p(w)$ over its own rows, in batches. Every
+    `check_every` steps each network's `Likelihood.held_out_score` of the rows that it holds out is compared with its best so far;
+    training ends where none has become better for some time, and each network goes back to the weights of its own best.
 
     Args:
-        models: All alike, see `ModelStack`.
+        members: The networks.
         x: Inputs, [N, D].
-        y: Targets of each model, [R, N, ...].
-        held: True for the rows that a model does not see, [R, N].
+        y: Targets of each network, [R, N, ...].
+        held: True for the rows that a network does not see, [R, N].
         weights: How many examples each row stands for, [N].
-        batch_size: Rows of each model in a step, at most.
+        batch_size: Rows of each network in a step, at most.
         max_steps: Of the optimizer.
         check_every: Steps between two looks at the rows held out.
         patience: Looks without a better one after which training ends.
@@ -70,42 +70,44 @@ def train_held_out(
         progress: Whether to show a progress bar.
 
     Returns:
-        The step at which each model was best, [R].
+        The step at which each network was best, [R].
     """
     omega = torch.ones(len(x), dtype=x.dtype) if weights is None else weights.to(x.dtype)
     batches = _Batches(x, y, omega, ~held, batch_size, check_every)
     outside = _padded(x, y, omega, held)
-    stack = ModelStack(models)
-    best = torch.full((len(models),), -torch.inf, dtype=x.dtype)
-    states = {name: value.detach().clone() for name, value in stack.named_parameters()}
-    steps = np.zeros(len(models), dtype=np.int64)
+    best = torch.full((len(members),), -torch.inf, dtype=x.dtype)
+    states = {name: value.detach().clone() for name, value in members.named_parameters()}
+    steps = np.zeros(len(members), dtype=np.int64)
     looks = since = 0
 
     def look(*_: object) -> bool:
         nonlocal looks, since
         looks += 1
-        stack.eval()
+        members.eval()
         with torch.no_grad():
-            score = stack.terms(outside, num_data=len(outside), num_draws=1)[0].mean(1)  # [R]
+            score = members.held_out_scores(outside)  # [R]
             better = score > best
             best[better] = score[better]
-            for name, value in stack.named_parameters():
-                states[name][better] = value[better]
-        stack.train()
+            for name, value in members.named_parameters():
+                if not name.startswith("likelihoods."):
+                    states[name][better] = value[better]
+                elif bool(better.any()):  # shared by several networks
+                    states[name].copy_(value)
+        members.train()
         steps[better.numpy()] = looks * check_every
         since = 0 if bool(better.any()) else since + 1
         return since >= patience
 
     total = -(-max_steps // check_every)
-    stack.train()
+    members.train()
     fit(
-        stack,
+        members,
         batches,
         epochs=total,
         num_data=batches.num_data,
         kl_weight=batches.num_data / batches.num_examples,
         num_draws=1,
-        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=learning_rate, betas=(0.9, 0.99)),
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=learning_rate, betas=(0.9, 0.99), fused=True),
         scheduler=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(
             optimizer, total, eta_min=learning_rate / 20
         ),
@@ -114,30 +116,29 @@ def train_held_out(
         progress=progress,
     )
     with torch.no_grad():
-        for name, value in stack.named_parameters():
+        for name, value in members.named_parameters():
             value.copy_(states[name])
-    stack.eval()
-    stack.unstack()
+    members.eval()
     return steps
 
 
-def join_members(net: torch.nn.Module, models: Sequence[BayesianNetwork]) -> BayesianNetwork:
-    """Networks at point estimates as the members of one network under `Ensemble`.
+def join_members(net: torch.nn.Module, members: Members, group: int, prior: Any) -> BayesianNetwork:
+    """The networks of one likelihood as the members of one network under `Ensemble`.
 
     Args:
-        net: The network that they were made from.
-        models: Under `Point`; what their likelihoods have learned is averaged.
+        net: One of those that they were made from.
+        members: Trained.
+        group: Which of the likelihoods.
+        prior: Of the ensemble.
     """
-    first = models[0]
-    joined = bayesianize(net, Ensemble(len(models)), likelihood=first.likelihood, prior=first.prior)
-    ensemble, members = joined.posterior, [model.posterior.mean() for model in models]
-    assert isinstance(ensemble, Ensemble)
+    count = len(members) // len(members.likelihoods)
+    likelihood: Any = members.likelihoods[group]
+    joined = bayesianize(net, Ensemble(count), likelihood=likelihood, prior=prior)
+    weights = members.network_weights(group * count, count)
+    assert isinstance(joined.posterior, Ensemble)
     with torch.no_grad():
-        for name, value in ensemble.value.items():
-            value.copy_(torch.stack([member[name] for member in members]))
-        for name, value in joined.named_parameters():
-            if name.startswith("likelihood."):
-                value.copy_(torch.stack([model.get_parameter(name) for model in models]).mean(0))
+        for name, value in joined.posterior.value.items():
+            value.copy_(weights[name])
     return joined.eval()
 
 
@@ -179,11 +180,3 @@ def _padded(x: Tensor, y: Tensor, weights: Tensor, held: np.ndarray) -> StackedB
     real = torch.arange(most).unsqueeze(0) < counts
     models = torch.arange(len(parts)).unsqueeze(1)
     return StackedBatch(x[index], y[models, index], weights[index] * real)
-
-
-def point_members(nets: Sequence[torch.nn.Module], likelihoods: Sequence[Any], prior: Any) -> list[BayesianNetwork]:
-    """Networks at point estimates, before training."""
-    return [
-        bayesianize(net, Point(), likelihood=likelihood, prior=prior)
-        for net, likelihood in zip(nets, likelihoods, strict=True)
-    ]
