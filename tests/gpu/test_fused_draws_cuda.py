@@ -20,11 +20,6 @@ pytest.importorskip("triton")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
-@pytest.fixture(autouse=True)
-def enabled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(philox, "ENABLED", True)
-
-
 @pytest.mark.parametrize("count", [1, philox.TILE - 1, philox.TILE, 1_000_003])
 def test_numbers_are_those_of_the_reference(count: int) -> None:
     seed = torch.tensor([2**62 + 77], device="cuda")
@@ -116,6 +111,6 @@ def test_moments_of_draws() -> None:
     )
     with torch.no_grad():
         weights = bnn.draw(4096, generator=torch.Generator("cuda").manual_seed(2)).weights["weight"]
-    scores = (weights - bnn.posterior.mean()["weight"]) / 0.5
+        scores = (weights - bnn.posterior.mean()["weight"]) / 0.5
     assert float(scores.mean(0).abs().max()) < 5.5 / 64  # 2,050 entries, 4,096 draws each
     assert float((scores.var(0) - 1).abs().max()) < 5.5 * 2**0.5 / 64

@@ -6,6 +6,7 @@ from torch import nn
 
 import bayesify
 from bayesify import likelihoods, posteriors
+from bayesify.posteriors.base import DrawRequest
 from bayesify.running import captured_draws
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -78,5 +79,8 @@ def test_a_late_second_backward_pass_is_refused(problem, monkeypatch):
     first = bnn.elbo(x, y, num_data=64)
     first.backward(retain_graph=True)
     bnn.elbo(x, y, num_data=64).backward()
+    if bnn.posterior.draws_fused(DrawRequest(1, bnn.prior.draw(1))):
+        first.backward()  # its draws are its own
+        return
     with pytest.raises(RuntimeError, match="once for each elbo"):
         first.backward()

@@ -15,7 +15,7 @@ TILE = 2048
 ROUNDS = 10
 """Of the generator: as torch, numpy and Random123 have it."""
 
-ENABLED = False
+ENABLED = True
 """Whether normal numbers and draws on a GPU come from fused kernels where Triton is installed."""
 
 
