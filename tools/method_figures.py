@@ -21,7 +21,7 @@ FIGURES = ROOT / "docs" / "methods" / "figures"
 SCORES = ROOT / "docs" / "methods" / "scores" / "methods.jsonl"
 INDEX = ROOT / "docs" / "methods" / "index.md"
 CHAIN = 60
-"""Steps of the chain, and as many of warm-up: with the 400 of the others it takes minutes."""
+"""Steps of the chain, and as many of warm-up: with as many as the others it takes minutes."""
 KINDS = ("regression", "classification")
 START, END = "<!-- results -->", "<!-- end of results -->"
 

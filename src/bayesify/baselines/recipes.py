@@ -30,9 +30,14 @@ BRIEF_CHAIN = 50
 def train_point(
     net: nn.Module, likelihood: Likelihood, loader: Any, *, prior: Prior, num_data: int, epochs: int, seed: int
 ) -> BayesianNetwork:
-    """A network trained to the maximum a posteriori by Adam, as a Bayesian network with one draw."""
+    """A network trained to the maximum a posteriori by Adam, as a Bayesian network with one draw.
+
+    At a constant rate: in a few hundred steps a falling one does not get there (two clusters of a cosine, 240 steps: NLL -0.04
+    under Laplace, and -0.65 at a constant rate).
+    """
     bnn = bayesianize(net, Point(), likelihood=likelihood, prior=prior)
-    fit(bnn, loader, epochs=epochs, num_data=num_data, learning_rate=0.05, seed=seed, progress=False)
+    shares: dict[str, Any] = {"num_data": num_data, "seed": seed, "progress": False}
+    fit(bnn, loader, epochs=epochs, learning_rate=0.05, scheduler="constant", **shares)
     return bnn
 
 

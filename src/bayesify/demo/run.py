@@ -34,7 +34,7 @@ PRIOR_SCALE = 4.0
 """Of the `Neal` prior, as in the inducing weights paper's toy regression."""
 MAP_EPOCHS, EPOCHS, QUICK_EPOCHS = 60, 240, 60
 """Full-batch steps: of the MAP phase, of the variational phase, and of the latter where only a quick look is wanted."""
-LEARNING_RATE = 0.1
+LEARNING_RATE = 0.15
 TRAINING_DRAWS, PREDICTION_DRAWS = 8, 60
 BUDGET_SECONDS = 8.0
 """Processor time of one method's training on one problem, after which it stops where it is."""
