@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import bayesify
 from bayesify import likelihoods, posteriors
-from bayesify.maths import philox
+from bayesify.maths import fused_draws
 from benchmarks.timing import adam_step, clock, ratios, record
 
 
@@ -145,7 +145,7 @@ def memory_figures() -> dict[str, float]:
 def main() -> None:
     figures = transformer_figures(2.0) | step_figures() | memory_figures()
     rounded = {key: round(value, 4) for key, value in figures.items()}
-    record("draws_gpu", rounded, fused=philox.ENABLED)
+    record("draws_gpu", rounded, fused=fused_draws.ENABLED)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ import pytest
 import torch
 from scipy import stats
 
+from bayesify.maths import fused_draws
 from bayesify.maths.noise import NoiseSource
-from bayesify.maths.philox import TILE, has_kernel, philox, philox_normals
+from bayesify.maths.philox import TILE, philox, philox_normals
 from bayesify.posteriors.base import DrawRequest
 from bayesify.posteriors.mean_field import like_layout
 from bayesify.priors import PriorDraw
@@ -85,4 +86,16 @@ def test_each_draw_of_a_weight_starts_a_tile(antithetic: bool) -> None:
 
 
 def test_noise_without_a_gpu_is_not_made_by_kernels() -> None:
-    assert not has_kernel(torch.zeros(1))
+    assert not fused_draws.has_kernel(torch.zeros(1))
+
+
+def test_where_triton_cannot_compile_torch_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*given: object) -> None:
+        raise RuntimeError("no C compiler\nmore")
+
+    monkeypatch.setattr(fused_draws, "kernel_normals", fail)
+    monkeypatch.setattr(fused_draws, "find_spec", lambda name: name)
+    with pytest.warns(UserWarning, match="no C compiler"):
+        assert not fused_draws._kernels_run.__wrapped__(torch.device("cpu"))
+    monkeypatch.setattr(fused_draws, "find_spec", lambda name: None)
+    assert not fused_draws._kernels_run.__wrapped__(torch.device("cpu"))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -19,6 +22,9 @@ ALIGNED = 64
 
 FAST = True
 """Whether kernels take sines and cosines by the device's own instructions, which an emulation does not have."""
+
+ENABLED = True
+"""Whether normal numbers and draws on a GPU come from these kernels where they run."""
 
 WARPS = 4
 """Groups of 32 threads that make a tile."""
@@ -221,6 +227,24 @@ def fused_draws(plan: Plan, noise: Any, seed: Tensor, parameters: Sequence[Tenso
         return plan.draw(seed)
     *draws, kl = _FusedDraw.apply(plan, noise, seed, *parameters)
     return draws, kl
+
+
+def has_kernel(like: Tensor) -> bool:
+    """Whether the kernels make numbers for a tensor: float32 on a CUDA device, where Triton is installed and can compile."""
+    return ENABLED and like.is_cuda and like.dtype == torch.float32 and _kernels_run(like.device)
+
+
+@lru_cache(maxsize=16)
+def _kernels_run(device: torch.device) -> bool:
+    if find_spec("triton") is None:
+        return False
+    try:
+        kernel_normals(1, torch.zeros(1, dtype=torch.int64, device=device))
+    except Exception as error:  # no C compiler, a GPU that Triton does not know
+        reason = str(error).strip().splitlines()[:1]
+        warnings.warn(f"Triton's kernels do not run here {reason}; draws take torch's own operations", stacklevel=2)
+        return False
+    return True
 
 
 def kernel_normals(count: int, seed: Tensor) -> Tensor:

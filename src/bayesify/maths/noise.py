@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesify.maths.fused_draws import kernel_normals
+from bayesify.maths.fused_draws import has_kernel, kernel_normals
 from bayesify.maths.normal_numbers import normal_numbers
-from bayesify.maths.philox import has_kernel
 from bayesify.maths.signatures import known_signature
 
 

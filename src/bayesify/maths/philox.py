@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -14,19 +12,6 @@ TILE = 2048
 
 ROUNDS = 10
 """Of the generator: as torch, numpy and Random123 have it."""
-
-ENABLED = True
-"""Whether normal numbers and draws on a GPU come from fused kernels where Triton is installed."""
-
-
-def has_kernel(like: Tensor) -> bool:
-    """Whether the kernels make numbers for a tensor: float32 on a CUDA device, where Triton is installed."""
-    return ENABLED and like.is_cuda and like.dtype == torch.float32 and _triton_is_there()
-
-
-@lru_cache(maxsize=1)
-def _triton_is_there() -> bool:
-    return find_spec("triton") is not None
 
 
 def philox_normals(count: int, seed: Tensor) -> Tensor:
