@@ -16,6 +16,7 @@ from bayesify.serving.card import render_card, shown
 from bayesify.serving.folder import ABOUT, CARD, MODEL
 from bayesify.sklearn.scores import Scores
 from bayesify.tables.errors import InputError
+from bayesify.tables.files import read_table
 
 NUM = 90
 
@@ -305,6 +306,24 @@ def test_texts_stay_texts_in_every_part(tmp_path, monkeypatch):
     assert rows_of(tmp_path / "whole.csv") == rows_of(tmp_path / "parts.csv")
     found = [float(row["prediction"]) for row in rows_of(tmp_path / "parts.csv")]
     assert found[:3] == pytest.approx([0, 5, 2], abs=0.7)
+
+
+@pytest.mark.parametrize("separator", [";", ","])
+def test_decimal_commas_are_those_of_training_in_every_part(tmp_path, monkeypatch, separator):
+    generator = np.random.default_rng(0)
+    x, z = np.append(generator.uniform(0, 9999, 119), 1234.0), generator.normal(size=120)
+    written = [f"{value:,.1f}".translate(str.maketrans(",.", ".,")) for value in x]  # 1.234,5
+    frame = pandas.DataFrame({"x": written, "z": z, "y": x + z})
+    frame.to_csv(tmp_path / "train.csv", index=False, sep=separator, decimal="," if separator == ";" else ".")
+    read, notes = read_table(tmp_path / "train.csv")
+    model = fit_table(read, "y", method="point", epochs=200, notes=notes)
+    assert "x" in model.about.commas
+    for cell in ("1.234,0", "1.234", "1234"):
+        quoted = f'"{cell}"'
+        (tmp_path / "new.csv").write_text(f"x{separator}z\n{quoted}{separator}0\n5000{separator}0\n")
+        monkeypatch.setattr(chunks, "SMALL", 0)
+        predict_table(model, tmp_path / "new.csv", tmp_path / "out.csv", rows=1)
+        assert float(rows_of(tmp_path / "out.csv")[0]["prediction"]) == pytest.approx(1234, abs=400)
 
 
 @pytest.mark.parametrize(("day_first", "shown_as"), [(True, "%d/%m/%Y"), (False, "%m/%d/%Y")])

@@ -17,6 +17,7 @@ from bayesify.sklearn.scores import LEVELS, Scores
 from bayesify.tables.columns import date_of, kind_of, times_of
 from bayesify.tables.errors import InputError
 from bayesify.tables.targets import Task, find_column, read_target
+from bayesify.tables.written_numbers import DECIMAL_COMMAS
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -116,6 +117,7 @@ def fit_table(
         (*notes, *found.notes),
         seed,
         tuple(missing),
+        tuple(name for name in frame.attrs.get(DECIMAL_COMMAS, ()) if name in inputs or name == target),
     )
     return ModelFolder(estimator, about)
 

@@ -61,6 +61,7 @@ class About:
         notes: How the table was read, in sentences.
         seed: Of the training.
         missing: Texts that stand for empty cells, beside the usual ones.
+        commas: Columns whose numbers the table writes with a decimal comma.
         version: Of bayesify.
         format: Of the folder.
     """
@@ -78,6 +79,7 @@ class About:
     notes: tuple[str, ...] = ()
     seed: int = 0
     missing: tuple[str, ...] = ()
+    commas: tuple[str, ...] = ()
     version: str = __version__
     format: int = field(default=FORMAT)
 
@@ -154,7 +156,7 @@ def read_about(folder: Path) -> About:
             )
         columns, target = tuple(_column(column) for column in found.pop("columns")), found.pop("target_column")
         return About(
-            **{**found, **{key: tuple(found[key]) for key in ("notes", "missing")}},
+            **{**found, **{key: tuple(found[key]) for key in ("notes", "missing", "commas")}},
             target_column=_column(target),
             columns=columns,
         )

@@ -157,7 +157,8 @@ def _predict(
 def _as_in_training(model: ModelFolder, reading: Reading) -> Reading:
     """With what the training table says about cells that can be read in several ways."""
     texts = tuple(column.name for column in model.about.columns if column.kind == "text")
-    return replace(reading, missing=(*model.about.missing, *reading.missing), texts=texts)
+    missing = (*model.about.missing, *reading.missing)
+    return replace(reading, missing=missing, texts=texts, commas=model.about.commas)
 
 
 def _fitting(model: ModelFolder, frame: DataFrame) -> tuple[DataFrame, list[str]]:

@@ -71,12 +71,14 @@ class Reading:
         encoding: Of text (default: UTF-8, UTF-16 or UTF-32 by the first bytes, else Windows-1252).
         missing: More cells that stand for "not known".
         texts: Columns whose cells stay texts, such as codes with leading zeros.
+        commas: Columns in which `1.234` is 1234, and `1,234` is not.
     """
 
     sheet: str = ""
     encoding: str = ""
     missing: Sequence[str] = ()
     texts: Sequence[str] = ()
+    commas: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         try:
@@ -234,7 +236,7 @@ def _read_json(path: str, text: str, missing: Sequence[str], reading: Reading) -
         raise InputError(
             f"{path}: is JSON without names of columns; give a list of objects, or one object on each line"
         )
-    return read_written(pandas.DataFrame(rows).replace(list(missing), None), texts=reading.texts)
+    return read_written(pandas.DataFrame(rows).replace(list(missing), None), texts=reading.texts, commas=reading.commas)
 
 
 def _read_csv(path: str, text: str, missing: Sequence[str], reading: Reading) -> tuple[DataFrame, list[str]]:
@@ -252,7 +254,7 @@ def _read_csv(path: str, text: str, missing: Sequence[str], reading: Reading) ->
         "low_memory": False,
         "decimal": "," if separator == ";" and _decimal_commas(text) else ".",
         "index_col": False,
-        "dtype": {name: str for name in names if name.strip() in reading.texts},
+        "dtype": {name: str for name in names if name.strip() in (*reading.texts, *reading.commas)},
     }
     try:
         frame: DataFrame = pandas.read_csv(io.StringIO(text), **options)
@@ -268,7 +270,7 @@ def _read_csv(path: str, text: str, missing: Sequence[str], reading: Reading) ->
             f"{path}: the first line holds numbers only ({', '.join(names[:3])}, ...); "
             "put the columns' names in the first line"
         )
-    return read_written(frame, decimal_comma=options["decimal"] == ",", texts=reading.texts)
+    return read_written(frame, decimal_comma=options["decimal"] == ",", texts=reading.texts, commas=reading.commas)
 
 
 def _decode(path: str, content: bytes, given: str) -> tuple[str, list[str]]:

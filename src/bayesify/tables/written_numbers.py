@@ -20,33 +20,40 @@ SPACED = re.compile(r"^\d{1,3}([\u00a0\u202f\u2009'’ ]\d{3})+([.,]\d+)?$")
 SPACES = re.compile(r"[\u00a0\u202f\u2009'’ ]")
 ENGLISH = re.compile(r"^(\d{1,3}(,\d{3})+|\d+)?(\.\d+)?$")
 EUROPEAN = re.compile(r"^(\d{1,3}(\.\d{3})+|\d+)?(,\d+)?$")
+DECIMAL_COMMAS = "decimal_commas"
+"""Under which a frame's `attrs` name columns that the file writes with a decimal comma."""
 MOSTLY = 0.5
 """Share of the cells of a column that must be numbers."""
 
 
 def read_written(
-    frame: DataFrame, *, decimal_comma: bool = False, texts: Sequence[str] = ()
+    frame: DataFrame, *, decimal_comma: bool = False, texts: Sequence[str] = (), commas: Sequence[str] = ()
 ) -> tuple[DataFrame, list[str]]:
     """A table with columns of written numbers as numbers, and a note for each; cells that are none stay as they are.
 
-    Where all of a column can be read either way, such as `1,234`, the comma is a thousands separator.
+    Where all of a column can be read either way, such as `1,234`, the comma is a thousands separator. Names of columns with decimal
+    commas are left in the frame's `attrs`, as `DECIMAL_COMMAS`.
 
     Args:
         frame: As it was read; columns of texts may hold numbers.
         decimal_comma: Whether the file writes other numbers with a decimal comma, which then decides such columns too.
         texts: Columns whose cells stay texts.
+        commas: Columns that another table writes with a decimal comma, which decides them here; they are to be read as texts.
     """
-    notes, changed = [], {}
+    notes, changed, european = [], {}, []
     for name in frame.columns:
-        column = frame[name]
-        if str(name).strip() in texts or (column.dtype != object and str(column.dtype) not in ("str", "string")):
+        column, known = frame[name], str(name).strip() in commas
+        if str(name).strip() in texts:
+            continue
+        if column.dtype != object and str(column.dtype) not in ("str", "string"):
+            if decimal_comma and column.dtype == float:
+                european.append(str(name).strip())
             continue
         cells = column.tolist()
         words = [cell for cell in cells if isinstance(cell, str)]
-        strange = next((text for text in words if not _is_plain(text)), None)
-        if strange is None:
+        if all(_is_plain(text) for text in words) and not known:
             continue
-        styles = (EUROPEAN, ENGLISH) if decimal_comma else (ENGLISH, EUROPEAN)
+        styles = (EUROPEAN, ENGLISH) if decimal_comma or known else (ENGLISH, EUROPEAN)
         found = [[parse(cell, style) if isinstance(cell, str) else cell for cell in cells] for style in styles]
         counts = [sum(isinstance(cell, float) for cell in read) for read in found]
         best = int(np.argmax(counts))
@@ -54,12 +61,16 @@ def read_written(
         if sum(isinstance(cell, float) for cell in numbers) < MOSTLY * len(words):
             continue
         example = next((text for text in words if not _is_plain(text) and parse(text, styles[best]) is not text), None)
-        if example is None:
+        if example is None and not known:
             continue
-        value = parse(example, styles[best])
-        notes.append(f"Column {name!r} holds numbers such as {example.strip()!r}, which was read as {value:.12g}.")
+        if example is not None:
+            value = parse(example, styles[best])
+            notes.append(f"Column {name!r} holds numbers such as {example.strip()!r}, which was read as {value:.12g}.")
         changed[name] = found[best]
-    return (frame.assign(**changed), notes) if changed else (frame, notes)
+        european += [str(name).strip()] * (styles[best] is EUROPEAN)
+    frame = frame.assign(**changed) if changed else frame
+    frame.attrs[DECIMAL_COMMAS] = european
+    return frame, notes
 
 
 def parse(text: str, style: re.Pattern[str]) -> float | str:
