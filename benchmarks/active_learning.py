@@ -28,7 +28,7 @@ import bayesify
 from bayesify import acquisition, likelihoods, posteriors
 from bayesify.datasets import images
 
-from .timing import RESULTS, record
+from .timing import record
 
 METHODS = ("batch_bald", "bald", "entropy", "random")
 START, SIZE, DRAWS = 20, 10, 32
@@ -126,8 +126,26 @@ def summary(lines: list[dict[str, Any]]) -> dict[str, Any]:
             last.append({"labels": max(mine), "accuracy": mine[max(mine)]} if mine else None)
         known = [count for count in reached if count is not None]
         median = statistics.median(known) if known and len(known) == len(reached) else None
-        found[method] = {"labels to reach 95 %": reached, "median": median, "last": last}
+        curve = {}
+        for count in range(
+            START + 30, max((entry["labels"] for entry in lines if entry["method"] == method), default=0) + 1, 50
+        ):
+            scores = [e["accuracy"] for e in lines if (e["method"], e["labels"]) == (method, count)]
+            curve[str(count)] = statistics.mean(scores)
+        found[method] = {"labels to reach 95 %": reached, "median": median, "mean accuracy": curve, "last": last}
     return found
+
+
+def table(figures: dict[str, Any]) -> str:
+    """The guide's table: labels needed by each seed, in Markdown."""
+    rows = ["| | labels for 95 %, by seed | accuracy at the last round |", "| --- | --- | --- |"]
+    for method in METHODS:
+        found = figures[method]
+        most = [last["labels"] if last else START for last in found["last"]]
+        counts = [str(count or f"over {end}") for count, end in zip(found["labels to reach 95 %"], most, strict=True)]
+        last = [f"{last['accuracy']:.3f} ({last['labels']} labels)" for last in found["last"] if last]
+        rows.append(f"| {method.replace('_', ' ')} | {', '.join(counts)} | {', '.join(last)} |")
+    return "\n".join(rows)
 
 
 def main() -> None:
@@ -137,7 +155,7 @@ def main() -> None:
     parser.add_argument("--num-rounds", type=int, default=28)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--folder", type=Path, default=Path("active-learning"))
-    parser.add_argument("--rounds", type=Path, default=RESULTS / "active_learning.jsonl")
+    parser.add_argument("--rounds", type=Path, default=Path("active-learning.jsonl"))
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--no-summary", action="store_true", help="do not overwrite the committed summary")
     given = parser.parse_args()

@@ -31,7 +31,7 @@ from bayesify import Draws, likelihoods, posteriors, priors
 from bayesify.predictive import TargetTransform
 from bayesify.random_features import RandomFeatureGP
 
-from .timing import RESULTS, record
+from .timing import record
 
 INITIAL, EVALUATIONS = 10, 30
 NOISE, SCALE, WIDTH, STEPS = 1e-3, 2.0, 50, 250
@@ -201,9 +201,23 @@ def summary(runs: list[dict[str, Any]], batch: int) -> dict[str, Any]:
                 "mean": statistics.mean(last),
                 "median_after_20": statistics.median(entry["regret"][19] for entry in mine),
                 "seeds": len(mine),
+                "by_seed": [round(entry["regret"][-1], 5) for entry in sorted(mine, key=lambda entry: entry["seed"])],
                 "seconds": statistics.median(entry["seconds"] for entry in mine),
             }
     return found
+
+
+def table(figures: dict[str, Any]) -> str:
+    """The guide's table: median and quartiles of the regret over seeds, in Markdown."""
+    rows = ["| | " + " | ".join(figures) + " |", "| --- |" + " --- |" * len(figures)]
+    for method in METHODS:
+        cells = []
+        for found in (figures[name].get(method) for name in figures):
+            low, high = found["quartiles"] if found else (0.0, 0.0)
+            few = f", {found['seeds']} seeds" if found and found["seeds"] < 10 else ""
+            cells.append(f"{found['median']:.2g} ({low:.2g} to {high:.2g}{few})" if found else "-")
+        rows.append(f"| {method.replace('_', ' ')} | " + " | ".join(cells) + " |")
+    return "\n".join(rows)
 
 
 def main() -> None:
@@ -213,7 +227,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--runs", type=Path, default=RESULTS / "bayesian_optimization.jsonl")
+    parser.add_argument("--runs", type=Path, default=Path("bayesian-optimization.jsonl"))
     parser.add_argument("--no-summary", action="store_true", help="do not overwrite the committed summary")
     given = parser.parse_args()
     done = [json.loads(line) for line in given.runs.read_text().splitlines()] if given.runs.exists() else []

@@ -1,5 +1,7 @@
 """What the project's files say about themselves and each other is true."""
 
+import importlib
+import json
 import re
 import sys
 import tomllib
@@ -143,6 +145,14 @@ def test_speed_on_its_page_is_what_was_measured(monkeypatch):
     assert shown.count("| ResNet") == 10
     assert "overwrites the committed files" in page
     assert "Overwrites the committed benchmarks/results" in MAKEFILE
+
+
+@pytest.mark.parametrize("name", ["bayesian_optimization", "active_learning"])
+def test_guides_show_what_was_measured(name, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    module = importlib.import_module(f"benchmarks.{name}")
+    figures = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())["figures"]
+    assert module.table(figures) in (ROOT / "docs" / "guides" / f"{name.replace('_', '-')}.md").read_text()
 
 
 def test_what_is_not_released_has_no_date_of_release():
