@@ -14,6 +14,7 @@ from bayesify.adapters.drawn import fixed_draws, output_of
 from bayesify.adapters.extras import load
 from bayesify.arguments.checks import Count, checked
 from bayesify.draws import Draws
+from bayesify.laplace import Laplace
 from bayesify.likelihoods import Likelihood
 from bayesify.likelihoods.base import NumberLikelihood
 from bayesify.predictive.transformed import TargetTransform
@@ -32,6 +33,7 @@ _Deterministic: Any = _load("botorch.models.deterministic").GenericDeterministic
 _Ensemble: Any = _load("botorch.posteriors.ensemble").EnsemblePosterior
 _Sampler: Any = _load("botorch.sampling.index_sampler").IndexSampler
 _GetSampler: Any = _load("botorch.sampling.get_sampler").GetSampler
+_load("torch._decomp.decompositions_for_jvp")  # which torch would load with the first derivative, and with a warning
 
 NUM_DRAWS = 128
 """Functions of a model whose draws cannot be counted."""
@@ -67,7 +69,8 @@ class BoTorchModel(_Model):
 
     The value of a function at x is the mean of y under the likelihood given that draw's outputs, in the targets' units:
     $f_s(x) = g^{-1}(\mathbb{E}[z | \text{draw } s, x])$. Values at several points are joint draws, differentiable by x, and
-    computed in float64, whatever the network was trained in.
+    computed in float64, whatever the network was trained in. Of a `Laplace` they are those of its predictions: the linearized
+    network $f(x; w^*) + J(x) (w_s - w^*)$.
 
     Args:
         model: What can draw, such as a `BayesianNetwork`, `Laplace`, `SWAG`, `FixedDraws` of a chain; or `Draws`.
@@ -158,7 +161,7 @@ class BoTorchModel(_Model):
 
     def _values(self, draws: Draws, X: Tensor, noisy: bool = False) -> Tensor:
         """[*b, S, q, O]."""
-        outputs = select_output(draws(self._rows(X).double()), self._output).to(X.dtype)
+        outputs = self._run(draws, self._rows(X).double()).to(X.dtype)
         outputs = outputs if outputs.ndim > 2 else outputs.unsqueeze(-1)  # [S, b q, K O]
         law, values = self._law[0], outputs
         if law is not None:
@@ -170,6 +173,24 @@ class BoTorchModel(_Model):
                 values = values + (spread * noise).flatten(1, 2)
         values = values if self._targets is None else self._targets.inverse(values)
         return values.unflatten(1, X.shape[:-1]).movedim(0, -3)
+
+    def _run(self, draws: Draws, rows: Tensor) -> Tensor:
+        """Outputs of each draw, [S, b q, ...]."""
+        model = self._model[0]
+        if not isinstance(model, Laplace):
+            return select_output(draws(rows), self._output)
+        center = {name: model.values[name].double() for name in draws.weights}
+
+        def run(weights: dict[str, Tensor]) -> Tensor:
+            return select_output(draws.runner.call(weights, (rows,), {}), self._output)
+
+        def linearized(weights: dict[str, Tensor]) -> Tensor:
+            offset = {name: weight - center[name] for name, weight in weights.items()}
+            value, change = torch.func.jvp(run, (center,), (offset,))
+            return value + change
+
+        found: Tensor = torch.func.vmap(linearized)(draws.weights)
+        return found
 
     def _rows(self, X: Tensor) -> Tensor:
         """Inputs of the network, [b q, D]."""
