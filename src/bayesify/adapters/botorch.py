@@ -186,8 +186,7 @@ class BoTorchModel(_Model):
 
         def linearized(weights: dict[str, Tensor]) -> Tensor:
             offset = {name: weight - center[name] for name, weight in weights.items()}
-            value, change = torch.func.jvp(run, (center,), (offset,))
-            return value + change
+            return sum(torch.func.jvp(run, (center,), (offset,)))  # value and change
 
         found: Tensor = torch.func.vmap(linearized)(draws.weights)
         return found
