@@ -210,7 +210,7 @@ def summary(runs: list[dict[str, Any]], batch: int) -> dict[str, Any]:
 def table(figures: dict[str, Any]) -> str:
     """The guide's table: median and quartiles of the regret over seeds, in Markdown."""
     rows = ["| | " + " | ".join(figures) + " |", "| --- |" + " --- |" * len(figures)]
-    for method in METHODS:
+    for method in (method for method in METHODS if any(method in figures[name] for name in figures)):
         cells = []
         for found in (figures[name].get(method) for name in figures):
             low, high = found["quartiles"] if found else (0.0, 0.0)
