@@ -1,21 +1,25 @@
-"""A fixed set of draws as one ONNX file, which predicts without torch."""
+"""Draws, or the posterior that makes them, as one ONNX file, which predicts without torch."""
 
 from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bayesify.adapters.drawn import fixed_draws, likelihood_of, output_of
 from bayesify.adapters.extras import load
+from bayesify.adapters.onnx_sampling import NOISE, SEED, SamplingGraph, normals, repeat
 from bayesify.arguments.checks import Count, Inputs, Positive, checked
 from bayesify.draws import Draws
 from bayesify.likelihoods import Likelihood
+from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Outputs, Predictive
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
@@ -26,6 +30,7 @@ from bayesify.weights.catalog import put_in
 
 REGRESSION = ("mean", "variance", "epistemic")
 CLASSIFICATION = ("probs", "entropy", "mutual_information")
+BATCH = torch.export.Dim("batch", min=1)
 
 
 @dataclass(frozen=True)
@@ -34,10 +39,12 @@ class Exported:
 
     Args:
         path: The file.
-        inputs: Names of the graph's inputs, examples along the first axis of each.
+        inputs: Names of the graph's inputs: the network's, examples along the first axis of each, and `seed` or `noise`, where
+            draws are made inside.
         outputs: Names of its outputs: `mean`, `variance`, `epistemic` or `probs`, `entropy`, `mutual_information`.
         num_draws: S, the draws inside.
         largest_difference: Largest difference of an output from torch's on the example inputs, in units of 1 + its size.
+        noise_size: K, the normal numbers that each draw takes, where draws are made inside.
     """
 
     path: Path
@@ -45,6 +52,7 @@ class Exported:
     outputs: tuple[str, ...]
     num_draws: int
     largest_difference: float
+    noise_size: int | None = None
 
 
 class PredictiveGraph(nn.Module):
@@ -81,7 +89,7 @@ class PredictiveGraph(nn.Module):
         """Mean, variance and its epistemic part, or probabilities, entropy and mutual information: [B, ...] each."""
         args, kwargs = ((), dict(zip(self._keys, inputs, strict=True))) if self._keys else (inputs, {})
         outputs = torch.stack([select_output(member(*args, **kwargs), self._output) for member in self.members])
-        return moments(self.likelihood.predictive(_WholeOutputs(outputs)))
+        return moments(outputs, self.likelihood)
 
 
 class _WholeOutputs(Outputs):
@@ -91,8 +99,9 @@ class _WholeOutputs(Outputs):
         return function(self.kept, *rowwise)
 
 
-def moments(prediction: Predictive) -> tuple[Tensor, ...]:
-    """What the graph gives of a prediction; the names are `REGRESSION` or `CLASSIFICATION`."""
+def moments(outputs: Tensor, likelihood: Likelihood) -> tuple[Tensor, ...]:
+    """What the graph gives of outputs [S, B, ...]; the names are `REGRESSION` or `CLASSIFICATION`."""
+    prediction: Predictive = likelihood.predictive(_WholeOutputs(outputs))
     if isinstance(prediction, RegressionPredictive):
         return prediction.mean, prediction.variance, prediction.epistemic
     assert isinstance(prediction, ClassificationPredictive)
@@ -111,14 +120,20 @@ def export_onnx(
     output: str | int | None = None,
     generator: torch.Generator | None = None,
     tolerance: Positive = 1e-4,
+    sample: bool | Literal["seed", "noise"] = False,
 ) -> Exported:
-    """Write S draws and the average of what they predict as one ONNX graph, and check it against torch.
+    """Write S draws, or what makes them, and the average of what they predict as one ONNX graph, and check it against torch.
 
     The graph runs the network once per draw and returns `mean`, `variance` and `epistemic` of a regression, or `probs`,
     `entropy` and `mutual_information` of a classification. The number of examples is free. The file holds S times the
     weights under the posterior, the others once, and layers below the first drawn one run once. Before it gets its name,
     ONNX Runtime runs it on `x`, on one example and on more than `x` has, and every output is compared with torch's. For a
     `Laplace` this is the network at draws of its weights, not the linearized prediction.
+
+    With `sample` the file holds the posterior in place of its draws: means and scales, or the factors of inducing weights, as
+    many numbers as the posterior has, so that the file of an inducing posterior is smaller than the network's. Each run draws
+    S networks from normal numbers that it makes from the input `seed` by integer operations (see `onnx_sampling.normals`): the
+    same seed gives the same prediction on every machine up to rounding, another seed another one.
 
     Args:
         model: Something with `draw` and a likelihood: a `BayesianNetwork`, a `Laplace`, a `SWAG`, ...; or `Draws`.
@@ -129,6 +144,9 @@ def export_onnx(
         output: Which of several outputs; see `bayesianize`.
         generator: Source of randomness.
         tolerance: Largest difference from torch that is accepted, in units of 1 + an output's size.
+        sample: Whether draws are made inside the file: true or `"seed"` from an input `seed`, a 64-bit integer; `"noise"` from an
+            input `noise` [S, K] of normal numbers. For a `BayesianNetwork` on the CPU whose draws ONNX can make: mean-field,
+            k-tied, matrix normal, inducing weights, Walsh-Hadamard, full covariance, dropout.
 
     Raises:
         ImportError: If onnx, onnxscript or onnxruntime is missing.
@@ -138,7 +156,6 @@ def export_onnx(
     for module in ("onnx", "onnxscript", "onnxruntime"):
         load(module, extra="onnx", owner="export_onnx")
     check_file(path)
-    draws = fixed_draws(model, num_draws, generator, "export_onnx", default=16)
     law = likelihood_of(model, likelihood, "export_onnx")
     args, kwargs = as_inputs(x)
     check_inputs(args, kwargs)
@@ -146,19 +163,81 @@ def export_onnx(
     if any(not isinstance(value, Tensor) or not value.ndim or value.shape[0] < 2 for value in inputs):
         raise ValueError("export_onnx: inputs must be tensors of at least 2 examples, along the first axis")
     names = keys or (("x",) if len(inputs) == 1 else tuple(f"x{index}" for index in range(len(inputs))))
-    graph = PredictiveGraph(draws, law, output_of(model, output), keys)
     outputs = REGRESSION if law.task == "regression" else CLASSIFICATION
-    target = Path(path)
+    target, chosen = Path(path), output_of(model, output)
+    if sample:
+        return _export_sampling(model, law, target, inputs, names, outputs, num_draws or 16, chosen, keys, sample, tolerance)
+    draws = fixed_draws(model, num_draws, generator, "export_onnx", default=16)
+    graph = PredictiveGraph(draws, law, chosen, keys)
     with write_atomically(target) as temporary:
         _write(graph, temporary, inputs, names, outputs)
         difference = _compare(graph, temporary, inputs, names, outputs, tolerance)
     return Exported(target, names, outputs, len(draws), difference)
 
 
+def _export_sampling(
+    model: Any,
+    law: Likelihood,
+    target: Path,
+    inputs: tuple[Tensor, ...],
+    names: tuple[str, ...],
+    outputs: tuple[str, ...],
+    num_draws: int,
+    output: str | int | None,
+    keys: tuple[str, ...],
+    sample: bool | str,
+    tolerance: float,
+) -> Exported:
+    if not isinstance(model, BayesianNetwork):
+        raise TypeError(f"export_onnx: sample={sample!r} needs a BayesianNetwork, not {type(model).__name__}; use sample=False")
+    graph, average = SamplingGraph(model, output, keys), _Moments(law)
+    from_seed, seed = sample != NOISE, 12345
+    noise = torch.from_numpy(np.stack([normals(seed, index, graph.noise_size) for index in range(num_draws)]))
+    taken = {SEED: np.array(seed)} if from_seed else {NOISE: noise.numpy()}
+
+    def together(*rows: Tensor) -> tuple[Tensor, ...]:
+        return average(torch.stack([graph(values, *rows) for values in noise]))
+
+    axes = (None, tuple({0: BATCH} for _ in inputs))
+    one = _exported(graph, (noise[0], *inputs), (NOISE, *names), ("result",), axes, optimize=False)
+    # Constants of a few entries are folded, so that shapes are known; transposed or repeated matrices are not stored again.
+    optimizer = load("onnxscript.optimizer", extra="onnx", owner="export_onnx")
+    optimizer.optimize(one.model, input_size_limit=64, output_size_limit=64)
+    outputs_of_each = torch.stack([graph(values, *inputs) for values in noise])
+    summary = _exported(average, (outputs_of_each,), ("drawn",), outputs, ({1: BATCH},))
+    proto = load("onnx_ir", extra="onnx", owner="export_onnx").to_proto
+    made = repeat(proto(one.model), proto(summary.model), names, num_draws, graph.noise_size, from_seed=from_seed)
+    with write_atomically(target) as temporary:
+        temporary.write_bytes(made.SerializeToString())
+        difference = _compare(together, temporary, inputs, names, outputs, tolerance, taken)
+    return Exported(target, (*names, *taken), outputs, num_draws, difference, graph.noise_size)
+
+
+class _Moments(nn.Module):
+    def __init__(self, likelihood: Likelihood) -> None:
+        super().__init__()
+        self.likelihood = copy.deepcopy(likelihood).requires_grad_(False)
+
+    def forward(self, outputs: Tensor) -> tuple[Tensor, ...]:
+        return moments(outputs, self.likelihood)
+
+
 def _write(
     graph: nn.Module, path: Path, inputs: tuple[Tensor, ...], names: tuple[str, ...], outputs: tuple[str, ...]
 ) -> None:
-    batch = torch.export.Dim("batch", min=1)
+    program = _exported(graph, inputs, names, outputs, (tuple({0: BATCH} for _ in inputs),))
+    program.save(str(path), external_data=False)
+
+
+def _exported(
+    graph: nn.Module,
+    inputs: tuple[Tensor, ...],
+    names: tuple[str, ...],
+    outputs: tuple[str, ...],
+    axes: tuple[Any, ...],
+    **options: Any,
+) -> Any:
+    """The exporter's program; `axes` says which axes of the inputs, in the form of the graph's signature, have any length."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what the exporter deprecates inside itself is not the caller's
         program: Any = torch.onnx.export(
@@ -166,24 +245,26 @@ def _write(
             inputs,
             input_names=list(names),
             output_names=list(outputs),
-            dynamic_shapes=(tuple({0: batch} for _ in inputs),),
+            dynamic_shapes=axes,
             dynamo=True,
             verbose=False,
+            **options,
         )
-        # The exporter writes where in whose folders each operation came from.
-        load("onnx_ir.passes.common", extra="onnx", owner="export_onnx").ClearMetadataAndDocStringPass()(program.model)
-        program.save(str(path), external_data=False)
+    # The exporter writes where in whose folders each operation came from.
+    load("onnx_ir.passes.common", extra="onnx", owner="export_onnx").ClearMetadataAndDocStringPass()(program.model)
+    return program
 
 
 def _compare(
-    graph: nn.Module,
+    graph: Callable[..., tuple[Tensor, ...]],
     path: Path,
     inputs: tuple[Tensor, ...],
     names: tuple[str, ...],
     outputs: tuple[str, ...],
     tolerance: float,
+    taken: Mapping[str, Any] | None = None,
 ) -> float:
-    """Largest difference of the file's outputs from torch's, over three sizes of batch."""
+    """Largest difference of the file's outputs from torch's, over three sizes of batch; `taken` are other inputs of the file."""
     session = load("onnxruntime", extra="onnx", owner="export_onnx").InferenceSession(
         str(path), providers=["CPUExecutionProvider"]
     )
@@ -194,7 +275,7 @@ def _compare(
         tuple(torch.cat((value, value[:1])) for value in inputs),
     ):
         wanted = graph(*rows)
-        feed = {name: value.detach().cpu().numpy() for name, value in zip(names, rows, strict=True)}
+        feed = {name: value.detach().cpu().numpy() for name, value in zip(names, rows, strict=True)} | dict(taken or {})
         for name, expected, got in zip(outputs, wanted, session.run(list(outputs), feed), strict=True):
             found = torch.from_numpy(got).to(expected)
             if found.shape != expected.shape:
