@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -166,7 +167,9 @@ def export_onnx(
     outputs = REGRESSION if law.task == "regression" else CLASSIFICATION
     target, chosen = Path(path), output_of(model, output)
     if sample:
-        return _export_sampling(model, law, target, inputs, names, outputs, num_draws or 16, chosen, keys, sample, tolerance)
+        return _export_sampling(
+            model, law, target, inputs, names, outputs, num_draws or 16, chosen, keys, sample, tolerance
+        )
     draws = fixed_draws(model, num_draws, generator, "export_onnx", default=16)
     graph = PredictiveGraph(draws, law, chosen, keys)
     with write_atomically(target) as temporary:
@@ -189,7 +192,9 @@ def _export_sampling(
     tolerance: float,
 ) -> Exported:
     if not isinstance(model, BayesianNetwork):
-        raise TypeError(f"export_onnx: sample={sample!r} needs a BayesianNetwork, not {type(model).__name__}; use sample=False")
+        raise TypeError(
+            f"export_onnx: sample={sample!r} needs a BayesianNetwork, not {type(model).__name__}; use sample=False"
+        )
     graph, average = SamplingGraph(model, output, keys), _Moments(law)
     from_seed, seed = sample != NOISE, 12345
     noise = torch.from_numpy(np.stack([normals(seed, index, graph.noise_size) for index in range(num_draws)]))
@@ -238,18 +243,24 @@ def _exported(
     **options: Any,
 ) -> Any:
     """The exporter's program; `axes` says which axes of the inputs, in the form of the graph's signature, have any length."""
+    talk = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = talk.level
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what the exporter deprecates inside itself is not the caller's
-        program: Any = torch.onnx.export(
-            graph,
-            inputs,
-            input_names=list(names),
-            output_names=list(outputs),
-            dynamic_shapes=axes,
-            dynamo=True,
-            verbose=False,
-            **options,
-        )
+        talk.setLevel(logging.ERROR)  # nor that torchvision is not there
+        try:
+            program: Any = torch.onnx.export(
+                graph,
+                inputs,
+                input_names=list(names),
+                output_names=list(outputs),
+                dynamic_shapes=axes,
+                dynamo=True,
+                verbose=False,
+                **options,
+            )
+        finally:
+            talk.setLevel(level)
     # The exporter writes where in whose folders each operation came from.
     load("onnx_ir.passes.common", extra="onnx", owner="export_onnx").ClearMetadataAndDocStringPass()(program.model)
     return program

@@ -21,7 +21,19 @@ from bayesify.weights.catalog import put_in
 SEED = "seed"
 NOISE = "noise"
 
-_VIEWS = ("t", "transpose", "permute", "unsqueeze", "squeeze", "view", "_unsafe_view", "reshape", "expand", "select", "slice")
+_VIEWS = (
+    "t",
+    "transpose",
+    "permute",
+    "unsqueeze",
+    "squeeze",
+    "view",
+    "_unsafe_view",
+    "reshape",
+    "expand",
+    "select",
+    "slice",
+)
 _WITHOUT_OPERATOR = ("linalg", "cholesky", "triangular_solve", "_standard_gamma", "randperm", "eigh", "inverse")
 _MULTIPLIERS = (0x7FEB352D, 0x846CA68B)
 _GOLDEN = 0x9E3779B9
@@ -55,7 +67,9 @@ class GivenNoise(NoiseSource):
 
     def permutation(self, count: int, device: torch.device) -> Tensor:
         """Refused: a graph has no operator for it."""
-        raise ValueError("export_onnx: draws that choose among members cannot be made inside the file; use sample=False")
+        raise ValueError(
+            "export_onnx: draws that choose among members cannot be made inside the file; use sample=False"
+        )
 
     def gamma(self, shape: Tensor) -> Tensor:
         """Refused: a graph has no operator for it."""
@@ -97,11 +111,18 @@ class SamplingGraph(nn.Module):
 
 def _trace(bnn: BayesianNetwork) -> tuple[fx.GraphModule, list[str], int]:
     """One draw as a graph from noise [K] to weights, its names, and K."""
+    for part in bnn.posteriors:
+        if part.runs_network:
+            raise ValueError(
+                f"export_onnx: {type(part).__name__} runs the network in order to draw, which ONNX cannot; use sample=False"
+            )
     counter = GivenNoise(None)
     with settled():  # what is cached of the parameters is found below without being compared again
         drawn = bnn.draw(1, generator=counter)
         if drawn.buffers is not None:
-            raise ValueError("export_onnx: draws with statistics of their own cannot be made inside the file; use sample=False")
+            raise ValueError(
+                "export_onnx: draws with statistics of their own cannot be made inside the file; use sample=False"
+            )
 
         def draw(values: Tensor) -> list[Tensor]:
             weights = bnn.draw(1, generator=GivenNoise(values)).materialize().weights
@@ -209,19 +230,30 @@ def repeat(one: Any, moments: Any, inputs: Sequence[str], num_draws: int, count:
         else:
             builder.nodes.append(node)
     for index, vector in enumerate(vectors):
-        builder.copy((node for node in one.graph.node if drawn.intersection(node.output)), drawn, f"draw{index}_", {NOISE: vector})
+        builder.copy(
+            (node for node in one.graph.node if drawn.intersection(node.output)),
+            drawn,
+            f"draw{index}_",
+            {NOISE: vector},
+        )
     axis = builder.constant(np.array([0], dtype=np.int64))
     each = [builder.node("Unsqueeze", f"draw{index}_{result.name}", axis) for index in range(num_draws)]
     stacked = builder.node("Concat", *each, axis=0)
     builder.constants.extend(one.graph.initializer)
-    inside = {name for node in moments.graph.node for name in node.output} | {entry.name for entry in moments.graph.initializer}
+    inside = {name for node in moments.graph.node for name in node.output} | {
+        entry.name for entry in moments.graph.initializer
+    }
     names = [entry.name for entry in moments.graph.output]
-    builder.copy(moments.graph.node, inside, "moments_", {moments.graph.input[0].name: stacked, **{name: name for name in names}})
+    builder.copy(
+        moments.graph.node, inside, "moments_", {moments.graph.input[0].name: stacked, **{name: name for name in names}}
+    )
     for entry in moments.graph.initializer:
         builder.constants.append(onnx.TensorProto.FromString(entry.SerializeToString()))
         builder.constants[-1].name = f"moments_{entry.name}"
     given = [entry for entry in one.graph.input if entry.name in inputs]
-    graph = onnx.helper.make_graph(builder.nodes, "bayesify", [*given, taken], list(moments.graph.output), builder.constants)
+    graph = onnx.helper.make_graph(
+        builder.nodes, "bayesify", [*given, taken], list(moments.graph.output), builder.constants
+    )
     model = onnx.helper.make_model(graph, opset_imports=list(one.opset_import), ir_version=one.ir_version)
     onnx.checker.check_model(model)
     return model
