@@ -207,7 +207,9 @@ def _export_sampling(
     one = _exported(graph, (noise[0], *inputs), (NOISE, *names), ("result",), axes, optimize=False)
     # Constants of a few entries are folded, so that shapes are known; transposed or repeated matrices are not stored again.
     optimizer = load("onnxscript.optimizer", extra="onnx", owner="export_onnx")
-    optimizer.optimize(one.model, input_size_limit=64, output_size_limit=64)
+    optimizer.inline(one.model)
+    optimizer.fold_constants(one.model, input_size_limit=64, output_size_limit=64)
+    optimizer.remove_unused_nodes(one.model)
     outputs_of_each = torch.stack([graph(values, *inputs) for values in noise])
     summary = _exported(average, (outputs_of_each,), ("drawn",), outputs, ({1: BATCH},))
     proto = load("onnx_ir", extra="onnx", owner="export_onnx").to_proto
