@@ -10,7 +10,7 @@ import json
 import shutil
 import statistics
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -121,7 +121,8 @@ def cells(table: Mapping[str, Any]) -> list[Cell]:
         again = any(_fits(case, setting) for case in table.get("no_command", ()))
         layers, _, width = setting.get("network", "").partition("x")
         words = {"layers": layers, "width": width, **setting}
-        cell["command"] = None if again else table["command"].format(**words)
+        command = _first(table.get("commands", ()), setting, True).get("text", table["command"])
+        cell["command"] = None if again else command.format(**words)
         cell |= {fact: ours.get(fact) if ran else None for fact in ("date", "hardware", "seconds")}
         why = "" if cell["met"] else _first(table["reasons"], setting, ran)["text"]
         note = _first(table.get("notes", ()), setting, ran).get("text", "") if ran else ""
@@ -199,8 +200,12 @@ def ours_of(table: Mapping[str, Any]) -> dict[Key, Cell]:
         return {}
     module, _, function = table["read"].partition(".")
     read = getattr(importlib.import_module(f"bayesify_papers.{module}.rows"), function)
+    return _read(table, read, table["results"]) | _read(table, read, table.get("instead", ()))
+
+
+def _read(table: Mapping[str, Any], read: Any, patterns: Iterable[str]) -> dict[Key, Cell]:
     found: dict[Key, list[Cell]] = {}
-    for pattern in table["results"]:
+    for pattern in patterns:
         for path in sorted(ROOT.glob(pattern)):
             facts = json.loads(path.with_suffix(".json").read_text())
             where = facts["hardware"]

@@ -93,7 +93,12 @@ def test_numbers_are_the_papers_and_ours():
     cell = find("Table 2: one hidden layer, test MNLL", "boston", "WHVI")
     assert (cell["published"], cell["published_spread"], cell["corrected"]) == (2.55, 0.15, 2.6432)
     assert (cell["ours"], cell["seeds"], cell["met"]) == (2.64, 20, True)
-    assert cell["command"] == "bayesify reproduce walsh-hadamard/table2 --part boston --arguments '--models WHVI'"
+    assert (
+        cell["command"]
+        == "bayesify reproduce walsh-hadamard/table2 --part boston --arguments '--models WHVI --faithful'"
+    )
+    naval = find("Table 2: one hidden layer, test MNLL", "naval", "MFG")
+    assert (naval["corrected"], naval["ours"], naval["met"]) == (-6.2936, -9.84, True)
     assert find("Table 2: one hidden layer, test MNLL", "power", "NNG")["corrected"] is None  # from another paper
     assert find("Table 2: one hidden layer, test MNLL", "energy", "WHVI")["corrected"] == 3.1964  # two targets
     assert find("Table 9: parameters of a ResNet-50", "FFG-U, M=64", "parameters")["ours"] == 5_710_902

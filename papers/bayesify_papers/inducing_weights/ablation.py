@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from bayesify.scale_out import read_results
 from bayesify_papers.inducing_weights.classification import SMOKE, add_recipe, recipe_from
 from bayesify_papers.inducing_weights.systems import SYSTEMS, Recipe
 from bayesify_papers.inducing_weights.trainings import Training, classify
@@ -94,7 +95,7 @@ def summarize(rows: Sequence[dict[str, Any]], dataset: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the ablation from the command line."""
-    program = Program(__doc__, __spec__, "ablation").option("data", "workers", "seed", num_train=20_000)
+    program = Program(__doc__, __spec__, "ablation").option("data", "workers", "seed", "table", num_train=20_000)
     add_recipe(program).set_defaults(batch=250)
     chosen = program.read(arguments)
     recipe, device, sizes = replace(SMOKE, epochs=1), "cpu", SMOKE_SIZES
@@ -104,11 +105,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         source = Source("fashion_mnist", chosen.data, chosen.num_train)
     planned = jobs(recipe, sizes, source, device, chosen.seed)
     workers = count_workers(chosen.workers, device)
-    results = run_trainings(classify, planned, chosen.out, workers=workers)
+    results = (
+        read_results(chosen.out) if chosen.table else run_trainings(classify, planned, chosen.out, workers=workers)
+    )
     rows = [
         {"system": job.system, **setting(job.system, job.recipe), "parameters": results[name]["parameters"]}
         | {key: round(results[name][key], 5) for key in (*CLASSIFICATION, "train_seconds")}
         for name, job in planned.items()
+        if name in results
     ]
     rows.sort(key=lambda row: (row["system"] != "ffg_u", row["inducing"], row["max_lambda"], row["max_std"] or 0))
     print(summarize(rows, source.dataset))
