@@ -128,7 +128,7 @@ def copied(folder: Path, file: str) -> Path:
 
 
 def test_our_rotated_mnist_beside_the_papers(tmp_path: Path) -> None:
-    found = CATALOG["subnetwork/rotated-mnist"].read(copied(tmp_path, "subnetwork/rotated_mnist.json"))
+    found = CATALOG["subnetwork/rotated-mnist"].read(copied(tmp_path, "subnetwork/rotated_mnist_hessian.json"))
     stored = json.loads((tmp_path / "results.json").read_text())["scores"]["map"]["shifted"]["60"]
     turned = find(found, "ll", system="map", shift="60")
     assert turned["ours"] == -stored["nll"]

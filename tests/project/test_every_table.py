@@ -137,6 +137,6 @@ def test_status_is_printed():
     assert "log2(pi)" not in run.output
     assert "not_run" not in run.output
     assert "Figure 8: more context inputs do not change the test accuracy: shown" in run.output
-    assert any(line.split()[:2] == ["concrete", "WHVI"] and line.endswith("no") for line in run.output.splitlines())
+    assert any(line.split()[:2] == ["boston", "WHVI"] and line.endswith("no") for line in run.output.splitlines())
     run = CliRunner().invoke(app, ["reproduce", "--status", "nothing"])
     assert run.exit_code == 2
