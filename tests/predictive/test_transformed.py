@@ -14,7 +14,7 @@ from bayesify import likelihoods, metrics
 from bayesify.predictive import Outputs, RegressionPredictive, TargetTransform, TransformedPredictive
 
 B = 5
-NAMES = ["none", "log", "log1p", "box_cox", "yeo_johnson"]
+NAMES = ["none", "log", "log1p", "sqrt", "box_cox", "yeo_johnson"]
 
 
 def inner(draws: int = 1, noise: float = 0.3) -> tuple[RegressionPredictive, Tensor]:
@@ -113,7 +113,7 @@ def test_every_family_on_every_scale(name: str, likelihood: likelihoods.Likeliho
     assert all(math.isfinite(value) for value in scores.values())
     lower, upper = prediction.interval(0.9)
     assert bool((lower <= upper).all())
-    if name in ("log", "log1p", "box_cox"):
+    if name in ("log", "log1p", "sqrt", "box_cox"):
         assert bool((lower >= 0).all())
         assert bool((prediction.cdf(torch.full((B, 2), -1.0)) == 0).all())
         assert bool((prediction.log_prob(torch.full((B, 2), -1.0)) == -math.inf).all())
@@ -131,7 +131,7 @@ def test_shift_and_scale_are_exact() -> None:
     torch.testing.assert_close(prediction.log_prob(at), base.log_prob(transform.forward(at)) - scale.log())
 
 
-@pytest.mark.parametrize(("name", "value"), [("log", 0.0), ("box_cox", -1.0), ("log1p", -0.5)])
+@pytest.mark.parametrize(("name", "value"), [("log", 0.0), ("box_cox", -1.0), ("log1p", -0.5), ("sqrt", -0.5)])
 def test_targets_without_a_transform(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=rf"'{name}' takes targets .* the smallest is {value:g}; use 'yeo_johnson'"):
         TargetTransform.fit(name, torch.tensor([[1.0], [value]]))  # type: ignore[arg-type]

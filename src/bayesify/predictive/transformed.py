@@ -16,7 +16,7 @@ from bayesify.predictive.base import check_finite
 from bayesify.predictive.families.quantile_function import QuantileFunction
 from bayesify.predictive.regression import RegressionPredictive, match_targets
 
-TransformName = Literal["none", "log", "log1p", "box_cox", "yeo_johnson"]
+TransformName = Literal["none", "log", "log1p", "sqrt", "box_cox", "yeo_johnson"]
 """Scales that targets can be predicted on; see `TargetTransform`."""
 STEP, PARTS = 0.25, 8
 """Distance of the normal quantiles at which a predictive is asked for its own, and pieces each is then cut into."""
@@ -29,6 +29,7 @@ class TargetTransform:
     - `none`: $g(y) = y$.
     - `log`: $\log y$ of positive targets.
     - `log1p`: $\log(1 + y)$ of targets that are at least 0.
+    - `sqrt`: $\sqrt y$ of targets that are at least 0.
     - `box_cox`: $(y^\lambda - 1) / \lambda$ of positive targets, $0 \le \lambda \le 1$ (Box & Cox 1964).
     - `yeo_johnson`: with $t = y / \text{unit}$, $((1 + t)^\lambda - 1) / \lambda$ for $t \ge 0$, else
       $-((1 - t)^{2 - \lambda} - 1) / (2 - \lambda)$, $0 \le \lambda \le 2$ (Yeo & Johnson 2000).
@@ -64,11 +65,10 @@ class TargetTransform:
         if y.ndim != 2 or not len(y):
             raise ValueError(f"TargetTransform.fit: y of shape {tuple(y.shape)}; give targets [N, O]")
         check_finite(y, "targets")
-        least = float(y.min())
-        if (name in ("log", "box_cox") and least <= 0) or (name == "log1p" and least < 0):
-            need = "of at least 0" if name == "log1p" else "above 0"
+        if not cls.takes(name, y):
+            need = "of at least 0" if name in ("log1p", "sqrt") else "above 0"
             raise ValueError(
-                f"TargetTransform.fit: {name!r} takes targets {need}, the smallest is {least:g}; use 'yeo_johnson'"
+                f"TargetTransform.fit: {name!r} takes targets {need}, the smallest is {float(y.min()):g}; use 'yeo_johnson'"
             )
         y = y.double()
         one = torch.ones(y.shape[1], dtype=torch.float64, device=y.device)
@@ -86,6 +86,17 @@ class TargetTransform:
         z = made.forward(y)
         spread = z.std(0, unbiased=False)
         return cls(name, z.mean(0), torch.where(spread > 0, spread, one), power, unit)
+
+    @staticmethod
+    def takes(name: TransformName, y: Tensor) -> bool:
+        """Whether a transform takes all these targets."""
+        least = float(y.min())
+        return least > 0 if name in ("log", "box_cox") else least >= 0 or name not in ("log1p", "sqrt")
+
+    @classmethod
+    def scaled(cls, name: TransformName, shift: Tensor, scale: Tensor) -> Self:
+        """The transform with a given shift and scale, [O] each, and without a power."""
+        return cls(name, shift, scale, torch.ones_like(shift), torch.ones_like(shift))
 
     def config(self) -> dict[str, Any]:
         """The transform as plain data."""
@@ -114,6 +125,8 @@ class TargetTransform:
             found = y.clamp_min(0).log()
         elif self.name == "log1p":
             found = torch.where(y < 0, -math.inf, y.clamp_min(0).log1p())
+        elif self.name == "sqrt":
+            found = torch.where(y < 0, -math.inf, y.clamp_min(0).sqrt())
         elif self.name == "box_cox":
             found = torch.where(y < 0, -math.inf, _power(y.clamp_min(0).log(), power))
         elif self.name == "yeo_johnson":
@@ -133,6 +146,8 @@ class TargetTransform:
             return value.exp()
         if self.name == "log1p":
             return value.clamp_min(0).expm1()
+        if self.name == "sqrt":
+            return value.clamp_min(0).square()
         if self.name == "box_cox":
             return _unpower(value, power).exp()
         if self.name == "yeo_johnson":
@@ -148,6 +163,8 @@ class TargetTransform:
             found = torch.where(y > 0, -y.abs().log(), -math.inf)
         elif self.name == "log1p":
             found = torch.where(y >= 0, -y.abs().log1p(), -math.inf)
+        elif self.name == "sqrt":
+            found = torch.where(y > 0, -0.5 * (4 * y.abs()).log(), -math.inf)
         elif self.name == "box_cox":
             found = torch.where(y > 0, (power - 1) * y.abs().log(), -math.inf)
         elif self.name == "yeo_johnson":
@@ -221,11 +238,15 @@ class TransformedPredictive(RegressionPredictive):
     def _knots(self) -> tuple[Tensor, Tensor]:
         """Normal quantiles [K], and quantiles of y at them, [K, B, O]."""
         reach = 6.0 if self.family.light_tailed else 3.25
+        if self.family.discrete:  # steps, with nothing between them
+            fine = torch.arange(-reach, reach + STEP / 4, STEP / 2, dtype=torch.float64)
+            y = self._to_targets(self._inner_quantiles(torch.special.ndtr(fine).tolist()))
+            return fine.to(y.device), y
         coarse = torch.arange(-reach, reach + STEP / 2, STEP, dtype=torch.float64)
-        z = self._inner.quantile(torch.special.ndtr(coarse).tolist())
+        z = self._inner_quantiles(torch.special.ndtr(coarse).tolist())
         fine = torch.linspace(-reach, reach, (len(coarse) - 1) * PARTS + 1, dtype=torch.float64)
         matrix = _cubic(coarse, fine).to(z)
-        return fine.to(z.device), self._transform.inverse(torch.einsum("fc,c...->f...", matrix, z))
+        return fine.to(z.device), self._to_targets(torch.einsum("fc,c...->f...", matrix, z))
 
     @cached_property
     def _moments(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -241,14 +262,22 @@ class TransformedPredictive(RegressionPredictive):
         share = self._inner.epistemic / self._inner.variance
         return mean, variance * share, variance * (1 - share)
 
+    def _inner_quantiles(self, q: float | Sequence[float]) -> Tensor:
+        """Of z."""
+        return self._inner.quantile(q)
+
+    def _to_targets(self, z: Tensor) -> Tensor:
+        """Targets from z."""
+        return self._transform.inverse(z)
+
     def _standardized(self, y: Tensor) -> Tensor:
-        return self._transform.forward(match_targets(y, self._inner.mean).to(self._inner.mean))
+        """z of targets, from all of their digits."""
+        return self._transform.forward(match_targets(y, self._inner.mean).double()).to(self._inner.mean)
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Log-density of targets, minus infinity where the transform has none: [B]."""
-        y = match_targets(y, self._inner.mean).to(self._inner.mean)
-        slope = self._transform.log_slope(y).flatten(1).sum(-1)
-        z = self._transform.forward(y)
+        z = self._standardized(y)
+        slope = self._transform.log_slope(match_targets(y, self._inner.mean).double()).flatten(1).sum(-1).to(z)
         return torch.where(slope.isfinite(), self._inner.log_prob(z.nan_to_num(0, 0, 0)) + slope, -math.inf)
 
     def cdf(self, y: Tensor) -> Tensor:
@@ -262,7 +291,7 @@ class TransformedPredictive(RegressionPredictive):
 
     def quantile(self, q: float | Sequence[float]) -> Tensor:
         """The value that y stays below with probability q: [B, O], or [Q, B, O]."""
-        return self._transform.inverse(self._inner.quantile(q))
+        return self._to_targets(self._inner_quantiles(q))
 
     def crps(self, y: Tensor) -> Tensor:
         """Continuous ranked probability score in y's unit: [B, O]."""

@@ -15,6 +15,7 @@ from bayesify.likelihoods import REGISTRY, Categorical, Gaussian, Likelihood
 from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Outputs
 from bayesify.predictive.regression import RegressionPredictive
+from bayesify.predictive.transformed import TargetTransform
 from bayesify.priors import Neal
 from bayesify.sklearn.recalibration import Recalibration
 from bayesify.sklearn.rows import Rows
@@ -257,7 +258,8 @@ def _candidates(y: np.ndarray, likelihood: str, transform: str) -> list[tuple[st
     if transform != "auto":
         transforms = [transform]
     else:
-        transforms = [name for name, one in TRANSFORMS.items() if one.fits(y)] if y.shape[1] == 1 else ["none"]
+        possible = [name for name in TRANSFORMS if TargetTransform.takes(name, torch.from_numpy(y))]
+        transforms = possible if y.shape[1] == 1 else ["none"]
         if "log" in transforms:
             transforms.remove("log1p")
     if likelihood != "auto":
@@ -393,7 +395,8 @@ def _train_numbers(rows: Rows, pairs: Sequence[tuple[str, str]], settings: Setti
     units: list[tuple[Tensor, Tensor]] = []
     targets, starts, likelihoods = [], [], []
     for likelihood, transform in pairs:
-        t = TRANSFORMS[transform].forward(y)
+        one = torch.ones(y.shape[1], dtype=y.dtype)
+        t = TargetTransform.scaled(transform, 0 * one, one).forward(y)
         shift = (weights * t).sum(0)
         scale = (weights * (t - shift).square()).sum(0).sqrt()
         scale = torch.where(scale > 1e-12 * shift.abs(), scale, torch.ones_like(scale))

@@ -17,6 +17,7 @@ from bayesify.baselines.temperature_scaling import TemperatureScaling
 from bayesify.datasets.scaling import Standardization
 from bayesify.likelihoods import Gaussian, Likelihood
 from bayesify.predictive.regression import RegressionPredictive
+from bayesify.predictive.transformed import TargetTransform
 from bayesify.registry import suggest
 from bayesify.sklearn.estimator import AUTO, BayesianEstimator
 from bayesify.sklearn.recipe import (
@@ -196,11 +197,11 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         """Raise `ValueError` for a likelihood or transform that is unknown, or that targets do not fit."""
         for key, value, known in (
             ("likelihood", self.likelihood, NUMBER_LIKELIHOODS),
-            ("target_transform", self.target_transform, tuple(TRANSFORMS)),
+            ("target_transform", self.target_transform, TRANSFORMS),
         ):
             if value != AUTO and value not in known:
                 raise ValueError(f"BayesianRegressor: {key}={value!r}; {suggest(str(value), (AUTO, *known))}")
-        if self.target_transform != AUTO and not TRANSFORMS[self.target_transform].fits(y):
+        if self.target_transform != AUTO and not TargetTransform.takes(self.target_transform, torch.from_numpy(y)):
             raise ValueError(
                 f"BayesianRegressor: target_transform={self.target_transform!r} does not take "
                 f"the target {y.min():g}; choose another, or 'auto'"
@@ -228,7 +229,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         )
 
     def _transformed(self, y: np.ndarray) -> np.ndarray:
-        found: np.ndarray = TRANSFORMS[self._transform].forward(torch.from_numpy(y)).numpy()
+        one = torch.ones(y.shape[1], dtype=torch.float64)
+        found: np.ndarray = TargetTransform.scaled(self._transform, 0 * one, one).forward(torch.from_numpy(y)).numpy()
         return found
 
     def _scale_targets(self, rows: Rows) -> Rows:
