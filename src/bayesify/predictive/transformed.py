@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self, cast, get_args
 
 import torch
 from torch import Tensor
@@ -88,15 +88,15 @@ class TargetTransform:
         return cls(name, z.mean(0), torch.where(spread > 0, spread, one), power, unit)
 
     @staticmethod
-    def takes(name: TransformName, y: Tensor) -> bool:
+    def takes(name: str, y: Tensor) -> bool:
         """Whether a transform takes all these targets."""
         least = float(y.min())
         return least > 0 if name in ("log", "box_cox") else least >= 0 or name not in ("log1p", "sqrt")
 
     @classmethod
-    def scaled(cls, name: TransformName, shift: Tensor, scale: Tensor) -> Self:
+    def scaled(cls, name: str, shift: Tensor, scale: Tensor) -> Self:
         """The transform with a given shift and scale, [O] each, and without a power."""
-        return cls(name, shift, scale, torch.ones_like(shift), torch.ones_like(shift))
+        return cls(cast(TransformName, name), shift, scale, torch.ones_like(shift), torch.ones_like(shift))
 
     def config(self) -> dict[str, Any]:
         """The transform as plain data."""

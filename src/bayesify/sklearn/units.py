@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from bayesify.predictive.regression import RegressionPredictive, match_targets
-from bayesify.predictive.transformed import TargetTransform, TransformedPredictive, TransformName
+from bayesify.predictive.transformed import TargetTransform, TransformedPredictive
 from bayesify.sklearn.recalibration import Recalibration
 
-TRANSFORMS: tuple[TransformName, ...] = ("none", "log", "log1p", "sqrt")
+TRANSFORMS = ("none", "log", "log1p", "sqrt")
 """What an estimator's `target_transform` takes; all act on each target."""
 LEAST_PROBABILITY = 1e-12
 """Of a value that has a probability, in logarithms."""
@@ -38,7 +38,7 @@ class UnitsPredictive(TransformedPredictive):
         inner: RegressionPredictive,
         shift: Tensor,
         scale: Tensor,
-        transform: TransformName = "none",
+        transform: str = "none",
         recalibration: Recalibration | None = None,
         floor: float = -math.inf,
     ) -> None:
