@@ -136,7 +136,7 @@ def _reason(verdict: Verdict, summary: Summary) -> str:
         return f"The model is {own}, which predicts no better than a constant guess: do not rely on it."
     if pick.name in RIVALS:
         are, them = ("are", "them") if pick.name == "boosted_trees" else ("is", "it")
-        close = " which these splits cannot tell from it," if kept.leads and pick.leads else ""
+        close = f" which these splits cannot tell from {them}," if kept.leads and pick.leads else ""
         return (
             f"{_capital(words_of(pick.name))} {are} no network of bayesify, and only pickle could store {them}; the model "
             f"is bayesify's best method here, {own},{close} with {_error(kept)} ({words_of(pick.name)}: {_error(pick)})."
