@@ -62,6 +62,8 @@ FOLDS, FEW, FOLDS_OF_FEW = 3, 200, 6
 parts, and how many. Of data that do not fit into a batch one part is predicted."""
 FOLD_EFFORT = 0.4
 """Share of the main phase's epochs that the training of a fold gets."""
+ROUNDS, ENOUGH = 4, 0.7
+"""Trainings of all folds, at most, each with the noise that the last one left, and the share of it below which another follows."""
 INDUCING_ROWS = 100
 """Rows that global inducing inputs start at, where their number is not given."""
 LEAST_NOISE = 1e-4
@@ -184,7 +186,8 @@ def estimate_noise(net: nn.Module, rows: Rows, plan: Plan) -> np.ndarray:
     """Noise variance of each target: the mean square of what a network trained to the maximum a posteriori leaves of rows that it
     has not seen.
 
-    It holds the network's own error too, so it is the noise at most.
+    It holds the network's own error too, so it is the noise at most. A short training under a wide noise leaves too much:
+    where networks leave less than they assumed, they train on with what they left.
 
     Args:
         net: Where every fold's training starts.
@@ -196,9 +199,16 @@ def estimate_noise(net: nn.Module, rows: Rows, plan: Plan) -> np.ndarray:
     """
     if len(rows) < 2:
         return np.full(rows.y.shape[1], START_NOISE)
-    found, held = _out_of_fold(net, Gaussian(START_NOISE, learn=False).double(), rows, plan, FOLD_EFFORT)
-    squares = np.square(held.y - found.numpy())
-    return np.maximum(np.average(squares, axis=0, weights=held.weights), LEAST_NOISE)
+    noise, least, nets = np.full(rows.y.shape[1], START_NOISE), np.inf, [net]
+    for _ in range(ROUNDS):
+        likelihood = Gaussian(noise.tolist(), learn=False).double()
+        found, held, nets = _out_of_fold(nets, likelihood, rows, plan, FOLD_EFFORT)
+        squares = np.square(held.y - found.numpy())
+        least = np.minimum(least, np.maximum(np.average(squares, axis=0, weights=held.weights), LEAST_NOISE))
+        if not (least < ENOUGH * noise).any():
+            break
+        noise = np.minimum(noise, least)
+    return np.asarray(least)
 
 
 def scale_temperature(
@@ -215,7 +225,7 @@ def scale_temperature(
     """
     scaled = TemperatureScaling(model)
     if len(rows) >= 2:
-        outputs, held = _out_of_fold(net, _fixed(likelihood), rows, plan, 1.0)
+        outputs, held, _ = _out_of_fold([net], _fixed(likelihood), rows, plan, 1.0)
         same = nn.Linear(outputs.shape[1], outputs.shape[1], bias=False).to(
             outputs
         )  # outputs are all that a temperature sees
@@ -237,19 +247,23 @@ def limit_scaling(scaled: TemperatureScaling) -> TemperatureScaling:
 
 
 def _out_of_fold(
-    net: nn.Module, likelihood: Likelihood, rows: Rows, plan: Plan, effort: float
-) -> tuple[torch.Tensor, Rows]:
-    """Outputs [N, O] of networks at the maximum a posteriori for rows that they have not seen, and these rows."""
+    nets: Sequence[nn.Module], likelihood: Likelihood, rows: Rows, plan: Plan, effort: float
+) -> tuple[torch.Tensor, Rows, list[nn.Module]]:
+    """Outputs [N, O] of networks at the maximum a posteriori for rows that they have not seen, these rows, and the networks.
+
+    They start at one network, or each fold's at its own.
+    """
     folds = min(FOLDS_OF_FEW if len(rows) <= FEW else FOLDS, len(rows))
     of_row = np.random.default_rng(derive_seed(plan.seed, "folds")).permutation(len(rows)) % folds
     used = range(folds if len(rows) <= FULL_BATCH else 1)
-    bnns = [bayesianize(net, Point(), likelihood=likelihood, prior=Neal(plan.prior_scale)) for _ in used]
+    starts = [nets[fold % len(nets)] for fold in used]
+    bnns = [bayesianize(net, Point(), likelihood=likelihood, prior=Neal(plan.prior_scale)) for net in starts]
     kept = [rows[of_row != fold] for fold in used]
     train_posteriors(bnns, kept, [plan] * len(bnns), effort=effort, start=False)
     held = [rows[of_row == fold] for fold in used]
     found = [bnn.predict(torch.from_numpy(part.x)).outputs[0] for bnn, part in zip(bnns, held, strict=True)]
     whole = Rows(*(np.concatenate([getattr(part, key) for part in held]) for key in ("x", "y", "weights")))
-    return torch.cat(found), whole
+    return torch.cat(found), whole, [bnn.mean_network() for bnn in bnns]
 
 
 def train_posteriors(
