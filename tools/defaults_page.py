@@ -264,7 +264,11 @@ def regression() -> str:
             row, before = figures.get(f"{name}, {method}"), figures.get(f"{name}, {method}, before")
             shown = "" if row is None else f"{row['nll']:.3f}"
             shown += f" ({before['nll']:.3f})" if row is not None and before is not None else ""
-            cells.append(shown if row is None else f"{shown}, {100 * row['coverage_90']:.0f} %")
+            shown += "" if row is None else f", {100 * row['coverage_90']:.0f} %"
+            now = figures.get(f"{name}, {method}, noise in rounds")
+            cells.append(
+                shown + (f"; now {now['nll']:.3f}, {100 * now['coverage_90']:.0f} %" if now is not None else "")
+            )
         lines.append(f"| {TITLES.get(method, method)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -10,7 +10,7 @@ from bayesify.likelihoods import Gaussian
 from bayesify.network import BayesianNetwork
 from bayesify.registry import METHODS
 from bayesify.sklearn.rows import Rows, stacked
-from bayesify.sklearn.training import Plan, make_bayesian, make_network, train_networks
+from bayesify.sklearn.training import Plan, estimate_noise, make_bayesian, make_network, train_networks
 
 
 def make(method: str, alike: bool = False) -> tuple[list[BayesianNetwork], list[Rows], list[Plan]]:
@@ -63,3 +63,16 @@ def test_padded_rows_have_no_weight() -> None:
     assert batch.weights is not None
     assert batch.weights[0, 20:].tolist() == [0, 0]
     assert torch.equal(batch.weights[2], torch.from_numpy(rows[2].weights))
+
+
+def test_little_noise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """80 rows of a curve whose noise is 0.0001 of its variance: one short training of the folds leaves ten times as much as four."""
+    random = np.random.default_rng(0)
+    x = random.uniform(-1.7, 1.7, (80, 2))
+    curve = x[:, :1] + np.sin(2 * x[:, 1:])
+    y = (curve + 0.01 * curve.std() * random.normal(size=(80, 1))) / curve.std()
+    net, rows = make_network(2, (20,), "tanh", 1, 0), Rows(x, y, np.ones(80))
+    plan = Plan(METHODS["laplace"], {}, 2.0, epochs=250)
+    found = float(estimate_noise(net, rows, plan)[0])
+    monkeypatch.setattr("bayesify.sklearn.training.ROUNDS", 1)
+    assert 1e-4 <= found < 0.3 * float(estimate_noise(net, rows, plan)[0])

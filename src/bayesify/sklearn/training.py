@@ -199,7 +199,7 @@ def estimate_noise(net: nn.Module, rows: Rows, plan: Plan) -> np.ndarray:
     """
     if len(rows) < 2:
         return np.full(rows.y.shape[1], START_NOISE)
-    noise, least, nets = np.full(rows.y.shape[1], START_NOISE), np.inf, [net]
+    noise, least, nets = np.full(rows.y.shape[1], START_NOISE), np.full(rows.y.shape[1], np.inf), [net]
     for _ in range(ROUNDS):
         likelihood = Gaussian(noise.tolist(), learn=False).double()
         found, held, nets = _out_of_fold(nets, likelihood, rows, plan, FOLD_EFFORT)
@@ -208,7 +208,7 @@ def estimate_noise(net: nn.Module, rows: Rows, plan: Plan) -> np.ndarray:
         if not (least < ENOUGH * noise).any():
             break
         noise = np.minimum(noise, least)
-    return np.asarray(least)
+    return least
 
 
 def scale_temperature(
