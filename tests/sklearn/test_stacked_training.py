@@ -66,7 +66,7 @@ def test_padded_rows_have_no_weight() -> None:
 
 
 def test_little_noise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """80 rows of a curve whose noise is 0.0001 of its variance: one short training of the folds leaves ten times as much as four."""
+    """80 rows of a curve whose noise is 0.0001 of its variance: one short training of the folds leaves ten times what four do."""
     random = np.random.default_rng(0)
     x = random.uniform(-1.7, 1.7, (80, 2))
     curve = x[:, :1] + np.sin(2 * x[:, 1:])
