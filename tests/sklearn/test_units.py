@@ -11,9 +11,10 @@ pytest.importorskip("scipy")
 
 from scipy import stats
 
+from bayesify.likelihoods import HeteroscedasticGaussian
 from bayesify.predictive.base import Outputs
 from bayesify.predictive.regression import RegressionPredictive
-from bayesify.sklearn.recalibration import Recalibration
+from bayesify.sklearn.recalibration import Recalibration, ensemble_places
 from bayesify.sklearn.units import UnitsPredictive
 
 LEVELS = [0.01, 0.05, 0.5, 0.9, 0.99]
@@ -89,3 +90,19 @@ def test_a_floor_holds_the_probability_of_what_lies_below(transform):
     every = UnitsPredictive(inner, 0.2 * one, one, transform, floor=0.0)
     density = every.log_prob(root.square().unsqueeze(1)).exp() * 2 * root
     assert float(torch.trapezoid(density, root)) + atom == pytest.approx(1, abs=2e-3)
+
+
+def test_places_of_an_ensemble_are_those_of_rows_that_no_member_has_seen():
+    """Noise 1 and members that err by N(0, 1) each: without any pull to the targets both bounds are right, and the mixture's places
+    have the distribution of an ensemble's on new rows; 20,000 rows: a standard error of 0.004, and some dependence."""
+    draw = np.random.default_rng(0)
+    outputs = torch.from_numpy(np.stack((draw.normal(size=(5, 20_000)), np.zeros((5, 20_000))), -1))
+    z = torch.from_numpy(draw.normal(size=(20_000, 1)))
+    found = ensemble_places(HeteroscedasticGaussian().double(), outputs, outputs[:1], z, np.ones(20_000))
+    exact = stats.norm.cdf(z[:, 0].numpy() - outputs[..., 0].numpy()).mean(0)
+    alone = stats.norm.cdf(z[:, 0].numpy() - outputs[0, :, 0].numpy())
+    first, second = found[:20_000], found[20_000:]
+    for level in (0.05, 0.25, 0.75, 0.95):
+        assert np.quantile(second, level) == pytest.approx(np.quantile(exact, level), abs=0.03)
+        inside = sorted(abs(np.quantile(part, level) - 0.5) for part in (exact, first, alone))
+        assert inside == [abs(np.quantile(part, level) - 0.5) for part in (exact, first, alone)]

@@ -17,7 +17,7 @@ from bayesify.predictive.base import Outputs
 from bayesify.predictive.regression import RegressionPredictive
 from bayesify.predictive.transformed import TargetTransform
 from bayesify.priors import Neal
-from bayesify.sklearn.recalibration import Recalibration
+from bayesify.sklearn.recalibration import Recalibration, ensemble_places
 from bayesify.sklearn.rows import Rows
 from bayesify.sklearn.scores import LEVELS as LEVELS_OF_SCORES
 from bayesify.sklearn.scores import Scores
@@ -281,6 +281,7 @@ class _Trained:
         net: One of the networks before training.
         members: The networks.
         prior: Of their weights.
+        every: Outputs of all K networks of each likelihood for all rows, [K, N, outputs].
         outputs: One [1, N, outputs] for each likelihood; 0 for rows that nobody has held out.
         steps: At which each network was best.
     """
@@ -288,6 +289,7 @@ class _Trained:
     net: nn.Module
     members: Members
     prior: Neal
+    every: list[Tensor]
     outputs: list[Tensor]
     steps: tuple[int, ...]
 
@@ -334,7 +336,7 @@ def _train(
         every = members(x.expand(len(nets), -1, -1)).unflatten(0, (len(targets), count))  # [G, K, N, outputs]
     mine = torch.from_numpy(own).unsqueeze(-1).to(every)
     outputs = [(mine * group).sum(0, keepdim=True) for group in every]
-    return _Trained(nets[0], members, Neal(scale), outputs, tuple(int(step) for step in steps))
+    return _Trained(nets[0], members, Neal(scale), list(every), outputs, tuple(int(step) for step in steps))
 
 
 @dataclass(frozen=True)
@@ -360,6 +362,13 @@ class _Numbers:
             u = below + (u - below) * torch.rand(u.shape, generator=generator, dtype=u.dtype)
         single = y.shape[1] == 1 and settings.noise is None
         recalibration = Recalibration.of(u[:, 0].numpy(), rows.weights) if single else Recalibration()
+        if single and likelihood not in COUNTS and len(self.trained.every[self.group]) > 2:
+            z = TargetTransform.scaled(transform, self.shift, self.scale).forward(y)
+            trained, likelihood_of = self.trained, self.trained.members.likelihoods[self.group]
+            places = ensemble_places(
+                likelihood_of, trained.every[self.group], trained.outputs[self.group], z, rows.weights
+            )
+            recalibration = Recalibration.of(places, np.tile(0.5 * rows.weights, 2))
         least = float(rows.y.min())
         floor = -math.inf if least < 0 or y.shape[1] > 1 else 0.5 * least
         found = Scores()
