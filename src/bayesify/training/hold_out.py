@@ -100,21 +100,26 @@ def train_held_out(
 
     total = -(-max_steps // check_every)
     members.train()
-    fit(
-        members,
-        batches,
-        epochs=total,
-        num_data=batches.num_data,
-        kl_weight=batches.num_data / batches.num_examples,
-        num_draws=1,
-        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=learning_rate, betas=(0.9, 0.99), fused=True),
-        scheduler=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(
-            optimizer, total, eta_min=learning_rate / 20
-        ),
-        callbacks=[look],
-        seed=seed,
-        progress=progress,
-    )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # products this small lose time on more, ten times as much beside other work
+    try:
+        fit(
+            members,
+            batches,
+            epochs=total,
+            num_data=batches.num_data,
+            kl_weight=batches.num_data / batches.num_examples,
+            num_draws=1,
+            optimizer=lambda parameters: torch.optim.Adam(parameters, lr=learning_rate, betas=(0.9, 0.99), fused=True),
+            scheduler=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(
+                optimizer, total, eta_min=learning_rate / 20
+            ),
+            callbacks=[look],
+            seed=seed,
+            progress=progress,
+        )
+    finally:
+        torch.set_num_threads(threads)
     with torch.no_grad():
         for name, value in members.named_parameters():
             value.copy_(states[name])
