@@ -21,7 +21,6 @@ from bayesify.datasets import images
 from bayesify.predictive.base import Outputs
 from benchmarks.timing import ratios, record
 
-IMAGES = 1000
 NUM_DRAWS = 16
 
 
@@ -50,7 +49,7 @@ def train(folder: Path, device: str, epochs: int) -> None:
     bayesify.save(bnn, folder / "inducing.safetensors")
 
 
-def measure(folder: Path) -> None:
+def measure(folder: Path, images_used: int) -> None:
     """Export with 1 and 16 draws, compare with torch, time."""
     import onnxruntime
 
@@ -58,7 +57,7 @@ def measure(folder: Path) -> None:
 
     bnn = bayesify.load(folder / "inducing.safetensors", network()).eval()
     net = bnn.mean_network().eval()
-    x, y = (part[:IMAGES] for part in tensors(train=False))
+    x, y = (part[:images_used] for part in tensors(train=False))
     figures: dict[str, float] = {"network_megabytes": round(4 * bayesify.count_parameters(net) / 1e6, 3)}
     one = x[:1].numpy()
     sessions = {}
@@ -92,7 +91,7 @@ def measure(folder: Path) -> None:
     for kind, found in probs.items():
         prediction = likelihoods.Categorical().predictive(Outputs(kept=found.log().unsqueeze(0)))
         figures |= {f"{kind}_{key}": round(float(value), 5) for key, value in metrics.evaluate(prediction, y).items()}
-    record("onnx_sampling_cpu", figures, images=IMAGES, draws=NUM_DRAWS, onnxruntime=onnxruntime.__version__)
+    record("onnx_sampling_cpu", figures, images=images_used, draws=NUM_DRAWS, onnxruntime=onnxruntime.__version__)
 
 
 def main() -> None:
@@ -101,11 +100,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--images", type=int, default=500)
     given = parser.parse_args()
     if given.stage == "train":
         train(given.folder, given.device, given.epochs)
     else:
-        measure(given.folder)
+        measure(given.folder, given.images)
 
 
 if __name__ == "__main__":

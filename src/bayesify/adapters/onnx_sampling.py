@@ -39,7 +39,8 @@ _MULTIPLIERS = (0x7FEB352D, 0x846CA68B)
 _GOLDEN = 0x9E3779B9
 
 _DECOMPOSITIONS: dict[Any, Any] = {
-    torch.ops.aten._foreach_addcmul.Scalar: lambda *lists: [torch.addcmul(*each) for each in zip(*lists, strict=True)],
+    getattr(torch.ops.aten, name).Scalar: lambda *lists: [torch.addcmul(*each) for each in zip(*lists, strict=True)]
+    for name in ("_foreach_addcmul",)
 }
 
 

@@ -58,7 +58,9 @@ def test_means_and_kls_are_the_library_s(kind: str, prior: str, monkeypatch: pyt
     stack = StackedNetworks(Design(SIZES, (kind,) * 3, prior, points=6), x, y, seed=1)
     monkeypatch.setattr(stacked, "standard_normal", lambda count, like, generator=None: like.new_zeros(count))
     monkeypatch.setattr(
-        DrawRequest, "normals", lambda self, sizes, like: [like.new_zeros(self.num_draws, size) for size in sizes]
+        DrawRequest,
+        "normals",
+        lambda self, sizes, like, tile=1: [like.new_zeros(self.num_draws, size) for size in sizes],
     )
     drawn = stack.draw(1)
     for replica in range(2):

@@ -77,7 +77,7 @@ class Given:
         taken, self.rest = self.rest[:count], self.rest[count:]
         return taken
 
-    def normals(self, sizes: list[int], like: Tensor) -> list[Tensor]:
+    def normals(self, sizes: list[int], like: Tensor, tile: int = 1) -> list[Tensor]:
         return [self.take(size).view(1, size) for size in sizes]
 
     def uniform(self, count: int, device: Any) -> Tensor:
