@@ -193,6 +193,8 @@ def test_an_output_of_a_network_that_has_one() -> None:
 
 def run(tmp_path: Path, share: float, seed: int, seconds: float) -> list[list[str]]:
     """The calls in a process of its own, which may be stopped."""
+    for module in ("arviz", "lightning", "onnx", "torchmetrics"):
+        pytest.importorskip(module)  # it calls the adapters too
     out = tmp_path / "found.json"
     program = [sys.executable, str(SUPPORT / "fuzz_arguments.py"), str(out), str(share), str(seed), str(tmp_path)]
     subprocess.run(program, check=True, timeout=seconds, capture_output=True)
