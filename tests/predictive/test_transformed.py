@@ -135,3 +135,22 @@ def test_shift_and_scale_are_exact() -> None:
 def test_targets_without_a_transform(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=rf"'{name}' takes targets .* the smallest is {value:g}; use 'yeo_johnson'"):
         TargetTransform.fit(name, torch.tensor([[1.0], [value]]))  # type: ignore[arg-type]
+
+
+class Kinked(TransformedPredictive):
+    """Quantiles that stop rising beyond the middle, as after a recalibration that cuts tails."""
+
+    def _inner_quantiles(self, q):
+        levels = torch.as_tensor(q, dtype=torch.float64).clamp(0.05, 0.95)
+        return super()._inner_quantiles(levels.tolist())
+
+
+def test_crps_where_quantiles_have_kinks() -> None:
+    base, _ = inner(3)
+    transform = TargetTransform.fit("sqrt", torch.tensor(np.random.default_rng(1).lognormal(3.0, 0.5, (100, 1))))
+    prediction = Kinked(base, transform)
+    y = torch.tensor([0.5, 10.0, 20.0, 40.0, 90.0], dtype=torch.float64)
+    levels = (torch.arange(4000, dtype=torch.float64) + 0.5) / 4000
+    errors = y - prediction.quantile(levels.tolist())[..., 0]
+    pinball = torch.where(errors > 0, levels[:, None] * errors, (levels[:, None] - 1) * errors)
+    np.testing.assert_allclose(prediction.crps(y)[:, 0].numpy(), 2 * pinball.mean(0).numpy(), rtol=5e-3)

@@ -246,7 +246,9 @@ class TransformedPredictive(RegressionPredictive):
         z = self._inner_quantiles(torch.special.ndtr(coarse).tolist())
         fine = torch.linspace(-reach, reach, (len(coarse) - 1) * PARTS + 1, dtype=torch.float64)
         matrix = _cubic(coarse, fine).to(z)
-        return fine.to(z.device), self._to_targets(torch.einsum("fc,c...->f...", matrix, z))
+        # Cubics through quantiles with a kink, as recalibration makes them, go down in places; quantiles do not.
+        rising = torch.einsum("fc,c...->f...", matrix, z).cummax(0).values
+        return fine.to(z.device), self._to_targets(rising)
 
     @cached_property
     def _moments(self) -> tuple[Tensor, Tensor, Tensor]:
