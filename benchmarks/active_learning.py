@@ -7,7 +7,7 @@ trained on all of the pool's labels. `kl_weight=1e-3` is by a look at test accur
 labels gave chance. Each round is appended to `--rounds`; a killed run goes on from its file in `--folder`.
 
 python -m benchmarks.active_learning --workers 4                       # a GPU
-python -m benchmarks.active_learning --small --folder /tmp/al --rounds /tmp/al.jsonl --no-summary
+python -m benchmarks.active_learning --small --folder build/al --rounds build/al.jsonl --no-summary
 """
 
 from __future__ import annotations

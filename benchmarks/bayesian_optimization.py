@@ -6,7 +6,7 @@ layers of 50 tanh units, the prior `Neal(2.0)` and a noise variance of 1e-3; the
 Monte Carlo chains go on from the batch before. Runs are appended to `--runs` as they finish; those found there are not repeated.
 
 python -m benchmarks.bayesian_optimization --workers 5
-python -m benchmarks.bayesian_optimization --seeds 1 --problems branin --methods gp ensemble --runs /tmp/runs.jsonl
+python -m benchmarks.bayesian_optimization --seeds 1 --problems branin --methods gp ensemble --runs build/runs.jsonl
 """
 
 from __future__ import annotations
