@@ -51,6 +51,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         likelihood: p(y | outputs), or `None`.
         prior: p(weights).
         output: Which of several outputs the likelihood is about.
+        share_frozen: Whether frozen parameters are those of `net` itself and not copies.
 
     Attributes:
         network: The copy; the slots of weights under the posterior are empty.
@@ -69,6 +70,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         likelihood: Likelihood | None,
         prior: Prior,
         output: str | int | None = None,
+        share_frozen: bool = False,
     ) -> None:
         super().__init__()
         known = catalog(net)
@@ -79,7 +81,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
                 f"bayesianize: {name} is float16, which cannot hold small standard deviations; "
                 "use net.float() or net.bfloat16(), and autocast for speed"
             )
-        self.network = copy_network(net, "bayesianize")
+        self.network = copy_network(net, "bayesianize", share_frozen=share_frozen)
         self._catalog = known
         self._left = selection.left
         self._selectors = [selector for selector, _ in selection.taken]

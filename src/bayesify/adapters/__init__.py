@@ -1,4 +1,4 @@
-"""Bridges to other libraries, each loaded when it is asked for: Lightning, transformers, torchmetrics, ArviZ, ONNX, BoTorch.
+"""Bridges to other libraries, each loaded when it is asked for: Lightning, transformers, peft, torchmetrics, ArviZ, ONNX, BoTorch.
 
 Asking for a name loads the package that it is for, and says which extra brings it where it is not installed.
 """
@@ -11,7 +11,9 @@ _HOMES = {
     "PredictiveScores": "lightning",
     "BayesianTrainer": "transformers",
     "bayesianize_head": "transformers",
-    "bayesianize_lora": "transformers",
+    "bayesianize_lora": "lora",
+    "Generation": "generation",
+    "generate": "generation",
     "Accuracy": "torchmetrics",
     "BrierScore": "torchmetrics",
     "CRPS": "torchmetrics",

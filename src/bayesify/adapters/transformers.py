@@ -1,9 +1,9 @@
-"""Hugging Face models: a Bayesian last layer or Bayesian LoRA weights, trained by `transformers.Trainer`."""
+"""Hugging Face models: a Bayesian last layer, and training of any Bayesian network by `transformers.Trainer`."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -54,35 +54,6 @@ def bayesianize_head(
                 f"({', '.join(children)}); name its last layer with head="
             )
     return bayesianize(model, {head: make_posterior(posterior)}, likelihood=likelihood, prior=prior, output="logits")
-
-
-def bayesianize_lora(
-    model: nn.Module,
-    posterior: Any = "mean_field",
-    *,
-    names: Sequence[str] = ("*lora_*",),
-    likelihood: Likelihood | str | Mapping[str, Any] | None = "categorical",
-    prior: Prior | str | Mapping[str, Any] | None = None,
-) -> BayesianNetwork:
-    r"""A model whose low-rank updates alone are Bayesian: $W + \frac{\alpha}{r} B A$ with A and B drawn, W as it is.
-
-    Weights are found by name, so that it does not matter who put them there: peft, which calls them `lora_A` and `lora_B`, or
-    a module of your own. Frozen weights stay frozen; others, such as a new head, stay trainable point estimates.
-
-    Args:
-        model: What `peft.get_peft_model` returns, or any module with low-rank weights. It is copied.
-        posterior: For these weights: an instance, a name, or a dict with its name and options.
-        names: Globs of the weights' names.
-        likelihood: p(y | logits).
-        prior: p(weights); `Neal(4.0)` by default.
-
-    Raises:
-        ValueError: If a glob matches nothing, or only frozen weights.
-    """
-    if isinstance(names, str) or not names:
-        raise ValueError(f"bayesianize_lora: names={names!r}; give a tuple of globs, such as ('*lora_*',)")
-    chosen = {name: make_posterior(posterior) for name in names}
-    return bayesianize(model, chosen, likelihood=likelihood, prior=prior, output="logits")
 
 
 class TrainerModel(nn.Module):

@@ -128,7 +128,7 @@ def rows_within(
     Measured by one pass of one draw over a few examples that adds up the bytes of every tensor it makes, which
     is more than what is alive at one time. `buffers` are those of the first draw.
     """
-    num_draws = count_draws(values) if runner.mode(count_draws(values)) == "vmap" else 1
+    num_draws = count_draws(values) if runner.mode(count_draws(values)) in ("vmap", "rows") else 1
     per_row, output = count_activation_bytes(runner, args, kwargs, {**at(values, 0), **(buffers or {})})
     return max(1, math.floor(budget / max(1, per_row * num_draws))), output
 

@@ -1,4 +1,4 @@
-"""How draws run through a network: one at a time, all at once by `vmap`, or in a loop; the caller never chooses."""
+"""How draws run through a network: one at a time, all at once by `vmap` or as rows of a batch, or in a loop."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from bayesify.running.kernels import without_cudnn
 from bayesify.running.light_copies import LightCopy
 from bayesify.running.memory import batch_size
 from bayesify.running.outputs import WeightDict, as_tree, count_draws, each, stack
+from bayesify.running.row_draws import NotByRows, as_rows, can_take_rows, split_draws
 from bayesify.weights.catalog import Weight, owner_of, refresh_recurrent
 from bayesify.weights.structured import LocalWeight, StructuredWeight
 
-Mode = Literal["single", "vmap", "loop"]
+Mode = Literal["single", "vmap", "rows", "loop"]
 Result = TypeVar("Result")
 
 _REFUSED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -111,7 +112,13 @@ class Runner:
         return original if self._copy is None else self._copy[original]
 
     def call(
-        self, values: WeightDict, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, protect: bool = True
+        self,
+        values: WeightDict,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        protect: bool = True,
+        method: str = "__call__",
     ) -> Any:
         """One forward pass with one draw.
 
@@ -120,6 +127,7 @@ class Runner:
             args: Positional inputs of the network.
             kwargs: Keyword inputs of the network.
             protect: Whether the network gets copies of the inputs, which it may change in place.
+            method: Of the network, such as `"generate"`; the forward pass by default.
         """
         if protect:
             args, kwargs = Untouched(args, kwargs).take()
@@ -134,13 +142,15 @@ class Runner:
         if torch.compiler.is_compiling():
             return torch.func.functional_call(self.network, named, args, dict(kwargs), tie_weights=False)
         if self._is_alone:
-            return self._run_with(named, args, kwargs)
+            return self._run_with(named, args, kwargs, method)
         with self.alone(hooks=False) as own:
-            output = own._run_with(named, args, kwargs)
+            output = own._run_with(named, args, kwargs, method)
             own._give_back()
         return output
 
-    def _run_with(self, named: dict[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _run_with(
+        self, named: dict[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any], method: str
+    ) -> Any:
         recurrent = self._is_recurrent()
         before = []
         for name, value in named.items():
@@ -154,7 +164,7 @@ class Runner:
             refresh_recurrent(self.network)
         try:
             with without_cudnn() if recurrent and self._needs_plain_recurrence(named) else nullcontext():
-                return self.network(*args, **kwargs)
+                return getattr(self.network, method)(*args, **kwargs)
         finally:
             for slots, leaf, value in reversed(before):
                 slots[leaf] = value
@@ -183,7 +193,7 @@ class Runner:
 
         One draw needs no `vmap`. Recurrent modules and cells, attention, `EmbeddingBag`, and BatchNorm in training mode
         have no batching rule, or one that loops inside with a warning; a transformer that returns a cache of keys and values
-        returns an object that `vmap` cannot. A convolution
+        returns an object that `vmap` cannot: its draws are rows of one batch where they are weights of linear layers. A convolution
         whose kernel differs between draws becomes a grouped convolution, which is slower than a loop on CPU and GPU.
         Everything else gains from `vmap`; where it is refused, the loop takes over.
         """
@@ -191,7 +201,7 @@ class Runner:
             return "single"
         if self._is_recurrent() or self._origin in _REFUSED:
             return "loop"
-        if any(isinstance(module, _NO_BATCHING_RULE) or _keeps_cache(module) for module in self._modules()):
+        if any(isinstance(module, _NO_BATCHING_RULE) for module in self._modules()):
             return "loop"
         if any(weight.kind == "matrix" and len(weight.shape) > 2 for weight in self.weights.values()):
             return "loop"
@@ -200,6 +210,8 @@ class Runner:
                 training = module.training and not self.evaluate
                 if training or module.running_mean is None:
                     return "loop"
+        if any(_keeps_cache(module) for module in self._modules()):
+            return "rows" if can_take_rows(self.network, self.weights) else "loop"
         return "vmap"
 
     def run(
@@ -245,6 +257,11 @@ class Runner:
         mode = mode or self.mode(num_draws)
         if any(isinstance(value, StructuredWeight) and not value.batchable for value in values.values()):
             mode = "single" if num_draws == 1 else "loop"
+        if mode == "rows" and not buffers and not any(isinstance(value, StructuredWeight) for value in values.values()):
+            try:
+                return self._rows(values, args, kwargs)
+            except NotByRows:
+                _REFUSED.add(self._origin)
         if mode != "vmap":
             return self._loop(values, args, kwargs, buffers)
         together = {name: torch.stack([part[name] for part in buffers]) for name in buffers[0]} if buffers else {}
@@ -271,6 +288,11 @@ class Runner:
 
         outputs = torch.func.vmap(one, chunk_size=chunk_size, randomness="different")(dict(values))
         return rebuild[0](outputs)
+
+    def _rows(self, values: WeightDict, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        num_draws, rows = count_draws(values), count_draws(values) * batch_size(args, kwargs)
+        tree, build = as_tree(self.call(*as_rows(values, args, kwargs), protect=False))
+        return build(split_draws(tree, num_draws, rows))
 
     def _loop(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from numbers import Integral
 from random import Random
 from typing import Any, ClassVar
@@ -178,14 +179,22 @@ class _Names(Selector):
         self.names = list(names)
 
     def _checked(self, candidates: Candidates) -> Sequence[str]:
+        chosen: dict[str, None] = {}
         for name in self.names:
+            if any(sign in name for sign in "*?["):
+                matched = [known for known in candidates.weights if fnmatchcase(known, name)]
+                if not matched:
+                    raise ValueError(f"subnetwork: {name!r} matches no trainable parameter of the network")
+                chosen |= dict.fromkeys(matched)
+                continue
+            chosen[name] = None
             if name in candidates.frozen:
                 raise ValueError(f"subnetwork: {name} is frozen (requires_grad=False); leave it out, or unfreeze it")
             if name not in candidates.weights:
                 raise ValueError(
                     f"subnetwork: the network has no parameter {name!r}; it has {', '.join(candidates.weights)}"
                 )
-        return self.names
+        return list(chosen)
 
     def count(self, candidates: Candidates) -> int:
         return len(self.select(candidates))
@@ -395,7 +404,7 @@ def from_names(names: Sequence[str]) -> Selector:
     """Whole parameters by their `named_parameters()` names.
 
     Args:
-        names: At least one.
+        names: At least one name or glob, such as `"*lora_*"`, which takes the trainable ones that it matches.
     """
     return _Names(names)
 

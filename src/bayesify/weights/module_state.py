@@ -54,14 +54,15 @@ def put_tensors(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     module.load_state_dict({names[name]: value for name, value in state.items()})
 
 
-def copy_network(net: nn.Module, owner: str) -> nn.Module:
-    """A copy of a network that shares nothing with it.
+def copy_network(net: nn.Module, owner: str, *, share_frozen: bool = False) -> nn.Module:
+    """A copy of a network that shares nothing with it, or its frozen parameters only.
 
     Raises:
         ValueError: If a module holds a tensor that was computed from others, which cannot be copied.
     """
     try:
-        return copy.deepcopy(net)
+        frozen = [value for value in net.parameters() if share_frozen and not value.requires_grad]
+        return copy.deepcopy(net, {id(value): value for value in frozen})
     except RuntimeError as error:
         for path, module in net.named_modules():
             for name, value in vars(module).items():

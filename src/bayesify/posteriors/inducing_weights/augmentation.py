@@ -102,9 +102,11 @@ def network_start(m_r: int, m_c: int, matrix: Tensor, whiten: bool) -> tuple[Ten
     With `[W b] / sigma = P S Q^T` cut to that rank, Z_r = P^T and Z_c = Q^T have orthonormal rows, so Psi is
     $(1 + D^2) I$ and $U = (1 + D^2)^2 S$ ($(1 + D^2) S$ if whitened) gives the mean exactly for any D. Rows of Z beyond the
     rank are random in the orthogonal complement, where there is one, and meet zeros in U: they change nothing at the
-    start and can learn.
+    start and can learn. So are all rows for a matrix of zeros, such as a fresh adapter's, which prefers no entries to others.
     """
-    p, s, qt = torch.linalg.svd(matrix.double(), full_matrices=False)
+    basis = matrix if matrix.any() else torch.randn_like(matrix)
+    p, s, qt = torch.linalg.svd(basis.double(), full_matrices=False)
+    s = s if matrix.any() else torch.zeros_like(s)
     rank = min(m_r, m_c, s.shape[0])
 
     def rows(basis: Tensor, count: int) -> Tensor:

@@ -1,0 +1,357 @@
+"""Fine-tuning by low-rank adapters: accuracy, NLL and calibration of plain LoRA and of posteriors over the adapter's weights.
+
+A language model of bytes is trained from scratch on Python's standard library. Adapters of rank 8 beside its attention maps then
+learn from 256 snippets of torch's source which of eight folders each is from. Everything else is frozen, so that what is trained
+is what is Bayesian. Settings were chosen (`--choose`) with other seeds and on files that neither training nor test has.
+
+python -m benchmarks.lora --file build/lora.jsonl                                   # the table; three seeds, a GPU
+python -m benchmarks.lora --choose --file build/choices.jsonl                       # settings, on other files
+python -m benchmarks.lora --cost                                                    # time and memory of a step, a GPU
+python -m benchmarks.lora --model NAME_OR_PATH --data TABLE.csv --file build/mine.jsonl  # your model; columns text and label
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import csv
+import hashlib
+import itertools
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+import bayesify
+from bayesify import Laplace, likelihoods, metrics, posteriors, priors
+from bayesify.adapters import bayesianize_lora
+from bayesify.adapters.extras import load
+
+from .lora_model import CLASSES, Decoder, pretrain, python_text, snippets, with_adapters
+from .timing import adam_step, clock, record, synchronize
+
+DRAWS, MEMBERS = 32, 5
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a method trains.
+
+    Args:
+        posterior: Of the adapter's weights.
+        epochs: Passes over the examples.
+        rate: Learning rate.
+        kl_weight: Factor on the KL.
+        scale: Of the prior.
+        map_epochs: Passes in which only the mean is trained, before the others.
+    """
+
+    posterior: Any
+    epochs: int = 40
+    rate: float = 3e-3
+    kl_weight: float = 1.0
+    scale: float = 0.5
+    map_epochs: int = 0
+
+
+SETTINGS = {
+    "LoRA": Setting("point", kl_weight=0.0),
+    "dropout": Setting(posteriors.Dropout(0.1, first_layer=True), kl_weight=0.0),
+    "ensemble": Setting(posteriors.Ensemble(MEMBERS), kl_weight=0.0),
+    "mean-field": Setting("mean_field"),
+    "k-tied": Setting(posteriors.KTied(1)),
+    "inducing": Setting("inducing"),
+}
+LAPLACE = {"Laplace, LoRA": ["*lora_*"], "Laplace, last layer": ["*head*", "*classifier*", "*score*"]}
+METHODS = (*SETTINGS, *LAPLACE)
+
+
+class Rows(Dataset[Any]):
+    """Inputs, a tensor or a dict of tensors, and labels."""
+
+    def __init__(self, x: Any, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, index: int) -> Any:
+        return ({key: part[index] for key, part in self.x.items()} if isinstance(self.x, dict) else self.x[index]), self.y[index]
+
+
+@dataclass
+class Problem:
+    """A model with fresh adapters for each seed, and examples.
+
+    Args:
+        make: The model, by seed.
+        train: Examples to learn from, by seed.
+        test: Examples to judge by.
+        names: Globs of the weights under the posterior.
+    """
+
+    make: Callable[[int], nn.Module]
+    train: Callable[[int], Rows]
+    test: Rows
+    names: tuple[str, ...] = ("*lora_*",)
+
+
+def base_model(folder: Path, width: int, depth: int, length: int, steps: int, batch: int, device: str) -> Decoder:
+    """The language model, trained once and kept in a file."""
+    torch.manual_seed(0)
+    decoder = Decoder(width, depth, width // 64 or 1, length).to(device)
+    text = python_text()
+    key = hashlib.sha256(bytes(text.numpy()) + repr((width, depth, length, steps, batch)).encode()).hexdigest()[:16]
+    path = folder / f"lora-base-{key}.pt"
+    if path.exists():
+        decoder.load_state_dict(torch.load(path, map_location=device))
+    else:
+        begin, losses = time.perf_counter(), pretrain(decoder, text, steps, batch, length)
+        print("pretraining:", losses, f"{time.perf_counter() - begin:.0f} s", flush=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save(decoder.state_dict(), path)
+    return decoder.eval()
+
+
+def own_problem(base: Decoder, split: str, count: int, tests: int, length: int, device: str) -> Problem:
+    def make(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return with_adapters(copy.deepcopy(base).cpu(), 8, 16.0, len(CLASSES)).to(device)
+
+    def rows(name: str, number: int, seed: int) -> Rows:
+        x, y = snippets(name, number, length, seed)
+        return Rows(x.to(device), y.to(device))
+
+    return Problem(make, lambda seed: rows("train", count, seed), rows(split, tests, 0))
+
+
+def user_problem(model: str, data: Path, count: int, length: int, device: str) -> Problem:
+    """A model of transformers with peft's adapters; rows of a table: `count` of each seed's shuffling train, a fifth of all tests."""
+    transformers = load("transformers", extra="lora", owner="benchmarks.lora")
+    peft = load("peft", extra="lora", owner="benchmarks.lora")
+    with data.open(newline="") as lines:
+        table = [(row["text"], row["label"]) for row in csv.DictReader(lines)]
+    random.Random(0).shuffle(table)
+    labels = sorted({label for _, label in table})
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+
+    def rows(part: list[tuple[str, str]]) -> Rows:
+        options = {"truncation": True, "max_length": length, "padding": "max_length", "return_tensors": "pt"}
+        encoded = tokenizer([text for text, _ in part], **options)
+        x = {key: encoded[key].to(device) for key in ("input_ids", "attention_mask")}
+        return Rows(x, torch.tensor([labels.index(label) for _, label in part], device=device))
+
+    def make(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        network = transformers.AutoModelForSequenceClassification.from_pretrained(model, num_labels=len(labels))
+        network.config.pad_token_id = tokenizer.pad_token_id
+        config = peft.LoraConfig(task_type="SEQ_CLS", r=8, lora_alpha=16, target_modules="all-linear")
+        return peft.get_peft_model(network, config).to(device).eval()
+
+    tests = len(table) // 5
+    names = ("*lora_*", "*modules_to_save*")
+    return Problem(make, lambda seed: rows(random.Random(seed).sample(table[tests:], count)), rows(table[:tests]), names)
+
+
+def trained(problem: Problem, setting: Setting, seed: int) -> bayesify.BayesianNetwork:
+    torch.manual_seed(seed)
+    model = problem.make(seed)
+    options = {"likelihood": likelihoods.Categorical(), "prior": priors.Neal(setting.scale), "names": problem.names}
+    bnn = bayesianize_lora(model, setting.posterior, **options)
+    loader = DataLoader(problem.train(seed), batch_size=32, shuffle=True, drop_last=True)
+    bayesify.fit(
+        bnn,
+        loader,
+        epochs=setting.epochs,
+        map_epochs=setting.map_epochs,
+        learning_rate=setting.rate,
+        kl_weight=setting.kl_weight,
+        seed=seed,
+        progress=False,
+    )
+    return bnn
+
+
+def scores(predict: Callable[[Any], Any], test: Rows) -> dict[str, float]:
+    found = metrics.evaluate(predict(test.x), test.y)
+    return {key: round(found[key], 4) for key in ("accuracy", "nll", "ece", "brier")}
+
+
+def judged(bnn: bayesify.BayesianNetwork, test: Rows) -> dict[str, float]:
+    found = scores(lambda x: bnn.predict(x, DRAWS, generator=torch.Generator().manual_seed(0), memory="4GiB"), test)
+    weights = sum(weight.numel for weight in bnn.weights.values())
+    return {**found, "numbers per weight": round(bayesify.count_parameters(bnn.posteriors) / weights, 4)}
+
+
+def curved(model: nn.Module, globs: list[str], problem: Problem, seed: int, **options: Any) -> dict[str, Any]:
+    """Laplace over some of a trained model's weights: variance without training, the prior precision by the evidence."""
+    names = [name for name, _ in model.named_parameters()]
+    chosen = [name for name in names if any(Path(name).match(glob) for glob in globs)]
+    for name, value in model.named_parameters():
+        value.requires_grad_(name in chosen)
+    laplace = Laplace(model, "categorical", chosen, memory="4GiB", **options)
+    laplace.fit(DataLoader(problem.train(seed), batch_size=32))
+    factor = laplace.tune_prior_precision()
+    found = scores(lambda x: laplace.predict(x, generator=torch.Generator().manual_seed(0)), problem.test)
+    return {**found, "prior factor": round(factor, 5), "log evidence": round(float(laplace.log_evidence()), 1)}
+
+
+def run(problem: Problem, methods: Iterable[str], seeds: Iterable[int]) -> Iterator[dict[str, Any]]:
+    """The table's rows, one for each method and seed."""
+    for seed in seeds:
+        plain = None
+        for method in methods:
+            begin = time.perf_counter()
+            if method in SETTINGS:
+                bnn = trained(problem, SETTINGS[method], seed)
+                found = judged(bnn, problem.test)
+                plain = bnn.mean_network() if method == "LoRA" else plain
+            else:
+                if plain is None:
+                    plain = trained(problem, SETTINGS["LoRA"], seed).mean_network()
+                found = curved(plain, LAPLACE[method], problem, seed, covariance="kronecker", num_samples=4)
+            yield {"method": method, "seed": seed, **found, "seconds": round(time.perf_counter() - begin, 1)}
+
+
+def choices(problem: Problem, methods: Iterable[str], seeds: Iterable[int]) -> Iterator[dict[str, Any]]:
+    """Settings by seed: for plain LoRA its epochs and rate, for the others prior, KL weight and a start by MAP too."""
+    grid: list[tuple[str, dict[str, Any]]] = []
+    for method in methods:
+        if method == "LoRA":
+            grid += [(method, {"epochs": epochs, "rate": rate}) for epochs in (20, 60) for rate in (1e-3, 3e-3)]
+            continue
+        for kl_weight, scale, map_epochs, rate in itertools.product((1.0, 0.1), (0.5, 0.2, 1.0), (0, 20), (3e-3, 1e-2)):
+            change = {"kl_weight": kl_weight, "scale": scale, "map_epochs": map_epochs, "rate": rate}
+            grid.append((method, {**change, "epochs": 60 - map_epochs}))
+    for seed in seeds:
+        for method, change in grid:
+            begin = time.perf_counter()
+            found = judged(trained(problem, replace(SETTINGS[method], **change), seed), problem.test)
+            yield {"method": method, "seed": seed, **change, **found, "seconds": round(time.perf_counter() - begin, 1)}
+
+
+def cost(device: str, width: int = 768, depth: int = 12, length: int = 512, batch: int = 16, vocabulary: int = 32_000) -> Any:
+    """Time and peak memory of a step of a model of GPT-2's shape, in bfloat16 by autocast, beside plain LoRA's."""
+    torch.manual_seed(0)
+    model = with_adapters(Decoder(width, depth, width // 64, length, vocabulary).to(device), 8, 16.0).to(device)
+    tokens = torch.randint(vocabulary, (batch, length + 1), device=device)
+    x, y = tokens[:, :-1], tokens[:, 1:]
+
+    def plain() -> Tensor:
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            return F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+
+    def bayesian(bnn: bayesify.BayesianNetwork) -> Callable[[], Tensor]:
+        def loss() -> Tensor:
+            with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+                return -bnn.elbo(x, y, num_data=10_000) / 10_000 / length
+
+        return loss
+
+    steps, networks = {"LoRA": adam_step(model, plain)}, {}
+    for method in ("mean-field", "k-tied", "inducing"):
+        networks[method] = bayesianize_lora(model, SETTINGS[method].posterior)
+        steps[method] = adam_step(networks[method], bayesian(networks[method]))
+    times: dict[str, list[float]] = {method: [] for method in steps}
+    for method, step in steps.items():  # optimizers make their state
+        step()
+        step()
+    figures: dict[str, Any] = {}
+    for _ in range(20):
+        for method, step in steps.items():
+            times[method].append(clock(step))
+    for method, step in steps.items():
+        found = {"ms": round(1e3 * statistics.median(times[method]), 3)}
+        if device == "cuda":
+            synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            step()
+            synchronize()
+            found["peak MiB"] = round(torch.cuda.max_memory_allocated() / 2**20, 1)
+        figures[method] = found
+    for method in networks:
+        ratio = [step / base for step, base in zip(times[method], times["LoRA"], strict=True)]
+        figures[method]["time"] = round(statistics.median(ratio), 4)
+        if device == "cuda":
+            figures[method]["memory"] = round(figures[method]["peak MiB"] / figures["LoRA"]["peak MiB"], 4)
+        weights = sum(weight.numel for weight in networks[method].weights.values())
+        figures[method]["numbers per weight"] = round(bayesify.count_parameters(networks[method].posteriors) / weights, 4)
+    return figures
+
+
+def table(figures: dict[str, Any]) -> str:
+    """The guide's table, in Markdown: means over seeds, ECE of each seed."""
+    rows = ["| | accuracy | NLL | ECE | ECE by seed | numbers per adapter weight |", "| --- | --- | --- | --- | --- | --- |"]
+    for method in METHODS:
+        found = [entry for entry in figures["rows"] if entry["method"] == method]
+        if not found:
+            continue
+        mean = {key: statistics.mean(entry[key] for entry in found) for key in ("accuracy", "nll", "ece")}
+        each = ", ".join(f"{entry['ece']:.3f}" for entry in found)
+        numbers = f"{found[0]['numbers per weight']:.2f}" if "numbers per weight" in found[0] else "curvature"
+        rows.append(f"| {method} | {mean['accuracy']:.3f} | {mean['nll']:.3f} | {mean['ece']:.3f} | {each} | {numbers} |")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--file", type=Path, default=Path("build/lora.jsonl"), help="each run is appended to it")
+    parser.add_argument("--folder", type=Path, default=Path("build"), help="the language model is kept there")
+    parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--choose", action="store_true")
+    parser.add_argument("--choice-files", action="store_true", help="judge on the files of --choose")
+    parser.add_argument("--cost", action="store_true")
+    parser.add_argument("--small", action="store_true", help="a model that a CPU trains in a minute")
+    parser.add_argument("--model", help="a name or path that transformers loads")
+    parser.add_argument("--data", type=Path, help="a CSV file with columns text and label")
+    parser.add_argument("--count", type=int, default=256, help="training examples")
+    parser.add_argument("--length", type=int, default=128, help="tokens of an example")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--summary", action="store_true", help="write the committed summary")
+    given = parser.parse_args()
+    if given.cost:
+        small = {"width": 64, "depth": 2, "length": 32, "batch": 4, "vocabulary": 256} if given.small else {}
+        figures = cost(given.device, **small)
+        print(json.dumps(figures), flush=True)
+        if given.summary:
+            record("lora_cost", figures)
+        return
+    if given.model:
+        if given.data is None:
+            parser.error("--model needs --data, a CSV file with columns text and label")
+        problem = user_problem(given.model, given.data, given.count, given.length, given.device)
+    else:
+        shape = (64, 2, given.length, 300, 16) if given.small else (256, 6, given.length, 4000, 128)
+        base = base_model(given.folder, *shape, given.device)
+        tests = 400 if given.small else 4000
+        split = "choice" if given.choose or given.choice_files else "test"
+        problem = own_problem(base, split, given.count, tests, given.length, given.device)
+    given.file.parent.mkdir(parents=True, exist_ok=True)
+    first = given.first_seed + (100 if given.choose else 0)
+    seeds = range(first, first + given.seeds)
+    lines = []
+    for entry in choices(problem, given.methods, seeds) if given.choose else run(problem, given.methods, seeds):
+        lines.append(entry)
+        with given.file.open("a") as file:
+            file.write(json.dumps(entry) + "\n")
+        print(json.dumps(entry), flush=True)
+    if not given.choose:
+        print(table({"rows": lines}))
+        if given.summary:
+            record("lora", {"rows": lines})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""Several draws in one batch: each draw has rows of its own, so that a network runs once, with its caches, for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from bayesify.running.memory import batch_size
+from bayesify.running.outputs import WeightDict
+from bayesify.weights.catalog import Weight, owner_of
+from bayesify.weights.structured import StructuredWeight
+
+
+class NotByRows(RuntimeError):
+    """A network does something with a drawn weight, or with its batch, for which rows of one batch cannot be told apart."""
+
+
+class RowWeight(StructuredWeight):
+    r"""S draws of a linear map's weight, the s-th for the s-th block of rows of a batch: $y_{sb} = W_s x_{sb}$.
+
+    Shapes:
+        draws_: [S, *shape]; the weight itself has the shape of one draw.
+
+    Attributes:
+        draws_: The draws.
+        rows_: S B, the length of the batch.
+    """
+
+    draws_: Tensor
+    rows_: int
+
+    @classmethod
+    def of(cls, draws: Tensor, rows: int) -> Self:
+        """From draws [S, *shape], for a batch of so many rows."""
+        made = cls.wrap(draws.shape[1:], draws)
+        made.draws_, made.rows_ = draws, rows
+        return made
+
+    def components(self) -> tuple[Tensor, ...]:
+        """The draws."""
+        return (self.draws_,)
+
+    def static(self) -> int:
+        """The length of the batch."""
+        return self.rows_
+
+    @classmethod
+    def from_components(cls, components: list[Tensor], static: Any) -> Self:
+        """See `StructuredWeight`."""
+        return cls.of(components[0], static)
+
+    def materialize(self) -> Tensor:
+        """There is no one tensor that it stands for."""
+        raise NotByRows("a drawn weight is used by another function than torch.nn.functional.linear")
+
+
+@RowWeight.rule(F.linear)
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    given = weight if isinstance(weight, RowWeight) else bias
+    assert isinstance(given, RowWeight)
+    if isinstance(x, RowWeight) or x.ndim < 2 or x.shape[0] != given.rows_:
+        raise NotByRows(f"a linear map under the posterior gets a tensor of shape {tuple(x.shape)}, not the batch's rows")
+    parts = x.reshape(len(given.draws_), -1, x.shape[-1])  # [S, B ..., d_in]
+    found = torch.bmm(parts, weight.draws_.mT) if isinstance(weight, RowWeight) else F.linear(parts, weight)
+    if bias is not None:
+        found = found + (bias.draws_.unsqueeze(1) if isinstance(bias, RowWeight) else bias)
+    return found.reshape(*x.shape[:-1], -1)
+
+
+def can_take_rows(network: nn.Module, weights: Mapping[str, Weight]) -> bool:
+    """Whether all drawn weights belong to plain linear layers, the only ones that know rows of one batch apart."""
+    return all(type(owner_of(network, name)[0]).forward is nn.Linear.forward for name in weights)
+
+
+def as_rows(
+    values: WeightDict, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[dict[str, Tensor], tuple[Any, ...], dict[str, Any]]:
+    """Weights and inputs for one pass over a batch that has each example S times, draws slowest.
+
+    Args:
+        values: Weights by name, [S, *shape].
+        args: Positional inputs of B examples; tensors with another first length are the same for every draw.
+        kwargs: Keyword inputs.
+
+    Raises:
+        NotByRows: If an input, such as a cache, is neither a tensor nor a plain value.
+    """
+    num_draws, examples = len(next(iter(values.values()))), batch_size(args, kwargs)
+
+    def repeat(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return leaf.repeat(num_draws, *[1] * (leaf.ndim - 1)) if leaf.ndim and len(leaf) == examples else leaf
+        if leaf is not None and not isinstance(leaf, (bool, int, float, str)):
+            raise NotByRows(f"an input is {type(leaf).__name__}, whose rows are not known")
+        return leaf
+
+    own_args, own_kwargs = pytree.tree_map(repeat, (args, dict(kwargs)))
+    return {name: RowWeight.of(value, num_draws * examples) for name, value in values.items()}, own_args, own_kwargs
+
+
+def split_draws(tree: Any, num_draws: int, rows: int) -> Any:
+    """Outputs [S B, ...] as [S, B, ...] in every tensor of a tree.
+
+    Raises:
+        NotByRows: If a tensor has not one entry for each row.
+    """
+
+    def split(leaf: Tensor) -> Tensor:
+        if not leaf.ndim or len(leaf) != rows:
+            raise NotByRows(f"an output of shape {tuple(leaf.shape)} has not one entry for each row")
+        return leaf.unflatten(0, (num_draws, -1))
+
+    return pytree.tree_map_only(Tensor, split, tree)
