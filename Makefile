@@ -36,7 +36,7 @@ test: install
 
 # Everything that needs no GPU, slow tests too, with the extras that are too large for `all`.
 test-all: install
-	$(PIP) -e '.[transformers,botorch,dask,ray]'
+	$(PIP) -e '.[lora,botorch,dask,ray]'
 	$(PYTEST) -m 'not gpu'
 
 test-slow: install

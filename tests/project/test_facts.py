@@ -59,7 +59,7 @@ def test_no_test_of_the_installed_environment_skips_for_want_of_a_package():
 
 def test_all_tests_bring_the_extras_that_all_leaves_out():
     rule = re.search(r"^test-all: install\n(.*?)\n\n", MAKEFILE, re.MULTILINE | re.DOTALL)[1]
-    assert "'.[transformers,botorch,dask,ray]'" in rule
+    assert "'.[lora,botorch,dask,ray]'" in rule
     assert "-m 'not gpu'" in rule
 
 
@@ -174,6 +174,7 @@ def test_extras_name_what_they_bring():
         "ray",
         "rivals",
         "transformers",
+        "lora",
         "botorch",
     )  # clusters are few; rivals are for comparisons; transformers slows every import of torchmetrics, botorch its own
     assert extras["all"] == [f"bayesify[{','.join(name for name in extras if name not in apart)}]"]
