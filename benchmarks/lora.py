@@ -1,7 +1,7 @@
 """Fine-tuning by low-rank adapters: accuracy, NLL and calibration of plain LoRA and of posteriors over the adapter's weights.
 
 A language model of bytes is trained from scratch on Python's standard library. Adapters of rank 8 beside its attention maps then
-learn from 256 snippets of torch's source which of eight folders each is from. Everything else is frozen, so that what is trained
+learn from 256 snippets of torch's source which of four folders each is from. Everything else is frozen, so that what is trained
 is what is Bayesian. Settings were chosen (`--choose`) with other seeds and on files that neither training nor test has.
 
 python -m benchmarks.lora --file build/lora.jsonl                                   # the table; three seeds, a GPU
@@ -29,7 +29,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import bayesify
 from bayesify import Laplace, likelihoods, metrics, posteriors, priors
@@ -71,21 +71,21 @@ SETTINGS = {
     "k-tied": Setting(posteriors.KTied(1)),
     "inducing": Setting("inducing"),
 }
-LAPLACE = {"Laplace, LoRA": ["*lora_*"], "Laplace, last layer": ["*head*", "*classifier*", "*score*"]}
+LAPLACE: dict[str, Any] = {"Laplace, LoRA": ["*lora_*"], "Laplace, last layer": "last_layer"}
 METHODS = (*SETTINGS, *LAPLACE)
 
 
 class Rows(Dataset[Any]):
-    """Inputs, a tensor or a dict of tensors, and labels."""
+    """Keyword inputs, each [N, ...], and labels [N]."""
 
-    def __init__(self, x: Any, y: Tensor) -> None:
+    def __init__(self, x: dict[str, Tensor], y: Tensor) -> None:
         self.x, self.y = x, y
 
     def __len__(self) -> int:
         return len(self.y)
 
     def __getitem__(self, index: int) -> Any:
-        return ({key: part[index] for key, part in self.x.items()} if isinstance(self.x, dict) else self.x[index]), self.y[index]
+        return {key: part[index] for key, part in self.x.items()}, self.y[index]
 
 
 @dataclass
@@ -95,13 +95,13 @@ class Problem:
     Args:
         make: The model, by seed.
         train: Examples to learn from, by seed.
-        test: Examples to judge by.
+        test: Inputs and labels to judge by.
         names: Globs of the weights under the posterior.
     """
 
     make: Callable[[int], nn.Module]
-    train: Callable[[int], Rows]
-    test: Rows
+    train: Callable[[int], Dataset[Any]]
+    test: tuple[Any, Tensor]
     names: tuple[str, ...] = ("*lora_*",)
 
 
@@ -127,15 +127,14 @@ def own_problem(base: Decoder, split: str, count: int, tests: int, length: int, 
         torch.manual_seed(seed)
         return with_adapters(copy.deepcopy(base).cpu(), 8, 16.0, len(CLASSES)).to(device)
 
-    def rows(name: str, number: int, seed: int) -> Rows:
-        x, y = snippets(name, number, length, seed)
-        return Rows(x.to(device), y.to(device))
+    def rows(name: str, number: int, seed: int) -> tuple[Tensor, ...]:
+        return tuple(part.to(device) for part in snippets(name, number, length, seed))
 
-    return Problem(make, lambda seed: rows("train", count, seed), rows(split, tests, 0))
+    return Problem(make, lambda seed: TensorDataset(*rows("train", count, seed)), rows(split, tests, 0))  # type: ignore[arg-type]
 
 
 def user_problem(model: str, data: Path, count: int, length: int, device: str) -> Problem:
-    """A model of transformers with peft's adapters; rows of a table: `count` of each seed's shuffling train, a fifth of all tests."""
+    """A model of transformers with peft's adapters; of a table a fifth tests, and `count` rows of the rest, by seed, train."""
     transformers = load("transformers", extra="lora", owner="benchmarks.lora")
     peft = load("peft", extra="lora", owner="benchmarks.lora")
     with data.open(newline="") as lines:
@@ -145,11 +144,11 @@ def user_problem(model: str, data: Path, count: int, length: int, device: str) -
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
 
-    def rows(part: list[tuple[str, str]]) -> Rows:
+    def rows(part: list[tuple[str, str]]) -> tuple[dict[str, Tensor], Tensor]:
         options = {"truncation": True, "max_length": length, "padding": "max_length", "return_tensors": "pt"}
         encoded = tokenizer([text for text, _ in part], **options)
         x = {key: encoded[key].to(device) for key in ("input_ids", "attention_mask")}
-        return Rows(x, torch.tensor([labels.index(label) for _, label in part], device=device))
+        return x, torch.tensor([labels.index(label) for _, label in part], device=device)
 
     def make(seed: int) -> nn.Module:
         torch.manual_seed(seed)
@@ -160,7 +159,9 @@ def user_problem(model: str, data: Path, count: int, length: int, device: str) -
 
     tests = len(table) // 5
     names = ("*lora_*", "*modules_to_save*")
-    return Problem(make, lambda seed: rows(random.Random(seed).sample(table[tests:], count)), rows(table[:tests]), names)
+    return Problem(
+        make, lambda seed: Rows(*rows(random.Random(seed).sample(table[tests:], count))), rows(table[:tests]), names
+    )
 
 
 def trained(problem: Problem, setting: Setting, seed: int) -> bayesify.BayesianNetwork:
@@ -168,7 +169,8 @@ def trained(problem: Problem, setting: Setting, seed: int) -> bayesify.BayesianN
     model = problem.make(seed)
     options = {"likelihood": likelihoods.Categorical(), "prior": priors.Neal(setting.scale), "names": problem.names}
     bnn = bayesianize_lora(model, setting.posterior, **options)
-    loader = DataLoader(problem.train(seed), batch_size=32, shuffle=True, drop_last=True)
+    rows = problem.train(seed)
+    loader = DataLoader(rows, batch_size=min(32, len(rows)), shuffle=True, drop_last=True)
     bayesify.fit(
         bnn,
         loader,
@@ -182,24 +184,21 @@ def trained(problem: Problem, setting: Setting, seed: int) -> bayesify.BayesianN
     return bnn
 
 
-def scores(predict: Callable[[Any], Any], test: Rows) -> dict[str, float]:
-    found = metrics.evaluate(predict(test.x), test.y)
+def scores(predict: Callable[[Any], Any], test: tuple[Any, Tensor]) -> dict[str, float]:
+    found = metrics.evaluate(predict(test[0]), test[1])
     return {key: round(found[key], 4) for key in ("accuracy", "nll", "ece", "brier")}
 
 
-def judged(bnn: bayesify.BayesianNetwork, test: Rows) -> dict[str, float]:
+def judged(bnn: bayesify.BayesianNetwork, test: tuple[Any, Tensor]) -> dict[str, float]:
     found = scores(lambda x: bnn.predict(x, DRAWS, generator=torch.Generator().manual_seed(0), memory="4GiB"), test)
-    weights = sum(weight.numel for weight in bnn.weights.values())
-    return {**found, "numbers per weight": round(bayesify.count_parameters(bnn.posteriors) / weights, 4)}
+    return {**found, "numbers per weight": numbers(bnn)}
 
 
-def curved(model: nn.Module, globs: list[str], problem: Problem, seed: int, **options: Any) -> dict[str, Any]:
+def curved(model: nn.Module, subset: Any, problem: Problem, seed: int) -> dict[str, Any]:
     """Laplace over some of a trained model's weights: variance without training, the prior precision by the evidence."""
-    names = [name for name, _ in model.named_parameters()]
-    chosen = [name for name in names if any(Path(name).match(glob) for glob in globs)]
-    for name, value in model.named_parameters():
-        value.requires_grad_(name in chosen)
-    laplace = Laplace(model, "categorical", chosen, memory="4GiB", **options)
+    if isinstance(model, Decoder):
+        model.head.requires_grad_(True)  # Laplace leaves out what is frozen
+    laplace = Laplace(model, "categorical", subset, "kronecker", num_samples=4, memory="4GiB")
     laplace.fit(DataLoader(problem.train(seed), batch_size=32))
     factor = laplace.tune_prior_precision()
     found = scores(lambda x: laplace.predict(x, generator=torch.Generator().manual_seed(0)), problem.test)
@@ -219,42 +218,63 @@ def run(problem: Problem, methods: Iterable[str], seeds: Iterable[int]) -> Itera
             else:
                 if plain is None:
                     plain = trained(problem, SETTINGS["LoRA"], seed).mean_network()
-                found = curved(plain, LAPLACE[method], problem, seed, covariance="kronecker", num_samples=4)
+                found = curved(plain, LAPLACE[method], problem, seed)
             yield {"method": method, "seed": seed, **found, "seconds": round(time.perf_counter() - begin, 1)}
 
 
-def choices(problem: Problem, methods: Iterable[str], seeds: Iterable[int]) -> Iterator[dict[str, Any]]:
-    """Settings by seed: for plain LoRA its epochs and rate, for the others prior, KL weight and a start by MAP too."""
+def choices(
+    problem: Problem, methods: Iterable[str], seeds: Iterable[int], part: int, parts: int
+) -> Iterator[dict[str, Any]]:
+    """One share of the settings: epochs and rate of plain LoRA; for posteriors the prior, the KL weight and a start by MAP."""
     grid: list[tuple[str, dict[str, Any]]] = []
     for method in methods:
-        if method == "LoRA":
+        if method in ("LoRA", "dropout", "ensemble"):
             grid += [(method, {"epochs": epochs, "rate": rate}) for epochs in (20, 60) for rate in (1e-3, 3e-3)]
             continue
         for kl_weight, scale, map_epochs, rate in itertools.product((1.0, 0.1), (0.5, 0.2, 1.0), (0, 20), (3e-3, 1e-2)):
             change = {"kl_weight": kl_weight, "scale": scale, "map_epochs": map_epochs, "rate": rate}
             grid.append((method, {**change, "epochs": 60 - map_epochs}))
-    for seed in seeds:
-        for method, change in grid:
-            begin = time.perf_counter()
-            found = judged(trained(problem, replace(SETTINGS[method], **change), seed), problem.test)
-            yield {"method": method, "seed": seed, **change, **found, "seconds": round(time.perf_counter() - begin, 1)}
+    tried = list(itertools.product(seeds, grid))
+    random.Random(0).shuffle(tried)
+    for seed, (method, change) in tried[part::parts]:
+        begin = time.perf_counter()
+        found = judged(trained(problem, replace(SETTINGS[method], **change), seed), problem.test)
+        yield {"method": method, "seed": seed, **change, **found, "seconds": round(time.perf_counter() - begin, 1)}
 
 
-def cost(device: str, width: int = 768, depth: int = 12, length: int = 512, batch: int = 16, vocabulary: int = 32_000) -> Any:
-    """Time and peak memory of a step of a model of GPT-2's shape, in bfloat16 by autocast, beside plain LoRA's."""
+def cost(
+    device: str, width: int = 768, depth: int = 12, length: int = 512, batch: int = 16, vocabulary: int = 32_000
+) -> Any:
+    """Time and memory of a step on a decoder of GPT-2's shape, and, where packages are there, on GPT-2 with peft's adapters."""
     torch.manual_seed(0)
-    model = with_adapters(Decoder(width, depth, width // 64, length, vocabulary).to(device), 8, 16.0).to(device)
     tokens = torch.randint(vocabulary, (batch, length + 1), device=device)
     x, y = tokens[:, :-1], tokens[:, 1:]
+    decoder = with_adapters(Decoder(width, depth, width // 64, length, vocabulary), 8, 16.0).to(device)
+    figures = {"decoder": cost_of(decoder, x, y, device)}
+    try:
+        import peft
+        import transformers
+    except ImportError:
+        return figures
+    sizes = {"n_embd": width, "n_layer": depth, "n_head": width // 64, "n_positions": length, "vocab_size": vocabulary}
+    network = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, use_cache=False))
+    config = peft.LoraConfig(task_type="CAUSAL_LM", r=8, lora_alpha=16, target_modules=["c_attn", "c_proj"])
+    figures["GPT-2"] = cost_of(peft.get_peft_model(network, config).to(device), {"input_ids": x}, y, device)
+    return figures
+
+
+def cost_of(model: nn.Module, x: Any, y: Tensor, device: str) -> dict[str, Any]:
+    """Milliseconds and peak memory of a step in bfloat16 by autocast, posteriors in turn with plain LoRA."""
 
     def plain() -> Tensor:
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            return F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+            logits = model(**x).logits if isinstance(x, dict) else model(x)
+            return F.cross_entropy(logits.flatten(0, 1), y.flatten())
 
     def bayesian(bnn: bayesify.BayesianNetwork) -> Callable[[], Tensor]:
         def loss() -> Tensor:
             with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-                return -bnn.elbo(x, y, num_data=10_000) / 10_000 / length
+                return -bnn.elbo(x, y, num_data=10_000) / 10_000 / y.shape[1]
 
         return loss
 
@@ -263,35 +283,38 @@ def cost(device: str, width: int = 768, depth: int = 12, length: int = 512, batc
         networks[method] = bayesianize_lora(model, SETTINGS[method].posterior)
         steps[method] = adam_step(networks[method], bayesian(networks[method]))
     times: dict[str, list[float]] = {method: [] for method in steps}
-    for method, step in steps.items():  # optimizers make their state
-        step()
-        step()
-    figures: dict[str, Any] = {}
-    for _ in range(20):
+    for place in range(25):
         for method, step in steps.items():
-            times[method].append(clock(step))
+            seconds = clock(step)
+            times[method] += [seconds] if place >= 5 else []  # the first make the optimizers' state
+    figures: dict[str, Any] = {}
     for method, step in steps.items():
-        found = {"ms": round(1e3 * statistics.median(times[method]), 3)}
+        figures[method] = {"ms": round(1e3 * statistics.median(times[method]), 3)}
+        ratio = [mine / base for mine, base in zip(times[method], times["LoRA"], strict=True)]
+        figures[method]["time"] = round(statistics.median(ratio), 4)
         if device == "cuda":
             synchronize()
             torch.cuda.reset_peak_memory_stats()
             step()
             synchronize()
-            found["peak MiB"] = round(torch.cuda.max_memory_allocated() / 2**20, 1)
-        figures[method] = found
-    for method in networks:
-        ratio = [step / base for step, base in zip(times[method], times["LoRA"], strict=True)]
-        figures[method]["time"] = round(statistics.median(ratio), 4)
-        if device == "cuda":
+            figures[method]["peak MiB"] = round(torch.cuda.max_memory_allocated() / 2**20, 1)
             figures[method]["memory"] = round(figures[method]["peak MiB"] / figures["LoRA"]["peak MiB"], 4)
-        weights = sum(weight.numel for weight in networks[method].weights.values())
-        figures[method]["numbers per weight"] = round(bayesify.count_parameters(networks[method].posteriors) / weights, 4)
+        if method in networks:
+            figures[method]["numbers per weight"] = numbers(networks[method])
     return figures
+
+
+def numbers(bnn: bayesify.BayesianNetwork) -> float:
+    weights = sum(weight.numel for weight in bnn.weights.values())
+    return round(bayesify.count_parameters(bnn.posteriors) / weights, 4)
 
 
 def table(figures: dict[str, Any]) -> str:
     """The guide's table, in Markdown: means over seeds, ECE of each seed."""
-    rows = ["| | accuracy | NLL | ECE | ECE by seed | numbers per adapter weight |", "| --- | --- | --- | --- | --- | --- |"]
+    rows = [
+        "| | accuracy | NLL | ECE | ECE by seed | numbers per adapter weight |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
     for method in METHODS:
         found = [entry for entry in figures["rows"] if entry["method"] == method]
         if not found:
@@ -299,7 +322,9 @@ def table(figures: dict[str, Any]) -> str:
         mean = {key: statistics.mean(entry[key] for entry in found) for key in ("accuracy", "nll", "ece")}
         each = ", ".join(f"{entry['ece']:.3f}" for entry in found)
         numbers = f"{found[0]['numbers per weight']:.2f}" if "numbers per weight" in found[0] else "curvature"
-        rows.append(f"| {method} | {mean['accuracy']:.3f} | {mean['nll']:.3f} | {mean['ece']:.3f} | {each} | {numbers} |")
+        rows.append(
+            f"| {method} | {mean['accuracy']:.3f} | {mean['nll']:.3f} | {mean['ece']:.3f} | {each} | {numbers} |"
+        )
     return "\n".join(rows)
 
 
@@ -311,13 +336,16 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--choose", action="store_true")
+    parser.add_argument("--part", type=int, nargs=2, default=(0, 1), help="which of how many shares of --choose")
     parser.add_argument("--choice-files", action="store_true", help="judge on the files of --choose")
     parser.add_argument("--cost", action="store_true")
     parser.add_argument("--small", action="store_true", help="a model that a CPU trains in a minute")
     parser.add_argument("--model", help="a name or path that transformers loads")
     parser.add_argument("--data", type=Path, help="a CSV file with columns text and label")
     parser.add_argument("--count", type=int, default=256, help="training examples")
-    parser.add_argument("--length", type=int, default=128, help="tokens of an example")
+    parser.add_argument("--length", type=int, default=256, help="tokens of an example")
+    parser.add_argument("--steps", type=int, default=4000, help="of pretraining")
+    parser.add_argument("--tests", type=int, default=2000, help="test examples")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--summary", action="store_true", help="write the committed summary")
     given = parser.parse_args()
@@ -333,16 +361,17 @@ def main() -> None:
             parser.error("--model needs --data, a CSV file with columns text and label")
         problem = user_problem(given.model, given.data, given.count, given.length, given.device)
     else:
-        shape = (64, 2, given.length, 300, 16) if given.small else (256, 6, given.length, 4000, 128)
+        shape = (64, 2, given.length, 300, 16) if given.small else (256, 6, given.length, given.steps, 64)
         base = base_model(given.folder, *shape, given.device)
-        tests = 400 if given.small else 4000
         split = "choice" if given.choose or given.choice_files else "test"
-        problem = own_problem(base, split, given.count, tests, given.length, given.device)
+        problem = own_problem(base, split, given.count, given.tests, given.length, given.device)
     given.file.parent.mkdir(parents=True, exist_ok=True)
     first = given.first_seed + (100 if given.choose else 0)
     seeds = range(first, first + given.seeds)
     lines = []
-    for entry in choices(problem, given.methods, seeds) if given.choose else run(problem, given.methods, seeds):
+    for entry in (
+        choices(problem, given.methods, seeds, *given.part) if given.choose else run(problem, given.methods, seeds)
+    ):
         lines.append(entry)
         with given.file.open("a") as file:
             file.write(json.dumps(entry) + "\n")

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-CLASSES = ("_inductor", "ao", "distributed", "distributions", "fx", "nn", "onnx", "optim")
+CLASSES = ("distributed", "distributions", "nn", "onnx")
 """Folders of torch: the task is to tell from a snippet of code which one it is from."""
 
 SPLITS = {"train": range(12), "choice": range(12, 16), "test": range(16, 20)}
-"""Remainders of a file's place among its class's, by 20: settings are chosen on files that the test does not see, and the other way."""
+"""Files of a class by their place modulo 20: settings are chosen on files that the table does not use."""
 
 
 class Attention(nn.Module):
@@ -43,7 +43,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A causal transformer: bytes [B, T] to logits [B, T, vocabulary], or of the last position alone, [B, outputs]."""
+    """A causal transformer: bytes [B, T] to logits [B, T, vocabulary], or, pooled over positions, to those of classes, [B, C]."""
 
     def __init__(self, width: int, depth: int, heads: int, length: int, vocabulary: int = 256) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Decoder(nn.Module):
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary)
-        self.last_only = False
+        self.pooled = False
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=0.02)
@@ -59,7 +59,7 @@ class Decoder(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.tokens(tokens) + self.positions.weight[: tokens.shape[-1]]
         x = self.norm(self.blocks(x))
-        return self.head(x[..., -1, :] if self.last_only else x)
+        return self.head(x.mean(-2) if self.pooled else x)
 
 
 class LowRank(nn.Module):
@@ -78,14 +78,14 @@ class LowRank(nn.Module):
 
 
 def with_adapters(decoder: Decoder, rank: int, alpha: float, classes: int | None = None) -> Decoder:
-    """The decoder, frozen, with low-rank updates of all attention maps, in place; for classes its head keeps their letters' rows."""
+    """The decoder, frozen, with low-rank updates of attention maps, in place; for classes its head keeps the rows of letters."""
     decoder.requires_grad_(False)
     for block in decoder.blocks:
         attention = block.attention
         for name in ("q", "k", "v", "o"):
             setattr(attention, name, LowRank(getattr(attention, name), rank, alpha))
     if classes is not None:
-        decoder.last_only, letters = True, slice(ord("A"), ord("A") + classes)
+        decoder.pooled, letters = True, slice(ord("A"), ord("A") + classes)
         head = nn.Linear(decoder.head.in_features, classes)
         head.load_state_dict({key: value[letters] for key, value in decoder.head.state_dict().items()})
         decoder.head = head.requires_grad_(False)
@@ -103,21 +103,19 @@ def python_text(limit: int = 8_000_000) -> Tensor:
 
 
 def snippets(split: str, count: int, length: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Windows of torch's source that start at a line and end with the question, [N, length], and the classes, [N], equally often."""
+    """Windows of torch's source that start at a line, [N, length], and the classes, [N], equally often."""
     root, draw = Path(torch.__file__).parent, random.Random(f"{split} {seed}")
-    question = b"\n# part "
     texts: dict[int, list[bytes]] = {}
     for label, name in enumerate(CLASSES):
         files = [path for path in sorted((root / name).rglob("*.py")) if path.stat().st_size > 2_000]
         random.Random(0).shuffle(files)
         texts[label] = [path.read_bytes() for place, path in enumerate(files) if place % 20 in SPLITS[split]]
     rows, labels = [], []
-    body = length - len(question)
     while len(rows) < count:
         label = len(rows) % len(CLASSES)
         text = draw.choice(texts[label])
-        start = text.rfind(b"\n", 0, draw.randrange(len(text) - body)) + 1
-        rows.append(list(text[start : start + body] + question))
+        start = text.rfind(b"\n", 0, draw.randrange(len(text) - length)) + 1
+        rows.append(list(text[start : start + length]))
         labels.append(label)
     return torch.tensor(rows), torch.tensor(labels)
 

@@ -94,9 +94,10 @@ def test_the_kl_is_a_sum_over_adapter_weights_alone(posterior):
         wanted = 0.0
         for name, weight in bnn.weights.items():
             q = torch.distributions.Normal(means[name], variances[name].sqrt())
-            wanted = wanted + torch.distributions.kl_divergence(
-                q, torch.distributions.Normal(0.0, 0.5 / weight.fan_in**0.5)
-            ).sum()
+            wanted = (
+                wanted
+                + torch.distributions.kl_divergence(q, torch.distributions.Normal(0.0, 0.5 / weight.fan_in**0.5)).sum()
+            )
     torch.testing.assert_close(bnn.kl(), wanted, rtol=1e-6, atol=1e-6)
 
 
@@ -157,7 +158,8 @@ def test_weights_for_laplace_by_pattern():
     model, (x, y) = network(), classes()
     names = [name for name, _ in model.named_parameters() if "lora_" in name]
     by_name, by_pattern = (
-        Laplace(model, "categorical", subset, "kronecker", num_samples=2).fit([(x, y)]) for subset in (names, ["*lora_*"])
+        Laplace(model, "categorical", subset, "kronecker", num_samples=2).fit([(x, y)])
+        for subset in (names, ["*lora_*"])
     )
     torch.testing.assert_close(by_name.log_evidence(), by_pattern.log_evidence())
     with pytest.raises(ValueError, match=r"'\*lorra_\*' matches no trainable parameter"):

@@ -1,11 +1,17 @@
 """Tiny models from a configuration, nothing downloaded, trained by `transformers.Trainer`."""
 
+import importlib
+import json
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
 pytest.importorskip("transformers")
 
+import tokenizers
 import transformers
 
 import bayesify
@@ -182,3 +188,28 @@ def test_mistakes_are_named(tmp_path):
     with pytest.raises(ValueError, match="num_draws=0"):
         BayesianTrainer(bnn, arguments(tmp_path), num_data=4, num_draws=0)
     assert bayesify.bayesianize(classifier(), "point", likelihood=likelihoods.Categorical())
+
+
+def test_the_benchmark_takes_a_model_and_a_table_of_yours(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("peft")
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+    benchmark = importlib.import_module("benchmarks.lora")
+    words = ["[PAD]", "[UNK]", *"abcdefgh"]
+    core = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, "[UNK]"))
+    core.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    options = {"tokenizer_object": core, "pad_token": "[PAD]", "unk_token": "[UNK]"}
+    transformers.PreTrainedTokenizerFast(**options).save_pretrained(tmp_path)
+    classifier().save_pretrained(tmp_path)
+    table = tmp_path / "table.csv"
+    table.write_text(
+        "text,label\n" + "\n".join(f"{a} {b} {a},{'yes' if a < b else 'no'}" for a in "abcdefgh" for b in "abcdefgh")
+    )
+    for name, setting in benchmark.SETTINGS.items():
+        monkeypatch.setitem(benchmark.SETTINGS, name, replace(setting, epochs=2))
+    asked = ["lora", "--model", str(tmp_path), "--data", str(table), "--file", str(tmp_path / "found.jsonl")]
+    monkeypatch.setattr("sys.argv", [*asked, "--seeds", "1", "--count", "32", "--length", "4", "--device", "cpu"])
+    benchmark.main()
+    rows = [json.loads(line) for line in (tmp_path / "found.jsonl").read_text().splitlines()]
+    assert [row["method"] for row in rows] == list(benchmark.METHODS)
+    assert all(0 <= row["ece"] <= 1 for row in rows)
+    assert "| inducing |" in capsys.readouterr().out

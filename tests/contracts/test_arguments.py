@@ -258,7 +258,7 @@ NOT_CALLED = {
     "NamedParameters", "PriorDraw", "Candidates", "Selector", "Likelihood", "Posterior", "Prior", "kernel_positions",
     # bases without arguments of their own, recipes that the registry calls, and what needs an extra
     "Bernoulli", "Poisson", "Context", "FunctionPrior", "Mixture", "UnknownPrior", "fit_deep_gp", "nuts",
-    "InducingPointGP", "RandomFourierFeatures", "ResNet", "BayesianTrainer", "bayesianize_head", "bayesianize_lora", "generate", "Generation",
-    "BoTorchModel",
+    "InducingPointGP", "RandomFourierFeatures", "ResNet", "BayesianTrainer", "bayesianize_head", "bayesianize_lora",
+    "generate", "Generation", "BoTorchModel",
     "Accuracy", "BrierScore", "CRPS", "NLL", "RMSE", "Exported", "Comparison", "PoolRun", "at_random", "InputError", "JobsFailed",
 }  # fmt: skip

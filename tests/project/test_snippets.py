@@ -10,7 +10,13 @@ from bayesify import registry
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-NEEDS = {"transformers.md": "transformers", "lora.md": "peft", "hmc.md": "pyro", "scientist.md": "pyro", "engineer.md": "onnxruntime"} | {
+NEEDS = {
+    "transformers.md": "transformers",
+    "lora.md": "peft",
+    "hmc.md": "pyro",
+    "scientist.md": "pyro",
+    "engineer.md": "onnxruntime",
+} | {
     "small-device.md": "onnxruntime",
     "bayesian-optimization.md": "botorch",
 }

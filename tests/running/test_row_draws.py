@@ -41,7 +41,9 @@ def test_rows_of_one_batch_are_the_draws(monkeypatch):
     assert draws.runner.mode(3) == "rows"
     wanted = one_by_one(draws, x, scale=torch.tensor(2.0))
     forward = Keeps.forward
-    monkeypatch.setattr(Keeps, "forward", lambda self, *args, **kwargs: passes.append(1) or forward(self, *args, **kwargs))
+    monkeypatch.setattr(
+        Keeps, "forward", lambda self, *args, **kwargs: passes.append(1) or forward(self, *args, **kwargs)
+    )
     found = draws(x, scale=torch.tensor(2.0))
     assert len(passes) == 1
     assert found["note"] == "same"
@@ -57,7 +59,8 @@ def test_rows_of_one_batch_are_the_draws(monkeypatch):
 def test_prediction_cuts_the_batch_by_the_memory_of_all_draws():
     bnn, x = made(), torch.randn(40, 7, 4, dtype=torch.float64)
     whole, cut = (
-        bnn.predict(x, 3, generator=torch.Generator().manual_seed(0), memory=memory).probs for memory in ("1GiB", "20KB")
+        bnn.predict(x, 3, generator=torch.Generator().manual_seed(0), memory=memory).probs
+        for memory in ("1GiB", "20KB")
     )
     torch.testing.assert_close(whole, cut, rtol=1e-12, atol=1e-12)
 

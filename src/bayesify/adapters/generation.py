@@ -12,7 +12,6 @@ from torch import Tensor
 
 from bayesify.arguments.checks import Count, NonNegative, checked
 from bayesify.predictor import Drawable
-from bayesify.running.outputs import count_draws
 from bayesify.running.row_draws import as_rows
 
 
@@ -68,8 +67,9 @@ def generate(
     if options.get("num_beams", 1) != 1 or options.get("do_sample"):
         raise ValueError("generate: num_beams and do_sample are not for draws; give temperature= to draw tokens")
     draws = predictor.draw(num_draws, generator=generator)
-    if not hasattr(draws.runner.network, "generate"):
-        raise ValueError(f"generate: {type(draws.runner.network).__name__} has no method generate; give one of transformers")
+    network: Any = draws.runner.network
+    if not hasattr(network, "generate"):
+        raise ValueError(f"generate: {type(network).__name__} has no method generate; give one of transformers")
     given = dict(inputs) if isinstance(inputs, Mapping) else {"input_ids": inputs}
     weights, _, repeated = as_rows(draws.materialize().weights, (), given)
     recorder = _Mixture(num_draws, mix, temperature, generator)
@@ -81,7 +81,7 @@ def generate(
         method="generate",
     )
     tokens = tokens.unflatten(0, (num_draws, -1))
-    ends = options.get("eos_token_id", draws.runner.network.generation_config.eos_token_id)
+    ends = options.get("eos_token_id", network.generation_config.eos_token_id)
     log_probs, information = recorder.finish([] if ends is None else [ends] if isinstance(ends, int) else list(ends))
     return Generation(tokens[0] if mix else tokens, log_probs, information)
 

@@ -16,7 +16,7 @@ from bayesify.priors import Prior
 from bayesify.running.modes import outside_inference_mode
 
 PRIOR_SCALE = 0.5
-"""Scale of the default prior `Neal` of A and of B, so that an update drawn from it is $\\tfrac14 \\tfrac{\\alpha}{r}$ of the size of
+"""Scale of the default prior `Neal` of A and of B: the size of an update drawn from it, over alpha / r, is the square of that of
 a linear map that keeps the scale of activations. Chosen in `benchmarks/lora.py`, on files that its table does not use."""
 
 

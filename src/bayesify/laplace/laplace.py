@@ -52,7 +52,7 @@ class Laplace(Drawable):
     Args:
         net: The trained network, in evaluation mode if it has dropout or batch normalization.
         likelihood: p(y | outputs), or its name.
-        subset: `"all"`, `"last_layer"`, a list of parameter names or globs, a mask by name, or a selector from `bayesify.subnetwork`.
+        subset: `"all"`, `"last_layer"`, a list of names or globs, a mask by name, or a selector from `bayesify.subnetwork`.
         covariance: `"full"`, `"diagonal"`, or `"kronecker"` (linear maps and convolutions; other weights get a diagonal).
         prior_precision: $\lambda$: a number, or a dict from name or pattern to one, tried in order; default: `default_precision`.
         link: What stands for expected class probabilities: `"mc"`, `"probit"`, `"bridge"`; see `GaussianClassPredictive`.

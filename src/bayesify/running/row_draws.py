@@ -64,7 +64,9 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     given = weight if isinstance(weight, RowWeight) else bias
     assert isinstance(given, RowWeight)
     if isinstance(x, RowWeight) or x.ndim < 2 or x.shape[0] != given.rows_:
-        raise NotByRows(f"a linear map under the posterior gets a tensor of shape {tuple(x.shape)}, not the batch's rows")
+        raise NotByRows(
+            f"a linear map under the posterior gets a tensor of shape {tuple(x.shape)}, not the batch's rows"
+        )
     parts = x.reshape(len(given.draws_), -1, x.shape[-1])  # [S, B ..., d_in]
     found = torch.bmm(parts, weight.draws_.mT) if isinstance(weight, RowWeight) else F.linear(parts, weight)
     if bias is not None:

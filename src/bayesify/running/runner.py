@@ -148,9 +148,7 @@ class Runner:
             own._give_back()
         return output
 
-    def _run_with(
-        self, named: dict[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any], method: str
-    ) -> Any:
+    def _run_with(self, named: dict[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any], method: str) -> Any:
         recurrent = self._is_recurrent()
         before = []
         for name, value in named.items():
