@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, cast
 
 import torch
@@ -156,7 +157,8 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         """
         runner = Runner(self.network, self._weights)
         noise = source_of(generator)
-        prior = self.prior.draw(num_draws, noise)
+        with self.full_precision() as autocast:
+            prior = self.prior.draw(num_draws, noise)
         weights: dict[str, Tensor] = {}
         networks: dict[int, Tensor] = {}
         kl: Any = prior.kl
@@ -172,6 +174,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
                 num_data,
                 networks,
                 self.layout.low_precision,
+                autocast,
             )
             with self.full_precision():
                 part, part_kl = captured_draws.draw(posterior, request)
@@ -179,10 +182,18 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
             kl = kl + part_kl
         return Draws(runner, weights, kl.expand(num_draws), self.posteriors.buffers_for(request))
 
-    def full_precision(self) -> AbstractContextManager[Any]:
-        """Autocast is for the network: a KL that is summed or a factor that is inverted in bfloat16 is off by percents."""
+    @contextmanager
+    def full_precision(self) -> Iterator[torch.dtype | None]:
+        """Autocast is for the network: a KL that is summed or a factor that is inverted in bfloat16 is off by percents.
+
+        Yields the type that autocast has outside; `None` where it is off.
+        """
         device = next(self.posteriors.parameters()).device.type
-        return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+        if not torch.is_autocast_enabled(device):
+            yield None
+            return
+        with torch.autocast(device, enabled=False):
+            yield torch.get_autocast_dtype(device)
 
     @checked
     def forward(self, *args: Any, generator: torch.Generator | None = None, **kwargs: Any) -> Any:

@@ -35,6 +35,7 @@ class DrawRequest:
         networks: Which of the networks that ensembles make together each draw is, [S], by their number; whoever draws first
             chooses.
         dtypes: Types of the network's own weights that are not the posterior's, by name; who draws may write them at once.
+        autocast: Type in which the network runs under autocast, which is off while a posterior draws.
     """
 
     num_draws: int
@@ -47,6 +48,7 @@ class DrawRequest:
     num_data: int | None = None
     networks: dict[int, Tensor] = field(default_factory=dict)
     dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
+    autocast: torch.dtype | None = None
 
     def normals(self, sizes: Sequence[int], like: Tensor, tile: int = 1) -> list[Tensor]:
         """Standard normal numbers for several weights in one call.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from bayesify.maths.convolution_moments import Geometry, convolution_moments
+from bayesify.maths.patch_products import patch_products
 from bayesify.posteriors.global_inducing.likelihood import HalfPrecision
 from bayesify.posteriors.global_inducing.maps import OWNER, LinearMap, argument
 
@@ -66,6 +67,10 @@ class Convolution(LinearMap):
         """The kernel, [c_out, c_in / g, K], as it moves over what `seen` returns."""
         return kernel
 
+    def takes(self, module: nn.Module, dtype: torch.dtype) -> bool:
+        """Bfloat16, with one group of channels."""
+        return dtype == torch.bfloat16 and self.has_weight and self.geometry(module).groups == 1
+
     def moments(
         self, module: nn.Module, seen: list[Tensor], targets: Tensor, mix: HalfPrecision
     ) -> tuple[Tensor, Tensor]:
@@ -74,7 +79,9 @@ class Convolution(LinearMap):
         if not self.has_weight:
             return ones.square().sum().view(1, 1, 1), (ones @ mix(targets)).view(1, 1, -1)
         geometry, column = self.geometry(module), ones if self.has_bias else None
-        if mix.numbers is not None:
+        if seen[0].dtype == torch.bfloat16 and mix.numbers is not None:
+            found = patch_products(seen[0], targets, geometry, mix.numbers.square(), self.has_bias)
+        elif mix.numbers is not None:
             found = convolution_moments(seen[0], targets, geometry, column, mix.numbers)
         else:
             found = convolution_moments(mix(seen[0]), mix(targets), geometry, column)

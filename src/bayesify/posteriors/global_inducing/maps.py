@@ -32,6 +32,10 @@ class LinearMap:
     costly: ClassVar[bool] = False
     """Whether the matrices of the regression cost more than passing the inducing inputs through the layer."""
 
+    def takes(self, module: nn.Module, dtype: torch.dtype) -> bool:
+        """Whether `moments` has products of its own for features of a low-precision type."""
+        return False
+
     @property
     def has_weight(self) -> bool:
         """Whether the layer's matrix is under the posterior, and not its bias alone."""

@@ -211,11 +211,10 @@ class GlobalInducing(Posterior):
             **{f"prior {key}": value for key, value in scale.batched.items()},
             **{f"other {key}": value for key, value in others.items()},
         }
-        shared = {"closed": self.kl_form == "closed"}
 
         def one(values: dict[str, Tensor], careful: bool = False) -> tuple[dict[str, Tensor], Tensor, Tensor]:
             return self._draw_one(runner, _cut(values, "noise "), scale.at(_cut(values, "prior ")), _cut(values, "other "),
-                                  shared["closed"], careful)  # fmt: skip
+                                  self.kl_form == "closed", careful, request.autocast)  # fmt: skip
 
         weights, kl, failed = self._run(runner, batched, request.num_draws, one)
         if not should_check(failed):
@@ -254,6 +253,7 @@ class GlobalInducing(Posterior):
         others: dict[str, Tensor],
         closed: bool,
         careful: bool,
+        autocast: torch.dtype | None,
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         kls: list[Tensor] = []
         failures: list[Tensor] = []
@@ -268,17 +268,23 @@ class GlobalInducing(Posterior):
             failures.append(regression.failed.sum())
             return drawn
 
-        weights = self._walk(runner, others, scale, step, careful)
+        weights = self._walk(runner, others, scale, step, careful, autocast)
         kl = torch.stack(kls).sum().to(next(iter(noise.values())).dtype)
         return weights, kl, torch.stack(failures).sum()
 
     def _walk(
-        self, runner: Runner, others: Mapping[str, Tensor], scale: PriorScale, step: Step, careful: bool = False
+        self,
+        runner: Runner,
+        others: Mapping[str, Tensor],
+        scale: PriorScale,
+        step: Step,
+        careful: bool = False,
+        autocast: torch.dtype | None = None,
     ) -> dict[str, Tensor]:
         """Run the network on the inducing inputs; `step` makes each layer's whitened weights, [G, D, R], when it is called."""
         runner = runner.evaluating() if runner.network.training else runner
         with runner.alone() as own, ExitStack() as hooks:
-            drawn = self._walk_alone(own, others, scale, step, careful, hooks)
+            drawn = self._walk_alone(own, others, scale, step, careful, autocast, hooks)
         return {weight.name: drawn[weight.name] for weight in self.weights}
 
     def _walk_alone(
@@ -288,9 +294,11 @@ class GlobalInducing(Posterior):
         scale: PriorScale,
         step: Step,
         careful: bool,
+        autocast: torch.dtype | None,
         hooks: ExitStack,
     ) -> dict[str, Tensor]:
         network, low, dtype = runner.network, self._type(), next(self.parameters()).dtype
+        device = next(self.parameters()).device.type
         drawn: dict[str, Tensor] = {}
         slots = {name: owner_of(network, name) for weight in self.weights for name in (weight.name, *weight.aliases)}
 
@@ -301,7 +309,7 @@ class GlobalInducing(Posterior):
         hooks.callback(empty)
 
         def put(entry: LinearMap, module: nn.Module, args: Any, kwargs: Any) -> None:
-            whitened = step(entry, self._regress(entry, module, entry.seen(module, args, kwargs), scale, careful)
+            whitened = step(entry, self._regress(entry, module, entry.seen(module, args, kwargs), scale, careful, autocast)
                             if entry.layer.name in self.pseudo_outputs else None)  # fmt: skip
             matrix = scale.push(entry.layer, whitened.mT).flatten(-3, -2)  # [rows, D]
             drawn.update(entry.layer.from_matrix(matrix.to(dtype)))
@@ -317,16 +325,24 @@ class GlobalInducing(Posterior):
         for path, entries in by_module.items():
 
             def meet(module: nn.Module, args: Any, kwargs: Any, entries: list[LinearMap] = entries) -> None:
-                for entry in entries:
-                    if entry.layer.weights[0].name not in drawn:
-                        put(entry, module, args, kwargs)
+                with torch.autocast(device, enabled=False):
+                    for entry in entries:
+                        if entry.layer.weights[0].name not in drawn:
+                            put(entry, module, args, kwargs)
 
             hooks.callback(network.get_submodule(path).register_forward_pre_hook(meet, with_kwargs=True).remove)
+        hooks.enter_context(torch.autocast(device, autocast, enabled=autocast is not None, cache_enabled=False))
         runner.call(others, *self.inducing_inputs.arguments(low))
         return drawn
 
     def _regress(
-        self, entry: LinearMap, module: nn.Module, seen: list[Tensor], scale: PriorScale, careful: bool
+        self,
+        entry: LinearMap,
+        module: nn.Module,
+        seen: list[Tensor],
+        scale: PriorScale,
+        careful: bool,
+        autocast: torch.dtype | None = None,
     ) -> Regression:
         r"""The posterior over a layer's whitened weights, in float64: the prior's identity is kept whatever the features are.
 
@@ -337,19 +353,23 @@ class GlobalInducing(Posterior):
            + \max_r (v_r^\top \Lambda v_r \operatorname{tr} B)^{1/2}] $$
 
         with $\epsilon = 2^{-23}$ (measured), and where that is more than `ROUNDING` float64 is used after all. Never float32 under
-        settings by which it stands for shorter types: autocast, TensorFloat-32, bfloat16.
+        settings by which it stands for shorter types: autocast, TensorFloat-32, bfloat16. Where the network itself runs in bfloat16
+        on a GPU, features are of that type, and their products are exact in float32: see `maths.patch_products`.
         """
         name, targets = entry.layer.name, self.pseudo_outputs[entry.layer.name]
         what = f"GlobalInducing: the precision of layer {name or '(the network)'}"
 
         def solve(dtype: torch.dtype) -> tuple[Regression, Tensor]:
-            mix = self._mix(name, dtype)
-            gram, cross = entry.moments(module, [features.to(dtype) for features in seen], targets.to(dtype), mix)
+            wide = torch.promote_types(dtype, torch.float32)
+            features = [value.to(dtype) for value in seen]
+            gram, cross = entry.moments(module, features, targets.to(wide), self._mix(name, wide))
             gram, cross = widened(gram), widened(cross)
             gram = scale.pull(entry.layer, scale.pull(entry.layer, gram).mT)  # T^T A^T Lambda A T
             return regress(gram, scale.pull(entry.layer, cross.mT).mT, what if careful else None), gram
 
         narrow = targets.dtype == torch.float32 and self.covariance == "diagonal"
+        if autocast is not None and narrow and entry.takes(module, autocast):
+            return solve(autocast)[0]
         if entry.costly and narrow and exact_float32(targets) and should_check(targets):
             found, gram = solve(torch.float32)
             with torch.no_grad():
