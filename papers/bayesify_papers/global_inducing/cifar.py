@@ -6,8 +6,9 @@
 biases in convolutions, their normalization, log precisions of pseudo-outputs that start at -4, in the last layer at 0, and have
 three times the learning rate, and a factor on the KL that rises in ten steps over the first tenth of the epochs. Their learning
 rate falls in steps that are not known: here 0.01 for 70 % of the epochs, 0.003 to 85 %, 0.001 to the end. Means of factorized
-layers are in units of the prior. Each training writes a checkpoint after every epoch and goes on from it when the command is
-given again; trainings whose scores the folder holds are not run again. 32 draws for predictions and for the bound.
+layers are in units of the prior. On a GPU the network runs in bfloat16 and images are stored channel by channel in each pixel.
+Each training writes a checkpoint after every `--passes` epochs and goes on from it when the command is given again; trainings
+whose scores the folder holds are not run again. 32 draws, in float32, for predictions and for the bound.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from bayesify.likelihoods import Categorical
 from bayesify.models import narrow_resnet
 from bayesify.posteriors import GlobalInducing, LocalInducing, MeanField, Posterior
 from bayesify.priors import Neal, Prior, Scale, SpatialInverseWishart
+from bayesify.training import Steps
 from bayesify_papers.shared import records
 from bayesify_papers.shared.batches import MemoryBatches
 from bayesify_papers.shared.program import Program, fill
@@ -56,6 +58,8 @@ class Setting:
         batch: Images in a step.
         learning_rate: Of Adam at the start; of log precisions, three times that.
         width: Channels.
+        passes: Epochs between checkpoints, and in an entry of the history.
+        precision: Of the network in training on a GPU.
         draws: Of predictions and of the bound.
         seed: Of everything random.
     """
@@ -65,6 +69,8 @@ class Setting:
     batch: int = 500
     learning_rate: float = 1e-2
     width: int = 32
+    passes: int = 20
+    precision: str = "bf16"
     draws: int = 32
     seed: int = 0
 
@@ -132,7 +138,7 @@ def run(
         device: Where.
     """
     scale = normalization(data)
-    x = scale(data.train_images, torch.device(device))
+    x = scale(data.train_images, torch.device(device)).contiguous(memory_format=torch.channels_last)
     y = as_labels(data.train_labels).to(device)
     bnn = make(system, prior, x, y, setting)
     history = train(bnn, x, y, setting, checkpoint, f"{system}, {prior}")
@@ -140,7 +146,7 @@ def run(
     scores = score(bnn, x, y, scale(data.test_images, torch.device(device)), data.test_labels, setting)
     return {
         **scores,
-        "epochs": len(history),
+        "epochs": setting.passes * len(history),
         "seconds": round(sum(row["seconds"] for row in history), 1),
         "history": history,
     }
@@ -154,34 +160,41 @@ def train(bnn: BayesianNetwork, x: Tensor, y: Tensor, setting: Setting, checkpoi
         x: Images, [N, C, H, W].
         y: Labels, [N].
         setting: How.
-        checkpoint: Its file, written after every epoch.
+        checkpoint: Its file.
         label: For messages.
 
     Returns:
         What each epoch was like, see `bayesify.History`.
     """
 
+    loader = MemoryBatches(x, y, setting.batch, passes=setting.passes)
+    steps = setting.epochs // setting.passes * len(loader)
+
     def adam(_: Any) -> torch.optim.Optimizer:
         groups: dict[bool, list[nn.Parameter]] = {False: [], True: []}
         for name, parameter in bnn.named_parameters():
             groups["log_precision" in name].append(parameter)
         rates = {False: setting.learning_rate, True: 3 * setting.learning_rate}
-        return torch.optim.Adam([{"params": own, "lr": rates[which]} for which, own in groups.items() if own])
+        chosen = [{"params": own, "lr": rates[which]} for which, own in groups.items() if own]
+        return torch.optim.Adam(chosen, fused=True)
 
     def report(_: Any, history: History) -> None:
         row = history[-1]
         bound = row["elbo"] / len(x)
-        print(f"{label}: epoch {row['epoch']}, bound {bound:.3f} an example, {row['seconds']:.1f} s", flush=True)
+        done = setting.passes * row["epoch"]
+        print(f"{label}: epoch {done}, bound {bound:.4f} an example, {row['seconds']:.1f} s", flush=True)
 
     return fit(
         bnn,
-        MemoryBatches(x, y, setting.batch),
+        loader,
         num_data=len(x),
-        epochs=setting.epochs,
+        epochs=setting.epochs // setting.passes,
         optimizer=adam,
-        scheduler=lambda chosen: torch.optim.lr_scheduler.LambdaLR(chosen, lambda done: rate(done / setting.epochs)),
-        kl_schedule=lambda done: kl_weight(done / setting.epochs),
+        scheduler=lambda chosen: torch.optim.lr_scheduler.LambdaLR(chosen, lambda done: rate(done / steps)),
+        steps=Steps(scheduler="step"),
+        kl_schedule=lambda done: kl_weight(done * setting.passes / setting.epochs),
         num_draws=1,
+        precision=setting.precision if x.is_cuda else "float32",
         checkpoint=checkpoint,
         callbacks=[report],
         seed=setting.seed,
@@ -227,7 +240,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = program.settings(Setting()).read(arguments)
     setting, systems, priors = fill(Setting, chosen), chosen.systems, chosen.priors
     if chosen.smoke:
-        setting, systems, priors = Setting(epochs=2, points=6, batch=20, width=4, draws=2), SYSTEMS, ["spatial"]
+        setting, systems, priors = (
+            Setting(epochs=2, points=6, batch=20, width=4, passes=1, draws=2),
+            SYSTEMS,
+            ["spatial"],
+        )
         data = images.synthetic(40, 20, side=8)
     else:
         data = images.load(chosen.dataset, chosen.data)

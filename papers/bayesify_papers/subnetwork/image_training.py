@@ -57,7 +57,9 @@ class Recipe:
 
     def sgd(self, parameters: Iterable[nn.Parameter]) -> torch.optim.SGD:
         """The optimizer."""
-        return torch.optim.SGD(parameters, self.learning_rate, self.momentum, weight_decay=self.weight_decay)
+        return torch.optim.SGD(
+            parameters, self.learning_rate, self.momentum, weight_decay=self.weight_decay, fused=True
+        )
 
 
 def batches(x: Tensor, y: Tensor, batch: int, recipe: Recipe) -> MemoryBatches:

@@ -73,9 +73,7 @@ class _Products(torch.autograd.Function):
     r"""$\sum_m \lambda_m A_m^\top [A_m\ V_m]$, columns of A by kernel position, then channel, then the ones: [D, D + R]."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, targets: Tensor, precision: Tensor, geometry: Geometry, bias: bool
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, targets: Tensor, precision: Tensor, geometry: Geometry, bias: bool) -> Tensor:
         columns, outputs = x.shape[1] * math.prod(geometry.kernel), targets.shape[1]
         width = columns + bias
         rows = _rows(x, targets, geometry, bias)  # [M, o, A V V' 0]

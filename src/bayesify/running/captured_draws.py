@@ -52,8 +52,16 @@ def _find(posterior: Posterior, request: DrawRequest) -> _Captured | None:
     frozen = parameter_state(posterior) if not training and cached_values(posterior) else None
     scales = tuple(request.prior.std.values())
     generator, stream = request.noise.generator, torch.cuda.current_stream().cuda_stream
-    key = (training, request.num_draws, request.antithetic, id(generator), scales, request.num_data, stream,
-           request.autocast)
+    key = (
+        training,
+        request.num_draws,
+        request.antithetic,
+        id(generator),
+        scales,
+        request.num_data,
+        stream,
+        request.autocast,
+    )
     captures = _CAPTURES.setdefault(posterior, {})
     count, state, captured, _ = captures.pop(key, (0, None, None, None))
     if state != (addresses, frozen):
