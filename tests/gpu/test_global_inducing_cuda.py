@@ -11,6 +11,7 @@ from bayesify import likelihoods, models, posteriors, priors
 from bayesify.deep_gp import DeepGP
 from bayesify.maths.convolution_geometry import Geometry
 from bayesify.maths.convolution_moments import convolution_moments
+from bayesify.maths.patch_products import patch_products
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -35,6 +36,35 @@ def test_moments_of_convolutions_are_those_of_the_cpu():
     there = convolution_moments(x.cuda(), y.cuda(), geometry, ones.cuda(), ones.cuda())
     for own, other in zip(here, there, strict=True):
         torch.testing.assert_close(own, other.cpu(), rtol=1e-3, atol=1e-3)
+
+
+def test_products_of_patches_are_those_of_the_cpu():
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(6, 4, 9, 8, generator=generator) for _ in range(2))
+    geometry = Geometry((3, 3), (1, 1), (1, 1), ((1, 1), (1, 1)))
+    precision, found = torch.rand(6, generator=generator), []
+    for device in ("cpu", "cuda"):
+        inputs = [value.to(device).requires_grad_() for value in (x.bfloat16(), y, precision)]
+        made = patch_products(inputs[0], inputs[1], geometry, inputs[2], True)
+        grads = torch.autograd.grad(sum(value.square().sum() for value in made), inputs)
+        found.append([value.cpu() for value in (*made, *grads)])
+    for own, other in zip(*found, strict=True):
+        torch.testing.assert_close(own, other, rtol=2e-2, atol=2e-2 * float(other.abs().max()))
+
+
+def test_a_captured_training_in_bfloat16_has_the_bound_of_float32():
+    torch.manual_seed(0)
+    x, y = torch.randn(40, 3, 8, 8, device="cuda"), torch.randint(10, (40,), device="cuda")
+    bounds = []
+    for precision in ("float32", "bf16"):
+        torch.manual_seed(1)
+        inducing = posteriors.GlobalInducing(x[:20].cpu(), y[:20].cpu())
+        net = models.narrow_resnet(width=8)
+        prior = priors.SpatialInverseWishart()
+        bnn = bayesify.bayesianize(net, inducing, likelihood=likelihoods.Categorical(), prior=prior).cuda()
+        history = bayesify.fit(bnn, [(x, y)] * 10, num_data=40, epochs=3, precision=precision, seed=0, progress=False)
+        bounds.append(torch.tensor(history.column("elbo")))
+    torch.testing.assert_close(*bounds, rtol=0.02, atol=0.5)
 
 
 @pytest.mark.parametrize("kind", [posteriors.GlobalInducing, posteriors.LocalInducing])

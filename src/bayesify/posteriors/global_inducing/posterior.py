@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import torch
@@ -41,6 +42,14 @@ from bayesify.weights.named_parameters import NamedParameters
 from bayesify.weights.structured import StructuredWeight
 
 Step = Callable[[LinearMap, Regression | None], Tensor]
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """How inducing inputs run: whether failures of a factorization are mended, and the type that autocast has for data."""
+
+    careful: bool = False
+    autocast: torch.dtype | None = None
 
 
 class GlobalInducing(Posterior):
@@ -214,7 +223,7 @@ class GlobalInducing(Posterior):
 
         def one(values: dict[str, Tensor], careful: bool = False) -> tuple[dict[str, Tensor], Tensor, Tensor]:
             return self._draw_one(runner, _cut(values, "noise "), scale.at(_cut(values, "prior ")), _cut(values, "other "),
-                                  self.kl_form == "closed", careful, request.autocast)  # fmt: skip
+                                  _Pass(careful, request.autocast))  # fmt: skip
 
         weights, kl, failed = self._run(runner, batched, request.num_draws, one)
         if not should_check(failed):
@@ -251,9 +260,7 @@ class GlobalInducing(Posterior):
         noise: dict[str, Tensor],
         scale: PriorScale,
         others: dict[str, Tensor],
-        closed: bool,
-        careful: bool,
-        autocast: torch.dtype | None,
+        how: _Pass,
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         kls: list[Tensor] = []
         failures: list[Tensor] = []
@@ -264,38 +271,25 @@ class GlobalInducing(Posterior):
                 return eps.view(1, entry.layer.cols, entry.layer.rows)
             eps = eps.view(regression.mean.shape)
             drawn = regression.draw(eps)
-            kls.append(regression.closed_kl() if closed else regression.sampled_kl(eps, drawn))
+            kls.append(regression.closed_kl() if self.kl_form == "closed" else regression.sampled_kl(eps, drawn))
             failures.append(regression.failed.sum())
             return drawn
 
-        weights = self._walk(runner, others, scale, step, careful, autocast)
+        weights = self._walk(runner, others, scale, step, how)
         kl = torch.stack(kls).sum().to(next(iter(noise.values())).dtype)
         return weights, kl, torch.stack(failures).sum()
 
     def _walk(
-        self,
-        runner: Runner,
-        others: Mapping[str, Tensor],
-        scale: PriorScale,
-        step: Step,
-        careful: bool = False,
-        autocast: torch.dtype | None = None,
+        self, runner: Runner, others: Mapping[str, Tensor], scale: PriorScale, step: Step, how: _Pass
     ) -> dict[str, Tensor]:
         """Run the network on the inducing inputs; `step` makes each layer's whitened weights, [G, D, R], when it is called."""
         runner = runner.evaluating() if runner.network.training else runner
         with runner.alone() as own, ExitStack() as hooks:
-            drawn = self._walk_alone(own, others, scale, step, careful, autocast, hooks)
+            drawn = self._walk_alone(own, others, scale, step, how, hooks)
         return {weight.name: drawn[weight.name] for weight in self.weights}
 
     def _walk_alone(
-        self,
-        runner: Runner,
-        others: Mapping[str, Tensor],
-        scale: PriorScale,
-        step: Step,
-        careful: bool,
-        autocast: torch.dtype | None,
-        hooks: ExitStack,
+        self, runner: Runner, others: Mapping[str, Tensor], scale: PriorScale, step: Step, how: _Pass, hooks: ExitStack
     ) -> dict[str, Tensor]:
         network, low, dtype = runner.network, self._type(), next(self.parameters()).dtype
         device = next(self.parameters()).device.type
@@ -309,7 +303,7 @@ class GlobalInducing(Posterior):
         hooks.callback(empty)
 
         def put(entry: LinearMap, module: nn.Module, args: Any, kwargs: Any) -> None:
-            whitened = step(entry, self._regress(entry, module, entry.seen(module, args, kwargs), scale, careful, autocast)
+            whitened = step(entry, self._regress(entry, module, entry.seen(module, args, kwargs), scale, how)
                             if entry.layer.name in self.pseudo_outputs else None)  # fmt: skip
             matrix = scale.push(entry.layer, whitened.mT).flatten(-3, -2)  # [rows, D]
             drawn.update(entry.layer.from_matrix(matrix.to(dtype)))
@@ -331,18 +325,12 @@ class GlobalInducing(Posterior):
                             put(entry, module, args, kwargs)
 
             hooks.callback(network.get_submodule(path).register_forward_pre_hook(meet, with_kwargs=True).remove)
-        hooks.enter_context(torch.autocast(device, autocast, enabled=autocast is not None, cache_enabled=False))
+        hooks.enter_context(torch.autocast(device, how.autocast, how.autocast is not None, cache_enabled=False))
         runner.call(others, *self.inducing_inputs.arguments(low))
         return drawn
 
     def _regress(
-        self,
-        entry: LinearMap,
-        module: nn.Module,
-        seen: list[Tensor],
-        scale: PriorScale,
-        careful: bool,
-        autocast: torch.dtype | None = None,
+        self, entry: LinearMap, module: nn.Module, seen: list[Tensor], scale: PriorScale, how: _Pass
     ) -> Regression:
         r"""The posterior over a layer's whitened weights, in float64: the prior's identity is kept whatever the features are.
 
@@ -365,11 +353,11 @@ class GlobalInducing(Posterior):
             gram, cross = entry.moments(module, features, targets.to(wide), self._mix(name, wide))
             gram, cross = widened(gram), widened(cross)
             gram = scale.pull(entry.layer, scale.pull(entry.layer, gram).mT)  # T^T A^T Lambda A T
-            return regress(gram, scale.pull(entry.layer, cross.mT).mT, what if careful else None), gram
+            return regress(gram, scale.pull(entry.layer, cross.mT).mT, what if how.careful else None), gram
 
         narrow = targets.dtype == torch.float32 and self.covariance == "diagonal"
-        if autocast is not None and narrow and entry.takes(module, autocast):
-            return solve(autocast)[0]
+        if how.autocast is not None and narrow and entry.takes(module, how.autocast):
+            return solve(how.autocast)[0]
         if entry.costly and narrow and exact_float32(targets) and should_check(targets):
             found, gram = solve(torch.float32)
             with torch.no_grad():
@@ -413,7 +401,7 @@ class GlobalInducing(Posterior):
 
         assert self.bound_prior is not None
         scale = PriorScale(self.bound_prior, self.layers, 1)
-        return self._walk(self.runner, self._others(self.runner, others), scale.first(), step, careful=True)
+        return self._walk(self.runner, self._others(self.runner, others), scale.first(), step, _Pass(careful=True))
 
     def variance(self) -> dict[str, Tensor]:
         """Each layer's variances given the layers below at their means; marginal ones are larger, and have no closed form."""
@@ -433,7 +421,7 @@ class GlobalInducing(Posterior):
             found.update(layer.from_matrix(rows.to(next(self.parameters()).dtype)))
             return mean
 
-        self._walk(self.runner, self._others(self.runner, {}), scale, step, careful=True)
+        self._walk(self.runner, self._others(self.runner, {}), scale, step, _Pass(careful=True))
         return {weight.name: found[weight.name] for weight in self.weights}
 
     def kl(self, prior: PriorDraw) -> Tensor:
