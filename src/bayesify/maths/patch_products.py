@@ -10,12 +10,14 @@ bounded by chunks of examples.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bayesify.maths.convolution_geometry import Geometry
+from bayesify.maths.fused_draws import has_kernel, on_device
 
 LARGEST = 2**28
 """Numbers of extracted patches that are held at once."""
@@ -42,18 +44,19 @@ def patch_products(
         for part in zip(x.split(size), targets.split(size), precision.split(size), strict=True)
     ]
     found = torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]  # [K C + bias, K C + bias + R]
-    order = _order(x.shape[1], math.prod(geometry.kernel), bias, x.device)
-    gram, cross = found[order].split((len(order), targets.shape[1]), -1)
-    return gram[:, order].unsqueeze(0), cross.unsqueeze(0)
+    turned = _by_channel(found, x.shape[1], bias)
+    gram, cross = turned.split((len(turned), targets.shape[1]), -1)
+    return _by_channel(gram.mT, x.shape[1], bias).mT.unsqueeze(0), cross.unsqueeze(0)
 
 
-def _order(channels: int, positions: int, bias: bool, device: torch.device) -> Tensor:
-    """Where the columns (channel, position) stand among (position, channel)."""
-    own = torch.arange(channels * positions, device=device).view(positions, channels).T.flatten()
-    return torch.cat((own, own.new_tensor([channels * positions]))) if bias else own
+def _by_channel(matrix: Tensor, channels: int, bias: bool) -> Tensor:
+    """Rows by position, then channel, and one for the bias, in the order of channels."""
+    own = matrix[:-1] if bias else matrix
+    own = own.unflatten(0, (-1, channels)).transpose(0, 1).flatten(0, 1)
+    return torch.cat((own, matrix[-1:])) if bias else own
 
 
-def _windows(padded: Tensor, geometry: Geometry, outputs: tuple[int, ...]) -> Tensor:
+def _windows(padded: Tensor, geometry: Geometry, outputs: Sequence[int]) -> Tensor:
     """What each kernel position sees of a map [M, *n, C] without padding, a view [M, *o, *k, C]."""
     steps = padded.stride()[1:-1]
     strides = [step * own for step, own in zip(steps, geometry.stride, strict=True)]
@@ -74,12 +77,11 @@ class _Products(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, targets: Tensor, precision: Tensor, geometry: Geometry, bias: bool) -> Tensor:
-        columns, outputs = x.shape[1] * math.prod(geometry.kernel), targets.shape[1]
-        width = columns + bias
+        outputs, width = targets.shape[1], x.shape[1] * math.prod(geometry.kernel) + bias
         rows = _rows(x, targets, geometry, bias)  # [M, o, A V V' 0]
         each = _multiply(rows[..., :width].mT, rows[..., : width + 2 * outputs])  # [M, D, D + 2 R]
         ctx.save_for_backward(rows, each, precision)
-        ctx.geometry, ctx.bias, ctx.shapes, ctx.layout = geometry, bias, (x.shape, targets.shape), targets.stride()
+        ctx.geometry, ctx.shapes = geometry, (x.shape, targets.shape)
         found = torch.mv(each.flatten(1).T, precision).view(each.shape[1:])
         gram, cross, rest = found.split((width, outputs, outputs), -1)
         return torch.cat((gram, cross + rest), -1)
@@ -89,46 +91,83 @@ class _Products(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         rows, each, precision = ctx.saved_tensors
         (inputs, targets), geometry = ctx.shapes, ctx.geometry
-        width, outputs = each.shape[1], targets[1]
-        grad = grads[0]
-        gram, cross = grad.split((width, outputs), -1)
+        width, outputs, columns = each.shape[1], targets[1], inputs[1] * math.prod(geometry.kernel)
+        gram, cross = grads[0].split((width, outputs), -1)
         by_precision = torch.mv(each.flatten(1), torch.cat((gram, cross, cross), -1).flatten())
-        columns = inputs[1] * math.prod(geometry.kernel)
-        full = rows.new_zeros(rows.shape[-1], -(-(columns + outputs) // 8) * 8)
+        full = grads[0].new_zeros(rows.shape[-1], _aligned(columns + outputs))
         full[:width, :columns] = (gram + gram.mT)[:, :columns]
-        full[width : width + outputs, :columns] = cross.mT[:, :columns]
-        full[width + outputs : width + 2 * outputs, :columns] = cross.mT[:, :columns]
+        full[width : width + 2 * outputs, :columns] = cross.mT.repeat(2, 1)[:, :columns]
         full[:width, columns : columns + outputs] = cross
-        found = rows.flatten(0, 1) @ full
-        sizes = geometry.outputs(inputs[2:])
-        found = found.view(inputs[0], *sizes, -1)
-        scale = precision.view(-1, *[1] * (len(sizes) + 1))
+        found = (rows.flatten(0, 1) @ full.to(rows.dtype)).view(inputs[0], *targets[2:], -1)
+        scale = precision.view(-1, *[1] * (found.ndim - 1))
         by_targets = (found[..., columns : columns + outputs] * scale).movedim(-1, 1)
-        padded = [size + sum(pad) for size, pad in zip(inputs[2:], geometry.padding, strict=True)]
-        total = precision.new_zeros(inputs[0], *padded, inputs[1])
-        seen = found[..., :columns].unflatten(-1, (*geometry.kernel, inputs[1]))
-        view = _windows(total, geometry, sizes)
-        for offset in geometry.offsets:
-            index = (..., *offset, slice(None))
-            view[index].add_(seen[index])
-        for axis, (size, pad) in enumerate(zip(inputs[2:], geometry.padding, strict=True), start=1):
-            total = total.narrow(axis, pad[0], size)
-        return (total * scale).to(rows.dtype).movedim(-1, 1), by_targets, by_precision, None, None
+        return _folded(found, precision, geometry, inputs), by_targets, by_precision, None, None
+
+
+def _aligned(columns: int) -> int:
+    """Columns of a matrix whose rows start where fast kernels want them to."""
+    return -(-columns // 8) * 8
 
 
 def _rows(x: Tensor, targets: Tensor, geometry: Geometry, bias: bool) -> Tensor:
     """Patches, ones, V and what bfloat16 loses of it beside each other, in a multiple of eight columns, [M, o, ...]."""
-    columns, outputs = x.shape[1] * math.prod(geometry.kernel), targets.shape[1]
-    width = columns + bias
-    sizes = tuple(targets.shape[2:])
-    rows = x.new_empty(x.shape[0], *sizes, -(-(width + 2 * outputs) // 8) * 8)
+    columns, outputs, sizes = x.shape[1] * math.prod(geometry.kernel), targets.shape[1], targets.shape[2:]
+    start = columns + bias
+    rows = x.new_empty(x.shape[0], *sizes, _aligned(start + 2 * outputs))
+    values = targets.movedim(1, -1)
+    if len(sizes) == 2 and has_kernel(targets):
+        from bayesify.maths.patch_kernels import gather_kernel
+
+        maps, count, wide = x.movedim(1, -1).contiguous(), x.shape[0] * sizes.numel(), _power(rows.shape[-1])
+        block = max(1, 4096 // wide)
+        with on_device(x.device):
+            gather_kernel[(-(-count // block),)](
+                maps, values.contiguous(), rows, count, *x.shape[2:], *sizes, x.shape[1], outputs, columns,
+                rows.shape[-1], geometry.kernel[1], *_steps(geometry), bias, block, wide, num_warps=8,
+            )  # fmt: skip
+        return rows.flatten(1, -2)
     padded, bare = geometry.padded(x)
     view = _windows(padded.movedim(1, -1).contiguous(), bare, sizes)
     rows[..., :columns].unflatten(-1, (*geometry.kernel, x.shape[1])).copy_(view)
     if bias:
         rows[..., columns] = 1
-    values = targets.movedim(1, -1)
-    rows[..., width : width + outputs] = values
-    rows[..., width + outputs : width + 2 * outputs] = values - rows[..., width : width + outputs]
-    rows[..., width + 2 * outputs :] = 0
+    rows[..., start : start + outputs] = values
+    rows[..., start + outputs : start + 2 * outputs] = values - rows[..., start : start + outputs]
+    rows[..., start + 2 * outputs :] = 0
     return rows.flatten(1, -2)
+
+
+def _folded(found: Tensor, precision: Tensor, geometry: Geometry, shape: torch.Size) -> Tensor:
+    """Gradients by patches, [M, *o, (*k, C, ...)], added up where they come from, times the precision: [M, C, *n]."""
+    sizes, channels = found.shape[1:-1], shape[1]
+    if len(sizes) == 2 and has_kernel(precision):
+        from bayesify.maths.patch_kernels import fold_kernel
+
+        out, wide = found.new_empty(shape[0], *shape[2:], channels), _power(channels)
+        count, block = shape[0] * shape[2:].numel(), max(1, 2048 // wide)
+        with on_device(found.device):
+            fold_kernel[(-(-count // block),)](
+                found, precision, out, count, *shape[2:], *sizes, channels, found.shape[-1], *geometry.kernel,
+                *_steps(geometry), block, wide, num_warps=4,
+            )  # fmt: skip
+        return out.movedim(-1, 1)
+    padded = [size + sum(pad) for size, pad in zip(shape[2:], geometry.padding, strict=True)]
+    total = precision.new_zeros(shape[0], *padded, channels)
+    seen = found[..., : channels * math.prod(geometry.kernel)].unflatten(-1, (*geometry.kernel, channels))
+    view = _windows(total, geometry, sizes)
+    for offset in geometry.offsets:
+        index = (..., *offset, slice(None))
+        view[index].add_(seen[index])
+    for axis, (size, pad) in enumerate(zip(shape[2:], geometry.padding, strict=True), start=1):
+        total = total.narrow(axis, pad[0], size)
+    return (total * precision.view(-1, *[1] * (total.ndim - 1))).to(found.dtype).movedim(-1, 1)
+
+
+def _steps(geometry: Geometry) -> tuple[int, ...]:
+    """Stride, dilation and padding before the map, in each axis."""
+    return (*geometry.stride, *geometry.dilation, *(pad[0] for pad in geometry.padding))
+
+
+def _power(size: int) -> int:
+    """The next power of two."""
+    return 1 << (size - 1).bit_length()
