@@ -105,6 +105,43 @@ def regress(gram: Tensor, cross: Tensor, careful: str | None = None) -> Regressi
     return Regression(root.mT @ (root @ cross), root, logs.sum(-1), failed)
 
 
+@dataclass(frozen=True)
+class Problem:
+    r"""The two matrices of G regressions, and what is done where a factorization fails: see `regress`.
+
+    Args:
+        gram: B, [*batch, G, D, D].
+        cross: $C = T^\top A^\top \Lambda V$, [*batch, G, D, R].
+        careful: See `regress`.
+    """
+
+    gram: Tensor
+    cross: Tensor
+    careful: str | None = None
+
+    def solve(self) -> Regression:
+        """The posterior."""
+        return regress(self.gram, self.cross, self.careful)
+
+    def draw(self, noise: Tensor, kl_form: str) -> tuple[Tensor, Tensor, Tensor]:
+        r"""A draw, its KL and `failed`; with the closed KL by a gradient written out, in half of the operations.
+
+        $$ \tilde W = K^\top (K\, C + \epsilon), \qquad K = L^{-1} $$
+
+        Args:
+            noise: $\epsilon$, [*batch, G, D, R].
+            kl_form: `"closed"` or `"sampled"`.
+        """
+        if kl_form == "closed" and self.careful is None:
+            gram, cross = widened(self.gram), widened(self.cross)
+            eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+            drawn, kl, failed, _, _ = _Drawn.apply(gram, cross, noise.to(gram.dtype), eye)
+            return drawn, kl, failed
+        found = self.solve()
+        drawn = found.draw(noise)
+        return drawn, found.closed_kl() if kl_form == "closed" else found.sampled_kl(noise, drawn), found.failed
+
+
 def _floored_factor(precision: Tensor) -> Tensor:
     """Lower factor of the nearest symmetric matrix whose eigenvalues are at least 1; no Cholesky factorization can fail in it."""
     values, vectors = torch.linalg.eigh(precision)
@@ -150,3 +187,53 @@ class _InverseFactor(torch.autograd.Function):
         lower = (grads[0] @ root.mT).tril() * (1 - 0.5 * eye)
         middle = 0.5 * (eye * grads[1][..., None, None] - lower - lower.mT)
         return root.mT @ middle @ root, None, None
+
+
+@known_signature
+class _Drawn(torch.autograd.Function):
+    r"""$\tilde W$, the closed KL, whether a factorization failed, K and $\tilde m = K^\top K C$.
+
+    With $\bar m = \bar W + \bar{\mathrm{KL}}\, \tilde m$ the gradient by C is $\bar C = K^\top K \bar m$, and that by $P$ is
+    $K^\top \tfrac12 [R\, \bar{\mathrm{KL}}\, I - \Phi(\bar K K^\top) - \Phi(\bar K K^\top)^\top] K - \tfrac12 (\bar C \tilde m^\top
+    + \tilde m \bar C^\top)$ with $\bar K = \epsilon \bar W^\top + R\, \bar{\mathrm{KL}}\, K$; see `_InverseFactor`.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(gram: Tensor, cross: Tensor, noise: Tensor, eye: Tensor) -> tuple[Tensor, ...]:
+        tril, failed = torch.linalg.cholesky_ex(gram + eye)
+        root = torch.linalg.solve_triangular(tril, eye.expand(tril.shape), upper=False)
+        outputs = cross.shape[-1]
+        half = root @ cross
+        mean, drawn = (root.mT @ torch.cat((half, half + noise), -1)).split(outputs, -1)
+        trace, squares = (
+            torch.linalg.vector_norm(value, dim=(-1, -2)).square() for value in (root, mean)
+        )  # [*batch, G]
+        logs = (root.diagonal(dim1=-2, dim2=-1).log() + 0.5).sum(-1)
+        kl = (0.5 * (outputs * trace + squares) - outputs * logs).sum(-1)
+        return drawn, kl, failed, root, mean
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(output[2])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs[1:], output[3], output[4])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor, Tensor, None]:
+        cross, noise, eye, root, mean = ctx.saved_tensors
+        by_drawn = torch.zeros_like(mean) if grads[0] is None else grads[0]
+        by_kl = mean.new_zeros(()) if grads[1] is None else grads[1][..., None, None, None]
+        weight = cross.shape[-1] * by_kl
+        by_mean = by_drawn + by_kl * mean
+        by_noise = root @ by_drawn
+        by_factor = noise @ by_noise.mT + weight * (root @ root.mT)  # by K, times K^T
+        if grads[3] is not None or grads[4] is not None:  # of second derivatives
+            by_factor = by_factor if grads[3] is None else by_factor + grads[3] @ root.mT
+            by_mean = by_mean if grads[4] is None else by_mean + grads[4]
+        by_cross = root.mT @ (root @ by_mean)
+        lower = by_factor.tril() * (1 - 0.5 * eye)
+        outer = by_cross @ mean.mT
+        middle = root.mT @ (weight * eye - lower - lower.mT) @ root
+        return 0.5 * (middle - outer - outer.mT), by_cross, by_noise, None

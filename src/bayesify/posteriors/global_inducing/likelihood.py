@@ -54,6 +54,7 @@ class PriorScale:
     def __init__(self, prior: PriorDraw, layers: Sequence[Layer], num_draws: int) -> None:
         self.fixed: dict[str, float | Tensor] = {}
         self.batched: dict[str, Tensor] = {}
+        self.made: dict[str, Tensor] = {}
         for weight in (weight for layer in layers for weight in layer.weights):
             for kind, value in (("std", prior.std[weight.name]), ("factor", prior.factor.get(weight.name))):
                 value = widened(value) if isinstance(value, Tensor) else value
@@ -65,7 +66,7 @@ class PriorScale:
     def at(self, values: Mapping[str, Tensor]) -> Self:
         """The scale of one draw, given what `batched` holds for it."""
         one = object.__new__(type(self))
-        one.fixed, one.batched = {**self.fixed, **values}, {}
+        one.fixed, one.batched, one.made = {**self.fixed, **values}, {}, {}
         return one
 
     def first(self) -> Self:
@@ -93,6 +94,9 @@ class PriorScale:
         factors: list[Any] = [self.fixed.get(f"factor {weight.name}") for weight in layer.weights]
         if all(factor is None for factor in factors) and _alike(stds):
             return rows * stds[0]
+        if any(factor is not None and factor.is_cuda and factor.ndim == 2 for factor in factors):
+            matrix = self._matrix(layer, stds, factors)  # few large operations in place of many small ones
+            return rows.to(matrix.dtype) @ (matrix.mT if transposed else matrix)
         parts = []
         widths = [weight.matrix_shape[1] for weight in layer.weights]
         for part, std, factor in zip(rows.split(widths, -1), stds, factors, strict=True):
@@ -102,6 +106,18 @@ class PriorScale:
             parts.append(part * std)
         batch = torch.broadcast_shapes(*(part.shape[:-1] for part in parts))
         return torch.cat([part.expand(*batch, -1) for part in parts], -1)
+
+    def _matrix(self, layer: Layer, stds: Sequence[Any], factors: Sequence[Any]) -> Tensor:
+        """T whole, [D, D]; made once for each draw."""
+        if layer.name not in self.made:
+            like = next(factor for factor in factors if factor is not None)
+            blocks = []
+            for weight, std, factor in zip(layer.weights, stds, factors, strict=True):
+                block = like.new_ones(1, 1) if factor is None else factor
+                eye = torch.eye(weight.matrix_shape[1] // len(block), dtype=like.dtype, device=like.device)
+                blocks.append(torch.kron(eye, block * std))
+            self.made[layer.name] = torch.block_diag(*blocks) if len(blocks) > 1 else blocks[0]
+        return self.made[layer.name]
 
 
 def _alike(stds: Sequence[float | Tensor]) -> bool:

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from bayesify.arguments.checks import Count, Positive, checked
 from bayesify.maths.constraints import raw_positive
 from bayesify.maths.gamma import widened
-from bayesify.maths.regression import Regression, regress
+from bayesify.maths.regression import Problem
 from bayesify.maths.value_checks import should_check
 from bayesify.posteriors.base import DrawRequest, Posterior
 from bayesify.posteriors.global_inducing.inputs import (
@@ -41,7 +41,7 @@ from bayesify.weights.catalog import owner_of
 from bayesify.weights.named_parameters import NamedParameters
 from bayesify.weights.structured import StructuredWeight
 
-Step = Callable[[LinearMap, Regression | None], Tensor]
+Step = Callable[[LinearMap, Problem | None], Tensor]
 
 
 @dataclass(frozen=True)
@@ -265,18 +265,18 @@ class GlobalInducing(Posterior):
         kls: list[Tensor] = []
         failures: list[Tensor] = []
 
-        def step(entry: LinearMap, regression: Regression | None) -> Tensor:
+        def step(entry: LinearMap, problem: Problem | None) -> Tensor:
             eps = noise[entry.layer.name]
-            if regression is None:
+            if problem is None:
                 return eps.view(1, entry.layer.cols, entry.layer.rows)
-            eps = eps.view(regression.mean.shape)
-            drawn = regression.draw(eps)
-            kls.append(regression.closed_kl() if self.kl_form == "closed" else regression.sampled_kl(eps, drawn))
-            failures.append(regression.failed.sum())
+            drawn, kl, failed = problem.draw(eps.view(problem.cross.shape), self.kl_form)
+            kls.append(kl)
+            failures.append(failed.sum() > 0)
             return drawn
 
         weights = self._walk(runner, others, scale, step, how)
         kl = torch.stack(kls).sum().to(next(iter(noise.values())).dtype)
+        failures.append(kl.detach().isfinite().logical_not())  # infinity goes through a factorization unnoticed
         return weights, kl, torch.stack(failures).sum()
 
     def _walk(
@@ -331,8 +331,8 @@ class GlobalInducing(Posterior):
 
     def _regress(
         self, entry: LinearMap, module: nn.Module, seen: list[Tensor], scale: PriorScale, how: _Pass
-    ) -> Regression:
-        r"""The posterior over a layer's whitened weights, in float64: the prior's identity is kept whatever the features are.
+    ) -> Problem:
+        r"""The regression that gives a layer's whitened weights, in float64, which keeps the prior's identity.
 
         A convolution's matrices are most of a step's time on a processor, and are tried in float32 there: rounding then
         moves variances, and means of the prior's size, by at most about a tenth of
@@ -347,28 +347,28 @@ class GlobalInducing(Posterior):
         name, targets = entry.layer.name, self.pseudo_outputs[entry.layer.name]
         what = f"GlobalInducing: the precision of layer {name or '(the network)'}"
 
-        def solve(dtype: torch.dtype) -> tuple[Regression, Tensor]:
+        def problem(dtype: torch.dtype) -> Problem:
             wide = torch.promote_types(dtype, torch.float32)
             features = [value.to(dtype) for value in seen]
             gram, cross = entry.moments(module, features, targets.to(wide), self._mix(name, wide))
             gram, cross = widened(gram), widened(cross)
             gram = scale.pull(entry.layer, scale.pull(entry.layer, gram).mT)  # T^T A^T Lambda A T
-            return regress(gram, scale.pull(entry.layer, cross.mT).mT, what if how.careful else None), gram
+            return Problem(gram, scale.pull(entry.layer, cross.mT).mT, what if how.careful else None)
 
         narrow = targets.dtype == torch.float32 and self.covariance == "diagonal"
         if how.autocast is not None and narrow and entry.takes(module, how.autocast):
-            return solve(how.autocast)[0]
+            return problem(how.autocast)
         if entry.costly and narrow and exact_float32(targets) and should_check(targets):
-            found, gram = solve(torch.float32)
+            found = problem(torch.float32)
             with torch.no_grad():
-                trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1).max()
+                trace = found.gram.diagonal(dim1=-2, dim2=-1).sum(-1).max()
                 sizes = torch.linalg.vector_norm(targets.flatten(2), dim=-1) if targets.ndim > 2 else targets
                 largest = (self._mix(name, sizes.dtype)(sizes)).square().sum(0).max()  # of v_r^T Lambda v_r
-                longest = torch.linalg.vector_norm(found.mean, dim=-2).max().clamp_min(1)
+                longest = torch.linalg.vector_norm(found.solve().mean, dim=-2).max().clamp_min(1)
                 rounding = torch.finfo(torch.float32).eps * (trace * longest + (trace * largest).sqrt())
             if float(rounding) < ROUNDING:
                 return found
-        return solve(widened(targets).dtype)[0]
+        return problem(widened(targets).dtype)
 
     def _mix(self, layer: str, dtype: torch.dtype) -> HalfPrecision:
         if self.covariance == "diagonal":
@@ -394,10 +394,10 @@ class GlobalInducing(Posterior):
     def mean_given(self, others: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The same with the other posteriors' weights at the given means."""
 
-        def step(entry: LinearMap, regression: Regression | None) -> Tensor:
-            if regression is None:
+        def step(entry: LinearMap, problem: Problem | None) -> Tensor:
+            if problem is None:
                 return next(self.parameters()).new_zeros(1, entry.layer.cols, entry.layer.rows)
-            return regression.mean
+            return problem.solve().mean
 
         assert self.bound_prior is not None
         scale = PriorScale(self.bound_prior, self.layers, 1)
@@ -409,13 +409,14 @@ class GlobalInducing(Posterior):
         assert self.bound_prior is not None
         scale = PriorScale(self.bound_prior, self.layers, 1).first()
 
-        def step(entry: LinearMap, regression: Regression | None) -> Tensor:
+        def step(entry: LinearMap, problem: Problem | None) -> Tensor:
             layer = entry.layer
-            if regression is None:
+            if problem is None:
                 whole = torch.eye(layer.cols).to(next(self.parameters())).unsqueeze(0)
                 mean = whole.new_zeros(1, layer.cols, layer.rows)
             else:
-                whole, mean = regression.root, regression.mean
+                solved = problem.solve()
+                whole, mean = solved.root, solved.mean
             spread = scale.push(layer, whole).square().sum(-2)  # T (I + B)^-1 T^T, its diagonal, [G, D]
             rows = spread.unsqueeze(-2).expand(-1, layer.rows // spread.shape[0], -1).flatten(0, 1)
             found.update(layer.from_matrix(rows.to(next(self.parameters()).dtype)))
