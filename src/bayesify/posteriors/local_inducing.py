@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from bayesify.arguments.checks import Count, Positive, checked
 from bayesify.maths.gamma import widened
-from bayesify.maths.regression import Regression, regress
+from bayesify.maths.regression import Problem, Regression
+from bayesify.maths.value_checks import should_check
 from bayesify.posteriors.base import DrawRequest, Posterior
 from bayesify.posteriors.global_inducing.likelihood import (
     AT_PRIOR,
@@ -91,27 +92,46 @@ class LocalInducing(Posterior):
         """Inducing inputs with their ones, [M, D]."""
         return torch.cat((points, points.new_ones(self.points, 1)), -1) if self._has_ones(layer) else points
 
-    def regression(self, layer: Layer, scale: PriorScale) -> Regression:
-        """The posterior over whitened rows of one layer, for each draw of the prior, [*S, 1, D, R]; in float64, see `regress`."""
+    def problem(self, layer: Layer, scale: PriorScale) -> Problem:
+        """The regression of one layer's whitened rows, for each draw of the prior, [*S, 1, D, R]; in float64, see `regress`."""
         mix = HalfPrecision(log_diagonal=widened(self.log_precision[layer.name]))
         design, outputs = self._design(layer, self.points_value[layer.name]), mix(self.pseudo_outputs[layer.name])
         design = scale.pull(layer, mix(design).unsqueeze(0))  # A T, [*S, 1, M, D]
         what = f"LocalInducing: the precision of layer {layer.name or '(the network)'}"
-        return regress(design.mT @ design, design.mT @ outputs, what)
+        return Problem(design.mT @ design, design.mT @ outputs, what)
+
+    def regression(self, layer: Layer, scale: PriorScale) -> Regression:
+        """The posterior over whitened rows of one layer."""
+        return self.problem(layer, scale).solve()
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
         """One regression per layer, all draws together."""
         noise = request.normals([layer.numel for layer in self.layers], next(self.parameters()))
         scale = PriorScale(request.prior, self.layers, request.num_draws).aligned()
+        by_shape: dict[tuple[int, int], list[tuple[Layer, Problem, Tensor]]] = {}
+        for layer, part in zip(self.layers, noise, strict=True):
+            eps = part.view(request.num_draws, 1, layer.cols, layer.rows)
+            entry = (layer, self.problem(layer, scale), eps)
+            by_shape.setdefault((layer.cols, layer.rows), []).append(entry)
         weights: dict[str, Tensor] = {}
         kls: list[Tensor] = []
-        for layer, part in zip(self.layers, noise, strict=True):
-            regression = self.regression(layer, scale)
-            eps = part.view(request.num_draws, 1, layer.cols, layer.rows)
-            drawn = regression.draw(eps)
-            kls.append(regression.closed_kl() if self.kl_form == "closed" else regression.sampled_kl(eps, drawn))
-            weights.update(layer.from_matrix(scale.push(layer, drawn.mT).squeeze(-3).to(eps.dtype)))
+        for entries in by_shape.values():
+            drawn, kl = self._draw_alike([problem for _, problem, _ in entries], [eps for _, _, eps in entries])
+            kls.append(kl)
+            for (layer, _, eps), rows in zip(entries, drawn, strict=True):
+                weights.update(layer.from_matrix(scale.push(layer, rows.mT).squeeze(-3).to(eps.dtype)))
         return weights, self._stored(sum(kls[1:], kls[0]))
+
+    def _draw_alike(self, problems: list[Problem], noise: list[Tensor]) -> tuple[Sequence[Tensor], Tensor]:
+        """Draws of layers of one shape, [S, 1, D, R] each, and the sum of their KLs; all at once where no value is looked at."""
+        if should_check(noise[0]):
+            found = [problem.draw(eps, self.kl_form) for problem, eps in zip(problems, noise, strict=True)]
+            return [drawn for drawn, _, _ in found], sum(kl for _, kl, _ in found)  # type: ignore[return-value]
+        eps, batch = torch.stack(noise), noise[0].shape[:-2]
+        grams = torch.stack([each.gram.expand(*batch, -1, -1) for each in problems])
+        problem = Problem(grams, torch.stack([each.cross.expand(*batch, -1, -1) for each in problems]))
+        drawn, kl, failed = problem.draw(eps, self.kl_form)
+        return drawn.unbind(), torch.where(failed.squeeze(-1) > 0, torch.nan, kl).sum(0)
 
     def _stored(self, value: Tensor) -> Tensor:
         """In the type of the parameters."""
