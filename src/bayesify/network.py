@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, cast
 
 import torch
@@ -23,6 +24,7 @@ from bayesify.predictive.base import Predictive
 from bayesify.predictor import Drawable, Phase, Trainable
 from bayesify.priors import Prior
 from bayesify.running import captured_draws
+from bayesify.running.beside import Beside, find_beside
 from bayesify.running.generators import own_generators
 from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_errors
 from bayesify.running.local_passes import run_local
@@ -155,6 +157,11 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         Returns:
             The draws; differentiable by the posterior's parameters.
         """
+        return self._draw(num_draws, generator, antithetic, local, num_data)
+
+    def _draw(
+        self, num_draws: int, generator: Any, antithetic: bool, local: bool, num_data: Any, beside: Beside | None = None
+    ) -> Draws:
         runner = Runner(self.network, self._weights)
         noise = source_of(generator)
         with self.full_precision() as autocast:
@@ -175,6 +182,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
                 networks,
                 self.layout.low_precision,
                 autocast,
+                beside,
             )
             with self.full_precision():
                 part, part_kl = captured_draws.draw(posterior, request)
@@ -184,10 +192,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
 
     @contextmanager
     def full_precision(self) -> Iterator[torch.dtype | None]:
-        """Autocast is for the network: a KL that is summed or a factor that is inverted in bfloat16 is off by percents.
-
-        Yields the type that autocast has outside; `None` where it is off.
-        """
+        """Autocast, whose type this yields, is for the network: a KL or a factor in bfloat16 would be off by percents."""
         device = next(self.posteriors.parameters()).device.type
         if not torch.is_autocast_enabled(device):
             yield None
@@ -279,8 +284,10 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         """The two terms of `elbo` apart: the data term and the KL of each draw, both [S] and in nats."""
 
         def compute() -> tuple[Tensor, Tensor]:
-            draws = self.draw(num_draws, generator=generator, antithetic=antithetic, local=True, num_data=num_data)
-            return self.terms_of(draws, x, y, num_data=num_data, example_weights=example_weights)
+            beside = find_beside(self.posteriors, [self.network, self.likelihood], num_draws)
+            draws = self._draw(num_draws, generator, antithetic, True, num_data, beside)
+            terms = partial(self.terms_of, x=x, y=y, num_data=num_data, example_weights=example_weights)
+            return terms(draws) if beside is None else (beside.data_term(draws, terms), draws.kl)
 
         return run_local(compute, self.posteriors, self.network, generator)
 

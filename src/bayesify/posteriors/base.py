@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from bayesify.maths.noise import NoiseSource
 from bayesify.priors import PriorDraw
+from bayesify.running.beside import Beside
 from bayesify.running.caching import Computed, cached
 from bayesify.weights.catalog import Layer, Weight
 from bayesify.weights.named_parameters import decode
@@ -36,6 +37,7 @@ class DrawRequest:
             chooses.
         dtypes: Types of the network's own weights that are not the posterior's, by name; who draws may write them at once.
         autocast: Type in which the network runs under autocast, which is off while a posterior draws.
+        beside: What is told each weight as soon as it is drawn, by a posterior that runs the network.
     """
 
     num_draws: int
@@ -49,6 +51,7 @@ class DrawRequest:
     networks: dict[int, Tensor] = field(default_factory=dict)
     dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
     autocast: torch.dtype | None = None
+    beside: Beside | None = None
 
     def normals(self, sizes: Sequence[int], like: Tensor, tile: int = 1) -> list[Tensor]:
         """Standard normal numbers for several weights in one call.

@@ -35,6 +35,7 @@ from bayesify.posteriors.global_inducing.likelihood import (
 from bayesify.posteriors.global_inducing.maps import LinearMap
 from bayesify.posteriors.global_inducing.trace import check_targets, start_outputs, trace
 from bayesify.priors import PriorDraw
+from bayesify.running.beside import Beside
 from bayesify.running.outputs import each
 from bayesify.running.runner import Runner, SlowVmap, quick_vmap
 from bayesify.weights.catalog import owner_of
@@ -46,10 +47,11 @@ Step = Callable[[LinearMap, Problem | None], Tensor]
 
 @dataclass(frozen=True)
 class _Pass:
-    """How inducing inputs run: whether failures of a factorization are mended, and the type that autocast has for data."""
+    """How inducing inputs run: whether failed factorizations are mended, the type that autocast has for data, and `Beside`."""
 
     careful: bool = False
     autocast: torch.dtype | None = None
+    beside: Beside | None = None
 
 
 class GlobalInducing(Posterior):
@@ -223,7 +225,7 @@ class GlobalInducing(Posterior):
 
         def one(values: dict[str, Tensor], careful: bool = False) -> tuple[dict[str, Tensor], Tensor, Tensor]:
             return self._draw_one(runner, _cut(values, "noise "), scale.at(_cut(values, "prior ")), _cut(values, "other "),
-                                  _Pass(careful, request.autocast))  # fmt: skip
+                                  _Pass(careful, request.autocast, request.beside))  # fmt: skip
 
         weights, kl, failed = self._run(runner, batched, request.num_draws, one)
         if not should_check(failed):
@@ -247,9 +249,7 @@ class GlobalInducing(Posterior):
             except (RuntimeError, SlowVmap) as refusal:
                 if isinstance(refusal, torch.OutOfMemoryError):
                     raise
-                results = [
-                    one(values) for values in each(batched)
-                ]  # a mistake of the caller's fails here in plain words
+                results = [one(values) for values in each(batched)]  # a caller's mistake fails here in plain words
                 runner.refuse_vmap(refusal)
                 return _stacked(results)
         return _stacked([one(values) for values in each(batched)])
@@ -291,8 +291,8 @@ class GlobalInducing(Posterior):
     def _walk_alone(
         self, runner: Runner, others: Mapping[str, Tensor], scale: PriorScale, step: Step, how: _Pass, hooks: ExitStack
     ) -> dict[str, Tensor]:
-        network, low, dtype = runner.network, self._type(), next(self.parameters()).dtype
-        device = next(self.parameters()).device.type
+        like, network, low = next(self.parameters()), runner.network, self._type()
+        device, dtype = like.device.type, like.dtype
         drawn: dict[str, Tensor] = {}
         slots = {name: owner_of(network, name) for weight in self.weights for name in (weight.name, *weight.aliases)}
 
@@ -308,6 +308,8 @@ class GlobalInducing(Posterior):
             matrix = scale.push(entry.layer, whitened.mT).flatten(-3, -2)  # [rows, D]
             drawn.update(entry.layer.from_matrix(matrix.to(dtype)))
             for weight in entry.layer.weights:
+                if how.beside is not None:
+                    how.beside.drawn(weight.name, drawn[weight.name])
                 value = drawn[weight.name].to(self.types[weight.name]) if low else drawn[weight.name]
                 for name in (weight.name, *weight.aliases):
                     owner, leaf = slots[name]
