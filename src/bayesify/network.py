@@ -284,7 +284,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         """The two terms of `elbo` apart: the data term and the KL of each draw, both [S] and in nats."""
 
         def compute() -> tuple[Tensor, Tensor]:
-            beside = find_beside(self.posteriors, [self.network, self.likelihood], num_draws)
+            beside = find_beside(self.posteriors, self.network, self.likelihood, num_draws)
             draws = self._draw(num_draws, generator, antithetic, True, num_data, beside)
             terms = partial(self.terms_of, x=x, y=y, num_data=num_data, example_weights=example_weights)
             return terms(draws) if beside is None else (beside.data_term(draws, terms), draws.kl)

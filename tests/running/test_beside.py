@@ -37,7 +37,7 @@ def test_terms_and_gradients_are_those_of_a_plain_step(monkeypatch):
     found = []
     for captured in (False, True):
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda captured=captured: captured)
-        used = beside.find_beside(bnn.posteriors, [bnn.network, bnn.likelihood], 1)
+        used = beside.find_beside(bnn.posteriors, bnn.network, bnn.likelihood, 1)
         assert (used is not None) == captured
         data, kl = bnn.elbo_terms(x, y, num_data=80, generator=torch.Generator().manual_seed(1))
         grads = torch.autograd.grad((0.3 * kl - data).sum() / 80, list(bnn.parameters()))
@@ -53,7 +53,7 @@ def test_nothing_runs_beside_where_more_is_trained(monkeypatch):
     gi = posteriors.GlobalInducing(torch.randn(4, 2))
     for posterior, likelihood in ((gi, likelihoods.Gaussian(0.1)), ({"2": gi}, likelihoods.Gaussian(0.1, learn=False))):
         bnn = bayesify.bayesianize(net, posterior, likelihood=likelihood)
-        assert beside.find_beside(bnn.posteriors, [bnn.network, bnn.likelihood], 1) is None
+        assert beside.find_beside(bnn.posteriors, bnn.network, bnn.likelihood, 1) is None
     whole = bayesify.bayesianize(net, gi, likelihood=likelihoods.Gaussian(0.1, learn=False))
-    assert beside.find_beside(whole.posteriors, [whole.network, whole.likelihood], 1) is not None
-    assert beside.find_beside(whole.posteriors, [whole.network, whole.likelihood], 2) is None
+    assert beside.find_beside(whole.posteriors, whole.network, whole.likelihood, 1) is not None
+    assert beside.find_beside(whole.posteriors, whole.network, whole.likelihood, 2) is None

@@ -122,19 +122,20 @@ class _Anchor(torch.autograd.Function):
         return None, *[grads[0].sum()] * ctx.count
 
 
-def find_beside(posteriors: Iterable[Posterior], others: Iterable[nn.Module | None], num_draws: int) -> Beside | None:
+def find_beside(
+    posteriors: Iterable[Posterior], network: nn.Module, likelihood: nn.Module | None, num_draws: int
+) -> Beside | None:
     """What a step runs beside its draw with; `None` where it does not.
 
     Args:
         posteriors: All of them must draw by running the network.
-        others: Network and likelihood, which may neither train parameters, since the gradient of the data term is taken apart,
-            nor keep buffers, which a pass may change.
+        network: Without parameters to train, since the gradient of the data term is taken apart, and buffers to change.
+        likelihood: Without parameters to train.
         num_draws: One.
     """
     if num_draws != 1 or not all(part.runs_network for part in posteriors):
         return None
-    modules = [module for module in others if module is not None]
-    trained = any(value.requires_grad for module in modules for value in module.parameters())
-    trained = trained or any(True for module in modules for _ in module.buffers())
-    captured = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-    return Beside() if captured and not trained else None
+    if likelihood is None or not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing():
+        return None
+    trained = any(value.requires_grad for module in (network, likelihood) for value in module.parameters())
+    return None if trained or next(network.buffers(), None) is not None else Beside()
