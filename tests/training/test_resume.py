@@ -584,3 +584,22 @@ def test_damaged_and_foreign_checkpoints_are_refused(tmp_path):
     with pytest.raises(ValueError, match="does not exist"):
         bayesify.fit(bnn, loader(), **arguments(checkpoint=tmp_path / "nowhere" / "run.safetensors"))
     assert same(bnn, network())
+
+
+def test_a_network_in_channels_last_resumes_with_its_optimizer(tmp_path):
+    """Files hold contiguous numbers; fused Adam reads parameters and state in the order in which they lie in memory."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(12, 2, 6, 6, generator=generator), torch.randint(3, (12,), generator=generator)
+    found = []
+    for stops in ([4], [2, 4]):
+        for epochs in stops:
+            torch.manual_seed(0)
+            net = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.Flatten(), torch.nn.Linear(48, 3))
+            net = net.to(memory_format=torch.channels_last)
+            bnn = bayesify.bayesianize(net, "mean_field", likelihood=likelihoods.Categorical())
+            path = tmp_path / f"{len(stops)}.safetensors"
+            options = {"checkpoint": path, "seed": 0, "progress": False, "scheduler": "constant"}
+            bayesify.fit(bnn, [(x, y)], num_data=12, epochs=epochs, learning_rate=0.1, **options)
+        assert any(not value.is_contiguous() for value in bnn.parameters())
+        found.append(bnn)
+    assert same(*found)

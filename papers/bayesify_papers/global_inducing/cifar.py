@@ -4,8 +4,9 @@
 
 500 inducing images, at random from the training set; batches of 500, one draw a step. As in the authors' code: 1,000 epochs, no
 biases in convolutions, their normalization, log precisions of pseudo-outputs that start at -4, in the last layer at 0, and have
-three times the learning rate, and a factor on the KL that rises in ten steps over the first tenth of the epochs. Their learning
-rate falls in steps that are not known: here 0.01 for 70 % of the epochs, 0.003 to 85 %, 0.001 to the end. Means of factorized
+three times the learning rate, and a factor on the KL that rises in ten steps over the first `--warm-up` epochs. Their learning
+rate falls in steps that are not known: here 0.01 for 70 % of the epochs, 0.003 to 85 %, 0.001 to the end, so that a run of up to
+70 % of its epochs can be continued to another number of them as if that had been asked for at once. Means of factorized
 layers are in units of the prior. On a GPU the network runs in bfloat16 and images are stored channel by channel in each pixel.
 Each training writes a checkpoint after every `--passes` epochs and goes on from it when the command is given again; trainings
 whose scores the folder holds are not run again. 32 draws, in float32, for predictions and for the bound.
@@ -56,6 +57,7 @@ class Setting:
         epochs: Passes over the training images.
         points: M, inducing images.
         batch: Images in a step.
+        warm_up: Epochs over which the factor on the KL rises from 0 to 1; 100 in the authors' code.
         learning_rate: Of Adam at the start; of log precisions, three times that.
         width: Channels.
         passes: Epochs between checkpoints, and in an entry of the history.
@@ -67,6 +69,7 @@ class Setting:
     epochs: int = 1000
     points: int = 500
     batch: int = 500
+    warm_up: int = 100
     learning_rate: float = 1e-2
     width: int = 32
     passes: int = 20
@@ -81,8 +84,8 @@ def rate(share: float) -> float:
 
 
 def kl_weight(share: float) -> float:
-    """Factor on the KL after a share of the epochs."""
-    return min(1.0, math.floor(100 * share + 1e-9) / 10)
+    """Factor on the KL after a share of the warm-up."""
+    return min(1.0, math.floor(10 * share + 1e-9) / 10)
 
 
 def normalization(data: images.Images) -> Normalization:
@@ -192,7 +195,7 @@ def train(bnn: BayesianNetwork, x: Tensor, y: Tensor, setting: Setting, checkpoi
         optimizer=adam,
         scheduler=lambda chosen: torch.optim.lr_scheduler.LambdaLR(chosen, lambda done: rate(done / steps)),
         steps=Steps(scheduler="step"),
-        kl_schedule=lambda done: kl_weight(done * setting.passes / setting.epochs),
+        kl_schedule=lambda done: kl_weight(done * setting.passes / setting.warm_up),
         num_draws=1,
         precision=setting.precision if x.is_cuda else "float32",
         checkpoint=checkpoint,
@@ -241,7 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     setting, systems, priors = fill(Setting, chosen), chosen.systems, chosen.priors
     if chosen.smoke:
         setting, systems, priors = (
-            Setting(epochs=2, points=6, batch=20, width=4, passes=1, draws=2),
+            Setting(epochs=2, points=6, batch=20, warm_up=1, width=4, passes=1, draws=2),
             SYSTEMS,
             ["spatial"],
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 def check_optimizer(choice: Any) -> None:
@@ -56,3 +56,11 @@ def make_scheduler(choice: Any, optimizer: torch.optim.Optimizer | None) -> Any:
             "to scheduler"
         )
     return made
+
+
+def match_layout(optimizer: torch.optim.Optimizer) -> None:
+    """Give loaded state the memory layout of its parameters, such as channels last, by which fused optimizers read both."""
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
+                state[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)

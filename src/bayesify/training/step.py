@@ -16,6 +16,7 @@ from bayesify.training.captured_step import CapturedSteps, FixedRates, why_not
 from bayesify.training.checkpoints import check_optimizer_state
 from bayesify.training.distributed import Processes
 from bayesify.training.guard import CHECK_EVERY, Guard, NotFiniteError
+from bayesify.training.optimizers import match_layout
 from bayesify.training.random_streams import derive_seed
 from bayesify.training.schedules import falling
 from bayesify.training.state import Settings
@@ -365,6 +366,7 @@ class Step:
         if self.optimizer is not None:
             check_optimizer_state(self.optimizer, state["optimizer"])
             self.optimizer.load_state_dict(state["optimizer"])
+            match_layout(self.optimizer)
             if self._rates is not None:
                 self._rates.begin()
         if self.scheduler is not None:
