@@ -33,7 +33,7 @@ def gather_kernel(
     ROWS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Rows [A, 1, V, V', 0] from maps [M, H, W, C] and targets [M, H', W', R]; see `_rows`."""
+    """Rows [A, 1, V, 0] from maps [M, H, W, C] and targets [M, H', W', R]; see `_rows`."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDE)[None, :]
     place = row % (out_height * out_width)
@@ -48,12 +48,9 @@ def gather_kernel(
     start = columns + BIAS
     if BIAS:
         found = tl.where(column == columns, 1.0, found)
-    is_target = (column >= start) & (column < start + 2 * outputs)
-    value = tl.load(
-        targets + row.to(tl.int64)[:, None] * outputs + (column - start) % outputs, mask=there & is_target, other=0.0
-    )
-    rest = value - value.to(tl.bfloat16).to(tl.float32)
-    found = tl.where(is_target, tl.where(column < start + outputs, value, rest), found)
+    is_target = (column >= start) & (column < start + outputs)
+    at = row.to(tl.int64)[:, None] * outputs + column - start
+    found = tl.where(is_target, tl.load(targets + at, mask=there & is_target, other=0.0), found)
     tl.store(rows + row.to(tl.int64)[:, None] * full + column, found.to(tl.bfloat16), mask=there & (column < full))
 
 
@@ -101,3 +98,29 @@ def fold_kernel(
     scale = tl.load(precision + example, mask=known, other=0.0)
     at = row.to(tl.int64)[:, None] * channels + channel
     tl.store(out + at, (total * scale[:, None]).to(tl.bfloat16), mask=known[:, None] & (channel < channels))
+
+
+@triton.jit
+def scale_kernel(
+    found,
+    precision,
+    out,
+    count,
+    positions,
+    start: tl.constexpr,
+    outputs: tl.constexpr,
+    full: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Columns of a matrix from `start` on, each row times its example's precision, in float32."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, WIDE)[None, :]
+    mask = (row < count)[:, None] & (column < outputs)
+    scale = tl.load(precision + row // positions, mask=row < count, other=0.0)[:, None]
+    row = row.to(tl.int64)[:, None]
+    tl.store(
+        out + row * outputs + column,
+        scale * tl.load(found + row * full + start + column, mask=mask, other=0.0),
+        mask=mask,
+    )

@@ -2,9 +2,9 @@ r"""The matrices of regression on a convolution's patches by products of bfloat1
 
 A network that runs in bfloat16 makes features of that type. Products of two such numbers are exact in float32, in which a GPU adds
 them up as fast as it multiplies, so $\sum_m \lambda_m A_m^\top [A_m\ V_m]$ over examples m loses only what float32 sums of one
-example's positions do: $\lambda$ multiplies what is summed, and V is split into two bfloat16 numbers, which hold 16 of its
-24 digits. Patches are extracted, unlike in `convolution_moments`: at these speeds memory is what counts, and it is
-bounded by chunks of examples.
+example's positions do: $\lambda$ multiplies what is summed, and only V is rounded to bfloat16, as the network's outputs are,
+whose place it takes. Whatever is rounded, the two matrices are those of a regression, and the bound is a bound.
+Patches are extracted, unlike in `convolution_moments`, and memory is bounded by chunks of examples.
 """
 
 from __future__ import annotations
@@ -78,13 +78,12 @@ class _Products(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, targets: Tensor, precision: Tensor, geometry: Geometry, bias: bool) -> Tensor:
         outputs, width = targets.shape[1], x.shape[1] * math.prod(geometry.kernel) + bias
-        rows = _rows(x, targets, geometry, bias)  # [M, o, A V V' 0]
-        each = _multiply(rows[..., :width].mT, rows[..., : width + 2 * outputs])  # [M, D, D + 2 R]
+        rows = _rows(x, targets, geometry, bias)  # [M, o, A V 0]
+        each = _multiply(rows[..., : _aligned(width)].mT, rows)[:, :width, : width + outputs]  # [M, D, D + R]
+        each = each.contiguous()
         ctx.save_for_backward(rows, each, precision)
         ctx.geometry, ctx.shapes = geometry, (x.shape, targets.shape)
-        found = torch.mv(each.flatten(1).T, precision).view(each.shape[1:])
-        gram, cross, rest = found.split((width, outputs, outputs), -1)
-        return torch.cat((gram, cross + rest), -1)
+        return torch.mv(each.flatten(1).T, precision).view(each.shape[1:])
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -93,14 +92,13 @@ class _Products(torch.autograd.Function):
         (inputs, targets), geometry = ctx.shapes, ctx.geometry
         width, outputs, columns = each.shape[1], targets[1], inputs[1] * math.prod(geometry.kernel)
         gram, cross = grads[0].split((width, outputs), -1)
-        by_precision = torch.mv(each.flatten(1), torch.cat((gram, cross, cross), -1).flatten())
+        by_precision = torch.mv(each.flatten(1), grads[0].flatten())
         full = grads[0].new_zeros(rows.shape[-1], _aligned(columns + outputs))
         full[:width, :columns] = (gram + gram.mT)[:, :columns]
-        full[width : width + 2 * outputs, :columns] = cross.mT.repeat(2, 1)[:, :columns]
+        full[width : width + outputs, :columns] = cross.mT[:, :columns]
         full[:width, columns : columns + outputs] = cross
         found = (rows.flatten(0, 1) @ full.to(rows.dtype)).view(inputs[0], *targets[2:], -1)
-        scale = precision.view(-1, *[1] * (found.ndim - 1))
-        by_targets = (found[..., columns : columns + outputs] * scale).movedim(-1, 1)
+        by_targets = _scaled(found, precision, columns, outputs).movedim(-1, 1)
         return _folded(found, precision, geometry, inputs), by_targets, by_precision, None, None
 
 
@@ -110,10 +108,10 @@ def _aligned(columns: int) -> int:
 
 
 def _rows(x: Tensor, targets: Tensor, geometry: Geometry, bias: bool) -> Tensor:
-    """Patches, ones, V and what bfloat16 loses of it beside each other, in a multiple of eight columns, [M, o, ...]."""
+    """Patches, ones and V beside each other, in a multiple of eight columns, [M, o, ...]."""
     columns, outputs, sizes = x.shape[1] * math.prod(geometry.kernel), targets.shape[1], targets.shape[2:]
     start = columns + bias
-    rows = x.new_empty(x.shape[0], *sizes, _aligned(start + 2 * outputs))
+    rows = x.new_empty(x.shape[0], *sizes, _aligned(start + outputs))
     values = targets.movedim(1, -1)
     if len(sizes) == 2 and has_kernel(targets):
         from bayesify.maths.patch_kernels import gather_kernel
@@ -132,9 +130,23 @@ def _rows(x: Tensor, targets: Tensor, geometry: Geometry, bias: bool) -> Tensor:
     if bias:
         rows[..., columns] = 1
     rows[..., start : start + outputs] = values
-    rows[..., start + outputs : start + 2 * outputs] = values - rows[..., start : start + outputs]
-    rows[..., start + 2 * outputs :] = 0
+    rows[..., start + outputs :] = 0
     return rows.flatten(1, -2)
+
+
+def _scaled(found: Tensor, precision: Tensor, start: int, outputs: int) -> Tensor:
+    """Some columns of a matrix [M, *o, ...] times each example's number, in float32, [M, *o, R]."""
+    if has_kernel(precision):
+        from bayesify.maths.patch_kernels import scale_kernel
+
+        out, wide = precision.new_empty(*found.shape[:-1], outputs), _power(outputs)
+        count, block = out[..., 0].numel(), max(1, 4096 // wide)
+        with on_device(found.device):
+            scale_kernel[(-(-count // block),)](
+                found, precision, out, count, count // len(precision), start, outputs, found.shape[-1], block, wide, num_warps=4,
+            )  # fmt: skip
+        return out
+    return found[..., start : start + outputs] * precision.view(-1, *[1] * (found.ndim - 1))
 
 
 def _folded(found: Tensor, precision: Tensor, geometry: Geometry, shape: torch.Size) -> Tensor:

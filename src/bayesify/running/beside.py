@@ -31,7 +31,7 @@ class Beside:
     Drawing is one chain of small operations, which leave most of a GPU idle. `drawn` is told each weight, in the order of drawing;
     `data_term` then runs the data pass and its gradient on a stream that waits for each weight where it is used. In the
     gradient of the draw each weight waits for the data's part alone. Only for capture, where all dependencies are known before
-    anything runs; the value of the data term may be read after the gradients are taken.
+    anything runs.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,8 @@ class Beside:
                 owner, _ = owner_of(runner.network, name)
                 hooks.callback(owner.register_forward_pre_hook(self._waiter(event)).remove)
             term = terms(type(draws)(runner, leaves, draws.kl))[0]
-            found = term.detach().clone()
+            found, known = term.detach().clone(), torch.cuda.Event()
+            known.record()
             with torch.autocast(found.device.type, enabled=False):
                 term.sum().backward(inputs=list(leaves.values()))
             end = torch.cuda.Event()
@@ -74,6 +75,7 @@ class Beside:
         next(
             iter(self._gradients.values())
         ).there = end  # the last to be waited for, so that nothing is left on the stream
+        torch.cuda.current_stream().wait_event(known)
         made: Tensor = _Anchor.apply(found, *self._gates)
         return made
 
@@ -108,7 +110,7 @@ class _Gate(torch.autograd.Function):
 
 
 class _Anchor(torch.autograd.Function):
-    """The value of the data term, written by the other stream, with the gates below it."""
+    """The value of the data term, from the other stream, with the gates below it."""
 
     @staticmethod
     def forward(ctx: Any, found: Tensor, *gates: Tensor) -> Tensor:
