@@ -168,7 +168,7 @@ def _folded(found: Tensor, precision: Tensor, geometry: Geometry, shape: torch.S
     seen = found[..., : channels * math.prod(geometry.kernel)].unflatten(-1, (*geometry.kernel, channels))
     view = _windows(total, geometry, sizes)
     for offset in geometry.offsets:
-        index = (..., *offset, slice(None))
+        index: Any = (..., *offset, slice(None))
         view[index].add_(seen[index])
     for axis, (size, pad) in enumerate(zip(shape[2:], geometry.padding, strict=True), start=1):
         total = total.narrow(axis, pad[0], size)
