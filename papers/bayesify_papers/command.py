@@ -47,12 +47,6 @@ def plan(
 ) -> dict[str, dict[str, Any]]:
     """Jobs by name, `paper/experiment` or `paper/experiment/part`.
 
-    Args:
-        experiments: From the catalog.
-        smoke: Whether to take the quick runs.
-        only: Parts; all if empty.
-        extra: Further arguments of every run.
-
     Raises:
         ValueError: If a part does not exist.
     """

@@ -73,18 +73,18 @@ def test_fixed_point_of_linear_regression():
     trainer = baselines.VOGN(bnn, num_data=30, learning_rate=0.5, decay=0.9, num_draws=2, antithetic=True)
     generator = torch.Generator().manual_seed(0)
     observed = []
-    for step in range(900):
+    for step in range(500):
         trainer.step(x, y, generator=generator)
         if step >= 100:
             observed.append(1 / bnn.posterior.variance()["weight"])
     # Antithetic pairs cancel the noise of a gradient that is linear in the weights: the mean converges exactly.
     torch.testing.assert_close(bnn.posterior.mean()["weight"], exact, rtol=1e-8, atol=1e-8)
-    # Precisions fluctuate around the fixed point. n = 800 of them with decay 0.9 are as good as n / 19 independent ones.
+    # Precisions fluctuate around the fixed point. n = 400 of them with decay 0.9 are as good as n / 19 independent ones.
     precisions = torch.stack(observed)
     error = precisions.std(0) / math.sqrt(len(observed) / 19)
     # Draws that follow the fluctuating precision shift it by a relative O(var), well under the error allowed.
     assert ((precisions.mean(0) - 1 / variance).abs() <= 5 * error).all()
-    assert (error * 5 < 0.08 / variance).all()
+    assert (error * 5 < 0.12 / variance).all()
 
 
 def naive_squares(bnn, weights, x, y):

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import stat
 import subprocess
 import sys
@@ -57,6 +58,18 @@ def csv(tmp_path):
     return path
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, brief_module):
+    """The folder of a comparison by `LAPLACE` that nothing disturbed: to be copied, not changed."""
+    place = tmp_path_factory.mktemp("whole")
+    houses().to_csv(place / "houses.csv", index=False)
+    run(place / "houses.csv", *LAPLACE, "--out", place / "out")
+    return place / "out"
+
+
+LAPLACE = ("--target", "price", "--methods", "laplace", "--workers", 1)
+
+
 def run(*arguments, code=0):
     result = runner.invoke(app, ["compare", *map(str, arguments)], env={"COLUMNS": "200"})
     assert result.exit_code == code, result.output
@@ -92,18 +105,8 @@ def test_from_a_csv_to_a_report(csv, tmp_path, monkeypatch):
     names = {"constant", "linear", "boosted_trees", "point", "temperature_scaled", "laplace"}
     assert names <= {entry["name"] for entry in record["methods"]} <= names | set(PACKAGES)
     for entry in record["methods"]:
-        assert {
-            "nll",
-            "rmse",
-            "crps",
-            "calibration",
-            "coverage_50",
-            "coverage_90",
-            "coverage_95",
-            "coverage_90_high",
-            "parameters",
-            "kilobytes",
-        } <= set(entry["mean"])
+        wanted = "nll rmse crps calibration coverage_50 coverage_90 coverage_95 coverage_90_high parameters kilobytes"
+        assert set(wanted.split()) <= set(entry["mean"])
         assert entry["times"]["train_seconds"] > 0
         assert entry["failure"] is None
     assert record["verdict"]["headline"] in " ".join(result.stdout.split())
@@ -143,17 +146,15 @@ def test_classes_with_json_and_rows_of_another_kind(tmp_path):
     assert probs.shape == (80, 2)
 
 
-def test_a_resumed_comparison_is_identical(csv, tmp_path):
-    arguments = (csv, "--target", "price", "--methods", "mean_field", "--workers", 1)
-    run(*arguments, "--out", tmp_path / "whole")
-    run(*arguments, "--out", tmp_path / "parts")
-    jobs = sorted((tmp_path / "parts" / "jobs").glob("*.json"))
+def test_a_resumed_comparison_is_identical(csv, tmp_path, whole):
+    parts = shutil.copytree(whole, tmp_path / "parts")
+    jobs = sorted((parts / "jobs").glob("*.json"))
     kept = {path: path.stat().st_mtime_ns for path in jobs[::2]}
     for path in jobs[1::2]:
         path.unlink()
-    (tmp_path / "parts" / "jobs" / ".half.json.123.tmp").write_text("{")
-    run(*arguments, "--out", tmp_path / "parts", "--resume")
-    assert read(tmp_path / "parts") == read(tmp_path / "whole")
+    (parts / "jobs" / ".half.json.123.tmp").write_text("{")
+    run(csv, *LAPLACE, "--out", parts, "--resume")
+    assert read(parts) == read(whole)
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
 
 
@@ -167,9 +168,8 @@ def test_the_same_seed_gives_the_same_table_and_another_one_does_not(csv, tmp_pa
     assert table(4, "c")["methods"] != first["methods"]
 
 
-def test_results_are_neither_overwritten_nor_mixed(csv, tmp_path):
-    arguments = (csv, "--target", "price", "--methods", "point", "--out", tmp_path / "out", "--workers", 1)
-    run(*arguments)
+def test_results_are_neither_overwritten_nor_mixed(csv, tmp_path, whole):
+    arguments = (csv, *LAPLACE, "--out", shutil.copytree(whole, tmp_path / "out"))
     before = read(tmp_path / "out")
     assert "finished runs; go on with them by --resume" in run(*arguments, code=2).stderr
     assert "--seed 0, not 1" in run(*arguments, "--resume", "--seed", 1, code=2).stderr
@@ -213,7 +213,7 @@ def test_failed_runs_are_tried_again(csv, tmp_path, methods):
     assert all(entry["failure"] is None for entry in read(tmp_path / "out")["methods"])
 
 
-def test_ctrl_c_keeps_what_is_finished(csv, tmp_path, monkeypatch):
+def test_ctrl_c_keeps_what_is_finished(csv, tmp_path, monkeypatch, whole):
     original = comparison.run_method
 
     def interrupted(path, job):
@@ -222,15 +222,14 @@ def test_ctrl_c_keeps_what_is_finished(csv, tmp_path, monkeypatch):
         return original(path, job)
 
     monkeypatch.setattr(comparison, "run_method", interrupted)
-    arguments = (csv, "--target", "price", "--methods", "laplace", "--out", tmp_path / "out", "--workers", 1)
+    arguments = (csv, *LAPLACE, "--out", tmp_path / "out")
     result = run(*arguments, code=130)
     assert "--resume continues" in result.stderr
     page = (tmp_path / "out" / "report.html").read_text()
     assert "runs of 1 method are still to be done" in page
     monkeypatch.setattr(comparison, "run_method", original)
     run(*arguments, "--resume")
-    run(*arguments[:-4], "--out", tmp_path / "whole", "--workers", 1)
-    assert read(tmp_path / "out") == read(tmp_path / "whole")
+    assert read(tmp_path / "out") == read(whole)
 
 
 def test_ctrl_c_before_anything_is_finished(csv, tmp_path, monkeypatch):
@@ -243,7 +242,7 @@ def test_ctrl_c_before_anything_is_finished(csv, tmp_path, monkeypatch):
 
 
 def test_a_full_disk_loses_nothing(csv, tmp_path, monkeypatch):
-    arguments = (csv, "--target", "price", "--methods", "laplace", "--out", tmp_path / "out", "--workers", 1)
+    arguments = (csv, *LAPLACE, "--out", tmp_path / "out")
     original = os.replace
 
     def full(source, destination):
@@ -324,24 +323,13 @@ def test_rows_in_messages_are_those_of_the_file(tmp_path):
 
 def test_many_rows_are_thinned_and_few_are_enough(tmp_path):
     houses(3000).to_csv(tmp_path / "many.csv", index=False)
-    run(
-        tmp_path / "many.csv",
-        "--target",
-        "price",
-        "--methods",
-        "point",
-        "--max-rows",
-        200,
-        "--out",
-        tmp_path / "a",
-        "--workers",
-        1,
-    )
+    plain = ("--target", "price", "--methods", "point", "--splits", 1, "--workers", 1)
+    run(tmp_path / "many.csv", *plain, "--max-rows", 200, "--out", tmp_path / "a")
     record = read(tmp_path / "a")
     assert record["rows"] == 200
     assert any("Of 3,000 rows a random 200 were used" in note for note in record["notes"])
     houses(30).to_csv(tmp_path / "few.csv", index=False)
-    run(tmp_path / "few.csv", "--target", "price", "--methods", "point", "--out", tmp_path / "b", "--workers", 1)
+    run(tmp_path / "few.csv", *plain, "--out", tmp_path / "b")
     assert read(tmp_path / "b")["methods"][0]["mean"]["conformal_coverage_95"] is None  # three calibration rows
 
 

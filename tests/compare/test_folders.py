@@ -52,6 +52,15 @@ def times(folder):
     return {path.name: path.stat().st_mtime_ns for path in (folder / "jobs").glob("*.json")}
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, brief_module):
+    """A table, and the folder of its comparison: to be copied, not changed."""
+    place = tmp_path_factory.mktemp("finished")
+    table, folder = write_table(place / "t.csv", 1), place / "out"
+    run(table, folder)
+    return table, folder
+
+
 DAMAGES = {
     "lost": None,
     "empty": "",
@@ -65,9 +74,8 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_runs_without_readable_settings_are_never_used(tmp_path, damage):
-    old, new, folder = write_table(tmp_path / "old.csv", 1), write_table(tmp_path / "new.csv", 2), tmp_path / "out"
-    run(old, folder)
+def test_runs_without_readable_settings_are_never_used(tmp_path, finished, damage):
+    old, new, folder = finished[0], write_table(tmp_path / "new.csv", 2), shutil.copytree(finished[1], tmp_path / "out")
     before = scores(folder)
     settings = folder / "settings.json"
     settings.unlink()
@@ -79,13 +87,12 @@ def test_runs_without_readable_settings_are_never_used(tmp_path, damage):
     assert scores(folder) == before
 
 
-def test_a_copied_folder_and_a_moved_table_resume(tmp_path):
-    table, folder = write_table(tmp_path / "t.csv", 1), tmp_path / "out"
-    run(table, folder)
+def test_a_copied_folder_and_a_moved_table_resume(tmp_path, finished):
+    table, folder = finished
     moved = tmp_path / "elsewhere" / "moved"
     shutil.copytree(folder, moved)
     before = times(moved)
-    shutil.move(table, tmp_path / "elsewhere" / "renamed.csv")
+    shutil.copy(table, tmp_path / "elsewhere" / "renamed.csv")
     run(tmp_path / "elsewhere" / "renamed.csv", moved, "--resume")
     assert times(moved) == before
     assert scores(moved) == scores(folder)
@@ -93,9 +100,8 @@ def test_a_copied_folder_and_a_moved_table_resume(tmp_path):
 
 
 @pytest.mark.parametrize("text", ['{"job": [], "result": {}}', "[1]", "7", "{", "altered"])
-def test_runs_with_damaged_or_altered_files_are_done_again(tmp_path, text):
-    table, folder = write_table(tmp_path / "t.csv", 1), tmp_path / "out"
-    run(table, folder)
+def test_runs_with_damaged_or_altered_files_are_done_again(tmp_path, finished, text):
+    table, folder = finished[0], shutil.copytree(finished[1], tmp_path / "out")
     before = scores(folder)
     path = folder / "jobs" / "point.json"
     if text == "altered":
@@ -107,15 +113,14 @@ def test_runs_with_damaged_or_altered_files_are_done_again(tmp_path, text):
     assert scores(folder) == before
 
 
-def test_runs_of_other_data_in_a_folder_are_not_taken_for_ours(tmp_path):
-    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    run(write_table(tmp_path / "t.csv", 1), ours)
+def test_runs_of_other_data_in_a_folder_are_not_taken_for_ours(tmp_path, finished):
+    ours, theirs = shutil.copytree(finished[1], tmp_path / "ours"), tmp_path / "theirs"
     run(write_table(tmp_path / "u.csv", 2), theirs)
     before = scores(ours)
     for path in (theirs / "jobs").glob("*.json"):
         shutil.copy(path, ours / "jobs" / path.name)
     shutil.copy(theirs / "data.npz", ours / "data.npz")
-    run(tmp_path / "t.csv", ours, "--resume")
+    run(finished[0], ours, "--resume")
     assert scores(ours) == before
 
 

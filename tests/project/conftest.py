@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from sklearn import model_selection
 
 import bayesify
 
@@ -16,6 +17,11 @@ def trainings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """How long `bayesify.fit` trains in a page or an example: a few epochs ("brief"), or as it is written there ("whole")."""
     if request.param == "brief":
         monkeypatch.setattr(bayesify, "fit", briefly(bayesify.fit))
+        monkeypatch.setattr(model_selection, "cross_validate", in_two_folds(model_selection.cross_validate))
+
+
+def in_two_folds(validate: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **options: validate(*args, **{**options, "cv": 2})
 
 
 def briefly(fit: Callable[..., Any]) -> Callable[..., Any]:

@@ -44,15 +44,7 @@ def variants(recipe: Recipe, sizes: Sequence[int] = SIZES) -> Iterator[tuple[str
 
 
 def jobs(recipe: Recipe, sizes: Sequence[int], source: Source, device: str, seed: int) -> dict[str, Training]:
-    """The trainings by name; equal ones are one.
-
-    Args:
-        recipe: What is varied.
-        sizes: M.
-        source: Images.
-        device: Where to train.
-        seed: Of everything random.
-    """
+    """The trainings by name; equal ones are one."""
     found: dict[str, Training] = {}
     for system, variant in variants(recipe, sizes):
         part = setting(system, variant)

@@ -86,11 +86,7 @@ class Program(argparse.ArgumentParser):
         return self
 
     def read(self, arguments: Iterable[str] | None = None) -> argparse.Namespace:
-        """What was chosen; `facts` are the record of the run.
-
-        Args:
-            arguments: Default: those of this process.
-        """
+        """What was chosen; `facts` are the record of the run."""
         given = list(sys.argv[1:] if arguments is None else arguments)
         chosen = self.parse_args(given)
         if self.small and getattr(chosen, "device", "cpu") == "cpu":

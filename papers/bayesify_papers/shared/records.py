@@ -17,12 +17,7 @@ from bayesify.storage import write_file
 
 
 def facts(module: str, arguments: list[str]) -> dict[str, Any]:
-    """Date, command, hardware and versions.
-
-    Args:
-        module: Dotted name of the script.
-        arguments: What it was given.
-    """
+    """Date, command, hardware and versions."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "date": time.strftime("%Y-%m-%d"),

@@ -57,14 +57,7 @@ def grouped(
     metrics: Sequence[str],
     published: Callable[[str, Mapping[str, Any]], Published] = lambda metric, setting: None,
 ) -> list[Row]:
-    """A row for each score of each setting, over the entries that share it.
-
-    Args:
-        entries: Runs: keys and scores in one dictionary.
-        keys: That make a setting.
-        metrics: Scores.
-        published: The paper's number by score and setting.
-    """
+    """A row for each score of each setting, over the entries that share it."""
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for entry in entries:
         groups.setdefault(tuple(entry[key] for key in keys), []).append(entry)

@@ -165,13 +165,7 @@ def _cut(batch: int, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
 
 @dataclass(frozen=True)
 class Variant:
-    """A system that is ready to predict.
-
-    Args:
-        name: Under which its predictions are stored.
-        predict: From images to probabilities.
-        facts: What the run should say about it.
-    """
+    """A system that is ready to predict."""
 
     name: str
     predict: Predict

@@ -74,14 +74,7 @@ def turn_at_random(pictures: np.ndarray, seed: int = 0) -> np.ndarray:
 def make_task(
     data: images.Images, outside: Mapping[str, np.ndarray], angles: Sequence[int], num_test: int
 ) -> shifted_images.Task:
-    """The test images turned by each angle, and other images.
-
-    Args:
-        data: MNIST.
-        outside: Other images by name.
-        angles: In degrees, 0 first.
-        num_test: How many images of each set.
-    """
+    """The test images turned by each angle, and other images."""
     pictures, labels = spread_out(num_test, data.test_images, data.test_labels)
     sets = {f"shifted/{angle}": rotate(pictures, angle) for angle in angles}
     sets |= {f"ood/{name}": others[:num_test] for name, others in outside.items()}

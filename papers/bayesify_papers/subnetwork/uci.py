@@ -79,19 +79,7 @@ def run_split(
     largest: int | None = None,
     device: torch.device | str = "cpu",
 ) -> list[Outcome]:
-    """Train a network on a split, and score MAP and every subnetwork.
-
-    Args:
-        table_: Data.
-        split: Its training rows are divided here.
-        gap: Whether it is a gap split.
-        index: Its number, which is also the seed.
-        network: Hidden layers and width.
-        networks: Whose sizes the subnetworks have.
-        recipe: Of the MAP estimate.
-        largest: No subnetwork is larger.
-        device: Where to compute.
-    """
+    """Train a network on a split, and score MAP and every subnetwork."""
     rows = split.with_validation(0.15, seed=index)
     scale_x, scale_y = Standardization.of(table_.X[rows.train]), Standardization.of(table_.y[rows.train])
 

@@ -32,12 +32,7 @@ REPETITIONS = 20
 
 @dataclass(frozen=True)
 class Search:
-    """How hard to look for the nearest matrix.
-
-    Args:
-        starts: Random starts; the best end counts.
-        steps: Rounds of alternating least squares from each.
-    """
+    """How hard to look for the nearest matrix."""
 
     starts: int = 10
     steps: int = 300

@@ -62,13 +62,7 @@ def summarize_benchmarks(found: dict[str, dict[str, Any]]) -> str:
 
 
 def measure(sizes: Sequence[int], batches: Sequence[int], seconds: float) -> list[dict[str, Any]]:
-    """Median milliseconds of both, a row for each size at `BATCH` and for each batch at `SIZE`.
-
-    Args:
-        sizes: D, powers of two.
-        batches: Rows of a batch.
-        seconds: For each row, at least 5 rounds.
-    """
+    """Median milliseconds of both, a row for each size at `BATCH` and for each batch at `SIZE`."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows = []
     for kind, size, batch in [("features", size, BATCH) for size in sizes] + [("batch", SIZE, b) for b in batches]:

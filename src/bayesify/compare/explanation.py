@@ -81,14 +81,6 @@ def importance(
 
     Of a regression the root mean squared error, as a share of the error with the column in order; of a classification the
     share of rows that are wrong, in addition.
-
-    Args:
-        predict: From inputs to predictions.
-        preparation: From the table to inputs.
-        features: Of the table.
-        rows: Test rows.
-        values: Targets of the whole table.
-        seed: Of the shuffling.
     """
     generator = np.random.default_rng(seed)
     if len(rows) > MOST_ROWS:

@@ -27,12 +27,6 @@ WORDS = {"target": "--target", "seed": "--seed", "format": "format"}
 def open_folder(folder: Path, problem: Problem, settings: Mapping[str, Any], *, resume: bool) -> Iterator[Path]:
     """Hold the folder, ready for runs: data and settings are in it, and nothing that does not belong to them.
 
-    Args:
-        folder: Made if it is not there.
-        problem: What runs read.
-        settings: What results depend on, as plain data.
-        resume: Whether results of earlier runs are wanted.
-
     Yields:
         The file with the data, which runs read.
 

@@ -27,9 +27,6 @@ def find_copies(features: Features) -> np.ndarray | None:
     Two rows are near-copies if no number differs by more than `NEAR` of its deviation and no category differs. In a table of few or
     coarse columns rows are equal by chance; they are left alone there: where the number of pairs is not far above
     $\\binom N2 \\prod_c P_c$, with $P_c$ the share of pairs that are equal in column c.
-
-    Args:
-        features: Of all rows.
     """
     scaled = _comparable(features)
     distinct, number, counts = np.unique(scaled, axis=0, return_inverse=True, return_counts=True)

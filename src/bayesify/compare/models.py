@@ -112,13 +112,7 @@ class Trained:
 
 
 def noise_of(data: Data, *, quick: bool, seed: int) -> float:
-    """Noise variance of standardized targets, at most, by cross-validation of the plain network.
-
-    Args:
-        data: To train on.
-        quick: How much work to do.
-        seed: Of networks, folds and training.
-    """
+    """Noise variance of standardized targets, at most, by cross-validation of the plain network."""
     net = make_network(data.x.shape[1], HIDDEN, "tanh", 1, derive_seed(seed, "network"))
     with own_generators():
         torch.manual_seed(derive_seed(seed, "noise"))

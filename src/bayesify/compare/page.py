@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -38,6 +39,15 @@ SHOWN_PANELS = 4
 """Methods whose figures are open."""
 
 
+@functools.cache
+def _template() -> Any:
+    """Compiled once: that takes longer than filling it in."""
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(Path(__file__).with_name("compare.html").read_text(encoding="utf-8"))
+
+
 def render(comparison: Comparison, running: str = "") -> str:
     """The page.
 
@@ -45,17 +55,13 @@ def render(comparison: Comparison, running: str = "") -> str:
         comparison: What was found; it may be unfinished, with at least one finished run.
         running: How far runs are, while they go on.
     """
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(Path(__file__).with_name("compare.html").read_text(encoding="utf-8"))
     summary, problem, question = comparison.summary, comparison.problem, comparison.question
     columns = COLUMNS[summary.task]
     verdict = judge(summary, comparison.results, problem.target, problem.classes)
     shown = None if verdict is None else summary.row(verdict.pick if verdict.network is None else verdict.network)
     if verdict is not None and verdict.certainty in ("clear", "tie"):
         shown = summary.row(verdict.pick if comparison.winner is None else comparison.winner.method)
-    return template.render(
+    return _template().render(
         version=__version__,
         name=problem.name,
         target=problem.target,

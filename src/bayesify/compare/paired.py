@@ -79,9 +79,6 @@ def adjusted(values: Mapping[str, float]) -> dict[str, float]:
     r"""p-values adjusted for their number, $\min_{j \ge i} p_{(j)} m / j$ (Benjamini & Hochberg 1995); NaN stays NaN.
 
     Of all differences that are called clear because the adjusted value lies below 0.05, at most 5 % are expected not to be there.
-
-    Args:
-        values: p-values by name.
     """
     known = sorted(((value, name) for name, value in values.items() if not math.isnan(value)), reverse=True)
     result = dict(values)

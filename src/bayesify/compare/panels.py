@@ -18,14 +18,7 @@ Curves = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Axes:
-    """Ends of axes that all methods share, so that figures can be compared.
-
-    Args:
-        rejection: Of error or accuracy.
-        uncertainty: Of what the method says.
-        error: Of what happened.
-        sharpness: Of standard deviations or confidences.
-    """
+    """Ends of axes that all methods share, so that figures can be compared."""
 
     rejection: tuple[float, float]
     uncertainty: tuple[float, float]
@@ -34,12 +27,7 @@ class Axes:
 
 
 def axes_of(every: Sequence[Curves], task: Task) -> Axes:
-    """Axes that hold nearly all of every method; outliers are cut at three times the middle.
-
-    Args:
-        every: Curves of each method.
-        task: Of the comparison.
-    """
+    """Axes that hold nearly all of every method; outliers are cut at three times the middle."""
     rejections = [_mean(curves, "rejection") for curves in every]
     stated = [entry["uncertainty"] for curves in every for curve in curves for entry in curve["bins"]]
     errors = [entry["error"] for curves in every for curve in curves for entry in curve["bins"]]

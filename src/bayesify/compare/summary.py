@@ -181,11 +181,6 @@ def summarize(results: Results, methods: Sequence[str], task: Task) -> Summary:
     """The table from the results of runs.
 
     Ranked are methods none of whose runs failed, on the splits that all of them have finished.
-
-    Args:
-        results: Of finished runs.
-        methods: All that were asked for, in order.
-        task: What the target poses.
     """
     finished = {name: [split for other, split in results if other == name] for name in methods}
     failures = {name: _failure(name, splits, results) for name, splits in finished.items()}

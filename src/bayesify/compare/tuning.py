@@ -146,14 +146,7 @@ def candidates(name: str, task: str, quick: bool) -> list[dict[str, Any]]:
 
 
 def obstacle(name: str, num_inputs: int, hidden: tuple[int, ...], num_outputs: int) -> str:
-    """Why a method cannot be had for a network of that size; empty if it can.
-
-    Args:
-        name: Of the method.
-        num_inputs: Of the network.
-        hidden: Units of its hidden layers.
-        num_outputs: Of the network.
-    """
+    """Why a method cannot be had for a network of that size; empty if it can."""
     if name in APART:
         return ""
     widths = [num_inputs, *hidden, num_outputs]

@@ -61,14 +61,7 @@ class Verdict:
 
 
 def judge(summary: Summary, results: Results, target: str, classes: Sequence[str] = ()) -> Verdict | None:
-    """The verdict; `None` if no method finished.
-
-    Args:
-        summary: The table.
-        results: Of the runs behind it.
-        target: Name of the target.
-        classes: Labels of a classification.
-    """
+    """The verdict; `None` if no method finished."""
     best = summary.best
     if best is None:
         return None

@@ -160,15 +160,7 @@ def _capital(words: str) -> str:
 
 
 def commands(winner: Winner, summary: Summary, problem: Problem, question: Any, folder: Path) -> list[str]:
-    """What to type: predictions by the model, and the training of another method on the same table.
-
-    Args:
-        winner: What was trained.
-        summary: The ranking.
-        problem: The table.
-        question: What was asked.
-        folder: Of the comparison.
-    """
+    """What to type: predictions by the model, and the training of another method on the same table."""
     others = [row.name for row in summary.ranked if row.name not in (*RIVALS, *BASELINES, winner.method)]
     other = (others or [name for name in ("ensemble", AUTO) if name != winner.method])[0]
     data = "table.csv" if question.data == STDIN else question.data

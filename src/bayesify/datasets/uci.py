@@ -48,10 +48,6 @@ class Split:
     def with_validation(self, share: float = 0.15, seed: Seed = 0) -> Split:
         """The same split with a random share of the training rows set aside.
 
-        Args:
-            share: Of the training rows, rounded to whole rows.
-            seed: Of the choice.
-
         Raises:
             ValueError: If no row would be left for training, or none set aside.
         """

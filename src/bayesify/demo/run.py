@@ -116,11 +116,7 @@ class Outcome:
 
 
 def problems(seed: int = 0) -> list[Problem]:
-    """The two problems of the demonstration.
-
-    Args:
-        seed: Of the data.
-    """
+    """The two problems of the demonstration."""
     cosine = toy.cosine(num_data=60, seed=seed)
     return [
         Problem("regression", "Regression with a gap", cosine, Gaussian(noise=cosine.noise, learn=False), 1, 1),

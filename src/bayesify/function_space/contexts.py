@@ -289,11 +289,7 @@ class Mixture(Context):
 
 
 class MissingContext(Context):
-    """The place of a context that was not stored with its model; drawing from it says so.
-
-    Args:
-        was: What it was, as plain data.
-    """
+    """The place of a context that was not stored with its model; drawing from it says so."""
 
     name = "unknown"
 

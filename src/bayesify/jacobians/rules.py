@@ -23,9 +23,6 @@ class Rule(ABC):
 
     One application of the layer to a batch of B examples has inputs `kept` and K gradients `g` of the layer's outputs,
     [K, B, ...]. A rule turns them into gradients by the weight, for each of the K vectors and each example apart.
-
-    Args:
-        module: The layer.
     """
 
     kinds: ClassVar[tuple[type[nn.Module], ...]]

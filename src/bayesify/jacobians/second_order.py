@@ -35,11 +35,7 @@ class Pulling:
 
 
 class DifferentiableLayers(TorchFunctionMode):
-    """While it is on, convolutions and batch normalization are of the kind above.
-
-    Args:
-        pulling: Shared with whoever pulls gradients back.
-    """
+    """While it is on, convolutions and batch normalization are of the kind above."""
 
     def __init__(self, pulling: Pulling) -> None:
         super().__init__()

@@ -22,12 +22,7 @@ _REFUSED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 @dataclass(frozen=True)
 class Use:
-    """A weight as one module uses it.
-
-    Args:
-        rule: How that module's outputs depend on it.
-        leaf: Its own name in the module.
-    """
+    """A weight as one module uses it."""
 
     rule: Rule
     leaf: str

@@ -47,11 +47,6 @@ def cached(owner: nn.Module, key: Any, compute: Callable[[], Computed]) -> Compu
 
     The state is the parameters' values, compared with a copy of them, so that no way to change them goes unseen: a tensor's
     version does not count what is done to `parameter.data`, by fused optimizers, or in inference mode.
-
-    Args:
-        owner: The module.
-        key: Names the computation.
-        compute: Does it; without autocast.
     """
     if torch.is_grad_enabled() or transforming() or torch.compiler.is_compiling():
         return compute()

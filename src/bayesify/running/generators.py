@@ -17,9 +17,6 @@ def own_generators(devices: Iterable[torch.device | int] = ()) -> Iterator[None]
 
     Two trainings at once would otherwise take each other's random numbers. Predictions with a generator of their own never
     come here.
-
-    Args:
-        devices: CUDA devices whose generators are set back too.
     """
     with _IN_USE, torch.random.fork_rng(devices=list(devices)):
         yield

@@ -69,10 +69,6 @@ class Untouched:
     """Inputs for several passes of a network that may change them in place: each pass sees the same values, the caller's stay.
 
     One copy serves as long as its tensors' versions do not move.
-
-    Args:
-        args: Positional inputs.
-        kwargs: Keyword inputs.
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

@@ -13,11 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 class SharedSetting:
-    """A setting of the process that several threads may need at a time.
-
-    Args:
-        make: The context that has the setting.
-    """
+    """A setting of the process that several threads may need at a time."""
 
     def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
         self._make = make

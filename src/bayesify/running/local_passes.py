@@ -50,13 +50,7 @@ def run_local(
 
 
 class _Backup:
-    """Buffers of a network and random generators as they are now.
-
-    Args:
-        network: The network.
-        generator: The caller's own, where one was given.
-        device: Whose global generator counts beside the CPU's.
-    """
+    """Buffers of a network and random generators as they are now."""
 
     def __init__(self, network: nn.Module, generator: Randomness, device: torch.device) -> None:
         self._buffers = [(buffer, buffer.detach().clone()) for buffer in network.buffers()]

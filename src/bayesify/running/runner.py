@@ -340,13 +340,7 @@ def _for_recurrent(value: Tensor) -> Tensor:
 
 
 def quick_vmap(run: Callable[[], Result], network: nn.Module, what: str) -> Result:
-    """Run something by `vmap`; the first time for a network, raise `SlowVmap` where torch warns of a loop inside.
-
-    Args:
-        run: Does it.
-        network: Whose passes these are.
-        what: Which kind of pass.
-    """
+    """Run something by `vmap`; the first time for a network, raise `SlowVmap` where torch warns of a loop inside."""
     if what in _QUICK.get(network, ()) or torch.compiler.is_compiling():
         return run()
     with FILTERS, warnings.catch_warnings():

@@ -71,9 +71,6 @@ def begin_worker(parent: int) -> None:
     beside the worker of a later call. Progress bars of tqdm take a lock of threads in place of one of processes, a named
     semaphore that Python would report as leaked when the worker is killed. Ctrl-C at a terminal reaches every process
     there; what becomes of the workers is for the parent to say.
-
-    Args:
-        parent: Process id.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(ImportError):

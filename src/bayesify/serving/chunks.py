@@ -29,11 +29,6 @@ def read_parts(
     CSV is cut between rows, also where cells hold line ends, and each part read with the header as a table of its own; Parquet is
     read by its groups of rows. Other files are read as a whole.
 
-    Args:
-        path: The table.
-        rows: Of a part.
-        reading: How the file is to be read.
-
     Raises:
         InputError: As `read_table`; of a part with the rows that it holds.
     """

@@ -20,9 +20,6 @@ class AllocationLimit(TorchDispatchMode):
     """Raises `ValueError` before an operation that would allocate more than what is there to be restored warrants.
 
     The size of a result is found with tensors that hold no memory (the meta device) first.
-
-    Args:
-        tensors: What the file holds, and the network.
     """
 
     @classmethod

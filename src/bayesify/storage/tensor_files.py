@@ -170,10 +170,6 @@ def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mappi
 def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Header and tensors (on the CPU) of a file that `write` made, checked to be whole and unchanged.
 
-    Args:
-        path: The file.
-        kind: What it has to be.
-
     Raises:
         FileNotFoundError: If there is none.
         ValueError: If it is cut short, altered, not ours, of the wrong type, or from a newer version of the library.

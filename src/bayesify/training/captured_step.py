@@ -112,12 +112,7 @@ class CapturedSteps:
 
 
 class FixedRates:
-    """Makes an optimizer's learning rates tensors that change in place, where a graph reads them, until it is told to stop.
-
-    Args:
-        optimizer: A fused one of torch's.
-        device: Of its parameters.
-    """
+    """Makes an optimizer's learning rates tensors that change in place, where a graph reads them, until it is told to stop."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
         self._optimizer, self._device = optimizer, device

@@ -128,14 +128,7 @@ def train_held_out(
 
 
 def join_members(net: torch.nn.Module, members: Members, group: int, prior: Any) -> BayesianNetwork:
-    """The networks of one likelihood as the members of one network under `Ensemble`.
-
-    Args:
-        net: One of those that they were made from.
-        members: Trained.
-        group: Which of the likelihoods.
-        prior: Of the ensemble.
-    """
+    """The networks of one likelihood as the members of one network under `Ensemble`."""
     count = len(members) // len(members.likelihoods)
     likelihood: Any = members.likelihoods[group]
     joined = bayesianize(net, Ensemble(count), likelihood=likelihood, prior=prior)

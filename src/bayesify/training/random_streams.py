@@ -44,9 +44,6 @@ class DataStream:
     Loaders shuffle and transform with the global generator. Inside `active` it is this stream's; outside it is what it was.
     A batch then does not depend on how many random numbers the network took, and skipping batches leads to the same
     next one.
-
-    Args:
-        seed: Where the stream starts.
     """
 
     def __init__(self, seed: int) -> None:

@@ -66,12 +66,7 @@ def trend(values: Sequence[float]) -> tuple[float, float]:
 
 
 def still_falling(values: Sequence[float], share: float) -> float | None:
-    """By how much the last third of a series that is minimized still falls, in its own unit; `None` if not significantly.
-
-    Args:
-        values: In windows of equal length.
-        share: Of its level from which a fall counts.
-    """
+    """By how much the last third of a series that is minimized still falls, in its own unit; `None` if not significantly."""
     last = list(values[-max(FEW_WINDOWS, len(values) // 3) :])
     if len(last) < FEW_WINDOWS or not all(map(math.isfinite, values)):
         return None
@@ -85,13 +80,7 @@ def still_falling(values: Sequence[float], share: float) -> float | None:
 
 
 def convergence(nll: Sequence[float], objective: Sequence[float], remedy: str = "") -> list[Finding]:
-    """A finding if the NLL per example, or the whole objective per example, still falls at the end.
-
-    Args:
-        nll: Per example, in windows of equal length.
-        objective: NLL and KL together, the same.
-        remedy: What to do.
-    """
+    """A finding if the NLL per example, or the whole objective per example, still falls at the end."""
     remedy = remedy or "train for more epochs, or with a higher learning rate"
     for name, values in (("NLL", nll), ("negative bound", objective)):
         gain = still_falling(values, LEAST_SHARE[name])
@@ -105,11 +94,7 @@ def convergence(nll: Sequence[float], objective: Sequence[float], remedy: str = 
 
 
 def members_apart(nll: Sequence[float]) -> list[Finding]:
-    """A finding if some members of an ensemble do much worse than the best of them.
-
-    Args:
-        nll: Per example, of each.
-    """
+    """A finding if some members of an ensemble do much worse than the best of them."""
     best = min(nll)
     behind = sum(value > best + max(0.1, 0.25 * abs(best)) for value in nll)
     if not behind:
@@ -125,12 +110,7 @@ def members_apart(nll: Sequence[float]) -> list[Finding]:
 
 
 def learned_little(nll: float, labels: Tensor) -> list[Finding]:
-    """A finding if predictions of classes are hardly better than their frequencies.
-
-    Args:
-        nll: Per label, at the end of the training.
-        labels: Of some training examples, integers.
-    """
+    """A finding if predictions of classes are hardly better than their frequencies."""
     counts = labels.flatten().unique(return_counts=True)[1].double()
     shares = counts / counts.sum()
     entropy = -float((shares * shares.log()).sum())
@@ -172,11 +152,6 @@ def worse_than_start(start: Score, now: Score, held_out: bool) -> list[Finding]:
 
     On held-out data by more than chance and a point of accuracy or 0.02 nats. On training data a network that has learned them by
     heart looks better than it is, so that only 5 points or 0.25 nats count.
-
-    Args:
-        start: Of the starting network.
-        now: Of the trained one.
-        held_out: Whether the examples are held-out ones.
     """
     few = min(start.count, now.count)
     found = []

@@ -114,13 +114,7 @@ class Sums:
 
 
 class BatchError(Exception):
-    """An error in one of the batches of a step, which has changed nothing.
-
-    Args:
-        batch: Which batch it was.
-        error: What happened.
-        taken: Steps that were taken before it.
-    """
+    """An error in one of the batches of a step, which has changed nothing."""
 
     def __init__(self, batch: int, error: Exception, taken: int) -> None:
         super().__init__(str(error))

@@ -19,10 +19,6 @@ from bayesify.training.rules import Score
 def validated(model: Trainable, owner: str = "fit") -> Predictor:
     """What predicts for a model in training: itself, or its module.
 
-    Args:
-        model: What is trained.
-        owner: Who asks, for the message.
-
     Raises:
         TypeError: If neither does.
     """

@@ -218,14 +218,7 @@ class Watch:
         return values[: -(-2 * len(values) // 3)] if self.settings.falling_rate else values
 
     def findings(self, history: History, kl_weight: float, stopped: bool, autocast: Any = None) -> Findings:
-        """What there is to say.
-
-        Args:
-            history: Of the run.
-            kl_weight: The last one.
-            stopped: Whether the run ended before its last epoch.
-            autocast: The context in which the network runs.
-        """
+        """What there is to say."""
         self._close_start()
         nll, kl = self.trace.read()
         nll = [value * self.processes for value in nll]

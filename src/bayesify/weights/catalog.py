@@ -156,9 +156,6 @@ class Catalog:
 def catalog(network: nn.Module) -> Catalog:
     """Describe every parameter of a network.
 
-    Args:
-        network: Any module; it is only read.
-
     Returns:
         The catalog. A tensor that appears under several names is one weight with aliases.
 

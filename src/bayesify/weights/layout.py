@@ -12,13 +12,7 @@ from bayesify.weights.structured import StructuredWeight
 
 
 class NetworkLayout:
-    """Types, memory layouts and padding rows of a network's own weights, which drawn ones take on.
-
-    Args:
-        net: The network.
-        weights: The weights under a posterior.
-        values: Their values in the network, by name.
-    """
+    """Types, memory layouts and padding rows of a network's own weights, which drawn ones take on."""
 
     def __init__(self, net: nn.Module, weights: list[Weight], values: Mapping[str, Tensor]) -> None:
         self._padding = padding_rows(net, weights)

@@ -119,11 +119,7 @@ class StructuredWeight(Tensor):
 
 
 class UsedAgain(Exception):
-    """A weight that was drawn for each example is used a second time, where it would have to be the same.
-
-    Args:
-        name: The weight.
-    """
+    """A weight that was drawn for each example is used a second time, where it would have to be the same."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
