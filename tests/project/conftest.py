@@ -7,6 +7,7 @@ import pytest
 from sklearn import model_selection
 
 import bayesify
+from bayesify.sklearn.estimator import BayesianEstimator
 
 LONGEST = 3
 """Epochs of a training that is only to run."""
@@ -17,7 +18,12 @@ def trainings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """How long `bayesify.fit` trains in a page or an example: a few epochs ("brief"), or as it is written there ("whole")."""
     if request.param == "brief":
         monkeypatch.setattr(bayesify, "fit", briefly(bayesify.fit))
+        monkeypatch.setattr(BayesianEstimator, "__setattr__", with_few_epochs)
         monkeypatch.setattr(model_selection, "cross_validate", in_two_folds(model_selection.cross_validate))
+
+
+def with_few_epochs(estimator: BayesianEstimator, name: str, value: Any) -> None:
+    object.__setattr__(estimator, name, LONGEST if name == "epochs" and value is not None else value)
 
 
 def in_two_folds(validate: Callable[..., Any]) -> Callable[..., Any]:

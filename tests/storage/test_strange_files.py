@@ -130,15 +130,8 @@ def check(stored: Any, folder: Path, seed: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", [*range(30), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(30, 330))])
 def test_mutated_files(stored: Any, tmp_path: Path, seed: int) -> None:
-    check(stored, tmp_path, seed)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("seed", range(30, 330))
-def test_more_mutated_files(stored: Any, tmp_path: Path, seed: int) -> None:
     check(stored, tmp_path, seed)
 
 

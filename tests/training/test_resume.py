@@ -89,8 +89,9 @@ def undisturbed(own_generator):
     return bnn, bayesify.fit(bnn, loader(own_generator), **arguments(kl_schedule=free_schedule))
 
 
-@pytest.mark.parametrize("own_generator", [False, True])
-@pytest.mark.parametrize("step", [1, 2, 3, 4, 7, 9])
+@pytest.mark.parametrize(
+    ("step", "own_generator"), [(1, False), (2, True), (3, False), (4, True), (7, False), (9, True)]
+)
 def test_resume_within_an_epoch_is_bit_identical(tmp_path, step, own_generator):
     """Three steps an epoch; the schedule is not asked in the MAP epoch, and once more at the end of each later one."""
     path = tmp_path / "run.safetensors"

@@ -63,13 +63,6 @@ def check(stored: Any, folder: Path, seed: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", [*range(20), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(20, 140))])
 def test_mutated_checkpoints(stored: Any, tmp_path: Path, seed: int) -> None:
-    check(stored, tmp_path, seed)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("seed", range(20, 140))
-def test_more_mutated_checkpoints(stored: Any, tmp_path: Path, seed: int) -> None:
     check(stored, tmp_path, seed)

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +14,6 @@ from torch import Tensor
 from bayesify.maths.noise import standard_normal
 from bayesify_papers.shared.small_products import small_products
 from bayesify_papers.walsh_hadamard.stacked import Stack
-from bayesify_papers.walsh_hadamard.stacked_gradients import Gradients
 
 CHUNK = 100
 """Steps whose noise and batches are drawn at once; a checkpoint lies between two chunks."""
@@ -62,44 +60,11 @@ class Recipe:
         return self.learning_rate * (1 + self.decay * step) ** -self.power
 
 
-class Adam:
-    """Adam (Kingma & Ba 2015) on one flat vector, the numbers of `torch.optim.Adam` at its defaults in fewer calls.
-
-    Args:
-        values: Changed in place, [n].
-    """
-
-    def __init__(self, values: Tensor) -> None:
-        self.values, self.steps = values, 0
-        self.first, self.second = torch.zeros_like(values), torch.zeros_like(values)
-
-    def step(self, grad: Tensor, rate: float) -> None:
-        """Descend along a gradient, [n]."""
-        self.steps += 1
-        self.first.lerp_(grad, 0.1)
-        self.second.mul_(0.999).addcmul_(grad, grad, value=0.001)
-        scale = math.sqrt(1 - 0.999**self.steps)
-        # m / (1 - b1^t) / (sqrt(v) / scale + eps), with both corrections in one number and in eps.
-        self.values.addcdiv_(
-            self.first, self.second.sqrt().add_(1e-8 * scale), value=-rate * scale / (1 - 0.9**self.steps)
-        )
-
-    def state(self) -> dict[str, Any]:
-        """All that is needed to go on."""
-        return {"values": self.values, "steps": self.steps, "first": self.first, "second": self.second}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on from `state()`."""
-        for key in ("values", "first", "second"):
-            getattr(self, key).copy_(state[key])
-        self.steps = state["steps"]
-
-
 class Trainer:
     """Trains a stack; every network sees batches of its own data, each example once before any a second time.
 
     Args:
-        stack: Its parameters become views of the trainer's vectors.
+        stack: Changed in place.
         x: Inputs, [R, N, inputs].
         y: Targets [R, N, O], or labels [R, N].
         recipe: Schedule.
@@ -110,19 +75,12 @@ class Trainer:
         self.stack, self.recipe, self.step = stack, recipe, 0
         self.num_data, self.batch = x.shape[1], min(recipe.batch, x.shape[1])
         self.x, self.y = x.reshape(-1, x.shape[-1]), y.reshape(len(stack) * self.num_data, *y.shape[2:])
-        self.gradients = Gradients(stack)
         self.generator = torch.Generator().manual_seed(seed)
         self.queue = torch.empty(len(stack), 0, dtype=torch.int64)
         self.offsets = (torch.arange(len(stack)) * self.num_data).unsqueeze(-1)
-        weights = [key for key in stack.parameters if key != "raw_noise"]
-        self.groups = [weights, *([["raw_noise"]] if "raw_noise" in stack.parameters else [])]
-        self.optimizers = []
-        for keys in self.groups:
-            flat = torch.cat([stack.parameters[key].detach().reshape(-1) for key in keys])
-            self.optimizers.append(Adam(flat))
-            sizes = [stack.parameters[key].numel() for key in keys]
-            for key, part in zip(keys, flat.split(sizes), strict=True):
-                stack.parameters[key] = part.view_as(stack.parameters[key]).requires_grad_()
+        weights = [value for key, value in stack.parameters.items() if key != "raw_noise"]
+        noise = [value for key, value in stack.parameters.items() if key == "raw_noise"]
+        self.optimizer = torch.optim.Adam([{"params": part} for part in (weights, noise) if part], fused=True)
 
     def run(self, until: int) -> None:
         """Train to a step, a multiple of `CHUNK` or the last one."""
@@ -153,13 +111,13 @@ class Trainer:
         count = len(self.stack)
         x = self.x.index_select(0, rows).view(count, self.batch, -1)
         y = self.y.index_select(0, rows).view(count, self.batch, *self.y.shape[1:])
-        learned = self.groups if self.step >= self.recipe.fixed_noise_steps else self.groups[:1]
-        grads = self.gradients(x, y, noise, self.num_data)
-        with torch.no_grad():
-            for keys, optimizer in zip(learned, self.optimizers, strict=False):
-                ascent = torch.cat([grads[key].reshape(-1) for key in keys])
-                factor = self.recipe.noise_rate if keys == ["raw_noise"] else 1.0
-                optimizer.step(ascent.neg_(), factor * self.recipe.rate(self.step))
+        self.optimizer.zero_grad()
+        (-self.stack.bound(x, y, noise, self.num_data)).backward()
+        if self.step < self.recipe.fixed_noise_steps and "raw_noise" in self.stack.parameters:
+            self.stack.parameters["raw_noise"].grad = None
+        for group, factor in zip(self.optimizer.param_groups, (1.0, self.recipe.noise_rate), strict=False):
+            group["lr"] = factor * self.recipe.rate(self.step)
+        self.optimizer.step()
         self.step += 1
 
     def _rows(self, count: int) -> Tensor:
@@ -189,7 +147,8 @@ class Trainer:
         state = {
             "step": self.step,
             "recipe": asdict(self.recipe),
-            "optimizers": [optimizer.state() for optimizer in self.optimizers],
+            "parameters": self.stack.parameters,
+            "optimizer": self.optimizer.state_dict(),
             "generator": self.generator.get_state(),
             "queue": self.queue,
             "seconds": seconds,
@@ -211,8 +170,9 @@ class Trainer:
         state = torch.load(path, weights_only=True)
         if state["recipe"] != asdict(self.recipe):
             raise ValueError(f"{path} is a checkpoint of another recipe; choose another folder or remove it")
-        for optimizer, stored in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load(stored)
+        for key, value in self.stack.parameters.items():
+            value.copy_(state["parameters"][key])
+        self.optimizer.load_state_dict(state["optimizer"])
         self.step, self.queue = state["step"], state["queue"]
         self.generator.set_state(state["generator"])
         return float(state["seconds"])

@@ -202,8 +202,6 @@ def sample(name: str, n: Count | None = None, seed: Seed = 0, noise: NonNegative
     count = simulator.num_points if n is None else n
     if count < 1:
         raise ValueError(f"computer_experiments.sample: n={count}; give at least 1")
-    if not 0 <= noise < math.inf:
-        raise ValueError(f"computer_experiments.sample: noise={noise}; it is a variance, give 0 or more")
     unit = torch.quasirandom.SobolEngine(simulator.num_inputs, scramble=True, seed=seed).draw(
         count, dtype=torch.float64
     )

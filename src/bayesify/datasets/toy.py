@@ -210,8 +210,6 @@ def two_moons(
     Raises:
         ValueError: If a count is below 1 or `noise_std` is negative.
     """
-    if not noise_std >= 0:
-        raise ValueError(f"two_moons: noise_std={noise_std}; give 0 or more")
     generator = torch.Generator().manual_seed(seed)
 
     def make(count: int) -> tuple[Tensor, Tensor]:

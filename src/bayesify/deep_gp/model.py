@@ -371,8 +371,6 @@ class DeepGP(nn.Module, Predictor, Trainable):
             raise ValueError("predict: the batch is empty; give at least one example")
         regression = isinstance(self.likelihood, Gaussian)
         draws = num_draws if num_draws is not None else (1 if regression and len(self.layers) == 1 else DRAWS)
-        if not isinstance(draws, int) or isinstance(draws, bool) or draws < 1:
-            raise ValueError(f"predict: num_draws={draws}; give an integer of at least 1")
         mean, variance = self._all_moments(
             x, draws, generator, MEMORY_BUDGET if memory is None else parse_bytes(memory)
         )

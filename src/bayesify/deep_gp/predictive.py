@@ -32,18 +32,9 @@ class ProcessPredictive(RegressionPredictive):
 
     @cached_property
     def _moments(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean, variance of f between draws and given a draw, and noise."""
         spread = self._mean.var(0, unbiased=False) + self._variance.mean(0)
         return self._mean.mean(0), spread, self._noise
-
-    @property
-    def epistemic(self) -> Tensor:
-        """Variance of f, between draws and given a draw: [B, O]."""
-        return self._moments[1]
-
-    @property
-    def aleatoric(self) -> Tensor:
-        """The noise: [B, O]."""
-        return self._moments[2]
 
     @property
     def outputs(self) -> Tensor:

@@ -41,24 +41,13 @@ def example_gradients(
         By name, [K, B, *shape].
     """
     with twice_differentiable(runner.network):
-        return _example_gradients(runner, values, args, kwargs, vectors, output)
-
-
-def _example_gradients(
-    runner: Runner,
-    values: Mapping[str, Tensor],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    vectors: Tensor,
-    output: str | int | None,
-) -> dict[str, Tensor]:
-    if not any(isinstance(module, nn.RNNCellBase) for module in runner.network.modules()):
-        try:
-            return _together(runner, values, args, kwargs, vectors, output)
-        except RuntimeError as refusal:
-            if isinstance(refusal, torch.OutOfMemoryError):
-                raise
-    return _one_by_one(runner, values, args, kwargs, vectors, output)
+        if not any(isinstance(module, nn.RNNCellBase) for module in runner.network.modules()):
+            try:
+                return _together(runner, values, args, kwargs, vectors, output)
+            except RuntimeError as refusal:
+                if isinstance(refusal, torch.OutOfMemoryError):
+                    raise
+        return _one_by_one(runner, values, args, kwargs, vectors, output)
 
 
 def _together(

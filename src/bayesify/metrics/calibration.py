@@ -51,8 +51,6 @@ def reliability(predictive: ClassificationPredictive, y: Tensor, num_bins: Count
     Raises:
         ValueError: If `num_bins` is below 1, or labels do not fit.
     """
-    if num_bins < 1:
-        raise ValueError(f"reliability: num_bins={num_bins}; give at least 1")
     labels = match_labels(predictive, y)
     confidence = predictive.confidence.flatten().double()
     correct = (predictive.labels == labels).flatten().double()

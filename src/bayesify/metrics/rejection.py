@@ -62,8 +62,6 @@ def rejection_curve(
     for part in (predictive, *(() if outside is None else (outside,))):
         if not isinstance(part, ClassificationPredictive):
             raise TypeError(f"rejection_curve: {type(part).__name__}; it is about classification only")
-    if num_points < 1:
-        raise ValueError(f"rejection_curve: num_points={num_points}; give at least 1")
     scores = uncertainties(predictive)
     if by not in scores:
         raise ValueError(f"rejection_curve: by={by!r}; give one of {', '.join(scores)}")

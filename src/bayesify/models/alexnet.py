@@ -30,7 +30,7 @@ class AlexNet(nn.Module):
     @checked
     def __init__(self, num_classes: Count = 10, in_channels: Count = 3, width: Count = 64) -> None:
         super().__init__()
-        if width < 1 or width % 4:
+        if width % 4:
             raise ValueError(f"AlexNet: width={width}; give a positive multiple of 4")
         wide, wider, wide_out = 3 * width, 6 * width, 4 * width
         self.features = nn.Sequential(

@@ -31,8 +31,6 @@ class VGG16(nn.Module):
         self, num_classes: Count = 10, in_channels: Count = 3, width: Count = 32, batch_norm: bool = False
     ) -> None:
         super().__init__()
-        if width < 1:
-            raise ValueError(f"VGG16: width={width}; give at least 1")
         layers: list[nn.Module] = []
         channels = in_channels
         for multiple, depth in STAGES:

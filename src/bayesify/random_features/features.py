@@ -52,9 +52,7 @@ class RandomFourierFeatures(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        if num_inputs < 1:
-            raise ValueError(f"RandomFourierFeatures: num_inputs={num_inputs}; give at least 1")
-        if num_features < 2 or num_features % 2:
+        if num_features % 2:
             raise ValueError(
                 f"RandomFourierFeatures: num_features={num_features}; give an even number, a cosine and a sine each"
             )
@@ -132,8 +130,6 @@ class RandomFeatureNetwork(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        if num_outputs < 1:
-            raise ValueError(f"RandomFeatureNetwork: num_outputs={num_outputs}; give at least 1")
         self.features = RandomFourierFeatures(num_inputs, num_features, lengthscale, amplitude, learn, generator)
         self.heads = nn.ModuleList(nn.Linear(num_features, 1, bias=False) for _ in range(num_outputs))
 

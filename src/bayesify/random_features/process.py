@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from bayesify.arguments.checks import Budget, Count, Inputs, Memory, Positive, Seed, checked
 from bayesify.configuration import make_likelihood, make_posterior
-from bayesify.draws import Draws
 from bayesify.likelihoods import Gaussian, Likelihood, objectives
 from bayesify.maths.constraints import positive
 from bayesify.maths.noise import Randomness
@@ -175,11 +174,8 @@ class RandomFeatureGP(BayesianNetwork):
         *,
         generator: torch.Generator | None = None,
         memory: Budget = None,
-        antithetic: bool = False,
-        keep_outputs: bool | None = None,
-        split_batch: bool = True,
-        draws: Draws | None = None,
         method: Literal["draws", "closed_form"] = "draws",
+        **options: Any,
     ) -> Predictive:
         """The predictive distribution of a batch; see `BayesianNetwork.predict`.
 
@@ -188,21 +184,19 @@ class RandomFeatureGP(BayesianNetwork):
             num_draws: S, for draws.
             generator: Source of randomness, for draws.
             memory: The budget in bytes, or text such as `"1GiB"`; 256 MiB by default.
-            antithetic: See `draw`.
-            keep_outputs: See `BayesianNetwork.predict`.
-            split_batch: See `BayesianNetwork.predict`.
-            draws: See `BayesianNetwork.predict`.
             method: `"draws"`: a mixture over functions; `"closed_form"`: from `function_moments`, exact for a Gaussian
                 likelihood, a mean over draws of the outputs for classes.
+            options: Further arguments of `BayesianNetwork.predict`, for draws.
 
         Raises:
             ValueError: If the method is unknown, the posterior has no closed form, or inputs are not finite.
         """
         if method == "draws":
-            options: dict[str, Any] = {"keep_outputs": keep_outputs, "split_batch": split_batch, "draws": draws}
-            return super().predict(x, num_draws, generator=generator, memory=memory, antithetic=antithetic, **options)
+            return super().predict(x, num_draws, generator=generator, memory=memory, **options)
         if method != "closed_form":
             raise ValueError(f"RandomFeatureGP.predict: method={method!r}; give 'draws' or 'closed_form'")
+        if options:
+            raise TypeError(f"RandomFeatureGP.predict: {', '.join(options)} is for method='draws'; leave it out")
         likelihood = self.require_likelihood("predict")
         check_inputs((x,), {})
         mean, variance = self.function_moments(x, memory=MEMORY if memory is None else parse_bytes(memory))

@@ -19,8 +19,6 @@ from bayesify_papers.walsh_hadamard import (
     shallow_regression,
     validation,
 )
-from bayesify_papers.walsh_hadamard.stacked import Stack
-from bayesify_papers.walsh_hadamard.stacked_gradients import Gradients
 from bayesify_papers.walsh_hadamard.stacked_training import Recipe
 
 from bayesify.likelihoods import Gaussian
@@ -110,20 +108,6 @@ def test_scores_of_single_draws_are_no_better() -> None:
     prediction: Any = plain.predict(x, 8, generator=torch.Generator().manual_seed(0))
     assert found["mnll"] == pytest.approx(-float(prediction.log_prob(both).mean()), rel=1e-5)
     assert found["rmse"] == pytest.approx(float((prediction.mean - both).square().mean().sqrt()), rel=1e-5)
-
-
-def test_dropped_outputs_have_no_gradient() -> None:
-    """The written-out gradient of a network that drops outputs is the automatic one."""
-    setting = regression.Setting("WHVI", 1, 9, output_row=True, activation="tanh")
-    stack = Stack([regression.make(setting, 3, seed=seed) for seed in range(2)])
-    generator = torch.Generator().manual_seed(0)
-    x, y = torch.randn(2, 6, 3, generator=generator), torch.randn(2, 6, 1, generator=generator)
-    noise = torch.randn(2, stack.noise_size, generator=generator)
-    written = {key: value.clone() for key, value in Gradients(stack)(x, y, noise, 30).items()}
-    values = list(stack.parameters.values())
-    automatic = torch.autograd.grad(stack.bound(x, y, noise, 30), values)
-    for key, expected in zip(stack.parameters, automatic, strict=True):
-        torch.testing.assert_close(written[key], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_both_targets_of_naval_follow_from_the_order_of_rows() -> None:
