@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from cases import CASES, REFUSED, Case, call, close, convert, generator, tensors, weights_close
-from matrix import every_leaf, every_pair, over, some_pairs
+from matrix import every_leaf, most_pairs, over, some_pairs
 from torch import nn
 
 from bayesify import BayesianNetwork
@@ -32,7 +32,7 @@ def test_state_dict_round_trip(name: str, case: Case) -> None:
     close(outputs(fresh, case.batch()), outputs(bnn, case.batch()))
 
 
-@every_pair
+@most_pairs
 def test_copies_after_a_forward_pass(name: str, case: Case) -> None:
     bnn, inputs = convert(name, case), case.batch()
     expected = outputs(bnn, inputs)
@@ -83,7 +83,7 @@ def test_bfloat16_network(name: str, case: Case) -> None:
     assert {parameter.dtype for parameter in bnn.mean_network().parameters()} == {torch.bfloat16}
 
 
-@every_pair
+@most_pairs
 def test_mean_network(name: str, case: Case) -> None:
     bnn, original, inputs = convert(name, case), case.network(), case.batch()
     plain = bnn.mean_network()

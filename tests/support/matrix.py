@@ -14,11 +14,13 @@ from cases import CASES, POSTERIORS, pairs
 SOME = ["linear", "conv1d", "transposed1d", "embedding", "lstm", "attention_kdim", "layer_norm", "custom", "tied"]
 every_posterior = pytest.mark.parametrize("name", POSTERIORS)
 every_leaf = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+TYPICAL = {"mean_field", "inducing", "walsh_hadamard"}
+"""They stand for the others on rare leaves, in what depends on the leaf alone."""
 REPEATS = {"point", "ensemble", "full_covariance", "matrix_normal", "k_tied", "rank_one"}
 
 
-def over(leaves: Iterable[str]) -> pytest.MarkDecorator:
-    """Every posterior on those of the leaves that it takes."""
+def over(leaves: Iterable[str], typical: bool = False) -> pytest.MarkDecorator:
+    """Every posterior on those of the leaves that it takes; on rare ones slowly, if others do what it does there."""
     return pytest.mark.parametrize(
         ("name", "case"),
         [
@@ -26,7 +28,9 @@ def over(leaves: Iterable[str]) -> pytest.MarkDecorator:
                 name,
                 CASES[leaf],
                 id=f"{name}-{leaf}",
-                marks=[pytest.mark.slow] if name in REPEATS and leaf not in SOME else [],
+                marks=[pytest.mark.slow]
+                if leaf not in SOME and (name in REPEATS or (typical and name not in TYPICAL))
+                else [],
             )
             for name, leaf in pairs(leaves)
         ],
@@ -34,5 +38,6 @@ def over(leaves: Iterable[str]) -> pytest.MarkDecorator:
 
 
 every_pair = over(CASES)
+most_pairs = over(CASES, typical=True)
 some_pairs = over(SOME)
 """One leaf of each kind, for what depends on the posterior more than on the leaf."""

@@ -24,7 +24,13 @@ def network(name: str):
     return net, bayesify.bayesianize(net, POSTERIORS[name](), likelihood=likelihoods.Categorical())
 
 
-@pytest.mark.parametrize(("keep", "expected"), [(0.75, 4_408_790), (0.5, 3_106_678), (0.25, 1_804_566)])
+@pytest.mark.parametrize(
+    ("keep", "expected"),
+    [
+        (0.5, 3_106_678),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((0.75, 4_408_790), (0.25, 1_804_566))),
+    ],
+)
 def test_counts_of_the_pruned_resnet50(keep, expected):
     bnn = bayesify.bayesianize(models.resnet50(), posteriors.InducingWeights(64, 64, fit_to_layer=False))
     assert bayesify.count_parameters(bayesify.prune(bnn, keep)) == expected

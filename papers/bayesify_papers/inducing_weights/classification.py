@@ -43,7 +43,7 @@ CORRUPTED_IMAGES = 2000
 """Test images that are corrupted, the first ones."""
 
 SMOKE = Recipe(epochs=1, batch=50, width=4, inducing=4, members=2, ensemble_draws=2, prediction_draws=3)
-SMOKE_SOURCE = Source(SYNTHETIC, outside=(NOISE,), corrupted_images=60, severities=(5,))
+SMOKE_SOURCE = Source(SYNTHETIC, num_train=150, outside=(NOISE,), corrupted_images=20, severities=(5,))
 """Settings and images under which everything runs in seconds."""
 
 

@@ -205,8 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.seeds < 1:
         program.error(f"--seeds {chosen.seeds}; give at least 1")
     few = {system: settings[:2] for system, settings in GRID.items()}
-    small = replace(SMOKE_SOURCE, num_train=150, corrupted_images=20)
-    study = Study(replace(SMOKE, epochs=1), small, validation=50, num_seeds=1, settings=few)
+    study = Study(replace(SMOKE, epochs=1), SMOKE_SOURCE, validation=50, num_seeds=1, settings=few)
     if not chosen.smoke:
         outside = OUTSIDE["fashion_mnist"]
         corrupted = chosen.corrupted_images
