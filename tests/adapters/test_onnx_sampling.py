@@ -67,7 +67,9 @@ def test_a_seed_decides_the_draws(tmp_path):
     np.testing.assert_allclose(np.mean(probs, 0), exact, atol=0.015)
 
 
+@pytest.mark.slow
 def test_the_file_of_an_inducing_posterior_is_smaller_than_the_network(tmp_path):
+    """That such a file draws what torch draws is checked when the guide for small devices makes one."""
     bnn = network(posteriors.InducingWeights(4, 4), width=300)
     made = export_onnx(bnn, tmp_path / "model.onnx", X, num_draws=2, sample="noise")
     assert made.inputs == ("x", "noise")
