@@ -61,7 +61,7 @@ class Training:
     device: str = "cpu"
 
 
-SMOKE = Training(steps=10, num_draws=2, prediction_draws=8, chain=2)
+SMOKE = Training(steps=10, num_draws=2, prediction_draws=8, chain=5)
 
 
 Outcome = dict[str, Any]
