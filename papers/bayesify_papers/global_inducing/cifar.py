@@ -57,7 +57,6 @@ class Setting:
         epochs: Passes over the training images.
         points: M, inducing images.
         batch: Images in a step.
-        map_epochs: Of these, epochs of the posterior's mean alone, at first: a start by which fac and li need fewer of them.
         warm_up: Epochs over which the factor on the KL rises from 0 to 1; 100 in the authors' code.
         learning_rate: Of Adam at the start; of log precisions, three times that.
         width: Channels.
@@ -70,7 +69,6 @@ class Setting:
     epochs: int = 1000
     points: int = 500
     batch: int = 500
-    map_epochs: int = 0
     warm_up: int = 100
     learning_rate: float = 1e-2
     width: int = 32
@@ -193,8 +191,7 @@ def train(bnn: BayesianNetwork, x: Tensor, y: Tensor, setting: Setting, checkpoi
         bnn,
         loader,
         num_data=len(x),
-        epochs=(setting.epochs - setting.map_epochs) // setting.passes,
-        map_epochs=setting.map_epochs // setting.passes,
+        epochs=setting.epochs // setting.passes,
         optimizer=adam,
         scheduler=lambda chosen: torch.optim.lr_scheduler.LambdaLR(chosen, lambda done: rate(done / steps)),
         steps=Steps(scheduler="step"),
