@@ -5,8 +5,8 @@
 500 inducing images, at random from the training set; batches of 500, one draw a step. As in the authors' code: 1,000 epochs, no
 biases in convolutions, their normalization, log precisions of pseudo-outputs that start at -4, in the last layer at 0, and have
 three times the learning rate, and a factor on the KL that rises in ten steps over the first `--warm-up` epochs. Their learning
-rate falls in steps that are not known: here 0.01 for 70 % of the epochs, 0.003 to 85 %, 0.001 to the end, so that a run of up to
-70 % of its epochs can be continued to another number of them as if that had been asked for at once. Means of factorized
+rate falls in steps that are not known: here it is 0.01 for 70 % of the epochs and falls to a fiftieth of that, so that a run of
+up to 70 % of its epochs can be continued to another number of them as if that had been asked for at once. Means of factorized
 layers are in units of the prior. On a GPU the network runs in bfloat16 and images are stored channel by channel in each pixel.
 Each training writes a checkpoint after every `--passes` epochs and goes on from it when the command is given again; trainings
 whose scores the folder holds are not run again. 32 draws, in float32, for predictions and for the bound.
@@ -80,7 +80,7 @@ class Setting:
 
 def rate(share: float) -> float:
     """Factor on the learning rate after a share of the epochs."""
-    return 1.0 if share < 0.7 else 0.3 if share < 0.85 else 0.1
+    return 0.02 ** (max(0.0, share - 0.7) / 0.3)
 
 
 def kl_weight(share: float) -> float:
