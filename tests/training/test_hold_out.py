@@ -50,7 +50,8 @@ def test_terms_are_those_of_networks_alone():
         assert penalty[index].item() == pytest.approx((kl - constant).item(), rel=1e-9)
         (single - kl).sum().backward()
         grads = [value.grad for value in alone.posterior.parameters()]
-        own = [members.weights[0].grad[index].T, members.biases[0].grad[index, 0], members.weights[1].grad[index].T]
+        first, bias, second, _ = members.layers(members.values.grad)
+        own = [first[index].T, bias[index, 0], second[index].T]
         for mine, theirs in zip(own, grads, strict=False):
             assert torch.allclose(mine, theirs, atol=1e-9)
 

@@ -56,13 +56,13 @@ class HeteroscedasticGaussian(NumberLikelihood):
 
     def training_density(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The log-density with weighted gradients."""
-        density = self.log_density(outputs, y)
+        mean, variance = self.components(outputs)
+        density = gaussian_log_density(y, mean, variance)
         if not self._beta:
             return density
-        mean, variance = self.components(outputs)
         shared = self._stored("noise").to(mean)
         own = taught(gaussian_log_density(y, mean.detach(), shared))
-        return reweighted(density, (variance / shared) ** self._beta) + own
+        return reweighted(density, (variance.detach() / shared.detach()) ** self._beta) + own
 
     def held_out_score(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Minus the CRPS, which one row with a variance far too small does not decide, as it does the likelihood."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -99,15 +100,12 @@ class Quantiles(NumberLikelihood):
     @staticmethod
     def split(outputs: Tensor, **numbers: Tensor) -> tuple[Tensor, ...]:
         """Quantiles in order, [..., O, K]."""
-        below, above = numbers["below"].to(outputs), numbers["above"].to(outputs)
-        blocks = outputs.unflatten(-1, (len(below) + len(above) + 1, -1)).transpose(-1, -2)  # [..., O, K]
-        center, low, high = blocks.split((1, len(below), len(above)), dim=-1)
-        parts = [center]
-        if len(below):
-            parts.insert(0, center - (_distance(low) * below).flip(-1).cumsum(-1).flip(-1))
-        if len(above):
-            parts.append(center + (_distance(high) * above).cumsum(-1))
-        return (torch.cat(parts, dim=-1),)
+        spacing, middle = torch.cat((numbers["below"], numbers["above"])).to(outputs), len(numbers["below"])
+        blocks = as_float(outputs).unflatten(-1, (len(spacing) + 1, -1)).transpose(-1, -2)  # [..., O, K]
+        center, raw = blocks.split((1, len(spacing)), dim=-1)
+        distances = (F.softplus(raw) / math.log(2) + LEAST) * spacing
+        from_lowest = F.pad(distances.cumsum(-1), (1, 0))
+        return (from_lowest + (center - from_lowest[..., middle : middle + 1]),)
 
     def training_density(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The pseudo-likelihood of each entry."""
@@ -119,8 +117,8 @@ class Quantiles(NumberLikelihood):
         """Minus the pinball loss."""
         (knots,) = self.components(outputs)
         error = y.unsqueeze(-1) - knots
-        levels = torch.tensor(self._levels, dtype=error.dtype, device=error.device)
-        return -2 * torch.maximum(levels * error, (levels - 1) * error).mean(-1)
+        slope = torch.tensor(self._levels, dtype=error.dtype, device=error.device) - (error < 0).to(error)
+        return (slope * error).mean(-1) * -2
 
     @property
     def no_curvature(self) -> str:
@@ -137,7 +135,3 @@ class Quantiles(NumberLikelihood):
             TypeError: Always.
         """
         raise TypeError(self.no_curvature)
-
-
-def _distance(raw: Tensor) -> Tensor:
-    return F.softplus(as_float(raw)) / F.softplus(raw.new_zeros(())) + LEAST

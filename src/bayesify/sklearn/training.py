@@ -45,7 +45,8 @@ class SiLUReLU(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Entry by entry, [..., units]."""
         half = x.shape[-1] // 2
-        return torch.cat((F.silu(x[..., :half]), F.relu(x[..., half:])), dim=-1)
+        first, second = x.split((half, x.shape[-1] - half), dim=-1)  # slices have gradients as large as x
+        return torch.cat((F.silu(first), F.relu(second)), dim=-1)
 
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {

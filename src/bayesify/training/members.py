@@ -20,7 +20,8 @@ class Members(nn.Module, Trainable):
        p(w) = \mathcal{N}(0, \text{scale}^2 / \text{fan-in}) $$
 
     What `ModelStack` does for any network, without `vmap`: a step of small networks takes a third of the time. Matrices are
-    stored [R, inputs, outputs], because products with a transposed right factor are several times slower on some processors.
+    stored [R, inputs, outputs], because products with a transposed right factor are several times slower on some processors,
+    and all numbers of a network in one row of `values` [R, P]: of small networks a step's cost is the number of its operations.
     Dropout takes its masks from one pool of random numbers at random places. The constant of $\log p(w)$ is left out.
 
     Args:
@@ -35,23 +36,21 @@ class Members(nn.Module, Trainable):
     ) -> None:
         super().__init__()
         layers = [[layer for layer in net if isinstance(layer, nn.Linear)] for net in nets]
-        self.weights = nn.ParameterList(
-            torch.stack([layer.weight.detach().T for layer in column]) for column in zip(*layers, strict=True)
-        )
-        self.biases = nn.ParameterList(
-            torch.stack([layer.bias.detach() for layer in column]).unsqueeze(1) for column in zip(*layers, strict=True)
-        )
+        self._sizes = [(layer.in_features, layer.out_features) for layer in layers[0]]
+        own = [[part for layer in net for part in (layer.weight.T.reshape(-1), layer.bias)] for net in layers]
+        self.values = nn.Parameter(torch.stack([torch.cat(parts) for parts in own]).detach())
         self.likelihoods = nn.ModuleList(likelihoods)
-        others = [layer for layer in nets[0] if not isinstance(layer, (nn.Linear, nn.Dropout))]
-        self._activations = others
+        self._activations = [layer for layer in nets[0] if not isinstance(layer, (nn.Linear, nn.Dropout))]
         self._dropout = max((layer.p for layer in nets[0] if isinstance(layer, nn.Dropout)), default=0.0)
-        self._precisions = [weight.shape[1] / prior_scale**2 for weight in self.weights]
-        widest = max((weight.shape[2] for weight in self.weights[:-1]), default=0)
+        self._half_precisions = torch.cat(
+            [self.values.new_full(((d_in + 1) * d_out,), 0.5 * d_in / prior_scale**2) for d_in, d_out in self._sizes]
+        )
+        widest = max((d_out for _, d_out in self._sizes[:-1]), default=0)
         size = 2 * len(nets) * largest_batch * widest if self._dropout else 0
-        self._masks = (torch.rand(size) >= self._dropout).to(self.weights[0].dtype) / (1 - self._dropout)
+        self._masks = (torch.rand(size) >= self._dropout).to(self.values) / (1 - self._dropout)
 
     def __len__(self) -> int:
-        return len(self.weights[0])
+        return len(self.values)
 
     @property
     def training_draws(self) -> int:
@@ -61,15 +60,27 @@ class Members(nn.Module, Trainable):
     def config(self) -> dict[str, Any]:
         """Sizes of the layers, and the likelihoods."""
         return {
-            "shapes": [tuple(weight.shape) for weight in self.weights],
+            "sizes": self._sizes,
             "likelihoods": [likelihood.config() for likelihood in self.likelihoods],  # type: ignore[operator]
         }
 
+    def layers(self, values: Tensor) -> list[Tensor]:
+        """Matrix [R, inputs, outputs] and biases [R, 1, outputs] of each layer in turn, views of [R, P] values."""
+        parts = values.split([size for d_in, d_out in self._sizes for size in (d_in * d_out, d_out)], dim=1)
+        widths = [width for pair in self._sizes for width in (pair[0], 1)]
+        return [part.unflatten(1, (width, -1)) for part, width in zip(parts, widths, strict=True)]
+
     def forward(self, x: Tensor) -> Tensor:
-        """Outputs [R, B, O] of rows [R, B, D]."""
-        last = len(self.weights) - 1
-        for index, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            x = _Affine.apply(x, weight, bias)
+        """Outputs [R, B, O] of rows [R, B, D], which get no gradients."""
+        found: Tensor = _Perceptrons.apply(x, self.values, self) if torch.is_grad_enabled() else self.run(x, self.values)
+        return found
+
+    def run(self, x: Tensor, layers: Tensor | list[Tensor]) -> Tensor:
+        """`forward` with given values, or layers."""
+        parts = self.layers(layers) if isinstance(layers, Tensor) else layers
+        last = len(self._sizes) - 1
+        for index in range(last + 1):
+            x = _Affine.apply(x, parts[2 * index], parts[2 * index + 1])
             if index < last:
                 x = self._activations[index](x)
                 if self.training and self._dropout:
@@ -96,11 +107,7 @@ class Members(nn.Module, Trainable):
             generator: Not used: dropout has torch's, which `fit` seeds.
         """
         data = self._mean(batch, "training_density") * num_data
-        squares = zip(self._precisions, self.weights, self.biases, strict=True)
-        penalty = sum(
-            (0.5 * precision) * (weight.square().sum((1, 2)) + bias.square().sum((1, 2)))
-            for precision, weight, bias in squares
-        )
+        penalty = self.values.square() @ self._half_precisions
         return data.unsqueeze(1), penalty.unsqueeze(1)
 
     def held_out_scores(self, batch: Batch) -> Tensor:
@@ -119,11 +126,26 @@ class Members(nn.Module, Trainable):
 
     def network_weights(self, first: int, count: int) -> dict[str, Tensor]:
         """Weights of some networks by the names that an `nn.Sequential` gives them, each [count, *shape]."""
-        found, step = {}, 3 if self._dropout else 2
-        for index, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            found[f"{step * index}.weight"] = weight.detach()[first : first + count].transpose(1, 2)
-            found[f"{step * index}.bias"] = bias.detach()[first : first + count, 0]
+        step, parts = 3 if self._dropout else 2, self.layers(self.values.detach()[first : first + count])
+        found = {f"{step * index}.weight": part.transpose(1, 2) for index, part in enumerate(parts[::2])}
+        return found | {f"{step * index}.bias": part[:, 0] for index, part in enumerate(parts[1::2])}
+
+
+class _Perceptrons(torch.autograd.Function):
+    """`Members.run` as one operation of the weights, whose gradients are gathered once."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, values: Tensor, members: Members) -> Tensor:
+        ctx.layers = [part.detach().requires_grad_() for part in members.layers(values)]
+        with torch.enable_grad():
+            ctx.outputs = members.run(x, ctx.layers)
+        found: Tensor = ctx.outputs.detach()
         return found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, None]:
+        own = torch.autograd.grad(ctx.outputs, ctx.layers, grads[0])
+        return None, torch.cat([part.flatten(1) for part in own], dim=1), None
 
 
 class _Affine(torch.autograd.Function):
