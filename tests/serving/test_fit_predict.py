@@ -3,6 +3,7 @@
 import csv
 import json
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 from bayesify.cli import app
 from bayesify.serving import ModelFolder, chunks, fit_table, predict_table
 from bayesify.serving.card import render_card, shown
-from bayesify.serving.folder import ABOUT, CARD, MODEL
+from bayesify.serving.folder import ABOUT, CARD, MODEL, read_about
 from bayesify.sklearn.scores import Scores
 from bayesify.tables.errors import InputError
 from bayesify.tables.files import read_table
@@ -138,13 +139,15 @@ def test_another_version_says_so(regression, new, tmp_path):
     for path in regression.iterdir():
         (copy / path.name).write_bytes(path.read_bytes())
     about = json.loads((copy / ABOUT).read_text())
-    (copy / ABOUT).write_text(json.dumps({**about, "version": "0.0.9"}))
+    ModelFolder(ModelFolder.read(regression).estimator, replace(read_about(regression), version="0.0.9")).write(copy)
     done = run("predict", copy, new, "--out", tmp_path / "out.csv")
     assert (done.exit_code, "was written by bayesify 0.0.9" in done.output) == (0, True), done.output
     (copy / ABOUT).write_text(json.dumps({**about, "version": "9.0.0", "format": 9}))
     done = run("predict", copy, new, "--out", tmp_path / "out.csv")
     assert (done.exit_code, "bayesify 9.0.0 in format 9" in done.output) == (2, True), done.output
-    for content in ("{", "[]", json.dumps({**about, "columns": 3}), json.dumps({"format": 2})):
+    kinds = [{**column, "kind": "text"} for column in about["columns"]]
+    changes = ({"columns": 3}, {"target": "area"}, {"columns": kinds}, {"sha256": "0"})
+    for content in ("{", "[]", json.dumps({"format": 3}), *(json.dumps({**about, **change}) for change in changes)):
         (copy / ABOUT).write_text(content)
         done = run("predict", copy, new, "--out", tmp_path / "out.csv")
         assert (done.exit_code, "damaged or altered" in done.output) == (2, True), done.output

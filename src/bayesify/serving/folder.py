@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -17,7 +18,7 @@ from bayesify.version import __version__
 
 MODEL, ABOUT, CARD = "model.safetensors", "model.json", "MODEL.md"
 """Names of the files: the estimator with preparation and recalibration, the facts about it, and the page."""
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,9 @@ class ModelFolder:
         (folder / ABOUT).unlink(missing_ok=True)
         save(self.estimator, folder / MODEL)
         write_file(folder / CARD, render_card(self.about))
-        write_file(folder / ABOUT, json.dumps(asdict(self.about), indent=2, ensure_ascii=False) + "\n")
+        facts = json.loads(json.dumps(asdict(self.about)))
+        facts["sha256"] = _digest(facts)
+        write_file(folder / ABOUT, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -154,6 +157,8 @@ def read_about(folder: Path) -> About:
                 f"{folder}: was written by bayesify {found['version']} in format {found['format']}, and bayesify {__version__} "
                 f"reads format {FORMAT}; train again, or use that version"
             )
+        if found.pop("sha256") != _digest(found):
+            raise ValueError("contents do not match the checksum")
         columns, target = tuple(_column(column) for column in found.pop("columns")), found.pop("target_column")
         return About(
             **{**found, **{key: tuple(found[key]) for key in ("notes", "missing", "commas")}},
@@ -164,6 +169,11 @@ def read_about(folder: Path) -> About:
         raise
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(f"{folder / ABOUT}: is damaged or altered; train again") from error
+
+
+def _digest(facts: Mapping[str, Any]) -> str:
+    """A checksum of plain data, whatever their order."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def _column(entry: Mapping[str, Any]) -> Column:

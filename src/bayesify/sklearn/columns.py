@@ -43,7 +43,7 @@ class Columns:
         try:
             features = read_features(frame.reset_index(drop=True))
         except InputError as error:
-            raise InputError(f"{owner}: {error}") from None
+            raise _told(error, owner) from None
         rows = np.arange(len(frame))
         preparation = Preparation.of(features, rows)
         made = cls(tuple(frame.columns), features.schema(), preparation, features.notes)
@@ -69,7 +69,7 @@ class Columns:
                 frame[[name for name in self.names if name in used]].reset_index(drop=True), like=self.schema
             )
         except InputError as error:
-            raise InputError(f"{owner}: {error}") from None
+            raise _told(error, owner) from None
 
     def _uses(self, name: str) -> bool:
         schema = self.schema
@@ -126,6 +126,11 @@ def _odd_column(frame: DataFrame) -> Any:
         if not plain or not np.isfinite(frame.iloc[:, place].to_numpy(np.float64, na_value=np.nan)).all():
             return frame.columns[place]
     return None
+
+
+def _told(error: InputError, owner: str) -> InputError:
+    """The error of an estimator, which has no command line."""
+    return InputError(f"{owner}: {str(error).partition(' with --ignore ')[0]}")
 
 
 def _named(frame: DataFrame, owner: str) -> DataFrame:

@@ -247,13 +247,13 @@ class BayesianEstimator(StoredEstimator):
         return X, y, weights
 
     @contextmanager
-    def _telling(self, words: str) -> Iterator[None]:
-        """Errors of scikit-learn's checks, with what to give."""
+    def _telling(self, words: str, X: Any = None) -> Iterator[None]:
+        """Errors of scikit-learn's checks, with the place of a number of X that is not finite, and with what to give."""
         try:
             yield
         except (ValueError, TypeError) as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
-            raise kind(f"{type(self).__name__}: {str(error).rstrip('.')}; give {words}") from error
+            raise kind(f"{type(self).__name__}: {str(error).rstrip('.')}{_place(X)}; give {words}") from error
 
     def _read(self, X: Any, y: Any = NONE, *, reset: bool, **options: Any) -> Any:
         """Inputs as numbers [N, D], and targets where they are given; the columns of a frame are learned where `reset`."""
@@ -283,7 +283,7 @@ class BayesianEstimator(StoredEstimator):
         if is_frame(X):
             refuse_cells(X, owner)
         words = "and y with one target for each row" if reset else "in the columns of the training"
-        with self._telling(f"X as numbers [N, D], or a data frame, {words}"):
+        with self._telling(f"X as numbers [N, D], or a data frame, {words}", X):
             found = validate_data(self, X, y, reset=reset, dtype=np.float64, **options)
         if reset:
             self._columns, self._num_inputs = None, self.n_features_in_
@@ -425,6 +425,19 @@ class BayesianEstimator(StoredEstimator):
         if self._columns is not None:
             found[self._columns.preparation.unseen(self._columns.read(X, type(self).__name__))] = 0.0
         return found
+
+
+def _place(X: Any) -> str:
+    """Where the first number that is not finite is, in words; nothing where X is no array of numbers."""
+    try:
+        bad = np.argwhere(~np.isfinite(np.asarray(X, dtype=np.float64)))
+    except (TypeError, ValueError):
+        return ""
+    return (
+        f" (first in column {bad[0, 1]}, row {bad[0, 0]}, counted from 0)"
+        if bad.ndim == 2 and bad.shape[1:] == (2,) and len(bad)
+        else ""
+    )
 
 
 def _spread(predictive: Predictive) -> Tensor:

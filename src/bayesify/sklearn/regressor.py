@@ -182,7 +182,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         X, y, weights = self._rows(
             X, y, sample_weight, reset=first, least=2 if first else 1, multi_output=True, y_numeric=True
         )
-        y = y.astype(np.float64)
+        with self._telling("y as numbers"):
+            y = y.astype(np.float64)
         self._check_choices(y)
         if first:
             self._flat, self._targets = y.ndim == 1, 1 if y.ndim == 1 else y.shape[1]

@@ -72,7 +72,9 @@ class Members(nn.Module, Trainable):
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs [R, B, O] of rows [R, B, D], which get no gradients."""
-        found: Tensor = _Perceptrons.apply(x, self.values, self) if torch.is_grad_enabled() else self.run(x, self.values)
+        found: Tensor = (
+            _Perceptrons.apply(x, self.values, self) if torch.is_grad_enabled() else self.run(x, self.values)
+        )
         return found
 
     def run(self, x: Tensor, layers: Tensor | list[Tensor]) -> Tensor:
