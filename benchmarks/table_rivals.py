@@ -84,11 +84,16 @@ Method = Callable[[Rows], Regression | Classification]
 # -- bayesify ----------------------------------------------------------------------------------------------------------
 
 
-def bayesify(rows: Rows, **options: Any) -> Regression | Classification:
+def default(rows: Rows, **options: Any) -> Any:
+    """The estimator, trained."""
     from bayesify.sklearn import BayesianClassifier, BayesianRegressor
 
     made = BayesianClassifier if rows.task == "classification" else BayesianRegressor
-    model: Any = made(random_state=rows.fold, **options).fit(rows.frame, rows.y)
+    return made(random_state=rows.fold, **options).fit(rows.frame, rows.y)
+
+
+def bayesify(rows: Rows, **options: Any) -> Regression | Classification:
+    model = default(rows, **options)
     if rows.task == "classification":
         return Classification(model.predict_proba(rows.frame_test))
     import torch

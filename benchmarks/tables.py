@@ -3,6 +3,7 @@
     python -m benchmarks.tables export FOLDER                       # the tables, from the packages that carry them
     python -m benchmarks.tables run FOLDER --workers 16             # one JSON per table, method and fold; finished ones stay
     python -m benchmarks.tables collect                             # into benchmarks/results/tables, one file per method
+    taskset -c 0,1 python -m benchmarks.tables times FOLDER         # seconds of the default fit on two cores that are else idle
     python -m tools.tables_page                                     # docs/tables.md
 
 `table_sources` says what the tables are and which rows train and test; `table_rivals` has the methods. Every run has one thread;
@@ -31,6 +32,19 @@ from benchmarks.table_sources import SOURCES, export, exported
 RUNS = Path("build/tables")
 RESULTS = Path(__file__).parent / "results" / "tables"
 INTERVALS = {"50": (0.25, 0.75), "90": (0.05, 0.95), "95": (0.025, 0.975)}
+TIMED = (
+    "yacht",
+    "cars",
+    "boston",
+    "housing",
+    "breast_cancer",
+    "energy",
+    "concrete",
+    "naval",
+    "letter",
+    "power",
+    "protein",
+)
 BINS = 15
 LEAST_PROBABILITY = 1e-7
 """Probabilities of classes are cut there, for all methods alike."""
@@ -186,6 +200,38 @@ def run(given: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
+def times(given: argparse.Namespace) -> int:
+    """Seconds of the default fit, first fold of each table, one after the other; written after each."""
+    import warnings
+
+    from benchmarks.table_rivals import default
+
+    warnings.simplefilter("ignore")
+    found: list[dict[str, Any]] = []
+    for name in given.tables or TIMED:
+        rows = rows_of(given.folder, name, 0)
+        if not found:  # what only the first fit of a process loads is not its table's
+            default(rows, epochs=20)
+        start, cpu = time.perf_counter(), time.process_time()
+        model = default(rows)
+        wall, seconds = time.perf_counter() - start, time.process_time() - cpu
+        steps = max(model.choices_["steps"])
+        entry = {
+            "table": name,
+            "train": len(rows.y),
+            "wall": round(wall, 2),
+            "seconds": round(seconds, 2),
+            "steps": steps,
+        }
+        found.append(entry)
+        print(entry, flush=True)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        about = {"machine": platform.machine(), "cores": cores, "fits": found}
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        given.out.write_text(json.dumps(about, indent=1) + "\n")
+    return 0
+
+
 def collect(given: argparse.Namespace) -> int:
     """All finished runs, one file per method, with those of earlier collections that were not run again."""
     RESULTS.mkdir(parents=True, exist_ok=True)
@@ -218,6 +264,11 @@ def main() -> int:
     running.add_argument("--label", default="", help="of bayesify's estimators in this version")
     running.add_argument("--out", type=Path, default=RUNS)
     running.set_defaults(do=run)
+    timing = commands.add_parser("times", help="seconds of the default fit")
+    timing.add_argument("folder", type=Path)
+    timing.add_argument("--tables", nargs="+", choices=[source.name for source in SOURCES])
+    timing.add_argument("--out", type=Path, default=RESULTS.parent / "tables_times.json")
+    timing.set_defaults(do=times)
     collecting = commands.add_parser("collect", help="gather finished runs for the repository")
     collecting.add_argument("--out", type=Path, default=RUNS)
     collecting.set_defaults(do=collect)

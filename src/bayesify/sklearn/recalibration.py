@@ -15,7 +15,7 @@ from bayesify.predictive.base import Outputs
 
 FEW, MANY = 60, 600
 """Rows below which nothing is corrected, and from which on there are more knots."""
-LEVELS_OF_FEW = (0.05, 0.25, 0.5, 0.75, 0.95)
+LEVELS_OF_FEW = (0.025, 0.05, 0.25, 0.5, 0.75, 0.95, 0.975)
 LEVELS = (0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975)
 PRIOR_ROWS = 30.0
 """Rows in favor of no correction."""
@@ -102,38 +102,42 @@ def _scores(levels: np.ndarray) -> np.ndarray:
     return found
 
 
-def ensemble_places(likelihood: Any, every: Tensor, own: Tensor, z: Tensor, weights: np.ndarray) -> np.ndarray:
-    r"""P(Z <= z) as an ensemble would say it of rows that none of its K members has seen: [2 N], two estimates of each row.
+def ensemble_places(likelihood: Any, every: Tensor, holder: np.ndarray, z: Tensor, weights: np.ndarray) -> np.ndarray:
+    r"""P(Z <= z) as an ensemble would say it of rows that none of its K members has seen, [N].
 
-    A member k that has not seen a row errs by more than the mean of K such members, whose squared error is smaller by
-    $(1 - 1/K)\,v$ with v the variance between them. Of v there is a bound from above, the distance of member k from the others,
-    which were drawn to the row's target, and one from below, the variance between the others. The first estimate is member k's
-    own probability, its error made smaller by the upper bound; the second that of the mixture of all members, moved to
-    member k's location, with the geometric mean of the bounds as the variance between them. Alone the first leaves intervals too
-    wide, as member k's own probabilities do more so, and the second too narrow.
+    Of a row that one member alone has not seen there is that member's distribution, with the location c. An ensemble of K such
+    members errs less, and they disagree; both follow from the variance v between them. Let $\bar o$ be the mean location of the
+    others, which have seen the row. On average $(c - \bar o)^2 (K - 1) / K$ is larger than v, because the others were drawn to the
+    target, and the variance between them smaller; v is the geometric mean of these two averages over rows, in units of the
+    noise's variance. Then
+
+    - the error $z - c$ becomes $\sqrt{1 - (1 - 1/K)\, v / e^2}$ of itself, with $e^2$ its mean square;
+    - the distribution becomes a mixture of K times the same one, at c and at $c + s\,(o_k - \bar o)$, with s such that the
+      variance between these is v on average: rows on which members disagree are found by those that have seen them.
 
     Args:
         likelihood: A `NumberLikelihood`, whose first output is a location.
         every: Outputs of all members, [K, N, outputs], K at least 3.
-        own: Of the member that has not seen the row, [1, N, outputs].
+        holder: The member that has not seen each row, [N].
         z: Targets on the network's scale, [N, 1].
         weights: How many examples each row stands for, [N].
     """
-    count, center, places = len(every), own[0, :, :1], every[..., :1]
+    count, mine = len(every), torch.arange(len(every)).view(-1, 1, 1) == torch.from_numpy(holder).view(1, -1, 1)
+    own = torch.where(mine, every, 0).sum(0, keepdim=True)
+    center, places = own[0, :, :1], every[..., :1]
     z, share = z.to(center), torch.from_numpy(weights / weights.sum())
     others = (places.sum(0) - center) / (count - 1)
-    unit = likelihood.predictive(Outputs(kept=every)).aleatoric.clamp_min(1e-12)
+    apart = torch.where(mine, 0, places - others)
+    unit = likelihood.predictive(Outputs(kept=own)).aleatoric.clamp_min(1e-12)
 
     def mean(square: Tensor) -> float:
         return max(float((share * (square / unit)[:, 0]).sum()), 1e-12)
 
-    error, upper = mean((z - center).square()), mean((center - others).square()) * (count - 1) / count
-    lower = mean(((places - others).square().sum(0) - (center - others).square()) / (count - 2))
-    between, deviation = math.sqrt(upper * lower), places - places.mean(0)
-    moved = center + deviation * math.sqrt(between / mean(deviation.square().sum(0) / (count - 1)))
-    found = []
-    for outputs, variance in ((own, upper), (torch.cat((moved, every[..., 1:]), dim=-1), between)):
-        smaller = math.sqrt(max(LEAST_SHARE, 1 - variance * (1 - 1 / count) / error))
-        found.append(likelihood.predictive(Outputs(kept=outputs)).cdf(center + smaller * (z - center))[:, 0].double())
-    joined: np.ndarray = torch.cat(found).numpy()
-    return joined
+    upper, lower = mean((center - others).square()) * (count - 1) / count, mean(apart.square().sum(0) / (count - 2))
+    between = math.sqrt(upper * lower)
+    stretch = math.sqrt(between / mean(apart.square().sum(0) / (count - 1)))
+    moved = torch.cat((center + stretch * apart, own[..., 1:].expand(count, -1, -1)), dim=-1)
+    smaller = math.sqrt(max(LEAST_SHARE, 1 - between * (1 - 1 / count) / mean((z - center).square())))
+    found = likelihood.predictive(Outputs(kept=moved)).cdf(center + smaller * (z - center))[:, 0]
+    places_of_rows: np.ndarray = found.double().numpy()
+    return places_of_rows

@@ -36,7 +36,7 @@ BATCH, BATCH_OF_MANY = 128, 256
 ACTIVATION, ACTIVATION_OF_CLASSES = "silu_relu", "silu"
 ROWS_TO_CHOOSE, FOLDS_TO_CHOOSE, STEPS_TO_CHOOSE, PATIENCE_TO_CHOOSE = 1_500, 2, 300, 5
 """What transform and likelihood are chosen by: rows at most, how many of the folds are predicted, steps at most, patience."""
-STEPS, PATIENCE = 3_000, 15
+STEPS, PATIENCE = 2_000, 15
 """Steps at most, and looks at the rows held out without a better one after which training ends."""
 LEARNING_RATE, LEARNING_RATE_OF_CLASSES = 7e-3, 5e-3
 WIDER = 5.0
@@ -360,19 +360,17 @@ class _Numbers:
             generator = torch.Generator().manual_seed(derive_seed(settings.seed, "ties"))
             below = self.predictive.cdf((y - 1).clamp_min(0)) * (y > 0)
             u = below + (u - below) * torch.rand(u.shape, generator=generator, dtype=u.dtype)
+        folds = make_folds(len(rows), min(settings.members, len(rows)), derive_seed(settings.seed, "folds"))
         single = y.shape[1] == 1 and settings.noise is None
         recalibration = Recalibration.of(u[:, 0].numpy(), rows.weights) if single else Recalibration()
         if single and likelihood not in COUNTS and len(self.trained.every[self.group]) > 2:
             z = TargetTransform.scaled(transform, self.shift, self.scale).forward(y)
             trained, likelihood_of = self.trained, self.trained.members.likelihoods[self.group]
-            places = ensemble_places(
-                likelihood_of, trained.every[self.group], trained.outputs[self.group], z, rows.weights
-            )
-            recalibration = Recalibration.of(places, np.tile(0.5 * rows.weights, 2))
+            places = ensemble_places(likelihood_of, trained.every[self.group], folds, z, rows.weights)
+            recalibration = Recalibration.of(places, rows.weights)
         least = float(rows.y.min())
         floor = -math.inf if least < 0 or y.shape[1] > 1 else 0.5 * least
         found = Scores()
-        folds = make_folds(len(rows), min(settings.members, len(rows)), derive_seed(settings.seed, "folds"))
         for fold in range(int(folds.max()) + 1) if y.shape[1] == 1 else ():
             own, others = folds == fold, folds != fold
             map_of_others = Recalibration.of(u[others, 0].numpy(), rows.weights[others]) if single else None
