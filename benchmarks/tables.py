@@ -7,7 +7,7 @@
     python -m tools.tables_page                                     # docs/tables.md
 
 `table_sources` says what the tables are and which rows train and test; `table_rivals` has the methods. Every run has one thread;
-its seconds are processor time. Results of bayesify's estimators carry a label (`--label before`), so that versions can be compared.
+its seconds are processor time.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _class_scores(probs: np.ndarray, y: np.ndarray) -> dict[str, Any]:
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
-def run_one(folder: Path, out: Path, table: str, method: str, fold: int, label: str) -> str:
+def run_one(folder: Path, out: Path, table: str, method: str, fold: int) -> str:
     """One run, written to its file; what it printed on a failure, else nothing."""
     import warnings
 
@@ -135,7 +135,7 @@ def run_one(folder: Path, out: Path, table: str, method: str, fold: int, label: 
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    path = _path(out, table, _labeled(method, label), fold)
+    path = _path(out, table, method, fold)
     try:
         rows = rows_of(folder, table, fold)
         start, cpu = time.perf_counter(), time.process_time()
@@ -143,7 +143,7 @@ def run_one(folder: Path, out: Path, table: str, method: str, fold: int, label: 
         seconds, wall = time.process_time() - cpu, time.perf_counter() - start
         entry = {
             "table": table,
-            "method": _labeled(method, label),
+            "method": method,
             "fold": fold,
             "train": len(rows.y),
             "seconds": round(seconds, 3),
@@ -163,10 +163,6 @@ def run_one(folder: Path, out: Path, table: str, method: str, fold: int, label: 
     return ""
 
 
-def _labeled(method: str, label: str) -> str:
-    return f"{method}@{label}" if label and method.startswith("bayesify") else method
-
-
 def _path(out: Path, table: str, method: str, fold: int) -> Path:
     return out / method.replace(" ", "_") / f"{table}-{fold}.json"
 
@@ -180,7 +176,7 @@ def run(given: argparse.Namespace) -> int:
         _, _, folds = exported(given.folder, source.name)
         for fold in range(min(len(folds), given.folds or len(folds))):
             for method in given.methods or installed():
-                if not _path(given.out, source.name, _labeled(method, given.label), fold).exists():
+                if not _path(given.out, source.name, method, fold).exists():
                     wanted.append((len(folds[fold][0]), source.name, method, fold))
     wanted.sort(key=lambda one: (one[3], -one[0]))
     print(f"{len(wanted)} runs", flush=True)
@@ -188,7 +184,7 @@ def run(given: argparse.Namespace) -> int:
     start, failed = time.perf_counter(), 0
     with ProcessPoolExecutor(given.workers, mp_context=get_context("spawn")) as pool:
         waiting = {
-            pool.submit(run_one, given.folder, given.out, table, method, fold, given.label): f"{table} {method} {fold}"
+            pool.submit(run_one, given.folder, given.out, table, method, fold): f"{table} {method} {fold}"
             for _, table, method, fold in wanted
         }
         for count, done in enumerate(as_completed(waiting), 1):
@@ -261,7 +257,6 @@ def main() -> int:
     running.add_argument("--tables", nargs="+", choices=[source.name for source in SOURCES])
     running.add_argument("--folds", type=int, default=0, help="the first of each table only")
     running.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    running.add_argument("--label", default="", help="of bayesify's estimators in this version")
     running.add_argument("--out", type=Path, default=RUNS)
     running.set_defaults(do=run)
     timing = commands.add_parser("times", help="seconds of the default fit")

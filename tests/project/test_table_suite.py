@@ -88,14 +88,14 @@ def test_finished_runs_are_not_run_again_and_collections_add_up(suite, sources, 
     pandas.testing.assert_frame_equal(read, frame, check_dtype=False, rtol=1e-12)
     assert len(folds) == 10
     for method in ("constant", "linear"):
-        assert suite.run_one(tmp_path / "tables", tmp_path / "runs", "own", method, 3, "x") == ""
+        assert suite.run_one(tmp_path / "tables", tmp_path / "runs", "own", method, 3) == ""
     run = json.loads((tmp_path / "runs" / "linear" / "own-3.json").read_text())
     assert (run["table"], run["method"], run["fold"], run["train"], run["num"]) == ("own", "linear", 3, 54, 6)
     monkeypatch.setattr(suite, "RESULTS", tmp_path / "results")
     for _ in range(2):
         assert suite.collect(Namespace(out=tmp_path / "runs")) == 0
     assert json.loads((tmp_path / "results" / "linear.json").read_text()) == [run]
-    assert "error" in suite.run_one(tmp_path / "tables", tmp_path / "runs", "own", "linear", 99, "").lower()
+    assert "error" in suite.run_one(tmp_path / "tables", tmp_path / "runs", "own", "linear", 99).lower()
 
 
 def test_coverage_is_marked_where_it_is_off(suite):
@@ -103,6 +103,9 @@ def test_coverage_is_marked_where_it_is_off(suite):
     assert page.share(0.93, 0.001, 90) == "93 ± 0"  # within 4 points
     assert page.share(0.80, 0.04, 90) == "80 ± 4"  # within 3 standard errors
     assert page.share(0.80, 0.02, 90) == "80 ± 2 ✗"
+    counts = [{"num": 100, "inside_50": 70, "drawn_50": 51}]
+    assert page.coverage(counts, 50) == (0.51, 0.05)
+    assert page.coverage(counts, 50, closed=True) == (0.70, 0.05)
 
 
 def test_the_page_shows_the_committed_runs(suite):
