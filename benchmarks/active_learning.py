@@ -3,10 +3,11 @@
 The pool is the first 5,000 training images, each three times with Gaussian noise of std 0.1 (Kirsch et al. 2019, section 4.2);
 accuracy is that on the test images. A convolutional network under MC dropout is trained from scratch on 20 labels, then on 10
 more each round, chosen at random, by predictive entropy, by BALD, or by BatchBALD. Full accuracy is that of the same network
-trained on all of the pool's labels. `kl_weight=1e-3` is by a look at test accuracy with 20 and 150 random labels: with 1, 20
-labels gave chance. Each round is appended to `--rounds`; a killed run goes on from its file in `--folder`.
+trained on all of the pool's labels. `--choose` scores the KL's weight with 20 and 150 random labels on 5,000 training images outside
+the pool, with seeds of its own. Each round is appended to `--rounds`; a killed run goes on from its file in `--folder`.
 
 python -m benchmarks.active_learning --workers 4                       # a GPU
+python -m benchmarks.active_learning --choose > kl-weights.jsonl
 python -m benchmarks.active_learning --small --folder build/al --rounds build/al.jsonl --no-summary
 """
 
@@ -33,6 +34,7 @@ from .timing import record
 
 METHODS = ("batch_bald", "bald", "entropy", "random")
 START, SIZE, DRAWS = 20, 10, 32
+KL_WEIGHT = 1e-3
 
 
 def load(small: bool, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -51,13 +53,13 @@ def network() -> nn.Sequential:
     )
 
 
-def train(x: Tensor, y: Tensor, seed: int, steps: int) -> bayesify.BayesianNetwork:
+def train(x: Tensor, y: Tensor, seed: int, steps: int, kl_weight: float = KL_WEIGHT) -> bayesify.BayesianNetwork:
     torch.manual_seed(seed)
     bnn = bayesify.bayesianize(network(), posteriors.Dropout(0.25), likelihood=likelihoods.Categorical()).to(x.device)
     batch = min(64, len(x))
     loader = DataLoader(TensorDataset(x, y.to(x.device)), batch_size=batch, shuffle=True, drop_last=True)
     epochs = -(-steps // len(loader))
-    options = {"epochs": epochs, "learning_rate": 1e-3, "kl_weight": 1e-3}  # at 1 the prior outweighs 20 labels
+    options = {"epochs": epochs, "learning_rate": 1e-3, "kl_weight": kl_weight}
     bayesify.fit(bnn, loader, **options, seed=seed, progress=False)
     return bnn
 
@@ -114,6 +116,22 @@ def run(method: str, seed: int, rounds: int, folder: Path, file: Path, small: bo
     )
 
 
+def choose_kl_weight(small: bool) -> None:
+    """Accuracy by the KL's weight on training images outside the pool, one JSON line each."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    data = images.load("mnist", download=False)
+    count = 500 if small else 5_000
+    x = torch.from_numpy(data.train_images[: 2 * count]).to(device).float() / 255
+    y = torch.from_numpy(data.train_labels[: 2 * count]).to(device).long()
+    for seed in (100, 101, 102):
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).to(device)
+        for labels in (START, 150):
+            for weight in (1.0, 1e-1, 1e-2, 1e-3, 1e-4):
+                model = train(x[order[:labels]], y[order[:labels]], seed, 30 if small else 300, weight)
+                scores = accuracy(model, x[count:], y[count:])
+                print(json.dumps({"kl_weight": weight, "labels": labels, "seed": seed, **scores}), flush=True)
+
+
 def summary(lines: list[dict[str, Any]]) -> dict[str, Any]:
     """Labels to reach 95 % of the full accuracy and accuracy by number of labels, by method and seed."""
     full = {entry["seed"]: entry["accuracy"] for entry in lines if entry["method"] == "full"}
@@ -158,10 +176,17 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("active-learning"))
     parser.add_argument("--rounds", type=Path, default=Path("active-learning.jsonl"))
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--choose", action="store_true", help="score weights of the KL in place of a run")
     parser.add_argument("--no-summary", action="store_true", help="do not overwrite the committed summary")
     given = parser.parse_args()
+    if given.choose:
+        choose_kl_weight(given.small)
+        return
     given.folder.mkdir(exist_ok=True, parents=True)
-    jobs = [(method, seed) for seed in range(given.seeds) for method in ("full", *given.methods)]
+    lines = [json.loads(line) for line in given.rounds.read_text().splitlines()] if given.rounds.exists() else []
+    known = {entry["seed"] for entry in lines if entry["method"] == "full"}
+    jobs = [("full", seed) for seed in range(given.seeds) if seed not in known]
+    jobs += [(method, seed) for seed in range(given.seeds) for method in given.methods]
     with ProcessPoolExecutor(given.workers, mp_context=get_context("spawn")) as pool:
         rest = (given.num_rounds, given.folder, given.rounds, given.small)
         waiting = {pool.submit(run, *job, *rest): job for job in jobs}
