@@ -22,7 +22,7 @@ ROOMS = [
     ["weights", "predictive"],
     ["priors", "likelihoods", "running", "models"],
     ["draws", "posteriors"],
-    ["configuration", "jacobians"],
+    ["configuration", "jacobians", "moments"],
     ["predictor"],
     ["network"],
     ["conversion"],

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -360,6 +360,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         keep_outputs: bool | None = None,
         split_batch: bool = True,
         draws: Draws | None = None,
+        method: Literal["draws", "moments"] = "draws",
     ) -> Kind:
         """The predictive distribution of a batch, in evaluation mode, without gradients.
 
@@ -377,14 +378,28 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
             split_batch: Whether the batch may be cut. False for a network whose outputs depend on other rows of the batch, or
                 whose inputs belong to the whole of it, such as a graph's edges: then memory has no say.
             draws: Draws of this network to use in place of fresh ones: for many requests, `draw(16).detach()` once.
+            method: `"moments"` carries means and variances through the network in one pass, without draws, for posteriors of
+                independent Gaussians (`MeanField`, `KTied`, `Point`); see `bayesify.moments`. What is not linear in the
+                outputs is a mean over 32 fixed points of their Gaussian, which `outputs` then has.
 
         Raises:
-            ValueError: If there is no likelihood, draws are another network's, inputs are not finite, or a batch that may be cut
-                cannot be.
+            ValueError: If there is no likelihood, draws are another network's, inputs are not finite, a batch that may be cut
+                cannot be, or a layer has no rule for moments.
         """
         likelihood = self.require_likelihood("predict")
         args, kwargs = as_inputs(x)
         check_inputs(args, kwargs)
+        if method == "moments":
+            from bayesify.moments import predict_moments
+
+            if num_draws is not None or draws is not None or antithetic:
+                raise ValueError("predict: method='moments' makes no draws; leave num_draws, draws and antithetic out")
+            with explain_shape_errors(args, kwargs), self.full_precision():
+                runner, options = Runner(self.network, self._weights), {"memory": memory, "split_batch": split_batch}
+                found = predict_moments(
+                    runner, self.posteriors, self.layout, likelihood, args, kwargs, output=self.output, **options
+                )
+            return cast(Kind, found)
         count = (self.num_distinct_draws or 32) if num_draws is None else num_draws
         if draws is None:
             draws = self.draw(count, generator=generator, antithetic=antithetic)

@@ -106,6 +106,8 @@ class Likelihood(nn.Module):
             f"{tuple(outputs.shape)}; {self.shape_remedy}"
         )
 
+    integrates_gaussians: ClassVar[bool] = False
+    """Whether `closed_form` has the integral over a Gaussian of outputs in closed form, without draws."""
     remedy: ClassVar[str] = ", such as likelihoods.Categorical(),"
     shape_remedy: ClassVar[str] = "give targets in the outputs' shape"
     least_dims: ClassVar[int] = 1  # axes that the outputs of a batch have at least, examples included

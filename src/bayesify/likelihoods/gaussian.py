@@ -29,6 +29,7 @@ class Gaussian(NumberLikelihood):
     """
 
     name = "gaussian"
+    integrates_gaussians = True
     raw_noise: Tensor
 
     @checked

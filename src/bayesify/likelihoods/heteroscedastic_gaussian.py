@@ -29,6 +29,7 @@ class HeteroscedasticGaussian(NumberLikelihood):
     """
 
     name = "heteroscedastic_gaussian"
+    integrates_gaussians = True
     parts = "a mean and a log-variance"
 
     @checked

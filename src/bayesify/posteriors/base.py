@@ -113,6 +113,8 @@ class Posterior(nn.Module):
     prior_scale: ClassVar[float] = 4.0
     """Scale of Neal's prior by default. With 1, three epochs pull a trained network down by 1 to 4 points of accuracy, even as a
     point estimate; with 4 they do not, and after 30 epochs it is the best of those tried (`benchmarks/defaults.py`)."""
+    independent: ClassVar[bool] = False
+    """Whether weights are independent Gaussians, so that `mean()` and `variance()` say all of q."""
     prior_means: ClassVar[bool] = True
     """Whether the KL is known under a prior around other weights than 0; families that are built on the prior have none."""
 

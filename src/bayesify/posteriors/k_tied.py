@@ -36,6 +36,7 @@ class KTied(Posterior):
 
     name = "k_tied"
     correlated_priors = True
+    independent = True
 
     @checked
     def __init__(self, rank: Count = 2, init_std: Positive | None = None) -> None:

@@ -55,6 +55,7 @@ class MeanField(Posterior):
 
     name = "mean_field"
     correlated_priors = True
+    independent = True
 
     @checked
     def __init__(

@@ -23,14 +23,19 @@ class NetworkLayout:
         """Values in at least float32, the type of a posterior's parameters."""
         return {name: value.float() if name in self.low_precision else value for name, value in values.items()}
 
-    def cast(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Give drawn weights [S, *shape] the padding rows, types and memory layouts of the network's own, in place."""
+    def cast(self, weights: dict[str, Tensor], *, spread: bool = False) -> dict[str, Tensor]:
+        """Give drawn weights [S, *shape] the padding rows, types and memory layouts of the network's own, in place.
+
+        Args:
+            weights: By name.
+            spread: Whether these are variances, which padding rows do not have.
+        """
         for name in (
             self._padding.keys() & weights.keys()
         ):  # torch does not train the rows that stand for padding either
             (row, value), weight = self._padding[name], weights[name]
             weight = weight.materialize() if isinstance(weight, StructuredWeight) else weight
-            rows = value.to(weight).expand(weight.shape[0], 1, -1)
+            rows = (torch.zeros_like(value) if spread else value).to(weight).expand(weight.shape[0], 1, -1)
             weights[name] = weight.index_copy(1, torch.tensor([row], device=weight.device), rows)
         for name in self.low_precision.keys() & weights.keys():
             if weights[name].dtype != self.low_precision[name]:

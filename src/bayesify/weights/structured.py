@@ -107,6 +107,11 @@ class StructuredWeight(Tensor):
         if getattr(func, "__name__", "") == "__get__" or func in _METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
+        return cls.form(func, args, kwargs)
+
+    @classmethod
+    def form(cls, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """Answer a function that has no rule: by the plain tensors."""
         args, kwargs = plain((args, kwargs))
         return func(*args, **kwargs)
 

@@ -1,0 +1,127 @@
+r"""Attention by linearization.
+
+With the attention A of the means, outputs $o_i = \sum_j A_{ij} v_j$ change by $\sum_j A_{ij}\,\delta v_j$, where values of one channel
+vary together over positions, and by $\sum_j A_{ij}\,\delta S_{ij}\,(v_j - o_i)$, where the scores $S_{ij} = q_i \cdot k_j / \sqrt d$ count
+as independent.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bayesify.moments.linear import linear
+from bayesify.moments.tensors import Moments, NoRule, moments_of, use
+
+
+def attend(queries: Any, keys: Any, values: Any, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Means and variances of outputs [..., T, D], and the attention [..., T, J], from those of queries, keys and values."""
+    (query, query_spread), (key, key_spread), (value, value_spread) = queries, keys, values
+    scores = scale * query @ key.mT
+    attention = (scores if mask is None else scores + mask).softmax(-1)
+    mean = attention @ value
+    spread = torch.zeros_like(mean) if value_spread is None else (attention @ value_spread.sqrt()).square()
+    wobble: Any = 0.0
+    if query_spread is not None:
+        second = key.square() if key_spread is None else key.square() + key_spread
+        wobble = wobble + query_spread @ second.mT
+    if key_spread is not None:
+        wobble = wobble + query.square() @ key_spread.mT
+    if isinstance(wobble, Tensor):
+        weights = attention.square() * (scale**2 * wobble)
+        around = weights @ value.square() - 2 * mean * (weights @ value) + mean.square() * weights.sum(-1, keepdim=True)
+        spread = spread + around.clamp_min(0)
+    return mean, spread, attention
+
+
+def _additive(mask: Tensor | None, like: Tensor) -> Tensor | None:
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, -math.inf)
+
+
+@Moments.rule(F.scaled_dot_product_attention)
+def _scaled_dot_product(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Moments:
+    if dropout_p or enable_gqa:
+        raise NoRule("attention with dropout, or with groups of queries, has no rule")
+    mean = moments_of(query)[0]
+    mask = attn_mask if attn_mask is None or attn_mask.dtype != torch.bool else ~attn_mask
+    if is_causal:
+        mask = torch.ones(mean.shape[-2], key.shape[-2], dtype=torch.bool, device=mean.device).triu(1)
+    found, spread, _ = attend(
+        moments_of(query), moments_of(key), moments_of(value), _additive(mask, mean), scale or mean.shape[-1] ** -0.5
+    )
+    return Moments(found, spread, max(part.channels_ for part in (query, key, value) if isinstance(part, Moments)))
+
+
+@Moments.rule(F.multi_head_attention_forward)
+def _multi_head(
+    query: Any,
+    key: Any,
+    value: Any,
+    embed_dim_to_check: int,
+    num_heads: int,
+    in_proj_weight: Any,
+    in_proj_bias: Any,
+    bias_k: Any,
+    bias_v: Any,
+    add_zero_attn: bool,
+    dropout_p: float,
+    out_proj_weight: Any,
+    out_proj_bias: Any,
+    training: bool = True,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    use_separate_proj_weight: bool = False,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+    **kwargs: Any,
+) -> tuple[Moments, Tensor | None]:
+    """Inputs and outputs [T, B, E], as torch calls it."""
+    if bias_k is not None or bias_v is not None or add_zero_attn or use_separate_proj_weight or query.ndim != 3:
+        raise NoRule("attention with further keys, weights of their own for keys, or without a batch axis has no rule")
+    if dropout_p and training:
+        raise NoRule("attention with dropout has no rule")
+    use(in_proj_weight)
+    use(in_proj_bias)
+    weights, biases = _thirds(in_proj_weight), [None] * 3 if in_proj_bias is None else _thirds(in_proj_bias)
+    heads = []
+    for x, weight, bias in zip((query, key, value), weights, biases, strict=True):
+        projected = linear(x, weight, bias)
+        mean, spread = moments_of(projected)
+        parts = [mean] if spread is None else [mean, spread]
+        split = [part.unflatten(-1, (num_heads, -1)).permute(1, 2, 0, 3) for part in parts]  # [B, heads, T, D]
+        heads.append((split[0], split[1] if len(split) > 1 else None))
+    mean = heads[0][0]
+    mask = _additive(attn_mask, mean)
+    if mask is not None and mask.ndim == 3:
+        mask = mask.unflatten(0, (-1, num_heads))
+    if key_padding_mask is not None:
+        padding = _additive(key_padding_mask, mean)[:, None, None]  # type: ignore[index]
+        mask = padding if mask is None else mask + padding
+    found, spread, attention = attend(*heads, mask, mean.shape[-1] ** -0.5)
+    joined = Moments(*(part.permute(2, 0, 1, 3).flatten(2) for part in (found, spread)))
+    shown = attention.mean(1) if average_attn_weights else attention
+    return linear(joined, out_proj_weight, out_proj_bias), shown if need_weights else None
+
+
+def _thirds(value: Any) -> list[Any]:
+    """The parts of weights that torch stores as one."""
+    mean, spread = moments_of(value)
+    if spread is None:
+        return list(mean.chunk(3))
+    return [Moments(*parts, pass_=None) for parts in zip(mean.chunk(3), spread.chunk(3), strict=True)]

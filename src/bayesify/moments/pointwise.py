@@ -1,0 +1,101 @@
+r"""Means and variances of elementwise functions of a Gaussian $x \sim \mathcal{N}(m, v)$.
+
+The gain $\operatorname{Cov}(f(x), x) / v = \mathbb{E} f'(x)$ (Stein) is the best linear answer to changes of x.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bayesify.moments.tensors import Moments
+
+POINTS = 8
+"""Of the Gauss-Hermite rule."""
+
+
+def leaky(x: Moments, slope: float) -> Moments:
+    r"""$\max(x, 0) + a \min(x, 0)$ in closed form: with $z = m / \sqrt v$, ReLU has mean $m \Phi(z) + \sqrt v \varphi(z)$, variance
+    $v ((1 + z^2) \Phi + z \varphi - (z \Phi + \varphi)^2)$ and gain $\Phi(z)$."""
+    mean, variance = x.mean_, x.variance_
+    std = variance.sqrt().clamp_min_(1e-15)
+    z = (mean / std).clamp_(-8, 6)  # beyond, the variance is that of 0 or of x to seven digits, and cancels badly
+    below = torch.special.ndtr(z)
+    density = (-0.5 * z * z).exp_().mul_(1 / math.sqrt(2 * math.pi))
+    scaled = torch.addcmul(density, z, below)  # mean of max(z + e, 0)
+    share = (scaled * (z - scaled)).add_(below).clamp_(0, 1)
+    found = torch.where(z < 6, std * scaled, mean)
+    if slope == 0:
+        spread = variance * share
+        return x.like(found, spread, below, _rest(x, spread, below))
+    mixed = slope**2 + (1 - slope) ** 2 * share + 2 * slope * (1 - slope) * below
+    gain, spread = slope + (1 - slope) * below, variance * mixed
+    return x.like(slope * mean + (1 - slope) * found, spread, gain, _rest(x, spread, gain))
+
+
+def _rest(x: Moments, spread: Tensor, gain: Tensor) -> Tensor | None:
+    """What is left of the variance without the linear part, where anybody asks for it."""
+    if x.origin_ is None:
+        return None
+    return torch.addcmul(spread, gain * gain, x.variance_, value=-1).clamp_min_(0)
+
+
+@lru_cache(maxsize=4)
+def _rule(points: int) -> list[tuple[float, float]]:
+    nodes, weights = np.polynomial.hermite_e.hermegauss(points)
+    return list(zip(nodes.tolist(), (weights / math.sqrt(2 * math.pi)).tolist(), strict=True))
+
+
+def quadrature(x: Moments, function: Callable[[Tensor], Tensor]) -> Moments:
+    """Any smooth function, by a Gauss-Hermite rule."""
+    std = x.variance_.sqrt()
+    values = [(node, weight, function(torch.add(x.mean_, std, alpha=node))) for node, weight in _rule(POINTS)]
+    mean = sum(weight * value for _, weight, value in values)
+    spread = sum(weight * (value - mean).square() for _, weight, value in values)
+    slope = sum(weight * node * value for node, weight, value in values)
+    gain = slope / std.clamp_min(1e-15)
+    return x.like(mean, spread, gain, _rest(x, spread, gain))
+
+
+@Moments.rule(F.relu)
+@Moments.rule(torch.relu)
+@Moments.rule(torch.relu_)
+@Moments.rule(Tensor.relu)
+@Moments.rule(Tensor.relu_)
+def _relu(x: Moments, inplace: bool = False) -> Moments:
+    return leaky(x, 0.0)
+
+
+@Moments.rule(F.leaky_relu)
+def _leaky_relu(x: Moments, negative_slope: float = 0.01, inplace: bool = False) -> Moments:
+    return leaky(x, negative_slope)
+
+
+def _by_quadrature(function: Callable[..., Tensor]) -> None:
+    def own(x: Moments, *args: Any, **kwargs: Any) -> Moments:
+        kwargs.pop("inplace", None)
+        return quadrature(x, lambda values: function(values, *args, **kwargs))
+
+    Moments.rule(function)(own)
+
+
+for _function in (torch.tanh, Tensor.tanh, F.tanh, torch.sigmoid, Tensor.sigmoid, F.sigmoid, F.gelu, F.silu, F.softplus):
+    _by_quadrature(_function)
+for _function in (F.elu, F.selu, F.celu, F.mish, F.softsign, F.logsigmoid, F.hardtanh, F.relu6, F.hardswish, F.hardsigmoid):
+    _by_quadrature(_function)
+
+
+@Moments.rule(F.dropout)
+@Moments.rule(F.dropout1d)
+@Moments.rule(F.dropout2d)
+@Moments.rule(F.dropout3d)
+@Moments.rule(F.alpha_dropout)
+def _dropout(x: Moments, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    return NotImplemented if training else x

@@ -1,0 +1,143 @@
+"""Tensors that carry means and variances through a network in the place of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from bayesify.weights.structured import StructuredWeight
+
+
+class NoRule(Exception):
+    """A function has no rule for means and variances.
+
+    Args:
+        reason: Which, and why, in words.
+    """
+
+
+@dataclass
+class Pass:
+    """What one pass through the network counts: products of the plain network, and of the moments, for a whole batch."""
+
+    plain: float = 0.0
+    spent: float = 0.0
+    used: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Origin:
+    r"""How units came from others: $\delta y = G\,\delta h + \text{own}$, with own fluctuations independent between units.
+
+    Args:
+        input: h; nothing where the input is a plain tensor.
+        own: Variance of what the step added, [B, O].
+        weight: G of a linear map, [O, I]; or
+        gain: G of an elementwise function, a diagonal, [B, O] or what expands to it.
+    """
+
+    input: Moments | None
+    own: Tensor
+    weight: Tensor | None = None
+    gain: Tensor | None = None
+
+
+class Moments(StructuredWeight):
+    r"""Means and variances of random weights or units.
+
+    Weights are independent. Of units it is assumed that those of one channel vary together over positions, and that channels vary
+    independently: $\delta h_{bcp} = \sqrt{v_{bcp}}\,\varepsilon_{bc}$. One kernel moves all positions of its channel, so
+    independent positions would average out in pooling what in truth stays.
+
+    Args:
+        mean: [B, ...].
+        variance: As the mean.
+        channels: For each axis: 0 where its entries vary together (positions), n where they are channels, in blocks of n
+            that vary together.
+        origin: How they came from other units, where that is known and those are [B, I].
+        pass_: For weights, the pass they are for.
+        name: For weights.
+    """
+
+    mean_: Tensor
+    variance_: Tensor
+    channels_: tuple[int, ...]
+    origin_: Origin | None
+    pass_: Pass | None
+    name_: str
+
+    def __new__(
+        cls,
+        mean: Tensor,
+        variance: Tensor,
+        channels: tuple[int, ...] = (),
+        origin: Origin | None = None,
+        pass_: Pass | None = None,
+        name: str = "",
+    ) -> Self:
+        """From means and variances."""
+        made = cls.wrap(mean.shape, mean)
+        made.mean_, made.variance_, made.origin_ = mean, variance, origin
+        made.channels_ = channels or (0,) * (mean.ndim - 1) + (1,)
+        made.pass_, made.name_ = pass_, name
+        return made
+
+    def components(self) -> tuple[Tensor, ...]:
+        """Mean and variance."""
+        return self.mean_, self.variance_
+
+    def static(self) -> Any:
+        """Layout, pass and name."""
+        return self.channels_, None, self.pass_, self.name_
+
+    @classmethod
+    def from_components(cls, components: list[Tensor], static: Any) -> Self:
+        """From mean and variance."""
+        return cls(*components, *static)
+
+    def materialize(self) -> Tensor:
+        """There is no plain tensor that it stands for."""
+        raise NoRule("a plain tensor is needed")
+
+    @classmethod
+    def form(cls, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """A function without a rule is refused."""
+        name = getattr(func, "__name__", str(func))
+        raise NoRule(f"{name} has no rule for means and variances")
+
+    def like(self, mean: Tensor, variance: Tensor, gain: Tensor | None = None, own: Tensor | None = None) -> Moments:
+        """Units of the same shape and layout.
+
+        Args:
+            mean: Theirs.
+            variance: Theirs.
+            gain: By what an elementwise function multiplies small changes, where it has one.
+            own: The part of the variance that does not come through the gain.
+        """
+        origin = None
+        if gain is not None and self.mean_.ndim == 2 and self.origin_ is not None:
+            origin = Origin(self, torch.zeros_like(variance) if own is None else own, gain=gain)
+        return Moments(mean, variance, self.channels_, origin)
+
+
+def moments_of(value: Tensor | None) -> tuple[Any, Any]:
+    """Mean and variance; nothing for the variance of a plain tensor."""
+    if isinstance(value, Moments):
+        return value.mean_, value.variance_
+    return value, None
+
+
+def use(weight: Any) -> None:
+    """Note that a weight is used.
+
+    Raises:
+        NoRule: If it was before: two uses of one weight are not independent.
+    """
+    if isinstance(weight, Moments) and weight.pass_ is not None:
+        if weight.name_ in weight.pass_.used:
+            raise NoRule(f"{weight.name_} is used more than once in a pass, and its uses are not independent")
+        weight.pass_.used.add(weight.name_)
