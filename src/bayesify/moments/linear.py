@@ -42,7 +42,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Moments:
     found = F.linear(mean, weight_mean, bias_mean)
     own = _own(F.linear, mean, variance, weight_variance, bias_variance, found)
     _count(weight, bias, mean.numel() * len(weight_mean), variance)
-    origin = Origin(x if isinstance(x, Moments) else None, own, weight_mean) if mean.ndim == 2 else None
+    origin = Origin(x if isinstance(x, Moments) else None, weight_mean, own) if mean.ndim == 2 else None
     if variance is None:
         return Moments(found, own, origin=origin)
     return Moments(found, own + _passed(variance, weight_mean, x.channels_[-1]), origin=origin)  # type: ignore[attr-defined]

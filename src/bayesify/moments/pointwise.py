@@ -26,25 +26,16 @@ def leaky(x: Moments, slope: float) -> Moments:
     $v ((1 + z^2) \Phi + z \varphi - (z \Phi + \varphi)^2)$ and gain $\Phi(z)$."""
     mean, variance = x.mean_, x.variance_
     std = variance.sqrt().clamp_min_(1e-15)
-    z = (mean / std).clamp_(-8, 6)  # beyond, the variance is that of 0 or of x to seven digits, and cancels badly
+    z = (mean / std).clamp_max_(6)  # beyond, the variance is that of x to seven digits, and cancels badly
     below = torch.special.ndtr(z)
     density = (-0.5 * z * z).exp_().mul_(1 / math.sqrt(2 * math.pi))
     scaled = torch.addcmul(density, z, below)  # mean of max(z + e, 0)
     share = (scaled * (z - scaled)).add_(below).clamp_(0, 1)
-    found = torch.where(z < 6, std * scaled, mean)
+    found = torch.addcmul(density.mul_(std), mean, below)
     if slope == 0:
-        spread = variance * share
-        return x.like(found, spread, below, _rest(x, spread, below))
+        return x.like(found, share.mul_(variance), below)
     mixed = slope**2 + (1 - slope) ** 2 * share + 2 * slope * (1 - slope) * below
-    gain, spread = slope + (1 - slope) * below, variance * mixed
-    return x.like(slope * mean + (1 - slope) * found, spread, gain, _rest(x, spread, gain))
-
-
-def _rest(x: Moments, spread: Tensor, gain: Tensor) -> Tensor | None:
-    """What is left of the variance without the linear part, where anybody asks for it."""
-    if x.origin_ is None:
-        return None
-    return torch.addcmul(spread, gain * gain, x.variance_, value=-1).clamp_min_(0)
+    return x.like(slope * mean + (1 - slope) * found, variance * mixed, slope + (1 - slope) * below)
 
 
 @lru_cache(maxsize=4)
@@ -60,8 +51,7 @@ def quadrature(x: Moments, function: Callable[[Tensor], Tensor]) -> Moments:
     mean = sum(weight * value for _, weight, value in values)
     spread = sum(weight * (value - mean).square() for _, weight, value in values)
     slope = sum(weight * node * value for node, weight, value in values)
-    gain = slope / std.clamp_min(1e-15)
-    return x.like(mean, spread, gain, _rest(x, spread, gain))
+    return x.like(mean, spread, slope / std.clamp_min(1e-15))
 
 
 @Moments.rule(F.relu)

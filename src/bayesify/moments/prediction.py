@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 import bayesify.moments.attention
 import bayesify.moments.linear
@@ -19,7 +20,7 @@ from bayesify.moments.tensors import Moments, NoRule, Pass
 from bayesify.posteriors.base import Posterior
 from bayesify.predictive.base import Outputs, Predictive
 from bayesify.predictive.gaussian import OutputGaussian
-from bayesify.running.caching import cached
+from bayesify.running.caching import cached, recent
 from bayesify.running.memory import MEMORY_BUDGET, batch_size, check_lengths, count_activation_bytes, parse_bytes, split_rows
 from bayesify.running.outputs import select_output
 from bayesify.running.runner import Runner
@@ -27,17 +28,12 @@ from bayesify.weights.layout import NetworkLayout
 
 Weights = dict[str, tuple[Tensor, Tensor | None]]
 
-PASSES = 3.5
-"""Products of the plain network that mean, variance and covariance together may take."""
+PASSES = 3.0
+"""Times the products of the plain network that means, variances and covariances together may take; elementwise functions and the
+integral over outputs come on top, up to another pass."""
 
 LARGEST_COVARIANCE = 64
 """Outputs of an example above which they count as independent."""
-
-LARGEST_SEQUENCE = 1000
-"""Outputs up to which the points of that rule are a Sobol sequence."""
-
-POINTS = 32
-"""Of the rule by which nonlinear likelihoods are integrated over a Gaussian of outputs."""
 
 
 def predict_moments(
@@ -62,7 +58,7 @@ def predict_moments(
         raise ValueError("predict: the batch is empty; give at least one example")
     means, spreads = [], []
     with runner.evaluating().alone(hooks=False) as own:
-        for part_args, part_kwargs in _pieces(own, weights, args, kwargs, memory, split_batch):
+        for part_args, part_kwargs in _pieces(runner.network, own, weights, args, kwargs, memory, split_batch):
             mean, spread = _run(own, weights, part_args, part_kwargs, output)
             means.append(mean)
             spreads.append(spread)
@@ -95,7 +91,7 @@ def _weights(posteriors: Iterable[Posterior], layout: NetworkLayout) -> Weights:
 
 
 def _pieces(
-    runner: Runner, weights: Weights, args: Any, kwargs: Any, memory: int | str | None, split_batch: bool
+    owner: nn.Module, runner: Runner, weights: Weights, args: Any, kwargs: Any, memory: int | str | None, split_batch: bool
 ) -> Iterator[tuple[Any, dict[str, Any]]]:
     """The batch in pieces whose activations stay within the budget."""
     total = batch_size(args, kwargs)
@@ -103,7 +99,9 @@ def _pieces(
         return iter([(args, dict(kwargs))])
     check_lengths(args, kwargs)
     budget = MEMORY_BUDGET if memory is None else parse_bytes(memory)
-    per_row, _ = count_activation_bytes(runner, args, kwargs, {name: mean for name, (mean, _) in weights.items()})
+    values = {name: mean for name, (mean, _) in weights.items()}
+    shapes = tuple(leaf.shape[1:] for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+    per_row = recent(owner, ("bytes", shapes), lambda: count_activation_bytes(runner, args, kwargs, values)[0])
     return split_rows(args, kwargs, max(1, math.floor(budget / (4 * max(1.0, per_row)))))
 
 
@@ -145,9 +143,9 @@ def _layer(network: nn.Module, error: BaseException) -> str:
 def covariance(outputs: Moments, budget: float) -> Tensor:
     r"""Covariance of an example's outputs, pulled back through linear maps and elementwise functions.
 
-    With $J$ the derivative of the outputs by the units of a layer, $C = \sum_l J_l \operatorname{diag}(\text{own}_l) J_l^\top$ over the steps
-    from the outputs backwards, and $J \operatorname{diag}(v) J^\top$ with the variances of the units where it ends: at a layer that is no such
-    step, or where one step more would exceed the budget.
+    With $J$ the derivative of the outputs by the units of a layer, $C = \sum_l J_l \operatorname{diag}(a_l) J_l^\top$ over the layers from the
+    outputs backwards, where $a_l$ is what of the units' variance does not come from the layer before, and $J \operatorname{diag}(v) J^\top$ where it
+    ends: at a layer that is no linear map, or where one more would exceed the budget.
 
     Args:
         outputs: [B, O].
@@ -157,57 +155,111 @@ def covariance(outputs: Moments, budget: float) -> Tensor:
         [B, O, O].
     """
     rows, size = outputs.shape
-    units, total = outputs, None
-    back = torch.eye(size, dtype=outputs.dtype, device=outputs.device).unsqueeze(0)  # [1 or B, O, I]
-    while (origin := units.origin_) is not None:
-        if origin.weight is not None:
-            budget -= len(back) * size * origin.weight.numel()
-            if budget < 0:
-                break
-        added = _around(back, origin.own)
-        total = added if total is None else total + added
-        if origin.weight is not None:
-            back = back @ origin.weight
-        elif origin.gain is not None:
-            back = back * origin.gain.expand(-1, units.shape[1]).unsqueeze(1)
-        if origin.input is None:
-            assert total is not None
-            return total
+    units: Moments | None = outputs
+    total, back = outputs.mean_.new_zeros(rows, size, size), Derivative(size, outputs.mean_)
+    while units is not None:
+        start, spread, gain = units, units.variance_, None
+        origin = units.origin_
+        while origin is not None and origin.gain is not None and origin.input is not None:  # elementwise functions first
+            gain = origin.gain if gain is None else gain * origin.gain
+            units, origin = origin.input, origin.input.origin_
+        if origin is None or origin.weight is None or budget < back.cost(origin.weight):
+            return total + back.around(spread, start.channels_[-1])
+        budget -= back.cost(origin.weight)
+        through = units.variance_ - origin.own  # what the linear map hands on
+        total += back.around(spread - (through if gain is None else gain.square() * through))
+        if gain is not None:
+            back.scale(gain)
+        back.times(origin.weight)
         units = origin.input
-    block = units.channels_[-1]
-    if block == 1:
-        added = _around(back, units.variance_)
-    else:
-        moved = (back * units.variance_.sqrt().unsqueeze(1)).unflatten(-1, (-1, block or units.shape[1])).sum(-1)
-        added = moved @ moved.mT
-    return (added if total is None else total + added).expand(rows, -1, -1)
+    return total
 
 
-def _around(back: Tensor, variance: Tensor) -> Tensor:
-    """J diag(v) J^T, [B, O, O]."""
-    return (back * variance.unsqueeze(1)) @ back.mT
+class Derivative:
+    """J of an example's outputs by the units of a layer: a matrix that all examples share, with a number for each unit, or not.
+
+    Args:
+        size: O.
+        like: A tensor [B, O] whose type and device it has.
+    """
+
+    def __init__(self, size: int, like: Tensor) -> None:
+        self.rows, self.size = len(like), size
+        self.shared: Tensor | None = torch.eye(size, dtype=like.dtype, device=like.device)  # [O, I]
+        self.gain: Tensor | None = None  # [B or 1, I]
+        self.own: Tensor | None = None  # [B, O, I], in place of both
+        self.is_identity = True
+
+    def cost(self, weight: Tensor) -> float:
+        """Products that one more linear map takes."""
+        return 0 if self.is_identity else self.rows * self.size * weight.numel()
+
+    def scale(self, gain: Tensor) -> None:
+        """Through an elementwise function."""
+        if self.own is not None:
+            self.own = self.own * gain.expand(gain.shape[0], self.own.shape[-1]).unsqueeze(1)
+        else:
+            self.gain = gain if self.gain is None else self.gain * gain
+
+    def times(self, weight: Tensor) -> None:
+        """Through a linear map [O, I]."""
+        if self.is_identity and self.gain is None:
+            self.shared, self.is_identity = weight, False
+        else:
+            self.own = self._whole() @ weight
+
+    def _whole(self) -> Tensor:
+        if self.own is not None:
+            return self.own
+        assert self.shared is not None
+        return self.shared.unsqueeze(0) if self.gain is None else self.shared * self.gain.unsqueeze(1)
+
+    def around(self, variance: Tensor, block: int = 1) -> Tensor:
+        """J diag(v) J^T for units that vary together in blocks: [B, O, O]."""
+        if block != 1:
+            moved = self._whole() * variance.sqrt().unsqueeze(1)
+            moved = moved.unflatten(-1, (-1, block or variance.shape[1])).sum(-1)
+            return moved @ moved.mT.contiguous()  # a transposed view is up to a hundred times slower on ARM
+        if self.shared is None or self.own is not None:
+            whole = self._whole()
+            return (whole * variance.unsqueeze(1)) @ whole.mT.contiguous()
+        if self.gain is not None:
+            variance = variance * self.gain.square()
+        if self.is_identity:
+            return torch.diag_embed(variance)
+        first, second = torch.tril_indices(self.size, self.size, device=variance.device)
+        below = variance @ (self.shared[first] * self.shared[second]).mT  # one product for all examples
+        found = variance.new_empty(len(variance), self.size, self.size)
+        found[:, first, second] = below
+        found[:, second, first] = below
+        return found
 
 
 @lru_cache(maxsize=16)
 def _rule(size: int) -> Tensor:
-    """Points of a Sobol sequence as standard normal numbers, with their opposites and unit variance: [POINTS, size]."""
-    if size <= LARGEST_SEQUENCE:
-        uniform = torch.quasirandom.SobolEngine(size, scramble=True, seed=0).draw(POINTS // 2, dtype=torch.float64)
-        half = torch.special.ndtri(uniform.clamp(1e-6, 1 - 1e-6))
+    r"""Points with the first three moments of standard normal numbers, [n, size]: $\pm\sqrt{O}$ along the axes of a random rotation (the
+    spherical cubature of degree 3), or 32 of a Sobol sequence, whitened, where these would be few."""
+    generator = torch.Generator().manual_seed(0)
+    if size >= 8:
+        rotation = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64)).Q
+        half = math.sqrt(size) * rotation
     else:
-        half = torch.randn(POINTS // 2, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    half = half / half.square().mean(0).sqrt()
+        uniform = torch.quasirandom.SobolEngine(size, scramble=True, seed=0).draw(16, dtype=torch.float64)
+        half = torch.special.ndtri(uniform.clamp(1e-6, 1 - 1e-6))
+        half = half @ torch.linalg.inv(torch.linalg.cholesky(half.mT @ half / len(half))).mT
     return torch.cat((half, -half))
 
 
 def _points(gaussian: OutputGaussian) -> Tensor:
-    """Outputs at the points of a rule of integration over their Gaussian: [POINTS, B, ...]."""
+    """Outputs at the points of a rule of integration over their Gaussian: [n, B, ...]."""
     mean, spread = gaussian.mean, gaussian.covariance
-    noise = _rule(spread.shape[1]).to(mean)
     if spread.ndim == 2:
+        half = torch.randn(16, spread.shape[1], generator=torch.Generator().manual_seed(0)).to(mean)
+        noise = torch.cat((half, -half)) / half.square().mean(0).sqrt()
         return mean + (noise.unsqueeze(1) * spread.sqrt()).view(len(noise), *mean.shape)
     spread = spread.clone()
     diagonal = spread.diagonal(dim1=-2, dim2=-1)
-    diagonal += 1e-6 * diagonal.mean(-1, keepdim=True) + torch.finfo(spread.dtype).tiny  # outputs may be fixed, or each other's sums
+    diagonal += 1e-6 * diagonal.mean(-1, keepdim=True) + torch.finfo(spread.dtype).tiny  # outputs may be fixed, or sums
     factor = torch.linalg.cholesky_ex(spread).L
-    return mean + torch.einsum("bij,sj->sbi", factor, noise).view(len(noise), *mean.shape)
+    noise = _rule(spread.shape[1]).to(mean)
+    return mean + (factor.flatten(0, 1) @ noise.mT).view(*mean.shape, len(noise)).movedim(-1, 0)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-import torch
 from torch import Tensor
 
 from bayesify.weights.structured import StructuredWeight
@@ -31,18 +30,19 @@ class Pass:
 
 @dataclass(frozen=True)
 class Origin:
-    r"""How units came from others: $\delta y = G\,\delta h + \text{own}$, with own fluctuations independent between units.
+    r"""How units [B, O] came from others: by a linear map, $\delta y = M\,\delta h + \text{own}$, or by an elementwise function, $\delta y =
+    g\,\delta h + \dots$
 
     Args:
         input: h; nothing where the input is a plain tensor.
-        own: Variance of what the step added, [B, O].
-        weight: G of a linear map, [O, I]; or
-        gain: G of an elementwise function, a diagonal, [B, O] or what expands to it.
+        weight: M, [O, I].
+        own: Variance of what the weights' noise added, [B, O], independent between units.
+        gain: g, [B, O] or what expands to it, in place of these.
     """
 
     input: Moments | None
-    own: Tensor
     weight: Tensor | None = None
+    own: Any = None
     gain: Tensor | None = None
 
 
@@ -109,18 +109,17 @@ class Moments(StructuredWeight):
         name = getattr(func, "__name__", str(func))
         raise NoRule(f"{name} has no rule for means and variances")
 
-    def like(self, mean: Tensor, variance: Tensor, gain: Tensor | None = None, own: Tensor | None = None) -> Moments:
+    def like(self, mean: Tensor, variance: Tensor, gain: Tensor | None = None) -> Moments:
         """Units of the same shape and layout.
 
         Args:
             mean: Theirs.
             variance: Theirs.
-            gain: By what an elementwise function multiplies small changes, where it has one.
-            own: The part of the variance that does not come through the gain.
+            gain: By what an elementwise function multiplies small changes, where it is one.
         """
         origin = None
         if gain is not None and self.mean_.ndim == 2 and self.origin_ is not None:
-            origin = Origin(self, torch.zeros_like(variance) if own is None else own, gain=gain)
+            origin = Origin(self, gain=gain)
         return Moments(mean, variance, self.channels_, origin)
 
 

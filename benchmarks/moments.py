@@ -1,0 +1,150 @@
+"""One pass of means and variances beside 256 and 1,000 draws, on networks of the suite of defaults.
+
+    python -m benchmarks.moments --device cuda [--networks cnn mlp] [--seeds 0 1 2]      # distances and scores
+    python -m benchmarks.moments --times                                                 # on this machine's processor, one thread
+
+Networks and posteriors are trained as `benchmarks.defaults` does, with its data (BAYESIFY_DATA) and its folder of trained networks;
+each result is a line in `--rows`, and those found there are not repeated. Distances are the mean over examples of half the sum of
+absolute differences between probabilities. Times are ratios to a pass of the mean network with its softmax, for a batch of 500, with
+existing means and variances of the weights; `draws_16` are fresh.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import bayesify
+from bayesify.metrics import evaluate
+
+from . import defaults
+from .timing import ratios, record
+
+METHODS = ("mean_field", "k_tied")
+NETWORKS = ("cnn", "mlp", "transformer")
+IMAGES, STRANGERS = 5000, 500
+
+
+def trained(network: str, seed: int, method: str, folder: Path, device: str) -> tuple[Any, defaults.Data]:
+    """The posterior, trained once and then read, and its data."""
+    net, data, _ = defaults.trained(network, seed, folder, device)
+    path = folder / f"{network}-{seed}-{method}.safetensors"
+    if not path.exists():
+        torch.manual_seed(seed)
+        bayesify.save(defaults.METHODS[method](net, data, defaults.Run(seed)), path)
+    return bayesify.load(path, net).to(device), data
+
+
+def measure(network: str, seed: int, method: str, folder: Path, device: str, images: int) -> dict[str, Any]:
+    """Scores on test images of each way to predict, distances to 1,000 draws, and mutual information, of strangers too."""
+    bnn, data = trained(network, seed, method, folder, device)
+    x, y = (part[:images].to(device) for part in data.test)
+    outside = torch.cat([part[:STRANGERS] for part in data.strangers.values()]).to(device)
+    generator = torch.Generator().manual_seed(seed)
+    many, few = (bnn.draw(count, generator=generator).detach() for count in (1000, 256))
+    row: dict[str, Any] = {"network": network, "seed": seed, "method": method, "images": len(x)}
+    truth = {"inside": bnn.predict(x, draws=many), "outside": bnn.predict(outside, draws=many)}
+    ways = {
+        "draws_1000": truth,
+        "draws_256": {"inside": bnn.predict(x, draws=few), "outside": bnn.predict(outside, draws=few)},
+        "moments": {"inside": bnn.predict(x, method="moments"), "outside": bnn.predict(outside, method="moments")},
+    }
+    for name, found in ways.items():
+        scores = evaluate(found["inside"], y)
+        row[name] = {key: round(scores[key], 5) for key in ("accuracy", "nll", "ece")}
+        for place, prediction in found.items():
+            row[name][f"distance {place}"] = round(distance(prediction.probs, truth[place].probs), 5)
+            row[name][f"mutual information {place}"] = round(float(prediction.mutual_information.mean()), 5)
+    with torch.no_grad():
+        row["mean_network"] = {"distance inside": round(distance(bnn.mean_network()(x).softmax(-1), truth["inside"].probs), 5)}
+    inside, other = (ways[name]["inside"].mutual_information for name in ("moments", "draws_1000"))
+    row["correlation of mutual information"] = round(float(torch.corrcoef(torch.stack((inside, other)))[0, 1]), 4)
+    return row
+
+
+def distance(probs: Tensor, others: Tensor) -> float:
+    return float(0.5 * (probs - others).abs().sum(-1).mean())
+
+
+def times(network: str, seed: int, method: str, folder: Path, seconds: float) -> dict[str, Any]:
+    """Passes of the mean network that a prediction takes, on the processor."""
+    bnn, data = trained(network, seed, method, folder, "cpu")
+    mean, found = bnn.mean_network().eval(), {}
+    for count in (500, 1):
+        x = data.test[0][:count]
+
+        @torch.no_grad()
+        def plain(x: Tensor = x) -> Tensor:
+            return mean(x).softmax(-1)
+
+        ways = [lambda x=x: bnn.predict(x, method="moments").probs, lambda x=x: bnn.predict(x, 16).probs]
+        of_moments, of_draws = ratios(plain, *ways, seconds=seconds)
+        found[f"batch {count}"] = {"moments": round(of_moments, 2), "draws_16": round(of_draws, 2)}
+    return {"network": network, "seed": seed, "method": method, **found}
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The guide's table: means over seeds, in Markdown."""
+    lines = [
+        "| | NLL: 256 draws, one pass | ECE: 256 draws, one pass | distance to 1,000 draws: 256 draws, one pass, mean network | "
+        "mutual information: 1,000 draws, one pass |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for network, method in dict.fromkeys((row["network"], row["method"]) for row in rows):
+        mine = [row for row in rows if (row["network"], row["method"]) == (network, method)]
+
+        def mean(way: str, key: str, mine: list[dict[str, Any]] = mine) -> str:
+            return f"{statistics.fmean(row[way][key] for row in mine):.4f}"
+
+        cells = [", ".join(mean(way, key) for way in ("draws_256", "moments")) for key in ("nll", "ece")]
+        cells.append(", ".join(mean(way, "distance inside") for way in ("draws_256", "moments", "mean_network")))
+        cells.append(", ".join(mean(way, "mutual information inside") for way in ("draws_1000", "moments")))
+        lines.append(f"| {network}, {method.replace('_', ' ')} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--networks", nargs="+", default=NETWORKS, choices=list(defaults.NETWORKS))
+    parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--images", type=int, default=IMAGES)
+    parser.add_argument("--folder", type=Path, default=Path("build/defaults"), help="of trained networks")
+    parser.add_argument("--rows", type=Path, default=Path("build/moments.jsonl"))
+    parser.add_argument("--times", action="store_true", help="measure times in place of distances")
+    parser.add_argument("--seconds", type=float, default=6.0, help="of each measurement of times")
+    parser.add_argument("--no-summary", action="store_true", help="do not overwrite the committed results")
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    if given.times:
+        torch.set_num_threads(1)
+        found = [times(name, 0, "mean_field", given.folder, given.seconds) for name in given.networks]
+        for row in found:
+            print(json.dumps(row), flush=True)
+        if not given.no_summary:
+            record("moments_cpu", {row["network"]: row for row in found})
+        return
+    rows = [json.loads(line) for line in given.rows.read_text().splitlines()] if given.rows.exists() else []
+    known = {(row["network"], row["seed"], row["method"]) for row in rows}
+    for seed in given.seeds:
+        for name in given.networks:
+            for method in given.methods:
+                if (name, seed, method) in known:
+                    continue
+                rows.append(measure(name, seed, method, given.folder, given.device, given.images))
+                with given.rows.open("a") as lines:
+                    lines.write(json.dumps(rows[-1]) + "\n")
+                print(json.dumps(rows[-1]), flush=True)
+    if not given.no_summary:
+        record("moments", {f"{row['network']}, seed {row['seed']}, {row['method']}": row for row in rows})
+
+
+if __name__ == "__main__":
+    main()
