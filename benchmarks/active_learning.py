@@ -3,8 +3,8 @@
 The pool is the first 5,000 training images, each three times with Gaussian noise of std 0.1 (Kirsch et al. 2019, section 4.2);
 accuracy is that on the test images. A convolutional network under MC dropout is trained from scratch on 20 labels, then on 10
 more each round, chosen at random, by predictive entropy, by BALD, or by BatchBALD. Full accuracy is that of the same network
-trained on all of the pool's labels. `--choose` scores the KL's weight with 20 and 150 random labels on 5,000 training images outside
-the pool, with seeds of its own. Each round is appended to `--rounds`; a killed run goes on from its file in `--folder`.
+trained on all of the pool's labels. `--choose` scores the KL's weight with 20 and 150 random labels on 5,000 training images
+outside the pool, with seeds of its own. Each round is appended to `--rounds`; a killed run goes on from its file in `--folder`.
 
 python -m benchmarks.active_learning --workers 4                       # a GPU
 python -m benchmarks.active_learning --choose > kl-weights.jsonl

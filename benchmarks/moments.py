@@ -5,8 +5,8 @@
 
 Networks and posteriors are trained as `benchmarks.defaults` does, with its data (BAYESIFY_DATA) and its folder of trained networks;
 each result is a line in `--rows`, and those found there are not repeated. Distances are the mean over examples of half the sum of
-absolute differences between probabilities. Times are ratios to a pass of the mean network with its softmax, for a batch of 500, with
-existing means and variances of the weights; `draws_16` are fresh.
+absolute differences between probabilities. Times are ratios to a pass of the mean network with its softmax, for batches of 500 and
+of 1; `draws_16` are fresh.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def measure(network: str, seed: int, method: str, folder: Path, device: str, ima
             row[name][f"distance {place}"] = round(distance(prediction.probs, truth[place].probs), 5)
             row[name][f"mutual information {place}"] = round(float(prediction.mutual_information.mean()), 5)
     with torch.no_grad():
-        row["mean_network"] = {"distance inside": round(distance(bnn.mean_network()(x).softmax(-1), truth["inside"].probs), 5)}
+        row["mean_network"] = {
+            "distance inside": round(distance(bnn.mean_network()(x).softmax(-1), truth["inside"].probs), 5)
+        }
     inside, other = (ways[name]["inside"].mutual_information for name in ("moments", "draws_1000"))
     row["correlation of mutual information"] = round(float(torch.corrcoef(torch.stack((inside, other)))[0, 1]), 4)
     return row

@@ -18,6 +18,7 @@ from bayesify.draws import Draws
 from bayesify.likelihoods import Likelihood, objectives
 from bayesify.maths.noise import Randomness, source_of
 from bayesify.maths.value_checks import should_check
+from bayesify.moments import predict_moments
 from bayesify.posteriors.base import DrawRequest, Posterior
 from bayesify.posteriors.collection import Posteriors
 from bayesify.predictive.base import Predictive
@@ -364,9 +365,8 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
     ) -> Kind:
         """The predictive distribution of a batch, in evaluation mode, without gradients.
 
-        A batch of any size: it is cut so that activations stay within a memory budget. Outputs of all draws are
-        kept while they fit in the budget; above it they are reduced chunk by chunk, and what needs them later
-        (quantiles, `log_prob`) computes them again from the same draws.
+        A batch of any size: it is cut so that activations stay within a memory budget. Outputs of all draws are kept while they fit in
+        it; above it they are reduced chunk by chunk, and what needs them later (quantiles, `log_prob`) computes them again.
 
         Args:
             x: Inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
@@ -375,31 +375,24 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
             memory: The budget in bytes, or text such as `"1GiB"`; 256 MiB by default.
             antithetic: See `draw`.
             keep_outputs: Keep all outputs whatever their size (true) or never (false).
-            split_batch: Whether the batch may be cut. False for a network whose outputs depend on other rows of the batch, or
-                whose inputs belong to the whole of it, such as a graph's edges: then memory has no say.
+            split_batch: Whether the batch may be cut. False where outputs depend on other rows, or inputs belong to the whole batch.
             draws: Draws of this network to use in place of fresh ones: for many requests, `draw(16).detach()` once.
-            method: `"moments"` carries means and variances through the network in one pass, without draws, for posteriors of
-                independent Gaussians (`MeanField`, `KTied`, `Point`); see `bayesify.moments`. What is not linear in the
-                outputs is a mean over 32 fixed points of their Gaussian, which `outputs` then has.
+            method: `"moments"` carries means and variances through the network once, without draws, for posteriors of independent
+                Gaussians (`MeanField`, `KTied`, `Point`); see `bayesify.moments`.
 
         Raises:
-            ValueError: If there is no likelihood, draws are another network's, inputs are not finite, a batch that may be cut
-                cannot be, or a layer has no rule for moments.
+            ValueError: If there is no likelihood, draws are another network's, inputs do not fit, or moments have no rule.
         """
         likelihood = self.require_likelihood("predict")
         args, kwargs = as_inputs(x)
         check_inputs(args, kwargs)
         if method == "moments":
-            from bayesify.moments import predict_moments
-
             if num_draws is not None or draws is not None or antithetic:
                 raise ValueError("predict: method='moments' makes no draws; leave num_draws, draws and antithetic out")
+            runner, rest = Runner(self.network, self._weights), (self.output, memory, split_batch)
             with explain_shape_errors(args, kwargs), self.full_precision():
-                runner, options = Runner(self.network, self._weights), {"memory": memory, "split_batch": split_batch}
-                found = predict_moments(
-                    runner, self.posteriors, self.layout, likelihood, args, kwargs, output=self.output, **options
-                )
-            return cast(Kind, found)
+                parts = (self.posteriors, self.layout, likelihood)
+                return cast(Kind, predict_moments(runner, *parts, args, kwargs, *rest))
         count = (self.num_distinct_draws or 32) if num_draws is None else num_draws
         if draws is None:
             draws = self.draw(count, generator=generator, antithetic=antithetic)
@@ -465,11 +458,3 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
     def extra_repr(self) -> str:
         """How many weights are under a posterior."""
         return f"{len(self._weights)} of {len(self._catalog.weights)} weights under a posterior"
-
-    def require_likelihood(self, what: str) -> Likelihood:
-        """The likelihood; a `ValueError` that names `what` needs it where there is none."""
-        if self.likelihood is None:
-            raise ValueError(
-                f"{what}: this network has no likelihood; pass one to bayesianize, such as likelihoods.Categorical()"
-            )
-        return self.likelihood

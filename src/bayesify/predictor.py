@@ -72,6 +72,14 @@ class Predictor(Storable):
         """How many different draws there are, where they can be counted: by default a prediction takes each once."""
         return None
 
+    def require_likelihood(self, what: str) -> Likelihood:
+        """The likelihood; a `ValueError` that names `what` needs it where there is none."""
+        if self.likelihood is None:
+            raise ValueError(
+                f"{what}: this network has no likelihood; pass one to bayesianize, such as likelihoods.Categorical()"
+            )
+        return self.likelihood
+
     @abstractmethod
     def predict(
         self,

@@ -1,8 +1,8 @@
 r"""Attention by linearization.
 
-With the attention A of the means, outputs $o_i = \sum_j A_{ij} v_j$ change by $\sum_j A_{ij}\,\delta v_j$, where values of one channel
-vary together over positions, and by $\sum_j A_{ij}\,\delta S_{ij}\,(v_j - o_i)$, where the scores $S_{ij} = q_i \cdot k_j / \sqrt d$ count
-as independent.
+With the attention A of the means, outputs $o_i = \sum_j A_{ij} v_j$ change by $\sum_j A_{ij}\,\delta v_j$, where values of one
+channel vary together over positions, and by $\sum_j A_{ij}\,\delta S_{ij}\,(v_j - o_i)$, where the scores
+$S_{ij} = q_i \cdot k_j / \sqrt d$ count as independent.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _multi_head(
     average_attn_weights: bool = True,
     is_causal: bool = False,
     **kwargs: Any,
-) -> tuple[Moments, Tensor | None]:
+) -> Any:
     """Inputs and outputs [T, B, E], as torch calls it."""
     if bias_k is not None or bias_v is not None or add_zero_attn or use_separate_proj_weight or query.ndim != 3:
         raise NoRule("attention with further keys, weights of their own for keys, or without a batch axis has no rule")
@@ -113,8 +113,10 @@ def _multi_head(
     if key_padding_mask is not None:
         padding = _additive(key_padding_mask, mean)[:, None, None]  # type: ignore[index]
         mask = padding if mask is None else mask + padding
-    found, spread, attention = attend(*heads, mask, mean.shape[-1] ** -0.5)
-    joined = Moments(*(part.permute(2, 0, 1, 3).flatten(2) for part in (found, spread)))
+    queries, keys, values = heads
+    found, spread, attention = attend(queries, keys, values, mask, mean.shape[-1] ** -0.5)
+    found, spread = (part.permute(2, 0, 1, 3).flatten(2) for part in (found, spread))
+    joined = Moments(found, spread)
     shown = attention.mean(1) if average_attn_weights else attention
     return linear(joined, out_proj_weight, out_proj_bias), shown if need_weights else None
 

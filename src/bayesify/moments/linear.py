@@ -22,7 +22,9 @@ def _count(weight: Any, bias: Any, products: int, variance: Tensor | None) -> No
             return
 
 
-def _own(layer: Callable[..., Tensor], mean: Tensor, variance: Tensor | None, weight: Any, bias: Any, like: Any) -> Tensor:
+def _own(
+    layer: Callable[..., Tensor], mean: Tensor, variance: Tensor | None, weight: Any, bias: Any, like: Any
+) -> Tensor:
     r"""What the noise of weights and bias adds to the variance of their outputs, $\sum_j V_{ij} (m_j^2 + v_j) + V_{b,i}$."""
     if weight is not None:
         second = mean.square() if variance is None else torch.addcmul(variance, mean, mean)
@@ -59,7 +61,7 @@ def _passed(variance: Tensor, weight: Tensor, block: int) -> Tensor:
     return moved.square().sum(0).view(*variance.shape[:-1], len(weight))
 
 
-def _convolution(convolve: Callable[..., Tensor], pool: Callable[..., Tensor]) -> None:
+def _convolution(convolve: Callable[..., Tensor]) -> None:
     def own(
         x: Tensor,
         weight: Tensor,
@@ -89,8 +91,13 @@ def _convolution(convolve: Callable[..., Tensor], pool: Callable[..., Tensor]) -
             if size == 1:
                 spread = spread + layer(variance, weight_mean.square())
             else:
-                windows = _windows(variance, weight_mean.shape[2:], stride, padding, dilation, convolve, pool)
-                spread = spread + _seen(weight_mean, *windows, lambda x, weight: convolve(x, weight, groups=groups))
+                window = variance.new_full((variance.shape[1], 1, *weight_mean.shape[2:]), 1 / size)
+                average, among = (
+                    convolve(part, window, None, stride, padding, dilation, variance.shape[1])
+                    for part in (variance.sqrt(), variance)
+                )
+                among = torch.addcmul(among, average, average, value=-1).clamp_min_(0)
+                spread = spread + _seen(weight_mean, average, among, lambda *pair: convolve(*pair, groups=groups))
         return Moments(found, spread, (0, 1, *[0] * (mean.ndim - 2)))
 
     Moments.rule(convolve)(own)
@@ -99,46 +106,17 @@ def _convolution(convolve: Callable[..., Tensor], pool: Callable[..., Tensor]) -
 def _seen(weight: Tensor, mean: Tensor, spread: Tensor, pointwise: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     r"""$\sum_c (\sum_k M_{ck} s_{ck})^2$ over a kernel's K positions, which vary together, without a product for each channel.
 
-    Of $\sum_k M_k s_k = K \bar M \bar s + \sum_k (M_k - \bar M)(s_k - \bar s)$ the last sum is taken as if its terms had random signs:
-    $(\sum_k M_k)^2\,\bar s^2 + \sum_k (M_k - \bar M)^2\,\overline{(s - \bar s)^2}$.
+    Of $\sum_k M_k s_k = K \bar M \bar s + \sum_k (M_k - \bar M)(s_k - \bar s)$ the last sum is taken as if its terms had random
+    signs: $(\sum_k M_k)^2\,\bar s^2 + \sum_k (M_k - \bar M)^2\,\overline{(s - \bar s)^2}$.
     """
     axes = tuple(range(2, weight.ndim))
     total = weight.sum(axes, keepdim=True).square()
     rest = weight.square().sum(axes, keepdim=True) - total / math.prod(weight.shape[2:])
-    return pointwise(torch.cat((mean.square(), spread), 1), torch.cat((total, rest.clamp_min(0)), 1))
+    return pointwise(mean.square(), total) + pointwise(spread, rest.clamp_min(0))
 
 
-def _windows(
-    variance: Tensor, size: Any, stride: Any, padding: Any, dilation: Any, convolve: Any, pool: Any
-) -> tuple[Tensor, Tensor]:
-    """Mean and variance of the standard deviations in the window of a kernel, [B, C, *o] each."""
-    std = variance.sqrt()
-    ones = [1] * len(size)
-    pads = [padding] * len(size) if isinstance(padding, int) else list(padding)
-    if isinstance(padding, str) or list(_each(dilation, size)) != ones or any(2 * p > k for p, k in zip(pads, size, strict=True)):
-        kernel = variance.new_full((1, 1, *size), 1 / math.prod(size))
-
-        def average(x: Tensor) -> Tensor:
-            flat = convolve(x.flatten(0, 1).unsqueeze(1), kernel, None, stride, padding, dilation)
-            return flat.view(*x.shape[:2], *flat.shape[2:])
-
-    else:
-
-        def average(x: Tensor) -> Tensor:
-            found: Tensor = pool(x, tuple(size), stride, padding)
-            return found
-
-    mean = average(std)
-    return mean, torch.addcmul(average(variance), mean, mean, value=-1).clamp_min_(0)
-
-
-def _each(value: Any, size: Any) -> Any:
-    return [value] * len(size) if isinstance(value, int) else value
-
-
-_convolution(F.conv1d, F.avg_pool1d)
-_convolution(F.conv2d, F.avg_pool2d)
-_convolution(F.conv3d, F.avg_pool3d)
+for _convolve in (F.conv1d, F.conv2d, F.conv3d):
+    _convolution(_convolve)
 
 
 @Moments.rule(F.embedding)
@@ -146,7 +124,10 @@ def _embedding(x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Moments:
     if isinstance(x, Moments) or not isinstance(weight, Moments):
         return NotImplemented
     use(weight)
-    return Moments(F.embedding(x, weight.mean_), F.embedding(x, weight.variance_))
+    mean = F.embedding(x, weight.mean_)
+    return Moments(
+        mean, F.embedding(x, weight.variance_), (0, *[1] * (mean.ndim - 1))
+    )  # rows of their own: independent
 
 
 def _fixed(what: str, *values: Any) -> None:
@@ -177,29 +158,42 @@ def _batch_norm(
 
 @Moments.rule(F.layer_norm)
 def _layer_norm(x: Moments, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Moments:
-    r"""Linearized, $J = \frac{g}{\sigma} (I - \frac{1 1^\top + z z^\top}{H})$, with the units' variance in $\sigma^2$."""
     _fixed("layer normalization", weight, bias)
-    axes = tuple(range(-len(shape), 0))
-    size = math.prod(shape)
-    centered = x.mean_ - x.mean_.mean(axes, keepdim=True)
-    scale = (centered.square().mean(axes, keepdim=True) + x.variance_.mean(axes, keepdim=True) + eps).rsqrt()
-    z = centered * scale
-    first, second, third = ((x.variance_ * z**power).sum(axes, keepdim=True) for power in range(3))
-    spread = x.variance_ * (1 - 2 * (1 + z * z) / size) + (first + 2 * z * second + z * z * third) / size**2
-    spread = spread.clamp_min(0) * scale.square()
-    mean, spread = (z, spread) if weight is None else (z * weight, spread * weight.square())
+    if len(shape) > 1 or x.channels_[-1] != 1:
+        raise NoRule("layer normalization over more than one axis of channels has no rule")
+    mean, spread = (part.squeeze(-1) for part in _normalized(x.mean_.unsqueeze(-1), x.variance_.unsqueeze(-1), eps))
+    if weight is not None:
+        mean, spread = mean * weight, spread * weight.square()
     return x.like(mean if bias is None else mean + bias, spread)
 
 
 @Moments.rule(F.group_norm)
 def _group_norm(x: Moments, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Moments:
-    """Linearized, with the statistics of a group, which has many units, held."""
     _fixed("group normalization", weight, bias)
-    mean, variance = (part.unflatten(1, (groups, -1)).flatten(2) for part in (x.mean_, x.variance_))
-    centered = mean - mean.mean(-1, keepdim=True)
-    scale = (centered.square().mean(-1, keepdim=True) + variance.mean(-1, keepdim=True) + eps).rsqrt()
+    shape = (len(x.mean_), groups, x.shape[1] // groups, -1)
+    found = _normalized(x.mean_.reshape(shape), x.variance_.reshape(shape), eps)
+    mean, spread = (part.view(x.shape) for part in found)
     per_channel = (-1, *[1] * (x.mean_.ndim - 2))
-    found, spread = (centered * scale).view(x.shape), (variance * scale.square()).view(x.shape)
     if weight is not None:
-        found, spread = found * weight.view(per_channel), spread * weight.square().view(per_channel)
-    return x.like(found if bias is None else found + bias.view(per_channel), spread)
+        mean, spread = mean * weight.view(per_channel), spread * weight.square().view(per_channel)
+    return x.like(mean if bias is None else mean + bias.view(per_channel), spread)
+
+
+def _normalized(mean: Tensor, variance: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    r"""Units [..., C, P], less their mean and over their deviation, linearized.
+
+    With z the result for the means, $\delta z_{cp} = (s_{cp} \varepsilon_c - \sum_d (a_d + z_{cp} b_d)\,\varepsilon_d) / \sigma$
+    for channels that vary independently, $a_c = \sum_p s_{cp} / (C P)$ and $b_c = \sum_p z_{cp} s_{cp} / (C P)$; the expected
+    variance of the units is in $\sigma^2$.
+    """
+    channels, std = mean.shape[-2], variance.sqrt()
+    centered = mean - mean.mean((-2, -1), keepdim=True)
+    first = std.mean(-1, keepdim=True) / channels  # a, [..., C, 1]
+    moved = first.square().sum(-2, keepdim=True)  # variance of the mean
+    scale = centered.square().mean((-2, -1), keepdim=True) + variance.mean((-2, -1), keepdim=True) - moved
+    scale = (scale + eps).rsqrt()
+    z = centered * scale
+    second = (z * std).mean(-1, keepdim=True) / channels  # b
+    common = moved + z * (2 * (first * second).sum(-2, keepdim=True) + z * second.square().sum(-2, keepdim=True))
+    spread = common + std * (std - 2 * (first + z * second))
+    return z, spread.clamp_min(0) * scale.square()

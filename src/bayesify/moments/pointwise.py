@@ -48,9 +48,10 @@ def quadrature(x: Moments, function: Callable[[Tensor], Tensor]) -> Moments:
     """Any smooth function, by a Gauss-Hermite rule."""
     std = x.variance_.sqrt()
     values = [(node, weight, function(torch.add(x.mean_, std, alpha=node))) for node, weight in _rule(POINTS)]
-    mean = sum(weight * value for _, weight, value in values)
-    spread = sum(weight * (value - mean).square() for _, weight, value in values)
-    slope = sum(weight * node * value for node, weight, value in values)
+    zero = torch.zeros_like(std)
+    mean = sum((weight * value for _, weight, value in values), zero)
+    spread = sum((weight * (value - mean).square() for _, weight, value in values), zero)
+    slope = sum((weight * node * value for node, weight, value in values), zero)
     return x.like(mean, spread, slope / std.clamp_min(1e-15))
 
 
@@ -76,9 +77,30 @@ def _by_quadrature(function: Callable[..., Tensor]) -> None:
     Moments.rule(function)(own)
 
 
-for _function in (torch.tanh, Tensor.tanh, F.tanh, torch.sigmoid, Tensor.sigmoid, F.sigmoid, F.gelu, F.silu, F.softplus):
+for _function in (
+    torch.tanh,
+    Tensor.tanh,
+    F.tanh,
+    torch.sigmoid,
+    Tensor.sigmoid,
+    F.sigmoid,
+    F.gelu,
+    F.silu,
+    F.softplus,
+):
     _by_quadrature(_function)
-for _function in (F.elu, F.selu, F.celu, F.mish, F.softsign, F.logsigmoid, F.hardtanh, F.relu6, F.hardswish, F.hardsigmoid):
+for _function in (
+    F.elu,
+    F.selu,
+    F.celu,
+    F.mish,
+    F.softsign,
+    F.logsigmoid,
+    F.hardtanh,
+    F.relu6,
+    F.hardswish,
+    F.hardsigmoid,
+):
     _by_quadrature(_function)
 
 

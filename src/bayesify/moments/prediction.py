@@ -11,17 +11,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-import bayesify.moments.attention
-import bayesify.moments.linear
-import bayesify.moments.pointwise
-import bayesify.moments.shapes
 from bayesify.likelihoods import Likelihood
 from bayesify.moments.tensors import Moments, NoRule, Pass
 from bayesify.posteriors.base import Posterior
 from bayesify.predictive.base import Outputs, Predictive
 from bayesify.predictive.gaussian import OutputGaussian
 from bayesify.running.caching import cached, recent
-from bayesify.running.memory import MEMORY_BUDGET, batch_size, check_lengths, count_activation_bytes, parse_bytes, split_rows
+from bayesify.running.memory import (
+    MEMORY_BUDGET,
+    batch_size,
+    check_lengths,
+    count_activation_bytes,
+    parse_bytes,
+    split_rows,
+)
 from bayesify.running.outputs import select_output
 from bayesify.running.runner import Runner
 from bayesify.weights.layout import NetworkLayout
@@ -43,7 +46,6 @@ def predict_moments(
     likelihood: Likelihood,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    *,
     output: str | int | None = None,
     memory: int | str | None = None,
     split_batch: bool = True,
@@ -91,7 +93,13 @@ def _weights(posteriors: Iterable[Posterior], layout: NetworkLayout) -> Weights:
 
 
 def _pieces(
-    owner: nn.Module, runner: Runner, weights: Weights, args: Any, kwargs: Any, memory: int | str | None, split_batch: bool
+    owner: nn.Module,
+    runner: Runner,
+    weights: Weights,
+    args: Any,
+    kwargs: Any,
+    memory: int | str | None,
+    split_batch: bool,
 ) -> Iterator[tuple[Any, dict[str, Any]]]:
     """The batch in pieces whose activations stay within the budget."""
     total = batch_size(args, kwargs)
@@ -105,9 +113,7 @@ def _pieces(
     return split_rows(args, kwargs, max(1, math.floor(budget / (4 * max(1.0, per_row)))))
 
 
-def _run(
-    runner: Runner, weights: Weights, args: Any, kwargs: Any, output: str | int | None
-) -> tuple[Tensor, Tensor]:
+def _run(runner: Runner, weights: Weights, args: Any, kwargs: Any, output: str | int | None) -> tuple[Tensor, Tensor]:
     """Means of the outputs, [B, ...], and their covariance, [B, O, O], or variances, [B, O]."""
     counter = Pass()
     values = {
@@ -118,9 +124,7 @@ def _run(
         found = select_output(runner.call(values, args, kwargs), output)
     except NoRule as refusal:
         place = _layer(runner.network, refusal)
-        raise ValueError(
-            f"predict: method='moments' cannot pass {place}: {refusal}; use method='draws'"
-        ) from refusal
+        raise ValueError(f"predict: method='moments' cannot pass {place}: {refusal}; use method='draws'") from refusal
     if not isinstance(found, Moments):
         return found, torch.zeros_like(found).flatten(1)
     if found.ndim != 2 or found.shape[1] > LARGEST_COVARIANCE:
@@ -143,9 +147,10 @@ def _layer(network: nn.Module, error: BaseException) -> str:
 def covariance(outputs: Moments, budget: float) -> Tensor:
     r"""Covariance of an example's outputs, pulled back through linear maps and elementwise functions.
 
-    With $J$ the derivative of the outputs by the units of a layer, $C = \sum_l J_l \operatorname{diag}(a_l) J_l^\top$ over the layers from the
-    outputs backwards, where $a_l$ is what of the units' variance does not come from the layer before, and $J \operatorname{diag}(v) J^\top$ where it
-    ends: at a layer that is no linear map, or where one more would exceed the budget.
+    With J the derivative of the outputs by the units of a layer, $C = \sum_l J_l \operatorname{diag}(a_l) J_l^\top$ over the layers
+    from the outputs backwards, where $a_l$ is what of the units' variance does not come from the layer before. Where it ends,
+    $J \operatorname{diag}(v) J^\top$ has all their variance: at a layer that is no linear map, or where one more would exceed the
+    budget.
 
     Args:
         outputs: [B, O].
@@ -160,7 +165,9 @@ def covariance(outputs: Moments, budget: float) -> Tensor:
     while units is not None:
         start, spread, gain = units, units.variance_, None
         origin = units.origin_
-        while origin is not None and origin.gain is not None and origin.input is not None:  # elementwise functions first
+        while (
+            origin is not None and origin.gain is not None and origin.input is not None
+        ):  # elementwise functions first
             gain = origin.gain if gain is None else gain * origin.gain
             units, origin = origin.input, origin.input.origin_
         if origin is None or origin.weight is None or budget < back.cost(origin.weight):
@@ -237,8 +244,11 @@ class Derivative:
 
 @lru_cache(maxsize=16)
 def _rule(size: int) -> Tensor:
-    r"""Points with the first three moments of standard normal numbers, [n, size]: $\pm\sqrt{O}$ along the axes of a random rotation (the
-    spherical cubature of degree 3), or 32 of a Sobol sequence, whitened, where these would be few."""
+    r"""Points with the first three moments of standard normal numbers, [n, size].
+
+    $\pm\sqrt{O}$ along the axes of a random rotation, the spherical cubature of degree 3; where these would be few, 32 of a Sobol
+    sequence, whitened.
+    """
     generator = torch.Generator().manual_seed(0)
     if size >= 8:
         rotation = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64)).Q

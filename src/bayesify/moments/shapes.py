@@ -38,7 +38,8 @@ def _add(x: Any, y: Any, *, alpha: float = 1) -> Moments:
     (mean, variance), (other, spread) = moments_of(x), moments_of(y)
     found = mean + alpha * other
     if variance is not None and spread is not None:
-        return Moments(found, variance + alpha**2 * spread, _layout(x, y).channels_)
+        together = zip(*(value.channels_ for value in (x, y) if value.ndim == found.ndim), strict=True)
+        return Moments(found, variance + alpha**2 * spread, tuple(min(flags) for flags in together))
     layout, kept = _layout(x, y), variance if spread is None else alpha**2 * spread
     if found.shape == layout.shape:
         return layout.like(found, kept, torch.ones_like(found[:1]))
@@ -111,7 +112,14 @@ def _check_maps(x: Moments) -> None:
         raise NoRule("pooling of anything but maps [B, C, ...] with random channels has no rule")
 
 
-for _pool in (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d):
+for _pool in (
+    F.avg_pool1d,
+    F.avg_pool2d,
+    F.avg_pool3d,
+    F.adaptive_avg_pool1d,
+    F.adaptive_avg_pool2d,
+    F.adaptive_avg_pool3d,
+):
     _average(_pool)
 
 
@@ -185,9 +193,11 @@ def _shape_rule(function: Callable[..., Tensor]) -> None:
     Moments.rule(function)(lambda x, *args, **kwargs: _see(x, lambda part: function(part, *args, **kwargs)))
 
 
-for _change in (Tensor.view, Tensor.reshape, torch.reshape, Tensor.flatten, torch.flatten, Tensor.unflatten, torch.unflatten):
-    _shape_rule(_change)
-for _change in (Tensor.unsqueeze, torch.unsqueeze, Tensor.squeeze, torch.squeeze):
+_CHANGES: tuple[Callable[..., Tensor], ...] = (
+    *(Tensor.view, Tensor.reshape, torch.reshape, Tensor.flatten, torch.flatten, Tensor.unflatten, torch.unflatten),
+    *(Tensor.unsqueeze, torch.unsqueeze, Tensor.squeeze, torch.squeeze),
+)
+for _change in _CHANGES:
     _shape_rule(_change)
 
 
@@ -213,7 +223,9 @@ def _transpose(x: Moments, first: int, second: int) -> Moments:
 def _index(x: Any, index: Any) -> Any:
     """By slices, numbers and new axes."""
     parts = index if isinstance(index, tuple) else (index,)
-    if not isinstance(x, Moments) or not all(part is None or part is ... or isinstance(part, (int, slice)) for part in parts):
+    if not isinstance(x, Moments) or not all(
+        part is None or part is ... or isinstance(part, (int, slice)) for part in parts
+    ):
         return NotImplemented
     taken = sum(part is not None and part is not ... for part in parts)
     full: list[Any] = []

@@ -30,8 +30,8 @@ class Pass:
 
 @dataclass(frozen=True)
 class Origin:
-    r"""How units [B, O] came from others: by a linear map, $\delta y = M\,\delta h + \text{own}$, or by an elementwise function, $\delta y =
-    g\,\delta h + \dots$
+    r"""How units [B, O] came from others: by a linear map, $\delta y = M\,\delta h + \text{own}$, or by an elementwise function,
+    $\delta y = g\,\delta h + \dots$
 
     Args:
         input: h; nothing where the input is a plain tensor.
@@ -97,7 +97,8 @@ class Moments(StructuredWeight):
     @classmethod
     def from_components(cls, components: list[Tensor], static: Any) -> Self:
         """From mean and variance."""
-        return cls(*components, *static)
+        mean, variance = components
+        return cls(mean, variance, *static)
 
     def materialize(self) -> Tensor:
         """There is no plain tensor that it stands for."""

@@ -174,7 +174,7 @@ class RandomFeatureGP(BayesianNetwork):
         *,
         generator: torch.Generator | None = None,
         memory: Budget = None,
-        method: Literal["draws", "closed_form"] = "draws",
+        method: Literal["draws", "closed_form", "moments"] = "draws",
         **options: Any,
     ) -> Predictive:
         """The predictive distribution of a batch; see `BayesianNetwork.predict`.
@@ -185,14 +185,14 @@ class RandomFeatureGP(BayesianNetwork):
             generator: Source of randomness, for draws.
             memory: The budget in bytes, or text such as `"1GiB"`; 256 MiB by default.
             method: `"draws"`: a mixture over functions; `"closed_form"`: from `function_moments`, exact for a Gaussian
-                likelihood, a mean over draws of the outputs for classes.
-            options: Further arguments of `BayesianNetwork.predict`, for draws.
+                likelihood, a mean over draws of the outputs for classes; `"moments"`: see `BayesianNetwork.predict`.
+            options: Further arguments of `BayesianNetwork.predict`, for draws and moments.
 
         Raises:
             ValueError: If the method is unknown, the posterior has no closed form, or inputs are not finite.
         """
-        if method == "draws":
-            return super().predict(x, num_draws, generator=generator, memory=memory, **options)
+        if method in ("draws", "moments"):
+            return super().predict(x, num_draws, generator=generator, memory=memory, method=method, **options)
         if method != "closed_form":
             raise ValueError(f"RandomFeatureGP.predict: method={method!r}; give 'draws' or 'closed_form'")
         if options:
