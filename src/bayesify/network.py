@@ -365,8 +365,8 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
     ) -> Kind:
         """The predictive distribution of a batch, in evaluation mode, without gradients.
 
-        A batch of any size: it is cut so that activations stay within a memory budget. Outputs of all draws are kept while they fit in
-        it; above it they are reduced chunk by chunk, and what needs them later (quantiles, `log_prob`) computes them again.
+        A batch of any size: it is cut so that activations stay within a memory budget. Outputs of all draws are kept while they
+        fit in it; above it they are reduced chunk by chunk, and what needs them later (quantiles, `log_prob`) runs again.
 
         Args:
             x: Inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
@@ -375,7 +375,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
             memory: The budget in bytes, or text such as `"1GiB"`; 256 MiB by default.
             antithetic: See `draw`.
             keep_outputs: Keep all outputs whatever their size (true) or never (false).
-            split_batch: Whether the batch may be cut. False where outputs depend on other rows, or inputs belong to the whole batch.
+            split_batch: Whether the batch may be cut. False where outputs depend on other rows, or inputs are the whole batch's.
             draws: Draws of this network to use in place of fresh ones: for many requests, `draw(16).detach()` once.
             method: `"moments"` carries means and variances through the network once, without draws, for posteriors of independent
                 Gaussians (`MeanField`, `KTied`, `Point`); see `bayesify.moments`.

@@ -240,7 +240,7 @@ def test_same_seed_same_model():
 
 def test_bad_use():
     x, y = (tensor.float() for tensor in data())
-    with pytest.raises(ValueError, match="method='exact'; give 'draws' or 'closed_form'"):
+    with pytest.raises(ValueError, match="method='exact'; give 'draws', 'closed_form' or 'moments'"):
         RandomFeatureGP(2, 8).predict(x, method="exact")
     with pytest.raises(ValueError, match="needs posterior='full_covariance'"):
         RandomFeatureGP(2, 8).condition(x, y)

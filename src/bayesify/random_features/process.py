@@ -194,7 +194,7 @@ class RandomFeatureGP(BayesianNetwork):
         if method in ("draws", "moments"):
             return super().predict(x, num_draws, generator=generator, memory=memory, method=method, **options)
         if method != "closed_form":
-            raise ValueError(f"RandomFeatureGP.predict: method={method!r}; give 'draws' or 'closed_form'")
+            raise ValueError(f"RandomFeatureGP.predict: method={method!r}; give 'draws', 'closed_form' or 'moments'")
         if options:
             raise TypeError(f"RandomFeatureGP.predict: {', '.join(options)} is for method='draws'; leave it out")
         likelihood = self.require_likelihood("predict")
