@@ -1,10 +1,11 @@
 """Fine-tuning by low-rank adapters: accuracy, NLL and calibration of plain LoRA and of posteriors over the adapter's weights.
 
-A language model of bytes is trained from scratch on Python's standard library. Adapters of rank 8 beside its attention maps then
-learn from 256 snippets of torch's source which of four folders each is from. Everything else is frozen, so that what is trained
+A language model of bytes is trained from scratch on source of Python's standard library and of torch. Adapters of rank 8 beside its attention maps then
+learn from 256 snippets of four other folders of torch which of them each is from. Everything else is frozen, so that what is trained
 is what is Bayesian. Settings were chosen (`--choose`) with other seeds and on files that neither training nor test has.
 
 python -m benchmarks.lora --file build/lora.jsonl                                   # the table; three seeds, a GPU
+python -m benchmarks.lora --summary build/lora.jsonl                                # writes it to benchmarks/results
 python -m benchmarks.lora --choose --file build/choices.jsonl                       # settings, on other files
 python -m benchmarks.lora --cost                                                    # time and memory of a step, a GPU
 python -m benchmarks.lora --model NAME_OR_PATH --data TABLE.csv --file build/mine.jsonl  # your model; columns text and label
@@ -347,7 +348,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4000, help="of pretraining")
     parser.add_argument("--tests", type=int, default=2000, help="test examples")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--summary", action="store_true", help="write the committed summary")
+    parser.add_argument(
+        "--summary", type=Path, help="a file of runs, or with --cost any, of which to write the committed summary"
+    )
     given = parser.parse_args()
     if given.cost:
         small = {"width": 64, "depth": 2, "length": 32, "batch": 4, "vocabulary": 256} if given.small else {}
@@ -355,6 +358,11 @@ def main() -> None:
         print(json.dumps(figures), flush=True)
         if given.summary:
             record("lora_cost", figures)
+        return
+    if given.summary:
+        rows = [json.loads(line) for line in given.summary.read_text().splitlines()]
+        rows.sort(key=lambda entry: (METHODS.index(entry["method"]), entry["seed"]))
+        record("lora", {"rows": rows}, command="python -m benchmarks.lora --file build/lora.jsonl")
         return
     if given.model:
         if given.data is None:
@@ -378,8 +386,6 @@ def main() -> None:
         print(json.dumps(entry), flush=True)
     if not given.choose:
         print(table({"rows": lines}))
-        if given.summary:
-            record("lora", {"rows": lines})
 
 
 if __name__ == "__main__":

@@ -92,11 +92,23 @@ def with_adapters(decoder: Decoder, rank: int, alpha: float, classes: int | None
     return decoder
 
 
-def python_text(limit: int = 8_000_000) -> Tensor:
-    """Source of Python's standard library as bytes, at most `limit` of them."""
-    root = Path(sysconfig.get_paths()["stdlib"])
-    skipped = {"site-packages", "dist-packages", "test", "tests", "idlelib", "encodings", "lib2to3", "distutils"}
-    files = [path for path in sorted(root.rglob("*.py")) if not skipped & set(path.parts[len(root.parts) :])]
+def python_text(limit: int = 16_000_000) -> Tensor:
+    """Source of Python's standard library, and of torch but the folders of the task, as bytes, at most `limit` of them."""
+    skipped = {
+        "site-packages",
+        "dist-packages",
+        "test",
+        "tests",
+        "idlelib",
+        "encodings",
+        "lib2to3",
+        "distutils",
+        *CLASSES,
+    }
+    files = []
+    for root in (Path(sysconfig.get_paths()["stdlib"]), Path(torch.__file__).parent):
+        inside = len(root.parts)
+        files += [path for path in sorted(root.rglob("*.py")) if not skipped & set(path.parts[inside:])]
     random.Random(0).shuffle(files)
     text = b"\n".join(path.read_bytes() for path in files)[:limit]
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)
