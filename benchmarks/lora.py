@@ -1,8 +1,9 @@
 """Fine-tuning by low-rank adapters: accuracy, NLL and calibration of plain LoRA and of posteriors over the adapter's weights.
 
-A language model of bytes is trained from scratch on source of Python's standard library and of torch. Adapters of rank 8 beside its attention maps then
-learn from 256 snippets of four other folders of torch which of them each is from. Everything else is frozen, so that what is trained
-is what is Bayesian. Settings were chosen (`--choose`) with other seeds and on files that neither training nor test has.
+A language model of bytes is trained from scratch on source of Python's standard library and of torch. Adapters of rank 8 beside
+its attention maps then learn from 256 snippets of four other folders of torch which of them each is from. All else is frozen,
+so that what is trained is what is Bayesian. Settings were chosen (`--choose`) with other seeds, on files that the table does
+not use.
 
 python -m benchmarks.lora --file build/lora.jsonl                                   # the table; three seeds, a GPU
 python -m benchmarks.lora --summary build/lora.jsonl                                # writes it to benchmarks/results
