@@ -41,7 +41,7 @@ from bayesify.adapters.extras import load
 from .lora_model import CLASSES, Decoder, pretrain, python_text, snippets, with_adapters
 from .timing import adam_step, clock, record, synchronize
 
-DRAWS, MEMBERS = 32, 5
+DRAWS, MEMBERS, RANK = 32, 5, 8
 
 
 @dataclass(frozen=True)
@@ -49,29 +49,49 @@ class Setting:
     """How a method trains.
 
     Args:
-        posterior: Of the adapter's weights.
+        posterior: Of the weights, from the scale of the prior.
         epochs: Passes over the examples.
         rate: Learning rate.
         kl_weight: Factor on the KL.
         scale: Of the prior.
         map_epochs: Passes in which only the mean is trained, before the others.
+        names: Globs of the weights under the posterior; the rest of the adapter stays a trained point estimate.
     """
 
-    posterior: Any
+    posterior: Callable[[float], Any]
     epochs: int = 40
     rate: float = 3e-3
     kl_weight: float = 1.0
-    scale: float = 0.5
+    scale: float = 0.1
     map_epochs: int = 0
+    names: tuple[str, ...] = ("*lora_*",)
 
 
+def at_prior(name: str) -> Callable[[float], Any]:
+    """A posterior over B alone whose spread starts at the prior's."""
+
+    def make(scale: float) -> Any:
+        if name == "inducing":
+            return posteriors.InducingWeights(RANK, RANK, init="network", init_lambda=1.0, init_std=1.0)
+        std = scale / RANK**0.5
+        return posteriors.MeanField(init_std=std) if name == "mean_field" else posteriors.KTied(1, init_std=std)
+
+    return make
+
+
+def usual(method: str) -> Callable[[float], Any]:
+    """The posterior by name, with its own start."""
+    return lambda _: "inducing" if method == "inducing" else "mean_field"
+
+
+B = ("*lora_B*",)
 SETTINGS = {
-    "LoRA": Setting("point", kl_weight=0.0),
-    "dropout": Setting(posteriors.Dropout(0.1, first_layer=True), kl_weight=0.0),
-    "ensemble": Setting(posteriors.Ensemble(MEMBERS), kl_weight=0.0),
-    "mean-field": Setting("mean_field"),
-    "k-tied": Setting(posteriors.KTied(1)),
-    "inducing": Setting("inducing"),
+    "LoRA": Setting(lambda _: "point", kl_weight=0.0),
+    "dropout": Setting(lambda _: posteriors.Dropout(0.1, first_layer=True), kl_weight=0.0),
+    "ensemble": Setting(lambda _: posteriors.Ensemble(MEMBERS), kl_weight=0.0),
+    "mean-field": Setting(at_prior("mean_field"), names=B),
+    "k-tied": Setting(at_prior("k_tied"), names=B),
+    "inducing": Setting(at_prior("inducing"), names=B),
 }
 LAPLACE: dict[str, Any] = {"Laplace, LoRA": ["*lora_*"], "Laplace, last layer": "last_layer"}
 METHODS = (*SETTINGS, *LAPLACE)
@@ -98,13 +118,13 @@ class Problem:
         make: The model, by seed.
         train: Examples to learn from, by seed.
         test: Inputs and labels to judge by.
-        names: Globs of the weights under the posterior.
+        more: Globs of weights beside the adapter's that are under the posterior.
     """
 
     make: Callable[[int], nn.Module]
     train: Callable[[int], Dataset[Any]]
     test: tuple[Any, Tensor]
-    names: tuple[str, ...] = ("*lora_*",)
+    more: tuple[str, ...] = ()
 
 
 def base_model(folder: Path, width: int, depth: int, length: int, steps: int, batch: int, device: str) -> Decoder:
@@ -127,7 +147,7 @@ def base_model(folder: Path, width: int, depth: int, length: int, steps: int, ba
 def own_problem(base: Decoder, split: str, count: int, tests: int, length: int, device: str) -> Problem:
     def make(seed: int) -> nn.Module:
         torch.manual_seed(seed)
-        return with_adapters(copy.deepcopy(base).cpu(), 8, 16.0, len(CLASSES)).to(device)
+        return with_adapters(copy.deepcopy(base).cpu(), RANK, 2.0 * RANK, len(CLASSES)).to(device)
 
     def rows(name: str, number: int, seed: int) -> tuple[Tensor, ...]:
         return tuple(part.to(device) for part in snippets(name, number, length, seed))
@@ -160,17 +180,23 @@ def user_problem(model: str, data: Path, count: int, length: int, device: str) -
         return peft.get_peft_model(network, config).to(device).eval()
 
     tests = len(table) // 5
-    names = ("*lora_*", "*modules_to_save*")
     return Problem(
-        make, lambda seed: Rows(*rows(random.Random(seed).sample(table[tests:], count))), rows(table[:tests]), names
+        make,
+        lambda seed: Rows(*rows(random.Random(seed).sample(table[tests:], count))),
+        rows(table[:tests]),
+        ("*modules_to_save*",),
     )
 
 
 def trained(problem: Problem, setting: Setting, seed: int) -> bayesify.BayesianNetwork:
     torch.manual_seed(seed)
     model = problem.make(seed)
-    options = {"likelihood": likelihoods.Categorical(), "prior": priors.Neal(setting.scale), "names": problem.names}
-    bnn = bayesianize_lora(model, setting.posterior, **options)
+    options = {
+        "likelihood": likelihoods.Categorical(),
+        "prior": priors.Neal(setting.scale),
+        "names": (*setting.names, *problem.more),
+    }
+    bnn = bayesianize_lora(model, setting.posterior(setting.scale), **options)
     rows = problem.train(seed)
     loader = DataLoader(rows, batch_size=min(32, len(rows)), shuffle=True, drop_last=True)
     bayesify.fit(
@@ -231,17 +257,21 @@ def choices(
     grid: list[tuple[str, dict[str, Any]]] = []
     for method in methods:
         if method in ("LoRA", "dropout", "ensemble"):
-            grid += [(method, {"epochs": epochs, "rate": rate}) for epochs in (20, 60) for rate in (1e-3, 3e-3)]
+            grid += [(method, {"epochs": epochs, "rate": rate}) for epochs in (20, 40) for rate in (1e-3, 3e-3)]
             continue
-        for kl_weight, scale, map_epochs, rate in itertools.product((1.0, 0.1), (0.5, 0.2, 1.0), (0, 20), (3e-3, 1e-2)):
-            change = {"kl_weight": kl_weight, "scale": scale, "map_epochs": map_epochs, "rate": rate}
-            grid.append((method, {**change, "epochs": 60 - map_epochs}))
+        for scale, rate, kl_weight in itertools.product((0.05, 0.1, 0.2, 0.4), (3e-3, 1e-2), (1.0, 0.1)):
+            grid.append((method, {"scale": scale, "rate": rate, "kl_weight": kl_weight}))
+        for kl_weight, scale in ((0.1, 0.5), (0.01, 0.5), (0.001, 0.5), (0.01, 1.0)):  # A too
+            grid.append(
+                (method, {"kl_weight": kl_weight, "scale": scale, "names": ("*lora_*",), "posterior": usual(method)})
+            )
     tried = list(itertools.product(seeds, grid))
     random.Random(0).shuffle(tried)
     for seed, (method, change) in tried[part::parts]:
         begin = time.perf_counter()
         found = judged(trained(problem, replace(SETTINGS[method], **change), seed), problem.test)
-        yield {"method": method, "seed": seed, **change, **found, "seconds": round(time.perf_counter() - begin, 1)}
+        shown = {key: value for key, value in change.items() if key != "posterior"}
+        yield {"method": method, "seed": seed, **shown, **found, "seconds": round(time.perf_counter() - begin, 1)}
 
 
 def cost(
@@ -282,7 +312,7 @@ def cost_of(model: nn.Module, x: Any, y: Tensor, device: str) -> dict[str, Any]:
 
     steps, networks = {"LoRA": adam_step(model, plain)}, {}
     for method in ("mean-field", "k-tied", "inducing"):
-        networks[method] = bayesianize_lora(model, SETTINGS[method].posterior)
+        networks[method] = bayesianize_lora(model, at_prior(method.replace("-", "_"))(0.1))
         steps[method] = adam_step(networks[method], bayesian(networks[method]))
     times: dict[str, list[float]] = {method: [] for method in steps}
     for place in range(25):
@@ -307,8 +337,10 @@ def cost_of(model: nn.Module, x: Any, y: Tensor, device: str) -> dict[str, Any]:
 
 
 def numbers(bnn: bayesify.BayesianNetwork) -> float:
+    """Trained numbers, those of point estimates included, for each weight that plain LoRA trains."""
+    point = sum(value.numel() for value in bnn.network.parameters() if value.requires_grad)
     weights = sum(weight.numel for weight in bnn.weights.values())
-    return round(bayesify.count_parameters(bnn.posteriors) / weights, 4)
+    return round(bayesify.count_parameters(bnn) / (point + weights), 4)
 
 
 def table(figures: dict[str, Any]) -> str:
