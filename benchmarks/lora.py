@@ -34,14 +34,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import bayesify
-from bayesify import Laplace, likelihoods, metrics, posteriors, priors
+from bayesify import Laplace, metrics, posteriors
 from bayesify.adapters import bayesianize_lora
 from bayesify.adapters.extras import load
 
 from .lora_model import CLASSES, Decoder, pretrain, python_text, snippets, with_adapters
 from .timing import adam_step, clock, record, synchronize
 
-DRAWS, MEMBERS, RANK = 32, 5, 8
+DRAWS, MEMBERS = 32, 5
 
 
 @dataclass(frozen=True)
@@ -49,49 +49,28 @@ class Setting:
     """How a method trains.
 
     Args:
-        posterior: Of the weights, from the scale of the prior.
+        posterior: Of the adapter's weights, given to `bayesianize_lora`.
         epochs: Passes over the examples.
         rate: Learning rate.
         kl_weight: Factor on the KL.
-        scale: Of the prior.
-        map_epochs: Passes in which only the mean is trained, before the others.
-        names: Globs of the weights under the posterior; the rest of the adapter stays a trained point estimate.
+        first: Passes as plain LoRA, at a rate of 1e-3, before the posterior takes over.
     """
 
-    posterior: Callable[[float], Any]
-    epochs: int = 40
-    rate: float = 3e-3
-    kl_weight: float = 1.0
-    scale: float = 0.1
-    map_epochs: int = 0
-    names: tuple[str, ...] = ("*lora_*",)
+    posterior: Any
+    epochs: int
+    rate: float
+    kl_weight: float = 0.0
+    first: int = 0
 
 
-def at_prior(name: str) -> Callable[[float], Any]:
-    """A posterior over B alone whose spread starts at the prior's."""
-
-    def make(scale: float) -> Any:
-        if name == "inducing":
-            return posteriors.InducingWeights(RANK, RANK, init="network", init_lambda=1.0, init_std=1.0)
-        std = scale / RANK**0.5
-        return posteriors.MeanField(init_std=std) if name == "mean_field" else posteriors.KTied(1, init_std=std)
-
-    return make
-
-
-def usual(method: str) -> Callable[[float], Any]:
-    """The posterior by name, with its own start."""
-    return lambda _: "inducing" if method == "inducing" else "mean_field"
-
-
-B = ("*lora_B*",)
 SETTINGS = {
-    "LoRA": Setting(lambda _: "point", kl_weight=0.0),
-    "dropout": Setting(lambda _: posteriors.Dropout(0.1, first_layer=True), kl_weight=0.0),
-    "ensemble": Setting(lambda _: posteriors.Ensemble(MEMBERS), kl_weight=0.0),
-    "mean-field": Setting(at_prior("mean_field"), names=B),
-    "k-tied": Setting(at_prior("k_tied"), names=B),
-    "inducing": Setting(at_prior("inducing"), names=B),
+    "LoRA": Setting("point", 40, 1e-3),
+    "LoRA, fewer epochs": Setting("point", 10, 1e-3),
+    "dropout": Setting(posteriors.Dropout(0.1, first_layer=True), 40, 1e-3),
+    "ensemble": Setting(posteriors.Ensemble(MEMBERS), 40, 1e-3),
+    "mean-field": Setting("mean_field", 20, 3e-3, 0.03, 20),
+    "k-tied": Setting(posteriors.KTied(1), 20, 3e-3, 0.03, 20),
+    "inducing": Setting("inducing", 20, 3e-2, 0.03, 20),
 }
 LAPLACE: dict[str, Any] = {"Laplace, LoRA": ["*lora_*"], "Laplace, last layer": "last_layer"}
 METHODS = (*SETTINGS, *LAPLACE)
@@ -147,7 +126,7 @@ def base_model(folder: Path, width: int, depth: int, length: int, steps: int, ba
 def own_problem(base: Decoder, split: str, count: int, tests: int, length: int, device: str) -> Problem:
     def make(seed: int) -> nn.Module:
         torch.manual_seed(seed)
-        return with_adapters(copy.deepcopy(base).cpu(), RANK, 2.0 * RANK, len(CLASSES)).to(device)
+        return with_adapters(copy.deepcopy(base).cpu(), 8, 16.0, len(CLASSES)).to(device)
 
     def rows(name: str, number: int, seed: int) -> tuple[Tensor, ...]:
         return tuple(part.to(device) for part in snippets(name, number, length, seed))
@@ -190,25 +169,14 @@ def user_problem(model: str, data: Path, count: int, length: int, device: str) -
 
 def trained(problem: Problem, setting: Setting, seed: int) -> bayesify.BayesianNetwork:
     torch.manual_seed(seed)
-    model = problem.make(seed)
-    options = {
-        "likelihood": likelihoods.Categorical(),
-        "prior": priors.Neal(setting.scale),
-        "names": (*setting.names, *problem.more),
-    }
-    bnn = bayesianize_lora(model, setting.posterior(setting.scale), **options)
-    rows = problem.train(seed)
-    loader = DataLoader(rows, batch_size=min(32, len(rows)), shuffle=True, drop_last=True)
-    bayesify.fit(
-        bnn,
-        loader,
-        epochs=setting.epochs,
-        map_epochs=setting.map_epochs,
-        learning_rate=setting.rate,
-        kl_weight=setting.kl_weight,
-        seed=seed,
-        progress=False,
-    )
+    model, rows = problem.make(seed), problem.train(seed)
+    loader = DataLoader(rows, batch_size=min(32, len(rows)), shuffle=True, drop_last=True)  # type: ignore[arg-type]
+    steps = [Setting("point", setting.first, 1e-3)] if setting.first else []
+    for step in (*steps, setting):
+        bnn = bayesianize_lora(model, step.posterior, names=("*lora_*", *problem.more))
+        options: dict[str, Any] = {"learning_rate": step.rate, "kl_weight": step.kl_weight}
+        bayesify.fit(bnn, loader, epochs=step.epochs, **options, seed=seed, progress=False)
+        model = bnn.mean_network() if step is not setting else model
     return bnn
 
 
@@ -233,45 +201,59 @@ def curved(model: nn.Module, subset: Any, problem: Problem, seed: int) -> dict[s
     return {**found, "prior factor": round(factor, 5), "log evidence": round(float(laplace.log_evidence()), 1)}
 
 
-def run(problem: Problem, methods: Iterable[str], seeds: Iterable[int]) -> Iterator[dict[str, Any]]:
-    """The table's rows, one for each method and seed."""
-    for seed in seeds:
-        plain = None
-        for method in methods:
-            begin = time.perf_counter()
-            if method in SETTINGS:
-                bnn = trained(problem, SETTINGS[method], seed)
-                found = judged(bnn, problem.test)
-                plain = bnn.mean_network() if method == "LoRA" else plain
-            else:
-                if plain is None:
-                    plain = trained(problem, SETTINGS["LoRA"], seed).mean_network()
-                found = curved(plain, LAPLACE[method], problem, seed)
-            yield {"method": method, "seed": seed, **found, "seconds": round(time.perf_counter() - begin, 1)}
-
-
-def choices(
+def run(
     problem: Problem, methods: Iterable[str], seeds: Iterable[int], part: int, parts: int
 ) -> Iterator[dict[str, Any]]:
-    """One share of the settings: epochs and rate of plain LoRA; for posteriors the prior, the KL weight and a start by MAP."""
-    grid: list[tuple[str, dict[str, Any]]] = []
-    for method in methods:
-        if method in ("LoRA", "dropout", "ensemble"):
-            grid += [(method, {"epochs": epochs, "rate": rate}) for epochs in (20, 40) for rate in (1e-3, 3e-3)]
-            continue
-        for scale, rate, kl_weight in itertools.product((0.05, 0.1, 0.2, 0.4), (3e-3, 1e-2), (1.0, 0.1)):
-            grid.append((method, {"scale": scale, "rate": rate, "kl_weight": kl_weight}))
-        for kl_weight, scale in ((0.1, 0.5), (0.01, 0.5), (0.001, 0.5), (0.01, 1.0)):  # A too
-            grid.append(
-                (method, {"kl_weight": kl_weight, "scale": scale, "names": ("*lora_*",), "posterior": usual(method)})
-            )
-    tried = list(itertools.product(seeds, grid))
+    """One share of the table's rows, one for each method and seed."""
+    plain: dict[int, nn.Module] = {}
+    for seed, method in list(itertools.product(seeds, methods))[part::parts]:
+        begin = time.perf_counter()
+        if method in SETTINGS:
+            bnn = trained(problem, SETTINGS[method], seed)
+            found = judged(bnn, problem.test)
+            if method == "LoRA":
+                plain[seed] = bnn.mean_network()
+        else:
+            if seed not in plain:
+                plain[seed] = trained(problem, SETTINGS["LoRA"], seed).mean_network()
+            found = curved(copy.deepcopy(plain[seed]), LAPLACE[method], problem, seed)
+        yield {"method": method, "seed": seed, **found, "seconds": round(time.perf_counter() - begin, 1)}
+
+
+CHOICES: dict[str, list[dict[str, Any]]] = {
+    "LoRA": [{"epochs": epochs, "rate": rate} for epochs in (10, 20, 40) for rate in (1e-3, 3e-3)],
+    "mean-field": [{"kl_weight": weight, "rate": rate} for weight in (0.3, 0.1, 0.03) for rate in (3e-3, 1e-2)],
+    "k-tied": [{"kl_weight": weight, "rate": rate} for weight in (0.3, 0.1, 0.03) for rate in (3e-3, 1e-2)],
+    "inducing": [{"kl_weight": weight, "rate": rate} for weight in (0.3, 0.1, 0.03, 0.01) for rate in (1e-2, 3e-2)],
+}
+"""Settings to choose from."""
+
+
+def choices(problem: Problem, seeds: Iterable[int], part: int, parts: int) -> Iterator[dict[str, Any]]:
+    """One share of the settings, judged."""
+    tried = [(seed, method, change) for seed in seeds for method, grid in CHOICES.items() for change in grid]
     random.Random(0).shuffle(tried)
-    for seed, (method, change) in tried[part::parts]:
+    for seed, method, change in tried[part::parts]:
         begin = time.perf_counter()
         found = judged(trained(problem, replace(SETTINGS[method], **change), seed), problem.test)
-        shown = {key: value for key, value in change.items() if key != "posterior"}
-        yield {"method": method, "seed": seed, **shown, **found, "seconds": round(time.perf_counter() - begin, 1)}
+        shown = {"method": method, "seed": seed, "change": change, **found}
+        yield {**shown, "seconds": round(time.perf_counter() - begin, 1)}
+
+
+def choose(lines: Iterable[str]) -> None:
+    """Take over what did best: plain LoRA, dropout and ensemble by accuracy, all others by NLL, over the seeds tried."""
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for entry in map(json.loads, lines):
+        found.setdefault(entry["method"], {}).setdefault(json.dumps(entry["change"]), []).append(entry)
+    for method, tried in found.items():
+        by_nll = min(tried, key=lambda change: statistics.mean(entry["nll"] for entry in tried[change]))
+        if method == "LoRA":
+            best = max(tried, key=lambda change: statistics.mean(entry["accuracy"] for entry in tried[change]))
+            for name in ("LoRA", "dropout", "ensemble"):
+                SETTINGS[name] = replace(SETTINGS[name], **json.loads(best))
+            method = "LoRA, fewer epochs"
+        SETTINGS[method] = replace(SETTINGS[method], **json.loads(by_nll))
+    print("settings:", {name: repr(setting) for name, setting in SETTINGS.items()}, flush=True)
 
 
 def cost(
@@ -283,6 +265,7 @@ def cost(
     x, y = tokens[:, :-1], tokens[:, 1:]
     decoder = with_adapters(Decoder(width, depth, width // 64, length, vocabulary), 8, 16.0).to(device)
     figures = {"decoder": cost_of(decoder, x, y, device)}
+    print(json.dumps(figures), flush=True)
     try:
         import peft
         import transformers
@@ -312,7 +295,7 @@ def cost_of(model: nn.Module, x: Any, y: Tensor, device: str) -> dict[str, Any]:
 
     steps, networks = {"LoRA": adam_step(model, plain)}, {}
     for method in ("mean-field", "k-tied", "inducing"):
-        networks[method] = bayesianize_lora(model, at_prior(method.replace("-", "_"))(0.1))
+        networks[method] = bayesianize_lora(model, SETTINGS[method].posterior)
         steps[method] = adam_step(networks[method], bayesian(networks[method]))
     times: dict[str, list[float]] = {method: [] for method in steps}
     for place in range(25):
@@ -343,6 +326,15 @@ def numbers(bnn: bayesify.BayesianNetwork) -> float:
     return round(bayesify.count_parameters(bnn) / (point + weights), 4)
 
 
+def flat(figures: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], float]]:
+    """Numbers of nested dicts with the keys that lead to them."""
+    if not isinstance(figures, dict):
+        yield path, figures
+        return
+    for key, value in figures.items():
+        yield from flat(value, (*path, key))
+
+
 def table(figures: dict[str, Any]) -> str:
     """The guide's table, in Markdown: means over seeds, ECE of each seed."""
     rows = [
@@ -370,8 +362,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--choose", action="store_true")
-    parser.add_argument("--part", type=int, nargs=2, default=(0, 1), help="which of how many shares of --choose")
-    parser.add_argument("--choice-files", action="store_true", help="judge on the files of --choose")
+    parser.add_argument("--part", type=int, nargs=2, default=(0, 1), help="which of how many shares of the runs")
+    parser.add_argument("--chosen", type=Path, help="a file that --choose has written, whose best settings are used")
     parser.add_argument("--cost", action="store_true")
     parser.add_argument("--small", action="store_true", help="a model that a CPU trains in a minute")
     parser.add_argument("--model", help="a name or path that transformers loads")
@@ -385,12 +377,13 @@ def main() -> None:
         "--summary", type=Path, help="a file of runs, or with --cost any, of which to write the committed summary"
     )
     given = parser.parse_args()
+    torch.set_float32_matmul_precision("high")
     if given.cost:
         small = {"width": 64, "depth": 2, "length": 32, "batch": 4, "vocabulary": 256} if given.small else {}
         figures = cost(given.device, **small)
         print(json.dumps(figures), flush=True)
         if given.summary:
-            record("lora_cost", figures)
+            record("lora_gpu", {", ".join(path): value for path, value in flat(figures)})
         return
     if given.summary:
         rows = [json.loads(line) for line in given.summary.read_text().splitlines()]
@@ -404,15 +397,16 @@ def main() -> None:
     else:
         shape = (64, 2, given.length, 300, 16) if given.small else (256, 6, given.length, given.steps, 64)
         base = base_model(given.folder, *shape, given.device)
-        split = "choice" if given.choose or given.choice_files else "test"
+        split = "choice" if given.choose else "test"
         problem = own_problem(base, split, given.count, given.tests, given.length, given.device)
     given.file.parent.mkdir(parents=True, exist_ok=True)
     first = given.first_seed + (100 if given.choose else 0)
     seeds = range(first, first + given.seeds)
+    if given.chosen:
+        choose(given.chosen.read_text().splitlines())
+    options = (seeds, *given.part)
     lines = []
-    for entry in (
-        choices(problem, given.methods, seeds, *given.part) if given.choose else run(problem, given.methods, seeds)
-    ):
+    for entry in choices(problem, *options) if given.choose else run(problem, given.methods, *options):
         lines.append(entry)
         with given.file.open("a") as file:
             file.write(json.dumps(entry) + "\n")
