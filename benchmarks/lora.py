@@ -72,7 +72,13 @@ SETTINGS = {
     "k-tied": Setting(posteriors.KTied(1), 20, 3e-3, 0.03, 20),
     "inducing": Setting("inducing", 20, 3e-2, 0.03, 20),
 }
-LAPLACE: dict[str, Any] = {"Laplace, LoRA": ["*lora_*"], "Laplace, last layer": "last_layer"}
+LAPLACE: dict[str, tuple[Any, bool]] = {
+    "Laplace, LoRA": (["*lora_*"], False),
+    "Laplace, LoRA, evidence": (["*lora_*"], True),
+    "Laplace, last layer": ("last_layer", False),
+    "Laplace, last layer, evidence": ("last_layer", True),
+}
+"""Weights under the posterior, and whether the evidence chooses a factor on the prior precision, which is that of their size."""
 METHODS = (*SETTINGS, *LAPLACE)
 
 
@@ -190,13 +196,13 @@ def judged(bnn: bayesify.BayesianNetwork, test: tuple[Any, Tensor]) -> dict[str,
     return {**found, "numbers per weight": numbers(bnn)}
 
 
-def curved(model: nn.Module, subset: Any, problem: Problem, seed: int) -> dict[str, Any]:
-    """Laplace over some of a trained model's weights: variance without training, the prior precision by the evidence."""
+def curved(model: nn.Module, subset: Any, evidence: bool, problem: Problem, seed: int) -> dict[str, Any]:
+    """Laplace over some of a trained model's weights: variance without training."""
     if isinstance(model, Decoder):
         model.head.requires_grad_(True)  # Laplace leaves out what is frozen
-    laplace = Laplace(model, "categorical", subset, "kronecker", num_samples=4, memory="4GiB")
+    laplace = Laplace(model, "categorical", subset, "kronecker", "size", num_samples=4, memory="4GiB")
     laplace.fit(DataLoader(problem.train(seed), batch_size=32))
-    factor = laplace.tune_prior_precision()
+    factor = laplace.tune_prior_precision() if evidence else 1.0
     found = scores(lambda x: laplace.predict(x, generator=torch.Generator().manual_seed(0)), problem.test)
     return {**found, "prior factor": round(factor, 5), "log evidence": round(float(laplace.log_evidence()), 1)}
 
@@ -216,7 +222,7 @@ def run(
         else:
             if seed not in plain:
                 plain[seed] = trained(problem, SETTINGS["LoRA"], seed).mean_network()
-            found = curved(copy.deepcopy(plain[seed]), LAPLACE[method], problem, seed)
+            found = curved(copy.deepcopy(plain[seed]), *LAPLACE[method], problem, seed)
         yield {"method": method, "seed": seed, **found, "seconds": round(time.perf_counter() - begin, 1)}
 
 

@@ -166,6 +166,19 @@ def test_weights_for_laplace_by_pattern():
         Laplace(model, "categorical", ["*lorra_*"]).fit([(x, y)])
 
 
+def test_a_prior_of_the_size_of_the_weights():
+    model, (x, y) = network(), classes()
+    sizes = {
+        name: float(value.detach().square().mean()) for name, value in model.named_parameters() if value.requires_grad
+    }
+    by_hand, by_name = (
+        Laplace(model, "categorical", ["*lora_*"], "kronecker", given).fit([(x, y)])
+        for given in ({name: 1 / size for name, size in sizes.items()}, "size")
+    )
+    torch.testing.assert_close(by_name.covariance_matrix(), by_hand.covariance_matrix())
+    assert by_name.prior_precision == pytest.approx(by_hand.prior_precision)
+
+
 def test_mistakes_name_the_remedy():
     with pytest.raises(ValueError, match="give a tuple of globs"):
         bayesianize_lora(network(), names="*lora_*")

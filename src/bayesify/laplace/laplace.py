@@ -54,7 +54,7 @@ class Laplace(Drawable):
         likelihood: p(y | outputs), or its name.
         subset: `"all"`, `"last_layer"`, a list of names or globs, a mask by name, or a selector from `bayesify.subnetwork`.
         covariance: `"full"`, `"diagonal"`, or `"kronecker"` (linear maps and convolutions; other weights get a diagonal).
-        prior_precision: $\lambda$: a number, or a dict from name or pattern to one, tried in order; default: `default_precision`.
+        prior_precision: $\lambda$: a number, a dict from name or pattern to one, or `"size"` (inverse mean squares); else `default_precision`.
         link: What stands for expected class probabilities: `"mc"`, `"probit"`, `"bridge"`; see `GaussianClassPredictive`.
         temperature: A factor on the covariance in draws and predictions, $q \propto p(w, \mathcal{D})^{1 / T}$.
         curvature: `"ggn"`, or `"empirical"` for the empirical Fisher matrix.
@@ -90,7 +90,7 @@ class Laplace(Drawable):
         likelihood: Likelihood | str | Mapping[str, Any],
         subset: Any = "all",
         covariance: Structure = "full",
-        prior_precision: float | Mapping[str, float] | None = None,
+        prior_precision: float | Mapping[str, float] | Literal["size"] | None = None,
         *,
         link: Link = "mc",
         temperature: Positive = 1.0,
@@ -132,7 +132,7 @@ class Laplace(Drawable):
         self.values = {name: self.network.get_parameter(name).detach() for name in self.weights}
         self._default = prior_precision is None  # until the weights are chosen
         default = default_precision(self.weights, self.values, covariance, self.weights)
-        self.base_precision = check_precision(default if self._default else prior_precision, self.weights)
+        self.base_precision = check_precision(default if self._default else prior_precision, self.weights, self.values)
         self.subset: Subset | None = None
         self.posterior: WeightCovariance | None = None
         self.remarks: tuple[str, ...] = ()

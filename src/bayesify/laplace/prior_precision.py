@@ -15,20 +15,26 @@ from bayesify.weights.catalog import Layer, Weight, group_layers
 Precision = float | dict[str, float]
 
 
-def check_precision(value: Any, names: Iterable[str]) -> Precision:
+def check_precision(value: Any, weights: Mapping[str, Weight], values: Mapping[str, Tensor]) -> Precision:
     """A prior precision as numbers.
 
     Args:
-        value: A number, or a mapping from a weight's name, the name of a module above it, or a pattern, to a number.
-        names: Of all weights.
+        value: A number; a mapping from a weight's name, the name of a module above it, or a pattern, to a number; or `"size"` for
+            the inverse mean square of each layer's weights.
+        weights: All of them.
+        values: Theirs.
 
     Raises:
         ValueError: If a number is not positive, a key matches no weight, or a weight has no number.
     """
+    if value == "size":
+        layers = group_layers(weights.values())
+        sizes = {part.name: root_mean_square(layer, values) for layer in layers for part in layer.weights}
+        return {name: sizes[name] ** -2 for name in weights}
     if not isinstance(value, Mapping):
         return _positive(value)
     found = {str(key): _positive(number) for key, number in value.items()}
-    names = list(names)
+    names = list(weights)
     for key in found:
         if not any(_matches(key, name) for name in names):
             raise ValueError(
