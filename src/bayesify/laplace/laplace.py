@@ -54,7 +54,7 @@ class Laplace(Drawable):
         likelihood: p(y | outputs), or its name.
         subset: `"all"`, `"last_layer"`, a list of names or globs, a mask by name, or a selector from `bayesify.subnetwork`.
         covariance: `"full"`, `"diagonal"`, or `"kronecker"` (linear maps and convolutions; other weights get a diagonal).
-        prior_precision: $\lambda$: a number, one by name or pattern, or `"size"`, inverse mean squares; default: `default_precision`.
+        prior_precision: $\lambda$: a number, by name or pattern, or `"size"`, 1 over mean squares; default: `default_precision`.
         link: What stands for expected class probabilities: `"mc"`, `"probit"`, `"bridge"`; see `GaussianClassPredictive`.
         temperature: A factor on the covariance in draws and predictions, $q \propto p(w, \mathcal{D})^{1 / T}$.
         curvature: `"ggn"`, or `"empirical"` for the empirical Fisher matrix.
