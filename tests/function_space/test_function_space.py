@@ -9,6 +9,7 @@ import pytest
 import torch
 from cases import CASES, Case, call, convert
 from dense_reference import kl_normals
+from matrix import some_leaves
 from torch import Tensor, nn
 
 import bayesify
@@ -74,7 +75,7 @@ BUDGETS = {"transposed1d": 2**17, "transposed2d": 2**20, "transposed3d": 2**16}
 """Bytes that cut some layers into pieces; 4096 elsewhere."""
 
 
-@pytest.mark.parametrize("case", DETERMINISTIC, ids=lambda case: case.name)
+@some_leaves(DETERMINISTIC)
 def test_moments_are_those_of_the_dense_jacobian(case: Case) -> None:
     """At once and in pieces, with gradients and without."""
     bnn = convert("mean_field", case, torch.float64)

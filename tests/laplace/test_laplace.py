@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from cases import CASES, Case, call
+from matrix import some_leaves
 from torch import Tensor, nn
 
 import bayesify
@@ -157,7 +158,7 @@ def test_ggn_is_the_hessian_of_the_linearized_model(name: str) -> None:
 LEAVES = [case for case in CASES.values() if not case.training]
 
 
-@pytest.mark.parametrize("case", LEAVES, ids=lambda case: case.name)
+@some_leaves(LEAVES)
 def test_ggn_for_each_kind_of_layer(case: Case) -> None:
     net = case.network(torch.float64)
     x = case.batch(dtype=torch.float64)

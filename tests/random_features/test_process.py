@@ -197,6 +197,8 @@ def test_fit_predict_save_and_load_are_the_librarys(tmp_path):
     error = prediction.epistemic.sqrt() / math.sqrt(64)
     assert bool(((prediction.mean - closed.mean).abs() < 5 * error + 1e-5).all())
     assert torch.isfinite(closed.log_prob(y)).all()
+    draws = gp.draw(2).detach()
+    torch.testing.assert_close(gp.predict(x, draws=draws).outputs, draws(x))
 
     bayesify.save(gp, tmp_path / "gp.safetensors")
     loaded = bayesify.load(tmp_path / "gp.safetensors", RandomFeatureNetwork(2, 64))
@@ -242,6 +244,8 @@ def test_bad_use():
     x, y = (tensor.float() for tensor in data())
     with pytest.raises(ValueError, match="method='exact'; give 'draws', 'closed_form' or 'moments'"):
         RandomFeatureGP(2, 8).predict(x, method="exact")
+    with pytest.raises(TypeError, match="draws is for method='draws'"):
+        RandomFeatureGP(2, 8).predict(x, method="closed_form", draws=None)
     with pytest.raises(ValueError, match="needs posterior='full_covariance'"):
         RandomFeatureGP(2, 8).condition(x, y)
     with pytest.raises(ValueError, match=r"x \(40, 2\) and y \(39, 1\) do not fit"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
-from cases import CASES, POSTERIORS, pairs
+from cases import CASES, POSTERIORS, Case, pairs
 
 SOME = ["linear", "conv1d", "transposed1d", "embedding", "lstm", "attention_kdim", "layer_norm", "custom", "tied"]
 every_posterior = pytest.mark.parametrize("name", POSTERIORS)
@@ -34,6 +34,14 @@ def over(leaves: Iterable[str], typical: bool = False) -> pytest.MarkDecorator:
             )
             for name, leaf in pairs(leaves)
         ],
+    )
+
+
+def some_leaves(cases: Iterable[Case]) -> pytest.MarkDecorator:
+    """One leaf of each kind; the others slowly, for what is built on a tested piece that knows leaves."""
+    return pytest.mark.parametrize(
+        "case",
+        [pytest.param(case, id=case.name, marks=[] if case.name in SOME else pytest.mark.slow) for case in cases],
     )
 
 
