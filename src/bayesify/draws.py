@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, overload
 
 import torch
@@ -20,6 +20,7 @@ from bayesify.running.memory import (
 )
 from bayesify.running.outputs import at, count_draws, select_output
 from bayesify.running.runner import Runner
+from bayesify.weights.placed import PlacedWeights
 from bayesify.weights.structured import StructuredWeight
 
 
@@ -65,7 +66,7 @@ class Draws:
     ) -> None:
         self.runner = runner
         self.buffers = buffers
-        self.weights = dict(weights)
+        self.weights: MutableMapping[str, Tensor] = weights if isinstance(weights, PlacedWeights) else dict(weights)
         self.kl = kl
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

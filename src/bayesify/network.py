@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, cast
@@ -167,27 +167,16 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         noise = source_of(generator)
         with self.full_precision() as autocast:
             prior = self.prior.draw(num_draws, noise)
-        weights: dict[str, Tensor] = {}
+        weights: MutableMapping[str, Tensor] = {}
         networks: dict[int, Tensor] = {}
         kl: Any = prior.kl
         for posterior in self.posteriors.in_drawing_order():
-            request = DrawRequest(
-                num_draws,
-                prior,
-                noise,
-                antithetic,
-                local,
-                runner,
-                weights,
-                num_data,
-                networks,
-                self.layout.low_precision,
-                autocast,
-                beside,
-            )
+            places = (runner, weights, num_data, networks, self.layout, autocast, beside)
+            request = DrawRequest(num_draws, prior, noise, antithetic, local, *places)
             with self.full_precision():
                 part, part_kl = captured_draws.draw(posterior, request)
-            weights.update(self.layout.cast(part))
+            part = self.layout.cast(part)
+            weights = {**weights, **part} if weights else part
             kl = kl + part_kl
         return Draws(runner, weights, kl.expand(num_draws), self.posteriors.buffers_for(request))
 

@@ -13,7 +13,6 @@ import bayesify
 from bayesify import likelihoods, posteriors
 from bayesify.maths import philox
 from bayesify.maths.fused_draws import kernel_normals
-from bayesify.posteriors.mean_field import MeanField
 from bayesify.running.cuda_graphs import capture, side_stream
 
 pytest.importorskip("triton")
@@ -35,7 +34,8 @@ def test_distribution() -> None:
 
 
 def convolutional() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 100), nn.Linear(100, 513)).cuda()
+    layers = (nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 100), nn.Linear(100, 513), nn.Embedding(40, 30))
+    return nn.Sequential(*layers).cuda()
 
 
 NETWORKS = {
@@ -55,13 +55,19 @@ def results(bnn: Any, num_draws: int, antithetic: bool) -> tuple[dict[str, Tenso
     return draws.weights, draws.kl.detach(), [parameter.grad.clone() for parameter in bnn.parameters()]
 
 
+FAMILIES = [posteriors.MeanField, posteriors.KTied]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", list(NETWORKS))
 @pytest.mark.parametrize("num_draws", [1, 4])
 @pytest.mark.parametrize("antithetic", [False, True])
-def test_draws_and_gradients(kind: str, num_draws: int, antithetic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    bnn = bayesify.bayesianize(NETWORKS[kind](), posteriors.MeanField(), likelihood=likelihoods.Categorical())
+def test_draws_and_gradients(
+    family: Any, kind: str, num_draws: int, antithetic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bnn = bayesify.bayesianize(NETWORKS[kind](), family(), likelihood=likelihoods.Categorical())
     fused = results(bnn, num_draws, antithetic)
-    monkeypatch.setattr(MeanField, "draws_fused", lambda self, request: False)
+    monkeypatch.setattr(family, "draws_fused", lambda self, request: False)
     plain = results(bnn, num_draws, antithetic)
     for name, weight in plain[0].items():
         assert fused[0][name].dtype == weight.dtype
@@ -73,8 +79,9 @@ def test_draws_and_gradients(kind: str, num_draws: int, antithetic: bool, monkey
         assert float((one - other).abs().max()) < 1e-5 * float(other.abs().max())
 
 
-def test_second_derivatives(monkeypatch: pytest.MonkeyPatch) -> None:
-    bnn = bayesify.bayesianize(nn.Linear(40, 30).cuda(), posteriors.MeanField(), likelihood=likelihoods.Categorical())
+@pytest.mark.parametrize("family", FAMILIES)
+def test_second_derivatives(family: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    bnn = bayesify.bayesianize(nn.Linear(40, 30).cuda(), family(), likelihood=likelihoods.Categorical())
 
     def curvature() -> list[Tensor]:
         draws = bnn.draw(2, generator=torch.Generator("cuda").manual_seed(1))
@@ -83,7 +90,7 @@ def test_second_derivatives(monkeypatch: pytest.MonkeyPatch) -> None:
         return list(torch.autograd.grad(sum(grad.square().sum() for grad in first), list(bnn.parameters())))
 
     fused = curvature()
-    monkeypatch.setattr(MeanField, "draws_fused", lambda self, request: False)
+    monkeypatch.setattr(family, "draws_fused", lambda self, request: False)
     for one, other in zip(fused, curvature(), strict=True):
         assert float((one - other).abs().max()) < 1e-5 * float(other.abs().max())
 

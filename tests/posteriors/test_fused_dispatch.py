@@ -1,4 +1,4 @@
-"""When mean-field draws go to a kernel, with a stand-in for it: what the kernel computes is tested on a GPU."""
+"""When draws go to a kernel, with a stand-in for it: what the kernel computes is tested on a GPU."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import bayesify
 from bayesify import likelihoods, posteriors
 from bayesify.maths.noise import NoiseSource
 from bayesify.posteriors.base import DrawRequest
+from bayesify.weights.placed import PlacedWeights
 
 
 class Launches:
@@ -34,6 +35,11 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
     module = ModuleType("bayesify.maths.philox_kernels")
     module.draw_kernel, module.gradient_kernel, module.normal_kernel = Launches(5, 6), Launches(7, 8), Launches(1)
     monkeypatch.setitem(sys.modules, module.__name__, module)
+    tied = ModuleType("bayesify.maths.tied_kernels")
+    tied.positive_kernel, tied.tied_draw_kernel = Launches(3), Launches(6, 7)
+    tied.tied_gradient_kernel, tied.factor_kernel = Launches(8, 9), Launches(5)
+    monkeypatch.setitem(sys.modules, tied.__name__, tied)
+    module.tied = tied
     monkeypatch.setattr(NoiseSource, "by_kernel", lambda self, like: like.dtype == torch.float32)
     return module
 
@@ -53,6 +59,31 @@ def test_one_launch_for_all_weights_and_one_for_all_gradients(kernels: Any) -> N
     (sum(weight.sum() for weight in draws.weights.values()) + draws.kl.sum()).backward()
     assert kernels.gradient_kernel.grids == [(6,)]
     assert all(parameter.grad.shape == parameter.shape for parameter in bnn.parameters())
+
+
+def test_k_tied_draws_are_written_as_the_network_has_them(kernels: Any) -> None:
+    layers = (nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8, 70), nn.Embedding(5, 7))
+    net = nn.Sequential(*layers).bfloat16().to(memory_format=torch.channels_last)
+    bnn = network(posteriors.KTied(), net)
+    draws = bnn.draw(2)
+    assert [len(kernel.grids) for kernel in (kernels.tied.positive_kernel, kernels.tied.tied_draw_kernel)] == [1, 1]
+    for name, weight in net.named_parameters():
+        assert draws.weights[name].dtype == torch.bfloat16
+        assert draws.weights[name][0].stride() == weight.stride()
+    (sum(weight.sum().float() for weight in draws.weights.values()) + draws.kl.sum()).backward()
+    assert kernels.tied.factor_kernel.grids == [
+        (8, 2)
+    ]  # blocks of 32 rows and columns of 8 x 28, 70 x 9, 7 x 5; rank 2
+    assert all(parameter.grad.shape == parameter.shape for parameter in bnn.parameters())
+
+
+def test_without_gradients_a_draw_is_a_tensor_when_it_is_asked_for(kernels: Any) -> None:
+    bnn = network()
+    with torch.no_grad():
+        draws = bnn.draw(3)
+        assert isinstance(draws.weights, PlacedWeights)
+        assert draws(torch.ones(4, 5)).shape == (3, 4, 60)
+        assert draws[-1](torch.ones(4, 5)).shape == bnn(torch.ones(4, 5)).shape == (4, 60)
 
 
 def test_a_launch_for_each_type_of_weights(kernels: Any) -> None:

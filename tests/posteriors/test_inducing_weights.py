@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import bayesify
 from bayesify import likelihoods, models, posteriors, priors
 from bayesify.maths.constraints import positive
-from bayesify.maths.matheron import conditional_draw, factorize, noise_shapes
+from bayesify.maths.matheron import Augmented, conditional_draw, factorize, noise_shapes
 
 SIZES = [(2, 3, 3, 4), (5, 2, 3, 4), (2, 6, 4, 3), (4, 4, 2, 2)]  # rows, cols of U; outputs, inputs of W
 
@@ -42,7 +42,7 @@ def test_draws_have_the_conditional_mean_and_covariance(size, scale):
     ww, wu, uu = dense_joint(z_r, z_c, d_r, d_c, sigma)
     mean = wu @ torch.linalg.solve(uu, vec(u))
     covariance = scale**2 * (ww - wu @ torch.linalg.solve(uu, wu.T))
-    factors = factorize([z_r[None]], [z_c[None]], d_r[None], d_c[None])
+    factors = factorize([Augmented([z_r[None]], [z_c[None]], d_r[None], d_c[None])])[0]
     whitened = torch.linalg.solve_triangular(factors.row_tril[0], u, upper=False)
     whitened = torch.linalg.solve_triangular(factors.col_tril[0], whitened.T, upper=False).T
     n = 200_000
@@ -70,7 +70,7 @@ def test_the_draw_is_linear_in_its_noise_with_exactly_the_conditional_covariance
     """The same covariance without Monte Carlo: push each unit of noise through the rule."""
     z_r, z_c, d_r, d_c, _ = random_parts(*size)
     ww, wu, uu = dense_joint(z_r, z_c, d_r, d_c, 0.7)
-    factors = factorize([z_r[None]], [z_c[None]], d_r[None], d_c[None])
+    factors = factorize([Augmented([z_r[None]], [z_c[None]], d_r[None], d_c[None])])[0]
     shapes = noise_shapes(factors, 1)
     lengths = [math.prod(shape) for shape in shapes]
     total = sum(lengths)

@@ -124,3 +124,14 @@ def test_dropout_drops_whole_input_channels(name: str) -> None:
             kept = bool(effect[channel].any())
             expected = 2 * reference[channel] if kept else torch.zeros_like(reference[channel])
             torch.testing.assert_close(effect[channel], expected)
+
+
+@pytest.mark.parametrize(
+    ("shape", "matrix"), [((1, 5, 7), (5, 7)), ((1, 1, 7), (1, 7)), ((3, 1, 7), (3, 7)), ((2, 3, 4), (2, 12))]
+)
+def test_parameters_of_unknown_modules(shape: tuple[int, ...], matrix: tuple[int, int]) -> None:
+    """Positions x width with an axis for the batch, as transformers have them, are a matrix of positions and width."""
+    weight = Weight("positions", torch.Size(shape), "positions", "custom", None)
+    assert weight.matrix_shape == matrix
+    value = torch.randn(4, *shape)
+    assert torch.equal(weight.from_matrix(weight.to_matrix(value)), value)

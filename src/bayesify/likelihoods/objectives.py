@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -73,7 +75,7 @@ def elbo(log_likelihood: Tensor, kl: Tensor, kl_weight: float = 1.0) -> Tensor:
     return log_likelihood.mean() - kl_weight * kl.mean()
 
 
-def check_result(value: Tensor, weights: dict[str, Tensor], outputs: Tensor) -> None:
+def check_result(value: Tensor, weights: Mapping[str, Tensor], outputs: Tensor) -> None:
     """Raise `ValueError` for an objective that is not finite, naming the weight it came from.
 
     Raises:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import Any
+from itertools import accumulate
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from bayesify.maths.gaussian import diagonal_gradients
 from bayesify.maths.philox import ROUNDS, TILE
 from bayesify.maths.signatures import known_signature
 
@@ -28,6 +28,9 @@ ENABLED = True
 
 WARPS = 4
 """Groups of 32 threads that make a tile."""
+
+Place = tuple[Tensor, tuple[int, ...], tuple[int, ...], int]
+"""A tensor that may be made later: its memory, size, stride and first number."""
 
 
 class Plan:
@@ -58,48 +61,40 @@ class Plan:
         dtype: torch.dtype,
         members: list[int],
     ) -> None:
-        tiles = [-(-mean.numel() // TILE) for mean in means]
-        halves = (num_draws + 1) // 2 if antithetic else num_draws
-        first = [0]
-        for count in tiles:
-            first.append(first[-1] + halves * count)
+        tiles, first = first_tiles([mean.numel() for mean in means], num_draws, antithetic)
         self.members = members
         means, log_stds = [means[at] for at in members], [log_stds[at] for at in members]
         prior_stds = [prior_stds[at] for at in members]
         tiles, first = [tiles[at] for at in members], [first[at] for at in members]
         self.num_draws, self.antithetic, self.dtype = num_draws, antithetic, dtype
-        self.prior_stds, self.device = list(prior_stds), means[0].device
+        self.device = means[0].device
         self.shapes, self.strides = [mean.shape for mean in means], [mean.stride() for mean in means]
         sizes = [mean.numel() for mean in means]
-        self.starts, self.single = _starts([num_draws * size for size in sizes]), _starts(sizes)
+        layouts = [
+            ((num_draws, *shape), (size, *stride))
+            for shape, size, stride in zip(self.shapes, sizes, self.strides, strict=True)
+        ]
+        self.drawn, self.single = Joined(layouts), Joined(list(zip(self.shapes, self.strides, strict=True)))
         self.base = torch.zeros(4, device=self.device)
+        places = [[offset(part, self.base) for part in parts] for parts in (means, log_stds)]
         rows = [
             (
-                self._place(mean), self._place(log_std), size, first[at], tiles[at], self.starts[at], self.single[at],
-                int(size % 8 == 0 and self._place(mean) % 4 == 0 and self._place(log_std) % 4 == 0),
+                mean, log_std, size, first[at], tiles[at], self.drawn.starts[at], self.single.starts[at],
+                int(size % 8 == 0 and mean % 4 == 0 and log_std % 4 == 0),
             )
-            for at, (mean, log_std, size) in enumerate(zip(means, log_stds, sizes, strict=True))
+            for at, (mean, log_std, size) in enumerate(zip(*places, sizes, strict=True))
         ]  # fmt: skip
-        owners = torch.repeat_interleave(torch.arange(len(tiles)), torch.tensor(tiles))
-        within = torch.cat([torch.arange(count) for count in tiles])
-        self.owners = torch.stack([owners, within], 1).int().to(self.device)
+        self.owners = tile_owners(tiles, self.device)
         self.table = torch.tensor(rows, dtype=torch.int64).to(self.device)
         self.precisions = torch.tensor([std**-2 for std in prior_stds], dtype=torch.float32).to(self.device)
         self.constant = sum(size * (math.log(std) - 0.5) for size, std in zip(sizes, prior_stds, strict=True))
         self.gaps = torch.zeros(ALIGNED, dtype=dtype, device=self.device)
-        self.layouts = [
-            ((num_draws, *shape), (size, *stride))
-            for shape, size, stride in zip(self.shapes, sizes, self.strides, strict=True)
-        ]
 
-    def _place(self, value: Tensor) -> int:
-        return (value.data_ptr() - self.base.data_ptr()) // value.element_size()
-
-    def draw(self, seed: Tensor) -> tuple[list[Tensor], Tensor]:
+    def draw(self, seed: Tensor) -> tuple[list[Place], Tensor]:
         """Draws [S, *shape] of each, and the KL, a scalar; without gradients."""
         from bayesify.maths.philox_kernels import draw_kernel
 
-        out = torch.empty(self.starts[-1], dtype=self.dtype, device=self.device)
+        out = torch.empty(self.drawn.total, dtype=self.dtype, device=self.device)
         parts = torch.empty(len(self.owners), dtype=torch.float32, device=self.device)
         with on_device(self.device):
             draw_kernel[(len(self.owners),)](
@@ -116,59 +111,94 @@ class Plan:
                 FAST,
                 num_warps=WARPS,
             )
-        kl = parts.sum().add_(self.constant)
-        draws = [
-            out.as_strided(size, stride, start)
-            for (size, stride), start in zip(self.layouts, self.starts, strict=False)
-        ]
-        return draws, kl
+        return self.drawn.places(out), parts.sum().add_(self.constant)
 
     def gradients(self, seed: Tensor, grads: Sequence[Tensor | None], grad_kl: Tensor | None) -> list[Tensor]:
         """Gradients by all means, then by all log stds, from those of the draws and of the KL."""
         from bayesify.maths.philox_kernels import gradient_kernel
 
-        pieces: list[Tensor] = []
-        for at, (grad, (size, stride)) in enumerate(zip(grads, self.layouts, strict=True)):
-            given = torch.zeros(size, dtype=self.dtype, device=self.device) if grad is None else grad
-            order = sorted(range(1, len(size)), key=lambda axis: -stride[axis])
-            pieces.append(given.permute(0, *order).reshape(-1))
-            gap = self.starts[at + 1] - self.starts[at] - len(pieces[-1])
-            if gap:
-                pieces.append(self.gaps[:gap])
-        joined = torch.cat(pieces)
-        both = torch.empty(2, self.single[-1], dtype=torch.float32, device=self.device)
+        joined = self.drawn.join(grads, self.gaps)
+        both = [torch.empty(self.single.total, dtype=torch.float32, device=self.device) for _ in range(2)]
         weight = torch.zeros((), device=self.device) if grad_kl is None else grad_kl
         with on_device(self.device):
             gradient_kernel[(len(self.owners),)](
                 self.owners, self.table, self.precisions, self.base, seed, joined, weight, both[0], both[1],
                 self.num_draws, self.antithetic, ROUNDS, FAST, num_warps=WARPS,
             )  # fmt: skip
-        return [
-            part.as_strided(shape, stride, part.storage_offset() + start)
-            for part in both
-            for shape, stride, start in zip(self.shapes, self.strides, self.single, strict=False)
-        ]
+        return [view for part in both for view in self.single.views(part)]
 
 
-def _starts(counts: Sequence[int]) -> list[int]:
-    starts = [0]
-    for count in counts:
-        starts.append(starts[-1] + -(-count // ALIGNED) * ALIGNED)
-    return starts
+def offset(value: Tensor, base: Tensor) -> int:
+    """Where a tensor lies, in its numbers from another."""
+    return (value.data_ptr() - base.data_ptr()) // value.element_size()
 
 
-def make_plans(
+def first_tiles(sizes: Sequence[int], num_draws: int, antithetic: bool) -> tuple[list[int], list[int]]:
+    """Tiles of noise that a draw of each Gaussian takes, and the first of all its draws."""
+    tiles = [-(-size // TILE) for size in sizes]
+    halves = (num_draws + 1) // 2 if antithetic else num_draws
+    return tiles, list(accumulate([halves * count for count in tiles], initial=0))[:-1]
+
+
+def tile_owners(tiles: Sequence[int], device: torch.device) -> Tensor:
+    """Which Gaussian each tile belongs to, and which of its tiles it is: [tiles, 2]."""
+    owners = torch.repeat_interleave(torch.arange(len(tiles)), torch.tensor(tiles))
+    within = torch.cat([torch.arange(count) for count in tiles])
+    return torch.stack([owners, within], 1).int().to(device)
+
+
+class Joined:
+    """Tensors in one piece of memory, each at a multiple of `ALIGNED` numbers.
+
+    Args:
+        layouts: Size and stride of each, without gaps.
+    """
+
+    def __init__(self, layouts: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> None:
+        counts = [math.prod(size) for size, _ in layouts]
+        self.gaps = [-count % ALIGNED for count in counts]
+        spaces = [count + gap for count, gap in zip(counts, self.gaps, strict=True)]
+        *self.starts, self.total = accumulate(spaces, initial=0)
+        self.layouts = [(size, stride, start) for (size, stride), start in zip(layouts, self.starts, strict=True)]
+        # Where gradients [S, *shape] are joined: their axes in the order of memory.
+        self.orders = [(0, *sorted(range(1, len(size)), key=lambda axis: -stride[axis])) for size, stride in layouts]
+
+    def places(self, flat: Tensor) -> list[Place]:
+        """Where all of them are, in memory that starts with the first."""
+        return [(flat, *layout) for layout in self.layouts]
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """All of them, in memory that starts with the first."""
+        return [flat.as_strided(*layout) for layout in self.layouts]
+
+    def join(self, values: Sequence[Tensor | None], zeros: Tensor) -> Tensor:
+        """Copies of tensors of these sizes, [S, *shape] each, in one piece; 0 for absent ones, and between them.
+
+        Args:
+            values: Of one type.
+            zeros: [ALIGNED] of that type.
+        """
+        pieces = []
+        for value, gap, order, (size, *_) in zip(values, self.gaps, self.orders, self.layouts, strict=True):
+            given = zeros.new_zeros(size) if value is None else value
+            pieces.append(given.permute(order).reshape(-1))
+            if gap:
+                pieces.append(zeros[:gap])
+        return torch.cat(pieces)
+
+
+def make_plan(
     means: Sequence[Tensor],
     log_stds: Sequence[Tensor],
     prior_stds: Sequence[float],
     num_draws: int,
     antithetic: bool,
     dtypes: Sequence[torch.dtype],
-) -> list[Plan] | None:
-    """A plan for the Gaussians of each type of draws; `None` where a kernel cannot read them."""
+) -> DrawPlan | None:
+    """A plan for Gaussians whose draws have the given types; `None` where a kernel cannot read them."""
     if not all(_is_dense(mean, log_std) for mean, log_std in zip(means, log_stds, strict=True)):
         return None
-    return [
+    parts = [
         Plan(
             means,
             log_stds,
@@ -180,6 +210,35 @@ def make_plans(
         )
         for dtype in dict.fromkeys(dtypes)
     ]
+    return parts[0] if len(parts) == 1 else _Several(parts)
+
+
+class _Several:
+    """Plans for Gaussians of several types, as one."""
+
+    def __init__(self, plans: list[Plan]) -> None:
+        self.plans, self.count = plans, sum(len(plan.members) for plan in plans)
+
+    def draw(self, seed: Tensor) -> tuple[list[Place], Tensor]:
+        """See `Plan`."""
+        found: list[Any] = [None] * self.count
+        parts = []
+        for plan in self.plans:
+            draws, part = plan.draw(seed)
+            parts.append(part)
+            for at, draw in zip(plan.members, draws, strict=True):
+                found[at] = draw
+        return found, torch.stack(parts).sum()
+
+    def gradients(self, seed: Tensor, grads: Sequence[Tensor | None], grad_kl: Tensor | None) -> list[Tensor]:
+        """See `Plan`."""
+        found: list[Any] = [None] * (2 * self.count)
+        for plan in self.plans:
+            made = iter(plan.gradients(seed, [grads[at] for at in plan.members], grad_kl))
+            for start in (0, self.count):
+                for at in plan.members:
+                    found[start + at] = next(made)
+        return found
 
 
 def _is_dense(mean: Tensor, log_std: Tensor) -> bool:
@@ -188,16 +247,32 @@ def _is_dense(mean: Tensor, log_std: Tensor) -> bool:
     return dense and mean.stride() == log_std.stride() and mean.dtype == log_std.dtype and mean.numel() < 2**31 - TILE
 
 
+class DrawPlan(Protocol):
+    """Draws with their KL, and the gradients of both, by kernels."""
+
+    def draw(self, seed: Tensor) -> tuple[list[Place], Tensor]:
+        """Draws [S, *shape] of each weight, and the KL, a scalar; without gradients."""
+        ...
+
+    def gradients(self, seed: Tensor, grads: Sequence[Tensor | None], grad_kl: Tensor | None) -> list[Tensor]:
+        """Gradients by the parameters from those of the draws and of the KL."""
+        ...
+
+
+Reference = Callable[[Tensor], tuple[list[Tensor], Tensor]]
+"""Draws and KL of a seed in operations that torch differentiates."""
+
+
 @known_signature
 class _FusedDraw(torch.autograd.Function):
     """Draws and KL of a plan; the backward pass makes the noise again."""
 
     @staticmethod
-    def forward(ctx: Any, plan: Plan, noise: Any, seed: Tensor, *parameters: Tensor) -> Any:
-        ctx.plan, ctx.noise = plan, noise
+    def forward(ctx: Any, plan: DrawPlan, reference: Reference, seed: Tensor, *parameters: Tensor) -> Any:
+        ctx.plan, ctx.reference = plan, reference
         ctx.save_for_backward(seed, *parameters)
         draws, kl = plan.draw(seed)
-        return *draws, kl
+        return *(flat.as_strided(size, stride, start) for flat, size, stride, start in draws), kl
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -205,27 +280,25 @@ class _FusedDraw(torch.autograd.Function):
         if not torch.is_grad_enabled():
             return None, None, None, *ctx.plan.gradients(seed, grads[:-1], grads[-1])
         # To be differentiated again: in operations that torch knows.
-        count = len(parameters) // 2
-        noise = ctx.noise(seed)
-        through = [torch.zeros_like(n) if g is None else g.float() for g, n in zip(grads[:-1], noise, strict=True)]
-        found = diagonal_gradients(
-            ctx.plan.prior_stds, parameters[:count], parameters[count:], noise, through, grads[-1]
-        )
+        draws, kl = ctx.reference(seed)
+        given = [(out.to(grad.dtype), grad) for out, grad in zip((*draws, kl), grads, strict=True) if grad is not None]
+        outputs, through = zip(*given, strict=True)
+        found = torch.autograd.grad(outputs, parameters, through, create_graph=True, allow_unused=True)
         return None, None, None, *found
 
 
-def fused_draws(plan: Plan, noise: Any, seed: Tensor, parameters: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
-    """Draws [S, *shape] of each Gaussian of a plan, and their KL, a scalar in nats.
+def fused_draws(
+    plan: DrawPlan, reference: Reference, seed: Tensor, parameters: Sequence[Tensor]
+) -> tuple[list[Tensor], Tensor]:
+    """Draws [S, *shape] of each weight of a plan, and their KL, a scalar in nats, differentiable by the parameters.
 
     Args:
         plan: Of the parameters.
-        noise: Gives the noise of a seed, [S, *shape] for each Gaussian: for second derivatives.
+        reference: The same without kernels: for second derivatives.
         seed: Of the noise, [1].
-        parameters: All means, then all log stds.
+        parameters: In the order of the plan's gradients.
     """
-    if not torch.is_grad_enabled():
-        return plan.draw(seed)
-    *draws, kl = _FusedDraw.apply(plan, noise, seed, *parameters)
+    *draws, kl = _FusedDraw.apply(plan, reference, seed, *parameters)
     return draws, kl
 
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from bayesify.maths.signatures import known_signature
+from bayesify.maths.value_checks import transforming
 
 RELATIVE_JITTER = 1e-12
 
@@ -36,12 +41,9 @@ class Factors:
         return [reach.shape[0] for reach in self.row_reach]
 
 
-def factorize(z_row: Sequence[Tensor], z_col: Sequence[Tensor], d_row: Tensor, d_col: Tensor) -> Factors:
-    """Factors of L augmented matrices; one Cholesky for both sides of all of them where U is square.
-
-    D squared is raised by 1e-12 of the mean diagonal of Z Z^T. The augmented prior has the right marginal for every
-    D, so this changes which posterior is meant, never the validity of the bound; without it a D that training drives to
-    0 leaves a Z with more rows than columns singular. Factors are computed in float64 where the device has it.
+@dataclass(frozen=True)
+class Augmented:
+    """What factors are made of: L matrices with inducing matrices of one size, in groups of equal matrices.
 
     Args:
         z_row: Z_r of each group, [G, M_r, d_out].
@@ -49,37 +51,90 @@ def factorize(z_row: Sequence[Tensor], z_col: Sequence[Tensor], d_row: Tensor, d
         d_row: Diagonals of D_r, [L, M_r].
         d_col: Diagonals of D_c, [L, M_c].
     """
-    counts = [z.shape[0] for z in z_row]
-    if d_row.shape[-1] == d_col.shape[-1]:
-        inverse, rest, tril = _triangles([*z_row, *z_col], torch.cat((d_row, d_col)))
-        sides = [part.split(d_row.shape[0]) for part in (inverse, rest, tril)]
-        (row_inverse, col_inverse), (row_rest, col_rest), (row_tril, col_tril) = sides
-    else:
-        row_inverse, row_rest, row_tril = _triangles(z_row, d_row)
-        col_inverse, col_rest, col_tril = _triangles(z_col, d_col)
-    row_reach = [part @ z for part, z in zip(row_inverse.split(counts), z_row, strict=True)]
-    col_reach = [part @ z for part, z in zip(col_inverse.split(counts), z_col, strict=True)]
-    return Factors(row_reach, row_rest, row_tril, col_reach, col_rest, col_tril)
+
+    z_row: Sequence[Tensor]
+    z_col: Sequence[Tensor]
+    d_row: Tensor
+    d_col: Tensor
 
 
-def _triangles(z: Sequence[Tensor], d: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    r"""$L^{-1}$, $L^{-1} D$ and $L$ of $Z Z^\top + D^2$, each [L, M, M]."""
-    kind = d.dtype
-    wide = torch.float64 if d.device.type != "mps" else kind
-    products = []
-    for group in z:
-        # With more rows than columns only D keeps Psi from being singular, and float32 would drown it in rounding.
-        exact = group.to(wide) if group.shape[-2] > group.shape[-1] else group
-        products.append((exact @ exact.mT).to(wide))
-    product = torch.cat(products)
-    jitter = RELATIVE_JITTER * product.detach().diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)
-    variance = d.to(wide).square() + jitter
-    # No check here: it would wait for the device. A failure is NaN, which the bound reports with the weight's name.
-    tril, _ = torch.linalg.cholesky_ex(product + torch.diag_embed(variance))
-    eye = torch.eye(d.shape[-1], dtype=wide, device=d.device)
-    inverse = torch.linalg.solve_triangular(tril, eye, upper=False)
-    rest = inverse * variance.sqrt().unsqueeze(-2)
-    return inverse.to(kind), rest.to(kind), tril.to(kind)
+def factorize(blocks: Sequence[Augmented]) -> list[Factors]:
+    """Factors of augmented matrices; one Cholesky for all sides of one size, on a GPU for all sides of all blocks.
+
+    D squared is raised by 1e-12 of the largest diagonal entry of Z Z^T. The augmented prior has the right marginal for every
+    D, so this changes which posterior is meant, never the validity of the bound; without it a D that training drives to
+    0 leaves a Z with more rows than columns singular. Factors are computed in float64 where the device has it.
+    """
+    sides = [side for block in blocks for side in ((block.z_row, block.d_row), (block.z_col, block.d_col))]
+    sizes = [d.shape[-1] for _, d in sides]
+    # A GPU takes as long for one small matrix as for many: those of other sizes are filled up with an identity.
+    filled = [max(sizes)] * len(sizes) if sides[0][1].is_cuda else sizes
+    found: list[tuple[Tensor, ...]] = [()] * len(sides)
+    for size in dict.fromkeys(filled):
+        members = [at for at, other in enumerate(filled) if other == size]
+        d = torch.cat([_filled(sides[at][1], size, 1.0, axes=1) for at in members])
+        inverse, root, tril = _Triangles.apply(d, *(z for at in members for z in sides[at][0]))
+        parts = [part.to(d.dtype) for part in (inverse, inverse * root.unsqueeze(-2), tril)]
+        for at, *cut in zip(
+            members, *(part.split([len(sides[at][1]) for at in members]) for part in parts), strict=True
+        ):
+            found[at] = tuple(part[:, : sizes[at], : sizes[at]] for part in cut)
+    results = []
+    for at, block in enumerate(blocks):
+        (row_inverse, row_rest, row_tril), (col_inverse, col_rest, col_tril) = found[2 * at : 2 * at + 2]
+        counts = [z.shape[0] for z in block.z_row]
+        row_reach = [part @ z for part, z in zip(row_inverse.split(counts), block.z_row, strict=True)]
+        col_reach = [part @ z for part, z in zip(col_inverse.split(counts), block.z_col, strict=True)]
+        results.append(Factors(row_reach, row_rest, row_tril, col_reach, col_rest, col_tril))
+    return results
+
+
+def _filled(value: Tensor, size: int, fill: float = 0.0, axes: int = 2) -> Tensor:
+    """The same with its last axes filled up to a size."""
+    rest = size - value.shape[-1]
+    return F.pad(value, (0, rest) * axes, value=fill) if rest else value
+
+
+class _Triangles(torch.autograd.Function):
+    r"""$P = L^{-1}$ and $L$ of $\Psi = Z Z^\top + D^2 = L L^\top$, each [L, M, M], and $D$ as it was raised, [L, M].
+
+    With $\Phi$ the lower triangle whose diagonal is halved, $dL = L\, \Phi(P\, d\Psi\, P^\top)$ and $dP = -P\, dL\, P$, so that
+    $\bar\Psi = P^\top \Phi(L^\top \bar L - \bar P P^\top) P$, its symmetric part: products in place of triangular solves.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(d: Tensor, *z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        wide = torch.float64 if d.device.type != "mps" else d.dtype
+        products = []
+        for group in z:
+            # With more rows than columns only D keeps Psi from being singular, and float32 would drown it in rounding.
+            exact = group.to(wide) if group.shape[-2] > group.shape[-1] else group
+            products.append(_filled((exact @ exact.mT).to(wide), d.shape[-1]))
+        product = torch.cat(products)
+        jitter = RELATIVE_JITTER * product.diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True)
+        variance = d.to(wide).square() + jitter
+        # No check here: it would wait for the device. A failure is NaN, which the bound reports with the weight's name.
+        tril, _ = torch.linalg.cholesky_ex(product + torch.diag_embed(variance))
+        eye = torch.eye(d.shape[-1], dtype=wide, device=d.device)
+        return torch.linalg.solve_triangular(tril, eye, upper=False), variance.sqrt(), tril
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*output, *inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad_inverse: Tensor, grad_root: Tensor, grad_tril: Tensor) -> Any:
+        inverse, root, tril, d, *z = ctx.saved_tensors
+        inner = tril.mT @ grad_tril - grad_inverse @ inverse.mT
+        twice = inverse.mT @ (inner.tril() + inner.tril(-1).mT) @ inverse  # gradient by Psi and its transpose
+        grad_d = d.to(twice) * (twice.diagonal(dim1=-2, dim2=-1) + grad_root / root)
+        found = []
+        for part, group in zip(twice.split([group.shape[0] for group in z]), z, strict=True):
+            rows = group.shape[-2]
+            found.append(part[:, :rows, :rows].to(group.dtype) @ group)
+        return grad_d.to(d.dtype), *found
 
 
 def noise_shapes(factors: Factors, num_draws: int) -> list[tuple[int, ...]]:
@@ -100,7 +155,7 @@ def conditional_mean(factors: Factors, u: Tensor) -> list[Tensor]:
 
 
 def conditional_draw(
-    factors: Factors, u: Tensor, scale: Tensor, sigma: Tensor, noise: Sequence[Tensor]
+    factors: Factors, u: Tensor, scale: Tensor, sigma: Tensor, noise: Sequence[Tensor], dtype: torch.dtype | None = None
 ) -> list[Tensor]:
     r"""Draws of W given whitened U by the extended Matheron rule (eq. 11).
 
@@ -117,6 +172,8 @@ def conditional_draw(
         scale: $\lambda$, [L].
         sigma: $\sigma$, [L], or [L, S] where draws differ in it.
         noise: See `noise_shapes`; overwritten where gradients are off.
+        dtype: Of the draws, where that is less than the parameters': then the two products with large matrices are of numbers of
+            that type too, summed in float32. Without gradients only.
 
     Returns:
         [G, S, d_out, d_in] of each group.
@@ -125,19 +182,73 @@ def conditional_draw(
     amplitude = scale.view(-1, 1, 1, 1) * sigma
     base = sigma * u - amplitude * (factors.row_rest.unsqueeze(1) @ noise[0])
     parts = (part.split(factors.counts) for part in (base, amplitude, factors.col_rest))
-    result = []
-    for index, (row, col, start, size, rest) in enumerate(
-        zip(factors.row_reach, factors.col_reach, *parts, strict=True)
-    ):
-        wide, thin = noise[1 + 2 * index], noise[2 + 2 * index]
-        wide, thin = (wide * size, thin * size) if torch.is_grad_enabled() else (wide.mul_(size), thin.mul_(size))
-        outer = torch.baddbmm(thin.flatten(1, 2) @ rest.mT, wide.flatten(1, 2), col.mT).view(thin.shape)
-        inner = start - row.unsqueeze(1) @ outer  # [G, S, M_r, M_c]
-        left = (row.mT.unsqueeze(1) @ inner).flatten(1, 2)  # [G, S d_out, M_c]
-        flat = wide.flatten(1, 2)
-        drawn = torch.baddbmm(flat, left, col) if torch.is_grad_enabled() else flat.baddbmm_(left, col)
-        result.append(drawn.view(wide.shape))
-    return result
+    groups = zip(factors.row_reach, factors.col_reach, *parts, noise[1::2], noise[2::2], strict=True)
+
+    if dtype is not None:
+        return [_draw_low(dtype, *group) for group in groups]
+    written_out = torch.is_grad_enabled() and not transforming()
+    return [_GroupDraw.apply(*group) if written_out else _draw_group(*group)[0] for group in groups]
+
+
+def _draw_group(
+    row: Tensor, col: Tensor, start: Tensor, size: Tensor, rest: Tensor, wide: Tensor, thin: Tensor
+) -> tuple[Tensor, ...]:
+    """Draws of one group, see `conditional_draw`, and what they are made of."""
+    keep = torch.is_grad_enabled()
+    wide, thin = (wide * size, thin * size) if keep else (wide.mul_(size), thin.mul_(size))
+    outer = torch.baddbmm(thin.flatten(1, 2) @ rest.mT, wide.flatten(1, 2), col.mT).view(thin.shape)
+    inner = start - row.unsqueeze(1) @ outer  # [G, S, M_r, M_c]
+    left = row.mT.unsqueeze(1) @ inner  # [G, S, d_out, M_c]
+    flat = wide.flatten(1, 2)
+    drawn = torch.baddbmm(flat, left.flatten(1, 2), col) if keep else flat.baddbmm_(left.flatten(1, 2), col)
+    return drawn.view(wide.shape), wide, thin, outer, inner, left
+
+
+@known_signature
+class _GroupDraw(torch.autograd.Function):
+    r"""Draws of one group with their gradients written out: three products with matrices of the weights' size in place of four.
+
+    With w = `wide` the noise of W and $\bar W$ the gradient of W, that of the noise's size is
+    $(\langle \bar W, w \rangle + \langle \bar o, o \rangle)$ over the size, o = `outer`: no other matrix of the
+    weights' size is formed for it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *given: Tensor) -> Tensor:
+        with torch.enable_grad():  # only so that the noise is kept
+            drawn, *made = [part.detach() for part in _draw_group(*(part.detach() for part in given))]
+        ctx.save_for_backward(*given, *made)
+        return drawn
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        row, col, start, size, rest, wide0, thin0, wide, thin, outer, inner, left = ctx.saved_tensors
+        if torch.is_grad_enabled():  # to be differentiated again
+            drawn = _draw_group(row, col, start, size, rest, wide0, thin0)[0]
+            return *torch.autograd.grad(drawn, (row, col, start, size, rest), grads[0], create_graph=True), None, None
+        grad = grads[0].flatten(1, 2)
+        through_left = (grad @ col.mT).view(left.shape)
+        through_inner = row.unsqueeze(1) @ through_left
+        through_outer = row.mT.unsqueeze(1) @ through_inner  # with the opposite sign
+        flat = through_outer.flatten(1, 2)
+        grad_col = torch.baddbmm(left.flatten(1, 2).mT @ grad, flat.mT, wide.flatten(1, 2), alpha=-1)
+        grad_row = (inner @ through_left.mT - through_inner @ outer.mT).sum(1)
+        grad_rest = flat.mT @ thin.flatten(1, 2)
+        # Sums over each draw where the sizes differ between draws.
+        sums = (grads[0] * wide).sum((-2, -1), keepdim=True) - (through_outer * outer).sum((-2, -1), keepdim=True)
+        return grad_row, grad_col, through_inner, (sums / size).sum_to_size(size.shape), -grad_rest, None, None
+
+
+def _draw_low(
+    dtype: torch.dtype, row: Tensor, col: Tensor, start: Tensor, size: Tensor, rest: Tensor, wide: Tensor, thin: Tensor
+) -> Tensor:
+    """Draws of one group in a type of low precision; see `conditional_draw`."""
+    low = torch.mul(wide, size, out=torch.empty_like(wide, dtype=dtype))
+    flat, right = low.flatten(1, 2), col.to(dtype)
+    seen = torch.bmm(flat, right.mT, out_dtype=torch.float32) if flat.is_cuda else flat.float() @ right.mT.float()
+    outer = torch.baddbmm(seen, thin.mul_(size).flatten(1, 2), rest.mT).view(thin.shape)
+    left = (row.mT.unsqueeze(1) @ (start - row.unsqueeze(1) @ outer)).flatten(1, 2).to(dtype)
+    return flat.baddbmm_(left, right).view(wide.shape)
 
 
 def _fold(draws: Tensor, right: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ def _normals(seed, tile, ROUNDS: tl.constexpr, FAST: tl.constexpr):
 
 
 @triton.jit
-def _signed(seed, tile, stride, draw, PAIRS: tl.constexpr, ROUNDS: tl.constexpr, FAST: tl.constexpr):
+def noise_of_draw(seed, tile, stride, draw, PAIRS: tl.constexpr, ROUNDS: tl.constexpr, FAST: tl.constexpr):
     """The noise of a draw, whose tiles are `stride` after those of the one before it; of pairs if so."""
     if PAIRS:
         noise = (1.0 - 2.0 * (draw % 2)) * _normals(seed, tile + (draw // 2) * stride, ROUNDS, FAST)
@@ -83,7 +83,7 @@ def _draw_tile(
     log_s = _load(log_std, at, size, MASKED)
     s = tl.exp(log_s)
     for draw in range(num_draws):
-        noise = _signed(seed, tile, stride, draw, PAIRS, ROUNDS, FAST)
+        noise = noise_of_draw(seed, tile, stride, draw, PAIRS, ROUNDS, FAST)
         _store(out + draw * between, at, size, m + s * noise, MASKED)
     each = (m * m + s * s) * half_precision - log_s
     if MASKED:
@@ -101,7 +101,7 @@ def _gradient_tile(
     total = tl.zeros([TILE], tl.float32)
     slope = tl.zeros([TILE], tl.float32)
     for draw in range(num_draws):
-        noise = _signed(seed, tile, stride, draw, PAIRS, ROUNDS, FAST)
+        noise = noise_of_draw(seed, tile, stride, draw, PAIRS, ROUNDS, FAST)
         grad = _load(grads + draw * between, at, size, MASKED)
         total += grad
         slope += grad * noise

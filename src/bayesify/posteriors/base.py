@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -17,6 +17,7 @@ from bayesify.priors import PriorDraw
 from bayesify.running.beside import Beside
 from bayesify.running.caching import Computed, cached
 from bayesify.weights.catalog import Layer, Weight
+from bayesify.weights.layout import NetworkLayout
 from bayesify.weights.named_parameters import decode
 
 
@@ -35,7 +36,7 @@ class DrawRequest:
         num_data: Examples in the dataset, where the draw is for a bound over it.
         networks: Which of the networks that ensembles make together each draw is, [S], by their number; whoever draws first
             chooses.
-        dtypes: Types of the network's own weights that are not the posterior's, by name; who draws may write them at once.
+        layout: How the network's own weights lie in memory; who draws may write them so at once.
         autocast: Type in which the network runs under autocast, which is off while a posterior draws.
         beside: What is told each weight as soon as it is drawn, by a posterior that runs the network.
     """
@@ -49,9 +50,13 @@ class DrawRequest:
     weights: Mapping[str, Tensor] | None = None
     num_data: int | None = None
     networks: dict[int, Tensor] = field(default_factory=dict)
-    dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
+    layout: NetworkLayout | None = None
     autocast: torch.dtype | None = None
     beside: Beside | None = None
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Type of a weight in the network, where that is not the posterior's; else float32."""
+        return torch.float32 if self.layout is None else self.layout.low_precision.get(name, torch.float32)
 
     def normals(self, sizes: Sequence[int], like: Tensor, tile: int = 1) -> list[Tensor]:
         """Standard normal numbers for several weights in one call.
@@ -198,7 +203,7 @@ class Posterior(nn.Module):
     # -- what the network asks -------------------------------------------------------------------------------------
 
     @abstractmethod
-    def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
+    def draw(self, request: DrawRequest) -> tuple[MutableMapping[str, Tensor], Tensor]:
         """Draw weights.
 
         Returns:

@@ -31,6 +31,7 @@ class Dropout(Posterior):
     """
 
     name = "dropout"
+    capturable = True
     correlated_priors = True
 
     @checked

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 
 import torch
 from torch import Tensor, nn
 
 from bayesify.arguments.checks import Count, Positive, checked
 from bayesify.maths.constraints import positive, raw_positive
+from bayesify.maths.fused_draws import DrawPlan
+from bayesify.maths.philox import TILE
+from bayesify.maths.tied_draws import TiedPlan
 from bayesify.posteriors.base import DrawRequest, Posterior, fixed_std
+from bayesify.posteriors.by_kernels import draw_by_kernels, kernels_suit
 from bayesify.posteriors.starts import start_std
 from bayesify.priors import PriorDraw
+from bayesify.weights.layout import strides_of
 from bayesify.weights.named_parameters import NamedParameters
 
 
@@ -35,6 +40,7 @@ class KTied(Posterior):
     """
 
     name = "k_tied"
+    capturable = True
     correlated_priors = True
     independent = True
 
@@ -61,15 +67,54 @@ class KTied(Posterior):
         """Standard deviations of one layer's `[W b]`: [rows, cols]."""
         return positive(self.raw_row[layer]) @ positive(self.raw_col[layer]).T
 
-    def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
+    def draw(self, request: DrawRequest) -> tuple[MutableMapping[str, Tensor], Tensor]:
         """`M + (u v^T) * noise`."""
-        noise = request.normals([layer.numel for layer in self.layers], self.mean_value[self.layers[0].name])
+        if self.draws_fused(request) and (fused := self._draw_fused(request)) is not None:
+            return fused
+        like = self.mean_value[self.layers[0].name]
+        tile = TILE if request.noise.by_kernel(like) else 1
+        noise = request.normals([layer.numel for layer in self.layers], like, tile)
         stds = self._std_matrices()
         weights: dict[str, Tensor] = {}
         for layer, eps in zip(self.layers, noise, strict=True):
             eps = eps.view(-1, layer.rows, layer.cols)
             weights.update(layer.from_matrix(torch.addcmul(self.mean_value[layer.name], stds[layer.name], eps)))
         return weights, self._kl(request.prior, stds)
+
+    def draws_fused(self, request: DrawRequest) -> bool:
+        """See `Posterior`: where all weights are of one type and a matrix is a weight and at most its bias."""
+        return (
+            kernels_suit(request, self.mean_value[self.layers[0].name])
+            and all(len(layer.weights) <= 2 and not layer.weights[0].transposed for layer in self.layers)
+            and len({request.dtype(weight.name) for weight in self.weights}) == 1
+        )
+
+    def _draw_fused(self, request: DrawRequest) -> tuple[MutableMapping[str, Tensor], Tensor] | None:
+        """The same numbers by a kernel for all layers."""
+        parts = [part.values() for part in (self.mean_value, self.raw_row, self.raw_col)]
+
+        def make(stds: list[float]) -> DrawPlan | None:
+            if not all(part.is_contiguous() for values in parts for part in values):
+                return None
+            rest = iter(stds)
+            means, rows, cols = parts
+            return TiedPlan(
+                means,
+                rows,
+                cols,
+                [
+                    [strides_of(request.layout, each.name, each.shape) for each in layer.weights]
+                    for layer in self.layers
+                ],
+                [layer.weights[0].kind == "lookup" for layer in self.layers],
+                [[next(rest) for _ in layer.weights] for layer in self.layers],
+                request.num_draws,
+                request.antithetic,
+                request.dtype(self.weights[0].name),
+            )
+
+        names = [weight.name for weight in self.weights]
+        return draw_by_kernels(self, request, names, [part for values in parts for part in values], make)
 
     def _std_matrices(self) -> dict[str, Tensor]:
         return {layer.name: self.std_matrix(layer.name) for layer in self.layers}

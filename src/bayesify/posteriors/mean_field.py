@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, Literal
+from collections.abc import Mapping, MutableMapping
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,16 +12,15 @@ from torch import Tensor, nn
 
 from bayesify.arguments.checks import Positive, checked
 from bayesify.maths.constraints import raw_positive
-from bayesify.maths.fused_draws import Plan, fused_draws, make_plans
+from bayesify.maths.fused_draws import DrawPlan, make_plan
 from bayesify.maths.gaussian import diagonal_kl, diagonal_moments, draw_diagonals
 from bayesify.maths.largest_entries import largest
-from bayesify.maths.noise import NoiseSource, SeededNoise
 from bayesify.maths.philox import TILE
 from bayesify.maths.value_checks import transforming
 from bayesify.posteriors.base import DrawRequest, Posterior, fixed_std, repeat_draws
+from bayesify.posteriors.by_kernels import draw_by_kernels, kernels_suit
 from bayesify.posteriors.starts import start_std
 from bayesify.priors import PriorDraw
-from bayesify.running.caching import recent
 from bayesify.weights.catalog import Layer
 from bayesify.weights.local_gaussian import LocalGaussian
 from bayesify.weights.named_parameters import NamedParameters
@@ -108,7 +106,7 @@ class MeanField(Posterior):
             return dict(self.raw_std.items())
         return {name: math.log(self.max_std) + F.logsigmoid(raw) for name, raw in self.raw_std.items()}
 
-    def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
+    def draw(self, request: DrawRequest) -> tuple[MutableMapping[str, Tensor], Tensor]:
         """`m + s * noise`, or local Gaussians inside the training objective if asked for."""
         if self.draws_fused(request) and (fused := self._draw_fused(request)) is not None:
             return fused
@@ -145,44 +143,22 @@ class MeanField(Posterior):
     def draws_fused(self, request: DrawRequest) -> bool:
         """See `Posterior`: where the parameters are what a kernel reads, whole and as they are."""
         return (
-            type(request.noise) is NoiseSource
-            and request.noise.by_kernel(next(self.mean_value.parameters()))
-            and request.prior.fixed
+            kernels_suit(request, next(self.mean_value.parameters()))
             and self.max_std is None
             and self.units == "weight"
             and not (request.local and self.local_reparameterization)
             and not self.mean_value.is_pruned
-            and not transforming()
         )
 
-    def _draw_fused(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor] | None:
+    def _draw_fused(self, request: DrawRequest) -> tuple[MutableMapping[str, Tensor], Tensor] | None:
         """The same numbers by a kernel for all weights of a type, which a bfloat16 network's weights are written in at once."""
-        names, means, log_stds = list(self.unit), self.mean_value.values(), self.raw_std.values()
-        dtypes = tuple([request.dtypes.get(name, torch.float32) for name in names])
-        stds = tuple([float(request.prior.std[name]) for name in names])
-        addresses = tuple([value.data_ptr() for value in (*means, *log_stds)])
-        key = (addresses, stds, dtypes, request.num_draws, request.antithetic)
-        plans = recent(
-            self, key, lambda: make_plans(means, log_stds, stds, request.num_draws, request.antithetic, dtypes)
-        )
-        if plans is None:
-            return None
-        seed = request.noise.seed(means[0].device)
-        drawn: dict[str, Tensor] = {}
-        kl: Any = 0.0
-        # What the backward pass keeps must not hold the draws, which the request does: a cycle would outlive its step.
-        alone = replace(request, weights=None, networks={}, runner=None)
-        for plan in plans:
+        means, log_stds = self.mean_value.values(), self.raw_std.values()
 
-            def noise(seed: Tensor, plan: Plan = plan) -> list[Tensor]:
-                made = self._noise(replace(alone, noise=SeededNoise(seed)), means)
-                return [made[at] for at in plan.members]
+        def make(stds: list[float]) -> DrawPlan | None:
+            dtypes = [request.dtype(name) for name in self.unit]
+            return make_plan(means, log_stds, stds, request.num_draws, request.antithetic, dtypes)
 
-            parameters = [values[at] for values in (means, log_stds) for at in plan.members]
-            found, part = fused_draws(plan, noise, seed, parameters)
-            drawn |= {names[at]: draw for at, draw in zip(plan.members, found, strict=True)}
-            kl = part if len(plans) == 1 else kl + part
-        return drawn, kl
+        return draw_by_kernels(self, request, list(self.unit), [*means, *log_stds], make)
 
     def _draw_locally(self, request: DrawRequest, log_std: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         names, means = list(self.mean_value), self._means()

@@ -40,6 +40,7 @@ class RankOne(Posterior):
     """
 
     name = "rank_one"
+    capturable = True
     correlated_priors = True
     row_mean: NamedParameters
     row_raw_std: NamedParameters

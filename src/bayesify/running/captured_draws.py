@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
+from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from bayesify.maths.fused_draws import Joined
 from bayesify.maths.noise import NoiseSource
 from bayesify.running.caching import cached_values, parameter_state, settled
 from bayesify.running.cuda_graphs import WARMUP_CALLS, capture, side_stream
+from bayesify.weights.layout import NetworkLayout, strides_of
 from bayesify.weights.named_parameters import MASK
+from bayesify.weights.placed import PlacedWeights
 
 if TYPE_CHECKING:
     from bayesify.posteriors.base import DrawRequest, Posterior
 
-LARGEST = 2**28
-"""Numbers in all draws of a request above which a graph is not worth the memory that it keeps."""
+LARGEST_SHARE = 1 / 16
+"""Of a device's memory that the draws of a request take in float32, above which a graph is not worth what it keeps."""
 
 MOST_CAPTURES = 16
 """Kinds of requests that are remembered for a posterior, the last ones: each generator is a kind of its own."""
@@ -27,7 +32,7 @@ _LOCK = threading.RLock()
 _CAPTURES: weakref.WeakKeyDictionary[Posterior, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
 
-def draw(posterior: Posterior, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
+def draw(posterior: Posterior, request: DrawRequest) -> tuple[MutableMapping[str, Tensor], Tensor]:
     """Draw from a posterior, by a captured CUDA graph where that is possible and pays.
 
     A graph works on fixed memory. Without gradients its results are copied out. With gradients (inside the training
@@ -88,7 +93,8 @@ def _suits(posterior: Posterior, request: DrawRequest) -> bool:
         return False
     if any(name.endswith(MASK) for name, _ in posterior.named_buffers()):
         return False  # the gradient of a scatter by mask waits for the device
-    return request.num_draws * sum(posterior.sizes().values()) <= LARGEST
+    size = 4 * request.num_draws * sum(posterior.sizes().values())
+    return size <= LARGEST_SHARE * torch.cuda.get_device_properties(device).total_memory
 
 
 class _Captured:
@@ -102,7 +108,7 @@ class _Captured:
         def run() -> list[Tensor]:
             weights, kl = posterior.draw(request)
             self.names = list(weights)
-            return [*weights.values(), kl]
+            return [*(weights.values() if training else self._joined(weights, request.layout)), kl]
 
         def gradient(outputs: list[Tensor]) -> tuple[Tensor | None, ...]:
             live = [(out, grad) for out, grad in zip(outputs, self.grad_outputs, strict=True) if out.requires_grad]
@@ -129,23 +135,47 @@ class _Captured:
         generator.set_state(before)
         self.kept = cached_values(posterior)  # the graph reads their memory, whatever the posterior forgets later
 
+    def _joined(self, weights: Mapping[str, Tensor], layout: NetworkLayout | None) -> list[Tensor]:
+        """All weights of a type, the network's, in one piece of memory as the network has them: it is copied out in one go."""
+        self.parts: list[tuple[list[str], Joined]] = []
+        pieces = []
+        dtypes = {name: (layout and layout.low_precision.get(name)) or weight.dtype for name, weight in weights.items()}
+        for dtype in dict.fromkeys(dtypes.values()):
+            names = [name for name, kind in dtypes.items() if kind == dtype]
+            strides = [strides_of(layout, name, weights[name].shape[1:]) for name in names]
+            joined = Joined(
+                [
+                    ((len(weights[name]), *size), (math.prod(size), *stride))
+                    for name, (size, stride) in zip(names, strides, strict=True)
+                ]
+            )
+            piece = torch.empty(joined.total, dtype=dtype, device=weights[names[0]].device)
+            torch._foreach_copy_(joined.views(piece), [weights[name] for name in names])
+            self.parts.append((names, joined))
+            pieces.append(piece)
+        return pieces
+
     def busy(self) -> bool:
         """Whether a bound that was drawn from this graph still waits for its backward pass."""
         use = self.pending() if self.pending is not None else None
         return use is not None and not use.finished
 
-    def replay(self) -> tuple[dict[str, Tensor], Tensor]:
+    def replay(self) -> tuple[MutableMapping[str, Tensor], Tensor]:
         if self.training:
             use = _Use()
             if self.pending is not None and (last := self.pending()) is not None:
                 last.overwritten = True
             self.pending = weakref.ref(use)
             outputs = list(_Replay.apply(self, use, *self.parameters))
-        else:
-            self.forward_graph.replay()
-            outputs = [torch.empty_like(output) for output in self.outputs]
-            torch._foreach_copy_(outputs, self.outputs)
-        return dict(zip(self.names, outputs[:-1], strict=True)), outputs[-1]
+            return dict(zip(self.names, outputs[:-1], strict=True)), outputs[-1]
+        self.forward_graph.replay()
+        *pieces, kl = [output.clone() for output in self.outputs]
+        places = {
+            name: place
+            for (names, joined), piece in zip(self.parts, pieces, strict=True)
+            for name, place in zip(names, joined.places(piece), strict=True)
+        }
+        return PlacedWeights(self.names, [places[name] for name in self.names]), kl
 
 
 class _Use:

@@ -63,31 +63,47 @@ class LightCopy:
         network: What is copied.
         evaluate: Whether the copy is in evaluation mode.
         hooks: Whether hooks can be registered with the copy's modules.
+        owners: Paths of the modules whose slots will be filled: torch's own leaf modules elsewhere, which a pass leaves as they
+            are, stand for themselves. By default all are copied.
 
     Attributes:
         root: The copy of the whole.
         complete: Whether the copy runs by itself: code that was compiled for a module object runs that very object.
     """
 
-    def __init__(self, network: nn.Module, *, evaluate: bool = False, hooks: bool = True) -> None:
-        self._evaluate = evaluate
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        evaluate: bool = False,
+        hooks: bool = True,
+        owners: Collection[str] | None = None,
+    ) -> None:
+        self._evaluate, self._owners = evaluate, None if hooks else owners
+        self._shared: dict[int, nn.Module] = {}
         self._own = (*_SLOTS, *_HOOKS) if hooks else _SLOTS
         self._pairs: dict[int, _Pair] = {}
         self.complete = True
-        self.root = self._copy(network)
+        self.root = self._copy(network, "")
 
     def __getitem__(self, module: nn.Module) -> nn.Module:
         """The copy of one module of the tree."""
-        return self._pairs[id(module)].clone
+        return self._shared[id(module)] if id(module) in self._shared else self._pairs[id(module)].clone
 
     def modules(self) -> list[nn.Module]:
         """All modules of the copy."""
-        return [pair.clone for pair in self._pairs.values()]
+        return [*(pair.clone for pair in self._pairs.values()), *self._shared.values()]
 
-    def _copy(self, module: nn.Module) -> nn.Module:
+    def _copy(self, module: nn.Module, path: str | None = None) -> nn.Module:
         known = self._pairs.get(id(module))
         if known is not None:
             return known.clone
+        if id(module) in self._shared:
+            return module
+        apart = self._owners is not None and path is not None and path not in self._owners
+        if apart and _is_unchanged(module, self._evaluate):
+            self._shared[id(module)] = module
+            return module
         if isinstance(module, torch.jit.ScriptModule):
             clone: Any = copy.copy(module)
             if self._evaluate:
@@ -107,8 +123,10 @@ class LightCopy:
                 state[key] = _swap(state[key], self._copy, {})  # hooks that are methods of modules
         children = state["_modules"]
         if children:
+            before = f"{path}." if path else ""
             state["_modules"] = {
-                name: child if child is None else self._copy(child) for name, child in children.items()
+                name: child if child is None else self._copy(child, None if path is None else before + name)
+                for name, child in children.items()
             }
             pair.children = tuple(state["_modules"].values())
         else:
@@ -132,8 +150,8 @@ class LightCopy:
             if (
                 len(now) == len(pair.before)
                 and all(map(operator.is_, now.values(), pair.before.values()))
-                and _same(now["_buffers"].values(), original._buffers.values())
-                and _same(now["_modules"].values(), pair.children)
+                and (not now["_buffers"] or _same(now["_buffers"].values(), original._buffers.values()))
+                and (not now["_modules"] or _same(now["_modules"].values(), pair.children))
             ):
                 continue
             self._write_back(pair)
@@ -148,6 +166,20 @@ class LightCopy:
                 original.__dict__[key] = _swap(value, lambda held: originals.get(id(held), held), {})
         for key in pair.before.keys() - now.keys():
             original.__dict__.pop(key, None)
+
+
+def _is_unchanged(module: nn.Module, evaluate: bool) -> bool:
+    """Whether a pass leaves a module as it is: one of torch's own without children, hooks or another mode."""
+    state = module.__dict__
+    return (
+        not state["_modules"]
+        and type(module).__module__.startswith("torch.nn.modules.")
+        and not (evaluate and state["training"])
+        and not state["_forward_hooks"]
+        and not state["_forward_pre_hooks"]
+        and "forward" not in state
+        and not isinstance(module, nn.RNNBase)
+    )
 
 
 def _same(now: Collection[Any], before: Collection[Any]) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesify.weights.placed import PlacedWeights
 from bayesify.weights.structured import StructuredWeight
 
 WeightDict = Mapping[str, Tensor]
@@ -24,8 +25,8 @@ def each(values: WeightDict) -> Iterator[dict[str, Tensor]]:
 
     One `unbind` for all of them: indexing each would fill a gradient of the size of all draws per draw.
     """
-    if count_draws(values) == 1:
-        yield at(values, 0)
+    if count_draws(values) == 1 or isinstance(values, PlacedWeights):
+        yield from (at(values, index) for index in range(count_draws(values)))
         return
     for draw in zip(*(value.unbind(0) for value in values.values()), strict=True):
         yield dict(zip(values, draw, strict=True))
@@ -33,6 +34,8 @@ def each(values: WeightDict) -> Iterator[dict[str, Tensor]]:
 
 def at(values: WeightDict, index: int | slice) -> dict[str, Tensor]:
     """One draw (no axis of draws any more) or a slice of draws."""
+    if isinstance(values, PlacedWeights) and isinstance(index, int):
+        return values.at(index)
     if index == 0 and count_draws(values) == 1:
         return {
             name: value.unbind(0)[0] if isinstance(value, StructuredWeight) else value.squeeze(0)

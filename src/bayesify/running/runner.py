@@ -21,6 +21,7 @@ from bayesify.running.memory import batch_size
 from bayesify.running.outputs import WeightDict, as_tree, count_draws, each, stack
 from bayesify.running.row_draws import NotByRows, as_rows, can_take_rows, split_draws
 from bayesify.weights.catalog import Weight, owner_of, refresh_recurrent
+from bayesify.weights.placed import PlacedWeights
 from bayesify.weights.structured import LocalWeight, StructuredWeight
 
 Mode = Literal["single", "vmap", "rows", "loop"]
@@ -79,11 +80,12 @@ class Runner:
         return Runner(self.network, self.weights, frozen, evaluate=self.evaluate)
 
     @contextmanager
-    def alone(self, *, hooks: bool = True) -> Iterator[Runner]:
+    def alone(self, *, hooks: bool = True, share: bool = False) -> Iterator[Runner]:
         """The same over a light copy of the network that nobody else sees, for several passes, or for hooks.
 
         Args:
             hooks: Whether hooks can be registered with the copy's modules.
+            share: Whether only slots of the weights are filled, so that other leaf modules need no copy.
         """
         if self._is_alone:
             yield self
@@ -94,13 +96,19 @@ class Runner:
             with _modes(list(self.network.modules()), self.evaluate):
                 yield own
             return
-        copied = LightCopy(self.network, evaluate=self.evaluate, hooks=hooks)
+        owners = self._owners() if share and not self.point_values else None
+        copied = LightCopy(self.network, evaluate=self.evaluate, hooks=hooks, owners=owners)
         if not copied.complete:
             with _SHARED, _modes(list(self.network.modules()), self.evaluate):
                 yield own
             return
         own._copy, own.network = copied, copied.root
         yield own
+
+    def _owners(self) -> set[str]:
+        """Paths of the modules that hold the weights."""
+        names = [name for weight in self.weights.values() for name in (weight.name, *weight.aliases)]
+        return {name.rpartition(".")[0] for name in names}
 
     def _give_back(self) -> None:
         """Give the network what its own code has assigned to it in a pass."""
@@ -143,7 +151,7 @@ class Runner:
             return torch.func.functional_call(self.network, named, args, dict(kwargs), tie_weights=False)
         if self._is_alone:
             return self._run_with(named, args, kwargs, method)
-        with self.alone(hooks=False) as own:
+        with self.alone(hooks=False, share=values.keys() <= self.weights.keys()) as own:
             output = own._run_with(named, args, kwargs, method)
             own._give_back()
         return output
@@ -151,9 +159,13 @@ class Runner:
     def _run_with(self, named: dict[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any], method: str) -> Any:
         recurrent = self._is_recurrent()
         before = []
+        owners: dict[str, nn.Module] = {}
         for name, value in named.items():
             if name not in self._slots:
-                owner, leaf = owner_of(self.network, name)
+                path, _, leaf = name.rpartition(".")
+                owner = owners.get(path)
+                if owner is None:
+                    owner = owners[path] = owner_of(self.network, name)[0]
                 self._slots[name] = (owner._parameters if leaf in owner._parameters else owner._buffers), leaf
             slots, leaf = self._slots[name]
             before.append((slots, leaf, slots[leaf]))
@@ -237,7 +249,7 @@ class Runner:
         """
         if self._is_alone:
             return self._run(values, args, kwargs, mode, chunk_size, buffers)
-        with self.alone(hooks=False) as own:
+        with self.alone(hooks=False, share=buffers is None) as own:
             outputs = own._run(values, args, kwargs, mode, chunk_size, buffers)
             own._give_back()
         return outputs
@@ -253,7 +265,9 @@ class Runner:
     ) -> Any:
         num_draws = count_draws(values)
         mode = mode or self.mode(num_draws)
-        if any(isinstance(value, StructuredWeight) and not value.batchable for value in values.values()):
+        if not isinstance(values, PlacedWeights) and any(
+            isinstance(value, StructuredWeight) and not value.batchable for value in values.values()
+        ):
             mode = "single" if num_draws == 1 else "loop"
         if mode == "rows" and not buffers and not any(isinstance(value, StructuredWeight) for value in values.values()):
             try:

@@ -64,6 +64,8 @@ class Weight:
         if self.kind == "lookup":
             return (self.shape[1], self.shape[0])
         rows = self.shape[1] * self.groups if self.transposed else self.shape[0]
+        if self.kind == "custom":  # such as positions x width with an axis for the batch before them
+            rows = next((size for size in self.shape[:-2] if size != 1), self.shape[-2])
         return (rows, self.numel // rows if rows else 0)
 
     def to_matrix(self, value: Tensor) -> Tensor:
@@ -71,7 +73,8 @@ class Weight:
 
         A kernel `(c_out, c_in/g, *k)` becomes `c_out x (c_in/g * prod(k))`; a transposed one `(c_in, c_out/g, *k)` has
         inputs and outputs exchanged within each group first; an embedding table is the matrix that multiplies a
-        one-hot row; a vector is one column.
+        one-hot row; a vector is one column; a parameter of an unknown module has its first axis longer than 1, or
+        the last but one, as outputs.
 
         Args:
             value: [*batch, *shape].

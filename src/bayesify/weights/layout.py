@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 
 import torch
 from torch import Tensor, nn
 
 from bayesify.weights.catalog import Weight, is_channels_last, padding_rows
+from bayesify.weights.placed import PlacedWeights
 from bayesify.weights.structured import StructuredWeight
 
 
@@ -17,13 +18,13 @@ class NetworkLayout:
     def __init__(self, net: nn.Module, weights: list[Weight], values: Mapping[str, Tensor]) -> None:
         self._padding = padding_rows(net, weights)
         self.low_precision = {name: value.dtype for name, value in values.items() if value.dtype == torch.bfloat16}
-        self._channels_last = {name for name, value in values.items() if is_channels_last(value)}
+        self.channels_last = {name for name, value in values.items() if is_channels_last(value)}
 
     def widen(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Values in at least float32, the type of a posterior's parameters."""
         return {name: value.float() if name in self.low_precision else value for name, value in values.items()}
 
-    def cast(self, weights: dict[str, Tensor], *, spread: bool = False) -> dict[str, Tensor]:
+    def cast(self, weights: MutableMapping[str, Tensor], *, spread: bool = False) -> MutableMapping[str, Tensor]:
         """Give drawn weights [S, *shape] the padding rows, types and memory layouts of the network's own, in place.
 
         Args:
@@ -37,10 +38,21 @@ class NetworkLayout:
             weight = weight.materialize() if isinstance(weight, StructuredWeight) else weight
             rows = (torch.zeros_like(value) if spread else value).to(weight).expand(weight.shape[0], 1, -1)
             weights[name] = weight.index_copy(1, torch.tensor([row], device=weight.device), rows)
+        if isinstance(weights, PlacedWeights):
+            return weights
         for name in self.low_precision.keys() & weights.keys():
-            if weights[name].dtype != self.low_precision[name]:
-                weights[name] = weights[name].to(self.low_precision[name])
-        for name in self._channels_last & weights.keys():
+            weights[name] = weights[name].to(self.low_precision[name])
+            if name not in self.channels_last and not isinstance(weights[name], StructuredWeight):
+                weights[name] = weights[name].contiguous()  # rows that start anywhere take slower kernels
+        for name in self.channels_last & weights.keys():
             if weights[name].stride(2) != 1:
                 weights[name] = weights[name].movedim(2, -1).contiguous().movedim(-1, 2)
         return weights
+
+
+def strides_of(layout: NetworkLayout | None, name: str, shape: torch.Size) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Size and stride of a weight without gaps in memory, as the network has it."""
+    like = torch.empty(shape, device="meta")
+    if layout is not None and name in layout.channels_last:
+        like = like.movedim(1, -1).contiguous().movedim(-1, 1)
+    return tuple(like.shape), like.stride()

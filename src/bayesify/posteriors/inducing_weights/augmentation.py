@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bayesify.maths.constraints import positive, raw_positive, raw_positives
 from bayesify.maths.largest_entries import largest
-from bayesify.maths.matheron import Factors, factorize
+from bayesify.maths.matheron import Augmented
 from bayesify.weights.named_parameters import NamedParameters
 
 INIT_D = 1e-3
@@ -48,10 +48,10 @@ class Augmentation(nn.Module):
         r"""$\lambda$ of each matrix, [L], or `None` for 0."""
         return None if self.raw_lambda is None else positive(self.raw_lambda, self.max_lambda)
 
-    def factors(self) -> Factors:
-        """What all draws share."""
+    def augmented(self) -> Augmented:
+        """Z and D."""
         rows, cols = ([side.dense(name) for name in side] for side in (self.z_row, self.z_col))
-        return factorize(rows, cols, positive(self.raw_d_row), positive(self.raw_d_col))
+        return Augmented(rows, cols, positive(self.raw_d_row), positive(self.raw_d_col))
 
     @torch.no_grad()
     def prune(self, keep: float) -> None:

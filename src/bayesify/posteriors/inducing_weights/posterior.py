@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from bayesify.arguments.checks import Count, NonNegative, Positive, checked
 from bayesify.maths.constraints import raw_positive
-from bayesify.maths.matheron import Factors, conditional_draw, conditional_mean, noise_shapes
+from bayesify.maths.matheron import Factors, conditional_draw, conditional_mean, factorize, noise_shapes
 from bayesify.maths.mixture import choose_members
+from bayesify.maths.value_checks import transforming
 from bayesify.posteriors import starts
 from bayesify.posteriors.base import DrawRequest, Posterior
 from bayesify.posteriors.inducing_weights.augmentation import Augmentation, network_start, random_start
@@ -186,7 +187,7 @@ class InducingWeights(Posterior):
 
     def factors(self) -> list[Factors]:
         """Factors of every block, computed once per state of the parameters where no gradient is needed."""
-        return self.cached("factors", lambda: [part.factors() for part in self._augmented()])
+        return self.cached("factors", lambda: factorize([part.augmented() for part in self._augmented()]))
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
         """All layers by the extended Matheron rule, with the noise of the whole network in one call."""
@@ -212,22 +213,34 @@ class InducingWeights(Posterior):
                 )
             ]
         weights: dict[str, Tensor] = {}
+        low = self._low_precision(request, like)
         for index, block in enumerate(self.blocks):
             family = families[index] if self.shared is None else families[0]
             whitened = family.whitened(u[index], factors[index] if self.shared is None else None)
             sigma, columns = self._sigma(block, request.prior, like)
-            matrices = self._conditional(factors[index], whitened, scales[index], sigma, matheron[index])
+            matrices = self._conditional(factors[index], whitened, scales[index], sigma, matheron[index], low)
             self._unpack(block, matrices, columns, weights)
         weights = {name: request.prior.color(name, value) for name, value in weights.items()}
         return weights, self._kl(factors, request.num_data)
 
     @staticmethod
     def _conditional(
-        factors: Factors, u: Tensor, scale: Tensor | None, sigma: Tensor, noise: list[Tensor]
+        factors: Factors,
+        u: Tensor,
+        scale: Tensor | None,
+        sigma: Tensor,
+        noise: list[Tensor],
+        dtype: torch.dtype | None = None,
     ) -> list[Tensor]:
         if scale is None:
             return conditional_mean(factors, u * sigma.reshape(sigma.shape[0], -1, 1, 1))
-        return conditional_draw(factors, u, scale, sigma, noise)
+        return conditional_draw(factors, u, scale, sigma, noise, dtype)
+
+    def _low_precision(self, request: DrawRequest, like: Tensor) -> torch.dtype | None:
+        """The type of the network's weights where products in it are fast and round no more than the weights themselves."""
+        kinds = {request.dtype(weight.name) for weight in self.weights}
+        plain = torch.is_grad_enabled() or transforming() or not like.is_cuda or like.dtype != torch.float32
+        return None if plain or len(kinds) > 1 or torch.float32 in kinds else kinds.pop()
 
     def _split_shared(self, tall: Tensor) -> Tensor:
         """All layers' U out of one tall matrix: [S, L M_r, M_c] -> [L, S, M_r, M_c]."""

@@ -116,10 +116,16 @@ class WalshHadamardWeight(StructuredWeight):
 
 @WalshHadamardWeight.rule(F.linear)
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    if not isinstance(weight, WalshHadamardWeight) or isinstance(x, StructuredWeight):
+    if not isinstance(weight, WalshHadamardWeight) or isinstance(x, StructuredWeight) or _gains_by_forming(x, weight):
         return NotImplemented
     y = weight.blocks_.multiply(x, weight.left_, weight.g_, weight.right_)
     return _finish(y, bias)
+
+
+def _gains_by_forming(x: Tensor, weight: WalshHadamardWeight) -> bool:
+    """Whether W is formed: tensor cores multiply by it faster than memory serves transforms of more rows than W has."""
+    rows = x.numel() // x.shape[-1] if x.numel() else 0
+    return x.is_cuda and torch.is_autocast_enabled("cuda") and rows >= weight.blocks_.size
 
 
 def _finish(y: Tensor, bias: Tensor | None) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -174,7 +174,7 @@ class WalshHadamard(Posterior):
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
         """g of all blocks with the noise of the network in one call; weights are formed, or stay factors in linear layers."""
-        weights: dict[str, Tensor] = {}
+        weights: MutableMapping[str, Tensor] = {}
         kl: Any = 0.0
         if self.vectors is not None:
             weights, kl = self.vectors.draw(request)
@@ -211,7 +211,7 @@ class WalshHadamard(Posterior):
             total = total + kl
         return [g for g, _ in parts], total
 
-    def _hand_out(self, size: int, g: Tensor, request: DrawRequest, into: dict[str, Tensor]) -> None:
+    def _hand_out(self, size: int, g: Tensor, request: DrawRequest, into: MutableMapping[str, Tensor]) -> None:
         """The weights of a group from draws of its g, [S, K, D]."""
         left, right = self.left[str(size)], self.right[str(size)]
         local = request.local and self.local_reparameterization
@@ -233,7 +233,9 @@ class WalshHadamard(Posterior):
         if formed:
             self._form(formed, dyadic_values(g), left, right, into)
 
-    def _form(self, parts: list[_Part], c: Tensor, left: Tensor, right: Tensor, into: dict[str, Tensor]) -> None:
+    def _form(
+        self, parts: list[_Part], c: Tensor, left: Tensor, right: Tensor, into: MutableMapping[str, Tensor]
+    ) -> None:
         """Weights from the D numbers that each block consists of, [..., K, D], all blocks in one call where all are formed."""
         whole = parts[-1].stop - parts[0].start == sum(part.blocks.count for part in parts)
         for batch in [parts] if whole else [[part] for part in parts]:

@@ -1,0 +1,151 @@
+"""Draws of many matrices of Gaussians with low-rank standard deviations on a GPU in one launch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from bayesify.maths import fused_draws
+from bayesify.maths.fused_draws import ALIGNED, Joined, Place, first_tiles, offset, on_device, tile_owners
+from bayesify.maths.philox import ROUNDS
+
+BLOCK, CHUNK = 32, 64
+"""Rows or columns whose factors a program gives gradients to, and the entries of each that it takes at a time."""
+
+NUMBERS = 512
+"""Factors that a program makes positive."""
+
+
+class TiedPlan:
+    r"""Where many matrices `[W b]` lie in memory, as kernels read it, with $s_{ij} = \sum_k u_{ik} v_{jk}$; see `KTied`.
+
+    Columns of the table: where mean, raw row and raw column factors are, in numbers from `base`; entries, columns, first tile of
+    noise, tiles of a draw; columns of W; the first number of its draws, then what a row, a channel and a position within a channel
+    add to it, with the number of positions before the channels'; first number of b's draws; numbers of a draw of W and of b; first
+    number of a gradient by the mean, by the row and by the column factors; how many row and column factors there are.
+
+    Args:
+        means: M of each, [rows, cols].
+        raw_rows: [rows, rank] of each.
+        raw_cols: [cols, rank] of each.
+        outputs: Sizes and strides of W, and of b where there is one, as the network has them, for each matrix.
+        lookups: Whether W is an embedding table, whose matrix has a column for each of its rows.
+        prior_stds: $\sigma$ of W and of b for each matrix.
+        num_draws: S.
+        antithetic: Whether each second draw has the noise of the one before with the opposite sign.
+        dtype: Of the draws.
+    """
+
+    def __init__(
+        self,
+        means: Sequence[Tensor],
+        raw_rows: Sequence[Tensor],
+        raw_cols: Sequence[Tensor],
+        outputs: Sequence[Sequence[tuple[tuple[int, ...], tuple[int, ...]]]],
+        lookups: Sequence[bool],
+        prior_stds: Sequence[Sequence[float]],
+        num_draws: int,
+        antithetic: bool,
+        dtype: torch.dtype,
+    ) -> None:
+        self.num_draws, self.antithetic, self.dtype = num_draws, antithetic, dtype
+        self.device, self.rank = means[0].device, raw_rows[0].shape[1]
+        self.base = torch.zeros(4, device=self.device)
+        layouts = [((num_draws, *size), (math.prod(size), *stride)) for pair in outputs for size, stride in pair]
+        self.drawn = Joined(layouts)
+        self.means, self.factors = (
+            Joined([(tuple(part.shape), part.stride()) for part in parts]) for parts in (means, [*raw_rows, *raw_cols])
+        )
+        tiles, first = first_tiles([mean.numel() for mean in means], num_draws, antithetic)
+        rows, place = [], 0
+        for at, (mean, row, col, pair) in enumerate(zip(means, raw_rows, raw_cols, outputs, strict=True)):
+            start, bias = self.drawn.starts[place], self.drawn.starts[place + len(pair) - 1]
+            place += len(pair)
+            width, steps = _steps(*pair[0], mean.shape[0], lookups[at])
+            rows.append(
+                [
+                    *(offset(part, self.base) for part in (mean, row, col)),
+                    mean.numel(), mean.shape[1], first[at], tiles[at], width, start, *steps, bias,
+                    mean.shape[0] * width, mean.shape[0], self.means.starts[at],
+                    *self.factors.starts[at :: len(means)], row.numel(), col.numel(),
+                ]
+            )  # fmt: skip
+        self.owners = tile_owners(tiles, self.device)
+        self.sides = self._blocks([mean.shape for mean in means], BLOCK)
+        self.numbers = self._blocks(
+            [(row.numel(), col.numel()) for row, col in zip(raw_rows, raw_cols, strict=True)], NUMBERS
+        )
+        self.table = torch.tensor(rows, dtype=torch.int64).to(self.device)
+        pairs = [[stds[0] ** -2, stds[-1] ** -2] for stds in prior_stds]
+        self.precisions = torch.tensor(pairs, dtype=torch.float32).to(self.device)
+        self.constant = sum(
+            math.prod(size) * (math.log(std) - 0.5)
+            for pair, stds in zip(outputs, prior_stds, strict=True)
+            for (size, _), std in zip(pair, stds, strict=True)
+        )
+        self.gaps = torch.zeros(ALIGNED, dtype=dtype, device=self.device)
+
+    def _blocks(self, sizes: Sequence[Sequence[int]], block: int) -> Tensor:
+        """Matrix, side and number of each block of its two sides: [blocks, 3]."""
+        found = [
+            (at, side, number)
+            for at, pair in enumerate(sizes)
+            for side, size in enumerate(pair)
+            for number in range(-(-size // block))
+        ]
+        return torch.tensor(found, dtype=torch.int32).to(self.device)
+
+    def _positive(self) -> Tensor:
+        """The factors as positive numbers, where their gradients would be."""
+        from bayesify.maths.tied_kernels import positive_kernel
+
+        factors = torch.empty(self.factors.total, dtype=torch.float32, device=self.device)
+        positive_kernel[(len(self.numbers),)](self.numbers, self.table, self.base, factors, NUMBERS)
+        return factors
+
+    def draw(self, seed: Tensor) -> tuple[list[Place], Tensor]:
+        """Draws [S, *shape] of each W and b, and the KL, a scalar; without gradients."""
+        from bayesify.maths.tied_kernels import tied_draw_kernel
+
+        out = torch.empty(self.drawn.total, dtype=self.dtype, device=self.device)
+        parts = torch.empty(len(self.owners), dtype=torch.float32, device=self.device)
+        with on_device(self.device):
+            tied_draw_kernel[(len(self.owners),)](
+                self.owners, self.table, self.precisions, self.base, self._positive(), seed, out, parts, self.num_draws,
+                self.antithetic, self.rank, ROUNDS, fused_draws.FAST, num_warps=fused_draws.WARPS,
+            )  # fmt: skip
+        return self.drawn.places(out), parts.sum().add_(self.constant)
+
+    def gradients(self, seed: Tensor, grads: Sequence[Tensor | None], grad_kl: Tensor | None) -> list[Tensor]:
+        """Gradients by all means, then by all row and all column factors, from those of the draws and of the KL."""
+        from bayesify.maths.tied_kernels import factor_kernel, tied_gradient_kernel
+
+        joined = self.drawn.join(grads, self.gaps)
+        to_mean, to_std, to_factors = (
+            torch.empty(part.total, dtype=torch.float32, device=self.device)
+            for part in (self.means, self.means, self.factors)
+        )
+        weight = torch.zeros((), device=self.device) if grad_kl is None else grad_kl
+        with on_device(self.device):
+            factors = self._positive()
+            tied_gradient_kernel[(len(self.owners),)](
+                self.owners, self.table, self.precisions, self.base, factors, seed, joined, weight, to_mean, to_std, self.num_draws,
+                self.antithetic, self.rank, ROUNDS, fused_draws.FAST, num_warps=fused_draws.WARPS,
+            )  # fmt: skip
+            factor_kernel[(len(self.sides), self.rank)](
+                self.sides, self.table, self.base, factors, to_std, to_factors, self.rank, BLOCK, CHUNK
+            )
+        return [*self.means.views(to_mean), *self.factors.views(to_factors)]
+
+
+def _steps(size: tuple[int, ...], stride: tuple[int, ...], rows: int, lookup: bool) -> tuple[int, list[int]]:
+    """Columns of a weight's matrix; what a row adds to a place, positions of a channel, what a channel and a position add."""
+    if lookup:
+        return size[0], [stride[1], 1, stride[0], 0]
+    width = math.prod(size) // rows
+    if len(size) > 2 and stride[1] == 1 and width > 1:  # channels last: positions are outside of channels in memory
+        return width, [stride[0], math.prod(size[2:]), 1, size[1]]
+    return width, [width, 1, 1, 0]

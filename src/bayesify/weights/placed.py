@@ -1,0 +1,54 @@
+"""Drawn weights side by side in memory, each of which becomes a tensor when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping, Sequence
+
+from torch import Tensor
+
+from bayesify.maths.fused_draws import Place
+
+
+class PlacedWeights(MutableMapping[str, Tensor]):
+    """Weights [S, *shape] by name, as the network has them in type and layout.
+
+    To make a tensor takes the host a microsecond, of which a draw of a large network takes hundreds; a pass that needs one draw
+    gets it without the axis of draws at once.
+
+    Args:
+        names: Of the weights.
+        places: Where each is.
+    """
+
+    def __init__(self, names: Sequence[str], places: Sequence[Place]) -> None:
+        self._values: dict[str, Tensor | Place] = dict(zip(names, places, strict=True))
+
+    def __getitem__(self, name: str) -> Tensor:
+        value = self._values[name]
+        if isinstance(value, tuple):
+            flat, size, stride, start = value
+            value = self._values[name] = flat.as_strided(size, stride, start)
+        return value
+
+    def __setitem__(self, name: str, value: Tensor) -> None:
+        self._values[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def at(self, index: int) -> dict[str, Tensor]:
+        """One draw, [*shape] each."""
+        found = {}
+        for name, value in self._values.items():
+            if isinstance(value, tuple):
+                flat, size, stride, start = value
+                found[name] = flat.as_strided(size[1:], stride[1:], start + index % size[0] * stride[0])
+            else:
+                found[name] = value[index]
+        return found

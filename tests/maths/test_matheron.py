@@ -1,0 +1,90 @@
+"""Factors of augmented matrices: gradients, sizes that are filled up, draws in low precision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bayesify
+from bayesify import likelihoods, posteriors
+from bayesify.maths import matheron
+from bayesify.maths.matheron import Augmented, Factors, factorize
+from bayesify.posteriors.inducing_weights.posterior import InducingWeights
+
+
+def parts(*sizes: tuple[int, int, int]) -> list[Tensor]:
+    """Z of groups of matrices, [G, M, d] each."""
+    generator = torch.Generator().manual_seed(len(sizes))
+    return [torch.randn(size, generator=generator, dtype=torch.float64, requires_grad=True) for size in sizes]
+
+
+def test_gradients_and_their_gradients() -> None:
+    z = parts((2, 6, 9), (3, 4, 3))  # the second has more rows than columns, and is filled up to 6 rows
+    d = (torch.rand(5, 6, dtype=torch.float64) + 0.1).requires_grad_()
+
+    def factors(d: Tensor, *z: Tensor) -> tuple[Tensor, ...]:
+        whole = torch.cat([d[:2], matheron._filled(d[2:, :4], 6, 1.0, axes=1)])
+        inverse, root, tril = matheron._Triangles.apply(whole, *z)
+        return inverse.tril(), root, tril.tril()
+
+    assert torch.autograd.gradcheck(factors, (d, *z))
+    assert torch.autograd.gradgradcheck(factors, (d, *z))
+    alone = torch.func.vmap(torch.func.grad(lambda d: matheron._Triangles.apply(d, z[0].detach())[0].sum()))
+    assert alone(torch.rand(3, 2, 6, dtype=torch.float64) + 0.1).isfinite().all()
+
+
+def test_sides_of_other_sizes_are_filled_up() -> None:
+    """As on a GPU: one Cholesky for all sides of all blocks gives what one for each gives."""
+
+    class Elsewhere(Tensor):
+        is_cuda = True
+
+    def all_of(blocks: list[Factors]) -> list[Tensor]:
+        names = ("row_rest", "row_tril", "col_rest", "col_tril")
+        reaches = [reach for block in blocks for reach in (*block.row_reach, *block.col_reach)]
+        return [torch.as_tensor(part) for part in [*reaches, *(getattr(b, name) for b in blocks for name in names)]]
+
+    def blocks(wrap: Any) -> list[Augmented]:
+        ones = [torch.ones(size, dtype=torch.float64) for size in ((3, 6), (3, 5), (1, 2), (1, 3))]
+        first = Augmented(parts((2, 6, 9), (1, 6, 4)), parts((2, 5, 7), (1, 5, 8)), wrap(ones[0]), ones[1])
+        return [first, Augmented(parts((1, 2, 4)), parts((1, 3, 5)), ones[2], ones[3])]
+
+    plain = all_of(factorize(blocks(lambda d: d)))
+    filled = all_of(factorize(blocks(lambda d: d.as_subclass(Elsewhere))))
+    for one, other in zip(plain, filled, strict=True):
+        torch.testing.assert_close(one, other.as_subclass(Tensor), rtol=1e-12, atol=1e-12)
+
+
+def test_draws_of_low_precision(monkeypatch: Any) -> None:
+    """They differ from draws that are rounded at the end by no more than a few such roundings."""
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(32, 50), nn.Linear(50, 7)).bfloat16()
+    posterior = posteriors.InducingWeights(8, 8, init_lambda=0.5)
+    bnn = bayesify.bayesianize(net, posterior, likelihood=likelihoods.Categorical())
+    with torch.no_grad():
+        plain = bnn.draw(3, generator=torch.Generator().manual_seed(1)).weights
+        monkeypatch.setattr(InducingWeights, "_low_precision", lambda *_: torch.bfloat16)
+        low = bnn.draw(3, generator=torch.Generator().manual_seed(1)).weights
+    for name, weight in plain.items():
+        assert low[name].dtype == weight.dtype == torch.bfloat16
+        error = (low[name].float() - weight.float()).std() / weight.float().std()
+        assert float(error) < 3 * 2**-8  # a rounding is up to 2^-9 of a number; three products and the sum are rounded
+
+
+@pytest.mark.parametrize("sizes", [1, 3])
+def test_gradients_of_draws(sizes: int) -> None:
+    """Written out, once and twice, against those of torch; `sizes`: of the noise, one or one for each draw."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(2, 4, 6), (2, 5, 7), (2, 3, 4, 5), (2, sizes, 1, 1), (2, 5, 5), (2, 3, 6, 7), (2, 3, 6, 5)]
+    given = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    given[3] = given[3].abs() + 0.5
+    learned = [part.requires_grad_() for part in given[:5]]
+
+    def draw(*learned: Tensor) -> Tensor:
+        return matheron._GroupDraw.apply(*learned, *given[5:])
+
+    assert torch.equal(draw(*learned), matheron._draw_group(*given)[0])
+    assert torch.autograd.gradcheck(draw, learned)
+    assert torch.autograd.gradgradcheck(draw, learned)

@@ -1,0 +1,61 @@
+"""Weights that become tensors when they are asked for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import bayesify
+from bayesify import likelihoods, posteriors
+from bayesify.posteriors.base import DrawRequest
+from bayesify.running.captured_draws import _Captured
+from bayesify.running.outputs import at, each
+from bayesify.weights.placed import PlacedWeights
+
+
+def weights() -> PlacedWeights:
+    flat = torch.arange(40.0)
+    return PlacedWeights(["a", "b"], [(flat, (3, 2, 2), (4, 2, 1), 0), (flat, (3, 4), (4, 1), 16)])
+
+
+def test_tensors_and_draws() -> None:
+    found = weights()
+    assert list(found) == ["a", "b"]
+    assert len(found) == 2
+    assert torch.equal(found["a"], torch.arange(12.0).view(3, 2, 2))
+    assert found["a"] is found["a"]
+    expected = {name: value.clone() for name, value in weights().items()}
+    for index in (0, 2, -1):
+        for made in (weights(), found):  # before and after a tensor was made
+            one = at(made, index)
+            assert all(torch.equal(one[name], expected[name][index]) for name in expected)
+    assert [draw["b"][0].item() for draw in each(weights())] == [16.0, 20.0, 24.0]
+    assert at(weights(), slice(0, 2))["b"].shape == (2, 4)
+
+
+def test_they_can_be_replaced() -> None:
+    found = weights()
+    found["a"] = torch.zeros(3, 1)
+    assert found.at(1)["a"].shape == (1,)
+    del found["b"]
+    assert list(found) == ["a"]
+    with pytest.raises(KeyError):
+        found["b"]
+
+
+def test_captured_draws_are_copied_as_the_network_has_them() -> None:
+    """What a graph does at its end, without one: types, layouts and order of the network's own weights."""
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Linear(4, 5).bfloat16()).to(memory_format=torch.channels_last)
+    bnn = bayesify.bayesianize(net, posteriors.InducingWeights(2, 2), likelihood=likelihoods.Categorical())
+    captured = object.__new__(_Captured)
+    request = DrawRequest(2, bnn.prior.draw(2))
+    with torch.no_grad():
+        weights, _ = bnn.posterior.draw(request)
+        pieces = captured._joined(weights, bnn.layout)
+    assert [piece.dtype for piece in pieces] == [torch.float32, torch.bfloat16]
+    for (names, joined), piece in zip(captured.parts, pieces, strict=True):
+        for name, view in PlacedWeights(names, joined.places(piece)).items():
+            assert torch.equal(view, weights[name].to(view.dtype))
+            assert view.dtype == net.get_parameter(name).dtype
+            assert view[0].stride() == net.get_parameter(name).stride()
