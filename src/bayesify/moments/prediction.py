@@ -88,7 +88,8 @@ def _weights(posteriors: Iterable[Posterior], layout: NetworkLayout) -> Weights:
         found = cached(posterior, "moments", compute)
         means |= found[0]
         spreads |= found[1]
-    means, spreads = layout.cast(means), layout.cast(spreads, spread=True)
+    layout.cast(means)
+    layout.cast(spreads, spread=True)
     return {name: (mean[0], spreads[name][0] if name in spreads else None) for name, mean in means.items()}
 
 
