@@ -96,7 +96,7 @@ def test_odd_columns_are_named(fitted):
         model.predict(frame.drop(columns="origin"))
     with pytest.raises(ValueError, match="column 'weight' holds texts"):
         model.predict(frame.assign(weight="heavy"))
-    with pytest.raises(ValueError, match="column 'weight' holds numbers, but 'heavy' in row 3"):
+    with pytest.raises(ValueError, match=r"column 'weight' holds numbers, but 'heavy' in row 3.* or leave the column out$"):
         model.predict(
             frame.assign(weight=[*frame["weight"][:2].astype(object), "heavy", *frame["weight"][3:].astype(object)])
         )
@@ -124,6 +124,10 @@ def test_infinite_cells_count_as_missing(fitted):
     assert np.isfinite(BayesianRegressor(**QUICK).fit(numbers, np.arange(60.0)).predict(numbers)).all()
     with pytest.raises(ValueError, match="y contains infinity"):
         BayesianRegressor(**QUICK).fit(frame, np.where(y > 60, np.inf, y))
+    with pytest.raises(ValueError, match="X contains infinity.*column 0, row 0, counted from 0"):
+        BayesianRegressor(**QUICK).fit(numbers.to_numpy(), np.arange(60.0))
+    with pytest.raises(ValueError, match="BayesianRegressor: .*'text'.*; give y as numbers"):
+        BayesianRegressor(**QUICK).fit(frame, np.full(len(y), "text"))
 
 
 def test_nothing_to_predict():
