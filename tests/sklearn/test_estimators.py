@@ -173,7 +173,7 @@ def test_a_network_of_your_own():
     x, y = line(60)
     net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.LayerNorm(5), nn.Linear(5, 1))
     before = net[0].weight.detach().clone()
-    model = BayesianRegressor("mean_field", network=net, **{**QUICK, "epochs": 150}).fit(x, y)
+    model = BayesianRegressor("mean_field", network=net, noise=1.0, **{**QUICK, "epochs": 150}).fit(x, y)
     assert model.score(x, y) > 0.8
     assert torch.equal(net[0].weight, before)
     assert clone(model).network is not net
@@ -262,7 +262,7 @@ def test_temperature_scaling_is_fitted_out_of_fold(tmp_path):
     x = generator.normal(size=(300, 12))
     labels = np.where(generator.random(300) < 0.33, x[:, 0] < 0, x[:, 0] > 0).astype(int)
     plain, scaled = (
-        BayesianClassifier(name, prior_scale=6.0, epochs=150, random_state=0).fit(x[:150], labels[:150])
+        BayesianClassifier(name, prior_scale=6.0, epochs=100, random_state=0).fit(x[:150], labels[:150])
         for name in ("point", "temperature_scaled")
     )
     assert scaled.method_ == "temperature_scaled"
@@ -275,7 +275,7 @@ def test_temperature_scaling_is_fitted_out_of_fold(tmp_path):
     save(scaled, tmp_path / "model.safetensors")
     np.testing.assert_array_equal(load(tmp_path / "model.safetensors").predict_proba(x), scaled.predict_proba(x))
     target = x[:150, 0] + generator.normal(0, 0.5, 150)
-    regressor = BayesianRegressor("temperature_scaled", epochs=60, random_state=0).fit(x[:150], target)
+    regressor = BayesianRegressor("temperature_scaled", epochs=20, random_state=0).fit(x[:150], target)
     assert regressor.noise_[0] == pytest.approx(np.mean(regressor.predictive(x[:150]).aleatoric.numpy()))
 
 

@@ -81,8 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.evaluate is not None:
         return evaluate(chosen.evaluate)
     if chosen.smoke:
-        data = images.synthetic(200, 40, side=8)
-        task = make_task(data, {"noise": noise(data.test_images)}, (5,), 40)
+        data = images.synthetic(200, 30, side=8)
+        task = make_task(data, {"noise": noise(data.test_images)}, (5,), 30)
     else:
         data = images.load("cifar10", chosen.data).first(chosen.num_train)
         task = make_task(data, _outside(chosen.data), (1, 2, 3, 4, 5), chosen.num_test)
