@@ -21,13 +21,14 @@ from bayesify.registry import METHODS
 from bayesify.running.generators import own_generators
 from bayesify.sklearn.rows import BATCH_SIZE, FULL_BATCH, Rows, standardization
 from bayesify.sklearn.training import (
-    FOLD_EFFORT,
+    ROUND_EFFORT,
+    ROUNDS,
     Plan,
-    estimate_noise,
     limit_scaling,
     make_bayesian,
     make_network,
     predict,
+    settle,
     train,
     train_networks,
 )
@@ -112,13 +113,16 @@ class Trained:
 
 
 def noise_of(data: Data, *, quick: bool, seed: int) -> float:
-    """Noise variance of standardized targets, at most, by cross-validation of the plain network."""
+    """Noise variance of standardized targets, at most, by the evidence of the plain network; see `sklearn.training.settle`."""
     net = make_network(data.x.shape[1], HIDDEN, "tanh", 1, derive_seed(seed, "network"))
     with own_generators():
         torch.manual_seed(derive_seed(seed, "noise"))
         plan = _plan("point", len(data.x), quick, seed, {}, False)
-        whole = replace(plan, epochs=math.ceil(plan.count_epochs(1) / FOLD_EFFORT))  # folds train as long as methods do
-        return float(estimate_noise(net, data.rows(), whole)[0])
+        all_rounds = ROUNDS * ROUND_EFFORT  # together as long as methods train, which start at the network too
+        shorter = replace(plan, epochs=math.ceil(plan.count_epochs(1) / all_rounds))
+        likelihood = settle(net, data.rows(), shorter).likelihood
+        assert isinstance(likelihood, Gaussian)
+        return float(likelihood.noise)
 
 
 @dataclass(frozen=True)

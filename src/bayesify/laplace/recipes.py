@@ -8,7 +8,7 @@ from torch import nn
 
 from bayesify import subnetwork
 from bayesify.baselines.recipes import train_point
-from bayesify.laplace.arguments import full_bytes
+from bayesify.laplace.arguments import largest_size
 from bayesify.laplace.laplace import Laplace
 from bayesify.likelihoods import Likelihood
 from bayesify.priors import Prior
@@ -30,16 +30,39 @@ def fit_laplace(
 ) -> Laplace:
     """A full covariance over all weights, Kronecker-factored where that is too large; see `bayesify.registry.Recipe`."""
     trained = train_point(net, likelihood, loader, prior=prior, num_data=num_data, epochs=epochs, seed=seed)
-    point = trained.mean_network().eval()
-    known = catalog(point)
+    point, chosen = trained.mean_network().eval(), trained.likelihood or likelihood
+    return laplace_around(point, chosen, loader, prior=prior, subset=subset, memory=memory)
+
+
+def laplace_around(
+    net: nn.Module,
+    likelihood: Likelihood,
+    loader: Any,
+    *,
+    prior: Prior,
+    subset: Any = "all",
+    memory: int | str = "1GiB",
+    most: int | None = None,
+) -> Laplace:
+    """The posterior around a trained network under a prior over its weights.
+
+    Args:
+        net: In evaluation mode.
+        likelihood: p(y | outputs).
+        loader: Batches (inputs, targets), or with weights of the examples.
+        prior: p(weights), not bound to the network yet.
+        subset: Of the weights.
+        memory: Budget.
+        most: Weights above which the covariance over all is Kronecker-factored; by default where a full one exceeds the memory.
+    """
+    known = catalog(net)
     weights = {name: weight for name, weight in known.weights.items() if name not in known.refused}
     total = sum(weight.numel for weight in weights.values())
-    dtype = next(point.parameters()).dtype
-    fits = subset != "all" or full_bytes(total, dtype) <= parse_bytes(memory)
+    largest = largest_size(parse_bytes(memory), next(net.parameters()).dtype)
+    fits = subset != "all" or total <= (largest if most is None else most)
     stds = prior.bind(weights).draw(1).std
     precisions = {name: float(std) ** -2 for name, std in stds.items()}
-    chosen = trained.likelihood or likelihood
-    laplace = Laplace(point, chosen, subset, "full" if fits else "kronecker", precisions, memory=memory)
+    laplace = Laplace(net, likelihood, subset, "full" if fits else "kronecker", precisions, memory=memory)
     return laplace.fit(loader)
 
 

@@ -10,12 +10,12 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from torch import nn
 
-from bayesify.likelihoods import Categorical, Likelihood
+from bayesify.likelihoods import Categorical
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.sklearn.estimator import BayesianEstimator
 from bayesify.sklearn.recipe import Fitted, Settings, fit_classes
 from bayesify.sklearn.rows import Rows
-from bayesify.sklearn.training import Plan
+from bayesify.sklearn.training import Plan, Start
 from bayesify.storage.serializers import register_predictor
 
 
@@ -130,8 +130,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
             )
         return Rows(X, np.searchsorted(self.classes_, y), weights).weighed()
 
-    def _likelihood(self, net: nn.Module, rows: Rows, plan: Plan) -> Likelihood:
-        return Categorical()
+    def _begin(self, net: nn.Module, rows: Rows, plan: Plan) -> Start:
+        return Start(net, Categorical())
 
     def _task_config(self) -> dict[str, Any]:
         return {"classes": self.classes_.tolist(), "kind": self.classes_.dtype.str}

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from bayesify.arguments.checks import LARGEST, MOST, Level, checked
 from bayesify.datasets.scaling import Standardization
-from bayesify.likelihoods import Likelihood
 from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.classification import ClassificationPredictive
@@ -25,6 +24,7 @@ from bayesify.predictive.regression import RegressionPredictive
 from bayesify.registry import Method, get_method, suggest
 from bayesify.running.generators import own_generators
 from bayesify.sklearn.columns import Columns, is_frame, is_pandas, refuse_cells
+from bayesify.sklearn.recalibration import Recalibration
 from bayesify.sklearn.recipe import Fitted, Settings
 from bayesify.sklearn.rows import FULL_BATCH, Rows, standardization
 from bayesify.sklearn.stored import StoredEstimator
@@ -32,6 +32,7 @@ from bayesify.sklearn.training import (
     ACTIVATIONS,
     TEMPERATURE,
     Plan,
+    Start,
     make_network,
     own_network,
     predict,
@@ -94,8 +95,8 @@ class BayesianEstimator(StoredEstimator):
     # -- what a task adds ------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _likelihood(self, net: nn.Module, rows: Rows, plan: Plan) -> Likelihood:
-        """p(y | outputs) in standardized units."""
+    def _begin(self, net: nn.Module, rows: Rows, plan: Plan) -> Start:
+        """Network and likelihood that a method by name starts with."""
 
     @abstractmethod
     def _num_outputs(self) -> int:
@@ -170,10 +171,13 @@ class BayesianEstimator(StoredEstimator):
         with own_generators():
             torch.manual_seed(derive_seed(self._seed, "training"))
             prepared, plan = self._prepared(rows), self._plan(method)
-            likelihood = self._likelihood(net, prepared, plan)
-            self.model_ = train(net, likelihood, prepared, plan)
+            start = self._begin(net, prepared, plan)
+            self.model_ = train(start.network, start.likelihood, prepared, plan)
+            self._recalibration = Recalibration()
             if self.method == TEMPERATURE:
-                self.model_ = scale_temperature(self.model_, net, likelihood, prepared, plan)
+                self.model_ = scale_temperature(self.model_, net, start.likelihood, prepared, plan)
+            else:
+                self._recalibration = start.recalibration(self._predict_scaled)
         self.method_ = TEMPERATURE if self.method == TEMPERATURE else method.name
 
     def _prepared(self, rows: Rows) -> Rows:
@@ -390,7 +394,10 @@ class BayesianEstimator(StoredEstimator):
 
     def _predict_inputs(self, inputs: np.ndarray) -> Predictive:
         scaled = self._x_units(inputs) if self._fitted is None else self._encoding(inputs)
-        return predict(self.model_, torch.from_numpy(scaled), self.prediction_draws, derive_seed(self._seed, "draws"))
+        return self._predict_scaled(torch.from_numpy(scaled))
+
+    def _predict_scaled(self, x: Tensor) -> Predictive:
+        return predict(self.model_, x, self.prediction_draws, derive_seed(self._seed, "draws"))
 
     @checked
     def unusual(self, X: Any, share: Level = 0.01) -> np.ndarray:

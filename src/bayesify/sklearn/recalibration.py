@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -91,6 +91,11 @@ class Recalibration:
     def config(self) -> dict[str, Any]:
         """As plain data."""
         return {"said": list(self.said), "seen": list(self.seen)}
+
+    @classmethod
+    def restore(cls, config: Mapping[str, Any]) -> Self:
+        """From `config`."""
+        return cls(tuple(map(float, config["said"])), tuple(map(float, config["seen"])))
 
 
 def _as_scores(u: Tensor) -> Tensor:

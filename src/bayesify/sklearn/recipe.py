@@ -178,9 +178,7 @@ class Fitted:
             "hidden": hidden,
             "shift": torch.tensor(given["shift"], dtype=torch.float64),
             "scale": torch.tensor(given["scale"], dtype=torch.float64),
-            "recalibration": Recalibration(
-                **{key: tuple(map(float, part)) for key, part in given["recalibration"].items()}
-            ),
+            "recalibration": Recalibration.restore(given["recalibration"]),
             "floor": -math.inf if given["floor"] is None else float(given["floor"]),
         }
         if given["transform"] not in TRANSFORMS:

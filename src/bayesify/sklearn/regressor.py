@@ -20,6 +20,7 @@ from bayesify.predictive.regression import RegressionPredictive
 from bayesify.predictive.transformed import TargetTransform
 from bayesify.registry import suggest
 from bayesify.sklearn.estimator import AUTO, BayesianEstimator
+from bayesify.sklearn.recalibration import Recalibration
 from bayesify.sklearn.recipe import (
     COUNTS,
     NUMBER_LIKELIHOODS,
@@ -30,7 +31,7 @@ from bayesify.sklearn.recipe import (
 )
 from bayesify.sklearn.rows import Rows
 from bayesify.sklearn.stored import restore_units, units_config
-from bayesify.sklearn.training import Plan, estimate_noise
+from bayesify.sklearn.training import Plan, Start, settle
 from bayesify.sklearn.units import TRANSFORMS, UnitsPredictive
 from bayesify.storage.serializers import register_predictor
 
@@ -237,21 +238,26 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
     def _scale_targets(self, rows: Rows) -> Rows:
         return Rows(rows.x, self._y_units(self._transformed(rows.y)), rows.weights)
 
-    def _likelihood(self, net: nn.Module, rows: Rows, plan: Plan) -> Likelihood:
+    def _begin(self, net: nn.Module, rows: Rows, plan: Plan) -> Start:
         if self.likelihood not in (AUTO, "gaussian"):
-            return make_likelihood(self.likelihood).double()
+            return Start(net, make_likelihood(self.likelihood).double())
         if self.noise is None:
-            return Gaussian(estimate_noise(net, rows, plan).tolist()).double()
-        return Gaussian((float(self.noise) / self._y_units.std[0] ** 2).tolist(), learn=False).double()
+            return settle(net, rows, plan)
+        noise = (float(self.noise) / self._y_units.std[0] ** 2).tolist()
+        return Start(net, Gaussian(noise, learn=False).double())
 
     def _task_config(self) -> dict[str, Any]:
-        own = {} if self._fitted is not None else {"transform": self._transform, "y_units": units_config(self._y_units)}
+        own: dict[str, Any] = {}
+        if self._fitted is None:
+            own = {"transform": self._transform, "y_units": units_config(self._y_units)}
+            own["recalibration"] = self._recalibration.config()
         return {"flat": self._flat, "targets": self._targets, **own}
 
     def _restore_task(self, config: Mapping[str, Any]) -> None:
         self._flat, self._targets = bool(config["flat"]), int(config["targets"])
         if "y_units" in config:
             self._transform, self._y_units = str(config["transform"]), restore_units(config["y_units"])
+            self._recalibration = Recalibration.restore(config["recalibration"])
 
     def _fit_members(self, rows: Rows, settings: Settings) -> Fitted:
         noise = None if self.noise is None else float(self.noise)
@@ -290,8 +296,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         if fitted is not None:
             shift, scale = fitted.shift, fitted.scale
             return UnitsPredictive(inner, shift, scale, fitted.transform, fitted.recalibration, fitted.floor)
-        units = self._y_units
-        return UnitsPredictive(inner, torch.from_numpy(units.mean[0]), torch.from_numpy(units.std[0]), self._transform)
+        shift, scale = (torch.from_numpy(part[0]) for part in (self._y_units.mean, self._y_units.std))
+        return UnitsPredictive(inner, shift, scale, self._transform, self._recalibration)
 
     @checked
     def predict(self, X: Any, return_std: bool = False) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayesify.baselines.temperature_scaling import TemperatureScaling
 from bayesify.conversion import bayesianize
+from bayesify.laplace.recipes import laplace_around
 from bayesify.likelihoods import Gaussian, Likelihood
 from bayesify.network import BayesianNetwork
 from bayesify.posteriors import Point
@@ -26,6 +27,7 @@ from bayesify.predictor import Predictor
 from bayesify.priors import Neal
 from bayesify.registry import Method
 from bayesify.running.generators import own_generators
+from bayesify.sklearn.recalibration import Recalibration
 from bayesify.sklearn.rows import BATCH_SIZE, FULL_BATCH, Batches, Rows, stacked
 from bayesify.training.arguments import Steps
 from bayesify.training.fitting import fit
@@ -59,12 +61,15 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 START_NOISE = 0.1
 """Noise variance of standardized targets before it is estimated or learned."""
 FOLDS, FEW, FOLDS_OF_FEW = 3, 200, 6
-"""Parts of the rows, each predicted from the others, that the noise is estimated by; up to how many rows there are more
+"""Parts of the rows, each predicted from the others, that a temperature is fitted to; up to how many rows there are more
 parts, and how many. Of data that do not fit into a batch one part is predicted."""
-FOLD_EFFORT = 0.4
-"""Share of the main phase's epochs that the training of a fold gets."""
-ROUNDS, ENOUGH = 4, 0.7
-"""Trainings of all folds, at most, each with the noise that the last one left, and the share of it below which another follows."""
+ROUNDS, ROUND_EFFORT, ENOUGH = 5, 0.5, 0.2
+"""Trainings that settle the noise, at most, the share of the main phase's epochs that each has, and the change of the noise's logarithm
+below which none follows."""
+MOST_FULL = 1000
+"""Weights up to which their correlations count in this."""
+MOST_LEVERAGE = 0.95
+"""How much of its target a row's prediction may hold in these."""
 INDUCING_ROWS = 100
 """Rows that global inducing inputs start at, where their number is not given."""
 LEAST_NOISE = 1e-4
@@ -183,33 +188,70 @@ def _fixed(likelihood: Likelihood) -> Likelihood:
     return Gaussian(likelihood.noise.detach().tolist(), learn=False).double()
 
 
-def estimate_noise(net: nn.Module, rows: Rows, plan: Plan) -> np.ndarray:
-    """Noise variance of each target: the mean square of what a network trained to the maximum a posteriori leaves of rows that it
-    has not seen.
-
-    It holds the network's own error too, so it is the noise at most. A short training under a wide noise leaves too much:
-    where networks leave less than they assumed, they train on with what they left.
+@dataclass(frozen=True)
+class Start:
+    """Where a method starts.
 
     Args:
-        net: Where every fold's training starts.
-        rows: Standardized.
-        plan: How to train.
-
-    Returns:
-        [O].
+        network: The network.
+        likelihood: p(y | outputs) in standardized units.
+        rows: That the noise was settled by, if it was.
+        leverage: How much of each row's own target its prediction holds, h in [0, 1), [N, O].
     """
-    if len(rows) < 2:
-        return np.full(rows.y.shape[1], START_NOISE)
-    noise, least, nets = np.full(rows.y.shape[1], START_NOISE), np.full(rows.y.shape[1], np.inf), [net]
-    for _ in range(ROUNDS):
-        likelihood = Gaussian(noise.tolist(), learn=False).double()
-        found, held, nets = _out_of_fold(nets, likelihood, rows, plan, FOLD_EFFORT)
-        squares = np.square(held.y - found.numpy())
-        least = np.minimum(least, np.maximum(np.average(squares, axis=0, weights=held.weights), LEAST_NOISE))
-        if not (least < ENOUGH * noise).any():
+
+    network: nn.Module
+    likelihood: Likelihood
+    rows: Rows | None = None
+    leverage: torch.Tensor | None = None
+
+    def recalibration(self, predict: Callable[[torch.Tensor], Any]) -> Recalibration:
+        r"""Of a trained method's probabilities, by the rows' targets as they would be predicted without them:
+        for a linear model these differ from the mean by $r / (1 - h)$ and have the epistemic variance $v / (1 - h)$.
+
+        Args:
+            predict: Of the method, for standardized inputs.
+        """
+        if self.rows is None or self.leverage is None:
+            return Recalibration()
+        x, y, weights = self.rows.tensors()
+        found, kept = predict(x), 1 - self.leverage
+        places = (y - found.mean) / kept / (found.aleatoric + found.epistemic / kept).sqrt()
+        weights = weights.unsqueeze(-1).expand_as(places)
+        return Recalibration.of(torch.special.ndtr(places).flatten().numpy(), weights.flatten().numpy())
+
+
+def settle(net: nn.Module, rows: Rows, plan: Plan) -> Start:
+    r"""Train a plain network with the noise that its evidence asks for: what it leaves of its own rows, counted without the $\gamma$
+    parameters that it has fitted to them (MacKay 1992),
+
+    $$ \sigma^2 = \frac{\sum_n \omega_n r_n^2}{N - \gamma}, \qquad \gamma = \sum_n \omega_n h_n, \quad h_n = v_n / \sigma^2, $$
+
+    v the variance of an output under the Laplace approximation. The network trains in rounds, each with the noise after the last.
+
+    Args:
+        net: Where training starts.
+        rows: Standardized; of more than `FULL_BATCH`, as many stand for all in the evidence.
+        plan: How to train.
+    """
+    part = rows.thinned(FULL_BATCH, derive_seed(plan.seed, "evidence"))
+    x, y, weights = part.tensors()
+    noise, leverage = torch.full(y.shape[1:], START_NOISE, dtype=y.dtype), torch.zeros_like(y)
+    for _ in range(ROUNDS if len(rows) > 1 else 0):
+        likelihood, prior = Gaussian(noise.tolist(), learn=False).double(), Neal(plan.prior_scale)
+        bnn = bayesianize(net, Point(), likelihood=likelihood, prior=prior)
+        train_posteriors([bnn], [rows], [plan], effort=ROUND_EFFORT, start=False)
+        net = bnn.mean_network()
+        laplace = laplace_around(
+            copy.deepcopy(net).eval(), likelihood, [(x, y, weights)], prior=prior, most=MOST_FULL
+        )
+        found = laplace.predict(x)
+        leverage = (found.epistemic / noise).clamp(max=MOST_LEVERAGE)
+        share = weights.unsqueeze(-1)
+        before, noise = noise, (share * (y - found.mean).square()).sum(0) / (share * (1 - leverage)).sum(0)
+        noise = noise.detach().clamp_min(LEAST_NOISE)
+        if bool(((noise / before).log().abs() < ENOUGH).all()):
             break
-        noise = np.minimum(noise, least)
-    return least
+    return Start(net, Gaussian(noise.tolist()).double(), part, leverage.detach())
 
 
 def scale_temperature(
