@@ -10,7 +10,7 @@ from torch import nn
 from bayesify.baselines.fixed_draws import FixedDraws
 from bayesify.baselines.noisy_kfac import NoisyKFAC
 from bayesify.baselines.nuts import nuts
-from bayesify.baselines.swag import SWAG
+from bayesify.baselines.swag import SWAG, gentle_rate
 from bayesify.baselines.vogn import VOGN
 from bayesify.conversion import bayesianize
 from bayesify.likelihoods import Likelihood
@@ -53,11 +53,12 @@ def fit_swag(
     learning_rate: float = 0.01,
     rank: int = 20,
 ) -> SWAG:
-    """Half of the epochs to the maximum a posteriori, the rest to collect; see `bayesify.registry.Recipe`."""
+    """Half of the epochs to the maximum a posteriori, the rest to collect at a `gentle_rate`; see `bayesify.registry.Recipe`."""
     shares: dict[str, Any] = {"prior": prior, "num_data": num_data, "seed": seed}
     trained = train_point(net, likelihood, loader, epochs=max(1, epochs // 2), **shares)
     swag = SWAG(trained.mean_network(), trained.likelihood or likelihood, rank=rank)
-    return swag.fit(loader, max(2, epochs // 2), learning_rate, progress=False, **shares)
+    rate = gentle_rate(learning_rate, swag.likelihood)
+    return swag.fit(loader, max(2, epochs // 2), rate, progress=False, **shares)
 
 
 def fit_vogn(

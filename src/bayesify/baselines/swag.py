@@ -15,7 +15,7 @@ from bayesify.baselines.batch_statistics import batch_norms, refresh_statistics
 from bayesify.baselines.fixed_draws import FixedDraws
 from bayesify.configuration import make_likelihood, make_prior, restore_likelihood
 from bayesify.draws import Draws
-from bayesify.likelihoods import Likelihood
+from bayesify.likelihoods import Gaussian, Likelihood
 from bayesify.likelihoods.objectives import expected_log_likelihood
 from bayesify.maths.noise import standard_normal
 from bayesify.maths.value_checks import should_check
@@ -33,6 +33,14 @@ from bayesify.training.step import Update
 from bayesify.weights.catalog import Weight, catalog
 from bayesify.weights.module_state import below, copy_network, fingerprint, with_prefix
 
+DIVERGED = 10.0
+"""Nats per example by which the loss may rise."""
+
+
+def gentle_rate(rate: float, likelihood: Likelihood) -> float:
+    """A learning rate of SGD, in proportion smaller under a Gaussian noise variance below 0.1: the loss is that much steeper."""
+    return rate * min(1.0, 10 * float(likelihood.noise.min())) if isinstance(likelihood, Gaussian) else rate
+
 
 @register_predictor
 class SWAG(Drawable):
@@ -49,7 +57,7 @@ class SWAG(Drawable):
     Batch statistics belong to the weights they were collected with: a network with BatchNorm needs a loader over training data to
     draw (`draw`, `predict`), and each draw gets statistics of its own. Without BatchNorm none is needed.
 
-    Either train on from a trained network with `fit`, which works on a copy, or call `collect(net)` in a loop of your own.
+    Train on from a trained network with `fit`, which works on a copy, or call `collect(net)` in a loop of your own.
 
     Args:
         net: The network, trained; it is copied, not changed.
@@ -140,7 +148,7 @@ class SWAG(Drawable):
         self,
         loader: Iterable[Any],
         epochs: Count,
-        learning_rate: Positive = 1e-2,
+        learning_rate: Positive | None = None,
         *,
         momentum: Probability = 0.9,
         prior: Prior | str | Mapping[str, Any] | None = None,
@@ -160,7 +168,7 @@ class SWAG(Drawable):
         Args:
             loader: Iterable of batches that starts again each epoch.
             epochs: Passes over the data, at the end of each of which an iterate is collected.
-            learning_rate: Of SGD; large enough that the iterates move about.
+            learning_rate: Of SGD; large enough that the iterates move about; default: `gentle_rate(0.01, likelihood)`.
             momentum: Of SGD.
             prior: A Gaussian p(weights): the weight decay is then `1 / (N std^2)` for each weight.
             weight_decay: Of SGD, the same for all weights; in place of a prior.
@@ -175,18 +183,22 @@ class SWAG(Drawable):
             Itself. The numbers of each epoch are in `history`.
 
         Raises:
-            ValueError: If an argument is out of range, both a prior and a weight decay are given, or a loss is not finite.
+            ValueError: If an argument is out of range, both a prior and a weight decay are given, or SGD diverges: a loss is not
+                finite, or `DIVERGED` nats above that of the first step at the end.
         """
         if prior is not None and weight_decay:
             raise ValueError("SWAG: a prior and a weight decay say the same thing; give one of them")
         total = count_examples(loader, read_batch) if num_data is None else num_data
         groups = self._groups(prior, weight_decay, total)
 
+        rate = learning_rate or gentle_rate(1e-2, self.likelihood)
+        iterating = _Iterating(self)
+
         def make(_: Any) -> torch.optim.Optimizer:
-            return optimizer(groups) if optimizer else torch.optim.SGD(groups, lr=learning_rate, momentum=momentum)
+            return optimizer(groups) if optimizer else torch.optim.SGD(groups, lr=rate, momentum=momentum)
 
         self.history = fit(
-            _Iterating(self),
+            iterating,
             loader,
             epochs=epochs,
             num_data=total,
@@ -195,6 +207,11 @@ class SWAG(Drawable):
             update=_Collecting(self, collect_every, skip_epochs),
             **options,
         )
+        last = self.history[-1]["nll"] if self.history else -math.inf
+        if iterating.first is not None and last > iterating.first + DIVERGED:
+            raise ValueError(
+                f"SWAG: the loss rose from {iterating.first:.3g} to {last:.3g} nats per example; lower learning_rate={rate:g}"
+            )
         return self
 
     def _groups(self, prior: Any, weight_decay: float, num_data: int) -> list[dict[str, Any]]:
@@ -255,12 +272,9 @@ class SWAG(Drawable):
                 spread = (spread + low_rank / math.sqrt(columns - 1)) * math.sqrt(0.5)
             drawn = self.mean[name] + math.sqrt(self.scale) * spread
             weights[name] = drawn.to(self.network.get_parameter(name).dtype)
-        runner = Runner(self.network, self.weights).snapshot()
-        own = (
-            refresh_statistics(runner, weights, loader, read_batch)
-            if loader is not None and batch_norms(self.network)
-            else None
-        )
+        runner, own = Runner(self.network, self.weights).snapshot(), None
+        if loader is not None and batch_norms(self.network):
+            own = refresh_statistics(runner, weights, loader, read_batch)
         return Draws(runner, weights, like.new_full((num_draws,), float("nan")), own)
 
     @checked
@@ -334,9 +348,8 @@ class SWAG(Drawable):
         return {"mean": self.mean, "squares": self.squares, "deviations": self.deviations}
 
     def _set_moments(self, count: int, moments: Mapping[str, Mapping[str, Tensor]]) -> None:
-        self.count = count
+        self.count, where = count, self._reference.device
         for kind, values in moments.items():
-            where = self._reference.device
             setattr(self, kind, {name: values[name].to(where) for name in self.weights if name in values})
 
     # -- storage ---------------------------------------------------------------------------------------------------
@@ -385,6 +398,7 @@ class _Iterating(Trainable):
 
     def __init__(self, swag: SWAG) -> None:
         self.swag = swag
+        self.first: float | None = None  # the loss of the first step
         self._module = nn.ModuleDict({"network": swag.network, "likelihood": swag.likelihood})
 
     @property
@@ -405,6 +419,8 @@ class _Iterating(Trainable):
         data = expected_log_likelihood(outputs.unsqueeze(0), batch.y, self.swag.likelihood, num_data, batch.weights)
         if should_check(data) and not bool(torch.isfinite(data)):
             raise ValueError(f"SWAG: the loss is {-data.item() / num_data}; lower the learning rate")
+        if self.first is None and should_check(data):
+            self.first = -data.item() / num_data
         return data, torch.zeros_like(data)
 
 
