@@ -32,12 +32,14 @@ def train_point(
 ) -> BayesianNetwork:
     """A network trained to the maximum a posteriori by Adam, as a Bayesian network with one draw.
 
-    At a constant rate: in a few hundred steps a falling one does not get there (two clusters of a cosine, 240 steps: NLL -0.04
-    under Laplace, and -0.65 at a constant rate).
+    At a rate that falls in the second half only: in a few hundred steps one that falls throughout does not get there (two clusters
+    of a cosine, 240 steps: NLL -0.04 under Laplace, and -0.65 at a constant rate), and one that never falls leaves a network
+    that is trained in batches noisy (kin8nm: RMSE 0.086, and 0.082).
     """
     bnn = bayesianize(net, Point(), likelihood=likelihood, prior=prior)
     shares: dict[str, Any] = {"num_data": num_data, "seed": seed, "progress": False}
-    fit(bnn, loader, epochs=epochs, learning_rate=0.05, scheduler="constant", **shares)
+    half = epochs // 2  # a first phase has the same objective and a constant rate
+    fit(bnn, loader, map_epochs=half, epochs=epochs - half, learning_rate=0.05, **shares)
     return bnn
 
 

@@ -172,7 +172,8 @@ class BayesianEstimator(StoredEstimator):
             torch.manual_seed(derive_seed(self._seed, "training"))
             prepared, plan = self._prepared(rows), self._plan(method)
             start = self._begin(net, prepared, plan)
-            self.model_ = train(start.network, start.likelihood, prepared, plan)
+            settled = start.rows is not None
+            self.model_ = train(start.network, start.likelihood, prepared, plan, settled=settled)
             self._recalibration = Recalibration()
             if self.method == TEMPERATURE:
                 self.model_ = scale_temperature(self.model_, net, start.likelihood, prepared, plan)

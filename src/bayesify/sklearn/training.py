@@ -63,7 +63,7 @@ START_NOISE = 0.1
 FOLDS, FEW, FOLDS_OF_FEW = 3, 200, 6
 """Parts of the rows, each predicted from the others, that a temperature is fitted to; up to how many rows there are more
 parts, and how many. Of data that do not fit into a batch one part is predicted."""
-ROUNDS, ROUND_EFFORT, ENOUGH = 5, 0.5, 0.2
+ROUNDS, ROUND_EFFORT, ENOUGH = 5, 0.3, 0.2
 """Trainings that settle the noise, at most, the share of the main phase's epochs that each has, and the change of the noise's logarithm
 below which none follows."""
 MOST_FULL = 1000
@@ -120,15 +120,16 @@ class Plan:
         return max(math.ceil(STEPS / batches), min(STEPS, LEAST_EPOCHS))
 
 
-def train(net: nn.Module, likelihood: Likelihood, rows: Rows, plan: Plan) -> Any:
+def train(net: nn.Module, likelihood: Likelihood, rows: Rows, plan: Plan, *, settled: bool = False) -> Any:
     """Train a method from a network's weights.
 
     Args:
-        net: In float64, untrained.
+        net: In float64.
         likelihood: p(y | outputs). Noise that can be learned is what it is at most: variational posteriors learn how much less,
             all other methods keep it.
         rows: Standardized.
         plan: The rest.
+        settled: Whether the network comes from `settle`: posteriors then need no phase to the maximum a posteriori.
 
     Returns:
         Something with `predict(x)`.
@@ -138,7 +139,9 @@ def train(net: nn.Module, likelihood: Likelihood, rows: Rows, plan: Plan) -> Any
     """
     method = plan.method
     if method.fit is None:
-        return train_networks([make_bayesian(net, likelihood, rows, plan)], [rows], [plan])[0]
+        bnn = make_bayesian(net, likelihood, rows, plan)
+        train_posteriors([bnn], [rows], [plan], start=not (method.is_point or settled))
+        return bnn
     if method.is_chain:  # its recipe does not weigh rows
         rows = rows.repeated()
     batches = plan.batches(rows)
@@ -205,8 +208,10 @@ class Start:
     leverage: torch.Tensor | None = None
 
     def recalibration(self, predict: Callable[[torch.Tensor], Any]) -> Recalibration:
-        r"""Of a trained method's probabilities, by the rows' targets as they would be predicted without them:
-        for a linear model these differ from the mean by $r / (1 - h)$ and have the epistemic variance $v / (1 - h)$.
+        r"""Of a trained method's probabilities, by the rows' targets as they would be predicted without them.
+
+        For a linear model these would differ from the mean by $r / (1 - h)$ where the epistemic variance were $v / (1 - h)$. The
+        predictive is asked for its probability of a target that is as many of its standard deviations away.
 
         Args:
             predict: Of the method, for standardized inputs.
@@ -215,9 +220,10 @@ class Start:
             return Recalibration()
         x, y, weights = self.rows.tensors()
         found, kept = predict(x), 1 - self.leverage
-        places = (y - found.mean) / kept / (found.aleatoric + found.epistemic / kept).sqrt()
+        away = (y - found.mean) / kept / (found.aleatoric + found.epistemic / kept).sqrt()
+        places = found.cdf(found.mean + away * found.std)
         weights = weights.unsqueeze(-1).expand_as(places)
-        return Recalibration.of(torch.special.ndtr(places).flatten().numpy(), weights.flatten().numpy())
+        return Recalibration.of(places.double().flatten().numpy(), weights.flatten().numpy())
 
 
 def settle(net: nn.Module, rows: Rows, plan: Plan) -> Start:
