@@ -1,13 +1,15 @@
 """Every method with its default arguments on trained networks, beside the plain network, temperature scaling and an ensemble.
 
     python -m benchmarks.defaults [--device cuda] [--workers 4] [--networks ...] [--seeds 0 1 2] [--methods ...]
+    python -m benchmarks.defaults --stored --methods laplace_last_layer
     python -m benchmarks.defaults --seeds 10 11 --variants prior=neal1 prior=neal4 prior=neal4,std=0.03 --name default_trials
 
 A network is trained by Adam, at a rate that falls as half a cosine, until more epochs change little (`--networks mlp@40` trains it
 for 40), and each method then has at most three epochs, through the public interface as a user would write it. Fashion-MNIST, and
 its strangers, MNIST and notMNIST, come from the folder that BAYESIFY_DATA names; scikit-learn's digits, whose strangers are the
 same digits with their pixels in another order, need none. Each network, seed and method is a file in `--folder`, so that a run that
-was interrupted goes on; at the end all files become `benchmarks/results/defaults.json`. A seed chooses the training images, the
+was interrupted goes on; at the end all files become `benchmarks/results/defaults.json`. With `--stored` what that file has of other
+methods stays, with the plain networks' own scores. A seed chooses the training images, the
 network's start and the order of batches. Seeds from 10 on are those that defaults were chosen with, by `--variants`: `prior=` one
 of `PRIORS`, `std=` the start of standard deviations as a share of the layer's root mean square, `rate=constant`, `epochs=`,
 `factor=` of Laplace's default precisions for each layer, `flat=` below which share of it a weight's curvature counts as none, or
@@ -44,7 +46,7 @@ from bayesify.predictive.base import Outputs
 from bayesify.subnetwork import selectors
 
 from .laplace_defaults import digits_cnn, hidden_layer_cnn, mlp, scores
-from .timing import record, synchronize
+from .timing import RESULTS, record, synchronize
 
 BATCH = 64
 EPOCHS = 3
@@ -347,8 +349,13 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--folder", type=Path, default=Path("build/defaults"), help="of one file for each result")
     parser.add_argument("--name", default="defaults", help="of the file of all results")
+    parser.add_argument("--stored", action="store_true", help="keep what the file has of other methods")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
+    kept: list[dict[str, Any]] = []
+    if given.stored:
+        kept = list(json.loads((RESULTS / f"{given.name}.json").read_text())["figures"].values())
+        kept = [row for row in kept if row["method"] not in ("network", *given.methods)]
     place = (given.folder, given.device)
     plain: list[Job] = [(name, seed, "network", "", *place) for seed in given.seeds for name in given.networks]
     rest: list[Job] = [
@@ -359,6 +366,7 @@ def main() -> None:
     ]
     with multiprocessing.get_context("spawn").Pool(given.workers, torch.set_num_threads, (1,)) as pool:
         rows = list(pool.imap(measure, plain)) + list(pool.imap_unordered(measure, rest))
+    rows += kept
     rows.sort(key=lambda row: (list(NETWORKS).index(named(row["network"])[0]), row["seed"]))
     record(given.name, {f"{row['network']}, seed {row['seed']}, {row['method']}": row for row in rows})
 

@@ -1,16 +1,22 @@
-"""Networks that an estimator trains together are those that it trains one by one."""
+"""Networks that an estimator trains together are those that it trains one by one, and the start that it gives them."""
 
 from __future__ import annotations
+
+import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from bayesify.likelihoods import Gaussian
 from bayesify.network import BayesianNetwork
+from bayesify.predictive.gaussian import OutputGaussian
 from bayesify.registry import METHODS
+from bayesify.sklearn.recalibration import Recalibration
 from bayesify.sklearn.rows import Rows, stacked
-from bayesify.sklearn.training import Plan, estimate_noise, make_bayesian, make_network, train_networks
+from bayesify.sklearn.training import Plan, Start, make_bayesian, make_network, settle, train_networks
 
 
 def make(method: str, alike: bool = False) -> tuple[list[BayesianNetwork], list[Rows], list[Plan]]:
@@ -65,14 +71,51 @@ def test_padded_rows_have_no_weight() -> None:
     assert torch.equal(batch.weights[2], torch.from_numpy(rows[2].weights))
 
 
-def test_little_noise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """80 rows of a curve whose noise is 0.0001 of its variance: one short training of the folds leaves ten times what four do."""
+def curve(num_rows: int, noise: float) -> Rows:
+    """Rows of a curve of variance 1 with noise of a given variance."""
     random = np.random.default_rng(0)
-    x = random.uniform(-1.7, 1.7, (80, 2))
-    curve = x[:, :1] + np.sin(2 * x[:, 1:])
-    y = (curve + 0.01 * curve.std() * random.normal(size=(80, 1))) / curve.std()
-    net, rows = make_network(2, (20,), "tanh", 1, 0), Rows(x, y, np.ones(80))
-    plan = Plan(METHODS["laplace"], {}, 2.0, epochs=250)
-    found = float(estimate_noise(net, rows, plan)[0])
-    monkeypatch.setattr("bayesify.sklearn.training.ROUNDS", 1)
-    assert 1e-4 <= found < 0.3 * float(estimate_noise(net, rows, plan)[0])
+    x = random.uniform(-1.7, 1.7, (num_rows, 2))
+    y = x[:, :1] + np.sin(2 * x[:, 1:])
+    return Rows(x, y / y.std() + math.sqrt(noise) * random.normal(size=y.shape), np.ones(num_rows))
+
+
+@pytest.mark.parametrize("noise", [0.001, 0.03, 0.5])
+def test_noise_is_settled(noise: float) -> None:
+    """Within a factor of 2: 120 rows leave 13 % by themselves, and a short training some of the curve."""
+    start = settle(make_network(2, (20,), "tanh", 1, 0), curve(120, noise), Plan(METHODS["laplace"], {}, 2.0, epochs=400))
+    assert isinstance(start.likelihood, Gaussian)
+    assert 0.5 * noise < float(start.likelihood.noise.detach()) < 2 * noise
+
+
+def test_leverage_counts_the_fitted_parameters() -> None:
+    """Of a linear network under a wide prior h sums to its parameters: the hat matrix of least squares with an intercept."""
+    rows = curve(40, 0.5)
+    start = settle(make_network(2, (), "tanh", 1, 0), rows, Plan(METHODS["laplace"], {}, 100.0, epochs=800))
+    design = np.column_stack((rows.x, np.ones(40)))
+    hat = np.diag(design @ np.linalg.solve(design.T @ design, design.T))
+    assert start.leverage is not None
+    np.testing.assert_allclose(start.leverage[:, 0].numpy(), hat, rtol=0.02)  # the prior is not infinitely wide
+
+
+def test_recalibration_sees_rows_as_left_out() -> None:
+    """Least squares: probabilities of targets are those of a fit without the row, which standard deviations away they are."""
+    rows = curve(90, 0.5)
+    x, y, _ = rows.tensors()
+    design = torch.cat((x, torch.ones(90, 1, dtype=torch.float64)), 1)
+    inverse = torch.linalg.inv(design.T @ design)
+    noise, hat = 0.4, (design @ inverse * design).sum(-1, keepdim=True)
+    mean = design @ (inverse @ design.T @ y)
+
+    def predict(_: torch.Tensor) -> Any:
+        gaussian = OutputGaussian(mean, (noise * hat).unsqueeze(-1), seed=0)
+        return Gaussian(noise).double().closed_form(gaussian)
+
+    found = Start(nn.Identity(), Gaussian(noise), rows, hat).recalibration(predict)
+    scores = []
+    for row in range(90):
+        kept = torch.arange(90) != row
+        part = torch.linalg.inv(design[kept].T @ design[kept])
+        error = y[row] - design[row] @ (part @ design[kept].T @ y[kept])
+        scores.append(float(error / (noise * (1 + design[row] @ part @ design[row])).sqrt()))
+    places = torch.special.ndtr(torch.tensor(scores, dtype=torch.float64)).numpy()
+    np.testing.assert_allclose(found.said, Recalibration.of(places, np.ones(90)).said, atol=1e-6)

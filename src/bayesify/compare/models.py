@@ -122,7 +122,7 @@ def noise_of(data: Data, *, quick: bool, seed: int) -> float:
         shorter = replace(plan, epochs=math.ceil(plan.count_epochs(1) / all_rounds))
         likelihood = settle(net, data.rows(), shorter).likelihood
         assert isinstance(likelihood, Gaussian)
-        return float(likelihood.noise)
+        return float(likelihood.noise.detach())
 
 
 @dataclass(frozen=True)

@@ -47,21 +47,26 @@ def check_precision(value: Any, weights: Mapping[str, Weight], values: Mapping[s
 
 FACTOR_PER_LAYER = 3.0
 """Factor on the default precision for each layer under a Kronecker or diagonal posterior. These leave out correlations that hold
-layers together, so that the variances that layers give the outputs add up: the more layers, the narrower each has to be.
+layers together, so that the variances that layers give the outputs add up: the more layers, the narrower each has to be. One layer
+of a deeper network has it under a full covariance too: its inputs are features, whose mean square training has made larger than the
+1 that Neal's prior counts on (0.5 to 22 in the suite of defaults), and no other layer's weights vary with its own.
 Chosen on trained networks (`benchmarks/laplace_defaults.py`, `benchmarks/defaults.py`)."""
 
 
 def default_precision(
     weights: Mapping[str, Weight], values: Mapping[str, Tensor], covariance: str, chosen: Iterable[str]
 ) -> dict[str, float]:
-    """The precision of `priors.Neal()`, a layer's inputs, times `FACTOR_PER_LAYER` for each linear map among the chosen weights.
+    """The precision of `priors.Neal()`, a layer's inputs, times `FACTOR_PER_LAYER` for each linear map among the chosen weights; a
+    full covariance over several has no such factor.
 
     Embeddings and custom parameters, such as positions, have no inputs to count: the inverse mean square of their values stands in.
     Normalization layers, whose scales are about 1, have 1.
     """
     names, layers = set(chosen), group_layers(weights.values())
-    depth = sum(any(part.fan_in and part.name in names for part in layer.weights) for layer in layers)
-    factor = 1.0 if covariance == "full" else FACTOR_PER_LAYER * max(1, depth)
+    maps = [layer for layer in layers if any(part.fan_in for part in layer.weights)]
+    depth = sum(any(part.fan_in and part.name in names for part in layer.weights) for layer in maps)
+    joint = covariance == "full" and (depth > 1 or len(maps) == 1)
+    factor = 1.0 if joint else FACTOR_PER_LAYER * max(1, depth)
 
     def inputs(weight: Weight, layer: Layer) -> float:
         return weight.fan_in or (1.0 if weight.kind == "norm" else root_mean_square(layer, values) ** -2)
