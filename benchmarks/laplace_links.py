@@ -4,8 +4,8 @@
 
 needs laplace-torch (`make bench-peers` makes an environment with it). Theirs is fitted over the last layer with a full covariance,
 with its default prior precision, with the one that its evidence chooses, and with ours, and predicts by each of its links;
-`their_best` is the lowest of all of these on the test images of one seed, which nobody could have chosen without them. For a network,
-`their_best` is that of the link and precision with the lowest mean over seeds. `mc_of_the_same` is the mean over 1,000
+`their_best` is the lowest of all of these on the test images of one seed, which nobody could have chosen without them. For a
+network it is that of the link and precision with the lowest mean over seeds. `mc_of_the_same` is the mean over 1,000
 draws of our own posterior's outputs, which the default stands for. Networks are those of `benchmarks.defaults`, from its folder.
 """
 

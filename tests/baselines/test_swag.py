@@ -196,6 +196,21 @@ def test_bad_options(options, words):
         baselines.SWAG(net(), "categorical", **options)
 
 
+def test_little_noise_is_sound_by_default_and_loud_otherwise():
+    """A line through 40 rows with noise 1e-4: a rate of 0.01 is 50 times what SGD takes there, the default is not."""
+    torch.manual_seed(0)
+    x = torch.randn(40, 2, dtype=torch.float64)
+    y = x.sum(-1, keepdim=True)
+    line = nn.Linear(2, 1).double()
+    with torch.no_grad():
+        line.weight.fill_(1.0)
+        line.bias.zero_()
+    swag = baselines.SWAG(line, likelihoods.Gaussian(1e-4, learn=False)).fit([(x, y + 0.01)], 30, progress=False)
+    assert -swag.predict(x).log_prob(y).mean() < 0  # nats; the noise alone has -3.7
+    with pytest.raises(ValueError, match=r"lower learning_rate=0\.01|not finite"):
+        baselines.SWAG(line, likelihoods.Gaussian(1e-4, learn=False)).fit([(x, y + 0.01)], 30, 0.01, progress=False)
+
+
 def test_bad_use():
     swag = baselines.SWAG(net(), likelihoods.Gaussian(0.1))
     with pytest.raises(ValueError, match="0 iterates were collected"):

@@ -82,7 +82,9 @@ def curve(num_rows: int, noise: float) -> Rows:
 @pytest.mark.parametrize("noise", [0.001, 0.03, 0.5])
 def test_noise_is_settled(noise: float) -> None:
     """Within a factor of 2: 120 rows leave 13 % by themselves, and a short training some of the curve."""
-    start = settle(make_network(2, (20,), "tanh", 1, 0), curve(120, noise), Plan(METHODS["laplace"], {}, 2.0, epochs=400))
+    start = settle(
+        make_network(2, (20,), "tanh", 1, 0), curve(120, noise), Plan(METHODS["laplace"], {}, 2.0, epochs=400)
+    )
     assert isinstance(start.likelihood, Gaussian)
     assert 0.5 * noise < float(start.likelihood.noise.detach()) < 2 * noise
 

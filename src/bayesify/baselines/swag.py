@@ -102,8 +102,7 @@ class SWAG(Drawable):
         if made is None:
             raise ValueError("SWAG: likelihood=None; give one, such as likelihoods.Categorical()")
         self.likelihood = copy.deepcopy(made).to(self._reference)
-        self.history = History()
-        self.count = 0
+        self.history, self.count = History(), 0
         self.mean: dict[str, Tensor] = {}
         self.squares: dict[str, Tensor] = {}
         self.deviations: dict[str, Tensor] = {}
@@ -183,16 +182,15 @@ class SWAG(Drawable):
             Itself. The numbers of each epoch are in `history`.
 
         Raises:
-            ValueError: If an argument is out of range, both a prior and a weight decay are given, or SGD diverges: a loss is not
-                finite, or `DIVERGED` nats above that of the first step at the end.
+            ValueError: If an argument is out of range, both a prior and a weight decay are given, or a loss is not finite, or at
+                the end `DIVERGED` nats per example above that of the first step.
         """
         if prior is not None and weight_decay:
             raise ValueError("SWAG: a prior and a weight decay say the same thing; give one of them")
         total = count_examples(loader, read_batch) if num_data is None else num_data
         groups = self._groups(prior, weight_decay, total)
 
-        rate = learning_rate or gentle_rate(1e-2, self.likelihood)
-        iterating = _Iterating(self)
+        rate, iterating = learning_rate or gentle_rate(1e-2, self.likelihood), _Iterating(self)
 
         def make(_: Any) -> torch.optim.Optimizer:
             return optimizer(groups) if optimizer else torch.optim.SGD(groups, lr=rate, momentum=momentum)
@@ -207,11 +205,9 @@ class SWAG(Drawable):
             update=_Collecting(self, collect_every, skip_epochs),
             **options,
         )
-        last = self.history[-1]["nll"] if self.history else -math.inf
-        if iterating.first is not None and last > iterating.first + DIVERGED:
-            raise ValueError(
-                f"SWAG: the loss rose from {iterating.first:.3g} to {last:.3g} nats per example; lower learning_rate={rate:g}"
-            )
+        first, last = iterating.first, self.history[-1]["nll"]
+        if first is not None and last > first + DIVERGED:
+            raise ValueError(f"SWAG: the loss rose from {first:.3g} to {last:.3g} nats; lower learning_rate={rate:g}")
         return self
 
     def _groups(self, prior: Any, weight_decay: float, num_data: int) -> list[dict[str, Any]]:
@@ -219,9 +215,8 @@ class SWAG(Drawable):
         if prior is not None:
             std = make_prior(prior).bind(self.weights).draw(1).std
             decay = {name: 1 / (num_data * float(std[name]) ** 2) for name in self.weights}
-        groups: list[dict[str, Any]] = [
-            {"params": [self.network.get_parameter(name)], "weight_decay": decay[name]} for name in self.weights
-        ]
+        trained = {name: [self.network.get_parameter(name)] for name in self.weights}
+        groups: list[dict[str, Any]] = [{"params": trained[name], "weight_decay": decay[name]} for name in trained]
         learned = [parameter for parameter in self.likelihood.parameters() if parameter.requires_grad]
         return [*groups, {"params": learned, "weight_decay": 0.0}] if learned else groups
 
@@ -253,10 +248,8 @@ class SWAG(Drawable):
         """
         self._check_collected()
         if batch_norms(self.network) and loader is None:
-            raise ValueError(
-                "SWAG: the network has BatchNorm, whose statistics each draw needs again; "
-                "give loader=, a loader over training data"
-            )
+            told = "whose statistics each draw needs again; give loader=, a loader over training data"
+            raise ValueError(f"SWAG: the network has BatchNorm, {told}")
         like = next(iter(self.mean.values()))
         columns = len(next(iter(self.deviations.values())))
         second = standard_normal(num_draws * columns, like, generator).view(num_draws, columns)
@@ -341,7 +334,7 @@ class SWAG(Drawable):
     def _check_collected(self, least: int = 2) -> None:
         if self.count < least:
             raise ValueError(
-                f"SWAG: {self.count} iterates were collected; call fit, or collect(net) at least {least} times, first"
+                f"SWAG: {self.count} iterates were collected; call fit, or collect(net) {least} times, first"
             )
 
     def _moments(self) -> dict[str, dict[str, Tensor]]:
@@ -460,9 +453,8 @@ def _iterate(net: nn.Module, weight: Weight) -> Tensor:
     except AttributeError:
         raise ValueError(f"SWAG: the network has no weight {weight.name}; collect the one it was made from") from None
     if value.shape != weight.shape:
-        raise ValueError(
-            f"SWAG: {weight.name} is {tuple(value.shape)}, not {tuple(weight.shape)}; collect the network it was made from"
-        )
+        shapes = f"{tuple(value.shape)}, not {tuple(weight.shape)}"
+        raise ValueError(f"SWAG: {weight.name} is {shapes}; collect the network it was made from")
     if not bool(torch.isfinite(value).all()):
         raise ValueError(f"SWAG: {weight.name} is not finite; lower the learning rate")
     return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bayesify.arguments.checks import LARGEST, Level, checked
 from bayesify.baselines.temperature_scaling import TemperatureScaling
 from bayesify.datasets.scaling import Standardization
-from bayesify.likelihoods import Gaussian, Likelihood
+from bayesify.likelihoods import Gaussian
 from bayesify.predictive.regression import RegressionPredictive
 from bayesify.predictive.transformed import TargetTransform
 from bayesify.registry import suggest

@@ -23,6 +23,7 @@ from bayesify.likelihoods import Gaussian, Likelihood
 from bayesify.network import BayesianNetwork
 from bayesify.posteriors import Point
 from bayesify.predictive.base import Predictive
+from bayesify.predictive.regression import RegressionPredictive
 from bayesify.predictor import Predictor
 from bayesify.priors import Neal
 from bayesify.registry import Method
@@ -64,8 +65,8 @@ FOLDS, FEW, FOLDS_OF_FEW = 3, 200, 6
 """Parts of the rows, each predicted from the others, that a temperature is fitted to; up to how many rows there are more
 parts, and how many. Of data that do not fit into a batch one part is predicted."""
 ROUNDS, ROUND_EFFORT, ENOUGH = 5, 0.3, 0.2
-"""Trainings that settle the noise, at most, the share of the main phase's epochs that each has, and the change of the noise's logarithm
-below which none follows."""
+"""Trainings that settle the noise, at most, the share of the main phase's epochs that each has, and the change of the noise's
+logarithm below which none follows."""
 MOST_FULL = 1000
 """Weights up to which their correlations count in this."""
 MOST_LEVERAGE = 0.95
@@ -227,8 +228,8 @@ class Start:
 
 
 def settle(net: nn.Module, rows: Rows, plan: Plan) -> Start:
-    r"""Train a plain network with the noise that its evidence asks for: what it leaves of its own rows, counted without the $\gamma$
-    parameters that it has fitted to them (MacKay 1992),
+    r"""Train a plain network with the noise that its evidence asks for: what it leaves of its own rows, counted without the
+    $\gamma$ parameters that it has fitted to them (MacKay 1992),
 
     $$ \sigma^2 = \frac{\sum_n \omega_n r_n^2}{N - \gamma}, \qquad \gamma = \sum_n \omega_n h_n, \quad h_n = v_n / \sigma^2, $$
 
@@ -247,10 +248,9 @@ def settle(net: nn.Module, rows: Rows, plan: Plan) -> Start:
         bnn = bayesianize(net, Point(), likelihood=likelihood, prior=prior)
         train_posteriors([bnn], [rows], [plan], effort=ROUND_EFFORT, start=False)
         net = bnn.mean_network()
-        laplace = laplace_around(
-            copy.deepcopy(net).eval(), likelihood, [(x, y, weights)], prior=prior, most=MOST_FULL
-        )
+        laplace = laplace_around(copy.deepcopy(net).eval(), likelihood, [(x, y, weights)], prior=prior, most=MOST_FULL)
         found = laplace.predict(x)
+        assert isinstance(found, RegressionPredictive)
         leverage = (found.epistemic / noise).clamp(max=MOST_LEVERAGE)
         share = weights.unsqueeze(-1)
         before, noise = noise, (share * (y - found.mean).square()).sum(0) / (share * (1 - leverage)).sum(0)
@@ -274,7 +274,7 @@ def scale_temperature(
     """
     scaled = TemperatureScaling(model)
     if len(rows) >= 2:
-        outputs, held, _ = _out_of_fold([net], _fixed(likelihood), rows, plan, 1.0)
+        outputs, held = _out_of_fold(net, _fixed(likelihood), rows, plan)
         same = nn.Linear(outputs.shape[1], outputs.shape[1], bias=False).to(
             outputs
         )  # outputs are all that a temperature sees
@@ -295,24 +295,18 @@ def limit_scaling(scaled: TemperatureScaling) -> TemperatureScaling:
     return scaled
 
 
-def _out_of_fold(
-    nets: Sequence[nn.Module], likelihood: Likelihood, rows: Rows, plan: Plan, effort: float
-) -> tuple[torch.Tensor, Rows, list[nn.Module]]:
-    """Outputs [N, O] of networks at the maximum a posteriori for rows that they have not seen, these rows, and the networks.
-
-    They start at one network, or each fold's at its own.
-    """
+def _out_of_fold(net: nn.Module, likelihood: Likelihood, rows: Rows, plan: Plan) -> tuple[torch.Tensor, Rows]:
+    """Outputs [N, O] of networks at the maximum a posteriori for rows that they have not seen, and these rows."""
     folds = min(FOLDS_OF_FEW if len(rows) <= FEW else FOLDS, len(rows))
     of_row = np.random.default_rng(derive_seed(plan.seed, "folds")).permutation(len(rows)) % folds
     used = range(folds if len(rows) <= FULL_BATCH else 1)
-    starts = [nets[fold % len(nets)] for fold in used]
-    bnns = [bayesianize(net, Point(), likelihood=likelihood, prior=Neal(plan.prior_scale)) for net in starts]
-    kept = [rows[of_row != fold] for fold in used]
-    train_posteriors(bnns, kept, [plan] * len(bnns), effort=effort, start=False)
+    bnns = [bayesianize(net, Point(), likelihood=likelihood, prior=Neal(plan.prior_scale)) for _ in used]
+    train_posteriors(bnns, [rows[of_row != fold] for fold in used], [plan] * len(bnns), start=False)
     held = [rows[of_row == fold] for fold in used]
     found = [bnn.predict(torch.from_numpy(part.x)).outputs[0] for bnn, part in zip(bnns, held, strict=True)]
-    whole = Rows(*(np.concatenate([getattr(part, key) for part in held]) for key in ("x", "y", "weights")))
-    return torch.cat(found), whole, [bnn.mean_network() for bnn in bnns]
+    return torch.cat(found), Rows(
+        *(np.concatenate([getattr(part, key) for part in held]) for key in ("x", "y", "weights"))
+    )
 
 
 def train_posteriors(
@@ -360,7 +354,7 @@ def train_posteriors(
 def _train_phases(
     model: Any, batches: Any, learned: list[Any], plan: Plan, options: dict[str, Any], effort: float, start: bool
 ) -> None:
-    """The two phases of `train_posteriors`; `learned` are the parameters of the noise."""
+    """The two phases of `train_posteriors`; `learned` are the noise's parameters."""
     epochs = max(1, round(effort * plan.count_epochs(len(batches))))
     shares: dict[str, Any] = {
         **options,
