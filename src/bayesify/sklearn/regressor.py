@@ -64,8 +64,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         method_options: Arguments of the method's posterior or recipe, such as `{"members": 10}`.
         prior_scale: The weights' prior has standard deviation `prior_scale / sqrt(fan_in)`; five times that for `"auto"`.
         noise: Noise variance in the targets' squared unit, where it is known. Methods by name else estimate it for each target
-            by cross-validation of the network at its maximum a posteriori, which holds the network's own error too; posteriors
-            then learn how much less it is, methods that keep point estimates and those with a recipe of their own take it as it is.
+            by the evidence of the plain network (see `bayesify.sklearn.training.settle`), start there, and recalibrate quantiles by
+            rows left out; posteriors learn how much less it is, methods with point estimates or recipes take it as it is.
         epochs: Passes over the data in the main phase, after a quarter as many to the maximum a posteriori; by the number
             of rows by default. For `"auto"`: steps of the optimizer, at most.
         learning_rate: Of Adam, at the first step; recipes have their own, see `method_options`.
