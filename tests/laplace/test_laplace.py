@@ -492,6 +492,8 @@ def test_the_default_precision_counts_layers_under_the_posterior() -> None:
     assert isinstance(last, dict)
     assert layers > 1
     assert {name: layers * value for name, value in last.items()} == pytest.approx(everything)
+    alone = Laplace(net, likelihoods.Categorical(), "last_layer").fit(data).prior_precision
+    assert alone == pytest.approx(last)  # one layer is the same under each structure
 
 
 def test_the_default_precision_of_what_has_no_inputs_is_by_its_size() -> None:

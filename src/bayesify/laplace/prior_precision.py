@@ -65,8 +65,8 @@ def default_precision(
     names, layers = set(chosen), group_layers(weights.values())
     maps = [layer for layer in layers if any(part.fan_in for part in layer.weights)]
     depth = sum(any(part.fan_in and part.name in names for part in layer.weights) for layer in maps)
-    joint = covariance == "full" and (depth > 1 or len(maps) == 1)
-    factor = 1.0 if joint else FACTOR_PER_LAYER * max(1, depth)
+    alone = depth == 1 and len(maps) > 1
+    factor = FACTOR_PER_LAYER * max(1, depth) if alone or covariance != "full" else 1.0
 
     def inputs(weight: Weight, layer: Layer) -> float:
         return weight.fan_in or (1.0 if weight.kind == "norm" else root_mean_square(layer, values) ** -2)
