@@ -231,8 +231,8 @@ def links() -> str:
     """Last-layer Laplace beside laplace-torch's: means over seeds, and the worst seed."""
     figures = json.loads((RESULTS / "laplace_links.json").read_text())["figures"]
     lines = [
-        "| NLL | the network | ours, default | 1,000 draws of the same posterior | laplace-torch's default | its best of 12 | which | "
-        "ours less its best | of 12 on the worst seed | at our precision |",
+        "| NLL | the network | ours, default | 1,000 draws of the same posterior | laplace-torch's default | its best of 12 | "
+        "which | ours less its best | of 12 on the worst seed | at our precision |",
         "| --- |" + " --- |" * 9,
     ]
     for name, row in figures.items():
@@ -242,7 +242,10 @@ def links() -> str:
         best = min(peers, key=peers.__getitem__)
         same = min(value for key, value in peers.items() if ", ours," in key)
         worst = max(entry["ours_less_their_best"] for key, entry in figures.items() if key.startswith(f"{name}, seed"))
-        shown = [row["network"], row["ours"], row["mc_of_the_same"], peers["laplace-torch, default, probit"], peers[best]]
+        shown = [
+            *(row[key] for key in ("network", "ours", "mc_of_the_same", "laplace-torch, default, probit")),
+            peers[best],
+        ]
         cells = [*(f"{value:.4f}" for value in shown), best.split(", ", 1)[1]]
         cells += [f"{value:+.4f}" for value in (row["ours"] - peers[best], worst, row["ours"] - same)]
         lines.append(f"| {NETWORKS.get(name, name)} | {' | '.join(cells)} |")
@@ -270,7 +273,7 @@ def regression() -> str:
             was = "" if before is None else f" ({before['nll']:.2f})"
             inside = f"{100 * row['coverage_50']:.0f} and {100 * row['coverage_90']:.0f} %"
             cells.append(f"{row['nll']:.2f}{was}, {inside}, {row['seconds']:.0f} s")
-        title = "the default, `auto`" if method == "auto" else TITLES.get(method, method).split(",")[0].split(" of 5")[0]
+        title = TITLES.get(method, method).split(",")[0].split(" of 5")[0]
         lines.append(f"| {title} | {' | '.join(cells)} |")
     rows = list(figures.values())
     within = sum(0.85 <= row["coverage_90"] <= 0.95 for row in rows)

@@ -16,7 +16,8 @@ from bayesify.predictive.gaussian import OutputGaussian
 from bayesify.registry import METHODS
 from bayesify.sklearn.recalibration import Recalibration
 from bayesify.sklearn.rows import Rows, stacked
-from bayesify.sklearn.training import Plan, Start, make_bayesian, make_network, settle, train_networks
+from bayesify.sklearn.settling import Start, settle
+from bayesify.sklearn.training import Plan, make_bayesian, make_network, train_networks
 
 
 def make(method: str, alike: bool = False) -> tuple[list[BayesianNetwork], list[Rows], list[Plan]]:

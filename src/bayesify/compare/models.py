@@ -20,15 +20,13 @@ from bayesify.predictive.regression import RegressionPredictive
 from bayesify.registry import METHODS
 from bayesify.running.generators import own_generators
 from bayesify.sklearn.rows import BATCH_SIZE, FULL_BATCH, Rows, standardization
+from bayesify.sklearn.settling import ROUND_EFFORT, ROUNDS, settle
 from bayesify.sklearn.training import (
-    ROUND_EFFORT,
-    ROUNDS,
     Plan,
     limit_scaling,
     make_bayesian,
     make_network,
     predict,
-    settle,
     train,
     train_networks,
 )
@@ -113,7 +111,7 @@ class Trained:
 
 
 def noise_of(data: Data, *, quick: bool, seed: int) -> float:
-    """Noise variance of standardized targets, at most, by the evidence of the plain network; see `sklearn.training.settle`."""
+    """Noise variance of standardized targets, at most, by the evidence of the plain network; see `sklearn.settling.settle`."""
     net = make_network(data.x.shape[1], HIDDEN, "tanh", 1, derive_seed(seed, "network"))
     with own_generators():
         torch.manual_seed(derive_seed(seed, "noise"))

@@ -15,7 +15,8 @@ from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.sklearn.estimator import BayesianEstimator
 from bayesify.sklearn.recipe import Fitted, Settings, fit_classes
 from bayesify.sklearn.rows import Rows
-from bayesify.sklearn.training import Plan, Start
+from bayesify.sklearn.settling import Start
+from bayesify.sklearn.training import Plan
 from bayesify.storage.serializers import register_predictor
 
 

@@ -27,12 +27,12 @@ from bayesify.sklearn.columns import Columns, is_frame, is_pandas, refuse_cells
 from bayesify.sklearn.recalibration import Recalibration
 from bayesify.sklearn.recipe import Fitted, Settings
 from bayesify.sklearn.rows import FULL_BATCH, Rows, standardization
+from bayesify.sklearn.settling import Start
 from bayesify.sklearn.stored import StoredEstimator
 from bayesify.sklearn.training import (
     ACTIVATIONS,
     TEMPERATURE,
     Plan,
-    Start,
     make_network,
     own_network,
     predict,

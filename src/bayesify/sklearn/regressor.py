@@ -30,8 +30,9 @@ from bayesify.sklearn.recipe import (
     make_likelihood,
 )
 from bayesify.sklearn.rows import Rows
+from bayesify.sklearn.settling import Start, settle
 from bayesify.sklearn.stored import restore_units, units_config
-from bayesify.sklearn.training import Plan, Start, settle
+from bayesify.sklearn.training import Plan
 from bayesify.sklearn.units import TRANSFORMS, UnitsPredictive
 from bayesify.storage.serializers import register_predictor
 
@@ -64,7 +65,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         method_options: Arguments of the method's posterior or recipe, such as `{"members": 10}`.
         prior_scale: The weights' prior has standard deviation `prior_scale / sqrt(fan_in)`; five times that for `"auto"`.
         noise: Noise variance in the targets' squared unit, where it is known. Methods by name else estimate it for each target
-            by the evidence of the plain network (see `bayesify.sklearn.training.settle`), start there, and recalibrate quantiles by
+            by the evidence of the plain network (see `bayesify.sklearn.settling.settle`), start there, and recalibrate quantiles by
             rows left out; posteriors learn how much less it is, methods with point estimates or recipes take it as it is.
         epochs: Passes over the data in the main phase, after a quarter as many to the maximum a posteriori; by the number
             of rows by default. For `"auto"`: steps of the optimizer, at most.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -18,17 +18,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayesify.baselines.temperature_scaling import TemperatureScaling
 from bayesify.conversion import bayesianize
-from bayesify.laplace.recipes import laplace_around
 from bayesify.likelihoods import Gaussian, Likelihood
 from bayesify.network import BayesianNetwork
 from bayesify.posteriors import Point
 from bayesify.predictive.base import Predictive
-from bayesify.predictive.regression import RegressionPredictive
 from bayesify.predictor import Predictor
 from bayesify.priors import Neal
 from bayesify.registry import Method
 from bayesify.running.generators import own_generators
-from bayesify.sklearn.recalibration import Recalibration
 from bayesify.sklearn.rows import BATCH_SIZE, FULL_BATCH, Batches, Rows, stacked
 from bayesify.training.arguments import Steps
 from bayesify.training.fitting import fit
@@ -59,22 +56,11 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "gelu": nn.GELU,
     "silu_relu": SiLUReLU,
 }
-START_NOISE = 0.1
-"""Noise variance of standardized targets before it is estimated or learned."""
 FOLDS, FEW, FOLDS_OF_FEW = 3, 200, 6
 """Parts of the rows, each predicted from the others, that a temperature is fitted to; up to how many rows there are more
 parts, and how many. Of data that do not fit into a batch one part is predicted."""
-ROUNDS, ROUND_EFFORT, ENOUGH = 5, 0.3, 0.2
-"""Trainings that settle the noise, at most, the share of the main phase's epochs that each has, and the change of the noise's
-logarithm below which none follows."""
-MOST_FULL = 1000
-"""Weights up to which their correlations count in this."""
-MOST_LEVERAGE = 0.95
-"""How much of its target a row's prediction may hold in these."""
 INDUCING_ROWS = 100
 """Rows that global inducing inputs start at, where their number is not given."""
-LEAST_NOISE = 1e-4
-"""Noise variance of standardized targets, at least, where it is estimated."""
 TEMPERATURE = "temperature_scaled"
 """A method of estimators and comparisons: the plain network with one number fitted to rows not seen (Guo et al. 2017)."""
 MOST_SCALING = 5.0
@@ -130,7 +116,7 @@ def train(net: nn.Module, likelihood: Likelihood, rows: Rows, plan: Plan, *, set
             all other methods keep it.
         rows: Standardized.
         plan: The rest.
-        settled: Whether the network comes from `settle`: posteriors then need no phase to the maximum a posteriori.
+        settled: Whether the network comes from `settling.settle`: posteriors then need no phase to the maximum a posteriori.
 
     Returns:
         Something with `predict(x)`.
@@ -190,74 +176,6 @@ def _fixed(likelihood: Likelihood) -> Likelihood:
     if not isinstance(likelihood, Gaussian):
         return likelihood
     return Gaussian(likelihood.noise.detach().tolist(), learn=False).double()
-
-
-@dataclass(frozen=True)
-class Start:
-    """Where a method starts.
-
-    Args:
-        network: The network.
-        likelihood: p(y | outputs) in standardized units.
-        rows: That the noise was settled by, if it was.
-        leverage: How much of each row's own target its prediction holds, h in [0, 1), [N, O].
-    """
-
-    network: nn.Module
-    likelihood: Likelihood
-    rows: Rows | None = None
-    leverage: torch.Tensor | None = None
-
-    def recalibration(self, predict: Callable[[torch.Tensor], Any]) -> Recalibration:
-        r"""Of a trained method's probabilities, by the rows' targets as they would be predicted without them.
-
-        For a linear model these would differ from the mean by $r / (1 - h)$ where the epistemic variance were $v / (1 - h)$. The
-        predictive is asked for its probability of a target that is as many of its standard deviations away.
-
-        Args:
-            predict: Of the method, for standardized inputs.
-        """
-        if self.rows is None or self.leverage is None:
-            return Recalibration()
-        x, y, weights = self.rows.tensors()
-        found, kept = predict(x), 1 - self.leverage
-        away = (y - found.mean) / kept / (found.aleatoric + found.epistemic / kept).sqrt()
-        places = found.cdf(found.mean + away * found.std)
-        weights = weights.unsqueeze(-1).expand_as(places)
-        return Recalibration.of(places.double().flatten().numpy(), weights.flatten().numpy())
-
-
-def settle(net: nn.Module, rows: Rows, plan: Plan) -> Start:
-    r"""Train a plain network with the noise that its evidence asks for: what it leaves of its own rows, counted without the
-    $\gamma$ parameters that it has fitted to them (MacKay 1992),
-
-    $$ \sigma^2 = \frac{\sum_n \omega_n r_n^2}{N - \gamma}, \qquad \gamma = \sum_n \omega_n h_n, \quad h_n = v_n / \sigma^2, $$
-
-    v the variance of an output under the Laplace approximation. The network trains in rounds, each with the noise after the last.
-
-    Args:
-        net: Where training starts.
-        rows: Standardized; of more than `FULL_BATCH`, as many stand for all in the evidence.
-        plan: How to train.
-    """
-    part = rows.thinned(FULL_BATCH, derive_seed(plan.seed, "evidence"))
-    x, y, weights = part.tensors()
-    noise, leverage = torch.full(y.shape[1:], START_NOISE, dtype=y.dtype), torch.zeros_like(y)
-    for _ in range(ROUNDS if len(rows) > 1 else 0):
-        likelihood, prior = Gaussian(noise.tolist(), learn=False).double(), Neal(plan.prior_scale)
-        bnn = bayesianize(net, Point(), likelihood=likelihood, prior=prior)
-        train_posteriors([bnn], [rows], [plan], effort=ROUND_EFFORT, start=False)
-        net = bnn.mean_network()
-        laplace = laplace_around(copy.deepcopy(net).eval(), likelihood, [(x, y, weights)], prior=prior, most=MOST_FULL)
-        found = laplace.predict(x)
-        assert isinstance(found, RegressionPredictive)
-        leverage = (found.epistemic / noise).clamp(max=MOST_LEVERAGE)
-        share = weights.unsqueeze(-1)
-        before, noise = noise, (share * (y - found.mean).square()).sum(0) / (share * (1 - leverage)).sum(0)
-        noise = noise.detach().clamp_min(LEAST_NOISE)
-        if bool(((noise / before).log().abs() < ENOUGH).all()):
-            break
-    return Start(net, Gaussian(noise.tolist()).double(), part, leverage.detach())
 
 
 def scale_temperature(
