@@ -96,7 +96,9 @@ def test_odd_columns_are_named(fitted):
         model.predict(frame.drop(columns="origin"))
     with pytest.raises(ValueError, match="column 'weight' holds texts"):
         model.predict(frame.assign(weight="heavy"))
-    with pytest.raises(ValueError, match=r"column 'weight' holds numbers, but 'heavy' in row 3.* or leave the column out$"):
+    with pytest.raises(
+        ValueError, match=r"column 'weight' holds numbers, but 'heavy' in row 3.* or leave the column out$"
+    ):
         model.predict(
             frame.assign(weight=[*frame["weight"][:2].astype(object), "heavy", *frame["weight"][3:].astype(object)])
         )
