@@ -126,9 +126,9 @@ def test_infinite_cells_count_as_missing(fitted):
     assert np.isfinite(BayesianRegressor(**QUICK).fit(numbers, np.arange(60.0)).predict(numbers)).all()
     with pytest.raises(ValueError, match="y contains infinity"):
         BayesianRegressor(**QUICK).fit(frame, np.where(y > 60, np.inf, y))
-    with pytest.raises(ValueError, match="X contains infinity.*column 0, row 0, counted from 0"):
+    with pytest.raises(ValueError, match=r"X contains infinity.*column 0, row 0, counted from 0"):
         BayesianRegressor(**QUICK).fit(numbers.to_numpy(), np.arange(60.0))
-    with pytest.raises(ValueError, match="BayesianRegressor: .*'text'.*; give y as numbers"):
+    with pytest.raises(ValueError, match=r"BayesianRegressor: .*'text'.*; give y as numbers"):
         BayesianRegressor(**QUICK).fit(frame, np.full(len(y), "text"))
 
 
