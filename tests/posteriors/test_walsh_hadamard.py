@@ -615,3 +615,24 @@ def test_f_linear_of_other_arguments_falls_back() -> None:
     torch.testing.assert_close(F.linear(torch.eye(4), weight), torch.eye(4))
     torch.testing.assert_close(F.linear(weight, torch.eye(4)), torch.eye(4))
     torch.testing.assert_close(weight + 0, torch.eye(4))
+
+
+def test_weights_are_formed_where_tensor_cores_gain(monkeypatch):
+    """On a GPU under autocast, all of a draw at once or in a layer with many rows: the same numbers, once as plain tensors."""
+    from bayesify.posteriors.walsh_hadamard import blocks, posterior
+
+    bnn = bayesify.bayesianize(nn.Sequential(nn.Linear(300, 260), nn.Linear(260, 300)), posteriors.WalshHadamard())
+    x = torch.randn(5, 300)
+
+    def outputs() -> Any:
+        draws = bnn.draw(2, generator=torch.Generator().manual_seed(0))
+        return draws, draws(x)
+
+    draws, expected = outputs()
+    assert isinstance(draws.weights["0.weight"], WalshHadamardWeight)
+    monkeypatch.setattr(blocks, "_gains_by_forming", lambda *_: True)
+    torch.testing.assert_close(outputs()[1], expected, rtol=1e-4, atol=1e-4)
+    monkeypatch.setattr(posterior, "_forms_all", lambda *_: True)
+    draws, found = outputs()
+    assert not isinstance(draws.weights["0.weight"], WalshHadamardWeight)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

@@ -26,6 +26,9 @@ from bayesify.weights.named_parameters import NamedParameters
 MULTIPLY_FROM = 256
 """Size of a block from which a linear layer multiplies through its factors; a smaller one is quicker to form."""
 
+FORM_UP_TO = 1024
+"""Size of blocks up to which a GPU forms all of a draw under autocast: tensor cores multiply by them faster than transforms run."""
+
 
 @dataclass(frozen=True)
 class _Part:
@@ -225,7 +228,7 @@ class WalshHadamard(Posterior):
                 into[part.weight.name] = LocalWalshHadamardWeight.from_components(
                     pieces, (part.blocks, request.noise, part.weight.name)
                 )
-            elif part.fast:
+            elif part.fast and not _forms_all(request, g):
                 sides = [repeat_draws(side[chosen], request.num_draws) for side in (left, right)]
                 into[part.weight.name] = WalshHadamardWeight(sides[0], g[:, chosen], sides[1], part.blocks)
             else:
@@ -300,6 +303,11 @@ class WalshHadamard(Posterior):
             each = sum(parameter.numel() // parameter.shape[0] for parameter in family if parameter.requires_grad)
             counts |= {part.weight.name: each * part.blocks.count for part in parts}
         return {weight.name: counts[weight.name] for weight in self.weights}
+
+
+def _forms_all(request: DrawRequest, g: Tensor) -> bool:
+    """Whether a draw forms all blocks of a size at once: on a GPU under autocast, up to a size, where its launches are few."""
+    return request.autocast is not None and g.is_cuda and g.shape[-1] <= FORM_UP_TO
 
 
 def _is_matrix(weight: Weight) -> bool:
