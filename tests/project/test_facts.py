@@ -147,7 +147,7 @@ def test_speed_on_its_page_is_what_was_measured(monkeypatch):
     assert "Overwrites the committed benchmarks/results" in MAKEFILE
 
 
-@pytest.mark.parametrize("name", ["bayesian_optimization", "active_learning"])
+@pytest.mark.parametrize("name", ["bayesian_optimization", "active_learning", "lora"])
 def test_guides_show_what_was_measured(name, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))
     module = importlib.import_module(f"benchmarks.{name}")
