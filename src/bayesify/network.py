@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, cast
 
 import torch
@@ -25,7 +24,6 @@ from bayesify.predictive.base import Predictive
 from bayesify.predictor import Drawable, Phase, Trainable
 from bayesify.priors import Prior
 from bayesify.running import captured_draws
-from bayesify.running.beside import Beside, find_beside
 from bayesify.running.generators import own_generators
 from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_errors
 from bayesify.running.local_passes import run_local
@@ -158,11 +156,6 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         Returns:
             The draws; differentiable by the posterior's parameters.
         """
-        return self._draw(num_draws, generator, antithetic, local, num_data)
-
-    def _draw(
-        self, num_draws: int, generator: Any, antithetic: bool, local: bool, num_data: Any, beside: Beside | None = None
-    ) -> Draws:
         runner = Runner(self.network, self._weights)
         noise = source_of(generator)
         with self.full_precision() as autocast:
@@ -171,7 +164,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         networks: dict[int, Tensor] = {}
         kl: Any = prior.kl
         for posterior in self.posteriors.in_drawing_order():
-            places = (runner, weights, num_data, networks, self.layout, autocast, beside)
+            places = (runner, weights, num_data, networks, self.layout, autocast)
             request = DrawRequest(num_draws, prior, noise, antithetic, local, *places)
             with self.full_precision():
                 part, part_kl = captured_draws.draw(posterior, request)
@@ -274,10 +267,8 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         """The two terms of `elbo` apart: the data term and the KL of each draw, both [S] and in nats."""
 
         def compute() -> tuple[Tensor, Tensor]:
-            beside = find_beside(self.posteriors, self.network, self.likelihood, num_draws)
-            draws = self._draw(num_draws, generator, antithetic, True, num_data, beside)
-            terms = partial(self.terms_of, x=x, y=y, num_data=num_data, example_weights=example_weights)
-            return terms(draws) if beside is None else (beside.data_term(draws, terms), draws.kl)
+            draws = self.draw(num_draws, generator=generator, antithetic=antithetic, local=True, num_data=num_data)
+            return self.terms_of(draws, x, y, num_data=num_data, example_weights=example_weights)
 
         return run_local(compute, self.posteriors, self.network, generator)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bayesify.maths.gamma import widened
 from bayesify.maths.signatures import known_signature
-from bayesify.maths.value_checks import should_check
+from bayesify.maths.value_checks import should_check, transforming
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Problem:
             noise: $\epsilon$, [*batch, G, D, R].
             kl_form: `"closed"` or `"sampled"`.
         """
-        if kl_form == "closed" and self.careful is None:
+        if kl_form == "closed" and self.careful is None and not transforming():
             gram, cross = widened(self.gram), widened(self.cross)
             eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
             drawn, kl, failed, _, _ = _Drawn.apply(gram, cross, noise.to(gram.dtype), eye)
@@ -197,8 +197,6 @@ class _Drawn(torch.autograd.Function):
     $K^\top \tfrac12 [R\, \bar{\mathrm{KL}}\, I - \Phi(\bar K K^\top) - \Phi(\bar K K^\top)^\top] K - \tfrac12 (\bar C \tilde m^\top
     + \tilde m \bar C^\top)$ with $\bar K = \epsilon \bar W^\top + R\, \bar{\mathrm{KL}}\, K$; see `_InverseFactor`.
     """
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(gram: Tensor, cross: Tensor, noise: Tensor, eye: Tensor) -> tuple[Tensor, ...]:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from bayesify.maths.noise import NoiseSource
 from bayesify.priors import PriorDraw
-from bayesify.running.beside import Beside
 from bayesify.running.caching import Computed, cached
 from bayesify.weights.catalog import Layer, Weight
 from bayesify.weights.layout import NetworkLayout
@@ -38,7 +37,6 @@ class DrawRequest:
             chooses.
         layout: How the network's own weights lie in memory; who draws may write them so at once.
         autocast: Type in which the network runs under autocast, which is off while a posterior draws.
-        beside: What is told each weight as soon as it is drawn, by a posterior that runs the network.
     """
 
     num_draws: int
@@ -52,7 +50,6 @@ class DrawRequest:
     networks: dict[int, Tensor] = field(default_factory=dict)
     layout: NetworkLayout | None = None
     autocast: torch.dtype | None = None
-    beside: Beside | None = None
 
     def dtype(self, name: str) -> torch.dtype:
         """Type of a weight in the network, where that is not the posterior's; else float32."""

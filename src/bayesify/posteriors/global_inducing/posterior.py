@@ -35,7 +35,6 @@ from bayesify.posteriors.global_inducing.likelihood import (
 from bayesify.posteriors.global_inducing.maps import LinearMap
 from bayesify.posteriors.global_inducing.trace import check_targets, start_outputs, trace
 from bayesify.priors import PriorDraw
-from bayesify.running.beside import Beside
 from bayesify.running.outputs import each
 from bayesify.running.runner import Runner, SlowVmap, quick_vmap
 from bayesify.weights.catalog import owner_of
@@ -47,11 +46,10 @@ Step = Callable[[LinearMap, Problem | None], Tensor]
 
 @dataclass(frozen=True)
 class _Pass:
-    """How inducing inputs run: whether failed factorizations are mended, the type that autocast has for data, and `Beside`."""
+    """How inducing inputs run: whether failed factorizations are mended, and in what type, where data of a step run in it too."""
 
     careful: bool = False
     autocast: torch.dtype | None = None
-    beside: Beside | None = None
 
 
 class GlobalInducing(Posterior):
@@ -225,7 +223,7 @@ class GlobalInducing(Posterior):
 
         def one(values: dict[str, Tensor], careful: bool = False) -> tuple[dict[str, Tensor], Tensor, Tensor]:
             return self._draw_one(runner, _cut(values, "noise "), scale.at(_cut(values, "prior ")), _cut(values, "other "),
-                                  _Pass(careful, request.autocast, request.beside))  # fmt: skip
+                                  _Pass(careful, request.autocast if request.local else None))  # fmt: skip
 
         weights, kl, failed = self._run(runner, batched, request.num_draws, one)
         if not should_check(failed):
@@ -308,8 +306,6 @@ class GlobalInducing(Posterior):
             matrix = scale.push(entry.layer, whitened.mT).flatten(-3, -2)  # [rows, D]
             drawn.update(entry.layer.from_matrix(matrix.to(dtype)))
             for weight in entry.layer.weights:
-                if how.beside is not None:
-                    how.beside.drawn(weight.name, drawn[weight.name])
                 value = drawn[weight.name].to(self.types[weight.name]) if low else drawn[weight.name]
                 for name in (weight.name, *weight.aliases):
                     owner, leaf = slots[name]
