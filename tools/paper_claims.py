@@ -291,6 +291,19 @@ def rotated_gain(folder: Path) -> Verdict:
     )
 
 
+def random_subnetworks_worse(folder: Path) -> Verdict:
+    """Random subnetworks are substantially worse than selected ones."""
+    content = _read(folder / "rotated_mnist.json")["scores"]
+    above = {
+        f"{name} at {angle} degrees": content["map"]["shifted"][angle]["nll"] - content[name]["shifted"][angle]["nll"]
+        for angle in ("60", "90", "120")
+        for name in ("subnetwork", "random")
+    }
+    gains = list(above.values())
+    shown = all(chosen > 2 * other for chosen, other in zip(gains[::2], gains[1::2], strict=True))
+    return shown, f"nats above MAP, prior precision 500, one seed: {_list(above)}"
+
+
 def rejection(folder: Path) -> Verdict:
     """Rejecting by entropy, subnetwork inference keeps a higher accuracy than MAP where half of the images are strangers."""
     content = _read(folder / "rotated_mnist.json")["scores"]
