@@ -1,8 +1,8 @@
 """A posterior of ResNet-18 in one ONNX file that draws: size, calibration beside torch's, and time beside the plain network's.
 
-    python -m benchmarks.onnx_sampling train FOLDER [--device cuda]    inducing weights on Fashion-MNIST, stored in FOLDER
-    python -m benchmarks.onnx_sampling calibrate FOLDER [--device cuda]  scores by the file's numbers and by torch's, all test images
-    python -m benchmarks.onnx_sampling measure FOLDER                  export and run it on a CPU; needs the extra `onnx`
+    python -m benchmarks.onnx_sampling train FOLDER [--device cuda]      inducing weights on Fashion-MNIST, stored in FOLDER
+    python -m benchmarks.onnx_sampling calibrate FOLDER [--device cuda]  scores by the file's numbers and by torch's, on all images
+    python -m benchmarks.onnx_sampling measure FOLDER                    export and run it on a CPU; needs the extra `onnx`
 
 `calibrate` makes draws from the normal numbers that the file makes (`normals`), by the graph that is in the file, and runs them in
 torch; `measure` shows that ONNX Runtime gives the same outputs for the same numbers.

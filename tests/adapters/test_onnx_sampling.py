@@ -48,6 +48,15 @@ def test_numbers_are_standard_normal():
     np.testing.assert_array_equal(normals(3, 1, 11), normals(3, 1, 12)[:11])
 
 
+def test_the_noise_is_not_written_again(tmp_path):
+    """A draw works in place on its pieces of the noise; as scatters over all of it that took 96 % of a run's time."""
+    import onnx
+
+    for posterior in (posteriors.MeanField(), posteriors.InducingWeights(rows=4, cols=4)):
+        made = export_onnx(network(posterior), tmp_path / "model.onnx", X, num_draws=1, sample=True)
+        assert not [node.op_type for node in onnx.load(made.path).graph.node if node.op_type.startswith("Scatter")]
+
+
 def test_a_seed_decides_the_draws(tmp_path):
     bnn = network(posteriors.MeanField(init_std=0.3))
     made = export_onnx(bnn, tmp_path / "model.onnx", X, num_draws=4, sample=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -174,7 +174,9 @@ def export_onnx(
     graph = PredictiveGraph(draws, law, chosen, keys)
     with write_atomically(target) as temporary:
         _write(graph, temporary, inputs, names, outputs)
-        difference = _compare(graph, temporary, inputs, names, outputs, tolerance)
+        batches = _batches(inputs)
+        wanted = [graph(*rows) for rows in batches]
+        difference = _compare(wanted, temporary, batches, names, outputs, tolerance)
     return Exported(target, names, outputs, len(draws), difference)
 
 
@@ -200,9 +202,6 @@ def _export_sampling(
     noise = torch.from_numpy(np.stack([normals(seed, index, graph.noise_size) for index in range(num_draws)]))
     taken = {SEED: np.array(seed)} if from_seed else {NOISE: noise.numpy()}
 
-    def together(*rows: Tensor) -> tuple[Tensor, ...]:
-        return average(torch.stack([graph(values, *rows) for values in noise]))
-
     axes = (None, tuple({0: BATCH} for _ in inputs))
     one = _exported(graph, (noise[0], *inputs), (NOISE, *names), ("result",), axes, optimize=False)
     # Constants of a few entries are folded, so that shapes are known; transposed or repeated matrices are not stored again.
@@ -210,13 +209,20 @@ def _export_sampling(
     optimizer.inline(one.model)
     optimizer.fold_constants(one.model, input_size_limit=64, output_size_limit=64)
     optimizer.remove_unused_nodes(one.model)
-    outputs_of_each = torch.stack([graph(values, *inputs) for values in noise])
-    summary = _exported(average, (outputs_of_each,), ("drawn",), outputs, ({1: BATCH},))
+    sizes = _batches(inputs)
+    drawn: list[list[Tensor]] = [[] for _ in sizes]
+    for values in noise:  # a draw is made once for all batches, and is gone before the next
+        weights = graph.draw(values)
+        for found, rows in zip(drawn, sizes, strict=True):
+            found.append(graph.run(weights, *rows))
+    together = [torch.stack(found) for found in drawn]
+    summary = _exported(average, (together[0],), ("drawn",), outputs, ({1: BATCH},))
     proto = load("onnx_ir", extra="onnx", owner="export_onnx").to_proto
     made = repeat(proto(one.model), proto(summary.model), names, num_draws, graph.noise_size, from_seed=from_seed)
     with write_atomically(target) as temporary:
         temporary.write_bytes(made.SerializeToString())
-        difference = _compare(together, temporary, inputs, names, outputs, tolerance, taken)
+        wanted = [average(found) for found in together]
+        difference = _compare(wanted, temporary, sizes, names, outputs, tolerance, taken)
     return Exported(target, (*names, *taken), outputs, num_draws, difference, graph.noise_size)
 
 
@@ -268,26 +274,26 @@ def _exported(
     return program
 
 
+def _batches(inputs: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
+    """The given rows, the first alone, and the first once more: three sizes of batch."""
+    return [inputs, tuple(value[:1] for value in inputs), tuple(torch.cat((value, value[:1])) for value in inputs)]
+
+
 def _compare(
-    graph: Callable[..., tuple[Tensor, ...]],
+    expectations: Iterable[tuple[Tensor, ...]],
     path: Path,
-    inputs: tuple[Tensor, ...],
+    batches: list[tuple[Tensor, ...]],
     names: tuple[str, ...],
     outputs: tuple[str, ...],
     tolerance: float,
     taken: Mapping[str, Any] | None = None,
 ) -> float:
-    """Largest difference of the file's outputs from torch's, over three sizes of batch; `taken` are other inputs of the file."""
+    """Largest difference of the file's outputs from torch's, batch by batch; `taken` are other inputs of the file."""
     session = load("onnxruntime", extra="onnx", owner="export_onnx").InferenceSession(
         str(path), providers=["CPUExecutionProvider"]
     )
     largest = 0.0
-    for rows in (
-        inputs,
-        tuple(value[:1] for value in inputs),
-        tuple(torch.cat((value, value[:1])) for value in inputs),
-    ):
-        wanted = graph(*rows)
+    for rows, wanted in zip(batches, expectations, strict=True):
         feed = {name: value.detach().cpu().numpy() for name, value in zip(names, rows, strict=True)} | dict(taken or {})
         for name, expected, got in zip(outputs, wanted, session.run(list(outputs), feed), strict=True):
             found = torch.from_numpy(got).to(expected)

@@ -104,8 +104,15 @@ class SamplingGraph(nn.Module):
 
     def forward(self, noise: Tensor, *inputs: Tensor) -> Tensor:
         """The output of the network, [B, ...], from noise [K] and its inputs."""
+        return self.run(self.draw(noise), *inputs)
+
+    def draw(self, noise: Tensor) -> dict[str, Tensor]:
+        """The weights that noise [K] makes, by name."""
+        return dict(zip(self.names, self.drawing(noise.clone()), strict=True))  # drawing works in place
+
+    def run(self, weights: dict[str, Tensor], *inputs: Tensor) -> Tensor:
+        """The output of the network with these weights, [B, ...]."""
         args, kwargs = ((), dict(zip(self._keys, inputs, strict=True))) if self._keys else (inputs, {})
-        weights = dict(zip(self.names, self.drawing(noise.clone()), strict=True))  # drawing works in place
         found: Tensor = select_output(torch.func.functional_call(self.network, weights, args, kwargs), self._output)
         return found
 
@@ -131,7 +138,27 @@ def _trace(bnn: BayesianNetwork) -> tuple[fx.GraphModule, list[str], int]:
 
         like = next(bnn.posteriors.parameters())
         traced = make_fx(draw, _DECOMPOSITIONS)(torch.zeros(counter.taken, dtype=torch.float32, device=like.device))
-    return _fold(traced), list(drawn.weights), counter.taken
+    return _fold(_apart(traced)), list(drawn.weights), counter.taken
+
+
+def _apart(traced: fx.GraphModule) -> fx.GraphModule:
+    """The same graph with a copy of each piece of the noise.
+
+    A draw works in place on its pieces, which a graph without memory can only say by writing all of the noise again for each.
+    """
+    slices = [node for node in traced.graph.nodes if node.target is torch.ops.aten.slice.Tensor]
+    of_noise = {node for node in traced.graph.nodes if node.op == "placeholder"}
+    for node in slices:
+        if node.args[0] not in of_noise:
+            continue
+        of_noise.add(node)
+        users = [user for user in node.users if user.target is not torch.ops.aten.slice.Tensor]
+        with traced.graph.inserting_after(node):
+            own = traced.graph.call_function(torch.ops.aten.clone.default, (node,))
+        for user in users:
+            user.replace_input_with(node, own)
+    traced.recompile()
+    return traced
 
 
 def _fold(traced: fx.GraphModule) -> fx.GraphModule:
