@@ -330,6 +330,16 @@ def test_inducing_weights_follow_the_prior(kind: type[priors.Prior]) -> None:
     assert number(bnn.kl()) == pytest.approx(0, abs=1e-9)
 
 
+@pytest.mark.parametrize("kind", HIERARCHICAL)
+def test_inducing_weights_start_at_the_network_under_a_drawn_prior(kind: type[priors.Prior]) -> None:
+    """With as many inducing rows and columns as a layer has, E[W] before training is the network's own W."""
+    net = CASES["conv2d"].network(torch.float64)
+    choice = posterior("inducing", CASES["conv2d"])
+    bnn = bayesify.bayesianize(net, choice, likelihood=likelihoods.Gaussian(noise=0.5), prior=kind())
+    for name, value in bnn.posterior.mean().items():
+        torch.testing.assert_close(value, net.get_parameter(name))
+
+
 def test_inducing_moments_under_a_drawn_scale() -> None:
     """n = 20000 draws: mean and variance of each entry within 5 standard errors (of a variance: by fourth moments)."""
     bnn = make("inducing", CASES["linear"], priors.Scale())

@@ -112,6 +112,15 @@ class PriorDraw:
         filters = value.reshape(value.shape[0], -1, factor.shape[-1])  # [S, F, K]
         return (filters @ factor.mT).reshape(value.shape)
 
+    def whiten(self, name: str, value: Tensor) -> Tensor:
+        r"""One value of a weight, [*shape], in the prior's units: $C^{-1} w / \sigma_w$, the inverse of `color` at scale 1."""
+        std = self._std(name, value).detach().mean()
+        if name not in self.factor:
+            return value / std
+        factor = self.factor[name].detach().to(value)[0]
+        filters = value.reshape(-1, factor.shape[-1])
+        return torch.linalg.solve_triangular(factor, filters.mT, upper=False).mT.reshape(value.shape) / std
+
     def precision(self, name: str) -> Tensor:
         r"""$(C C^\top)^{-1} / \sigma_w^2$ of a kernel that is named in `factor`, [S, K, K]."""
         factor = self.factor[name]

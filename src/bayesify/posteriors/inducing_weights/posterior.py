@@ -120,7 +120,7 @@ class InducingWeights(Posterior):
         for block in self.blocks:
             z_row, z_col, means = [], [], []
             for group in block:
-                begun = [self._start(layer, layer.to_matrix(values)) for layer in group]
+                begun = [self._start(layer, values) for layer in group]
                 rows, cols, mean = (torch.stack(part) for part in zip(*begun, strict=True))
                 z_row.append(rows)
                 z_col.append(cols)
@@ -162,20 +162,13 @@ class InducingWeights(Posterior):
             self.q, mean, whiten=self.whiten, init_std=stds, max_std=self.max_std, members=self.members
         )
 
-    def _start(self, layer: Layer, matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _start(self, layer: Layer, values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Z_r [M_r, d_out], Z_c [M_c, d_in] and the mean of U [M_r, M_c] for one layer."""
         m_r, m_c = self._inducing_size(layer)
         if self.init == "random":
-            return random_start(m_r, m_c, layer.rows, layer.cols, matrix)
-        columns = []
-        for weight in layer.weights:
-            std = self._prior().std[weight.name]
-            if isinstance(std, Tensor) or weight.name in self._prior().factor:
-                raise ValueError(
-                    "InducingWeights: init='network' needs a fixed prior, such as Neal(); this one draws its scale"
-                )
-            columns.append(matrix.new_full((weight.matrix_shape[1],), std))
-        return network_start(m_r, m_c, matrix / torch.cat(columns), self.whiten)
+            return random_start(m_r, m_c, layer.rows, layer.cols, values[layer.weights[0].name])
+        white = {weight.name: self._prior().whiten(weight.name, values[weight.name]) for weight in layer.weights}
+        return network_start(m_r, m_c, layer.to_matrix(white), self.whiten)
 
     def _augmented(self) -> list[Augmentation]:
         return list(self.augmentations)  # type: ignore[arg-type]
