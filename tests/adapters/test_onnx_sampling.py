@@ -57,6 +57,20 @@ def test_the_noise_is_not_written_again(tmp_path):
         assert not [node.op_type for node in onnx.load(made.path).graph.node if node.op_type.startswith("Scatter")]
 
 
+def test_stored_matrices_may_be_8_bits(tmp_path):
+    """Rows are off by at most 1/254 of their largest entry, so that probabilities of the same draws differ by little."""
+    bnn = network(posteriors.MeanField(init_std=0.1), width=64)
+    files = [
+        export_onnx(bnn, tmp_path / f"{int8}.onnx", X, num_draws=4, sample=True, int8=int8) for int8 in (False, True)
+    ]
+    plain, rounded = (run(made, seed=np.array(3))["probs"] for made in files)
+    assert 0 < abs(plain - rounded).max() < 0.02
+    saved = files[0].path.stat().st_size - files[1].path.stat().st_size
+    assert saved > 0.9 * 3 * 2 * 64**2  # three bytes for each entry of means and deviations of the 64 x 64 layer
+    with pytest.raises(ValueError, match="int8=True is for sample=True"):
+        export_onnx(bnn, tmp_path / "fixed.onnx", X, int8=True)
+
+
 def test_a_seed_decides_the_draws(tmp_path):
     bnn = network(posteriors.MeanField(init_std=0.3))
     made = export_onnx(bnn, tmp_path / "model.onnx", X, num_draws=4, sample=True)

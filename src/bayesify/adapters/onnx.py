@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bayesify.adapters.drawn import fixed_draws, likelihood_of, output_of
 from bayesify.adapters.extras import load
-from bayesify.adapters.onnx_sampling import NOISE, SEED, SamplingGraph, normals, repeat
+from bayesify.adapters.onnx_sampling import NOISE, SEED, SamplingGraph, normals, quantized, repeat
 from bayesify.arguments.checks import Count, Inputs, Positive, checked
 from bayesify.draws import Draws
 from bayesify.likelihoods import Likelihood
@@ -122,6 +122,7 @@ def export_onnx(
     generator: torch.Generator | None = None,
     tolerance: Positive = 1e-4,
     sample: bool | Literal["seed", "noise"] = False,
+    int8: bool = False,
 ) -> Exported:
     """Write S draws, or what makes them, and the average of what they predict as one ONNX graph, and check it against torch.
 
@@ -148,6 +149,8 @@ def export_onnx(
         sample: Whether draws are made inside the file: true or `"seed"` from an input `seed`, a 64-bit integer; `"noise"` from an
             input `noise` [S, K] of normal numbers. For a `BayesianNetwork` on the CPU whose draws ONNX can make: mean-field,
             k-tied, matrix normal, inducing weights, Walsh-Hadamard, full covariance, dropout.
+        int8: With `sample`, store large matrices as 8-bit integers with a scale for each row, a quarter of the size; the comparison
+            with torch is of the file before that, so compare its scores on data of yours.
 
     Raises:
         ImportError: If onnx, onnxscript or onnxruntime is missing.
@@ -168,7 +171,11 @@ def export_onnx(
     target, chosen = Path(path), output_of(model, output)
     if sample:
         return _export_sampling(
-            model, law, target, inputs, names, outputs, num_draws or 16, chosen, keys, sample, tolerance
+            model, law, target, inputs, names, outputs, num_draws or 16, chosen, keys, sample, tolerance, int8
+        )
+    if int8:
+        raise ValueError(
+            "export_onnx: int8=True is for sample=True; quantize files of fixed draws by ONNX Runtime's tools"
         )
     draws = fixed_draws(model, num_draws, generator, "export_onnx", default=16)
     graph = PredictiveGraph(draws, law, chosen, keys)
@@ -192,6 +199,7 @@ def _export_sampling(
     keys: tuple[str, ...],
     sample: bool | str,
     tolerance: float,
+    int8: bool,
 ) -> Exported:
     if not isinstance(model, BayesianNetwork):
         raise TypeError(
@@ -223,6 +231,8 @@ def _export_sampling(
         temporary.write_bytes(made.SerializeToString())
         wanted = [average(found) for found in together]
         difference = _compare(wanted, temporary, sizes, names, outputs, tolerance, taken)
+        if int8:
+            temporary.write_bytes(quantized(made).SerializeToString())
     return Exported(target, (*names, *taken), outputs, num_draws, difference, graph.noise_size)
 
 

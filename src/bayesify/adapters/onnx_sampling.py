@@ -18,6 +18,8 @@ from bayesify.running.caching import settled
 from bayesify.running.outputs import select_output
 from bayesify.weights.catalog import put_in
 
+SMALLEST_INT8 = 1024
+"""Numbers that a stored matrix has at least where it is rounded to 8 bits."""
 SEED = "seed"
 NOISE = "noise"
 
@@ -287,16 +289,38 @@ def repeat(one: Any, moments: Any, inputs: Sequence[str], num_draws: int, count:
     return model
 
 
+def quantized(model: Any) -> Any:
+    """The same model with its large matrices stored as 8-bit integers, each row with a scale of its own."""
+    onnx = load("onnx", extra="onnx", owner="export_onnx")
+    builder, made = _Builder(onnx, "int8"), type(model).FromString(model.SerializeToString())
+    for entry in model.graph.initializer:
+        values = onnx.numpy_helper.to_array(entry)
+        if values.dtype != np.float32 or values.ndim < 2 or values.size < SMALLEST_INT8:
+            builder.constants.append(entry)
+            continue
+        axis = 0 if values.shape[0] > 8 else 1  # several layers' matrices may be one stored tensor
+        others = tuple(other for other in range(values.ndim) if other != axis)
+        largest = np.abs(values).max(others, keepdims=True)
+        scale = np.where(largest > 0, largest / np.float32(127), np.float32(1))
+        stored = builder.constant(np.round(values / scale).astype(np.int8))
+        builder.node("DequantizeLinear", stored, builder.constant(scale.reshape(-1)), axis=axis, name=entry.name)
+    del made.graph.initializer[:], made.graph.node[:]
+    made.graph.initializer.extend(builder.constants)
+    made.graph.node.extend([*builder.nodes, *model.graph.node])
+    onnx.checker.check_model(made)
+    return made
+
+
 class _Builder:
     """Nodes and constants of a graph, named as they come."""
 
-    def __init__(self, onnx: Any) -> None:
-        self.onnx = onnx
+    def __init__(self, onnx: Any, prefix: str = "bayesify") -> None:
+        self.onnx, self.prefix = onnx, prefix
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
 
     def constant(self, value: Any) -> str:
-        name = f"bayesify_constant_{len(self.constants)}"
+        name = f"{self.prefix}_constant_{len(self.constants)}"
         self.constants.append(self.onnx.numpy_helper.from_array(np.asarray(value), name))
         return name
 
