@@ -50,7 +50,7 @@ def predictors(net: nn.Module, x: Any) -> dict[str, Any]:
         "network": bnn,
         "draws": baselines.FixedDraws(bnn.draw(3).detach(), likelihood),
         "swag": baselines.SWAG(net, likelihood, rank=0).fit(
-            loader, epochs=3, learning_rate=0.1, seed=0, progress=False
+            loader, epochs=3, learning_rate=1e-3, seed=0, progress=False
         ),
         "scaled": baselines.TemperatureScaling(bnn),
     }

@@ -39,7 +39,7 @@ DIVERGED = 10.0
 
 def gentle_rate(rate: float, likelihood: Likelihood) -> float:
     """A learning rate of SGD, in proportion smaller under a Gaussian noise variance below 0.1: the loss is that much steeper."""
-    return rate * min(1.0, 10 * float(likelihood.noise.min())) if isinstance(likelihood, Gaussian) else rate
+    return rate * min(1.0, 10 * float(likelihood.noise.detach().min())) if isinstance(likelihood, Gaussian) else rate
 
 
 @register_predictor
