@@ -148,7 +148,7 @@ def network_slot(bnn: BayesianNetwork, name: str) -> Any:
     return bnn.network.get_submodule(path)._parameters[leaf]
 
 
-def compiled_equals_eager(name: str, case: Case) -> None:
+def compiled_equals_eager(name: str, case: Case, backend: str = "inductor") -> None:
     """Draw outside, compile the forward pass given the draw."""
     bnn, inputs = convert(name, case), case.batch()
     with torch.no_grad():
@@ -159,13 +159,14 @@ def compiled_equals_eager(name: str, case: Case) -> None:
 
     torch._dynamo.reset()
     with torch.no_grad():
-        compiled = torch.compile(forward, fullgraph=True)(weights, *inputs)
+        compiled = torch.compile(forward, fullgraph=True, backend=backend)(weights, *inputs)
         close(compiled, forward(weights, *inputs))
 
 
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
 def test_compile() -> None:
-    compiled_equals_eager("mean_field", CASES["linear"])
+    """One graph without breaks; machine code, which takes up to a minute to make, is the slow test's."""
+    compiled_equals_eager("mean_field", CASES["linear"], backend="aot_eager")
 
 
 @pytest.mark.slow
