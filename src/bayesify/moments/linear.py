@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayesify.moments.tensors import Moments, NoRule, Origin, moments_of, use
+from bayesify.moments.tensors import Moments, NoRule, Origin, channels_last, moments_of, use
 
 
 def _count(weight: Any, bias: Any, products: int, variance: Tensor | None) -> None:
@@ -79,6 +79,8 @@ def _convolution(convolve: Callable[..., Tensor]) -> None:
             raise NoRule("a convolution of one example without a batch axis has no rule")
         if isinstance(x, Moments) and x.channels_ != (0, 1, *[0] * (mean.ndim - 2)):
             raise NoRule("a convolution over an axis that a layer before it made channels of has no rule")
+
+        mean, variance = channels_last(mean), None if variance is None else channels_last(variance)
 
         def layer(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
             return convolve(x, weight, bias, stride, padding, dilation, groups)

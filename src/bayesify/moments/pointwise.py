@@ -26,11 +26,11 @@ def leaky(x: Moments, slope: float) -> Moments:
     $v ((1 + z^2) \Phi + z \varphi - (z \Phi + \varphi)^2)$ and gain $\Phi(z)$."""
     mean, variance = x.mean_, x.variance_
     std = variance.sqrt().clamp_min_(1e-15)
-    z = (mean / std).clamp_max_(6)  # beyond, the variance is that of x to seven digits, and cancels badly
-    below = torch.special.ndtr(z)
-    density = (-0.5 * z * z).exp_().mul_(1 / math.sqrt(2 * math.pi))
+    z = (mean / std).clamp_(-10, 6)  # above, the variance is that of x to seven digits and cancels badly; below, all is 0
+    density = torch.addcmul(mean.new_full((), -0.5 * math.log(2 * math.pi)), z, z, value=-0.5).exp_()
+    below = torch.add(mean.new_full((), 0.5), (z * math.sqrt(0.5)).erf_(), alpha=0.5)
     scaled = torch.addcmul(density, z, below)  # mean of max(z + e, 0)
-    share = (scaled * (z - scaled)).add_(below).clamp_(0, 1)
+    share = torch.addcmul(below, z.sub_(scaled), scaled).clamp_(0, 1)
     found = torch.addcmul(density.mul_(std), mean, below)
     if slope == 0:
         return x.like(found, share.mul_(variance), below)

@@ -237,10 +237,9 @@ class Derivative:
             return torch.diag_embed(variance)
         first, second = torch.tril_indices(self.size, self.size, device=variance.device)
         below = variance @ (self.shared[first] * self.shared[second]).mT  # one product for all examples
-        found = variance.new_empty(len(variance), self.size, self.size)
-        found[:, first, second] = below
-        found[:, second, first] = below
-        return found
+        at = torch.arange(self.size, device=variance.device)
+        row, column = torch.maximum(at[:, None], at), torch.minimum(at[:, None], at)
+        return below.index_select(1, (row * (row + 1) // 2 + column).flatten()).view(-1, self.size, self.size)
 
 
 @lru_cache(maxsize=16)
@@ -273,4 +272,4 @@ def _points(gaussian: OutputGaussian) -> Tensor:
     diagonal += 1e-6 * diagonal.mean(-1, keepdim=True) + torch.finfo(spread.dtype).tiny  # outputs may be fixed, or sums
     factor = torch.linalg.cholesky_ex(spread).L
     noise = _rule(spread.shape[1]).to(mean)
-    return mean + (factor.flatten(0, 1) @ noise.mT).view(*mean.shape, len(noise)).movedim(-1, 0)
+    return torch.addmm(mean.flatten(), noise, factor.flatten(0, 1).mT).view(len(noise), *mean.shape)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayesify.moments.tensors import Moments, NoRule, moments_of
+from bayesify.moments.tensors import Moments, NoRule, channels_last, moments_of
 
 
 def rules(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -129,9 +129,12 @@ def _largest(pool: Callable[..., Any], *functions: Callable[..., Any]) -> None:
     def own(x: Moments, *args: Any, **kwargs: Any) -> Moments:
         _check_maps(x)
         kwargs.pop("return_indices", None)
-        mean, index = pool(x.mean_, *args, **kwargs, return_indices=True)
-        spread = x.variance_.flatten(2).gather(2, index.flatten(2)).view(mean.shape)
-        return x.like(mean, spread)
+        mean, index = pool(channels_last(x.mean_), *args, **kwargs, return_indices=True)
+        spread = channels_last(x.variance_)
+        if spread.stride(1) != 1:
+            return x.like(mean, spread.flatten(2).gather(2, index.flatten(2)).view(mean.shape))
+        spread, index = (part.movedim(1, -1).flatten(1, -2) for part in (spread, index))  # [B, P, C]
+        return x.like(mean, spread.gather(1, index).view(mean.movedim(1, -1).shape).movedim(-1, 1))
 
     rules(*functions)(own)
 
@@ -190,7 +193,8 @@ def _see(x: Moments, change: Callable[[Tensor], Tensor]) -> Moments:
 
 
 def _shape_rule(function: Callable[..., Tensor]) -> None:
-    Moments.rule(function)(lambda x, *args, **kwargs: _see(x, lambda part: function(part, *args, **kwargs)))
+    change = Tensor.reshape if function is Tensor.view else function  # maps may have their channels last in memory
+    Moments.rule(function)(lambda x, *args, **kwargs: _see(x, lambda part: change(part, *args, **kwargs)))
 
 
 _CHANGES: tuple[Callable[..., Tensor], ...] = (

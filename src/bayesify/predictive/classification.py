@@ -41,7 +41,8 @@ class ClassificationPredictive(Predictive):
     def _summary(self) -> tuple[Tensor, Tensor]:
         def reduce(outputs: Tensor) -> tuple[Tensor, Tensor]:
             log_probs = self._log_probs(outputs)
-            return log_probs.exp().mean(0), _entropy(log_probs).mean(0)
+            probs = log_probs.exp()
+            return probs.mean(0), _entropy(probs, log_probs).mean(0)
 
         summary: tuple[Tensor, Tensor] = self._source.map(reduce)
         return summary
@@ -138,5 +139,5 @@ def as_given(outputs: Tensor) -> Tensor:
     return outputs
 
 
-def _entropy(log_probs: Tensor) -> Tensor:
-    return -(log_probs.exp() * log_probs.clamp_min(torch.finfo(log_probs.dtype).min)).sum(-1)
+def _entropy(probs: Tensor, log_probs: Tensor) -> Tensor:
+    return -(probs * log_probs.clamp_min(torch.finfo(log_probs.dtype).min)).sum(-1)
