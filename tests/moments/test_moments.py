@@ -143,6 +143,20 @@ def test_positions_of_a_channel_vary_together(generator) -> None:
     torch.testing.assert_close(flat.variance_, moved.square().sum(-1))
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_layouts_in_memory_do_not_matter(channels: int, generator) -> None:
+    """Pooling takes the variance of the largest mean, and `view` sees channels before positions, wherever these lie in memory."""
+    mean, variance = torch.rand(2, 4, channels, 6, 6, generator=generator, dtype=torch.float64)
+    place = mean.unfold(2, 2, 2).unfold(3, 2, 2).flatten(4).argmax(-1, keepdim=True)  # [B, C, 3, 3, 1]
+    expected = variance.unfold(2, 2, 2).unfold(3, 2, 2).flatten(4).gather(-1, place).squeeze(-1)
+    for form in (torch.contiguous_format, torch.channels_last):
+        maps = Moments(*(part.contiguous(memory_format=form) for part in (mean, variance)), (0, 1, 0, 0))
+        pooled = F.max_pool2d(maps, 2)
+        torch.testing.assert_close(pooled.mean_, F.max_pool2d(mean, 2))
+        torch.testing.assert_close(pooled.variance_, expected)
+        torch.testing.assert_close(pooled.view(4, -1).variance_, expected.flatten(1))
+
+
 class Residual(nn.Module):
     def __init__(self) -> None:
         super().__init__()

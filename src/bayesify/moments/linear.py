@@ -47,7 +47,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Moments:
     origin = Origin(x if isinstance(x, Moments) else None, weight_mean, own) if mean.ndim == 2 else None
     if variance is None:
         return Moments(found, own, origin=origin)
-    return Moments(found, own + _passed(variance, weight_mean, x.channels_[-1]), origin=origin)  # type: ignore[attr-defined]
+    passed = _passed(variance, weight_mean, x.channels_[-1])  # type: ignore[attr-defined]
+    return Moments(found, passed.add_(own), origin=origin)
 
 
 def _passed(variance: Tensor, weight: Tensor, block: int) -> Tensor:

@@ -235,11 +235,18 @@ class Derivative:
             variance = variance * self.gain.square()
         if self.is_identity:
             return torch.diag_embed(variance)
-        first, second = torch.tril_indices(self.size, self.size, device=variance.device)
+        first, second, places = _pairs(self.size, variance.device)
         below = variance @ (self.shared[first] * self.shared[second]).mT  # one product for all examples
-        at = torch.arange(self.size, device=variance.device)
-        row, column = torch.maximum(at[:, None], at), torch.minimum(at[:, None], at)
-        return below.index_select(1, (row * (row + 1) // 2 + column).flatten()).view(-1, self.size, self.size)
+        return below.index_select(1, places).view(-1, self.size, self.size)
+
+
+@lru_cache(maxsize=16)
+def _pairs(size: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows and columns of a lower triangle, and where in it each entry of the whole symmetric matrix is."""
+    first, second = torch.tril_indices(size, size, device=device)
+    at = torch.arange(size, device=device)
+    row, column = torch.maximum(at[:, None], at), torch.minimum(at[:, None], at)
+    return first, second, (row * (row + 1) // 2 + column).flatten()
 
 
 @lru_cache(maxsize=16)
@@ -272,4 +279,5 @@ def _points(gaussian: OutputGaussian) -> Tensor:
     diagonal += 1e-6 * diagonal.mean(-1, keepdim=True) + torch.finfo(spread.dtype).tiny  # outputs may be fixed, or sums
     factor = torch.linalg.cholesky_ex(spread).L
     noise = _rule(spread.shape[1]).to(mean)
-    return torch.addmm(mean.flatten(), noise, factor.flatten(0, 1).mT).view(len(noise), *mean.shape)
+    found = torch.addmm(mean.mT.flatten(), noise, factor.permute(2, 1, 0).flatten(1))  # [n, O B]
+    return found.view(len(noise), -1, len(mean)).mT  # examples next to each other in memory
