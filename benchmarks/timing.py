@@ -27,7 +27,12 @@ def folder_of(results: Path, name: str, machine: str) -> Path:
     return results / machine if name.endswith("_cpu") and machine != "aarch64" else results
 
 
-def ratios(baseline: Callable[[], Any], *candidates: Callable[[], Any], seconds: float = 4.0) -> list[float]:
+def ratios(
+    baseline: Callable[[], Any],
+    *candidates: Callable[[], Any],
+    seconds: float = 4.0,
+    timer: Callable[[], float] = time.perf_counter,
+) -> list[float]:
     """Median over rounds of each candidate's time as a ratio to the baseline's in the same round.
 
     Rounds alternate between all of them, so that a slow moment of the machine hits all alike.
@@ -38,20 +43,20 @@ def ratios(baseline: Callable[[], Any], *candidates: Callable[[], Any], seconds:
     found: list[list[float]] = [[] for _ in candidates]
     rounds, start = 0, time.perf_counter()
     while rounds < 5 or time.perf_counter() - start < seconds:
-        base = clock(baseline)
+        base = clock(baseline, timer)
         for index, candidate in enumerate(candidates):
-            found[index].append(clock(candidate) / base)
+            found[index].append(clock(candidate, timer) / base)
         rounds += 1
     return [statistics.median(values) for values in found]
 
 
-def clock(function: Callable[[], Any]) -> float:
-    """Seconds of one call, the device's work included."""
+def clock(function: Callable[[], Any], timer: Callable[[], float] = time.perf_counter) -> float:
+    """Seconds of one call, the device's work included; by `time.process_time` those of this process alone."""
     synchronize()
-    start = time.perf_counter()
+    start = timer()
     function()
     synchronize()
-    return time.perf_counter() - start
+    return timer() - start
 
 
 def synchronize() -> None:

@@ -157,6 +157,18 @@ def test_layouts_in_memory_do_not_matter(channels: int, generator) -> None:
         torch.testing.assert_close(pooled.view(4, -1).variance_, expected.flatten(1))
 
 
+@pytest.mark.parametrize("slope", [0.0, 0.2])
+def test_maps_in_pieces_are_the_same(slope: float, generator, monkeypatch) -> None:
+    mean, variance = torch.rand(2, 7, 3, 4, 4, generator=generator, dtype=torch.float64) - torch.tensor([0.5, 0]).view(
+        2, 1, 1, 1, 1
+    )
+    whole = F.leaky_relu(Moments(mean, variance, (0, 1, 0, 0)), slope)
+    monkeypatch.setattr("bayesify.moments.pointwise.PIECE", 100)
+    pieces = F.leaky_relu(Moments(mean, variance, (0, 1, 0, 0)), slope)
+    torch.testing.assert_close(pieces.mean_, whole.mean_)
+    torch.testing.assert_close(pieces.variance_, whole.variance_)
+
+
 class Residual(nn.Module):
     def __init__(self) -> None:
         super().__init__()

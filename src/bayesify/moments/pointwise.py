@@ -20,22 +20,38 @@ from bayesify.moments.tensors import Moments
 POINTS = 8
 """Of the Gauss-Hermite rule."""
 
+PIECE = 2**18
+"""Units of maps at a time on a processor: whole maps would take new memory for each step, whose pages cost more than the step."""
+
 
 def leaky(x: Moments, slope: float) -> Moments:
     r"""$\max(x, 0) + a \min(x, 0)$ in closed form: with $z = m / \sqrt v$, ReLU has mean $m \Phi(z) + \sqrt v \varphi(z)$, variance
     $v ((1 + z^2) \Phi + z \varphi - (z \Phi + \varphi)^2)$ and gain $\Phi(z)$."""
-    mean, variance = x.mean_, x.variance_
+    if x.mean_.ndim == 2 or x.mean_.device.type != "cpu" or x.mean_.numel() <= PIECE:
+        return x.like(*_leaky(x.mean_, x.variance_, slope))
+    mean, spread = torch.empty_like(x.mean_), torch.empty_like(x.mean_)
+    rows = max(1, PIECE * len(mean) // mean.numel())
+    for parts in zip(*(part.split(rows) for part in (mean, spread, x.mean_, x.variance_)), strict=True):
+        for to, found in zip(parts[:2], _leaky(*parts[2:], slope), strict=False):
+            to.copy_(found)
+    return x.like(mean, spread)
+
+
+def _leaky(mean: Tensor, variance: Tensor, slope: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, variance and gain."""
     std = variance.sqrt().clamp_min_(1e-15)
-    z = (mean / std).clamp_(-10, 6)  # above, the variance is that of x to seven digits and cancels badly; below, all is 0
+    z = (mean / std).clamp_(
+        -10, 6
+    )  # above, the variance is that of x to seven digits and cancels badly; below, all is 0
     density = torch.addcmul(mean.new_full((), -0.5 * math.log(2 * math.pi)), z, z, value=-0.5).exp_()
     below = torch.add(mean.new_full((), 0.5), (z * math.sqrt(0.5)).erf_(), alpha=0.5)
     scaled = torch.addcmul(density, z, below)  # mean of max(z + e, 0)
     share = torch.addcmul(below, z.sub_(scaled), scaled).clamp_(0, 1)
     found = torch.addcmul(density.mul_(std), mean, below)
     if slope == 0:
-        return x.like(found, share.mul_(variance), below)
+        return found, share.mul_(variance), below
     mixed = slope**2 + (1 - slope) ** 2 * share + 2 * slope * (1 - slope) * below
-    return x.like(slope * mean + (1 - slope) * found, variance * mixed, slope + (1 - slope) * below)
+    return slope * mean + (1 - slope) * found, variance * mixed, slope + (1 - slope) * below
 
 
 @lru_cache(maxsize=4)

@@ -133,10 +133,12 @@ def moments_of(value: Tensor | None) -> tuple[Any, Any]:
 
 
 def channels_last(maps: Tensor) -> Tensor:
-    """Maps [B, C, H, W] with channels last in memory, on a processor, where pooling is six times and convolutions a quarter faster."""
+    """Maps [B, C, H, W] with channels last in memory, on a processor, where pooling and convolutions are faster."""
     if maps.ndim != 4 or maps.device.type != "cpu" or maps.stride(1) == 1:
         return maps
-    return torch.empty_like(maps, memory_format=torch.channels_last).copy_(maps)  # of one channel too, unlike `contiguous`
+    return torch.empty_like(maps, memory_format=torch.channels_last).copy_(
+        maps
+    )  # of one channel too, unlike `contiguous`
 
 
 def use(weight: Any) -> None:
