@@ -31,18 +31,16 @@ def leaky(x: Moments, slope: float) -> Moments:
         return x.like(*_leaky(x.mean_, x.variance_, slope))
     mean, spread = torch.empty_like(x.mean_), torch.empty_like(x.mean_)
     rows = max(1, PIECE * len(mean) // mean.numel())
-    for parts in zip(*(part.split(rows) for part in (mean, spread, x.mean_, x.variance_)), strict=True):
-        for to, found in zip(parts[:2], _leaky(*parts[2:], slope), strict=False):
-            to.copy_(found)
+    for start in range(0, len(mean), rows):
+        piece = slice(start, start + rows)
+        mean[piece], spread[piece], _ = _leaky(x.mean_[piece], x.variance_[piece], slope)
     return x.like(mean, spread)
 
 
 def _leaky(mean: Tensor, variance: Tensor, slope: float) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, variance and gain."""
     std = variance.sqrt().clamp_min_(1e-15)
-    z = (mean / std).clamp_(
-        -10, 6
-    )  # above, the variance is that of x to seven digits and cancels badly; below, all is 0
+    z = (mean / std).clamp_(-10, 6)  # above, the variance is x's to seven digits and cancels badly; below, all is 0
     density = torch.addcmul(mean.new_full((), -0.5 * math.log(2 * math.pi)), z, z, value=-0.5).exp_()
     below = torch.add(mean.new_full((), 0.5), (z * math.sqrt(0.5)).erf_(), alpha=0.5)
     scaled = torch.addcmul(density, z, below)  # mean of max(z + e, 0)
