@@ -211,6 +211,17 @@ def test_little_noise_is_sound_by_default_and_loud_otherwise():
         baselines.SWAG(line, likelihoods.Gaussian(1e-4, learn=False)).fit([(x, y + 0.01)], 30, 0.01, progress=False)
 
 
+def test_an_easy_first_batch_is_no_alarm():
+    """The best line through all rows leaves the first batch as it was; the second has 50 nats more per example."""
+    x = torch.zeros(20, 1)
+    y = torch.cat((torch.zeros(10, 1), 0.1 * torch.tensor([1.0, -1.0]).repeat(5).unsqueeze(1)))
+    line = nn.Linear(1, 1)
+    nn.init.zeros_(line.weight)
+    nn.init.zeros_(line.bias)
+    batches = [(x[:10], y[:10]), (x[10:], y[10:])]
+    baselines.SWAG(line, likelihoods.Gaussian(1e-4, learn=False)).fit(batches, 2, progress=False)
+
+
 def test_bad_use():
     swag = baselines.SWAG(net(), likelihoods.Gaussian(0.1))
     with pytest.raises(ValueError, match="0 iterates were collected"):

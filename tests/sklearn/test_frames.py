@@ -132,6 +132,13 @@ def test_infinite_cells_count_as_missing(fitted):
         BayesianRegressor(**QUICK).fit(frame, np.full(len(y), "text"))
 
 
+def test_a_frame_of_numbers_with_a_double_column():
+    numbers = pandas.DataFrame({"a": np.arange(40.0), "b": np.arange(40.0) % 7})
+    model = BayesianRegressor(**QUICK).fit(numbers, np.arange(40.0))
+    with pytest.raises(ValueError, match="2 columns are called 'b'"):
+        model.predict(pandas.concat([numbers, numbers[["b"]]], axis=1))
+
+
 def test_nothing_to_predict():
     frame, _ = cars(40)
     with pytest.raises(ValueError, match="y is 7 in every row"):
@@ -146,6 +153,7 @@ def test_unusual_rows(fitted):
     odd = frame.iloc[[0, 1, 2]].copy()
     odd.loc[0, "weight"], odd.loc[1, "origin"] = 350_000.0, "Mars"
     assert model.unusual(odd).tolist() == [True, True, False]
+    assert model.unusual(odd.iloc[[2]].assign(weight=np.nan)).tolist() == [True]  # no training row lacked it
     new = cars(1000, seed=3)[0]
     new["built"] = frame["built"].sample(1000, replace=True, random_state=0).to_numpy()
     assert 0.0 < model.unusual(new, share=0.1).mean() < 0.1 + 5 * 0.027

@@ -90,6 +90,16 @@ def test_noise_is_settled(noise: float) -> None:
     assert 0.5 * noise < float(start.likelihood.noise.detach()) < 2 * noise
 
 
+def test_more_weights_than_rows_do_not_take_noise_for_signal() -> None:
+    """From little noise alone 120 rows of noise in 12 columns are settled at 0.1; the evidence knows better."""
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(120, 12)), random.normal(size=(120, 1))
+    plan = Plan(METHODS["laplace"], {}, 2.0, epochs=400)
+    start = settle(make_network(12, (50,), "tanh", 1, 0), Rows(x, y, np.ones(120)), plan)
+    assert isinstance(start.likelihood, Gaussian)
+    assert float(start.likelihood.noise.detach()) > 0.5
+
+
 def test_leverage_counts_the_fitted_parameters() -> None:
     """Of a linear network under a wide prior h sums to its parameters: the hat matrix of least squares with an intercept."""
     rows = curve(40, 0.5)

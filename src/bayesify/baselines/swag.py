@@ -94,7 +94,7 @@ class SWAG(Drawable):
         self.rank, self.scale, self.output = rank, float(scale), output
         self.network = copy_network(net, "SWAG")
         self.weights: dict[str, Weight] = {
-            name: weight for name, weight in known.weights.items() if name not in known.refused
+            name: own for name, own in known.weights.items() if name not in known.refused
         }
         if not self.weights:
             raise ValueError("SWAG: no parameter of the network is trainable; set requires_grad on some")
@@ -182,32 +182,25 @@ class SWAG(Drawable):
             Itself. The numbers of each epoch are in `history`.
 
         Raises:
-            ValueError: If an argument is out of range, both a prior and a weight decay are given, or a loss is not finite, or at
-                the end `DIVERGED` nats per example above that of the first step.
+            ValueError: If an argument is out of range, both a prior and a weight decay are given, or a loss is not finite or rises.
         """
         if prior is not None and weight_decay:
             raise ValueError("SWAG: a prior and a weight decay say the same thing; give one of them")
         total = count_examples(loader, read_batch) if num_data is None else num_data
         groups = self._groups(prior, weight_decay, total)
-
         rate, iterating = learning_rate or gentle_rate(1e-2, self.likelihood), _Iterating(self)
-
-        def make(_: Any) -> torch.optim.Optimizer:
-            return optimizer(groups) if optimizer else torch.optim.SGD(groups, lr=rate, momentum=momentum)
-
         self.history = fit(
             iterating,
             loader,
             epochs=epochs,
             num_data=total,
-            optimizer=make,
+            optimizer=lambda _: optimizer(groups) if optimizer else torch.optim.SGD(groups, lr=rate, momentum=momentum),
             read_batch=read_batch,
             update=_Collecting(self, collect_every, skip_epochs),
             **options,
         )
-        first, last = iterating.first, self.history[-1]["nll"]
-        if first is not None and last > first + DIVERGED:
-            raise ValueError(f"SWAG: the loss rose from {first:.3g} to {last:.3g} nats; lower learning_rate={rate:g}")
+        if iterating.rise(total, self.history[-1]["nll"]) > DIVERGED:
+            raise ValueError(f"SWAG: the loss rose by more than {DIVERGED:g} nats; lower learning_rate={rate:g}")
         return self
 
     def _groups(self, prior: Any, weight_decay: float, num_data: int) -> list[dict[str, Any]]:
@@ -391,7 +384,7 @@ class _Iterating(Trainable):
 
     def __init__(self, swag: SWAG) -> None:
         self.swag = swag
-        self.first: float | None = None  # the loss of the first step
+        self.first: tuple[Batch, Phase, float] | None = None  # of the first step, with its loss
         self._module = nn.ModuleDict({"network": swag.network, "likelihood": swag.likelihood})
 
     @property
@@ -413,8 +406,15 @@ class _Iterating(Trainable):
         if should_check(data) and not bool(torch.isfinite(data)):
             raise ValueError(f"SWAG: the loss is {-data.item() / num_data}; lower the learning rate")
         if self.first is None and should_check(data):
-            self.first = -data.item() / num_data
+            self.first = batch, phase, -data.item() / num_data
         return data, torch.zeros_like(data)
+
+    def rise(self, num_data: int, last: float) -> float:
+        """By how much the loss has risen, of an epoch and of the first batch, which may fit better than others: the lesser."""
+        if self.first is None or last - self.first[2] <= DIVERGED:
+            return 0.0
+        now = self.terms(self.first[0], phase=self.first[1], num_data=num_data, num_draws=1)[0]
+        return -float(now.detach()) / num_data - self.first[2]
 
 
 class _Collecting(Update):

@@ -111,7 +111,7 @@ def is_frame(X: Any) -> bool:
 
 def refuse_cells(frame: DataFrame, owner: str) -> None:
     """Raise `ValueError` with the name of a column that does not hold finite numbers, where training was on these alone."""
-    name = _odd_column(frame)
+    name = _odd_column(_named(frame, owner))
     raise ValueError(
         f"{owner}: column {name!r} holds cells that are no finite numbers (text, missing or infinite), and training saw "
         "numbers alone; correct them, or train on a frame with such cells"

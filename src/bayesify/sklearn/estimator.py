@@ -405,8 +405,8 @@ class BayesianEstimator(StoredEstimator):
         """Which rows are unlike the training rows: [N], true for those that are.
 
         These lie further from their nearest training rows than all but a share of the training rows do, or draws of the network
-        disagree more about them, or they hold a text that its column has never had; see `unusual_share`.
-        Predictions of such rows are guesses, whatever they say.
+        disagree more about them, or they hold a text that its column has never had, or no number where every training row had
+        one; see `unusual_share`. Predictions of such rows are guesses, whatever they say.
 
         Args:
             X: [N, D] numbers, or a frame.

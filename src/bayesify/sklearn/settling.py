@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,11 @@ MOST_FULL = 1000
 """Weights up to which their correlations count in this."""
 MOST_LEVERAGE = 0.95
 """How much of its target a row's prediction may hold in these."""
+DOUBTFUL = 0.5
+"""Mean leverage above which the rounds run once more from a noise of `ALL_NOISE`: a network with more weights than rows can take
+noise for signal, and both ends may hold themselves up."""
+ALL_NOISE = 1.0
+"""Noise variance of standardized targets that leaves no signal."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,8 @@ def settle(net: nn.Module, rows: Rows, plan: Plan) -> Start:
 
     $$ \sigma^2 = \frac{\sum_n \omega_n r_n^2}{N - \gamma}, \qquad \gamma = \sum_n \omega_n h_n, \quad h_n = v_n / \sigma^2, $$
 
-    v the variance of an output under the Laplace approximation. The network trains in rounds, each with the noise after the last.
+    v the variance of an output under the Laplace approximation. The network trains in rounds, each with the noise after the last;
+    where it then holds most of its rows' targets, once more from much noise, and the greater evidence decides.
 
     Args:
         net: Where training starts.
@@ -83,15 +90,24 @@ def settle(net: nn.Module, rows: Rows, plan: Plan) -> Start:
         plan: How to train.
     """
     part = rows.thinned(FULL_BATCH, derive_seed(plan.seed, "evidence"))
+    found, evidence = _rounds(net, rows, part, plan, START_NOISE)
+    if found.leverage is not None and float(found.leverage.mean()) > DOUBTFUL:
+        other, more = _rounds(net, rows, part, plan, ALL_NOISE)
+        found = other if more > evidence else found
+    return found
+
+
+def _rounds(net: nn.Module, rows: Rows, part: Rows, plan: Plan, start: float) -> tuple[Start, float]:
+    """Training and noise in turns from one noise, and the log evidence of the last of them."""
     x, y, weights = part.tensors()
-    noise, leverage = torch.full(y.shape[1:], START_NOISE, dtype=y.dtype), torch.zeros_like(y)
+    noise, leverage, evidence = torch.full(y.shape[1:], start, dtype=y.dtype), torch.zeros_like(y), -math.inf
     for _ in range(ROUNDS if len(rows) > 1 else 0):
         likelihood, prior = Gaussian(noise.tolist(), learn=False).double(), Neal(plan.prior_scale)
         bnn = bayesianize(net, Point(), likelihood=likelihood, prior=prior)
         train_posteriors([bnn], [rows], [plan], effort=ROUND_EFFORT, start=False)
         net = bnn.mean_network()
         laplace = laplace_around(copy.deepcopy(net).eval(), likelihood, [(x, y, weights)], prior=prior, most=MOST_FULL)
-        found = laplace.predict(x)
+        found, evidence = laplace.predict(x), float(laplace.log_evidence())
         assert isinstance(found, RegressionPredictive)
         leverage = (found.epistemic / noise).clamp(max=MOST_LEVERAGE)
         share = weights.unsqueeze(-1)
@@ -99,4 +115,4 @@ def settle(net: nn.Module, rows: Rows, plan: Plan) -> Start:
         noise = noise.detach().clamp_min(LEAST_NOISE)
         if bool(((noise / before).log().abs() < ENOUGH).all()):
             break
-    return Start(net, Gaussian(noise.tolist()).double(), part, leverage.detach())
+    return Start(net, Gaussian(noise.tolist()).double(), part, leverage.detach()), evidence

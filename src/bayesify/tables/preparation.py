@@ -77,8 +77,9 @@ class Preparation:
         return inputs if inputs.shape[1] else np.zeros((len(rows), 1))
 
     def unseen(self, features: Features) -> np.ndarray:
-        """Rows with a text that a column has not had in training, nor any rare one that stands for it: [N]."""
-        found, place = np.zeros(len(features), dtype=bool), len(self.medians) + len(self.marked)
+        """Rows with a text that a column never had in training, nor a rare one that stands for it, or a gap where none was: [N]."""
+        full = np.delete(np.arange(len(self.medians)), np.array(self.marked, dtype=int))
+        found, place = np.isnan(features.numbers[:, full]).any(axis=1), len(self.medians) + len(self.marked)
         for index, own in enumerate(self.levels):
             place += len(own) + 1
             if not self.kept[place - 1]:
