@@ -148,7 +148,7 @@ def test_cifar_smoke_trains_every_system_and_keeps_results(tmp_path: Path, capsy
 
 def test_cifar_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = cifar.images.synthetic(20, 10, side=8)
-    setting = cifar.Setting(epochs=3, points=4, batch=10, width=4, passes=1, draws=2)
+    setting = cifar.Setting(epochs=3, points=4, batch=10, width=4, passes=1, stored=1, draws=2)
     whole = cifar.run("gi", "scale", data, setting, tmp_path / "whole")
     seen: list[str] = []
 
