@@ -38,11 +38,36 @@ class Recipe:
     patience: int | None = 500
 
 
-def make(inputs: int, hidden_layers: int, width: int, seed: int) -> nn.Sequential:
-    """A ReLU network with one output, from a seed."""
+class Residual(nn.Module):
+    """x + layer(x)."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, D] -> [B, D]."""
+        changed: Tensor = self.layer(x)
+        return x + changed
+
+
+def make(inputs: int, hidden_layers: int, width: int, seed: int, *, residual: bool = False) -> nn.Sequential:
+    """A ReLU network with one output, from a seed.
+
+    Args:
+        inputs: D.
+        hidden_layers: How many.
+        width: Of each.
+        seed: Of the start.
+        residual: Whether each hidden layer after the first adds to its input, as in the authors' code.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return mlp([inputs, *[width] * hidden_layers, 1])
+        net = mlp([inputs, *[width] * hidden_layers, 1])
+    if not residual:
+        return net
+    first, *between, last = [net[at : at + 2] for at in range(0, len(net), 2)]
+    return nn.Sequential(*first, *(Residual(*pair) for pair in between), *last)
 
 
 def train(

@@ -5,9 +5,8 @@
 50 units, 100 for protein; batches of 64, Adam with the paper's decay, 500 steps with a fixed noise variance and 50,000 with a
 learned one, one draw a step, 64 draws for predictions (appendices D.1 and D.2). The standard splits: 20, 5 for protein. What
 the supplement leaves open (activation, biases, starting values) is in `DEFAULTS` and `CHOICES`; targets are standardized and
-the noise variance starts at 0.1. Energy and naval have two targets in the paper and one in the files; naval's second follows
-from the order of its rows, energy is reported and not compared. `--faithful` takes what is known of the authors' code for WHVI
-(`FAITHFUL`).
+the noise variance starts at 0.1. Energy and naval have two targets (`both_targets`) under one noise, as in the paper.
+`--faithful` takes what is known of the authors' code for WHVI (`FAITHFUL`).
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from dataclasses import replace
 
 import pytest
 from bayesify_papers.inducing_weights import regression
@@ -52,6 +53,17 @@ def test_summary_says_how_far_the_worst_seed_is():
     outcomes = [{**same, "seed": seed, "nll": nll} for seed, nll in enumerate((-0.7, -0.72, -0.4))]
     line = next(line for line in regression.summarize(outcomes).splitlines() if line.startswith("FFG-U"))
     assert line.split()[1:4] == ["3", "-0.700", "0.300"]
+
+
+def test_a_run_goes_on_where_it_ended(tmp_path):
+    """What is stored is not trained again; another schedule in the same folder is refused."""
+    training = replace(regression.SMOKE, steps=2, cosine=False)
+    first = regression.run(["FFG-W"], 1, training, tmp_path)
+    both = regression.run(["FFG-W"], 2, training, tmp_path)
+    assert [outcome["seed"] for outcome in both] == [0, 1]
+    assert both[0] == first[0]
+    with pytest.raises(ValueError, match="other settings"):
+        regression.run(["FFG-W"], 2, regression.SMOKE, tmp_path)
 
 
 @pytest.mark.slow

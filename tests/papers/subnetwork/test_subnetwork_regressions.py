@@ -82,10 +82,17 @@ def test_patience_ends_training():
 def test_uci_sizes_are_the_papers():
     """wine has 11 inputs: 600, 1,200, 3,100 and 11,200 weights (section 5.2)."""
     assert [uci.count_weights(11, *network) for network in uci.NETWORKS] == [600, 1200, 3100, 11_200]
-    net = map_regression.make(11, 2, 100, 0)
+    net = map_regression.make(11, 2, 100, 0, residual=True)
     assert map_regression.freeze_biases(net) == 11_200
     assert uci.subnetwork_sizes(11, 2, 50, uci.NETWORKS) == [600, 1200, 3100]
     assert uci.subnetwork_sizes(11, 1, 50, uci.NETWORKS) == [600]
+
+
+def test_a_residual_layer_adds_to_its_input():
+    net, x = map_regression.make(3, 2, 5, 0, residual=True), torch.randn(4, 3)
+    plain = map_regression.make(3, 2, 5, 0)
+    hidden = plain[:2](x)
+    torch.testing.assert_close(net(x), plain[4](hidden + plain[2:4](hidden)))
 
 
 def test_uci_scores_are_in_the_targets_unit():

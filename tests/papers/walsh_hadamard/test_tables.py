@@ -122,6 +122,19 @@ def test_both_targets_of_naval_follow_from_the_order_of_rows() -> None:
     assert regression.both_targets(synthetic()).y.shape[1] == 1
 
 
+def test_both_targets_of_energy_are_in_the_order_of_its_rows() -> None:
+    """Mean, deviation and quartiles are those that are known of the cooling load."""
+    X = np.zeros((768, 8))
+    X[:, 5], X[:, 7] = np.tile([2, 3, 4, 5], 192), np.repeat([0, *[1, 2, 3, 4, 5] * 3], 48)
+    energy = replace(synthetic(), name="energy", X=X, y=np.zeros((768, 1)))
+    second = regression.both_targets(energy).y[:, 1]
+    assert second.mean() == pytest.approx(24.58776, abs=1e-5)
+    assert second.std(ddof=1) == pytest.approx(9.513306, abs=1e-6)
+    assert np.quantile(second, [0, 0.25, 0.5, 0.75, 1]) == pytest.approx([10.9, 15.62, 22.08, 33.1325, 48.03])
+    with pytest.raises(ValueError, match="not in the order"):
+        regression.both_targets(replace(energy, X=X[::-1]))
+
+
 def test_a_published_mnll_lacks_a_constant_for_each_target() -> None:
     assert regression.corrected("mnll", "power", "WHVI", (2.74, 0.03)) == (pytest.approx(2.8332), 0.03)
     assert regression.corrected("mnll", "naval", "MCD", (-9.93, 0.01)) == (pytest.approx(-9.7436), 0.01)
