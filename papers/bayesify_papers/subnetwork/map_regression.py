@@ -66,8 +66,9 @@ def make(inputs: int, hidden_layers: int, width: int, seed: int, *, residual: bo
         net = mlp([inputs, *[width] * hidden_layers, 1])
     if not residual:
         return net
-    first, *between, last = [net[at : at + 2] for at in range(0, len(net), 2)]
-    return nn.Sequential(*first, *(Residual(*pair) for pair in between), *last)
+    modules = list(net)
+    between = [Residual(*modules[at : at + 2]) for at in range(2, len(modules) - 1, 2)]
+    return nn.Sequential(*modules[:2], *between, modules[-1])
 
 
 def train(
