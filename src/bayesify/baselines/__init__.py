@@ -22,6 +22,7 @@ register(
         used_as="baselines.SWAG",
         options={"learning_rate": 1e-3},
         trials=({"learning_rate": 0.01}, {"learning_rate": 0.001}, {"learning_rate": 0.003}),
+        point_share=0.5,
     )
 )
 register(
@@ -35,6 +36,7 @@ register(
         options={"learning_rate": 1.0},
         slow=True,
         trials=({"learning_rate": 0.1}, {"learning_rate": 0.05}, {"learning_rate": 0.2}),
+        draws_in_steps=True,
     )
 )
 register(
@@ -49,6 +51,7 @@ register(
         aliases=("noisy_kfac", "noisy_natural_gradient"),
         slow=True,
         trials=({"learning_rate": 0.1}, {"learning_rate": 0.05}, {"learning_rate": 0.2}),
+        draws_in_steps=True,
     )
 )
 register(

@@ -37,10 +37,15 @@ def train_point(
     that is trained in batches noisy (kin8nm: RMSE 0.086, and 0.082).
     """
     bnn = bayesianize(net, Point(), likelihood=likelihood, prior=prior)
-    shares: dict[str, Any] = {"num_data": num_data, "seed": seed, "progress": False}
-    half = epochs // 2  # a first phase has the same objective and a constant rate
-    fit(bnn, loader, map_epochs=half, epochs=epochs - half, learning_rate=0.05, **shares)
+    search_point(bnn, loader, num_data=num_data, epochs=epochs, seed=seed)
     return bnn
+
+
+def search_point(model: Any, loader: Any, *, num_data: int, epochs: int, seed: int) -> None:
+    """The training of `train_point`, in place, of a network under `Point` or of a `ModelStack` of them."""
+    half = epochs // 2  # a first phase has the same objective and a constant rate
+    shares: dict[str, Any] = {"num_data": num_data, "seed": seed, "progress": False}
+    fit(model, loader, map_epochs=half, epochs=epochs - half, learning_rate=0.05, **shares)
 
 
 def fit_swag(
@@ -54,10 +59,11 @@ def fit_swag(
     seed: int,
     learning_rate: float = 0.01,
     rank: int = 20,
+    point: BayesianNetwork | None = None,
 ) -> SWAG:
     """Half of the epochs to the maximum a posteriori, the rest to collect at a `gentle_rate`; see `bayesify.registry.Recipe`."""
     shares: dict[str, Any] = {"prior": prior, "num_data": num_data, "seed": seed}
-    trained = train_point(net, likelihood, loader, epochs=max(1, epochs // 2), **shares)
+    trained = point or train_point(net, likelihood, loader, epochs=max(1, epochs // 2), **shares)
     swag = SWAG(trained.mean_network(), trained.likelihood or likelihood, rank=rank)
     rate = gentle_rate(learning_rate, swag.likelihood)
     return swag.fit(loader, max(2, epochs // 2), rate, progress=False, **shares)
@@ -112,7 +118,7 @@ def fit_hmc(
 ) -> FixedDraws:
     """As many steps of a chain of `nuts` as there are epochs, after as many of warm-up; see `bayesify.registry.Recipe`.
 
-    A chain of fewer than `BRIEF_CHAIN` steps is a quick look: its steps take a quarter as many gradients.
+    A chain of fewer than `BRIEF_CHAIN` steps is a quick look: its steps take an eighth as many gradients.
     """
     bnn = bayesianize(net, Point(), likelihood=likelihood, prior=prior)
     batches = [parse_batch(item) for item in loader]
@@ -121,7 +127,7 @@ def fit_hmc(
     kept = max(1, min(num_draws, epochs))
     draws = nuts(
         bnn, x, y, num_draws=kept, num_warmup=max(1, epochs), thin=max(1, epochs // kept),
-        max_tree_depth=6 if epochs < BRIEF_CHAIN else 8, seed=seed,
+        max_tree_depth=5 if epochs < BRIEF_CHAIN else 8, seed=seed,
     )  # fmt: skip
     assert bnn.likelihood is not None
     return FixedDraws(draws, bnn.likelihood)

@@ -24,11 +24,9 @@ from bayesify.sklearn.settling import ROUND_EFFORT, ROUNDS, settle
 from bayesify.sklearn.training import (
     Plan,
     limit_scaling,
-    make_bayesian,
     make_network,
     predict,
-    train,
-    train_networks,
+    train_several,
 )
 from bayesify.sklearn.units import UnitsPredictive
 from bayesify.training.random_streams import derive_seed
@@ -143,7 +141,7 @@ class Case:
 def train_models(
     name: str, cases: Sequence[Case], choices: Sequence[Mapping[str, Any]], *, quick: bool, tuning: bool = False
 ) -> list[Trained | Exception]:
-    """Train a method on several cases: together where it is a posterior and the networks are of one size, with the same results.
+    """Train a method on several cases: together as far as it can be where networks are of one size, with the same results.
 
     Args:
         name: From the registry, or the temperature-scaled baseline.
@@ -157,7 +155,7 @@ def train_models(
     """
     groups: dict[Any, list[int]] = {}
     for place, (case, choice) in enumerate(zip(cases, choices, strict=True)):
-        alike = (case.data.x.shape[1], repr(choice["options"])) if method_of(name).fit is None else place
+        alike = case.data.x.shape[1], repr(choice["options"])
         groups.setdefault(alike, []).append(place)
     found: dict[int, Trained | Exception] = {}
     for places in groups.values():
@@ -177,9 +175,7 @@ def train_models(
 def _train(entries: Sequence[tuple[str, Case, Mapping[str, Any]]], quick: bool, tuning: bool) -> list[Trained]:
     amount, name = effort(quick), entries[0][0]
     method = method_of(name)
-    made: list[Any] = []
-    datas: list[Data] = []
-    plans: list[Plan] = []
+    nets, likelihoods, plans, datas = list[Any](), list[Likelihood](), list[Plan](), list[Data]()
     for _, case, choice in entries:
         data, seed = case.data, case.seed
         if method.is_chain:
@@ -188,15 +184,11 @@ def _train(entries: Sequence[tuple[str, Case, Mapping[str, Any]]], quick: bool, 
         likelihood: Likelihood = Categorical()
         if case.noise is not None:
             likelihood = Gaussian(case.noise * choice["noise_factor"]).double()
-        net = make_network(data.x.shape[1], HIDDEN, "tanh", data.num_outputs, derive_seed(seed, "network"))
-        with own_generators():
-            torch.manual_seed(derive_seed(seed, "training"))
-            make = make_bayesian if method.fit is None else train
-            made.append(make(net, likelihood, data.rows(), plan))
-        datas.append(data)
+        nets.append(make_network(data.x.shape[1], HIDDEN, "tanh", data.num_outputs, derive_seed(seed, "network")))
+        likelihoods.append(likelihood)
         plans.append(plan)
-    if method.fit is None:
-        train_networks(made, [data.rows() for data in datas], plans)
+        datas.append(data)
+    made = train_several(nets, likelihoods, [data.rows() for data in datas], plans)
     trained = []
     for (_, case, _), model, data in zip(entries, made, datas, strict=True):
         batch = _standardized(data, *case.validation)

@@ -66,7 +66,7 @@ class Effort:
 
 
 FULL = Effort(10, 500, 200, 300, 100, 10, 80, 1000, 4, 20_000, 3)
-QUICK = Effort(5, 200, 80, 200, 60, 4, 25, 500, 2, 5_000, 2, 300)
+QUICK = Effort(5, 150, 60, 120, 40, 4, 20, 400, 2, 5_000, 2, 200)
 
 
 def effort(quick: bool) -> Effort:
@@ -80,8 +80,11 @@ def method_of(name: str) -> Method:
 
 
 def trains_together(name: str) -> bool:
-    """Whether all splits of a method are one run: rivals are quick, and the networks of posteriors train side by side."""
-    return name in RIVALS or (name != AUTO and method_of(name).fit is None)
+    """Whether all splits of a method are one run: rivals are quick, and stacks of networks train side by side."""
+    if name in APART:
+        return name != AUTO
+    method = method_of(name)
+    return method.fit is None or method.make is not None or method.point_share > 0
 
 
 def title_of(name: str) -> str:

@@ -3,7 +3,7 @@
 from bayesify.deep_gp.kernels import KERNELS
 from bayesify.deep_gp.layers import Conditional, GlobalLayer, LocalLayer
 from bayesify.deep_gp.model import DeepGP
-from bayesify.deep_gp.recipe import fit_deep_gp
+from bayesify.deep_gp.recipe import fit_deep_gp, make_deep_gp
 from bayesify.registry import Method, register
 
 __all__ = ["KERNELS", "Conditional", "DeepGP", "GlobalLayer", "LocalLayer", "fit_deep_gp"]
@@ -17,6 +17,9 @@ register(
         fit=fit_deep_gp,
         used_as="deep_gp.DeepGP",
         aliases=("dgp",),
+        make=make_deep_gp,
+        options={"learning_rate": 0.02},
+        draws_in_steps=True,
         slow=True,
         trials=({"learning_rate": 0.02}, {"learning_rate": 0.05}, {"learning_rate": 0.01}),
     )

@@ -27,13 +27,33 @@ def fit_deep_gp(
     num_inducing: int = 30,
     inducing: Literal["global", "local"] = "global",
     learning_rate: float = 0.02,
+    num_draws: int = 4,
 ) -> DeepGP:
     """A deep Gaussian process in place of the network, whose outputs are counted; see `bayesify.registry.Recipe`."""
+    options: dict[str, Any] = {"depth": depth, "num_inducing": num_inducing, "inducing": inducing}
+    model = make_deep_gp(net, likelihood, loader, prior=prior, seed=seed, **options)
+    shares: dict[str, Any] = {"num_data": num_data, "num_draws": num_draws, "seed": seed}
+    model.fit(loader, epochs=epochs, learning_rate=learning_rate, progress=False, **shares)
+    return model
+
+
+def make_deep_gp(
+    net: nn.Module,
+    likelihood: Likelihood,
+    loader: Any,
+    *,
+    prior: Prior,
+    seed: int,
+    depth: int = 2,
+    num_inducing: int = 30,
+    inducing: Literal["global", "local"] = "global",
+) -> DeepGP:
+    """What `fit_deep_gp` trains."""
     with own_generators():  # a loader that shuffles does not move the caller's generator
         batches = [parse_batch(item) for item in loader]
         with torch.no_grad():
             output: Tensor = net(batches[0].x[:2])
-    model = DeepGP(
+    return DeepGP(
         torch.cat([batch.x for batch in batches]),
         torch.cat([batch.y for batch in batches]),
         depth=depth,
@@ -43,5 +63,3 @@ def fit_deep_gp(
         likelihood=likelihood,
         seed=seed,
     )
-    model.fit(loader, epochs=epochs, num_data=num_data, learning_rate=learning_rate, seed=seed, progress=False)
-    return model

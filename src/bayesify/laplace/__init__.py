@@ -15,6 +15,7 @@ register(
         fit=fit_laplace,
         used_as="Laplace",
         tunes_prior=True,
+        point_share=1.0,
     )
 )
 register(
@@ -27,5 +28,6 @@ register(
         used_as="Laplace",
         aliases=("subnetwork_laplace",),
         tunes_prior=True,
+        point_share=1.0,
     )
 )

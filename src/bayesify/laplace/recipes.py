@@ -11,6 +11,7 @@ from bayesify.baselines.recipes import train_point
 from bayesify.laplace.arguments import largest_size
 from bayesify.laplace.laplace import Laplace
 from bayesify.likelihoods import Likelihood
+from bayesify.network import BayesianNetwork
 from bayesify.priors import Prior
 from bayesify.running.memory import parse_bytes
 from bayesify.weights.catalog import catalog
@@ -27,11 +28,12 @@ def fit_laplace(
     seed: int,
     subset: Any = "all",
     memory: int | str = "1GiB",
+    point: BayesianNetwork | None = None,
 ) -> Laplace:
     """A full covariance over all weights, Kronecker-factored where that is too large; see `bayesify.registry.Recipe`."""
-    trained = train_point(net, likelihood, loader, prior=prior, num_data=num_data, epochs=epochs, seed=seed)
-    point, chosen = trained.mean_network().eval(), trained.likelihood or likelihood
-    return laplace_around(point, chosen, loader, prior=prior, subset=subset, memory=memory)
+    trained = point or train_point(net, likelihood, loader, prior=prior, num_data=num_data, epochs=epochs, seed=seed)
+    around, chosen = trained.mean_network().eval(), trained.likelihood or likelihood
+    return laplace_around(around, chosen, loader, prior=prior, subset=subset, memory=memory)
 
 
 def laplace_around(
@@ -77,6 +79,7 @@ def fit_subnetwork(
     seed: int,
     size: int | float = 0.3,
     memory: int | str = "1GiB",
+    point: BayesianNetwork | None = None,
 ) -> Laplace:
     """A full covariance over the weights with the largest variances; see `bayesify.registry.Recipe`.
 
@@ -86,4 +89,4 @@ def fit_subnetwork(
     number = round(size * total) if isinstance(size, float) else size
     selector = subnetwork.largest_variance(max(1, min(number, total, 2000)))
     options: dict[str, Any] = {"prior": prior, "num_data": num_data, "epochs": epochs, "seed": seed, "memory": memory}
-    return fit_laplace(net, likelihood, loader, subset=selector, **options)
+    return fit_laplace(net, likelihood, loader, subset=selector, point=point, **options)

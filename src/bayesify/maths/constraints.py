@@ -43,10 +43,13 @@ def tril(packed: Tensor, raw_diagonal: Tensor) -> Tensor:
     Returns:
         [*batch, n, n].
     """
-    n = raw_diagonal.shape[-1]
-    factor = torch.diag_embed(positive(raw_diagonal))
+    return strict_tril(packed, raw_diagonal.shape[-1]) + torch.diag_embed(positive(raw_diagonal))
+
+
+def strict_tril(packed: Tensor, n: int) -> Tensor:
+    """A strictly lower triangular matrix [*batch, n, n] from its entries, row by row, [*batch, n (n - 1) / 2]."""
     rows, cols = torch.tril_indices(n, n, -1, device=packed.device)
-    flat = factor.flatten(-2).index_copy(-1, rows * n + cols, packed)
+    flat = packed.new_zeros(*packed.shape[:-1], n * n).index_copy(-1, rows * n + cols, packed)
     return flat.unflatten(-1, (n, n))
 
 
@@ -60,6 +63,5 @@ def relative_tril(relative: Tensor, raw_diagonal: Tensor) -> Tensor:
     Returns:
         [n, n].
     """
-    counts = torch.arange(len(raw_diagonal), device=raw_diagonal.device)  # row i holds i entries
-    sizes = positive(raw_diagonal).repeat_interleave(counts, output_size=len(relative))
-    return tril(relative * sizes, raw_diagonal)
+    size = positive(raw_diagonal)
+    return size.unsqueeze(-1) * strict_tril(relative, len(size)) + torch.diag(size)

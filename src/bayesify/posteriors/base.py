@@ -228,13 +228,14 @@ class Posterior(nn.Module):
         """KL(q || p) in nats by entropy and second moments; a scalar, or [S] for S draws of a hierarchical prior."""
         return prior.cross_entropy(self.second_moments(prior), self.sizes()) - self.entropy()
 
-    def second_moments(self, prior: PriorDraw) -> dict[str, Tensor]:
+    def second_moments(self, prior: PriorDraw, variance: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         r"""Second moments by name: $\mathbb{E}_q \lVert w \rVert^2$, and for kernels with correlated positions (`prior.factor`) the
         matrix $\sum_f \mathbb{E}_q w_f w_f^\top$ over filters, [K, K].
 
-        Here with independent positions in q; families that correlate them write `spatial_covariance`.
+        Here with independent positions in q; families that correlate them write `spatial_covariance`. The variance is taken as
+        given where a draw has computed it already.
         """
-        mean, variance = self.mean(), self.variance()
+        mean, variance = self.mean(), self.variance() if variance is None else variance
         found = {}
         for weight in self.weights:
             name = weight.name

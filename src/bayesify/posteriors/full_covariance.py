@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.arguments.checks import Positive, checked
-from bayesify.maths.constraints import raw_positive, relative_tril
+from bayesify.maths.constraints import positive, raw_positive, relative_tril, strict_tril
 from bayesify.posteriors.base import DrawRequest, Posterior, fixed_std
 from bayesify.posteriors.starts import start_std
 from bayesify.priors import PriorDraw
@@ -73,11 +73,19 @@ class FullCovariance(Posterior):
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
         """`m + L noise`, layer by layer."""
         noise = request.normals([layer.numel for layer in self.layers], self.mean_value[self.layers[0].name])
-        weights: dict[str, Tensor] = {}
+        weights, variance = dict[str, Tensor](), dict[str, Tensor]()
         for layer, eps in zip(self.layers, noise, strict=True):
-            flat = self.mean_value[layer.name] + eps @ self.scale_tril(layer.name).T  # [S, P]
+            diagonal, lower = self._factor(layer)  # L = diag(s) (I + N): its product needs no L
+            flat = self.mean_value[layer.name] + diagonal * (eps + eps @ lower.T)  # [S, P]
             weights.update(_unflatten(layer, flat))
-        return weights, self.kl(request.prior)
+            variance.update(_unflatten(layer, _row_squares(diagonal, lower)))
+        moments = self.second_moments(request.prior, variance)
+        return weights, request.prior.cross_entropy(moments, self.sizes()) - self.entropy()
+
+    def _factor(self, layer: Layer) -> tuple[Tensor, Tensor]:
+        """s and N of L = diag(s) (I + N), [P] and [P, P]."""
+        diagonal = positive(self.raw_diagonal[layer.name])
+        return diagonal, strict_tril(self.lower[layer.name], len(diagonal))
 
     def mean(self) -> dict[str, Tensor]:
         """m."""
@@ -91,7 +99,7 @@ class FullCovariance(Posterior):
         """Diagonal of L L^T."""
         result: dict[str, Tensor] = {}
         for layer in self.layers:
-            result.update(_unflatten(layer, self.scale_tril(layer.name).square().sum(-1)))
+            result.update(_unflatten(layer, _row_squares(*self._factor(layer))))
         return result
 
     def spatial_covariance(self, weight: Weight, variance: Tensor, positions: int) -> Tensor:
@@ -118,6 +126,11 @@ class FullCovariance(Posterior):
             self.lower[layer.name].zero_()
             raw = [torch.full((weight.numel,), raw_positive(stds[weight.name])) for weight in layer.weights]
             self.raw_diagonal[layer.name].copy_(torch.cat(raw))
+
+
+def _row_squares(diagonal: Tensor, lower: Tensor) -> Tensor:
+    """Diagonal of L L^T, [P], from the parts of L."""
+    return diagonal.square() * (1 + lower.square().sum(-1))
 
 
 def _flatten(layer: Layer, values: Mapping[str, Tensor]) -> Tensor:

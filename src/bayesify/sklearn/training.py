@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from bayesify.baselines.recipes import search_point
 from bayesify.baselines.temperature_scaling import TemperatureScaling
 from bayesify.conversion import bayesianize
 from bayesify.likelihoods import Gaussian, Likelihood
@@ -129,8 +130,16 @@ def train(net: nn.Module, likelihood: Likelihood, rows: Rows, plan: Plan, *, set
         bnn = make_bayesian(net, likelihood, rows, plan)
         train_posteriors([bnn], [rows], [plan], start=not (method.is_point or settled))
         return bnn
+    return _by_recipe(net, likelihood, rows, plan)
+
+
+def _by_recipe(net: nn.Module, likelihood: Likelihood, rows: Rows, plan: Plan, **more: Any) -> Any:
+    method = plan.method
+    assert method.fit is not None
     if method.is_chain:  # its recipe does not weigh rows
         rows = rows.repeated()
+    if method.draws_in_steps:
+        more["num_draws"] = plan.num_draws
     batches = plan.batches(rows)
     return method.fit(
         net,
@@ -140,8 +149,68 @@ def train(net: nn.Module, likelihood: Likelihood, rows: Rows, plan: Plan, *, set
         num_data=len(rows),  # with weights as they are, the data term of all batches is their weighted sum
         epochs=plan.count_epochs(len(batches)),
         seed=plan.seed,
-        **{**method.options, **plan.options},
+        **{**more, **method.options, **plan.options},
     )
+
+
+def train_several(
+    nets: Sequence[nn.Module], likelihoods: Sequence[Likelihood], rows: Sequence[Rows], plans: Sequence[Plan]
+) -> list[Any]:
+    """Train one method on several problems from networks of one architecture, with the results that `train` has on each.
+
+    Posteriors and deep Gaussian processes train together as a `ModelStack`, and so do the networks at the maximum a posteriori that
+    other methods start from; whatever else they do comes one after the other.
+
+    Args:
+        nets: In float64.
+        likelihoods: Of each problem; see `train`.
+        rows: Of each problem, standardized.
+        plans: Of each problem; they differ in nothing but seeds and priors.
+    """
+    method, problems = plans[0].method, list(zip(nets, likelihoods, rows, plans, strict=True))
+    alone = len(nets) == 1 or any(len(plan.batches(part)) > 1 for _, _, part, plan in problems)
+    if method.fit is None:
+        bnns = [_seeded(make_bayesian, *problem) for problem in problems]
+        train_posteriors(bnns, rows, plans, start=not method.is_point)
+        return bnns
+    if alone or not (method.make or method.point_share):
+        return [_seeded(train, *problem) for problem in problems]
+    batch, epochs = stacked(rows), plans[0].count_epochs(1)
+    shares: dict[str, Any] = {"num_data": len(batch), "seed": plans[0].seed}
+    if method.make is None:
+        points = [
+            bayesianize(net, Point(), likelihood=_fixed(likelihood), prior=Neal(plan.prior_scale))
+            for net, likelihood, _, plan in problems
+        ]
+        stack = ModelStack(points)
+        search_point(stack, [batch], epochs=max(1, int(method.point_share * epochs)), **shares)
+        return [
+            _seeded(_by_recipe, *problem, point=point) for problem, point in zip(problems, stack.unstack(), strict=True)
+        ]
+    options = {**method.options, **plans[0].options}
+    rate = options.pop("learning_rate")
+    models = [_seeded(_make, method, net, likelihood, part, plan, options) for net, likelihood, part, plan in problems]
+    if len(_shapes(models)) > 1:  # of few rows: as many inducing points as rows
+        return [_seeded(train, *problem) for problem in problems]
+    stack = ModelStack(models, seeds=[derive_seed(plan.seed, "draws", 0) for plan in plans])
+    fit(stack, [batch], epochs=epochs, learning_rate=rate, num_draws=plans[0].num_draws, progress=False, **shares)
+    return stack.unstack()
+
+
+def _make(
+    method: Method, net: nn.Module, likelihood: Likelihood, rows: Rows, plan: Plan, options: Mapping[str, Any]
+) -> Any:
+    assert method.make is not None
+    prior = Neal(plan.prior_scale)
+    return method.make(net, _fixed(likelihood), plan.batches(rows), prior=prior, seed=plan.seed, **options)
+
+
+def _seeded(function: Callable[..., Any], *problem: Any, **more: Any) -> Any:
+    """A function's result with the global generator at the seed of the problem's plan."""
+    plan = next(part for part in problem if isinstance(part, Plan))
+    with own_generators():
+        torch.manual_seed(derive_seed(plan.seed, "training"))
+        return function(*problem, **more)
 
 
 def make_bayesian(net: nn.Module, likelihood: Likelihood, rows: Rows, plan: Plan) -> BayesianNetwork:
@@ -154,14 +223,6 @@ def make_bayesian(net: nn.Module, likelihood: Likelihood, rows: Rows, plan: Plan
         given = plan.options.get(method.starts_at_rows, INDUCING_ROWS)
         options[method.starts_at_rows] = _inducing_inputs(given, rows, plan.seed)
     return bayesianize(net, method.posterior(**options), likelihood=likelihood, prior=Neal(plan.prior_scale))
-
-
-def train_networks(
-    bnns: Sequence[BayesianNetwork], rows: Sequence[Rows], plans: Sequence[Plan]
-) -> list[BayesianNetwork]:
-    """Train networks of one method, in place, each on its own rows; those of one architecture together, see `train_posteriors`."""
-    train_posteriors(bnns, rows, plans, start=not plans[0].method.is_point)
-    return list(bnns)
 
 
 def _inducing_inputs(given: Any, rows: Rows, seed: int) -> Any:
@@ -251,9 +312,8 @@ def train_posteriors(
 
     Noise stays at most what it is at the start: a factorized posterior of few rows else takes all of the targets' variance for it.
     """
-    shapes = {tuple(parameter.shape for parameter in bnn.parameters()) for bnn in bnns}
     one_batch = all(len(plan.batches(part)) == 1 for plan, part in zip(plans, rows, strict=True))
-    together = len(bnns) > 1 and len(shapes) == 1 and one_batch
+    together = len(bnns) > 1 and len(_shapes(bnns)) == 1 and one_batch
     if together and not any(isinstance(module, _BatchNorm) for module in bnns[0].modules()):  # rows are padded
         seeds = [derive_seed(plan.seed, "draws", 0) for plan in plans]  # those of `fit`
         stack, batch = ModelStack(bnns, seeds=seeds), stacked(rows)
@@ -267,6 +327,10 @@ def train_posteriors(
         batches = plan.batches(Rows(part.x, part.y, part.weights * share))
         learned = [parameter for _, parameter in _learned(bnn)]
         _train_phases(bnn, batches, learned, plan, {"num_data": len(part), "kl_weight": share}, effort, start)
+
+
+def _shapes(models: Sequence[nn.Module]) -> set[tuple[torch.Size, ...]]:
+    return {tuple(parameter.shape for parameter in model.parameters()) for model in models}
 
 
 def _train_phases(
