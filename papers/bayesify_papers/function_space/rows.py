@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+from bayesify_papers.function_space.trainings import OUTSIDE
 from bayesify_papers.shared.published import published
 from bayesify_papers.shared.records import read
 from bayesify_papers.shared.rows import Row, grouped, row
@@ -22,15 +23,17 @@ def toy(folder: Path) -> list[Row]:
 
 
 def images(folder: Path) -> list[Row]:
-    """Table 1."""
+    """Table 1; the AUROC against other images than the paper's has their name at its end."""
     content = read(folder / "results.json")
-    dataset = content["settings"]["dataset"]
+    dataset, outside = content["settings"]["dataset"], content["settings"].get("outside")
+    ending = f"_{outside}" if outside and outside != OUTSIDE[dataset][0] else ""
     rows = []
     for system, entry in content["rows"].items():
         for metric in ("accuracy", "nll", "ece", "auroc_mutual_information", "auroc_entropy"):
             scale = 100 if metric.startswith(("accuracy", "auroc")) else 1
-            theirs = published("function_space").find("table1", dataset, system, metric)
-            one = row({"dataset": dataset, "system": system}, metric, scale * entry["mean"][metric], theirs)
+            name = metric + ending if metric.startswith("auroc") else metric
+            theirs = published("function_space").find("table1", dataset, system, name)
+            one = row({"dataset": dataset, "system": system}, name, scale * entry["mean"][metric], theirs)
             error = scale * entry["std"][metric] / math.sqrt(entry["seeds"]) if entry["seeds"] > 1 else None
             rows.append({**one, "runs": entry["seeds"], "error": error})
     return rows

@@ -24,15 +24,19 @@ BINS = 20
 """Of the histograms of entropy, from 0 to the logarithm of the number of classes."""
 
 
-def evaluate(folder: Path) -> int:
+def evaluate(folder: Path, data: str | None = None) -> int:
     """Score what a run wrote, print the tables and write `results.json`.
+
+    Args:
+        folder: Of the run.
+        data: Folder of the data; default: what `BAYESIFY_DATA` names.
 
     Raises:
         FileNotFoundError: If the folder holds no run.
     """
     about = records.read(folder / "study.json", needed=True)
     settings = about["settings"]
-    found = score_all(folder, settings["dataset"], settings["folder"])
+    found = score_all(folder, settings["dataset"], data)
     rows = {row: summarize(entries) for row, entries in found.items()}
     print(main_table(rows, settings["dataset"]))
     lines = requirement(rows) if settings["dataset"] == "fashion_mnist" else []

@@ -23,8 +23,8 @@ from bayesify_papers.shared.image_problems import Problem, Trained, falling_late
 from bayesify_papers.shared.scores import separation
 from bayesify_papers.shared.sources import NOISE, SYNTHETIC, Source, like, unit_pixels
 
-OUTSIDE = {"fashion_mnist": "mnist", "cifar10": "svhn", SYNTHETIC: NOISE}
-"""Where other images come from, by training set."""
+OUTSIDE = {"fashion_mnist": ("mnist",), "cifar10": ("svhn", "fashion_mnist"), SYNTHETIC: (NOISE,)}
+"""Where other images come from, by training set: the paper's, and what takes its place where it cannot be had."""
 
 JITTER_STD = 0.3
 """Noise on training images that serve as context, pixels being 0 to 1."""
@@ -48,6 +48,7 @@ class Training:
         draws: Of a prediction.
         widths: Channels of the convolutions.
         dataset: A name of `OUTSIDE`.
+        outside: Other images; default: those of the paper.
         folder: Where the files are; default: what `BAYESIFY_DATA` names.
         validation: Training images that are held out and scored in place of the test images.
         device: Where to train.
@@ -66,6 +67,7 @@ class Training:
     draws: int = 32
     widths: tuple[int, ...] = (32, 64, 128)
     dataset: str = "fashion_mnist"
+    outside: str = ""
     folder: str | None = None
     validation: int = 0
     device: str = "cpu"
@@ -74,7 +76,8 @@ class Training:
     @property
     def source(self) -> Source:
         """The images of the job."""
-        return Source(self.dataset, self.folder, validation=self.validation, outside=(OUTSIDE[self.dataset],))
+        outside = self.outside or OUTSIDE[self.dataset][0]
+        return Source(self.dataset, self.folder, validation=self.validation, outside=(outside,))
 
 
 def outlines(x: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The ablation over M, the cap on lambda and the cap on U's spread (the paper's figure 4), on a smaller problem.
 
-    python -m bayesify_papers.inducing_weights.ablation --out DIR [--workers 6] [--num-train 20000] [--smoke]
+    python -m bayesify_papers.inducing_weights.ablation --out DIR [--workers 6] [--seeds 3] [--num-train 20000] [--smoke]
 
 The paper varies them on a ResNet-18 and CIFAR-10 and shows a figure without numbers. Here it is the small ResNet of
 `fashion` on the first images of Fashion-MNIST, one change at a time from its settings.
@@ -8,8 +8,9 @@ The paper varies them on a ResNet-18 and CIFAR-10 and shows a figure without num
 
 from __future__ import annotations
 
+import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -28,6 +29,9 @@ SIZES: tuple[int, ...] = (16, 32, 64, 128)
 LAMBDAS, STDS = (0.0, 0.03, 0.1, 0.3), (0.0, 0.1, 0.3)
 """Values of the paper (appendix J.2)."""
 
+SETTING = ("inducing", "max_lambda", "max_std")
+"""What the ablation varies."""
+
 SMOKE_SIZES: tuple[int, ...] = (2, 4)
 
 
@@ -43,14 +47,36 @@ def variants(recipe: Recipe, sizes: Sequence[int] = SIZES) -> Iterator[tuple[str
         yield "ffg_u", replace(recipe, max_std=cap)
 
 
-def jobs(recipe: Recipe, sizes: Sequence[int], source: Source, device: str, seed: int) -> dict[str, Training]:
-    """The trainings by name; equal ones are one."""
+def jobs(recipe: Recipe, sizes: Sequence[int], source: Source, device: str, seeds: int) -> dict[str, Training]:
+    """The trainings by name, all of the first seed first; equal ones are one."""
     found: dict[str, Training] = {}
-    for system, variant in variants(recipe, sizes):
-        part = setting(system, variant)
-        name = "-".join([system, *(str(value) for value in part.values() if value is not None)])
-        found[name] = Training(system, variant, source, seed, device)
+    for seed in range(seeds):
+        for system, variant in variants(recipe, sizes):
+            part = setting(system, variant)
+            name = "-".join([system, *(str(value) for value in part.values() if value is not None), f"seed{seed}"])
+            found[name] = Training(system, variant, source, seed, device)
     return found
+
+
+def means(planned: Mapping[str, Training], results: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Scores of each system and setting, means over the seeds that are there, FFG-U first.
+
+    Args:
+        planned: From `jobs`.
+        results: Of those that are finished.
+    """
+    grouped: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for name, job in planned.items():
+        if name in results:
+            key = (job.system, *setting(job.system, job.recipe).values())
+            grouped.setdefault(key, []).append(results[name])
+    rows = [
+        dict(zip(("system", *SETTING), key, strict=True))
+        | {"seeds": len(own), "parameters": own[0]["parameters"]}
+        | {name: round(statistics.fmean(one[name] for one in own), 5) for name in (*CLASSIFICATION, "train_seconds")}
+        for key, own in grouped.items()
+    ]
+    return sorted(rows, key=lambda row: (row["system"] != "ffg_u", *(row[part] or 0 for part in SETTING)))
 
 
 def setting(system: str, recipe: Recipe) -> dict[str, Any]:
@@ -87,26 +113,20 @@ def summarize(rows: Sequence[dict[str, Any]], dataset: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the ablation from the command line."""
-    program = Program(__doc__, __spec__, "ablation").option("data", "workers", "seed", "table", num_train=20_000)
+    program = Program(__doc__, __spec__, "ablation").option("data", "workers", "table", seeds=3, num_train=20_000)
     add_recipe(program).set_defaults(batch=250)
     chosen = program.read(arguments)
-    recipe, device, sizes = replace(SMOKE, epochs=1), "cpu", SMOKE_SIZES
+    recipe, device, sizes, seeds = replace(SMOKE, epochs=1), "cpu", SMOKE_SIZES, 1
     source = Source(SYNTHETIC, num_train=100)
     if not chosen.smoke:
-        recipe, device, sizes = recipe_from(chosen), chosen.device, SIZES
+        recipe, device, sizes, seeds = recipe_from(chosen), chosen.device, SIZES, chosen.seeds
         source = Source("fashion_mnist", chosen.data, chosen.num_train)
-    planned = jobs(recipe, sizes, source, device, chosen.seed)
+    planned = jobs(recipe, sizes, source, device, seeds)
     workers = count_workers(chosen.workers, device)
     results = (
         read_results(chosen.out) if chosen.table else run_trainings(classify, planned, chosen.out, workers=workers)
     )
-    rows = [
-        {"system": job.system, **setting(job.system, job.recipe), "parameters": results[name]["parameters"]}
-        | {key: round(results[name][key], 5) for key in (*CLASSIFICATION, "train_seconds")}
-        for name, job in planned.items()
-        if name in results
-    ]
-    rows.sort(key=lambda row: (row["system"] != "ffg_u", row["inducing"], row["max_lambda"], row["max_std"] or 0))
+    rows = means(planned, results)
     print(summarize(rows, source.dataset))
     content = {"dataset": source.dataset, "num_train": chosen.num_train, "workers": workers, "settings": asdict(recipe)}
     records.write(chosen.out / "ablation.json", {**chosen.facts, **content, "rows": rows})

@@ -6,8 +6,8 @@
 
 The first command trains, writes each system's predictions to DIR as soon as they are there, and scores
 them; the second holds training images out and scores on them, for choosing settings without the test
-images; the third only scores. Data come from the folder that BAYESIFY_DATA names. `fashion` chooses the caps and runs
-several seeds.
+images; the third only scores. A run that was interrupted goes on with the same command, within a training too. Data come from
+the folder that BAYESIFY_DATA names. `fashion` chooses the caps and runs several seeds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from bayesify_papers.shared.sources import NOISE, SYNTHETIC, Source
 OUTSIDE = {
     "fashion_mnist": ("mnist", "notmnist"),
     "mnist": ("fashion_mnist", "notmnist"),
-    "cifar10": ("fashion_mnist", "notmnist"),
+    "cifar10": ("mnist", "fashion_mnist"),
     SYNTHETIC: (NOISE,),
 }
 """Other sets of images for each training set."""
@@ -84,8 +84,9 @@ def run(
     """Train systems one after the other and write what they predict.
 
     Args:
-        folder: Gets `labels.npz`, one `.npz` per system and `run.json`. What a former run of other systems
-            left there stays.
+        folder: Gets `labels.npz`, one `.npz` per system, `run.json`, and checkpoints of the point estimates, which both the
+            deterministic system and Ensemble-W use. Systems whose predictions a run of the same settings left there are not
+            trained again.
         source: Training images, and those to be scored.
         recipe: How to train.
         systems: Names from `SYSTEMS`.
@@ -97,35 +98,36 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(folder / "labels.npz", test=problem.test_labels.numpy())
     former = records.read(folder / "run.json")
-    content: dict[str, Any] = {
-        **(facts or {}),
-        "dataset": source.dataset,
-        "validation": source.validation,
-        "seed": seed,
-    }
-    content["settings"] = asdict(recipe)
+    about = {"dataset": source.dataset, "num_train": len(problem.x), "validation": source.validation, "seed": seed}
+    about["settings"] = asdict(recipe)
+    same = all(former.get(key) == value for key, value in about.items())
+    content: dict[str, Any] = {**(facts or {}), **about}
     for key in ("parameters", "seconds", "history"):
-        content[key] = former.get(key, {}) if former.get("settings") == content["settings"] else {}
-    plain: BayesianNetwork | None = None
+        content[key] = former.get(key, {}) if same else {}
     for name in systems:
-        system, start = SYSTEMS[name], time.perf_counter()
+        system = SYSTEMS[name]
+        if name in content["seconds"] and (folder / f"{name}.npz").is_file():
+            print(f"{system.title}: its predictions are there already", flush=True)
+            continue
         networks: list[BayesianNetwork] = []
-        for index in range(system.count_networks(recipe)):
-            if name == "ensemble_w" and index == 0 and plain is not None:
-                networks.append(plain)
-                continue
-            network, content["history"][name] = train(system, recipe, problem, seed + index)
+        seconds = 0.0
+        kind = "point" if system.point else name
+        paths = [folder / f"{kind}-{seed + index}.safetensors" for index in range(system.count_networks(recipe))]
+        for index, path in enumerate(paths):
+            network, content["history"][name] = train(system, recipe, problem, seed + index, path)
             networks.append(network)
-        plain = networks[0] if name == "deterministic" else plain
-        trained = time.perf_counter()
+            seconds += sum(row["seconds"] for row in content["history"][name])
+        start = time.perf_counter()
         made = problem.predict(networks, system.count_draws(recipe), seed)
         predictions.write(folder / f"{name}.npz", made)
         content["parameters"][name] = sum(count_parameters(network) for network in networks)
-        content["seconds"][name] = round(trained - start, 1)
+        content["seconds"][name] = round(seconds, 1)
         records.write(folder / "run.json", content)
+        if not system.point:
+            paths[0].unlink(missing_ok=True)
         print(
             f"{system.title}: {100 * problem.score(made['test'])['accuracy']:.2f} % of the scored images, "
-            f"trained {trained - start:.0f} s, predicted {time.perf_counter() - trained:.0f} s",
+            f"trained {seconds:.0f} s, predicted {time.perf_counter() - start:.0f} s",
             flush=True,
         )
 

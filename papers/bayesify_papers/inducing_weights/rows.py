@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from bayesify_papers.inducing_weights.scores import means_by_severity
 from bayesify_papers.shared.published import published
 from bayesify_papers.shared.records import read
 from bayesify_papers.shared.rows import Row, grouped, row
@@ -22,23 +23,28 @@ def regression(folder: Path) -> list[Row]:
 
 
 def classification(folder: Path) -> list[Row]:
-    """Tables 3, 5, 11 and 12."""
+    """Tables 3, 5, 11 and 12; `images` is `test` or `corrupted`."""
     content, paper = read(folder / "results.json"), published("inducing_weights")
     known = content.get("dataset") == "cifar10"
     rows = []
+
+    def add(setting: dict[str, str], metric: str, ours: float, *path: str, place: int | None = None) -> None:
+        theirs = paper.find(*path) if known else None
+        number = theirs if theirs is None or place is None else theirs[place]
+        seconds = content["seconds"].get(setting["system"])
+        rows.append({**row(setting, metric, ours, number), "seconds": seconds})
+
     for system, scores in content["scores"].items():
-        test = _percent(scores["test"])
-        rows += [
-            row({"system": system}, metric, test[metric], paper.find("cifar10", system, metric) if known else None)
-            for metric in CLASSIFICATION
-        ]
+        for metric, ours in _percent(scores["test"]).items():
+            add({"system": system, "images": "test"}, metric, ours, "cifar10", system, metric)
+        for severity, means in means_by_severity(scores["corrupted"]).items():
+            own = {"system": system, "images": "corrupted", "severity": str(severity)}
+            for metric in ("accuracy", "ece"):
+                add(own, metric, 100 * means[metric], "corrupted", system, metric, place=severity - 1)
         for outside, found in scores["ood"].items():
-            theirs = (paper.find("ood", system, outside) if known else None) or (None, None)
-            own = {"system": system, "outside": outside}
-            rows += [
-                row(own, key, found[f"{key}_max_probability"], number)
-                for key, number in zip(("auroc", "aupr"), theirs, strict=True)
-            ]
+            for place, metric in enumerate(("auroc", "aupr")):
+                own = {"system": system, "outside": outside}
+                add(own, metric, found[f"{metric}_max_probability"], "ood", system, outside, place=place)
     return rows
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -11,11 +12,12 @@ from torch import nn
 
 from bayesify import BayesianNetwork, KLSchedule, bayesianize, fit
 from bayesify.likelihoods import Categorical
-from bayesify.models.resnet import BasicBlock, ResNet
 from bayesify.posteriors import InducingWeights, MeanField, Point, Posterior
 from bayesify.priors import Neal, Prior, Standard
+from bayesify.training import Checkpointing
 from bayesify_papers.shared.batches import MemoryBatches, mirror_and_shift
 from bayesify_papers.shared.image_problems import Problem, Trained, falling_late
+from bayesify_papers.shared.networks import residual_network
 
 SPREADS = ("raw_lambda", "raw_std")
 """Parameters that say how wide a posterior is. They start some e-folds below where they end and take steps in log space,
@@ -38,6 +40,7 @@ class Recipe:
         spread_learning_rate: Of the parameters in `SPREADS`.
         depth: Residual blocks in each of the four stages.
         width: Channels of the first stage.
+        bottleneck: Whether it is a ResNet-50, in place of `depth`.
         inducing: M, rows and columns of U in every layer.
         max_lambda: Cap on lambda in FFG-U.
         max_std: Cap on the standard deviations of q(U) in FFG-U.
@@ -57,6 +60,7 @@ class Recipe:
     spread_learning_rate: float = 2e-2
     depth: int = 1
     width: int = 32
+    bottleneck: bool = False
     inducing: int = 64
     max_lambda: float = 0.03
     max_std: float = 0.1
@@ -69,9 +73,8 @@ class Recipe:
     augment: bool = False
 
     def network(self, channels: int, num_classes: int) -> nn.Module:
-        """The network that all systems share: a small ResNet with the stem for small images."""
-        depths = (self.depth,) * 4
-        return ResNet(BasicBlock, depths, num_classes, "cifar", channels, self.width)
+        """The network that all systems share."""
+        return residual_network(self.depth, self.width, channels, num_classes, bottleneck=self.bottleneck)
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,7 @@ SYSTEMS: dict[str, System] = {
 """In the order in which they are trained. The first network of Ensemble-W is the deterministic one."""
 
 
-def train(system: System, recipe: Recipe, given: Problem, seed: int) -> Trained:
+def train(system: System, recipe: Recipe, given: Problem, seed: int, checkpoint: Path | None = None) -> Trained:
     """One network of a system, trained on its device, and what its epochs were like.
 
     Args:
@@ -148,8 +151,10 @@ def train(system: System, recipe: Recipe, given: Problem, seed: int) -> Trained:
         recipe: How.
         given: On what.
         seed: Of the start and of everything random in training.
+        checkpoint: File to go on from, written about twenty times; by default none.
     """
     x, y = given.x, given.y
+    every = max(1, recipe.epochs // 20) * (len(x) // recipe.batch)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         net = recipe.network(x.shape[1], given.num_classes)
@@ -168,6 +173,7 @@ def train(system: System, recipe: Recipe, given: Problem, seed: int) -> Trained:
         kl_schedule=KLSchedule(recipe.epochs / 3, recipe.epochs / 6),
         num_draws=recipe.ensemble_draws if system.members else 1,
         precision=recipe.precision,
+        checkpoint=None if checkpoint is None else Checkpointing(checkpoint, every=every),
         seed=seed,
         progress=False,
     )

@@ -83,6 +83,17 @@ def _scored(source: Source) -> dict[str, np.ndarray]:
     return sets | corrupted(pictures[: source.corrupted_images], source.severities)
 
 
+def available(names: Sequence[str], folder: str | None) -> dict[str, np.ndarray]:
+    """The test images of those sets that can be had, by name; what is left out is printed."""
+    found: dict[str, np.ndarray] = {}
+    for name in names:
+        try:
+            found[name] = images.load(name, folder).test_images
+        except (FileNotFoundError, ImportError) as missing:
+            print(f"{name} is left out: {missing}", flush=True)
+    return found
+
+
 def hold_out(data: images.Images, count: int) -> images.Images:
     """A set whose last training images take the place of its test images; unchanged for a count of 0.
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from bayesify.datasets import corruptions, images
 from bayesify_papers.shared import records
-from bayesify_papers.shared.sources import like, noise
+from bayesify_papers.shared.sources import available, like, noise
 from bayesify_papers.subnetwork import image_scores, shifted_images
 from bayesify_papers.subnetwork.image_systems import Settings
 from bayesify_papers.subnetwork.image_training import Recipe
@@ -85,19 +85,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         task = make_task(data, {"noise": noise(data.test_images)}, (5,), 30)
     else:
         data = images.load("cifar10", chosen.data).first(chosen.num_train)
-        task = make_task(data, _outside(chosen.data), (1, 2, 3, 4, 5), chosen.num_test)
+        outside = available(("svhn", "fashion_mnist", "notmnist"), chosen.data)
+        task = make_task(data, outside, (1, 2, 3, 4, 5), chosen.num_test)
     return train_and_evaluate(chosen, task, evaluate, flips=True)
-
-
-def _outside(folder: str | None) -> dict[str, np.ndarray]:
-    """SVHN where it can be had, and gray images."""
-    found: dict[str, np.ndarray] = {}
-    for name in ("svhn", "fashion_mnist", "notmnist"):
-        try:
-            found[name] = images.load(name, folder).test_images
-        except (FileNotFoundError, ImportError) as missing:
-            print(f"{name} is left out: {missing}")
-    return found
 
 
 if __name__ == "__main__":

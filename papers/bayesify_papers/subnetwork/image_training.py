@@ -15,10 +15,10 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from bayesify import History, bayesianize, fit
 from bayesify.likelihoods import Categorical
-from bayesify.models.resnet import BasicBlock, ResNet
 from bayesify.posteriors import Point
 from bayesify.training import Steps
 from bayesify_papers.shared.batches import MemoryBatches, mirror_and_shift
+from bayesify_papers.shared.networks import residual_network, start_at_identity
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Recipe:
         flips: Whether half of them are mirrored.
         depth: Residual blocks in each of the four stages; 2 is ResNet-18.
         width: Channels of the first stage; 64 is ResNet-18.
+        bottleneck: Whether it is a ResNet-50, in place of `depth`.
         precision: Of the network in training on a GPU.
     """
 
@@ -53,6 +54,7 @@ class Recipe:
     flips: bool = False
     depth: int = 2
     width: int = 64
+    bottleneck: bool = False
     precision: Literal["float32", "bf16"] = "bf16"
 
     def sgd(self, parameters: Iterable[nn.Parameter]) -> torch.optim.SGD:
@@ -68,14 +70,12 @@ def batches(x: Tensor, y: Tensor, batch: int, recipe: Recipe) -> MemoryBatches:
     return MemoryBatches(x, y, min(batch, len(x)), augment if recipe.crops or recipe.flips else None)
 
 
-def make(recipe: Recipe, channels: int, num_classes: int, seed: int) -> ResNet:
+def make(recipe: Recipe, channels: int, num_classes: int, seed: int) -> nn.Module:
     """An untrained network from a seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        net = ResNet(BasicBlock, (recipe.depth,) * 4, num_classes, "cifar", channels, recipe.width)
-    for module in net.modules():
-        if isinstance(module, BasicBlock):
-            nn.init.zeros_(module.bn2.weight)
+        net = residual_network(recipe.depth, recipe.width, channels, num_classes, bottleneck=recipe.bottleneck)
+    start_at_identity(net)
     return net
 
 

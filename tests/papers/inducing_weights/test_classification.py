@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from bayesify_papers.inducing_weights import classification, scores
+from bayesify_papers.inducing_weights import classification, rows, scores
 from bayesify_papers.inducing_weights.systems import SYSTEMS, Recipe, make_adam, train
 from bayesify_papers.shared import predictions, sources
 from bayesify_papers.shared.batches import MemoryBatches, mirror_and_shift
@@ -129,6 +129,30 @@ def test_smoke_trains_writes_and_scores(smoke, capsys):
     assert "the paper has no numbers for synthetic" in done.printed
     assert classification.main(["--evaluate", str(done.folder)]) == 0
     assert capsys.readouterr().out.strip() in done.printed
+
+
+def test_a_run_goes_on_where_it_ended(tmp_path, capsys):
+    """A finished system is not trained again, the deterministic network is Ensemble-W's first, rows have all tables."""
+    options = ["--smoke", "--out", str(tmp_path), "--systems"]
+    assert classification.main([*options, "deterministic"]) == 0
+    before = json.loads((tmp_path / "run.json").read_text())["history"]["deterministic"]
+    assert classification.main([*options, "deterministic", "ensemble_w"]) == 0
+    assert "Deterministic: its predictions are there already" in capsys.readouterr().out
+    after = json.loads((tmp_path / "run.json").read_text())
+    assert after["history"]["deterministic"] == before
+    assert sorted(path.stem for path in tmp_path.glob("*.safetensors")) == ["point-0", "point-1"]
+    found = rows.classification(tmp_path)
+    assert {(row["setting"].get("images"), row["metric"]) for row in found} >= {
+        ("test", "nll"),
+        ("corrupted", "ece"),
+        (None, "auroc"),
+    }
+    assert all(row["seconds"] == after["seconds"][row["setting"]["system"]] for row in found)
+
+
+def test_resnet_50_has_its_parameters():
+    net = replace(classification.SMOKE, width=64, bottleneck=True).network(3, 10)
+    assert sum(parameter.numel() for parameter in net.parameters()) == 23_520_842
 
 
 def test_a_validation_run_never_sees_the_test_images(tmp_path, capsys, monkeypatch):

@@ -184,9 +184,21 @@ def test_ablation_changes_one_thing_at_a_time():
         fields = ("inducing", "max_lambda", "ensemble_max_lambda", "max_std")
         changed = [field for field in fields if getattr(variant, field) != getattr(recipe, field)]
         assert len(changed) <= 1, (name, changed)
-    planned = ablation.jobs(recipe, ablation.SIZES, Source(SYNTHETIC), "cpu", 0)
+    planned = ablation.jobs(recipe, ablation.SIZES, Source(SYNTHETIC), "cpu", 1)
     settings = [(job.system, *ablation.setting(job.system, job.recipe).values()) for job in planned.values()]
     assert len(settings) == len(set(settings))
+
+
+def test_ablation_averages_over_seeds():
+    planned = ablation.jobs(Recipe(), (16,), Source(SYNTHETIC), "cpu", 2)
+    scores = {"nll": 0.3, "ece": 0.02, "brier": 0.1, "train_seconds": 1.0, "parameters": 5}
+    results = {name: {"accuracy": 0.8 + 0.1 * job.seed, **scores} for name, job in planned.items()}
+    rows = ablation.means(planned, results)
+    assert len(rows) * 2 == len(planned)
+    assert all((row["seeds"], row["accuracy"]) == (2, 0.85) for row in rows)
+    assert rows[0]["system"] == "ffg_u"
+    results.pop(next(iter(planned)))
+    assert {row["seeds"] for row in ablation.means(planned, results)} == {1, 2}
 
 
 def test_ablation_smoke(smoke):
