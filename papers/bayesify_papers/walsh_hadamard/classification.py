@@ -104,13 +104,19 @@ def run_setting(
         splits: How many, the first ones.
         num_draws: Draws of a prediction.
         facts: Goes into the JSON file.
+
+    Raises:
+        ValueError: If what an earlier run stored is of other settings.
     """
     folder.mkdir(parents=True, exist_ok=True)
     stem = f"{data.name}-{model.lower()}-{hidden_layers}x{width}"
     path, checkpoint = folder / f"{stem}.jsonl", folder / f"{stem}.ckpt"
+    chosen = data.splits[:splits]
+    about = {"recipe": asdict(recipe), "num_draws": num_draws, "splits": len(chosen)}
     if path.is_file():
+        records.read_run(path.with_suffix(".json"), about)
         return read(path)
-    parts = [(scaled(data.X[s.train], data.X[s.test], data.name == "eeg"), s) for s in data.splits[:splits]]
+    parts = [(scaled(data.X[s.train], data.X[s.test], data.name == "eeg"), s) for s in chosen]
     sizes = [data.X.shape[1], *[width] * hidden_layers, data.num_classes]
     stack = Stack([make(model, sizes, seed) for seed in range(len(parts))])
     x = torch.stack([inputs for (inputs, _), _ in parts])
@@ -130,8 +136,7 @@ def run_setting(
         outcomes.append(
             Outcome(data.name, model, hidden_layers, width, index, *(round(value, 6) for value in (error, mnll)))
         )
-    content = {"recipe": asdict(recipe), "num_draws": num_draws, "splits": len(outcomes)}
-    records.write(folder / f"{stem}.json", {**(facts or {}), **content, "processor_seconds": round(seconds, 1)})
+    records.write(path.with_suffix(".json"), {**(facts or {}), **about, "processor_seconds": round(seconds, 1)})
     records.write_lines(path, map(asdict, outcomes))
     checkpoint.unlink(missing_ok=True)
     return outcomes

@@ -278,13 +278,19 @@ def run_setting(
         splits: Only the first so many.
         num_draws: Draws of a prediction.
         facts: Goes into the JSON file.
+
+    Raises:
+        ValueError: If what an earlier run stored is of other settings.
     """
     folder.mkdir(parents=True, exist_ok=True)
     stem = setting.stem(data.name)
     path, checkpoint = folder / f"{stem}.jsonl", folder / f"{stem}.ckpt"
+    chosen = data.splits[:splits]
+    about = {"setting": asdict(setting), "recipe": asdict(recipe), "num_draws": num_draws, "splits": len(chosen)}
     if path.is_file():
+        records.read_run(path.with_suffix(".json"), about)
         return read([path])
-    rows = Rows.of(data, data.splits[:splits], setting.validation)
+    rows = Rows.of(data, chosen, setting.validation)
     outputs = rows.y.shape[-1]
     made = [make(setting, data.X.shape[1], seed, outputs=outputs, unit=unit) for seed, unit in enumerate(rows.units)]
     stack = Stack(made)
@@ -300,16 +306,8 @@ def run_setting(
         noise_std = math.sqrt(float(network.likelihood.noise.detach())) * unit  # type: ignore[union-attr, operator]
         rounded: dict[str, Any] = {name: round(value, 6) for name, value in {**scores, "noise_std": noise_std}.items()}
         outcomes.append(Outcome(data.name, setting.model, setting.hidden_layers, setting.width, index, **rounded))
-    content = {
-        **(facts or {}),
-        "dataset": data.name,
-        "setting": asdict(setting),
-        "recipe": asdict(recipe),
-        "num_draws": num_draws,
-        "splits": len(outcomes),
-        "processor_seconds": round(seconds, 1),
-    }
-    records.write(folder / f"{stem}.json", content)
+    content = {**(facts or {}), "dataset": data.name, **about, "processor_seconds": round(seconds, 1)}
+    records.write(path.with_suffix(".json"), content)
     records.write_lines(path, map(asdict, outcomes))
     checkpoint.unlink(missing_ok=True)
     return outcomes

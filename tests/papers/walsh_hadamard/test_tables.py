@@ -135,6 +135,16 @@ def test_both_targets_of_energy_are_in_the_order_of_its_rows() -> None:
         regression.both_targets(replace(energy, X=X[::-1]))
 
 
+def test_what_is_stored_of_other_settings_is_not_taken_for_these(tmp_path) -> None:
+    setting = regression.Setting("MFG", 1, 4)
+    first = regression.run_setting(tmp_path, synthetic(), setting, shallow_regression.SMOKE)
+    assert regression.run_setting(tmp_path, synthetic(), setting, shallow_regression.SMOKE) == first
+    with pytest.raises(ValueError, match="other settings"):
+        regression.run_setting(tmp_path, synthetic(), setting, replace(shallow_regression.SMOKE, steps=16))
+    with pytest.raises(ValueError, match="other settings"):
+        regression.run_setting(tmp_path, synthetic(), setting, shallow_regression.SMOKE, splits=1)
+
+
 def test_a_published_mnll_lacks_a_constant_for_each_target() -> None:
     assert regression.corrected("mnll", "power", "WHVI", (2.74, 0.03)) == (pytest.approx(2.8332), 0.03)
     assert regression.corrected("mnll", "naval", "MCD", (-9.93, 0.01)) == (pytest.approx(-9.7436), 0.01)
