@@ -29,8 +29,8 @@ demo: install
 	@$(BIN)/bayesify demo
 
 # One thread per worker: workers share the cores already. Each begins with files of its own, so that what a file sets up is
-# set up once, and takes tests from others when it is done.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal
+# set up once, and takes tests from others when it is done. Compiled files are kept: tests start dozens of processes.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal
 test: install
 	$(PYTEST)
 

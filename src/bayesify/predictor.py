@@ -155,6 +155,10 @@ class Trainable(ABC):
             Expected log-likelihood and KL (or what stands in for it), each [S], or [R, S] for R models whose objectives add up.
         """
 
+    def clip_gradients(self, max_norm: float, norm: Tensor) -> None:
+        """Scale the gradients, in place, to a norm of at most `max_norm`; `norm` is that of all of them."""
+        torch.nn.utils.clip_grads_with_norm_(self.module.parameters(), max_norm, norm)
+
     @abstractmethod
     def config(self) -> dict[str, Any]:
         """All choices as plain data and tensors."""

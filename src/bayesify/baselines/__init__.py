@@ -4,10 +4,12 @@ from bayesify.baselines.ensemble_members import fit_members
 from bayesify.baselines.fixed_draws import FixedDraws
 from bayesify.baselines.noisy_kfac import NoisyKFAC
 from bayesify.baselines.nuts import nuts
-from bayesify.baselines.recipes import fit_hmc, fit_nng, fit_swag, fit_vogn
+from bayesify.baselines.recipes import fit_hmc, fit_swag, natural_recipe
 from bayesify.baselines.swag import SWAG
 from bayesify.baselines.temperature_scaling import TemperatureScaling
 from bayesify.baselines.vogn import VOGN
+from bayesify.posteriors.matrix_normal import MatrixNormal
+from bayesify.posteriors.mean_field import MeanField
 from bayesify.registry import Method, register
 
 __all__ = ["SWAG", "VOGN", "FixedDraws", "NoisyKFAC", "TemperatureScaling", "fit_members", "nuts"]
@@ -31,7 +33,7 @@ register(
         "VOGN",
         "Khan et al. 2018",
         "2 P",
-        fit=fit_vogn,
+        fit=natural_recipe(VOGN, MeanField),
         used_as="baselines.VOGN",
         options={"learning_rate": 1.0},
         slow=True,
@@ -45,7 +47,7 @@ register(
         "Noisy natural gradient",
         "Zhang et al. 2018",
         "P + (d_out^2 + d_in^2) / 2 per layer",
-        fit=fit_nng,
+        fit=natural_recipe(NoisyKFAC, MatrixNormal),
         used_as="baselines.NoisyKFAC",
         options={"learning_rate": 0.3},
         aliases=("noisy_kfac", "noisy_natural_gradient"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -69,40 +70,26 @@ def fit_swag(
     return swag.fit(loader, max(2, epochs // 2), rate, progress=False, **shares)
 
 
-def fit_vogn(
-    net: nn.Module,
-    likelihood: Likelihood,
-    loader: Any,
-    *,
-    prior: Prior,
-    num_data: int,
-    epochs: int,
-    seed: int,
-    learning_rate: float = 0.1,
-    num_draws: int = 4,
-) -> BayesianNetwork:
-    """A mean-field network trained by `VOGN`; see `bayesify.registry.Recipe`."""
-    bnn = bayesianize(net, MeanField(init_std=0.02), likelihood=likelihood, prior=prior)
-    trainer = VOGN(bnn, num_data=num_data, learning_rate=learning_rate, num_draws=num_draws, antithetic=True)
-    return trainer.fit(loader, epochs, schedule=cosine, seed=seed, progress=False).bnn
+def natural_recipe(trainer: type[VOGN | NoisyKFAC], family: type[MeanField | MatrixNormal]) -> Callable[..., Any]:
+    """The recipe of a trainer by natural gradients; see `bayesify.registry.Recipe`."""
 
+    def fit_natural(
+        net: nn.Module,
+        likelihood: Likelihood,
+        loader: Any,
+        *,
+        prior: Prior,
+        num_data: int,
+        epochs: int,
+        seed: int,
+        learning_rate: float = 0.1,
+        num_draws: int = 4,
+    ) -> BayesianNetwork:
+        bnn = bayesianize(net, family(init_std=0.02), likelihood=likelihood, prior=prior)
+        made = trainer(bnn, num_data=num_data, learning_rate=learning_rate, num_draws=num_draws, antithetic=True)
+        return made.fit(loader, epochs, schedule=cosine, seed=seed, progress=False).bnn
 
-def fit_nng(
-    net: nn.Module,
-    likelihood: Likelihood,
-    loader: Any,
-    *,
-    prior: Prior,
-    num_data: int,
-    epochs: int,
-    seed: int,
-    learning_rate: float = 0.1,
-    num_draws: int = 4,
-) -> BayesianNetwork:
-    """A network with matrix normal posteriors trained by `NoisyKFAC`; see `bayesify.registry.Recipe`."""
-    bnn = bayesianize(net, MatrixNormal(init_std=0.02), likelihood=likelihood, prior=prior)
-    trainer = NoisyKFAC(bnn, num_data=num_data, learning_rate=learning_rate, num_draws=num_draws, antithetic=True)
-    return trainer.fit(loader, epochs, schedule=cosine, seed=seed, progress=False).bnn
+    return fit_natural
 
 
 def fit_hmc(

@@ -184,18 +184,13 @@ class ModelStack(nn.Module, Trainable):
             model.train(self.training)
         return self._models
 
-    def clip_gradients(self, max_norm: float) -> Tensor:
-        """Scale each model's gradient, in place, to a norm of at most `max_norm`, as if the model trained alone.
-
-        Returns:
-            The norms before, [R].
-        """
+    def clip_gradients(self, max_norm: float, norm: Tensor) -> None:
+        """Scale each model's gradient, in place, to a norm of at most `max_norm`, as if the model trained alone."""
         grads = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
         norms = torch.stack([grad.reshape(len(self), -1).norm(dim=1) for grad in grads]).norm(dim=0)  # [R]
         scale = (max_norm / (norms + 1e-6)).clamp(max=1.0)
         for grad in grads:
             grad.mul_(scale.view(-1, *[1] * (grad.ndim - 1)))
-        return norms
 
     def train(self, mode: bool = True) -> ModelStack:
         """Set the mode of all models."""

@@ -276,7 +276,7 @@ class Step:
 
     def _clip_and_step(self, norm: Tensor) -> None:
         if self.settings.clip_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(self.model.module.parameters(), self.settings.clip_norm, norm)
+            self.model.clip_gradients(self.settings.clip_norm, norm)
         self._guard.step()
 
     def _step_scheduler(self, batch: int) -> None:
