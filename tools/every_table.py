@@ -34,8 +34,8 @@ INTRO = """# Every table
 What the five papers printed, and what came out here: **ours** ± its standard error, in parentheses the published number ± its
 spread. Ours is rounded as the paper prints. Bold is no worse than the published number by more than its spread, or by more than
 1 % of it where none is printed; `–` was not run. After an arrow: the published number corrected, which ours is then compared
-with. Below each table: why cells are missing, or not met. A claim is what a paper shows in a figure without numbers, or what
-was tried on other data than the paper's.
+with. Below each table: why cells are missing, or not met, and the command of its first cell. A claim is what a paper shows in a
+figure without numbers, or what was tried on other data than the paper's.
 
 Made by `python -m tools.every_table` from `papers/tables.json`, which has the command, the date and the hardware of each number
 too; `bayesify reproduce --status` prints it. How the runs were made, and what was chosen on which rows: the pages of the
@@ -97,7 +97,6 @@ def cells(table: Mapping[str, Any]) -> list[Cell]:
         across = names[columns] if columns else setting["metric"]
         ours, places = mine.get(key, {}), digits[key]
         change = _first(table.get("corrections", ()), setting, True)
-        comparable = not any(_fits(case, setting) for case in table.get("not_compared", ()))
         cell = {
             "paper": table["paper"],
             "experiment": table["experiment"],
@@ -111,9 +110,9 @@ def cells(table: Mapping[str, Any]) -> list[Cell]:
             else _first(table.get("spreads", ()), setting, True).get("is", table["spread_is"]),
             "corrected": round(value + change["add"], 6) if change else None,
             "correction": change.get("text"),
-            "ours": _rounded(ours.get("ours"), places) if comparable else None,
-            "ours_spread": _rounded(ours.get("error"), places + 1) if comparable else None,
-            "seeds": ours.get("runs") if comparable else None,
+            "ours": _rounded(ours.get("ours"), places),
+            "ours_spread": _rounded(ours.get("error"), places + 1),
+            "seeds": ours.get("runs"),
             "better": "higher" if setting["metric"].startswith(HIGHER) else "lower",
         }
         cell["met"] = status.met(cell)
@@ -268,9 +267,32 @@ def _table(name: str, own: list[Cell]) -> str:
         found = ((places.get((row, head)), digits[head]) for head in heads)
         lines.append([row, *("" if cell is None else _text(cell, many) for cell, many in found)])
     text = [f"**{name}**\n", "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"]
-    text += [f"- {reason}" for reason in dict.fromkeys(cell["reason"] for cell in own if cell["reason"])]
-    text += [f"- Corrected: {note}" for note in dict.fromkeys(cell["correction"] for cell in own if cell["correction"])]
+    text += [f"- {_which(reason, own)}{reason}" for reason in _several(own, "reason")]
+    text += [f"- Corrected: {note}" for note in _several(own, "correction")]
+    if commands := _several(own, "command"):
+        first = next(cell for cell in own if cell["command"])
+        place = f" of {first['row']}, {first['column']}" if len(commands) > 1 else ""
+        text.append(f"- Command{place}: `{commands[0]}`")
     return "\n".join(text) + "\n"
+
+
+def _several(own: list[Cell], key: str) -> list[str]:
+    """What the cells of a table have for a key, each once."""
+    return list(dict.fromkeys(cell[key] for cell in own if cell[key]))
+
+
+def _which(reason: str, own: list[Cell]) -> str:
+    """The cells that a reason is about, in words; nothing where it is about all of them."""
+    about = [cell for cell in own if cell["reason"] == reason]
+    if len(about) == len(own):
+        return ""
+    for axis in ("column", "row"):
+        names = _several(about, axis)
+        if sum(cell[axis] in names for cell in own) == len(about):
+            return f"{', '.join(names)}: "
+    places = [f"{cell['row']} of {cell['column']}" for cell in about]
+    more = f" and {len(places) - 6} more" if len(places) > 6 else ""
+    return f"{', '.join(places[:6])}{more}: "
 
 
 def _printed(cell: Cell) -> int:

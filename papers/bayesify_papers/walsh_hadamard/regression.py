@@ -386,8 +386,6 @@ def compare(
                 verdicts.append(theirs is not None and within(mean, theirs))
             verdict = "yes" if all(verdicts) else "no"
             lines.append([dataset, model, f"{layers} x {width}", str(len(chosen)), *cells, verdict])
-            if dataset not in published("walsh_hadamard")["comparable"]:
-                lines[-1][-1] = "not comparable"
     header = [
         "data",
         "model",

@@ -34,11 +34,9 @@ def deep(folder: Path) -> list[Row]:
 
 
 def _regressions(folder: Path, find: Callable[[str, Mapping[str, Any]], Score | None]) -> list[Row]:
-    """Rows of splits. Data sets whose targets are not the paper's have no published number."""
+    """Rows of splits."""
 
     def published_score(metric: str, own: Mapping[str, Any]) -> Published:
-        if own["dataset"] not in PAPER["comparable"]:
-            return None
         return corrected(metric, own["dataset"], own["model"], find(metric.removesuffix("_draws"), own))
 
     return grouped(_splits(folder), NETWORK, REGRESSION, published_score)
