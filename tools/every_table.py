@@ -34,8 +34,8 @@ INTRO = """# Every table
 What the five papers printed, and what came out here: **ours** ± its standard error, in parentheses the published number ± its
 spread. Ours is rounded as the paper prints. Bold is no worse than the published number by more than its spread, or by more than
 1 % of it where none is printed; `–` was not run. After an arrow: the published number corrected, which ours is then compared
-with. Below each table: why cells are missing, or not met, and the command of its first cell. A claim is what a paper shows in a
-figure without numbers, or what was tried on other data than the paper's.
+with. Below the tables of an experiment: why cells are missing, or not met, and the command of the first one. A claim is what a
+paper shows in a figure without numbers, or what was tried on other data than the paper's.
 
 Made by `python -m tools.every_table` from `papers/tables.json`, which has the command, the date and the hardware of each number
 too; `bayesify reproduce --status` prints it. How the runs were made, and what was chosen on which rows: the pages of the
@@ -216,7 +216,7 @@ def _read(table: Mapping[str, Any], read: Any, patterns: Iterable[str]) -> dict[
                 wanted = table.get("where", {})
                 if all(axis in setting for axis in table["axes"]) and wanted.items() <= setting.items():
                     key = tuple(str(setting[axis]) for axis in table["axes"])
-                    found.setdefault(key, []).append({"seconds": None, **row, **about})
+                    found.setdefault(key, []).append({"seconds": facts.get("processor_seconds"), **row, **about})
     return {key: _together(rows) for key, rows in found.items()}
 
 
@@ -254,6 +254,8 @@ def page(content: Mapping[str, list[Cell]]) -> str:
             parts.append(f"### {experiment[0].upper()}{experiment[1:]}\n")
             for name in dict.fromkeys(cell["table"] for cell in own["cells"]):
                 parts.append(_table(name, [cell for cell in own["cells"] if cell["table"] == name]))
+            if own["cells"]:
+                parts.append(_below(own["cells"]))
             parts += [_claim(one) for one in own["figures"]]
     return "\n".join(parts)
 
@@ -266,8 +268,12 @@ def _table(name: str, own: list[Cell]) -> str:
     for row in dict.fromkeys(cell["row"] for cell in own):
         found = ((places.get((row, head)), digits[head]) for head in heads)
         lines.append([row, *("" if cell is None else _text(cell, many) for cell, many in found)])
-    text = [f"**{name}**\n", "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"]
-    text += [f"- {_which(reason, own)}{reason}" for reason in _several(own, "reason")]
+    return f"**{name}**\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def _below(own: list[Cell]) -> str:
+    """What is said of the cells of an experiment's tables: reasons, corrections, and the command of the first."""
+    text = [f"- {_which(reason, own)}{reason}" for reason in _several(own, "reason")]
     text += [f"- Corrected: {note}" for note in _several(own, "correction")]
     if commands := _several(own, "command"):
         first = next(cell for cell in own if cell["command"])
@@ -277,7 +283,7 @@ def _table(name: str, own: list[Cell]) -> str:
 
 
 def _several(own: list[Cell], key: str) -> list[str]:
-    """What the cells of a table have for a key, each once."""
+    """What cells have for a key, each once."""
     return list(dict.fromkeys(cell[key] for cell in own if cell[key]))
 
 
@@ -289,10 +295,13 @@ def _which(reason: str, own: list[Cell]) -> str:
     for axis in ("column", "row"):
         names = _several(about, axis)
         if sum(cell[axis] in names for cell in own) == len(about):
-            return f"{', '.join(names)}: "
-    places = [f"{cell['row']} of {cell['column']}" for cell in about]
-    more = f" and {len(places) - 6} more" if len(places) > 6 else ""
-    return f"{', '.join(places[:6])}{more}: "
+            return f"{'; '.join(names)}: "
+    places = list(dict.fromkeys(f"{cell['row']} of {cell['column']}" for cell in about))
+    if len(places) <= 4:
+        return f"{'; '.join(places)}: "
+    if all(cell["ours"] is None for cell in about):
+        return "Other cells without a number: "
+    return f"{'; '.join(min((_several(about, axis) for axis in ('column', 'row')), key=len))}: "
 
 
 def _printed(cell: Cell) -> int:

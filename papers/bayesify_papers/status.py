@@ -12,7 +12,7 @@ cells, one for every published number of the tables that are compared with:
     better                         "higher" or "lower"
     met                            see `met`; null where it was not run
     command                        what runs it again; null where no program here does
-    date, hardware, seconds        of the run; seconds of training on a GPU
+    date, hardware, seconds        of the run; seconds of training: of a GPU, or of a processor for all splits together
     reason                         why it is missing or not met: what was tried and the best explanation
 
 figures, one for every claim that a paper shows without numbers, or that was tried on other data than the paper's:
