@@ -17,11 +17,13 @@ from torch import Tensor, nn
 
 import bayesify
 from bayesify import likelihoods, models, posteriors
-from benchmarks.draws_gpu import Transformer, captured_step, least_ms
-from benchmarks.resnets import per_draw
+from benchmarks.draws_gpu import Transformer, captured_step
+from benchmarks.resnets import draw_calls
 from benchmarks.timing import adam_step, clock, ratios, record
 
 Figures = dict[str, float]
+Runs = dict[str, Callable[[], Any]]
+"""What is timed: the plain network first."""
 
 POSTERIORS: dict[str, Callable[[], Any]] = {
     "mean_field": posteriors.MeanField,
@@ -52,6 +54,20 @@ def resnet50() -> tuple[nn.Module, Tensor, Tensor]:
     return *(part.to(memory_format=torch.channels_last) for part in (net, x)), torch.randint(0, 1000, (64,)).cuda()
 
 
+def hugging_face(name: str) -> tuple[nn.Module, Tensor, Tensor]:
+    """Models of `transformers` from their default configurations, which are the published sizes."""
+    import transformers
+
+    with torch.device("cuda"):
+        if name == "hf_vit":
+            net: nn.Module = transformers.ViTForImageClassification(transformers.ViTConfig(num_labels=1000))
+            return net, torch.randn(64, 3, 224, 224), torch.randint(0, 1000, (64,))
+        if name == "hf_bert":
+            net = transformers.BertForSequenceClassification(transformers.BertConfig())
+            return net, torch.randint(0, 30000, (32, 512)), torch.randint(0, 2, (32,))
+        return transformers.GPT2LMHeadModel(transformers.GPT2Config()), *gpt2()[1:]
+
+
 def resnet18() -> tuple[nn.Module, Tensor, Tensor]:
     with torch.device("cuda"):
         return models.resnet18(variant="cifar"), torch.randn(128, 3, 32, 32), torch.randint(0, 10, (128,))
@@ -66,21 +82,16 @@ def loss_of(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(net(x).flatten(0, -2), y.flatten())
 
 
-def draws(make: Callable[[], Any], kind: str, seconds: float) -> Figures:
-    """A fresh draw and its pass, five at a time, one at a time, and passes of draws that exist, in bfloat16 / plain passes."""
+def draws(make: Callable[[], Any], kind: str) -> Runs:
+    """Five fresh draws with their passes, together and one at a time, and passes of draws that exist, in bfloat16."""
     net, x, _ = make()
     half = x.bfloat16() if x.is_floating_point() else x
-    net = net.bfloat16().eval()
-    with torch.no_grad():
-        plain = least_ms(lambda: net(half), 5)
-    found = per_draw(net, POSTERIORS[kind](), half, 5, seconds)
-    return {"fresh": found["5_draws"], "alone": found["one_at_a_time"], "existing": found["existing_draws"]} | {
-        "plain_ms": plain
-    }
+    calls = draw_calls(net.bfloat16(), POSTERIORS[kind](), half, 5)
+    return dict(zip(("plain", "fresh", "alone", "existing"), calls, strict=True))
 
 
-def step(make: Callable[[], Any], kind: str, seconds: float) -> Figures:
-    """A training step under autocast by fused Adam / the plain network's."""
+def step(make: Callable[[], Any], kind: str) -> Runs:
+    """A training step under autocast by fused Adam."""
     net, x, y = make()
     bnn = bayesify.bayesianize(net, POSTERIORS[kind](), likelihood=likelihoods.Categorical()).train()
 
@@ -92,13 +103,11 @@ def step(make: Callable[[], Any], kind: str, seconds: float) -> Figures:
         return inside
 
     plain = adam_step(net.train(), cast(lambda: loss_of(net, x, y)))
-    ours = adam_step(bnn, cast(lambda: -bnn.elbo(x, y, num_data=50_000) / 50_000))
-    (found,) = ratios(plain, ours, seconds=seconds)
-    return {"ratio": found, "plain_ms": 1e3 * min(clock(plain) for _ in range(3))}
+    return {"plain": plain, "ratio": adam_step(bnn, cast(lambda: -bnn.elbo(x, y, num_data=50_000) / 50_000))}
 
 
-def captured(make: Callable[[], Any], kind: str, seconds: float, half: bool = False) -> Figures:
-    """A whole step as a CUDA graph / the plain network's; `half`: bfloat16 autocast and channels last."""
+def captured(make: Callable[[], Any], kind: str, half: bool = False) -> Runs:
+    """A whole step as a CUDA graph; `half`: bfloat16 autocast and channels last."""
 
     def graph(kind: str | None) -> Callable[[], None]:
         net, x, y = make()
@@ -112,30 +121,52 @@ def captured(make: Callable[[], Any], kind: str, seconds: float, half: bool = Fa
 
         return captured_step(bnn or net, loss)
 
-    plain, ours = graph(None), graph(kind)
-    times = [1e3 * min(clock(each) for _ in range(int(20 * seconds))) for each in (plain, ours, plain, ours)]
-    least = [min(times[at::2]) for at in (0, 1)]
-    return {"ratio": least[1] / least[0], "ms": least[1], "plain_ms": least[0]}
+    return {"plain": graph(None), "ratio": graph(kind)}
 
 
-ROWS: dict[str, Callable[[float], Figures]] = {
-    "gpt2/mean_field/draws": lambda s: draws(gpt2, "mean_field", s),
-    "vit/mean_field/draws": lambda s: draws(vit, "mean_field", s),
-    "vit/inducing/draws": lambda s: draws(vit, "inducing", s),
-    "resnet50/inducing/draws": lambda s: draws(resnet50, "inducing", s),
-    "resnet50/k_tied/draws": lambda s: draws(resnet50, "k_tied", s),
-    **{f"mlp/{kind}/captured": lambda s, kind=kind: captured(mlp, kind, s) for kind in list(POSTERIORS)[:3]},
-    **{f"resnet18/{kind}/captured": lambda s, kind=kind: captured(resnet18, kind, s) for kind in list(POSTERIORS)[:3]},
+def measure(runs: Runs, seconds: float, passes: int) -> Figures:
+    """Ratios to the plain network's time, and that time; a CUDA graph's is the least of many, for it is short."""
+    plain, *others = runs.values()
+    if passes:
+        found = ratios(plain, *others, seconds=seconds)
+        times = [1e3 * min(clock(plain) for _ in range(3)) / passes]
+    else:
+        both = [[1e3 * min(clock(run) for _ in range(int(20 * seconds))) for run in runs.values()] for _ in range(2)]
+        times = [min(pair) for pair in zip(*both, strict=True)]
+        found = [time / times[0] for time in times[1:]]
+    return dict(zip(list(runs)[1:], found, strict=True)) | {"plain_ms": times[0]}
+
+
+Row = tuple[Callable[[], Runs], int]
+"""What is run, and passes of the plain network in it; 0 for a CUDA graph."""
+
+ROWS: dict[str, Row] = {
+    "gpt2/mean_field/draws": (lambda: draws(gpt2, "mean_field"), 5),
+    "vit/mean_field/draws": (lambda: draws(vit, "mean_field"), 5),
+    "vit/inducing/draws": (lambda: draws(vit, "inducing"), 5),
+    "resnet50/inducing/draws": (lambda: draws(resnet50, "inducing"), 5),
+    "resnet50/k_tied/draws": (lambda: draws(resnet50, "k_tied"), 5),
     **{
-        f"resnet18/{kind}/captured_bf16": lambda s, kind=kind: captured(resnet18, kind, s, half=True)
+        f"{name}/mean_field/draws": (lambda name=name: draws(lambda: hugging_face(name), "mean_field"), 5)
+        for name in ("hf_gpt2", "hf_bert", "hf_vit")
+    },
+    **{f"mlp/{kind}/captured": (lambda kind=kind: captured(mlp, kind), 0) for kind in list(POSTERIORS)[:3]},
+    **{f"resnet18/{kind}/captured": (lambda kind=kind: captured(resnet18, kind), 0) for kind in list(POSTERIORS)[:3]},
+    **{
+        f"resnet18/{kind}/captured_bf16": (lambda kind=kind: captured(resnet18, kind, half=True), 0)
         for kind in list(POSTERIORS)[:3]
     },
-    **{f"gpt2/{kind}/step": lambda s, kind=kind: step(gpt2, kind, s) for kind in ("mean_field", "inducing")},
+    **{f"gpt2/{kind}/step": (lambda kind=kind: step(gpt2, kind), 1) for kind in ("mean_field", "inducing")},
     **{
-        f"vit/{kind}/step": lambda s, kind=kind: step(vit, kind, s)
+        f"vit/{kind}/step": (lambda kind=kind: step(vit, kind), 1)
         for kind in ("mean_field", "inducing", "walsh_hadamard")
     },
 }
+
+
+def selected(rows: dict[str, Row], patterns: list[str]) -> dict[str, Row]:
+    """The rows whose names fit a pattern."""
+    return {name: row for name, row in rows.items() if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)}
 
 
 def main() -> None:
@@ -145,12 +176,10 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
     figures: Figures = {}
-    for name, measure in ROWS.items():
-        if not any(fnmatch.fnmatch(name, pattern) for pattern in options.rows):
-            continue
+    for name, (make, passes) in selected(ROWS, options.rows).items():
         begin = time.perf_counter()
         try:
-            found = measure(options.seconds)
+            found = measure(make(), options.seconds, passes)
         except Exception as error:  # one row must not take the others with it
             print(name, repr(error)[:300], flush=True)
             continue

@@ -22,8 +22,8 @@ POSTERIORS: dict[str, Callable[[], Any]] = {
 }
 
 
-def per_draw(net: nn.Module, posterior: Any, x: Tensor, num_draws: int, seconds: float) -> dict[str, float]:
-    """One draw and its forward pass over one deterministic forward pass."""
+def draw_calls(net: nn.Module, posterior: Any, x: Tensor, num_draws: int) -> list[Callable[[], Any]]:
+    """Passes of the deterministic network, draws with their passes, together and one at a time, and passes of draws that exist."""
     bnn = bayesify.bayesianize(net, posterior, likelihood=likelihoods.Categorical()).eval()
     net.eval()
 
@@ -37,9 +37,13 @@ def per_draw(net: nn.Module, posterior: Any, x: Tensor, num_draws: int, seconds:
 
     with torch.no_grad():
         existing = bnn.draw(num_draws)
-        together, alone, given = ratios(
-            deterministic, lambda: bnn.draw(num_draws)(x), singly, lambda: existing(x), seconds=seconds
-        )
+    calls = (deterministic, lambda: bnn.draw(num_draws)(x), singly, lambda: existing(x))
+    return [torch.no_grad()(call) for call in calls]
+
+
+def per_draw(net: nn.Module, posterior: Any, x: Tensor, num_draws: int, seconds: float) -> dict[str, float]:
+    """One draw and its forward pass over one deterministic forward pass."""
+    together, alone, given = ratios(*draw_calls(net, posterior, x, num_draws), seconds=seconds)
     return {f"{num_draws}_draws": together, "one_at_a_time": alone, "existing_draws": given}
 
 

@@ -68,6 +68,7 @@ class LightCopy:
 
     Attributes:
         root: The copy of the whole.
+        owned: The copies of the modules whose slots will be filled, by path.
         complete: Whether the copy runs by itself: code that was compiled for a module object runs that very object.
     """
 
@@ -83,6 +84,7 @@ class LightCopy:
         self._shared: dict[int, nn.Module] = {}
         self._own = (*_SLOTS, *_HOOKS) if hooks else _SLOTS
         self._pairs: dict[int, _Pair] = {}
+        self.owned: dict[str, nn.Module] = {}
         self.complete = True
         self.root = self._copy(network, "")
 
@@ -95,13 +97,15 @@ class LightCopy:
         return [*(pair.clone for pair in self._pairs.values()), *self._shared.values()]
 
     def _copy(self, module: nn.Module, path: str | None = None) -> nn.Module:
+        is_owner = self._owners is None or path is None or path in self._owners
         known = self._pairs.get(id(module))
         if known is not None:
+            if is_owner and path is not None:
+                self.owned[path] = known.clone
             return known.clone
         if id(module) in self._shared:
             return module
-        apart = self._owners is not None and path is not None and path not in self._owners
-        if apart and _is_unchanged(module, self._evaluate):
+        if not is_owner and _is_unchanged(module, self._evaluate):
             self._shared[id(module)] = module
             return module
         if isinstance(module, torch.jit.ScriptModule):
@@ -114,6 +118,8 @@ class LightCopy:
         state = module.__dict__.copy()
         object.__setattr__(clone, "__dict__", state)
         pair = self._pairs[id(module)] = _Pair(module, clone, state)
+        if is_owner and path is not None:
+            self.owned[path] = clone
         if state.get("_compiled_call_impl") is not None or "dynamo_ctx" in state:
             self.complete = False
         for key in self._own:

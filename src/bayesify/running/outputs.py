@@ -20,7 +20,7 @@ def stack(*leaves: Any) -> Any:
     return torch.stack(leaves) if isinstance(leaves[0], Tensor) else leaves[0]
 
 
-def each(values: WeightDict) -> Iterator[dict[str, Tensor]]:
+def each(values: WeightDict) -> Iterator[WeightDict]:
     """The draws one by one, without the axis of draws.
 
     One `unbind` for all of them: indexing each would fill a gradient of the size of all draws per draw.
@@ -32,7 +32,7 @@ def each(values: WeightDict) -> Iterator[dict[str, Tensor]]:
         yield dict(zip(values, draw, strict=True))
 
 
-def at(values: WeightDict, index: int | slice) -> dict[str, Tensor]:
+def at(values: WeightDict, index: int | slice) -> WeightDict:
     """One draw (no axis of draws any more) or a slice of draws."""
     if isinstance(values, PlacedWeights) and isinstance(index, int):
         return values.at(index)

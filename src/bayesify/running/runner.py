@@ -28,6 +28,7 @@ Mode = Literal["single", "vmap", "rows", "loop"]
 Result = TypeVar("Result")
 
 _REFUSED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_OWNERS: weakref.WeakKeyDictionary[nn.Module, tuple[Mapping[str, Weight], set[str]]] = weakref.WeakKeyDictionary()
 _NO_BATCHING_RULE = (nn.RNNCellBase, nn.EmbeddingBag, nn.MultiheadAttention)
 _SHARED = threading.RLock()
 """Held while a network that cannot be copied (compiled code runs one module object) has a draw in its slots."""
@@ -107,8 +108,11 @@ class Runner:
 
     def _owners(self) -> set[str]:
         """Paths of the modules that hold the weights."""
-        names = [name for weight in self.weights.values() for name in (weight.name, *weight.aliases)]
-        return {name.rpartition(".")[0] for name in names}
+        known = _OWNERS.get(self.network)
+        if known is None or known[0] is not self.weights:
+            names = [name for weight in self.weights.values() for name in (weight.name, *weight.aliases)]
+            known = _OWNERS[self.network] = self.weights, {name.rpartition(".")[0] for name in names}
+        return known[1]
 
     def _give_back(self) -> None:
         """Give the network what its own code has assigned to it in a pass."""
@@ -159,15 +163,11 @@ class Runner:
     def _run_with(self, named: dict[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any], method: str) -> Any:
         recurrent = self._is_recurrent()
         before = []
-        owners: dict[str, nn.Module] = {}
         for name, value in named.items():
-            if name not in self._slots:
-                path, _, leaf = name.rpartition(".")
-                owner = owners.get(path)
-                if owner is None:
-                    owner = owners[path] = owner_of(self.network, name)[0]
-                self._slots[name] = (owner._parameters if leaf in owner._parameters else owner._buffers), leaf
-            slots, leaf = self._slots[name]
+            place = self._slots.get(name)
+            if place is None:
+                place = self._slots[name] = self._slot(name)
+            slots, leaf = place
             before.append((slots, leaf, slots[leaf]))
             slots[leaf] = _for_recurrent(value) if recurrent else value
         if recurrent:
@@ -180,6 +180,14 @@ class Runner:
                 slots[leaf] = value
             if recurrent:
                 refresh_recurrent(self.network)
+
+    def _slot(self, name: str) -> tuple[dict[str, Any], str]:
+        """Where a parameter or buffer lies, and its name there."""
+        path, _, leaf = name.rpartition(".")
+        owner = self._copy.owned.get(path) if self._copy is not None else None
+        if owner is None:
+            owner = owner_of(self.network, name)[0]
+        return (owner._parameters if leaf in owner._parameters else owner._buffers), leaf
 
     def _modules(self) -> list[nn.Module]:
         """All modules, listed once where nobody else can change them."""

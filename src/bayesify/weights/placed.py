@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 
 from torch import Tensor
 
@@ -22,6 +22,7 @@ class PlacedWeights(MutableMapping[str, Tensor]):
 
     def __init__(self, names: Sequence[str], places: Sequence[Place]) -> None:
         self._values: dict[str, Tensor | Place] = dict(zip(names, places, strict=True))
+        self._draws: dict[int, dict[str, Tensor]] = {}
 
     def __getitem__(self, name: str) -> Tensor:
         value = self._values[name]
@@ -32,9 +33,11 @@ class PlacedWeights(MutableMapping[str, Tensor]):
 
     def __setitem__(self, name: str, value: Tensor) -> None:
         self._values[name] = value
+        self._draws.clear()
 
     def __delitem__(self, name: str) -> None:
         del self._values[name]
+        self._draws.clear()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -42,8 +45,10 @@ class PlacedWeights(MutableMapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._values)
 
-    def at(self, index: int) -> dict[str, Tensor]:
-        """One draw, [*shape] each."""
+    def at(self, index: int) -> Mapping[str, Tensor]:
+        """One draw, [*shape] each, made once: not to be changed."""
+        if index in self._draws:
+            return self._draws[index]
         found = {}
         for name, value in self._values.items():
             if isinstance(value, tuple):
@@ -51,4 +56,5 @@ class PlacedWeights(MutableMapping[str, Tensor]):
                 found[name] = flat.as_strided(size[1:], stride[1:], start + index % size[0] * stride[0])
             else:
                 found[name] = value[index]
+        self._draws[index] = found
         return found

@@ -1,0 +1,207 @@
+"""Where the time goes beside the plain network's: on a GPU kernels by group and idle time, on a CPU the parts of a step.
+
+python -m benchmarks.profiles [--rows GLOB ...] [--limit SECONDS]
+python -m benchmarks.profiles --cpu
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+import bayesify
+from bayesify import likelihoods, models, posteriors
+from bayesify.maths.noise import standard_normal
+from benchmarks import networks_gpu
+from benchmarks.timing import clock, record, synchronize
+
+GROUPS = {
+    "draws": r"draw_kernel|gradient_kernel|tied_|normal_kernel|positive_kernel|distribution_",
+    "optimizer": r"FusedAdam",
+    "factorizations": r"potrf|trsm|getrf|getri|triu_tril|lacpy",
+    "Hadamard": r"hadamard|dyadic|^_kernel",
+    "attention": r"sdpa|fmha|flash|compute_dot_do_o|convert_dq",
+    "products in float32": r"f32f32_f32f32|sgemm|dgemm|gemmSN|gemv|splitKreduce_kernel<32, 16, int, float, float",
+    "products in bfloat16": r"nvjet|cutlass|gemm|fprop|dgrad|wgrad|convolve|splitKreduce|implicit",
+    "normalization": r"layer_norm|batch_norm|GammaBeta",
+    "casts, copies, layout": r"copy|Memcpy|CatArray|nchwToNhwc|nhwcToNchw|AddPadding|gather|transpose",
+    "fills": r"Memset|FillFunctor",
+    "reductions": r"reduce_kernel|softmax|nll_loss",
+    "entry by entry": r"elementwise|multi_tensor_apply|index",
+}
+"""Kernels by what their names hold, the first that fits."""
+
+
+def group_of(kernel: str) -> str:
+    """The group of a kernel."""
+    return next((group for group, names in GROUPS.items() if re.search(names, kernel)), "other")
+
+
+def trace(run: Callable[[], Any]) -> dict[str, Any]:
+    """Kernels of a call, their milliseconds by group, the longest by name, and the longest calls of the driver."""
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        run()
+        synchronize()
+    groups, names, calls = (Counter[str]() for _ in range(3))
+    count = 0
+    for event in found.events() or ():
+        if event.device_type != DeviceType.CUDA:
+            calls[event.name] += event.cpu_time_total / 1e3
+        elif "#" not in event.name:  # that is an annotation
+            groups[group_of(event.name)] += event.device_time_total / 1e3
+            names[event.name[:110]] += event.device_time_total / 1e3
+            count += 1
+    return {"kernels": count, "groups": dict(groups), "longest": dict(names.most_common(10))} | {
+        "driver": dict(calls.most_common(5))
+    }
+
+
+def account(run: Callable[[], Any], passes: int = 1, repeats: int = 12) -> dict[str, Any]:
+    """Milliseconds of a call, of the processor until all is launched, and of kernels by group; per pass.
+
+    What the device waits is the call's time less its kernels'.
+    """
+    for _ in range(repeats // 2):  # the sixth call is a recording's
+        run()
+    whole = 1e3 * min(clock(run) for _ in range(repeats))
+    host = 1e3 * min(launching(run) for _ in range(repeats))
+    found = trace(run)
+    total = sum(found["groups"].values())
+    times = {"ms": whole, "host_ms": host, "kernels_ms": total, "idle_ms": max(0.0, whole - total)}
+
+    def per_pass(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: per_pass(part) for key, part in sorted(value.items(), key=lambda item: -item[1])}
+        return round(value / passes, 4)
+
+    return {key: per_pass(value) for key, value in (times | found).items()}
+
+
+def launching(run: Callable[[], Any]) -> float:
+    """Seconds of a call until all its kernels are launched."""
+    synchronize()
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def one_draw() -> networks_gpu.Runs:
+    """A draw of 124 million weights alone, beside what its memory takes."""
+    net, *_ = networks_gpu.gpt2()
+    bnn = bayesify.bayesianize(net.bfloat16().eval(), posteriors.MeanField()).eval()
+    left, right = torch.zeros(2, sum(weight.numel for weight in bnn.weights.values()), device="cuda")
+    out = torch.empty(len(left), dtype=torch.bfloat16, device="cuda")
+    draw = torch.no_grad()(lambda: bnn.draw(1))
+    return {"plain": lambda: torch.add(left, right, out=out), "alone": draw}
+
+
+def curvature() -> networks_gpu.Runs:
+    """Laplace of 1,000 weights of ResNet-50 with 1,000 classes by 16 vectors, beside a pass of the network."""
+    net = models.resnet50("imagenet", 1000).cuda().eval()
+    x, y = torch.randn(64, 3, 224, 224, device="cuda"), torch.randint(0, 1000, (64,), device="cuda")
+
+    def fit() -> Any:
+        chosen = bayesify.subnetwork.largest_variance(1000)
+        made = bayesify.Laplace(net, likelihoods.Categorical(), chosen, "full", memory="8GiB", num_samples=16)
+        return made.fit([(x, y)])
+
+    return {"plain": torch.no_grad()(lambda: net(x)), "curvature": fit}
+
+
+ROWS: dict[str, networks_gpu.Row] = {"124M/mean_field/draw": (one_draw, 1)} | networks_gpu.ROWS
+SLOW: dict[str, networks_gpu.Row] = {"resnet50/laplace/fit": (curvature, 1)}
+
+
+def least(run: Callable[[], Any], prepare: Callable[[], Any] = lambda: None, times: int = 40) -> float:
+    """Milliseconds of a call of what was prepared, the least of many."""
+    found = []
+    for _ in range(times):
+        given = prepare()
+        start = time.perf_counter()
+        run() if given is None else run(given)
+        found.append(time.perf_counter() - start)
+    return round(1e3 * min(found), 4)
+
+
+def parts_of_step(module: nn.Module, loss: Callable[[], Tensor]) -> dict[str, float]:
+    """Milliseconds of the parts of a training step by Adam."""
+    optimizer = torch.optim.Adam(module.parameters(), lr=1e-4, fused=True)
+
+    def forward() -> Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        return loss()
+
+    found = {"loss": least(loss), "backward": least(Tensor.backward, forward)}
+    return found | {"optimizer": least(optimizer.step)}
+
+
+def on_cpu() -> dict[str, Any]:
+    """Draws and training steps of the MLP of `benchmarks.foundation`, in parts."""
+    net = models.mlp([784, 256, 256, 10])
+    x, y = torch.randn(128, 784), torch.randint(0, 10, (128,))
+    makes = {"mean_field": posteriors.MeanField, "local": lambda: posteriors.MeanField(local_reparameterization=True)}
+    nets = {
+        name: bayesify.bayesianize(net, make(), likelihood=likelihoods.Categorical()) for name, make in makes.items()
+    }
+    bnn = nets["mean_field"]
+    count = sum(weight.numel for weight in bnn.weights.values())
+    like = torch.zeros(())
+    with torch.no_grad():
+        draws = bnn.draw(16)
+        fresh = {
+            "plain": {"16 passes": least(lambda: [net(x) for _ in range(16)])},
+            "fresh": {
+                "normal numbers": least(lambda: standard_normal(16 * count, like)),
+                "draws with them": least(lambda: bnn.draw(16)),
+                "passes of draws": least(lambda: draws(x)),
+            },
+        }
+    steps: dict[str, Any] = {"plain": parts_of_step(net, lambda: F.cross_entropy(net(x), y))}
+    for name, each in nets.items():
+        parts = {
+            "normal numbers": least(lambda: standard_normal(count, like)),
+            "draw with its KL": least(lambda each=each: each.draw(1, local=True)),
+        }
+        steps[name] = parts | parts_of_step(each, lambda each=each: -each.elbo(x, y, num_data=60_000) / 60_000)
+    return {"mlp/draws": fresh, "mlp/step": steps}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", nargs="+", default=["*"], help="patterns of the rows to look at")
+    parser.add_argument("--limit", type=float, default=600, help="seconds after which no row begins")
+    parser.add_argument("--cpu", action="store_true", help="the processor's figures")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    if options.cpu:
+        record("profiles_cpu", on_cpu())
+        return
+    begin, found = time.perf_counter(), {}
+    for name, (make, passes) in networks_gpu.selected(ROWS | SLOW, options.rows).items():
+        if time.perf_counter() - begin > options.limit:
+            print("no time for", name, flush=True)
+            continue
+        try:
+            runs = make()
+            found[name] = {
+                key: account(run, max(passes, 1), 1 if name in SLOW and key != "plain" else 12)
+                for key, run in runs.items()
+            }
+        except Exception as error:  # one row must not take the others with it
+            print(name, repr(error)[:300], flush=True)
+        torch.cuda.empty_cache()
+        record("profiles_gpu", found)
+
+
+if __name__ == "__main__":
+    main()
