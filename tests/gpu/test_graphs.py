@@ -8,6 +8,7 @@ import bayesify
 from bayesify import likelihoods, posteriors
 from bayesify.posteriors.base import DrawRequest
 from bayesify.running import captured_draws
+from bayesify.running.cuda_graphs import watch_waits
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 POSTERIORS = {
@@ -84,3 +85,48 @@ def test_a_late_second_backward_pass_is_refused(problem, monkeypatch):
         return
     with pytest.raises(RuntimeError, match="once for each elbo"):
         first.backward()
+
+
+@torch.no_grad()
+def test_a_single_draw_sees_changed_parameters_and_waits_for_nothing(problem, monkeypatch):
+    bnn, _, _ = problem
+    monkeypatch.setattr(captured_draws, "WARMUP_CALLS", 1)
+    for _ in range(3):
+        bnn.draw(1)
+    with watch_waits() as waits:
+        bnn.draw(1)
+    assert waits == []
+    generator = torch.Generator("cuda")
+    found = []
+    for patience in (1, 10**9):
+        monkeypatch.setattr(captured_draws, "WARMUP_CALLS", patience)
+        for _ in range(3):
+            again = bnn.draw(1, generator=generator.manual_seed(3)).weights["0.weight"].clone()
+        found.append(again)
+        captured_draws._CAPTURES.clear()
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+    monkeypatch.setattr(captured_draws, "WARMUP_CALLS", 1)
+    for _ in range(3):
+        before = bnn.draw(1, generator=generator.manual_seed(3)).weights["0.weight"].clone()
+    for parameter in bnn.posterior.parameters():
+        parameter.data.mul_(1.5)
+    after = bnn.draw(1, generator=generator.manual_seed(3)).weights["0.weight"]
+    assert (after - before).abs().max() > 1e-3
+
+
+def test_inducing_gradients_under_autocast(monkeypatch):
+    """Products in bfloat16 change gradients by no more than the network's own roundings."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(100, 120), nn.ReLU(), nn.Linear(120, 10)).cuda()
+    bnn = bayesify.bayesianize(net, posteriors.InducingWeights(16, 16), likelihood=likelihoods.Categorical())
+    x, y = torch.randn(64, 100, device="cuda"), torch.randint(0, 10, (64,), device="cuda")
+    found = []
+    for autocast in (True, True, False):
+        with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+            loss = -bnn.elbo(x, y, num_data=64, generator=torch.Generator("cuda").manual_seed(1))
+        found.append(
+            torch.cat([grad.flatten() for grad in torch.autograd.grad(loss, list(bnn.posterior.parameters()))])
+        )
+        monkeypatch.setattr(posteriors.InducingWeights, "_low_precision", lambda *_: None)
+    low, cast, exact = found
+    assert 0 < (low - cast).norm() < 2 * (cast - exact).norm() + 2**-8 * exact.norm()

@@ -83,8 +83,24 @@ def test_gradients_of_draws(sizes: int) -> None:
     learned = [part.requires_grad_() for part in given[:5]]
 
     def draw(*learned: Tensor) -> Tensor:
-        return matheron._GroupDraw.apply(*learned, *given[5:])
+        return matheron._GroupDraw.apply(None, *learned, *given[5:])
 
     assert torch.equal(draw(*learned), matheron._draw_group(*given)[0])
     assert torch.autograd.gradcheck(draw, learned)
     assert torch.autograd.gradgradcheck(draw, learned)
+
+
+def test_gradients_of_low_precision() -> None:
+    """Products of rounded numbers change draws and gradients by a few roundings, whole sums by as little."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(2, 6, 40), (2, 5, 33), (2, 3, 6, 5), (2, 1, 1, 1), (2, 5, 5), (2, 3, 40, 33), (2, 3, 40, 5)]
+    given = [torch.randn(shape, generator=generator) for shape in shapes]
+    learned = [part.requires_grad_() for part in given[:5]]
+    through = torch.randn(2, 3, 40, 33, generator=generator).bfloat16().float()  # what comes back from autocast
+    found = []
+    for dtype in (None, torch.bfloat16):
+        drawn = matheron._GroupDraw.apply(dtype, *given)
+        assert drawn.dtype == torch.float32
+        found.append([drawn.detach(), *torch.autograd.grad(drawn, learned, through)])
+    for exact, low in zip(*found, strict=True):
+        assert 0 < float((low - exact).norm() / exact.norm()) < 4 * 2**-9  # a rounding is up to 2^-9 of a number

@@ -172,8 +172,8 @@ def conditional_draw(
         scale: $\lambda$, [L].
         sigma: $\sigma$, [L], or [L, S] where draws differ in it.
         noise: See `noise_shapes`; overwritten where gradients are off.
-        dtype: Of the draws, where that is less than the parameters': then the two products with large matrices are of numbers of
-            that type too, summed in float32. Without gradients only.
+        dtype: In which the products with matrices of the weights' size take their numbers, summed in float32. Without gradients it
+            is that of the draws too.
 
     Returns:
         [G, S, d_out, d_in] of each group.
@@ -184,18 +184,33 @@ def conditional_draw(
     parts = (part.split(factors.counts) for part in (base, amplitude, factors.col_rest))
     groups = zip(factors.row_reach, factors.col_reach, *parts, noise[1::2], noise[2::2], strict=True)
 
+    if torch.is_grad_enabled() and not transforming():
+        return [_GroupDraw.apply(dtype, *group) for group in groups]
     if dtype is not None:
         return [_draw_low(dtype, *group) for group in groups]
-    written_out = torch.is_grad_enabled() and not transforming()
-    return [_GroupDraw.apply(*group) if written_out else _draw_group(*group)[0] for group in groups]
+    return [_draw_group(*group)[0] for group in groups]
 
 
 def _draw_group(
-    row: Tensor, col: Tensor, start: Tensor, size: Tensor, rest: Tensor, wide: Tensor, thin: Tensor
+    row: Tensor,
+    col: Tensor,
+    start: Tensor,
+    size: Tensor,
+    rest: Tensor,
+    wide: Tensor,
+    thin: Tensor,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, ...]:
     """Draws of one group, see `conditional_draw`, and what they are made of."""
     keep = torch.is_grad_enabled()
     wide, thin = (wide * size, thin * size) if keep else (wide.mul_(size), thin.mul_(size))
+    if dtype is not None:
+        low, right = wide.to(dtype), col.to(dtype)
+        outer = torch.baddbmm(_times(low.flatten(1, 2), right.mT), thin.flatten(1, 2), rest.mT).view(thin.shape)
+        inner = start - row.unsqueeze(1) @ outer
+        left = row.mT.unsqueeze(1) @ inner
+        drawn = _times(left.flatten(1, 2).to(dtype), right).view(wide.shape).add_(wide)
+        return drawn, low, thin, outer, inner, left
     outer = torch.baddbmm(thin.flatten(1, 2) @ rest.mT, wide.flatten(1, 2), col.mT).view(thin.shape)
     inner = start - row.unsqueeze(1) @ outer  # [G, S, M_r, M_c]
     left = row.mT.unsqueeze(1) @ inner  # [G, S, d_out, M_c]
@@ -214,10 +229,11 @@ class _GroupDraw(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, *given: Tensor) -> Tensor:
+    def forward(ctx: Any, dtype: torch.dtype | None, *given: Tensor) -> Tensor:
         with torch.enable_grad():  # only so that the noise is kept
-            drawn, *made = [part.detach() for part in _draw_group(*(part.detach() for part in given))]
+            drawn, *made = [part.detach() for part in _draw_group(*(part.detach() for part in given), dtype=dtype)]
         ctx.save_for_backward(*given, *made)
+        ctx.dtype = dtype
         return drawn
 
     @staticmethod
@@ -225,18 +241,28 @@ class _GroupDraw(torch.autograd.Function):
         row, col, start, size, rest, wide0, thin0, wide, thin, outer, inner, left = ctx.saved_tensors
         if torch.is_grad_enabled():  # to be differentiated again
             drawn = _draw_group(row, col, start, size, rest, wide0, thin0)[0]
-            return *torch.autograd.grad(drawn, (row, col, start, size, rest), grads[0], create_graph=True), None, None
-        grad = grads[0].flatten(1, 2)
-        through_left = (grad @ col.mT).view(left.shape)
+            found = torch.autograd.grad(drawn, (row, col, start, size, rest), grads[0], create_graph=True)
+            return None, *found, None, None
+        dtype = ctx.dtype or col.dtype
+        grad, right, narrow = grads[0].flatten(1, 2).to(dtype), col.to(dtype), left.flatten(1, 2).to(dtype)
+        through_left = _times(grad, right.mT).view(left.shape)
         through_inner = row.unsqueeze(1) @ through_left
         through_outer = row.mT.unsqueeze(1) @ through_inner  # with the opposite sign
         flat = through_outer.flatten(1, 2)
-        grad_col = torch.baddbmm(left.flatten(1, 2).mT @ grad, flat.mT, wide.flatten(1, 2), alpha=-1)
+        grad_col = _times(narrow.mT, grad).sub_(_times(flat.mT.to(dtype), wide.flatten(1, 2)))
         grad_row = (inner @ through_left.mT - through_inner @ outer.mT).sum(1)
         grad_rest = flat.mT @ thin.flatten(1, 2)
         # Sums over each draw where the sizes differ between draws.
         sums = (grads[0] * wide).sum((-2, -1), keepdim=True) - (through_outer * outer).sum((-2, -1), keepdim=True)
-        return grad_row, grad_col, through_inner, (sums / size).sum_to_size(size.shape), -grad_rest, None, None
+        by_size = (sums / size).sum_to_size(size.shape)
+        return None, grad_row, grad_col, through_inner, by_size, -grad_rest, None, None
+
+
+def _times(left: Tensor, right: Tensor) -> Tensor:
+    """A product for each matrix, summed in float32 where the numbers have less: [G, a, b] @ [G, b, c]."""
+    if left.dtype in (torch.float32, torch.float64):
+        return left @ right
+    return torch.bmm(left, right, out_dtype=torch.float32) if left.is_cuda else left.float() @ right.float()
 
 
 def _draw_low(
@@ -245,8 +271,7 @@ def _draw_low(
     """Draws of one group in a type of low precision; see `conditional_draw`."""
     low = torch.mul(wide, size, out=torch.empty_like(wide, dtype=dtype))
     flat, right = low.flatten(1, 2), col.to(dtype)
-    seen = torch.bmm(flat, right.mT, out_dtype=torch.float32) if flat.is_cuda else flat.float() @ right.mT.float()
-    outer = torch.baddbmm(seen, thin.mul_(size).flatten(1, 2), rest.mT).view(thin.shape)
+    outer = torch.baddbmm(_times(flat, right.mT), thin.mul_(size).flatten(1, 2), rest.mT).view(thin.shape)
     left = (row.mT.unsqueeze(1) @ (start - row.unsqueeze(1) @ outer)).flatten(1, 2).to(dtype)
     return flat.baddbmm_(left, right).view(wide.shape)
 

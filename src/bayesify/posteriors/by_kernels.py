@@ -42,10 +42,9 @@ def draw_by_kernels(
         parameters: In the order of the plan's gradients.
         make: The plan for prior standard deviations of the names; made once for each place of the parameters and kind of request.
     """
-    stds = [float(request.prior.std[name]) for name in names]
     addresses = tuple([parameter.data_ptr() for parameter in parameters])
-    key = (addresses, tuple(stds), request.num_draws, request.antithetic, id(request.layout))
-    plan = recent(posterior, key, lambda: make(stds))
+    key = (addresses, tuple(request.prior.std.values()), request.num_draws, request.antithetic, id(request.layout))
+    plan = recent(posterior, key, lambda: make([float(request.prior.std[name]) for name in names]))
     if plan is None:
         return None
     # What the backward pass keeps must not hold the draws, which the request does: a cycle would outlive its step.

@@ -43,7 +43,8 @@ class PriorDraw:
     @cached_property
     def fixed(self) -> bool:
         """Whether all scales are numbers and all entries independent and around 0."""
-        return not self.factor and not self.mean and not any(isinstance(std, Tensor) for std in self.std.values())
+        kinds = set(map(type, self.std.values()))
+        return not self.factor and not self.mean and not any(issubclass(kind, Tensor) for kind in kinds)
 
     def second_moments(self, name: str, value: Tensor) -> Tensor:
         r"""What `cross_entropy` needs of a weight's value: $\lVert w - \mu \rVert^2$; $\sum_f w_f w_f^\top$ over filters, [K, K].

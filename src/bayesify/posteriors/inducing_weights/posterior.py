@@ -230,10 +230,13 @@ class InducingWeights(Posterior):
         return conditional_draw(factors, u, scale, sigma, noise, dtype)
 
     def _low_precision(self, request: DrawRequest, like: Tensor) -> torch.dtype | None:
-        """The type of the network's weights where products in it are fast and round no more than the weights themselves."""
+        """A type whose products are fast and round no more than the network does: its weights', or autocast's in training."""
+        if transforming() or not like.is_cuda or like.dtype != torch.float32:
+            return None
+        if torch.is_grad_enabled():
+            return request.autocast if request.autocast == torch.bfloat16 else None
         kinds = {request.dtype(weight.name) for weight in self.weights}
-        plain = torch.is_grad_enabled() or transforming() or not like.is_cuda or like.dtype != torch.float32
-        return None if plain or len(kinds) > 1 or torch.float32 in kinds else kinds.pop()
+        return None if len(kinds) > 1 or torch.float32 in kinds else kinds.pop()
 
     def _split_shared(self, tall: Tensor) -> Tensor:
         """All layers' U out of one tall matrix: [S, L M_r, M_c] -> [L, S, M_r, M_c]."""
