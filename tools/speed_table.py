@@ -48,7 +48,7 @@ def tables() -> str:
         "| --- | --- |",
         *(f"| {title} | {number(cpu['figures'].get(key))} |" for key, title in ON_CPU.items()),
     ]
-    return "\n".join([*lines, "", *captured(), "", *aims_table()])
+    return "\n".join([*lines, "", *captured(), "", *aims_table(), "", *reasons()])
 
 
 def aims_table() -> list[str]:
@@ -67,6 +67,46 @@ def aims_table() -> list[str]:
         cells = [next(shown) if machine else "" for machine in machines]
         lines.append("| " + " | ".join([aim["what"], f"{aim['aim']:g}", " / ".join(floors), *cells]) + " |")
     return lines
+
+
+def reasons() -> list[str]:
+    """Why figures miss their aims, one sentence each, beside the profile that shows it."""
+    lines = [
+        "Why the figures in bold miss, with what `python -m benchmarks.profiles` saw in one run; milliseconds, per pass for draws, "
+        "the plain network's after the stroke (`benchmarks/results/profiles_*.json` has kernels by name):",
+        "",
+        "| | reason | whole | host | device waits | where kernels take longer |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for aim in aims.aims():
+        for machine in ["H200"] if aims.on_gpu(aim) else aims.MACHINES.values():
+            figure = aims.stored(aim, machine)
+            if figure is None or aims.is_met(aim, figure):
+                continue
+            title = f"{aim.get('short', aim['what'])}: {figure:.3g}, asked {aim['aim']:g}"
+            title += "" if aims.on_gpu(aim) else {name: f", {key}" for key, name in aims.MACHINES.items()}[machine]
+            cells = profile_cells(aim, machine)
+            lines.append("| " + " | ".join([title, aim.get("reason", ""), *cells]) + " |")
+    return lines
+
+
+def profile_cells(aim: dict[str, Any], machine: str) -> list[str]:
+    """Whole time, host's, idle, and the groups in which kernels take most above the plain network's."""
+    name, _, key = aim.get("profile", "").partition(":")
+    file = aims.folder_of(aims.RESULTS, "profiles_cpu", machine) / "profiles_cpu.json"
+    path = aims.RESULTS / "profiles_gpu.json" if aims.on_gpu(aim) else file
+    row = json.loads(path.read_text())["figures"].get(name, {}) if path.exists() else {}
+    if key not in row:
+        return [""] * 4
+    ours, plain = row[key], row["plain"]
+    if not aims.on_gpu(aim):
+        parts = "; ".join(f"{part} {ms:.2g}" for part, ms in ours.items())
+        return ["", "", "", f"{parts} / " + "; ".join(f"{part} {ms:.2g}" for part, ms in plain.items())]
+    both = [f"{ours[part]:.3g} / {plain[part]:.2g}" for part in ("ms", "host_ms", "idle_ms")]
+    more = {group: ms - plain["groups"].get(group, 0.0) for group, ms in ours["groups"].items()}
+    most = sorted(more.items(), key=lambda item: -item[1])[:4]
+    shown = "; ".join(f"{group} +{ms:.2g}" for group, ms in most if ms > 0.004 * plain["ms"])
+    return [*both, f"{shown} ({ours['kernels']:.0f} kernels / {plain['kernels']:.0f})"]
 
 
 def _marked(aim: dict[str, Any], figure: float) -> str:

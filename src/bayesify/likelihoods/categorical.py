@@ -128,28 +128,22 @@ class Categorical(Likelihood):
     ) -> Tensor:
         r"""Vectors $\sqrt{w_c}\,(e_c - p)$; $\mathbb{E} \sum_c w_c (e_c - p)(e_c - p)^\top = \operatorname{diag}(p) - p p^\top$.
 
-        Half of the classes c are the likeliest, with weight $p_c$; the others are drawn from the rest of the probability, which
-        they share. With all the mass in half of `count` classes nothing is random.
+        Classes are taken with chances in proportion to $p_c$, at most 1, and none twice: the likeliest ones surely, with weight
+        $p_c$, the others by equal steps through what is left of the probability, which they share. With all of it in fewer than
+        `count` classes nothing is random.
         """
         probs = self._classes_last(as_float(outputs).unsqueeze(0))[0].softmax(-1)  # [B, ..., C]
         if probs.flatten(1).shape[1] - math.prod(probs.shape[1:-1]) <= count:
             return self.fisher_factor(outputs, y)
-        largest = min(count // 2, probs.shape[-1])
-        exact, likely = probs.topk(largest, dim=-1)
-        rest = probs.scatter(-1, likely, 0.0)
-        drawn = torch.multinomial(
-            rest.flatten(0, -2).clamp_min(1e-30), count - largest, replacement=True, generator=generator
-        ).reshape(*rest.shape[:-1], -1)
-        shared = (rest.sum(-1, keepdim=True) / (count - largest)).expand(drawn.shape)
-        weight = torch.cat([exact, shared], dim=-1).sqrt()  # [B, ..., K]
+        classes, weight = _proportional_sample(probs, min(count, probs.shape[-1]), generator)  # [B, ..., K]
+        weight = weight.sqrt()
         if probs.ndim > 2:  # the signs keep positions apart: their products have expectation 0
             weight = weight * random_signs(weight.shape, weight, generator)
         if y is not None:
             labels, _ = self._fit_targets(outputs, y, False)
             weight = weight * (labels != self._ignore_index).unsqueeze(-1)
-        classes = torch.cat([likely, drawn], dim=-1).unsqueeze(-1)  # [B, ..., K, 1]
         found = -weight.unsqueeze(-1) * probs.unsqueeze(-2)
-        found = found.scatter_add(-1, classes, weight.unsqueeze(-1)).movedim(-2, 0)  # [K, B, ..., C]
+        found = found.scatter_add(-1, classes.unsqueeze(-1), weight.unsqueeze(-1)).movedim(-2, 0)  # [K, B, ..., C]
         return found.movedim(-1, self._class_axis if self._class_axis < 0 else self._class_axis + 1)
 
     def _factor(self, outputs: Tensor) -> Tensor:
@@ -160,6 +154,34 @@ class Categorical(Likelihood):
         eye = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
         basis = eye[1:] - (scale.unsqueeze(-1) * normal[..., 1:]).unsqueeze(-1) * normal.unsqueeze(-2)
         return basis * root.unsqueeze(-2)
+
+
+def _proportional_sample(probs: Tensor, count: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    r"""Some classes and weights w with $\mathbb{E} \sum_c w_c f(c) = \sum_c p_c f(c)$ for every f, by systematic sampling.
+
+    The n likeliest classes, each with more than the share of the later ones, are certain; the others are met by steps of that
+    share from a random start (Madow 1949).
+
+    Args:
+        probs: [..., C].
+        count: K.
+        generator: Of the start.
+
+    Returns:
+        Classes and weights, each [..., K].
+    """
+    ordered, classes = probs.sort(-1, descending=True)
+    reached = ordered.cumsum(-1)
+    place = torch.arange(count, device=probs.device)
+    before = torch.cat([torch.zeros_like(reached[..., :1]), reached[..., : count - 1]], dim=-1)  # [..., K]
+    shares = (1 - before).clamp_min(0.0) / (count - place)
+    certain = (ordered[..., :count] > shares).long().cumprod(-1).sum(-1, keepdim=True).clamp_max(count - 1)  # n
+    share = shares.gather(-1, certain)
+    start = torch.rand(share.shape, dtype=probs.dtype, device=probs.device, generator=generator)
+    steps = before.gather(-1, certain) + (start + (place - certain)) * share
+    met = torch.searchsorted(reached, steps.contiguous()).clamp_max(probs.shape[-1] - 1)
+    index = torch.where(place < certain, place, met)
+    return classes.gather(-1, index), torch.where(place < certain, ordered[..., :count], share)
 
 
 def _class_log_probs(outputs: Tensor, axis: int) -> Tensor:
