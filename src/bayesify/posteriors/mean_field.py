@@ -41,7 +41,8 @@ class MeanField(Posterior):
             layer's weights.
         max_std: Upper bound on every standard deviation.
         local_reparameterization: Draw noise at the outputs of linear layers that see each example once, in the training
-            objective (see `LocalGaussian`); other layers and predictions draw weights.
+            objective (see `LocalGaussian`); other layers and predictions draw weights. Gradients have less noise; a step
+            takes more time than with a draw of the weights, not less.
         units: Of the stored means: `"weight"`, the weights' own; or `"prior"`, the prior's standard deviation (what is typical at
             the start, where the prior draws it). A step of Adam then moves each mean by the learning rate times that, in
             layers of any width, as in the code of Ober & Aitchison (2021). With weights' own units a rate of 0.01 moves the
