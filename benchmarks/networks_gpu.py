@@ -107,11 +107,11 @@ def step(make: Callable[[], Any], kind: str) -> Runs:
 
 
 def captured(make: Callable[[], Any], kind: str, half: bool = False) -> Runs:
-    """A whole step as a CUDA graph; `half`: bfloat16 autocast and channels last."""
+    """A whole step as a CUDA graph; `half`: bfloat16 autocast, images channels last."""
 
     def graph(kind: str | None) -> Callable[[], None]:
         net, x, y = make()
-        if half:
+        if half and x.ndim == 4:
             net, x = (part.to(memory_format=torch.channels_last) for part in (net, x))
         bnn = kind and bayesify.bayesianize(net, POSTERIORS[kind](), likelihood=likelihoods.Categorical())
 
@@ -155,6 +155,11 @@ ROWS: dict[str, Row] = {
     **{
         f"resnet18/{kind}/captured_bf16": (lambda kind=kind: captured(resnet18, kind, half=True), 0)
         for kind in list(POSTERIORS)[:3]
+    },
+    **{
+        f"{name}/{kind}/captured_bf16": (lambda make=make, kind=kind: captured(make, kind, half=True), 0)
+        for name, make in (("gpt2", gpt2), ("vit", vit))
+        for kind in ("mean_field", "inducing", "walsh_hadamard")
     },
     **{f"gpt2/{kind}/step": (lambda kind=kind: step(gpt2, kind), 1) for kind in ("mean_field", "inducing")},
     **{
