@@ -199,6 +199,7 @@ def _draw_group(
     rest: Tensor,
     wide: Tensor,
     thin: Tensor,
+    *,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, ...]:
     """Draws of one group, see `conditional_draw`, and what they are made of."""
