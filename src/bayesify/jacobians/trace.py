@@ -145,19 +145,15 @@ class Pulled:
 
     Args:
         found: Calls of layers with their gradients [K, B, ...].
+        index: Which examples; all by default.
     """
 
-    def __init__(self, found: list[tuple[Application, Tensor]]) -> None:
-        self._found = found
+    def __init__(self, found: list[tuple[Application, Tensor]], index: slice | None = None) -> None:
+        self._found, self._index = found, index
 
     def rows(self, index: slice) -> Pulled:
-        """The same for some of the examples."""
-        return Pulled(
-            [
-                (Application(application.rule, application.kept[index], application.output), g[:, index])
-                for application, g in self._found
-            ]
-        )
+        """The same for some of all examples; a layer's tensors are cut when it is asked for."""
+        return Pulled(self._found, index)
 
     def stays_within(self, rule: Rule, rows: int, total: int) -> bool:
         """Whether a layer has a row for each of all examples, and gradients at the first ones only."""
@@ -176,7 +172,8 @@ class Pulled:
 
     def calls(self, rule: Rule) -> list[tuple[Tensor, Tensor]]:
         """What a layer kept and its gradients [K, B, ...], call by call."""
-        return [(application.kept, g) for application, g in self._found if application.rule is rule]
+        own = [(application.kept, g) for application, g in self._found if application.rule is rule]
+        return own if self._index is None else [(kept[self._index], g[:, self._index]) for kept, g in own]
 
     def _sum(self, uses: Sequence[Use], part: Callable[[Use, Tensor, Tensor], Tensor]) -> Tensor | None:
         total = None
