@@ -213,3 +213,24 @@ def test_the_benchmark_takes_a_model_and_a_table_of_yours(tmp_path, monkeypatch,
     assert [row["method"] for row in rows] == list(benchmark.METHODS)
     assert all(0 <= row["ece"] <= 1 for row in rows)
     assert "| inducing |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "vit"])
+def test_draws_of_whole_models_run_without_trying_vmap(name, monkeypatch):
+    """A refusal of `vmap` costs a pass, and a warning."""
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    torch.manual_seed(0)
+    if name == "gpt2":
+        config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=20, n_positions=8)
+        model = transformers.GPT2LMHeadModel(config)
+    elif name == "bert":
+        model = classifier()
+    else:
+        model = transformers.ViTForImageClassification(transformers.ViTConfig(**small, image_size=8, patch_size=4))
+    x = torch.randn(2, 3, 8, 8) if name == "vit" else torch.randint(1, 20, (2, 6))
+    monkeypatch.setattr(torch.func, "vmap", lambda *_, **__: pytest.fail("vmap was tried"))
+    bnn = bayesify.bayesianize(model.eval(), posteriors.MeanField()).eval()
+    with torch.no_grad():
+        draws = bnn.draw(3)
+        together = draws(x).logits
+        assert torch.equal(together, torch.stack([draw(x).logits for draw in draws]))
