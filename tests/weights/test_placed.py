@@ -9,7 +9,7 @@ from torch import nn
 import bayesify
 from bayesify import likelihoods, posteriors
 from bayesify.posteriors.base import DrawRequest
-from bayesify.running.captured_draws import _Captured
+from bayesify.running.captured_draws import _Captured, _in_wide_numbers
 from bayesify.running.outputs import at, each
 from bayesify.weights.placed import PlacedWeights
 
@@ -59,3 +59,16 @@ def test_captured_draws_are_copied_as_the_network_has_them() -> None:
             assert torch.equal(view, weights[name].to(view.dtype))
             assert view.dtype == net.get_parameter(name).dtype
             assert view[0].stride() == net.get_parameter(name).stride()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_with_gaps_are_copied_in_wide_numbers(dtype: torch.dtype) -> None:
+    source = torch.randn(3, 5, 24).to(dtype)[..., :16]
+    target, rows = torch.zeros(3, 5, 16, dtype=dtype), source.shape[-1] * source.element_size() // 16
+    wide = _in_wide_numbers(target, source)
+    assert [part.shape[-1] for part in wide] == [rows, rows]
+    torch._foreach_copy_(*([part] for part in wide))
+    assert torch.equal(target, source)
+    for other in (source[..., 1:9], source[..., :7], source.transpose(0, 1)[:, :, 0], source.contiguous()):
+        same = _in_wide_numbers(torch.zeros(other.shape, dtype=dtype), other)
+        assert [part.dtype for part in same] == [dtype, dtype]

@@ -206,7 +206,7 @@ def _draw_group(
     keep = torch.is_grad_enabled()
     wide, thin = (wide * size, thin * size) if keep else (wide.mul_(size), thin.mul_(size))
     if dtype is not None:
-        low, right = wide.to(dtype), col.to(dtype)
+        low, right = _rounded(wide, dtype), _rounded(col, dtype)
         outer = torch.baddbmm(_times(low.flatten(1, 2), right.mT), thin.flatten(1, 2), rest.mT).view(thin.shape)
         inner = start - row.unsqueeze(1) @ outer
         left = row.mT.unsqueeze(1) @ inner
@@ -245,7 +245,7 @@ class _GroupDraw(torch.autograd.Function):
             found = torch.autograd.grad(drawn, (row, col, start, size, rest), grads[0], create_graph=True)
             return None, *found, None, None
         dtype = ctx.dtype or col.dtype
-        grad, right, narrow = grads[0].flatten(1, 2).to(dtype), col.to(dtype), left.flatten(1, 2).to(dtype)
+        grad, right, narrow = (_rounded(part, dtype) for part in (grads[0].flatten(1, 2), col, left.flatten(1, 2)))
         through_left = _times(grad, right.mT).view(left.shape)
         through_inner = row.unsqueeze(1) @ through_left
         through_outer = row.mT.unsqueeze(1) @ through_inner  # with the opposite sign
@@ -270,11 +270,22 @@ def _draw_low(
     dtype: torch.dtype, row: Tensor, col: Tensor, start: Tensor, size: Tensor, rest: Tensor, wide: Tensor, thin: Tensor
 ) -> Tensor:
     """Draws of one group in a type of low precision; see `conditional_draw`."""
-    low = torch.mul(wide, size, out=torch.empty_like(wide, dtype=dtype))
-    flat, right = low.flatten(1, 2), col.to(dtype)
+    low = torch.mul(wide, size, out=_aligned(wide, dtype))
+    flat, right = low.flatten(1, 2), _rounded(col, dtype)
     outer = torch.baddbmm(_times(flat, right.mT), thin.mul_(size).flatten(1, 2), rest.mT).view(thin.shape)
     left = (row.mT.unsqueeze(1) @ (start - row.unsqueeze(1) @ outer)).flatten(1, 2).to(dtype)
     return flat.baddbmm_(left, right).view(wide.shape)
+
+
+def _aligned(like: Tensor, dtype: torch.dtype) -> Tensor:
+    """Memory of a tensor's shape whose rows start at multiples of eight numbers: products of others take slow kernels."""
+    *shape, size = like.shape
+    return torch.empty(*shape, -(-size // 8) * 8, dtype=dtype, device=like.device)[..., :size]
+
+
+def _rounded(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """A tensor in another type, its rows aligned."""
+    return value if value.dtype == dtype else _aligned(value, dtype).copy_(value)
 
 
 def _fold(draws: Tensor, right: Tensor) -> Tensor:

@@ -156,7 +156,9 @@ class _Captured:
                 ]
             )
             piece = torch.empty(joined.total, dtype=dtype, device=weights[names[0]].device)
-            torch._foreach_copy_(joined.views(piece), [weights[name] for name in names])
+            places = zip(joined.views(piece), [weights[name] for name in names], strict=True)
+            views, values = zip(*(_in_wide_numbers(*place) for place in places), strict=True)
+            torch._foreach_copy_(views, values)
             self.parts.append((names, joined))
             pieces.append(piece)
         return pieces
@@ -182,6 +184,20 @@ class _Captured:
             for name, place in zip(names, joined.places(piece), strict=True)
         }
         return PlacedWeights(self.names, [places[name] for name in self.names]), kl
+
+
+def _in_wide_numbers(target: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
+    """Two tensors of equal shape with as many numbers as fit into 16 bytes as one, where rows have gaps but allow it.
+
+    A copy of rows with gaps moves one number at a time.
+    """
+    if target.dtype != source.dtype or source.is_contiguous() or not target.is_contiguous() or source.stride(-1) != 1:
+        return target, source
+    count = 16 // source.element_size()
+    parts = (source.shape[-1], source.storage_offset(), target.storage_offset(), *source.stride()[:-1])
+    if source.is_complex() or any(part % count for part in parts):
+        return target, source
+    return target.view(torch.complex128), source.view(torch.complex128)
 
 
 class _Use:
