@@ -13,13 +13,21 @@ ON_CPU = [
     "benchmarks.function_space",
     "benchmarks.hadamard",
     "benchmarks.global_inducing",
+    "benchmarks.profiles --cpu",
 ]
-ON_GPU = ["benchmarks.resnets", "benchmarks.draws_gpu", "benchmarks.many_outputs"]
+ON_GPU = [
+    "benchmarks.resnets",
+    "benchmarks.draws_gpu",
+    "benchmarks.networks_gpu",
+    "benchmarks.captured_steps",
+    "benchmarks.many_outputs",
+    "benchmarks.profiles",
+]
 
 
 def main() -> None:
-    for module in ON_CPU + (ON_GPU if torch.cuda.is_available() else []):
-        subprocess.run([sys.executable, "-m", module], check=True)
+    for command in ON_CPU + (ON_GPU if torch.cuda.is_available() else []):
+        subprocess.run([sys.executable, "-m", *command.split()], check=True)
 
 
 if __name__ == "__main__":
