@@ -27,7 +27,7 @@ from benchmarks.timing import clock, record, synchronize
 
 GROUPS = {
     "draws": r"draw_kernel|gradient_kernel|tied_|normal_kernel|positive_kernel|distribution_",
-    "optimizer": r"FusedAdam",
+    "optimizer": r"FusedOptimizer|FusedAdam",
     "factorizations": r"potrf|trsm|getrf|getri|triu_tril|lacpy",
     "Hadamard": r"hadamard|dyadic|^_kernel",
     "attention": r"sdpa|fmha|flash|compute_dot_do_o|convert_dq",
@@ -44,7 +44,7 @@ GROUPS = {
 
 def group_of(kernel: str) -> str:
     """The group of a kernel."""
-    return next((group for group, names in GROUPS.items() if re.search(names, kernel)), "other")
+    return next((group for group, names in GROUPS.items() if re.search(names, kernel, re.IGNORECASE)), "other")
 
 
 def trace(run: Callable[[], Any]) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def trace(run: Callable[[], Any]) -> dict[str, Any]:
     for event in found.events() or ():
         if event.device_type != DeviceType.CUDA:
             calls[event.name] += event.cpu_time_total / 1e3
-        elif "#" not in event.name:  # that is an annotation
+        elif not event.name.startswith("Optimizer."):  # that is an annotation
             groups[group_of(event.name)] += event.device_time_total / 1e3
             names[event.name[:110]] += event.device_time_total / 1e3
             count += 1

@@ -45,3 +45,11 @@ def test_full_float32_gives_the_settings_back() -> None:
     with full_float32():
         assert not any(setting.allow_tf32 for setting in settings)
     assert [setting.allow_tf32 for setting in settings] == before
+
+
+def test_work_of_a_pass_by_rows_and_tokens() -> None:
+    net = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 3))
+    runner = bayesify.bayesianize(net, posteriors.MeanField()).draw(2).runner
+    weights = 7 * 4 + 4 * 3 + 3
+    assert runner._work((torch.zeros(5, 6, dtype=torch.long),), {}) == 2 * 30 * weights
+    assert runner._work((), {"x": torch.zeros(5, 6, 4), "scale": torch.tensor(1.0), "note": "a"}) == 2 * 30 * weights

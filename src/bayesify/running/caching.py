@@ -32,7 +32,6 @@ _LOCK = threading.RLock()
 
 class _ByThread(threading.local):
     settled: dict[nn.Module, int | None] | None = None
-    recomputes: bool = False
 
 
 _THREAD = _ByThread()
@@ -49,7 +48,7 @@ def cached(owner: nn.Module, key: Any, compute: Callable[[], Computed]) -> Compu
     The state is the parameters' values, compared with a copy of them, so that no way to change them goes unseen: a tensor's
     version does not count what is done to `parameter.data`, by fused optimizers, or in inference mode.
     """
-    if torch.is_grad_enabled() or transforming() or torch.compiler.is_compiling() or _THREAD.recomputes:
+    if torch.is_grad_enabled() or transforming() or torch.compiler.is_compiling():
         return compute()
     state = parameter_state(owner)
     if state is None:
@@ -146,13 +145,3 @@ def settled() -> Iterator[None]:
         yield
     finally:
         _THREAD.settled = outer
-
-
-@contextmanager
-def recomputing() -> Iterator[None]:
-    """For a while nothing that is cached is used in this thread."""
-    outer, _THREAD.recomputes = _THREAD.recomputes, True
-    try:
-        yield
-    finally:
-        _THREAD.recomputes = outer

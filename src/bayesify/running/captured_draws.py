@@ -6,7 +6,6 @@ import math
 import threading
 import weakref
 from collections.abc import Mapping, MutableMapping
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from bayesify.maths.fused_draws import Joined
 from bayesify.maths.noise import NoiseSource
-from bayesify.running.caching import cached_values, parameter_state, recomputing, settled
+from bayesify.running.caching import cached_values, parameter_state, settled
 from bayesify.running.cuda_graphs import WARMUP_CALLS, capture, side_stream
 from bayesify.weights.layout import NetworkLayout, strides_of
 from bayesify.weights.named_parameters import MASK
@@ -39,9 +38,6 @@ def draw(posterior: Posterior, request: DrawRequest) -> tuple[MutableMapping[str
     A graph works on fixed memory. Without gradients its results are copied out. With gradients (inside the training
     objective, where nobody keeps the draws) they are used in place, so a second bound that is made before the first
     one's backward pass is drawn without a graph. The random numbers are those of a draw without a graph.
-
-    The graph of several draws reads what is cached of the parameters, which are compared for that: the comparison waits for the
-    device. The graph of a single draw computes it again, so that the host never waits and passes follow without a gap.
     """
     with settled():
         if not _suits(posterior, request):
@@ -58,8 +54,7 @@ def _find(posterior: Posterior, request: DrawRequest) -> _Captured | None:
     training = torch.is_grad_enabled()
     addresses = tuple(tensor.data_ptr() for tensor in (*posterior.parameters(), *posterior.buffers()))
     # A graph reads the parameters where they are, but not what was computed from them before it was captured.
-    compared = not training and request.num_draws > 1 and bool(cached_values(posterior))
-    frozen = parameter_state(posterior) if compared else None
+    frozen = parameter_state(posterior) if not training and cached_values(posterior) else None
     scales = tuple(request.prior.std.values())
     generator, stream = request.noise.generator, torch.cuda.current_stream().cuda_stream
     key = (
@@ -124,15 +119,14 @@ class _Captured:
         device = self.parameters[0].device
         generator = request.noise.generator or torch.cuda.default_generators[device.index or 0]
         before = generator.get_state()
-        with recomputing() if request.num_draws == 1 else nullcontext():
-            with side_stream():
-                for _ in range(3):
-                    outputs = run()
-                    if training:
-                        self.grad_outputs = [torch.zeros_like(output) for output in outputs]
-                        gradient(outputs)
-                del outputs
-            self.forward_graph, self.outputs = capture(run, [request.noise.generator])
+        with side_stream():
+            for _ in range(3):
+                outputs = run()
+                if training:
+                    self.grad_outputs = [torch.zeros_like(output) for output in outputs]
+                    gradient(outputs)
+            del outputs
+        self.forward_graph, self.outputs = capture(run, [request.noise.generator])
         if training:
             self.grad_outputs = [torch.zeros_like(output) for output in self.outputs]
             pool = self.forward_graph.pool()
