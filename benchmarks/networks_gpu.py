@@ -191,7 +191,7 @@ def main() -> None:
         figures |= {f"{name}/{key}": round(value, 3) for key, value in found.items()}
         print(f"{name}: {found}, {time.perf_counter() - begin:.1f} s", flush=True)
         torch.cuda.empty_cache()
-    record("networks_gpu", figures, seconds=options.seconds)
+    record("networks_gpu", figures, keep=options.rows != ["*"], seconds=options.seconds)
 
 
 if __name__ == "__main__":

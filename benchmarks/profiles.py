@@ -66,25 +66,31 @@ def trace(run: Callable[[], Any]) -> dict[str, Any]:
     }
 
 
-def account(run: Callable[[], Any], passes: int = 1, repeats: int = 12) -> dict[str, Any]:
-    """Milliseconds of a call, of the processor until all is launched, and of kernels by group; per pass.
+def accounts(runs: networks_gpu.Runs, passes: int = 1, repeats: int = 12) -> dict[str, Any]:
+    """Milliseconds of calls, of the processor until all is launched, and of kernels by group; per pass, taken in turns.
 
-    What the device waits is the call's time less its kernels'.
+    What the device waits is a call's time less its kernels'.
     """
-    for _ in range(repeats // 2):  # the sixth call is a recording's
-        run()
-    whole = 1e3 * min(clock(run) for _ in range(repeats))
-    host = 1e3 * min(launching(run) for _ in range(repeats))
+    for run in runs.values():
+        for _ in range(repeats // 2):  # the sixth call is a recording's
+            run()
+    turns = [{key: (clock(run), launching(run)) for key, run in runs.items()} for _ in range(repeats)]
+    return {key: account(run, [turn[key] for turn in turns], passes) for key, run in runs.items()}
+
+
+def account(run: Callable[[], Any], times: list[tuple[float, float]], passes: int) -> dict[str, Any]:
+    """See `accounts`; of one call, from its times in seconds."""
     found = trace(run)
+    whole, host = (1e3 * min(part) for part in zip(*times, strict=True))
     total = sum(found["groups"].values())
-    times = {"ms": whole, "host_ms": host, "kernels_ms": total, "idle_ms": max(0.0, whole - total)}
+    parts = {"ms": whole, "host_ms": host, "kernels_ms": total, "idle_ms": max(0.0, whole - total)}
 
     def per_pass(value: Any) -> Any:
         if isinstance(value, dict):
             return {key: per_pass(part) for key, part in sorted(value.items(), key=lambda item: -item[1])}
         return round(value / passes, 4)
 
-    return {key: per_pass(value) for key, value in (times | found).items()}
+    return {key: per_pass(value) for key, value in (parts | found).items()}
 
 
 def launching(run: Callable[[], Any]) -> float:
@@ -192,11 +198,7 @@ def main() -> None:
             print("no time for", name, flush=True)
             continue
         try:
-            runs = make()
-            found[name] = {
-                key: account(run, max(passes, 1), 1 if name in SLOW and key != "plain" else 12)
-                for key, run in runs.items()
-            }
+            found[name] = accounts(make(), max(passes, 1), 1 if name in SLOW else 12)
         except Exception as error:  # one row must not take the others with it
             print(name, repr(error)[:300], flush=True)
         torch.cuda.empty_cache()

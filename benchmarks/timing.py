@@ -76,8 +76,15 @@ def adam_step(module: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], Non
     return run
 
 
-def record(name: str, figures: dict[str, Any], **facts: Any) -> Path:
-    """Write figures as JSON with date, hardware, versions and command."""
+def record(name: str, figures: dict[str, Any], *, keep: bool = False, **facts: Any) -> Path:
+    """Write figures as JSON with date, hardware, versions and command.
+
+    Args:
+        name: Of the file.
+        figures: By name.
+        keep: Whether other figures that are stored stay: for runs of some rows, which the file then lists.
+        facts: What else is to be known.
+    """
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     entry = {
         "benchmark": name,
@@ -93,12 +100,26 @@ def record(name: str, figures: dict[str, Any], **facts: Any) -> Path:
         "figures": figures,
     }
     path = folder_of(RESULTS, name, MACHINE) / f"{name}.json"
-    path.parent.mkdir(exist_ok=True)
-    innermost = re.compile(r"\{[^{}]*\}")  # on one line each
-    path.write_text(innermost.sub(lambda part: " ".join(part[0].split()), json.dumps(entry, indent=2)) + "\n")
+    if keep and path.exists():
+        entry = merged(json.loads(path.read_text()), entry)
+    write(path, entry)
     for key, value in figures.items():
         print(f"{name}: {key} = {value}", flush=True)
     return path
+
+
+def merged(before: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
+    """A stored entry with the figures of a later run of some rows, and which run they are from."""
+    run = {key: entry[key] for key in ("date", "command")} | {"rows": sorted(entry["figures"])}
+    figures = {**before["figures"], **entry["figures"]}
+    return {**before, "later_runs": [*before.get("later_runs", []), run], "figures": figures}
+
+
+def write(path: Path, entry: dict[str, Any]) -> None:
+    """Write an entry, each innermost dictionary on one line."""
+    path.parent.mkdir(exist_ok=True)
+    innermost = re.compile(r"\{[^{}]*\}")
+    path.write_text(innermost.sub(lambda part: " ".join(part[0].split()), json.dumps(entry, indent=2)) + "\n")
 
 
 def _module() -> str:

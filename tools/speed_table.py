@@ -72,10 +72,11 @@ def aims_table() -> list[str]:
 def reasons() -> list[str]:
     """Why figures miss their aims, one sentence each, beside the profile that shows it."""
     lines = [
-        "Why the figures in bold miss, with what `python -m benchmarks.profiles` saw in one run; milliseconds, per pass for draws, "
-        "the plain network's after the stroke (`benchmarks/results/profiles_*.json` has kernels by name):",
+        "Why the figures in bold miss, with what `python -m benchmarks.profiles` saw; milliseconds, per pass for draws, the plain "
+        "network's after the stroke. `benchmarks/results/profiles_*.json` has kernels by name, and says what a run did not count: "
+        "that is in the rest, beside what the device waits.",
         "",
-        "| | reason | whole | host | device waits | where kernels take longer |",
+        "| | reason | whole | host | rest | kernels that take longer |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for aim in aims.aims():
@@ -91,21 +92,26 @@ def reasons() -> list[str]:
 
 
 def profile_cells(aim: dict[str, Any], machine: str) -> list[str]:
-    """Whole time, host's, idle, and the groups in which kernels take most above the plain network's."""
+    """Whole time, host's, the rest beside kernels, and the groups in which kernels take most above the plain network's."""
     name, _, key = aim.get("profile", "").partition(":")
-    file = aims.folder_of(aims.RESULTS, "profiles_cpu", machine) / "profiles_cpu.json"
-    path = aims.RESULTS / "profiles_gpu.json" if aims.on_gpu(aim) else file
-    row = json.loads(path.read_text())["figures"].get(name, {}) if path.exists() else {}
-    if key not in row:
+    on_gpu = aims.on_gpu(aim)
+    files = ("profiles_gpu", "profiles_steps_gpu") if on_gpu else ("profiles_cpu",)
+    paths = [aims.folder_of(aims.RESULTS, file, machine) / f"{file}.json" for file in files]
+    found = [json.loads(path.read_text())["figures"].get(name, {}) for path in paths if path.exists()]
+    row = next((one for one in found if key in one), None)
+    if row is None:
         return [""] * 4
     ours, plain = row[key], row["plain"]
-    if not aims.on_gpu(aim):
-        parts = "; ".join(f"{part} {ms:.2g}" for part, ms in ours.items())
-        return ["", "", "", f"{parts} / " + "; ".join(f"{part} {ms:.2g}" for part, ms in plain.items())]
-    both = [f"{ours[part]:.3g} / {plain[part]:.2g}" for part in ("ms", "host_ms", "idle_ms")]
+    if not on_gpu:
+        parts = ("; ".join(f"{part} {ms:.2g}" for part, ms in each.items()) for each in (ours, plain))
+        return ["", "", "", " / ".join(parts)]
+    both = [
+        " / ".join(f"{each[part]:.3g}" for each in (ours, plain) if part in each)
+        for part in ("ms", "host_ms", "idle_ms")
+    ]
     more = {group: ms - plain["groups"].get(group, 0.0) for group, ms in ours["groups"].items()}
     most = sorted(more.items(), key=lambda item: -item[1])[:4]
-    shown = "; ".join(f"{group} +{ms:.2g}" for group, ms in most if ms > 0.004 * plain["ms"])
+    shown = "; ".join(f"{group} +{ms:.2g}" for group, ms in most if ms > 0.004 * plain["kernels_ms"])
     return [*both, f"{shown} ({ours['kernels']:.0f} kernels / {plain['kernels']:.0f})"]
 
 
