@@ -69,8 +69,7 @@ class Method:
             already, and one before it would make the members of an ensemble alike.
         is_chain: Whether it is a Markov chain: its steps are draws, it weighs no rows, and it is too slow to be run several times.
         tunes_prior: Whether what it returns has `tune_prior_precision(loader)`, which needs no further training.
-        point_share: Share of the epochs that its recipe searches for the maximum a posteriori first; in place of that it takes
-            `point`, a `BayesianNetwork` which is there. 0 where it starts otherwise.
+        starts_at_point: Whether its recipe first trains by `baselines.recipes.train_point`, or takes `point`, a network so trained.
         make: What its recipe trains by `fit`, a function of its arguments without `num_data` and `epochs`: a `Trainable`
             that a `ModelStack` takes. `None` for other recipes.
         draws_in_steps: Whether its recipe takes `num_draws`, the draws of the weights in a training step.
@@ -94,7 +93,7 @@ class Method:
     is_point: bool = False
     is_chain: bool = False
     tunes_prior: bool = False
-    point_share: float = 0.0
+    starts_at_point: bool = False
     make: Callable[..., Any] | None = None
     draws_in_steps: bool = False
     starts_at_rows: str | None = None

@@ -24,7 +24,7 @@ register(
         used_as="baselines.SWAG",
         options={"learning_rate": 1e-3},
         trials=({"learning_rate": 0.01}, {"learning_rate": 0.001}, {"learning_rate": 0.003}),
-        point_share=0.5,
+        starts_at_point=True,
     )
 )
 register(

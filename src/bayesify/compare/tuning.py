@@ -84,7 +84,7 @@ def trains_together(name: str) -> bool:
     if name in APART:
         return name != AUTO
     method = method_of(name)
-    return method.fit is None or method.make is not None or method.point_share > 0
+    return method.fit is None or method.make is not None or method.starts_at_point
 
 
 def title_of(name: str) -> str:

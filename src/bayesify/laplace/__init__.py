@@ -15,7 +15,7 @@ register(
         fit=fit_laplace,
         used_as="Laplace",
         tunes_prior=True,
-        point_share=1.0,
+        starts_at_point=True,
     )
 )
 register(
@@ -28,6 +28,6 @@ register(
         used_as="Laplace",
         aliases=("subnetwork_laplace",),
         tunes_prior=True,
-        point_share=1.0,
+        starts_at_point=True,
     )
 )

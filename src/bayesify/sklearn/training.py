@@ -173,7 +173,7 @@ def train_several(
         bnns = [_seeded(make_bayesian, *problem) for problem in problems]
         train_posteriors(bnns, rows, plans, start=not method.is_point)
         return bnns
-    if alone or not (method.make or method.point_share):
+    if alone or not (method.make or method.starts_at_point):
         return [_seeded(train, *problem) for problem in problems]
     batch, epochs = stacked(rows), plans[0].count_epochs(1)
     shares: dict[str, Any] = {"num_data": len(batch), "seed": plans[0].seed}
@@ -183,7 +183,7 @@ def train_several(
             for net, likelihood, _, plan in problems
         ]
         stack = ModelStack(points)
-        search_point(stack, [batch], epochs=max(1, int(method.point_share * epochs)), **shares)
+        search_point(stack, [batch], epochs=epochs, **shares)
         return [
             _seeded(_by_recipe, *problem, point=point) for problem, point in zip(problems, stack.unstack(), strict=True)
         ]
