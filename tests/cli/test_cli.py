@@ -159,16 +159,20 @@ def test_slow_methods_run_only_when_asked_for(add_method):
     assert experiment.chosen_methods(everything=True) == list(METHODS.values())
 
 
-def test_same_seed_same_outcome_whatever_ran_before():
+@pytest.mark.parametrize("name", ["ensemble", "function_space"])
+def test_same_seed_same_outcome_whatever_ran_before(name):
+    """1e-4: sums of float32 may depend on where in memory numbers lie, a few steps do not make that much larger."""
     problem = experiment.problems(1)[0]
-    first = experiment.run(METHODS["ensemble"], problem, seed=1, epochs=4)
+    first = experiment.run(METHODS[name], problem, seed=1, epochs=4)
     torch.rand(7)
+    for other in ("swag", "laplace"):
+        experiment.run(METHODS[other], problem, seed=3, epochs=2)
     state = torch.get_rng_state()
-    again = experiment.run(METHODS["ensemble"], problem, seed=1, epochs=4)
+    again = experiment.run(METHODS[name], problem, seed=1, epochs=4)
     assert torch.equal(state, torch.get_rng_state())
-    assert first.scores == again.scores
-    assert torch.equal(first.figure["mean"], again.figure["mean"])
-    assert experiment.run(METHODS["ensemble"], problem, seed=2, epochs=4).scores != first.scores
+    assert again.scores == pytest.approx(first.scores, rel=1e-4)
+    torch.testing.assert_close(first.figure["mean"], again.figure["mean"], rtol=1e-4, atol=1e-4)
+    assert experiment.run(METHODS[name], problem, seed=2, epochs=4).scores != first.scores
 
 
 def test_ctrl_c_keeps_what_is_finished(brief, tmp_path, monkeypatch):

@@ -66,7 +66,7 @@ class Effort:
 
 
 FULL = Effort(10, 500, 200, 300, 100, 10, 80, 1000, 4, 20_000, 3)
-QUICK = Effort(5, 150, 60, 120, 40, 4, 20, 400, 2, 5_000, 2, 200)
+QUICK = Effort(5, 150, 60, 120, 40, 4, 20, 400, 2, 5_000, 2, 300)
 
 
 def effort(quick: bool) -> Effort:
