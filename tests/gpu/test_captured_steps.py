@@ -97,6 +97,27 @@ def test_resumed_runs_are_those_that_were_not_interrupted(tmp_path):
     same(resumed, whole)
 
 
+def test_runs_resumed_within_an_epoch_are_captured_to_their_end(tmp_path):
+    """Fifteen steps an epoch, the run is cut in the second."""
+    last = [1.6]
+
+    def schedule(epoch):
+        if epoch >= last[0]:
+            raise KeyboardInterrupt
+        return 1.0
+
+    options = {"epochs": 6, "kl_schedule": schedule, "scheduler": "constant", "batch_size": 10}
+    options["checkpoint"] = Checkpointing(tmp_path / "run.safetensors", every=7)
+    whole, cut, resumed = (network(posteriors.MeanField(), seed) for seed in (0, 0, 1))
+    with pytest.raises(KeyboardInterrupt):
+        fit(cut, **options)
+    last[0] = 100.0
+    history = fit(resumed, **options)
+    assert history.notes["capture"] == "steps were captured"
+    fit(whole, **{**options, "checkpoint": None})
+    same(resumed, whole)
+
+
 def test_a_bad_row_changes_nothing_and_is_named():
     """The fifth batch of each epoch of twelve is bad: it is met when steps are captured already."""
     broken, sound = network(posteriors.MeanField()), network(posteriors.MeanField())

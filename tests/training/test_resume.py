@@ -22,8 +22,10 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 import bayesify
 from bayesify import likelihoods, posteriors, priors
-from bayesify.training import Checkpointing, Steps
+from bayesify.training import Checkpointing, Steps, captured_step
+from bayesify.training.batches import Batch
 from bayesify.training.checkpoints import Checkpoint
+from bayesify.training.step import Step
 
 
 class Stop(Exception):
@@ -121,6 +123,49 @@ def test_resume_within_an_epoch_is_bit_identical(tmp_path, step, own_generator):
     )
     assert same(resumed, whole)
     assert numbers(history) == numbers(expected)
+
+
+def test_a_run_resumed_within_an_epoch_begins_it(tmp_path, monkeypatch):
+    """What begins an epoch, such as the look where tensors of captured steps lie, belongs to a resumed part of one too."""
+    path, begun, current = tmp_path / "run.safetensors", [], [stop_at(6)]
+    options = arguments(kl_schedule=lambda t: current[0](t), checkpoint=Checkpointing(path, 1))
+    with pytest.raises(Stop):
+        bayesify.fit(network(), loader(), **options)
+    position = Checkpoint.read(path).position
+    assert position["batches"] > 0
+    current[0] = free_schedule
+    plain = Step.begin
+    monkeypatch.setattr(Step, "begin", lambda step: begun.append(step.taken) or plain(step))
+    bayesify.fit(network(), loader(), **options)
+    assert begun[0] == position["steps"]
+
+
+def test_graphs_of_moved_tensors_leave_their_memory_to_nobody(monkeypatch):
+    """CUDA refuses a capture into memory whose graphs are all gone."""
+    pools = itertools.count()
+    for name, value in {
+        "capture": lambda run, generators, pool: (Graph(), taken.append(pool)),
+        "side_stream": contextlib.nullcontext,
+        "watch_waits": lambda: contextlib.nullcontext([]),
+    }.items():
+        monkeypatch.setattr(captured_step, name, value)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(pools))
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: None)
+
+    class Graph:
+        def replay(self):
+            pass
+
+    taken, module = [], torch.nn.Linear(2, 1)
+    steps = captured_step.CapturedSteps(lambda phase, batch: None, module, torch.Generator())
+    for moves in (0, 1, 1):
+        if moves:
+            module.weight.data = module.weight.data.clone()
+        steps.begin()
+        for rows in (3, 3, 3, 3, 3, 2, 2, 2, 2, 2):
+            steps("variational", Batch(torch.zeros(rows, 2), torch.zeros(rows)))
+    assert taken == [0, 0, 1, 1, 2, 2]
+    assert steps.reason == ""
 
 
 X = torch.randn(24, 3, generator=torch.Generator().manual_seed(0))

@@ -9,7 +9,8 @@ rate falls in steps that are not known: here it is 0.01 for 70 % of the epochs a
 up to 70 % of its epochs can be continued to another number of them as if that had been asked for at once. Means of factorized
 layers are in units of the prior. On a GPU the network runs in bfloat16 and images are stored channel by channel in each pixel.
 Each training writes a checkpoint after every `--stored` epochs and on Ctrl-C, and goes on from it when the command is given
-again; trainings whose scores the folder holds are not run again. 32 draws, in float32, for predictions and for the bound.
+again; trainings whose scores the folder holds are not run again. With `--no-train` the checkpoint is scored as it is, on any
+device. 32 draws, in float32, for predictions and for the bound: each on its own part of the training images, all of them once.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from bayesify.models import narrow_resnet
 from bayesify.posteriors import GlobalInducing, LocalInducing, MeanField, Posterior
 from bayesify.priors import Neal, Prior, Scale, SpatialInverseWishart
 from bayesify.training import Checkpointing, Steps
+from bayesify.training.checkpoints import Checkpoint, set_model_state
 from bayesify_papers.shared import records
 from bayesify_papers.shared.batches import MemoryBatches
 from bayesify_papers.shared.program import Program, fill
@@ -130,7 +132,13 @@ def make(system: str, prior: str, x: Tensor, y: Tensor, setting: Setting) -> Bay
 
 
 def run(
-    system: str, prior: str, data: images.Images, setting: Setting, checkpoint: Path, device: str = "cpu"
+    system: str,
+    prior: str,
+    data: images.Images,
+    setting: Setting,
+    checkpoint: Path,
+    device: str = "cpu",
+    training: bool = True,
 ) -> dict[str, Any]:
     """Train, or go on, and score.
 
@@ -141,17 +149,24 @@ def run(
         setting: How to train.
         checkpoint: Its file.
         device: Where.
+        training: Whether to train, or to take the checkpoint as it is.
     """
     scale = normalization(data)
     x = scale(data.train_images, torch.device(device)).contiguous(memory_format=torch.channels_last)
     y = as_labels(data.train_labels).to(device)
     bnn = make(system, prior, x, y, setting)
-    history = train(bnn, x, y, setting, checkpoint, f"{system}, {prior}")
+    history: Sequence[Mapping[str, Any]]
+    if training:
+        history, epochs = train(bnn, x, y, setting, checkpoint, f"{system}, {prior}"), setting.epochs
+    else:
+        stored = Checkpoint.read(checkpoint)
+        set_model_state(bnn, stored.model)
+        history, epochs = stored.history, stored.position["steps"] // (len(x) // setting.batch)
     bnn.eval()
     scores = score(bnn, x, y, scale(data.test_images, torch.device(device)), data.test_labels, setting)
     return {
         **scores,
-        "epochs": setting.passes * len(history),
+        "epochs": epochs,
         "seconds": round(sum(row["seconds"] for row in history), 1),
         "history": history,
     }
@@ -214,15 +229,15 @@ def score(
     """Accuracy, log-likelihood and ECE on test images, and the bound on training images per example, in nats."""
     generator = torch.Generator(device=x.device).manual_seed(setting.seed)
     prediction: Any = bnn.predict(x_test, setting.draws, generator=generator)
-    targets = as_labels(labels).to(x.device)
-    draws = bnn.draw(setting.draws, generator=generator)
-    total = torch.zeros(setting.draws, dtype=torch.float64, device=x.device)
-    for part_x, part_y in zip(x.split(setting.batch), y.split(setting.batch), strict=True):
-        chances = draws(part_x).log_softmax(-1)  # [S, B, C]
-        index = part_y.expand(setting.draws, -1).unsqueeze(-1)
-        total += chances.gather(-1, index).squeeze(-1).double().sum(-1)
-    scores = classification_scores(prediction, targets)
-    return {**scores, "log_likelihood": -scores["nll"], "elbo": float((total - draws.kl).mean()) / len(x)}
+    scores = classification_scores(prediction, as_labels(labels).to(x.device))
+    bound = 0.0
+    for start in range(setting.draws):
+        own_x, own_y = x[start :: setting.draws], y[start :: setting.draws]
+        draw = bnn.draw(1, generator=generator)
+        for part_x, part_y in zip(own_x.split(setting.batch), own_y.split(setting.batch), strict=True):
+            bound += float(draw(part_x)[0].double().log_softmax(-1).gather(-1, part_y.unsqueeze(-1)).sum())
+        bound -= float(draw.kl.mean()) / setting.draws
+    return {**scores, "log_likelihood": -scores["nll"], "elbo": bound / len(x)}
 
 
 def report(found: Mapping[str, Mapping[str, Any]]) -> str:
@@ -241,7 +256,7 @@ def report(found: Mapping[str, Mapping[str, Any]]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment from the command line."""
     program = Program(__doc__, __spec__, "global-inducing-cifar").choice("systems", SYSTEMS, ["gi"])
-    program.choice("priors", PRIORS, ["spatial"]).option("data", device="cpu", dataset="cifar10")
+    program.choice("priors", PRIORS, ["spatial"]).option("data", device="cpu", dataset="cifar10", train=True)
     chosen = program.settings(Setting()).read(arguments)
     setting, systems, priors = fill(Setting, chosen), chosen.systems, chosen.priors
     if chosen.smoke:
@@ -263,9 +278,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if name in found:
                 continue
             checkpoint = chosen.out / f"{name}.safetensors"
-            found[name] = run(system, prior, data, setting, checkpoint, chosen.device)
+            found[name] = run(system, prior, data, setting, checkpoint, chosen.device, chosen.train)
             records.write(path, {**facts, "dataset": data.name, "scores": found})
-            checkpoint.unlink(missing_ok=True)
+            if chosen.train:
+                checkpoint.unlink(missing_ok=True)
     print(report(found))
     return 0
 

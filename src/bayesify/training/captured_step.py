@@ -49,6 +49,7 @@ class CapturedSteps:
             self._place = place, modes
             self._graphs.clear()
             self._counts.clear()
+            self._pool = None  # memory of graphs that are gone takes no new ones
 
     def __call__(self, phase: Phase, batch: Batch) -> None:
         """A step from a batch on any device."""

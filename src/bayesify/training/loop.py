@@ -155,7 +155,7 @@ class TrainingLoop:
         seed = derive_seed(self.seed, "data", epoch)
         if position.batches == 0:
             self.shuffle_states = [generator.get_state() for generator in self.shuffles]
-            self.step.begin()
+        self.step.begin()
         for owner in (getattr(self.loader, "sampler", None), getattr(self.loader, "batch_sampler", None)):
             set_epoch = getattr(owner, "set_epoch", None)
             if set_epoch is not None:
