@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from bayesify.likelihoods import Gaussian
+from bayesify.likelihoods import Categorical, Gaussian
 from bayesify.predictive.gaussian import OutputGaussian
 from bayesify.registry import METHODS
 from bayesify.sklearn.recalibration import Recalibration
@@ -19,17 +19,20 @@ from bayesify.sklearn.settling import Start, settle
 from bayesify.sklearn.training import Plan, make_network, train_several
 
 
-def make(method: str, alike: bool = False) -> tuple[list[nn.Module], list[Any], list[Rows], list[Plan]]:
+def make(
+    method: str, alike: bool = False, classes: bool = False
+) -> tuple[list[nn.Module], list[Any], list[Rows], list[Plan]]:
     """Three problems with different rows, priors, noise and seeds, and unless `alike` different numbers of rows, and weights."""
     nets, likelihoods, rows, plans = [], [], [], []
     for index in range(3):
         random = np.random.default_rng(index)
         x = random.normal(size=(20 if alike else 20 + index, 2))
         weights = np.ones(len(x)) if alike else 1.0 + random.random(len(x))
-        rows.append(Rows(x, x[:, :1] + 0.1 * random.normal(size=(len(x), 1)), weights))
+        y = (x[:, 0] > 0).astype(np.int64) if classes else x[:, :1] + 0.1 * random.normal(size=(len(x), 1))
+        rows.append(Rows(x, y, weights))
         plans.append(Plan(METHODS[method], {}, 1.0 + index, epochs=8, seed=index))
-        nets.append(make_network(2, (5,), "tanh", 1, index))
-        likelihoods.append(Gaussian(0.1 * (index + 1)).double())
+        nets.append(make_network(2, (5,), "tanh", 1 + classes, index))
+        likelihoods.append(Categorical() if classes else Gaussian(0.1 * (index + 1)).double())
     return nets, likelihoods, rows, plans
 
 
@@ -57,8 +60,17 @@ def make(method: str, alike: bool = False) -> tuple[list[nn.Module], list[Any], 
 def test_together_as_one_by_one(method: str, alike: bool, tolerance: float) -> None:
     """1e-5 where Adam's epsilon of 1e-8 stands beside gradients whose scale differs by the number of rows; global inducing inputs
     of different number are not stacked. 1e-6 for factors of kernel matrices, whose condition is that of rows close together."""
-    together = train_several(*make(method, alike))
-    for mine, *problem in zip(together, *make(method, alike), strict=True):
+    check_together(method, alike, tolerance)
+
+
+@pytest.mark.parametrize(("method", "tolerance"), [("laplace", 1e-9), ("swag", 1e-9), ("deep_gp", 1e-6)])
+def test_classes_together_as_one_by_one(method: str, tolerance: float) -> None:
+    check_together(method, True, tolerance, classes=True)
+
+
+def check_together(method: str, alike: bool, tolerance: float, classes: bool = False) -> None:
+    together = train_several(*make(method, alike, classes))
+    for mine, *problem in zip(together, *make(method, alike, classes), strict=True):
         (plain,) = train_several(*([part] for part in problem))
         assert getattr(mine, "training", False) == getattr(plain, "training", False)
         found, wanted = (
