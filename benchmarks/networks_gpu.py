@@ -9,6 +9,7 @@ import argparse
 import fnmatch
 import time
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from typing import Any
 
 import torch
@@ -191,6 +192,9 @@ def main() -> None:
         figures |= {f"{name}/{key}": round(value, 3) for key, value in found.items()}
         print(f"{name}: {found}, {time.perf_counter() - begin:.1f} s", flush=True)
         torch.cuda.empty_cache()
+        if options.rows == ["*"]:  # what is done stays if the run is cut
+            with redirect_stdout(None):
+                record("networks_gpu", figures, seconds=options.seconds)
     record("networks_gpu", figures, keep=options.rows != ["*"], seconds=options.seconds)
 
 

@@ -11,6 +11,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from typing import Any
 
 import torch
@@ -202,7 +203,9 @@ def main() -> None:
         except Exception as error:  # one row must not take the others with it
             print(name, repr(error)[:300], flush=True)
         torch.cuda.empty_cache()
-        record("profiles_gpu", found)
+        with redirect_stdout(None):  # what is done stays if the run is cut
+            record("profiles_gpu", found)
+        print(name, flush=True)
 
 
 if __name__ == "__main__":

@@ -146,3 +146,19 @@ def test_every_weight_but_padding_is_trained() -> None:
     subset = Subset.trained(net, catalog(net).weights)
     assert subset.entries["0.weight"].tolist() == [0, 1, 4, 5, 6, 7]
     assert subset.entries["1.weight"] is None
+
+
+@pytest.mark.parametrize("spread", [0.1, 1.0, 4.0])
+def test_classes_are_taken_in_proportion_and_none_twice(spread: float) -> None:
+    """Fewer errors than independent draws have: certain classes have none."""
+    probs = (spread * torch.randn(200, 30)).softmax(-1)
+    generator = torch.Generator().manual_seed(0)
+    taken = likelihoods.categorical._proportional_sample
+    for count in (1, 5, 29):
+        classes, weights = taken(probs, count, generator)
+        assert all(len(set(row)) == count for row in classes.tolist())
+        torch.testing.assert_close(weights.sum(-1), torch.ones(200))
+    rounds = torch.stack([torch.zeros_like(probs).scatter_add(-1, *taken(probs, 5, generator)) for _ in range(2000)])
+    share = (1 / 5 - probs).clamp_min(0) * probs  # variance of a weight of 1/5 that comes with chance 5 p, at most
+    error = (rounds.mean(0) - probs).abs()
+    assert (error <= 5 * (share / 2000).sqrt() + 1e-6 + 3 / 5 / 2000).all()

@@ -171,15 +171,15 @@ def _proportional_sample(probs: Tensor, count: int, generator: torch.Generator |
         Classes and weights, each [..., K].
     """
     ordered, classes = probs.sort(-1, descending=True)
-    reached = ordered.cumsum(-1)
+    tails = ordered.flip(-1).cumsum(-1)  # of the least likely ones: 1 less the others would be rounding
     place = torch.arange(count, device=probs.device)
-    before = torch.cat([torch.zeros_like(reached[..., :1]), reached[..., : count - 1]], dim=-1)  # [..., K]
-    shares = (1 - before).clamp_min(0.0) / (count - place)
+    left = tails.flip(-1)[..., :count]  # [..., K]: what each place and those after it have
+    shares = left / (count - place)
     certain = (ordered[..., :count] > shares).long().cumprod(-1).sum(-1, keepdim=True).clamp_max(count - 1)  # n
     share = shares.gather(-1, certain)
     start = torch.rand(share.shape, dtype=probs.dtype, device=probs.device, generator=generator)
-    steps = before.gather(-1, certain) + (start + (place - certain)) * share
-    met = torch.searchsorted(reached, steps.contiguous()).clamp_max(probs.shape[-1] - 1)
+    after = (count - place - start) * share  # left after each step
+    met = probs.shape[-1] - 1 - torch.searchsorted(tails, after.contiguous(), right=True).clamp_max(probs.shape[-1] - 1)
     index = torch.where(place < certain, place, met)
     return classes.gather(-1, index), torch.where(place < certain, ordered[..., :count], share)
 
