@@ -72,7 +72,7 @@ def main() -> None:
             lambda memory=memory: laplace("last_layer", "kronecker", batches, memory)
         )
     results["its prediction of 64 images"], _ = seconds(lambda: last.predict(x[:64]).probs)
-    for count in (4, 16):
+    for count in (4, 16, 20):
         results[f"1,000 weights, full, 64 images, {count} vectors"], _ = seconds(
             lambda count=count: laplace(
                 bayesify.subnetwork.largest_variance(1000), "full", batches[:1], num_samples=count
@@ -82,7 +82,7 @@ def main() -> None:
     exact_seconds, exact = seconds(lambda: laplace([name], "diagonal", [(x[:16], y[:16])]))
     results[f"exact diagonal of {name}, 16 images"] = exact_seconds
     truth = exact.posterior.tensors()["curvature"].double()
-    for count in (1, 4, 16, 64):
+    for count in (1, 4, 16, 20, 64):
         took, found = seconds(lambda count=count: laplace([name], "diagonal", [(x[:16], y[:16])], num_samples=count))
         ratio = found.posterior.tensors()["curvature"].double() / truth
         results[f"{count} vectors: seconds, sum, mean absolute error of an entry"] = [
