@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import bayesify
 from bayesify import Laplace, likelihoods, subnetwork
 from bayesify.baselines import SWAG
+from bayesify.laplace import settling
 from bayesify.laplace.prior_precision import FACTOR_PER_LAYER
 from bayesify.laplace.tuning import set_noise
 from bayesify.likelihoods import Likelihood
@@ -492,8 +493,41 @@ def test_the_default_precision_counts_layers_under_the_posterior() -> None:
     assert isinstance(last, dict)
     assert layers > 1
     assert {name: layers * value for name, value in last.items()} == pytest.approx(everything)
-    alone = Laplace(net, likelihoods.Categorical(), "last_layer").fit(data).prior_precision
-    assert alone == pytest.approx(last)  # one layer is the same under each structure
+    alone = Laplace(net, likelihoods.Categorical(), "last_layer").fit(data)
+    assert alone.base_precision == pytest.approx(last)  # one layer starts at the same under each structure
+
+
+@pytest.mark.parametrize(("rows", "bound"), [(600, False), (30, True)])
+def test_the_default_precision_of_one_layer_is_the_evidences_as_far_as_training_rows_bear(
+    rows: int, bound: bool
+) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    x, y = torch.randn(rows, 3, dtype=torch.float64), torch.randint(3, (rows,))
+    y = torch.where(torch.rand(rows) < 0.7, x.argmax(1), y)
+    optimizer = torch.optim.Adam(net.parameters(), 0.05)
+    for _ in range(300):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    data = list(zip(x.split(20), y.split(20), strict=True))
+    laplace = Laplace(net, likelihoods.Categorical(), "last_layer").fit(data)
+    assert laplace.link == "probit"
+    assert laplace.posterior is not None
+    found = laplace.posterior.factor
+    plain = -float(nn.functional.cross_entropy(net(x), y).detach())
+    evidence, loss = [], []
+    for factor in settling.FACTORS:
+        laplace.set_prior_factor(factor)
+        evidence.append(float(laplace.log_evidence()))
+        loss.append(plain - float(laplace.predict(x).log_prob(y).mean()))
+    best = evidence.index(max(evidence))
+    bearable = [place for place in range(best, len(loss)) if loss[place] <= settling.MOST_RISE]
+    assert found == pytest.approx(settling.FACTORS[bearable[0] if bearable else -1])
+    assert (found > settling.FACTORS[best] * 1.01) == bound
+    tuned = Laplace(net, likelihoods.Categorical(), "last_layer", prior_precision=2.0).fit(data)
+    assert tuned.prior_precision == 2.0  # what is given stays
+    assert Laplace(net, likelihoods.Categorical()).fit(data).link == "mc"
 
 
 def test_the_default_precision_of_what_has_no_inputs_is_by_its_size() -> None:

@@ -20,8 +20,10 @@ from bayesify.laplace.covariances import DiagonalCovariance, FullCovariance, Mar
 from bayesify.laplace.kronecker_covariance import KroneckerCovariance
 from bayesify.laplace.prior_precision import Precision, check_precision, default_precision, precision_of, scaled
 from bayesify.laplace.progress import showing
+from bayesify.laplace.settling import is_one_layer, settle_precision
 from bayesify.laplace.subset import Subset
 from bayesify.laplace.swag_variances import swag_variances
+from bayesify.laplace.tuning import tune_prior_precision
 from bayesify.likelihoods import Likelihood
 from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Outputs, Predictive
@@ -54,8 +56,10 @@ class Laplace(Drawable):
         likelihood: p(y | outputs), or its name.
         subset: `"all"`, `"last_layer"`, a list of names or globs, a mask by name, or a selector from `bayesify.subnetwork`.
         covariance: `"full"`, `"diagonal"`, or `"kronecker"` (linear maps and convolutions; other weights get a diagonal).
-        prior_precision: $\lambda$: a number, by name or pattern, or `"size"`, 1 over mean squares; default: `default_precision`.
-        link: What stands for expected class probabilities: `"mc"`, `"probit"`, `"bridge"`; see `GaussianClassPredictive`.
+        prior_precision: $\lambda$: a number, by name or pattern, or `"size"`, 1 over mean squares; default: `default_precision`,
+            for one layer of several under a full covariance lowered by the evidence (`settle_precision`).
+        link: What stands for expected class probabilities: `"mc"`, `"probit"`, `"bridge"`; see `GaussianClassPredictive`. Default:
+            `"probit"` for one layer of several under a full covariance, else `"mc"`, as measured (`benchmarks.laplace_defaults`).
         temperature: A factor on the covariance in draws and predictions, $q \propto p(w, \mathcal{D})^{1 / T}$.
         curvature: `"ggn"`, or `"empirical"` for the empirical Fisher matrix.
         num_samples: K random vectors per example that stand for the matrix $H_n$ of its outputs, unbiased, made with `seed`; by
@@ -92,7 +96,7 @@ class Laplace(Drawable):
         covariance: Structure = "full",
         prior_precision: float | Mapping[str, float] | Literal["size"] | None = None,
         *,
-        link: Link = "mc",
+        link: Link | None = None,
         temperature: Positive = 1.0,
         curvature: curvatures.Curvature = "ggn",
         num_samples: Count | None = None,
@@ -127,7 +131,7 @@ class Laplace(Drawable):
         self.num_samples, self.seed = check_samples(num_samples, curvature), check_seed(seed, "Laplace")
         self.memory = parse_bytes(memory)
         self.output = output
-        self.link, self.temperature = link, temperature
+        self._link, self.temperature = link, temperature
         self._runner = Runner(self.network, known.weights, evaluate=True)
         self.values = {name: self.network.get_parameter(name).detach() for name in self.weights}
         self._default = prior_precision is None  # until the weights are chosen
@@ -139,8 +143,6 @@ class Laplace(Drawable):
         self._derivatives: dict[tuple[str, ...], Jacobians] = {}
         self.data = curvatures.DataTerm()
         self.outputs_per_example = 1
-
-    # -- fitting ---------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     @checked
@@ -182,11 +184,18 @@ class Laplace(Drawable):
         self.outputs_per_example = outputs[0].numel()
         self.subset = Subset.of_flat(self.weights, self.selector.select(candidates).cpu())
         self.remarks = tuple(candidates.remarks)
-        if self._default:
-            given = default_precision(self.weights, self.values, self.covariance, self.subset.names)
-            self.base_precision, self._default = given, False
+        default, self._default = self._default, False
+        if default:
+            self.base_precision = default_precision(self.weights, self.values, self.covariance, self.subset.names)
         self.posterior = self._fit_covariance(self.subset, loader, read_batch, progress)
+        if default:
+            settle_precision(self, loader, read_batch)
         return self
+
+    @property
+    def link(self) -> Link:
+        """What stands for expected class probabilities."""
+        return self._link or ("probit" if is_one_layer(self) else "mc")
 
     @property
     def device(self) -> torch.device:
@@ -262,8 +271,6 @@ class Laplace(Drawable):
             raise RuntimeError("Laplace: not fitted yet; call fit(loader) first")
         return self.subset, self.posterior
 
-    # -- the posterior ---------------------------------------------------------------------------------------------
-
     @torch.no_grad()
     @checked
     def draw(self, num_draws: Count = 1, *, generator: torch.Generator | None = None) -> Draws:
@@ -330,11 +337,7 @@ class Laplace(Drawable):
     @checked
     def tune_prior_precision(self, loader: Iterable[Any] | None = None, **options: Any) -> float:
         """Choose a common factor on the prior precisions; see `bayesify.laplace.tuning.tune_prior_precision`."""
-        from bayesify.laplace.tuning import tune_prior_precision
-
         return tune_prior_precision(self, loader, **options)
-
-    # -- prediction ------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     @checked
@@ -440,8 +443,6 @@ class Laplace(Drawable):
         for part_args, part_kwargs in split_rows(args, kwargs, rows):
             yield jacobians.at(part_args, part_kwargs)
 
-    # -- storage ---------------------------------------------------------------------------------------------------
-
     config, state = storing.config_of, storing.state_of
 
     @classmethod
@@ -454,7 +455,6 @@ class Laplace(Drawable):
         return fingerprint(self.network)
 
     def __repr__(self) -> str:
-        total = sum(weight.numel for weight in self.weights.values())
-        chosen = f"{self.subset.size:,} of {total:,} weights" if self.subset else "not fitted"
+        chosen = f"{self.subset.size:,} of {self.subset.total:,} weights" if self.subset else "not fitted"
         facts = ", ".join((self.likelihood.name, self.covariance, chosen, *self.remarks))
         return f"Laplace({type(self.network).__name__}, {facts})"

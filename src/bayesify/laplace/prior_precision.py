@@ -49,8 +49,20 @@ FACTOR_PER_LAYER = 3.0
 """Factor on the default precision for each layer under a Kronecker or diagonal posterior. These leave out correlations that hold
 layers together, so that the variances that layers give the outputs add up: the more layers, the narrower each has to be. One layer
 of a deeper network has it under a full covariance too: its inputs are features, whose mean square training has made larger than the
-1 that Neal's prior counts on (0.5 to 22 in the suite of defaults), and no other layer's weights vary with its own.
-Chosen on trained networks (`benchmarks/laplace_defaults.py`, `benchmarks/defaults.py`)."""
+1 that Neal's prior counts on (0.5 to 22 in the suite of defaults), and no other layer's weights vary with its own; for classes
+`settle_precision` then lowers it. Chosen on trained networks (`benchmarks/laplace_defaults.py`, `benchmarks/defaults.py`)."""
+
+
+def stands_alone(weights: Mapping[str, Weight], chosen: Iterable[str]) -> bool:
+    """Whether the chosen weights belong to one linear map of several."""
+    return _depth(weights, chosen) == 1 < _depth(weights, weights)
+
+
+def _depth(weights: Mapping[str, Weight], chosen: Iterable[str]) -> int:
+    """Linear maps with a weight among the chosen ones."""
+    names = set(chosen)
+    layers = group_layers(weights.values())
+    return sum(any(part.fan_in and part.name in names for part in layer.weights) for layer in layers)
 
 
 def default_precision(
@@ -62,11 +74,9 @@ def default_precision(
     Embeddings and custom parameters, such as positions, have no inputs to count: the inverse mean square of their values stands in.
     Normalization layers, whose scales are about 1, have 1.
     """
-    names, layers = set(chosen), group_layers(weights.values())
-    maps = [layer for layer in layers if any(part.fan_in for part in layer.weights)]
-    depth = sum(any(part.fan_in and part.name in names for part in layer.weights) for layer in maps)
-    alone = depth == 1 and len(maps) > 1
-    factor = FACTOR_PER_LAYER * max(1, depth) if alone or covariance != "full" else 1.0
+    names, layers = tuple(chosen), group_layers(weights.values())
+    narrowed = covariance != "full" or stands_alone(weights, names)
+    factor = FACTOR_PER_LAYER * max(1, _depth(weights, names)) if narrowed else 1.0
 
     def inputs(weight: Weight, layer: Layer) -> float:
         return weight.fan_in or (1.0 if weight.kind == "norm" else root_mean_square(layer, values) ** -2)

@@ -16,7 +16,7 @@ from bayesify.maths.constraints import raw_positive
 from bayesify.predictive.findings import Finding
 from bayesify.predictive.gaussian import OutputGaussian
 from bayesify.running.inputs import as_inputs, check_inputs
-from bayesify.training.batches import BatchReader, parse_batch
+from bayesify.training.batches import Batch, BatchReader, parse_batch
 
 if TYPE_CHECKING:
     from bayesify.laplace.laplace import Laplace
@@ -85,7 +85,7 @@ def tune_prior_precision(
     if method == "evidence":
         if noise:
             _fit_noise(laplace)
-        score = _evidence(laplace, base)
+        score = evidences(laplace, base)
     else:
         if noise:
             raise ValueError(
@@ -93,7 +93,10 @@ def tune_prior_precision(
             )
         if loader is None:
             raise ValueError("tune_prior_precision: method='validation' needs a loader of validation data")
-        score = _validation(laplace, loader, base, prediction, num_draws, read_batch, generator)
+        batches = [parse_batch(item, read_batch) for item in loader]
+        if not batches:
+            raise ValueError("tune_prior_precision: the loader has no examples; give validation data")
+        score = scores_on(laplace, batches, base, prediction, num_draws, generator)
     candidates = sorted(set(grid))
     scores = score(candidates)
     best = max(range(len(scores)), key=scores.__getitem__)
@@ -128,7 +131,8 @@ def tune_prior_precision(
     return chosen
 
 
-def _evidence(laplace: Laplace, base: float) -> Callable[[list[float]], list[float]]:
+def evidences(laplace: Laplace, base: float) -> Callable[[list[float]], list[float]]:
+    """A function from prior precisions to log evidences; base is the one for which the factor is 1."""
     subset, posterior = laplace.fitted()
     over = posterior.whole.subset if isinstance(posterior, MarginalCovariance) else subset
     if isinstance(posterior, FullCovariance) and len(posterior.prior) <= EIGEN_LIMIT:
@@ -136,20 +140,18 @@ def _evidence(laplace: Laplace, base: float) -> Callable[[list[float]], list[flo
     return lambda values: [float(laplace.evidence_of(posterior.rescaled(value / base), over)) for value in values]
 
 
-def _validation(
+def scores_on(
     laplace: Laplace,
-    loader: Iterable[Any],
+    batches: Sequence[Batch],
     base: float,
-    prediction: Prediction,
-    num_draws: int,
-    read_batch: BatchReader | None,
-    generator: torch.Generator | None,
+    prediction: Prediction = "closed_form",
+    num_draws: int = 32,
+    generator: torch.Generator | None = None,
 ) -> Callable[[list[float]], list[float]]:
+    """A function from prior precisions to mean log predictive densities of some batches; base as in `evidences`."""
     posterior = laplace.fitted()[1]
     seed = int(torch.randint(2**31, (), generator=generator, device=generator.device if generator else None))
-    batches = [parse_batch(item, read_batch).to(laplace.device) for item in loader]
-    if not batches:
-        raise ValueError("tune_prior_precision: the loader has no examples; give validation data")
+    batches = [batch.to(laplace.device) for batch in batches]
 
     def score(values: list[float]) -> list[float]:
         factors = [value / base for value in values]

@@ -199,6 +199,17 @@ def count_examples(loader: Iterable[Any], reader: BatchReader | None = None) -> 
     return count
 
 
+def first_batches(loader: Iterable[Any], num_examples: int, reader: BatchReader | None = None) -> list[Batch]:
+    """Batches of a loader, the first and more up to a number of examples; none if it yields none."""
+    batches: list[Batch] = []
+    for item in loader:
+        batch = parse_batch(item, reader)
+        if batches and sum(map(len, batches)) + len(batch) > num_examples:
+            break
+        batches.append(batch)
+    return batches
+
+
 def min_examples(loader: Any, seen: int | None = None) -> int | None:
     """Examples that a loader's dataset has at least, `None` if that is not known.
 

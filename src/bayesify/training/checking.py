@@ -20,7 +20,7 @@ from bayesify.predictor import Predictor, Trainable
 from bayesify.running.inputs import as_inputs
 from bayesify.running.outputs import select_output
 from bayesify.training import rules
-from bayesify.training.batches import Batch, BatchReader, count_examples, parse_batch
+from bayesify.training.batches import Batch, BatchReader, count_examples, first_batches
 from bayesify.training.validation import Totals, validated
 from bayesify.training.watch import MOST_WINDOWS, member_nll, relative_spread
 
@@ -68,7 +68,9 @@ def check(
         TypeError: If the model does not predict.
     """
     predictor = validated(model, "check") if isinstance(model, Trainable) else model
-    batches = _first(loader, num_examples, read_batch)
+    batches = first_batches(loader, num_examples, read_batch)
+    if not batches:
+        raise ValueError("check: the loader yields no examples; give one with data")
     device = next(iter(predictor.state().values())).device
     now, before, information = Totals(), Totals(), []
     parts: list[list[Finding]] = [list(predictor.findings)]
@@ -102,19 +104,6 @@ def check(
     if losses:
         parts.append(_convergence(losses))
     return joined(parts)
-
-
-def _first(loader: Iterable[Any], num_examples: int, reader: BatchReader | None) -> list[Batch]:
-    """Batches of a loader, the first and more up to a number of examples."""
-    batches: list[Batch] = []
-    for item in loader:
-        batch = parse_batch(item, reader)
-        if batches and sum(map(len, batches)) + len(batch) > num_examples:
-            break
-        batches.append(batch)
-    if not batches:
-        raise ValueError("check: the loader yields no examples; give one with data")
-    return batches
 
 
 def _predict(start: nn.Module | Predictor, batch: Batch, like: Predictor, generator: torch.Generator) -> Predictive:
