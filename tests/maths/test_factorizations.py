@@ -15,7 +15,7 @@ from bayesify.baselines.noisy_kfac import fisher_root, inverse_root
 from bayesify.function_space.divergence import dense_kl
 from bayesify.laplace.covariances import FullCovariance
 from bayesify.maths.cholesky import stable_cholesky
-from bayesify.maths.eigen import stable_eigh
+from bayesify.maths.eigen import leading_singular, stable_eigh
 
 
 def flat_curvature(size: int = 200, alive: int = 17, largest: float = 5.8e-8) -> Tensor:
@@ -140,3 +140,20 @@ def test_a_matrix_that_is_not_finite_is_named_whatever_lapack_notices(
         stable_cholesky(matrix, "the matrix")
     with pytest.raises(ValueError, match="has no Cholesky factor"):
         dense_kl(torch.zeros(3), matrix, torch.zeros(3), torch.eye(3), jitter=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(6, 40), (40, 6), (9, 9)])
+@pytest.mark.parametrize("rank", [1, 3, 6])
+def test_leading_singular_vectors_are_those_of_the_whole_decomposition(shape: tuple[int, int], rank: int) -> None:
+    torch.manual_seed(0)
+    matrix = torch.randn(*shape, dtype=torch.float64)
+    p, s, qt = leading_singular(matrix, rank)
+    exact = torch.linalg.svdvals(matrix)[:rank]
+    torch.testing.assert_close(s, exact)
+    torch.testing.assert_close(p.mT @ p, torch.eye(rank, dtype=torch.float64))
+    torch.testing.assert_close(qt @ qt.mT, torch.eye(rank, dtype=torch.float64))
+    torch.testing.assert_close(p.mT @ matrix @ qt.mT, exact.diag())
+    poor = torch.randn(12, 1, dtype=torch.float64) @ torch.randn(1, 30, dtype=torch.float64)
+    p, s, qt = leading_singular(poor, 3)  # of rank one: the rest is 0, its vectors orthonormal all the same
+    torch.testing.assert_close(p @ s.diag() @ qt, poor)
+    torch.testing.assert_close(qt @ qt.mT, torch.eye(3, dtype=torch.float64))

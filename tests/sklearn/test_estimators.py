@@ -291,3 +291,33 @@ def test_scores_out_of_fold_come_with_the_default(tmp_path):
     found = BayesianClassifier(epochs=60, random_state=0).fit(x, (y > 0).astype(int)).choices_["out_of_fold"]
     assert 0.7 < found["accuracy"] < 1
     assert found["sets_50"] <= found["sets_90"] <= found["sets_95"]
+
+
+def test_partial_fit_renews_the_recalibration_and_what_is_unusual():
+    generator = np.random.default_rng(0)
+    x = generator.uniform(-1, 1, (400, 1))
+    noise = np.where(np.arange(400) < 100, generator.normal(size=400), 3 * generator.standard_t(2, 400))
+    y = 2 * x[:, 0] + 0.1 * noise
+    model = BayesianRegressor("mean_field", **QUICK).fit(x[:100], y[:100])
+    before, far = model._recalibration, np.full((1, 1), 9.0)
+    assert model.unusual(far).all()
+    more = generator.uniform(8.5, 9.5, (100, 1))
+    model.partial_fit(np.concatenate((x[100:], more)), np.concatenate((y[100:], 2 * more[:, 0])))
+    assert model._recalibration != before
+    assert not model.unusual(far).any()
+    lower, upper = model.predict_interval(x[100:], 0.9)
+    cover = np.mean((lower <= y[100:]) & (y[100:] <= upper))
+    assert 0.85 < cover < 0.95  # 3 standard errors of 300 rows
+
+
+def test_a_gap_where_training_had_none_is_warned_of():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": np.arange(40.0), "b": np.arange(40.0) % 3, "kind": ["x", "y"] * 20})
+    model = BayesianRegressor("laplace", **QUICK).fit(frame, np.arange(40.0))
+    gap = frame.assign(b=[np.nan, *frame["b"][1:]])
+    with pytest.warns(UserWarning, match=r"1 cells of 'b' are empty, and none was in training"):
+        model.predict(gap)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.predict(frame)
+        BayesianRegressor("laplace", **QUICK).fit(gap, np.arange(40.0)).predict(gap)

@@ -54,13 +54,13 @@ def rows(sizes: Sequence[int]) -> list[tuple[str, str, int, int]]:
         raise ValueError(f"parameters: M={unknown[0]} is not published; give some of {', '.join(map(str, SIZES))}")
     counts = {"sizes": {"Deterministic": count(None)}}
     for size in sizes:
-        counts["sizes"][f"FFG-U, M={size}"] = count(InducingWeights(size, size, fit_to_layer=False))
-        ensemble = InducingWeights(size, size, q="ensemble", members=5, fit_to_layer=False)
+        counts["sizes"][f"FFG-U, M={size}"] = count(InducingWeights(size, size, fit_to_layer=False, init="random"))
+        ensemble = InducingWeights(size, size, q="ensemble", members=5, fit_to_layer=False, init="random")
         counts["sizes"][f"Ensemble-U, M={size}"] = count(ensemble)
     if 64 in sizes:
         made: dict[str, Callable[[], Posterior]] = {
             "FFG-W": MeanField,
-            "FFG-U": lambda: InducingWeights(64, 64, fit_to_layer=False),
+            "FFG-U": lambda: InducingWeights(64, 64, fit_to_layer=False, init="random"),
         }
         counts["pruned_sizes"] = {
             f"{system}, {100 * keep:g} %": count(made[system](), keep) for system in PRUNED for keep in PRUNED[system]

@@ -87,6 +87,7 @@ def _inducing(q: Literal["diagonal", "full", "ensemble"], max_lambda: float) -> 
         members=MEMBERS,
         max_lambda=max_lambda if caps else None,
         fit_to_layer=True,
+        init="random",
         init_std=1e-3,
         init_lambda=1e-4,
     )

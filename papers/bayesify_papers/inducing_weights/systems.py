@@ -114,6 +114,7 @@ def _inducing(recipe: Recipe) -> Posterior:
         max_lambda=recipe.max_lambda,
         max_std=recipe.max_std,
         fit_to_layer=False,
+        init="random",
         init_std=1e-3,
         init_lambda=1e-4,
     )
@@ -128,6 +129,7 @@ def _inducing_ensemble(recipe: Recipe) -> Posterior:
         members=recipe.members,
         max_lambda=cap,
         fit_to_layer=False,
+        init="random",
         init_std=1e-3,
         init_lambda=1e-4,
     )

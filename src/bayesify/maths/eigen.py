@@ -34,3 +34,22 @@ def stable_eigh(matrix: Tensor, what: str) -> tuple[Tensor, Tensor]:
             "without curvature"
         ) from error
     return values.to(matrix), vectors.to(matrix)
+
+
+def leading_singular(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+    r"""The largest singular values of a matrix with their vectors, $A \approx P S Q^\top$: [m, r], [r], [r, n], S descending.
+
+    Where at most half of them are asked for they come from the eigenvectors of the smaller of $A A^\top$ and $A^\top A$, several
+    times faster and exact to the root of the rounding error; else, or where one is that small, by a singular value decomposition.
+    """
+    tall = matrix.shape[0] > matrix.shape[1]
+    thin = matrix.mT if tall else matrix
+    if 2 * rank <= thin.shape[0]:
+        values, vectors = torch.linalg.eigh(thin @ thin.mT)
+        s = values[-rank:].flip(0).clamp_min(0).sqrt()
+        if s[-1] > 1e-5 * s[0]:
+            left = vectors[:, -rank:].flip(1)
+            right = (left.mT @ thin) / s.unsqueeze(1)
+            return (right.mT, s, left.mT) if tall else (left, s, right)
+    p, s, qt = torch.linalg.svd(matrix, full_matrices=False)
+    return p[:, :rank], s[:rank], qt[:rank]

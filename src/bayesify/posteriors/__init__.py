@@ -55,7 +55,7 @@ register(
 )
 register(
     Method("inducing", "Inducing weights", "Ritter et al. 2021", "M (d_out + d_in) + 2 M^2 per layer", InducingWeights,
-           options={"init": "network"}, aliases=("inducing_weights", "ffg-u"))
+           aliases=("inducing_weights", "ffg-u"))
 )  # fmt: skip
 register(
     Method("global_inducing", "Global inducing", "Ober & Aitchison 2021", "M (d_in + sum of d_out) + M per layer", GlobalInducing,

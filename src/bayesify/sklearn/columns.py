@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -52,10 +53,21 @@ class Columns:
     def __call__(self, frame: DataFrame, owner: str) -> np.ndarray:
         """Inputs of other rows, [N, D]; columns are found by name, in any order, and others do not matter.
 
+        Warns of cells that are empty in columns that never were in training.
+
         Raises:
             InputError: If a column is missing, or holds another kind of cells than in training.
         """
-        return self.preparation(self.read(frame, owner), np.arange(len(frame)))
+        features = self.read(frame, owner)
+        gaps = self.preparation.new_gaps(features).sum(0)
+        if gaps.any():
+            names = ", ".join(repr(self.schema.number_names[place]) for place in np.flatnonzero(gaps))
+            warnings.warn(
+                f"{owner}: {gaps.sum()} cells of {names} are empty, and none was in training: medians stand in for them, and their "
+                "rows are `unusual`",
+                stacklevel=4,
+            )
+        return self.preparation(features, np.arange(len(frame)))
 
     def read(self, frame: DataFrame, owner: str) -> Features:
         """Columns of other rows, before they become inputs; see `__call__`."""

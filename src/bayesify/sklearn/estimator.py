@@ -6,6 +6,7 @@ import inspect
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from numbers import Real
 from typing import Any, Self
 
@@ -24,10 +25,9 @@ from bayesify.predictive.regression import RegressionPredictive
 from bayesify.registry import Method, get_method, suggest
 from bayesify.running.generators import own_generators
 from bayesify.sklearn.columns import Columns, is_frame, is_pandas, refuse_cells
-from bayesify.sklearn.recalibration import Recalibration
 from bayesify.sklearn.recipe import Fitted, Settings
 from bayesify.sklearn.rows import FULL_BATCH, Rows, standardization
-from bayesify.sklearn.settling import Start
+from bayesify.sklearn.settling import Start, settle_further
 from bayesify.sklearn.stored import StoredEstimator
 from bayesify.sklearn.training import (
     ACTIVATIONS,
@@ -141,6 +141,8 @@ class BayesianEstimator(StoredEstimator):
         if by_posterior and method.name == self.method_:  # type: ignore[union-attr]
             rows, plan = self._prepared(whole), self._plan(method)  # type: ignore[arg-type]
             train_posteriors([self.model_], [rows], [plan], effort=LATER_EFFORT, start=False)
+            if self._settled is not None:
+                self._recalibrate(settle_further(self._settled, rows, plan))
         else:
             self._start(whole, method)
         self._keep(whole)
@@ -149,13 +151,17 @@ class BayesianEstimator(StoredEstimator):
     def _keep(self, rows: Rows) -> None:
         seed = derive_seed(self._seed, "rows", len(rows), rows.num_data)
         self._kept = rows.thinned(self.memory_rows, seed) if self.memory_rows else None
+        part = rows.thinned(MOST_ROWS, derive_seed(self._seed, "neighbors")).x
+        self._neighbors = Neighbors.of(part, _spread(self._predict_inputs(part)))
+
+    def _recalibrate(self, start: Start) -> None:
+        self._recalibration = start.recalibration(self._predict_scaled)
+        self._settled = None if start.rows is None else replace(start, rows=None, leverage=None)
 
     def _start(self, rows: Rows, method: Method | None) -> None:
         self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         self._fitted = None
         self._train(rows, method)
-        part = rows.thinned(MOST_ROWS, derive_seed(self._seed, "neighbors")).x
-        self._neighbors = Neighbors.of(part, _spread(self._predict_inputs(part)))
 
     def _train(self, rows: Rows, method: Method | None) -> None:
         if method is None:
@@ -172,13 +178,11 @@ class BayesianEstimator(StoredEstimator):
             torch.manual_seed(derive_seed(self._seed, "training"))
             prepared, plan = self._prepared(rows), self._plan(method)
             start = self._begin(net, prepared, plan)
-            settled = start.rows is not None
-            self.model_ = train(start.network, start.likelihood, prepared, plan, settled=settled)
-            self._recalibration = Recalibration()
+            self.model_ = train(start.network, start.likelihood, prepared, plan, settled=start.rows is not None)
             if self.method == TEMPERATURE:
                 self.model_ = scale_temperature(self.model_, net, start.likelihood, prepared, plan)
-            else:
-                self._recalibration = start.recalibration(self._predict_scaled)
+                start = replace(start, rows=None)
+            self._recalibrate(start)
         self.method_ = TEMPERATURE if self.method == TEMPERATURE else method.name
 
     def _prepared(self, rows: Rows) -> Rows:

@@ -76,10 +76,15 @@ class Preparation:
         inputs = self._all(features, rows)[:, self.kept]
         return inputs if inputs.shape[1] else np.zeros((len(rows), 1))
 
+    def new_gaps(self, features: Features) -> np.ndarray:
+        """Numbers that are missing where every training row had one: [N, D]."""
+        found = np.isnan(features.numbers)
+        found[:, list(self.marked)] = False
+        return found
+
     def unseen(self, features: Features) -> np.ndarray:
         """Rows with a text that a column never had in training, nor a rare one that stands for it, or a gap where none was: [N]."""
-        full = np.delete(np.arange(len(self.medians)), np.array(self.marked, dtype=int))
-        found, place = np.isnan(features.numbers[:, full]).any(axis=1), len(self.medians) + len(self.marked)
+        found, place = self.new_gaps(features).any(axis=1), len(self.medians) + len(self.marked)
         for index, own in enumerate(self.levels):
             place += len(own) + 1
             if not self.kept[place - 1]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.maths.constraints import positive, raw_positive, raw_positives
+from bayesify.maths.eigen import leading_singular
 from bayesify.maths.largest_entries import largest
 from bayesify.maths.matheron import Augmented
 from bayesify.weights.named_parameters import NamedParameters
@@ -105,16 +106,16 @@ def network_start(m_r: int, m_c: int, matrix: Tensor, whiten: bool) -> tuple[Ten
     start and can learn. So are all rows for a matrix of zeros, such as a fresh adapter's, which prefers no entries to others.
     """
     basis = matrix if matrix.any() else torch.randn_like(matrix)
-    p, s, qt = torch.linalg.svd(basis.double(), full_matrices=False)
+    rank = min(m_r, m_c, *matrix.shape)
+    p, s, qt = leading_singular(basis.double(), rank)
     s = s if matrix.any() else torch.zeros_like(s)
-    rank = min(m_r, m_c, s.shape[0])
 
     def rows(basis: Tensor, count: int) -> Tensor:
         extra = torch.randn(count - rank, basis.shape[1], dtype=basis.dtype, device=basis.device) / math.sqrt(count)
         return torch.cat([basis, extra - extra @ basis.mT @ basis])
 
-    z_row, z_col = rows(p[:, :rank].mT, m_r), rows(qt[:rank], m_c)
+    z_row, z_col = rows(p.mT, m_r), rows(qt, m_c)
     factor = 1 + INIT_D**2
     u = torch.zeros(m_r, m_c, dtype=matrix.dtype, device=matrix.device)
-    u.diagonal()[:rank] = s[:rank].to(matrix) * (factor if whiten else factor**2)
+    u.diagonal()[:rank] = s.to(matrix) * (factor if whiten else factor**2)
     return z_row.to(matrix), z_col.to(matrix), u

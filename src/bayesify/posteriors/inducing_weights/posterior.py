@@ -52,8 +52,8 @@ class InducingWeights(Posterior):
         max_std: Cap on the standard deviations of a diagonal q(U). 0 makes U a point estimate, with $-\log p(U)$
             for its KL.
         whiten: Store U so that its prior is standard normal (appendix H).
-        init: `"random"` (appendix J), or `"network"`: the conditional mean starts at the best approximation of the
-            network's `[W b]` of rank `min(rows, cols)`.
+        init: `"network"`: the conditional mean starts at the best approximation of the network's `[W b]` of rank
+            `min(rows, cols)`; or `"random"` (appendix J). Default: `"network"`, and `"random"` where `shared` is given.
         fit_to_layer: Cut rows and cols to the layer's own size; by default unless `shared` is given. The paper does not.
         function_space_kl: Weight R by $\beta_l = \min(1, N / d_{in})$ (eq. 45), N the `num_data` given to `elbo`.
         shared: Sizes of one global inducing matrix that all layers' U depend on, which correlates layers (appendix
@@ -80,7 +80,7 @@ class InducingWeights(Posterior):
         max_lambda: NonNegative | None = None,
         max_std: NonNegative | None = None,
         whiten: bool = True,
-        init: Literal["random", "network"] = "random",
+        init: Literal["random", "network"] | None = None,
         fit_to_layer: bool | None = None,
         function_space_kl: bool = False,
         shared: tuple[Count, Count] | None = None,
@@ -100,7 +100,8 @@ class InducingWeights(Posterior):
             if init == "network":
                 raise ValueError("InducingWeights: shared starts at random; use init='random'")
         self.rows, self.cols, self.q, self.members = rows, cols, q, members
-        self.max_lambda, self.max_std, self.whiten, self.init = max_lambda, max_std, whiten, init
+        self.max_lambda, self.max_std, self.whiten = max_lambda, max_std, whiten
+        self.init = init or ("network" if shared is None else "random")
         self.fit_to_layer, self.function_space_kl = fit_to_layer, function_space_kl
         self.shared = None if shared is None else (int(shared[0]), int(shared[1]))
         self.init_std, self.init_lambda = init_std, init_lambda
