@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
 from bayesify import baselines, likelihoods, priors
+from bayesify.baselines import recipes
 
 
 def net(dtype=torch.float64):
@@ -209,6 +210,21 @@ def test_little_noise_is_sound_by_default_and_loud_otherwise():
     assert -swag.predict(x).log_prob(y).mean() < 0  # nats; the noise alone has -3.7
     with pytest.raises(ValueError, match=r"lower learning_rate=0\.01|not finite"):
         baselines.SWAG(line, likelihoods.Gaussian(1e-4, learn=False)).fit([(x, y + 0.01)], 30, 0.01, progress=False)
+
+
+def test_rows_that_stand_for_many_examples_do_not_make_its_recipe_diverge():
+    torch.manual_seed(0)
+    x = torch.randn(60, 2)
+    y = x[:, :1] + 0.3 * torch.randn(60, 1)
+    spread = []
+    for weight in (1.0, 1000.0):
+        batches, likelihood = [(x, y, torch.full((60,), weight))], likelihoods.Gaussian(noise=0.1, learn=False)
+        options = {"prior": priors.Neal(2.0), "num_data": 60, "epochs": 60, "seed": 0}
+        swag = recipes.fit_swag(net(torch.float32), likelihood, batches, **options)
+        found = swag.predict(x, 16, generator=torch.Generator().manual_seed(0))
+        assert float((found.mean - y).square().mean()) < 0.3
+        spread.append(float(found.epistemic.mean()))
+    assert spread[1] < 0.3  # of variance 1: iterates as near to each other as those of one example a row are, or nearer
 
 
 def test_an_easy_first_batch_is_no_alarm():

@@ -125,6 +125,7 @@ def test_nothing_is_said_of_a_healthy_training(data, trained, posterior, epochs,
     options = {"validation": data[1]} if validate else {}
     bnn, history = train(trained, posterior, data[0], epochs, **options)
     assert history.findings == [], history.findings
+    assert ("give validation=" in str(history.findings)) == (not validate)
     assert bayesify.check(bnn, data[1], start=trained, held_out=True, num_data=640) == []
 
 

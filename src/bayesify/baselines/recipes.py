@@ -20,6 +20,7 @@ from bayesify.posteriors.matrix_normal import MatrixNormal
 from bayesify.posteriors.mean_field import MeanField
 from bayesify.posteriors.point import Point
 from bayesify.priors import Prior
+from bayesify.running.generators import own_generators
 from bayesify.training.batches import parse_batch
 from bayesify.training.fitting import fit
 from bayesify.training.schedules import cosine
@@ -65,11 +66,15 @@ def fit_swag(
     """All epochs to the maximum a posteriori, half as many to collect at a `gentle_rate`; see `bayesify.registry.Recipe`.
 
     A gentle rate trains no further: after half of the epochs the demonstration's curve was flat (NLL 0.78, and -0.53 so).
+    Rows that stand for w examples on average have a gradient of w times the size: the rate is divided by it.
     """
     shares: dict[str, Any] = {"prior": prior, "num_data": num_data, "seed": seed}
     trained = point or train_point(net, likelihood, loader, epochs=epochs, **shares)
     swag = SWAG(trained.mean_network(), trained.likelihood or likelihood, rank=rank)
-    rate = gentle_rate(learning_rate, swag.likelihood)
+    with own_generators():  # the order of batches in the training stays
+        weights = [parse_batch(item).weights for item in loader]
+    mean = float(torch.cat([part for part in weights if part is not None]).mean()) if weights[0] is not None else 1.0
+    rate = gentle_rate(learning_rate, swag.likelihood) / max(1.0, mean)
     return swag.fit(loader, max(2, epochs // 2), rate, progress=False, **shares)
 
 

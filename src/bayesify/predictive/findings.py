@@ -26,7 +26,16 @@ class Finding:
 
 
 class Findings(list[Finding]):
-    """Findings of a training, in plain words when printed; empty where there is nothing to say."""
+    """Findings of a training, in plain words when printed; empty where there is nothing to say.
+
+    Args:
+        found: The findings.
+        scope: What they are about, said where there are none.
+    """
+
+    def __init__(self, found: Iterable[Finding] = (), scope: str = "") -> None:
+        super().__init__(found)
+        self.scope = scope
 
     @property
     def codes(self) -> list[str]:
@@ -34,7 +43,7 @@ class Findings(list[Finding]):
         return [finding.code for finding in self]
 
     def __repr__(self) -> str:
-        return "\n".join(f"{finding.code}: {finding}" for finding in self) or "nothing to report"
+        return "\n".join(f"{finding.code}: {finding}" for finding in self) or f"nothing to report{self.scope}"
 
     __str__ = __repr__
 

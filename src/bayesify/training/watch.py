@@ -239,7 +239,8 @@ class Watch:
         with self._aside(), autocast or nullcontext():
             parts += self._predictions(history, nll, bool(held_out))
         self._last = []
-        return joined(parts)
+        unknown = " of training batches; give validation= to compare with the starting network on other data"
+        return Findings(joined(parts), "" if held_out or self.start is None else unknown)
 
     def _predictions(self, history: History, nll: list[float], held_out: bool) -> list[list[Finding]]:
         found = []
