@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from bayesify.likelihoods import Categorical, Gaussian
+from bayesify.predictive.base import Outputs
 from bayesify.predictive.gaussian import OutputGaussian
 from bayesify.registry import METHODS
 from bayesify.sklearn.recalibration import Recalibration
@@ -151,3 +152,22 @@ def test_recalibration_sees_rows_as_left_out() -> None:
         scores.append(float(error / (noise * (1 + design[row] @ part @ design[row])).sqrt()))
     places = torch.special.ndtr(torch.tensor(scores, dtype=torch.float64)).numpy()
     np.testing.assert_allclose(found.said, Recalibration.of(places, np.ones(90)).said, atol=1e-6)
+
+
+def test_a_method_that_holds_less_of_its_targets_than_its_start_is_not_widened_for_it():
+    torch.manual_seed(0)
+    x, noise = torch.randn(100, 1, dtype=torch.float64), torch.randn(100, 1, dtype=torch.float64)
+    rows = Rows(x.numpy(), noise.numpy(), np.ones(100))
+    leverage = torch.full((100, 1), 0.6, dtype=torch.float64)
+    start = Start(torch.nn.Identity(), Gaussian(1.0).double(), rows, leverage, 0.4 * noise)
+
+    def recalibration(share: float):
+        """Of a method of the right noise, which has fitted a share of each target."""
+        return start.recalibration(
+            lambda _: Gaussian(1.0, learn=False).double().predictive(Outputs(kept=share * noise[None]))
+        )
+
+    assert np.std(recalibration(0.0).said) < 1.15 * np.std(recalibration(0.0).seen)  # nothing fitted: as it is
+    assert np.allclose(
+        recalibration(0.0).said, recalibration(0.6).said, atol=0.05
+    )  # residuals of the start: by 1 / (1 - h)

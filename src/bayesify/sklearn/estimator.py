@@ -156,7 +156,7 @@ class BayesianEstimator(StoredEstimator):
 
     def _recalibrate(self, start: Start) -> None:
         self._recalibration = start.recalibration(self._predict_scaled)
-        self._settled = None if start.rows is None else replace(start, rows=None, leverage=None)
+        self._settled = None if start.rows is None else replace(start, rows=None, leverage=None, residuals=None)
 
     def _start(self, rows: Rows, method: Method | None) -> None:
         self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))

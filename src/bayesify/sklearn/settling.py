@@ -33,6 +33,8 @@ MOST_FULL = 1000
 """Weights up to which their correlations count in this."""
 MOST_LEVERAGE = 0.95
 """How much of its target a row's prediction may hold in these."""
+HELD = 0.4
+"""Mean leverage above which it matters that a method may have less of it than the network it started from."""
 DOUBTFUL = 0.5
 """Mean leverage above which the rounds run once more from a noise of `ALL_NOISE`: a network with more weights than rows can take
 noise for signal, and both ends may hold themselves up."""
@@ -49,18 +51,22 @@ class Start:
         likelihood: p(y | outputs) in standardized units.
         rows: That the noise was settled by, if it was.
         leverage: How much of each row's own target its prediction holds, h in [0, 1), [N, O].
+        residuals: What the network leaves of the rows' targets, [N, O].
     """
 
     network: nn.Module
     likelihood: Likelihood
     rows: Rows | None = None
     leverage: torch.Tensor | None = None
+    residuals: torch.Tensor | None = None
 
     def recalibration(self, predict: Callable[[torch.Tensor], Any]) -> Recalibration:
         r"""Of a trained method's probabilities, by the rows' targets as they would be predicted without them.
 
         For a linear model these would differ from the mean by $r / (1 - h)$ where the epistemic variance were $v / (1 - h)$. The
-        predictive is asked for its probability of a target that is as many of its standard deviations away.
+        predictive is asked for its probability of a target that is as many of its standard deviations away. A method's mean may
+        hold less of its targets than the network that it started from. Where that holds much (`HELD`), the method's $1 - h$ is the
+        network's times the factor that makes the root mean square of $r / (1 - h)$ that of the network, if it is larger than 1.
 
         Args:
             predict: Of the method, for standardized inputs.
@@ -69,6 +75,10 @@ class Start:
             return Recalibration()
         x, y, weights = self.rows.tensors()
         found, kept = predict(x), 1 - self.leverage
+        if self.residuals is not None and float(self.leverage.mean()) > HELD:
+            share = weights.unsqueeze(-1) / kept.square()
+            own, first = ((share * part.square()).sum(0) for part in (y - found.mean, self.residuals))
+            kept = (kept * (own / first.clamp_min(1e-12)).sqrt().clamp_min(1.0)).clamp_max(1.0)
         away = (y - found.mean) / kept / (found.aleatoric + found.epistemic / kept).sqrt()
         places = found.cdf(found.mean + away * found.std)
         weights = weights.unsqueeze(-1).expand_as(places)
@@ -110,6 +120,7 @@ def _rounds(
     """Training and noise in turns from one noise, and the log evidence of the last of them."""
     x, y, weights = part.tensors()
     noise, leverage, evidence = torch.ones_like(y[0]) * start, torch.zeros_like(y), -math.inf
+    residuals = y
     for _ in range(most if len(rows) > 1 else 0):
         likelihood, prior = Gaussian(noise.tolist(), learn=False).double(), Neal(plan.prior_scale)
         bnn = bayesianize(net, Point(), likelihood=likelihood, prior=prior)
@@ -118,10 +129,10 @@ def _rounds(
         laplace = laplace_around(copy.deepcopy(net).eval(), likelihood, [(x, y, weights)], prior=prior, most=MOST_FULL)
         found, evidence = laplace.predict(x), float(laplace.log_evidence())
         assert isinstance(found, RegressionPredictive)
-        leverage = (found.epistemic / noise).clamp(max=MOST_LEVERAGE)
+        leverage, residuals = (found.epistemic / noise).clamp(max=MOST_LEVERAGE), y - found.mean
         share = weights.unsqueeze(-1)
-        before, noise = noise, (share * (y - found.mean).square()).sum(0) / (share * (1 - leverage)).sum(0)
+        before, noise = noise, (share * residuals.square()).sum(0) / (share * (1 - leverage)).sum(0)
         noise = noise.detach().clamp_min(LEAST_NOISE)
         if bool(((noise / before).log().abs() < ENOUGH).all()):
             break
-    return Start(net, Gaussian(noise.tolist()).double(), part, leverage.detach()), evidence
+    return Start(net, Gaussian(noise.tolist()).double(), part, leverage.detach(), residuals.detach()), evidence

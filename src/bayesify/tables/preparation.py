@@ -78,7 +78,7 @@ class Preparation:
 
     def new_gaps(self, features: Features) -> np.ndarray:
         """Numbers that are missing where every training row had one: [N, D]."""
-        found = np.isnan(features.numbers)
+        found: np.ndarray = np.isnan(features.numbers)
         found[:, list(self.marked)] = False
         return found
 
