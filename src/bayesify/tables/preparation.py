@@ -84,7 +84,8 @@ class Preparation:
 
     def unseen(self, features: Features) -> np.ndarray:
         """Rows with a text that a column never had in training, nor a rare one that stands for it, or a gap where none was: [N]."""
-        found, place = self.new_gaps(features).any(axis=1), len(self.medians) + len(self.marked)
+        found = np.asarray(self.new_gaps(features).any(axis=1))
+        place = len(self.medians) + len(self.marked)
         for index, own in enumerate(self.levels):
             place += len(own) + 1
             if not self.kept[place - 1]:
