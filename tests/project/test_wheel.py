@@ -109,6 +109,6 @@ def test_wheel_of_the_papers_holds_their_tables(tmp_path):
     run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, papers, cwd=tmp_path)
     (wheel,) = tmp_path.glob("*.whl")
     names = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("bayesify_papers/")}
-    kept = (path for path in (papers / "bayesify_papers").rglob("*") if path.suffix in (".py", ".toml"))
+    kept = (path for path in (papers / "bayesify_papers").rglob("*") if path.suffix in (".py", ".toml", ".txt"))
     wanted = {path.relative_to(papers).as_posix() for path in kept}
     assert names == {*wanted, "bayesify_papers/tables.json"}
