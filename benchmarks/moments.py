@@ -1,6 +1,6 @@
 """One pass of means and variances beside 256 and 1,000 draws, on networks of the suite of defaults.
 
-    python -m benchmarks.moments --device cuda [--networks cnn mlp] [--seeds 0 1 2]      # distances and scores
+    python -m benchmarks.moments [--device cuda] [--networks cnn mlp] [--seeds 0 1 2]    # distances and scores
     python -m benchmarks.moments --times                                                 # on this machine's processor, one thread
 
 Networks and posteriors are trained as `benchmarks.defaults` does, with its data (BAYESIFY_DATA) and its folder of trained networks;
@@ -12,6 +12,7 @@ batches of 500 and of 1; `draws_16` are fresh.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import time
@@ -29,7 +30,7 @@ from .timing import ratios, record
 
 METHODS = ("mean_field", "k_tied")
 NETWORKS = ("cnn", "mlp", "transformer")
-IMAGES, STRANGERS = 5000, 500
+IMAGES, STRANGERS = 2000, 250
 
 
 def trained(network: str, seed: int, method: str, folder: Path, device: str) -> tuple[Any, defaults.Data]:
@@ -121,6 +122,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=IMAGES)
     parser.add_argument("--folder", type=Path, default=Path("build/defaults"), help="of trained networks")
     parser.add_argument("--rows", type=Path, default=Path("build/moments.jsonl"))
+    parser.add_argument("--part", type=int, nargs=2, default=(0, 1), help="which of how many shares of the rows")
     parser.add_argument("--times", action="store_true", help="measure times in place of distances")
     parser.add_argument("--seconds", type=float, default=6.0, help="of each measurement of times")
     parser.add_argument("--no-summary", action="store_true", help="do not overwrite the committed results")
@@ -134,19 +136,23 @@ def main() -> None:
         if not given.no_summary:
             record("moments_cpu", {row["network"]: row for row in found})
         return
-    rows = [json.loads(line) for line in given.rows.read_text().splitlines()] if given.rows.exists() else []
-    known = {(row["network"], row["seed"], row["method"]) for row in rows}
-    for seed in given.seeds:
-        for name in given.networks:
-            for method in given.methods:
-                if (name, seed, method) in known:
-                    continue
-                rows.append(measure(name, seed, method, given.folder, given.device, given.images))
-                with given.rows.open("a") as lines:
-                    lines.write(json.dumps(rows[-1]) + "\n")
-                print(json.dumps(rows[-1]), flush=True)
+    given.rows.touch()
+    cells = list(itertools.product(given.networks, given.seeds, given.methods))
+    first, parts = given.part
+    for cell in cells[first::parts]:
+        if cell not in stored(given.rows):
+            row = measure(*cell, given.folder, given.device, given.images)
+            with given.rows.open("a") as lines:
+                lines.write(json.dumps(row) + "\n")
+            print(json.dumps(row), flush=True)
     if not given.no_summary:
-        record("moments", {f"{row['network']}, seed {row['seed']}, {row['method']}": row for row in rows})
+        rows = stored(given.rows)
+        record("moments", {"{}, seed {}, {}".format(*cell): rows[cell] for cell in cells if cell in rows})
+
+
+def stored(path: Path) -> dict[tuple[str, int, str], dict[str, Any]]:
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return {(row["network"], row["seed"], row["method"]): row for row in rows}
 
 
 if __name__ == "__main__":

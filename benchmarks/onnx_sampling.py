@@ -5,7 +5,8 @@
     python -m benchmarks.onnx_sampling measure FOLDER                    export and run it on a CPU; needs the extra `onnx`
 
 `calibrate` makes draws from the normal numbers that the file makes (`normals`), by the graph that is in the file, and runs them in
-torch; `measure` shows that ONNX Runtime gives the same outputs for the same numbers.
+torch. `measure` runs the files in ONNX Runtime itself: times of one image on one thread first, then scores beside torch's; it keeps
+predictions in FOLDER, so that a run that was cut goes on.
 
 The aims: a file of at most 30 % of the network's own, and an expected calibration error within 0.005 of torch's.
 """
@@ -13,7 +14,10 @@ The aims: a file of at most 30 % of the network's own, and an expected calibrati
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +27,7 @@ import bayesify
 from bayesify import likelihoods, metrics, models, posteriors
 from bayesify.datasets import images
 from bayesify.predictive.base import Outputs
-from benchmarks.timing import ratios, record
+from benchmarks.timing import clock, ratios, record
 
 NUM_DRAWS = 16
 
@@ -86,49 +90,80 @@ def calibrate(folder: Path, device: str, images_used: int) -> None:
     record("onnx_calibration", figures, images=len(x), draws=NUM_DRAWS)
 
 
-def measure(folder: Path, images_used: int) -> None:
-    """Export with 1 and 16 draws, compare with torch, time."""
+def measure(folder: Path, images_used: int, threads: int) -> None:
+    """Sizes and times of the files, then scores with each of them and with torch; a run that was cut goes on."""
     import onnxruntime
-
-    from bayesify.adapters import export_onnx
 
     bnn = bayesify.load(folder / "inducing.safetensors", network()).eval()
     net = bnn.mean_network().eval()
     x, y = (part[:images_used] for part in tensors(train=False))
-    figures: dict[str, float] = {"network_megabytes": round(4 * bayesify.count_parameters(net) / 1e6, 3)}
-    one = x[:1].numpy()
-    sessions = {}
-    for count in (1, NUM_DRAWS):
-        made = export_onnx(bnn, folder / f"draws-{count}.onnx", x[:2], num_draws=count, sample=True)
-        sessions[count] = onnxruntime.InferenceSession(str(made.path), providers=["CPUExecutionProvider"])
-        figures[f"file_over_network_{count}"] = round(made.path.stat().st_size / figures["network_megabytes"] / 1e6, 4)
-        figures[f"difference_from_torch_{count}"] = made.largest_difference
-    torch.onnx.export(net.eval(), (x[:1],), folder / "plain.onnx", dynamo=True, verbose=False)
-    plain = onnxruntime.InferenceSession(str(folder / "plain.onnx"), providers=["CPUExecutionProvider"])
-    name = plain.get_inputs()[0].name
-    seeds = iter(range(10**9))
+    path = folder / "figures.json"
+    if not path.exists():
+        path.write_text(json.dumps(sizes_and_times(bnn, net, x, folder)))
+    figures = json.loads(path.read_text())
+    torch.set_num_threads(threads)
 
-    def drawn(count: int) -> np.ndarray:
-        return sessions[count].run(["probs"], {"x": one, "seed": np.array(next(seeds))})[0]
+    def drawn_by_file(name: str) -> torch.Tensor:
+        running = session(folder, name, threads)
+        return torch.from_numpy(np.concatenate([run(running, part, 0) for part in x.split(500)]))
 
-    times = ratios(lambda: plain.run(None, {name: one}), lambda: drawn(1), lambda: drawn(NUM_DRAWS), seconds=8.0)
-    figures |= {f"time_over_plain_{count}": round(value, 2) for count, value in zip(sessions, times, strict=True)}
-    probs = {
-        "torch": bnn.predict(x, NUM_DRAWS, generator=torch.Generator().manual_seed(1)).probs,
-        "onnx": torch.from_numpy(
-            np.concatenate(
-                [
-                    sessions[NUM_DRAWS].run(["probs"], {"x": part.numpy(), "seed": np.array(7)})[0]
-                    for part in x.split(100)
-                ]
-            )
-        ),
-        "mean_network": torch.cat([net(part).softmax(-1).detach() for part in x.split(100)]),
+    draws = bnn.draw(NUM_DRAWS, generator=torch.Generator().manual_seed(0)).detach()
+    predictions: dict[str, Callable[[], torch.Tensor]] = {
+        "onnx": lambda: drawn_by_file("16"),
+        "torch": lambda: torch.cat([bnn.predict(part, draws=draws).probs for part in x.split(500)]),
+        "int8": lambda: drawn_by_file("16_int8"),
+        "mean_network": lambda: torch.cat([net(part).softmax(-1).detach() for part in x.split(500)]),
     }
-    for kind, found in probs.items():
-        prediction = likelihoods.Categorical().predictive(Outputs(kept=found.log().unsqueeze(0)))
-        figures |= {f"{kind}_{key}": round(float(value), 5) for key, value in metrics.evaluate(prediction, y).items()}
-    record("onnx_sampling_cpu", figures, images=images_used, draws=NUM_DRAWS, onnxruntime=onnxruntime.__version__)
+    for kind, predict in predictions.items():
+        path = folder / f"probs-{kind}-{len(x)}.pt"
+        if not path.exists():
+            torch.save(predict(), path)
+        found = likelihoods.Categorical().predictive(Outputs(kept=torch.load(path).log().unsqueeze(0)))
+        figures |= {f"{kind}_{key}": round(float(value), 5) for key, value in metrics.evaluate(found, y).items()}
+        facts = {"images": len(x), "draws": NUM_DRAWS, "seed": 0, "latency": "one image, one thread"}
+        record("onnx_sampling_cpu", figures, **facts, onnxruntime=onnxruntime.__version__)
+
+
+def sizes_and_times(
+    bnn: bayesify.BayesianNetwork, net: torch.nn.Module, x: torch.Tensor, folder: Path
+) -> dict[str, float]:
+    """Export with 1 and 16 draws, in float32 and in int8, and time one image on one thread."""
+    from bayesify.adapters import export_onnx
+
+    figures: dict[str, float] = {"network_megabytes": round(4 * bayesify.count_parameters(net) / 1e6, 3)}
+    files = {"1": (1, False), "16": (NUM_DRAWS, False), "16_int8": (NUM_DRAWS, True)}
+    for name, (count, int8) in files.items():
+        made = export_onnx(bnn, folder / f"{name}.onnx", x[:2], num_draws=count, sample=True, int8=int8)
+        figures[f"file_over_network_{name}"] = round(made.path.stat().st_size / figures["network_megabytes"] / 1e6, 4)
+        if not int8:
+            figures[f"difference_from_torch_{name}"] = made.largest_difference
+        print(figures, flush=True)
+    torch.onnx.export(net, (x[:1],), folder / "plain.onnx", dynamo=True, verbose=False)
+    plain, one = session(folder, "plain", 1), x[:1].numpy()
+    given, seeds, drawing = (
+        plain.get_inputs()[0].name,
+        iter(range(10**9)),
+        {name: session(folder, name, 1) for name in files},
+    )
+    ways = [lambda name=name: run(drawing[name], x[:1], next(seeds)) for name in files]
+    times = ratios(lambda: plain.run(None, {given: one}), *ways, seconds=30.0)
+    figures |= {f"time_over_plain_{name}": round(value, 2) for name, value in zip(files, times, strict=True)}
+    figures["seconds_plain"] = round(min(clock(lambda: plain.run(None, {given: one})) for _ in range(10)), 5)
+    return figures
+
+
+def session(folder: Path, name: str, threads: int) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    return onnxruntime.InferenceSession(str(folder / f"{name}.onnx"), options, ["CPUExecutionProvider"])
+
+
+def run(running: Any, x: torch.Tensor, seed: int) -> np.ndarray:
+    """Class probabilities [B, K] by a file's own draws."""
+    found: np.ndarray = running.run(["probs"], {"x": x.numpy(), "seed": np.array(seed)})[0]
+    return found
 
 
 def main() -> None:
@@ -138,13 +173,14 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--images", type=int, default=10_000)
+    parser.add_argument("--threads", type=int, default=1, help="of the scores; times are on one thread")
     given = parser.parse_args()
     if given.stage == "train":
         train(given.folder, given.device, given.epochs)
     elif given.stage == "calibrate":
         calibrate(given.folder, given.device, given.images)
     else:
-        measure(given.folder, given.images)
+        measure(given.folder, given.images, given.threads)
 
 
 if __name__ == "__main__":

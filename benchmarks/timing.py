@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
 import statistics
@@ -93,6 +94,7 @@ def record(name: str, figures: dict[str, Any], *, keep: bool = False, **facts: A
         "hardware": {"cpu": _cpu(), "threads": torch.get_num_threads(), "gpu": gpu},
         "versions": {
             "bayesify": bayesify.__version__,
+            "revision": _revision(),
             "torch": torch.__version__,
             "python": platform.python_version(),
         },
@@ -125,6 +127,18 @@ def write(path: Path, entry: dict[str, Any]) -> None:
 def _module() -> str:
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return spec.name if spec else "benchmarks.run"
+
+
+def _revision() -> str | None:
+    """The commit, with `-dirty` after it where files differ; BAYESIFY_REVISION names that of a copy without history."""
+    if "BAYESIFY_REVISION" in os.environ:
+        return os.environ["BAYESIFY_REVISION"]
+    try:
+        command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+        found = subprocess.run(command, cwd=RESULTS, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found.stdout.strip()
 
 
 def _cpu() -> str:

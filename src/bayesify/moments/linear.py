@@ -164,7 +164,7 @@ def _layer_norm(x: Moments, shape: Any, weight: Any = None, bias: Any = None, ep
     _fixed("layer normalization", weight, bias)
     if len(shape) > 1 or x.channels_[-1] != 1:
         raise NoRule("layer normalization over more than one axis of channels has no rule")
-    mean, spread = (part.squeeze(-1) for part in _normalized(x.mean_.unsqueeze(-1), x.variance_.unsqueeze(-1), eps))
+    mean, spread = _normalized_channels(x.mean_, x.variance_, eps)
     if weight is not None:
         mean, spread = mean * weight, spread * weight.square()
     return x.like(mean if bias is None else mean + bias, spread)
@@ -180,6 +180,21 @@ def _group_norm(x: Moments, groups: int, weight: Any = None, bias: Any = None, e
     if weight is not None:
         mean, spread = mean * weight.view(per_channel), spread * weight.square().view(per_channel)
     return x.like(mean if bias is None else mean + bias.view(per_channel), spread)
+
+
+def _normalized_channels(mean: Tensor, variance: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """`_normalized` of units [..., C], in fewer steps: with one position a channel, no deviation needs its root."""
+    share = 1 / mean.shape[-1]
+    centered = mean - mean.mean(-1, keepdim=True)
+    moved = share * variance.mean(-1, keepdim=True)
+    scale = centered.square().mean(-1, keepdim=True).add_(moved, alpha=1 / share - 1)
+    scale = scale.add_(eps).rsqrt_()
+    z = centered.mul_(scale)
+    squared = z.square()
+    first, second = (share * (part * variance).mean(-1, keepdim=True) for part in (z, squared))
+    spread = torch.addcmul(moved, z, 2 * first).addcmul_(squared, second)
+    spread.addcmul_(variance, squared.mul_(-2 * share).add_(1 - 2 * share))
+    return z, spread.clamp_min_(0).mul_(scale.square())
 
 
 def _normalized(mean: Tensor, variance: Tensor, eps: float) -> tuple[Tensor, Tensor]:

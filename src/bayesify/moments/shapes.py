@@ -36,10 +36,10 @@ def _layout(*values: Any) -> Moments:
 def _add(x: Any, y: Any, *, alpha: float = 1) -> Moments:
     """Random operands count as independent, a residual connection's too."""
     (mean, variance), (other, spread) = moments_of(x), moments_of(y)
-    found = mean + alpha * other
+    found = torch.add(mean, other, alpha=alpha) if isinstance(mean, Tensor) else mean + alpha * other
     if variance is not None and spread is not None:
         together = zip(*(value.channels_ for value in (x, y) if value.ndim == found.ndim), strict=True)
-        return Moments(found, variance + alpha**2 * spread, tuple(min(flags) for flags in together))
+        return Moments(found, torch.add(variance, spread, alpha=alpha**2), tuple(min(flags) for flags in together))
     layout, kept = _layout(x, y), variance if spread is None else alpha**2 * spread
     if found.shape == layout.shape:
         return layout.like(found, kept, torch.ones_like(found[:1]))
