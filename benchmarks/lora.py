@@ -6,10 +6,12 @@ so that what is trained is what is Bayesian. Settings were chosen (`--choose`) w
 not use.
 
 python -m benchmarks.lora --file build/lora.jsonl                                   # the table; three seeds, a GPU
-python -m benchmarks.lora --summary build/lora.jsonl                                # writes it to benchmarks/results
 python -m benchmarks.lora --choose --file build/choices.jsonl                       # settings, on other files
 python -m benchmarks.lora --cost                                                    # time and memory of a step, a GPU
 python -m benchmarks.lora --model NAME_OR_PATH --data TABLE.csv --file build/mine.jsonl  # your model; columns text and label
+
+Rows that the file has are not run again. At the end the table goes to benchmarks/results/lora.json; what that holds of other
+methods and seeds, and the other of table and choices, stays. Of several processes (`--part`) each writes all that the file has.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from bayesify.adapters.extras import load
 from bayesify.baselines import fit_members
 
 from .lora_model import CLASSES, Decoder, pretrain, python_text, snippets, with_adapters
-from .timing import adam_step, clock, record, synchronize
+from .timing import RESULTS, adam_step, clock, record, revision, synchronize
 
 DRAWS, MEMBERS = 32, 5
 
@@ -211,11 +213,14 @@ def curved(model: nn.Module, subset: Any, evidence: bool, problem: Problem, seed
 
 
 def run(
-    problem: Problem, methods: Iterable[str], seeds: Iterable[int], part: int, parts: int
+    problem: Problem, methods: Iterable[str], seeds: Iterable[int], part: int, parts: int, known: list[dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-    """One share of the table's rows, one for each method and seed."""
+    """One share of the table's rows, one for each method and seed, less those that are known."""
     plain: dict[int, nn.Module] = {}
+    done = {identity(row) for row in known}
     for seed, method in list(itertools.product(seeds, methods))[part::parts]:
+        if (method, seed, "{}") in done:
+            continue
         begin = time.perf_counter()
         if method in SETTINGS:
             bnn = trained(problem, SETTINGS[method], seed)
@@ -238,11 +243,21 @@ CHOICES: dict[str, list[dict[str, Any]]] = {
 """Settings to choose from."""
 
 
-def choices(problem: Problem, seeds: Iterable[int], part: int, parts: int) -> Iterator[dict[str, Any]]:
-    """One share of the settings, judged."""
+def identity(row: dict[str, Any]) -> tuple[str, int, str]:
+    """What a row is of: method, seed, and the change of settings."""
+    return row["method"], row["seed"], json.dumps(row.get("change", {}))
+
+
+def choices(
+    problem: Problem, seeds: Iterable[int], part: int, parts: int, known: list[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """One share of the settings, judged, less those that are known."""
+    done = {identity(row) for row in known}
     tried = [(seed, method, change) for seed in seeds for method, grid in CHOICES.items() for change in grid]
     random.Random(0).shuffle(tried)
     for seed, method, change in tried[part::parts]:
+        if (method, seed, json.dumps(change)) in done:
+            continue
         begin = time.perf_counter()
         found = judged(trained(problem, replace(SETTINGS[method], **change), seed), problem.test)
         shown = {"method": method, "seed": seed, "change": change, **found}
@@ -344,6 +359,18 @@ def flat(figures: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
         yield from flat(value, (*path, key))
 
 
+def stored(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def summarize(rows: list[dict[str, Any]], part: str) -> None:
+    """Put rows, or choices, into the committed results, in the place of the same ones there."""
+    found = json.loads((RESULTS / "lora.json").read_text())["figures"]
+    merged = {identity(row): row for row in (*found.get(part, []), *rows)}
+    found[part] = sorted(merged.values(), key=lambda row: (METHODS.index(row["method"]), row["seed"]))
+    record("lora", found)
+
+
 def table(figures: dict[str, Any]) -> str:
     """The guide's table, in Markdown: means over the seeds that were run, ECE of each."""
     seeds = sorted({entry["seed"] for entry in figures["rows"]})
@@ -384,22 +411,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3000, help="of pretraining")
     parser.add_argument("--tests", type=int, default=2000, help="test examples")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument(
-        "--summary", type=Path, help="a file of runs, or with --cost any, of which to write the committed summary"
-    )
+    parser.add_argument("--no-summary", action="store_true", help="do not touch the committed results")
     given = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     if given.cost:
         small = {"width": 64, "depth": 2, "length": 32, "batch": 4, "vocabulary": 256} if given.small else {}
         figures = cost(given.device, **small)
         print(json.dumps(figures), flush=True)
-        if given.summary:
+        if not given.no_summary and not given.small:
             record("lora_gpu", {", ".join(path): value for path, value in flat(figures)})
-        return
-    if given.summary:
-        rows = [json.loads(line) for line in given.summary.read_text().splitlines()]
-        rows.sort(key=lambda entry: (METHODS.index(entry["method"]), entry["seed"]))
-        record("lora", {"rows": rows}, command="python -m benchmarks.lora --file build/lora.jsonl")
         return
     if given.model:
         if given.data is None:
@@ -415,15 +435,17 @@ def main() -> None:
     seeds = range(first, first + given.seeds)
     if given.chosen:
         choose(given.chosen.read_text().splitlines())
-    options = (seeds, *given.part)
-    lines = []
+    options = (seeds, *given.part, stored(given.file))
     for entry in choices(problem, *options) if given.choose else run(problem, given.methods, *options):
-        lines.append(entry)
+        entry["revision"] = revision()
         with given.file.open("a") as file:
             file.write(json.dumps(entry) + "\n")
         print(json.dumps(entry), flush=True)
+    rows = stored(given.file)
     if not given.choose:
-        print(table({"rows": lines}))
+        print(table({"rows": rows}))
+    if not (given.no_summary or given.small or given.model):
+        summarize(rows, "choices" if given.choose else "rows")
 
 
 if __name__ == "__main__":

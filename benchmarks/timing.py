@@ -94,7 +94,7 @@ def record(name: str, figures: dict[str, Any], *, keep: bool = False, **facts: A
         "hardware": {"cpu": _cpu(), "threads": torch.get_num_threads(), "gpu": gpu},
         "versions": {
             "bayesify": bayesify.__version__,
-            "revision": _revision(),
+            "revision": revision(),
             "torch": torch.__version__,
             "python": platform.python_version(),
         },
@@ -129,7 +129,7 @@ def _module() -> str:
     return spec.name if spec else "benchmarks.run"
 
 
-def _revision() -> str | None:
+def revision() -> str | None:
     """The commit, with `-dirty` after it where files differ; BAYESIFY_REVISION names that of a copy without history."""
     if "BAYESIFY_REVISION" in os.environ:
         return os.environ["BAYESIFY_REVISION"]
