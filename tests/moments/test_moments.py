@@ -169,6 +169,34 @@ def test_maps_in_pieces_are_the_same(slope: float, generator, monkeypatch) -> No
     torch.testing.assert_close(pieces.variance_, whole.variance_)
 
 
+def test_layer_normalization_is_group_normalization_of_one_group(generator) -> None:
+    mean, variance = torch.rand(2, 4, 6, generator=generator, dtype=torch.float64)
+    weight, bias = torch.rand(2, 6, generator=generator, dtype=torch.float64)
+    layer = F.layer_norm(Moments(mean, variance), (6,), weight, bias)
+    group = F.group_norm(Moments(mean[..., None], variance[..., None], (0, 1, 0)), 1, weight, bias)
+    torch.testing.assert_close(layer.mean_, group.mean_.squeeze(-1))
+    torch.testing.assert_close(layer.variance_, group.variance_.squeeze(-1))
+
+
+class Attention(nn.Module):
+    def __init__(self, apart: bool) -> None:
+        super().__init__()
+        self.body, self.apart = nn.MultiheadAttention(8, 2, batch_first=True), apart
+
+    def forward(self, x: Tensor) -> Tensor:
+        keys, values = (x.clone(), x.clone()) if self.apart else (x, x)
+        return self.body(x, keys, values)[0].mean(1)
+
+
+def test_self_attention_by_one_product_is_that_by_three(generator) -> None:
+    x = torch.randn(3, 5, 8, generator=generator, dtype=torch.float64)
+    one, three = bayesian(Attention(False)), bayesian(Attention(True))
+    three.load_state_dict(one.state_dict())
+    found, expected = (bnn.predict(x, method="moments") for bnn in (one, three))
+    torch.testing.assert_close(found.mean, expected.mean)
+    torch.testing.assert_close(found.epistemic, expected.epistemic)
+
+
 class Residual(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -278,6 +306,15 @@ def test_a_posterior_that_changes_is_seen(generator) -> None:
     torch.testing.assert_close(bnn.predict(x, method="moments").epistemic, 4 * before)
 
 
+class Turned(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.layer.weight.T
+
+
 class Twice(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -291,6 +328,7 @@ class Twice(nn.Module):
     ("net", "posterior", "message"),
     [
         (nn.Sequential(nn.Linear(3, 3), nn.Softmax(-1)), None, r"cannot pass 1 \(Softmax\): softmax has no rule"),
+        (Turned(), None, r"cannot pass Turned: (permute|t) has no rule"),
         (Twice(), None, r"cannot pass layer \(Linear\): layer.weight is used more than once"),
         (nn.Linear(3, 3), posteriors.MatrixNormal(), "MatrixNormal is no posterior of independent Gaussians"),
     ],
@@ -300,17 +338,21 @@ def test_what_has_no_rule_is_refused_by_name(net, posterior, message) -> None:
         bayesian(net, posterior=posterior).predict(torch.ones(2, 3, dtype=torch.float64), method="moments")
 
 
-def test_recurrent_networks_are_refused() -> None:
-    class Last(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.head = nn.GRU(3, 4, batch_first=True), nn.Linear(4, 1)
+class Last(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.GRU(3, 4, batch_first=True), nn.Linear(4, 1)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.body(x)[0][:, -1])
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x)[0][:, -1])
 
-    with pytest.raises(ValueError, match=r"method='moments' cannot pass .*use method='draws'"):
-        bayesian(Last()).predict(torch.ones(2, 5, 3, dtype=torch.float64), method="moments")
+
+@pytest.mark.parametrize("posterior", [None, {"head": posteriors.MeanField()}])
+def test_recurrent_networks_are_refused_by_name(posterior) -> None:
+    with pytest.raises(
+        ValueError, match=r"cannot pass body \(GRU\): recurrent layers have no rule; use method='draws'"
+    ):
+        bayesian(Last(), posterior=posterior).predict(torch.ones(2, 5, 3, dtype=torch.float64), method="moments")
 
 
 def test_draws_make_no_sense_with_moments() -> None:

@@ -121,6 +121,7 @@ def _run(runner: Runner, weights: Weights, args: Any, kwargs: Any, output: str |
         name: mean if spread is None else Moments(mean, spread, pass_=counter, name=name)
         for name, (mean, spread) in weights.items()
     }
+    _check_recurrent(runner.network)
     try:
         found = select_output(runner.call(values, args, kwargs), output)
     except NoRule as refusal:
@@ -131,6 +132,16 @@ def _run(runner: Runner, weights: Weights, args: Any, kwargs: Any, output: str |
     if found.ndim != 2 or found.shape[1] > LARGEST_COVARIANCE:
         return found.mean_, found.variance_.flatten(1)
     return found.mean_, covariance(found, PASSES * counter.plain - counter.spent)
+
+
+def _check_recurrent(network: nn.Module) -> None:
+    """Refuse recurrent layers by name: their kernels take plain weights, and use them at every step."""
+    for name, module in network.named_modules():
+        if isinstance(module, nn.RNNBase):
+            place = f"{name or 'the network'} ({type(module).__name__})"
+            raise ValueError(
+                f"predict: method='moments' cannot pass {place}: recurrent layers have no rule; use method='draws'"
+            )
 
 
 def _layer(network: nn.Module, error: BaseException) -> str:

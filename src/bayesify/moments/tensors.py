@@ -111,6 +111,11 @@ class Moments(StructuredWeight):
         name = getattr(func, "__name__", str(func))
         raise NoRule(f"{name} has no rule for means and variances")
 
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        """What torch does below its functions, such as `weight.T`, is refused too."""
+        return cls.form(func.overloadpacket, args, kwargs)
+
     def like(self, mean: Tensor, variance: Tensor, gain: Tensor | None = None) -> Moments:
         """Units of the same shape and layout.
 
