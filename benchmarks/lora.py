@@ -392,6 +392,16 @@ def table(figures: dict[str, Any]) -> str:
     return "\n".join(rows)
 
 
+def cost_table(figures: dict[str, float]) -> str:
+    """The guide's second table: steps beside plain LoRA's, in Markdown."""
+    lines = ["| step beside plain LoRA's | time | memory | numbers per adapter weight |", "| --- | --- | --- | --- |"]
+    for model in ("GPT-2", "decoder"):
+        for method in ("mean-field", "k-tied", "inducing"):
+            found = [figures[f"{model}, {method}, {key}"] for key in ("time", "memory", "numbers per weight")]
+            lines.append(f"| {model}, {method} | " + " | ".join(f"{value:.2f}" for value in found) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--file", type=Path, default=Path("build/lora.jsonl"), help="each run is appended to it")

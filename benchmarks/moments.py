@@ -93,8 +93,9 @@ def times(network: str, seed: int, method: str, folder: Path, seconds: float) ->
     return {"network": network, "seed": seed, "method": method, **found}
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def table(figures: dict[str, Any]) -> str:
     """The guide's table: means over seeds, in Markdown."""
+    rows = list(figures.values())
     lines = [
         "| | NLL: 256 draws, one pass | ECE: 256 draws, one pass | distance to 1,000 draws: 256 draws, one pass, mean network | "
         "mutual information: 1,000 draws, one pass |",
@@ -110,6 +111,19 @@ def table(rows: list[dict[str, Any]]) -> str:
         cells.append(", ".join(mean(way, "distance inside") for way in ("draws_256", "moments", "mean_network")))
         cells.append(", ".join(mean(way, "mutual information inside") for way in ("draws_1000", "moments")))
         lines.append(f"| {network}, {method.replace('_', ' ')} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def times_table(by_machine: dict[str, dict[str, Any]]) -> str:
+    """The guide's second table: passes of the mean network, in Markdown, from the figures of each kind of processor."""
+    titles = [f"{machine}: one pass, 16 draws" for machine in by_machine]
+    lines = ["| batch of 500 (of 1) | " + " | ".join(titles) + " |", "| --- |" + " --- |" * len(titles)]
+    for network in NETWORKS:
+        cells = []
+        for rows in (figures[network] for figures in by_machine.values()):
+            many, one = rows["batch 500"], rows["batch 1"]
+            cells.append(", ".join(f"{many[way]:.1f} ({one[way]:.0f})" for way in ("moments", "draws_16")))
+        lines.append(f"| {network} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 

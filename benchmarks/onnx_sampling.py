@@ -166,6 +166,30 @@ def run(running: Any, x: torch.Tensor, seed: int) -> np.ndarray:
     return found
 
 
+def table(figures: dict[str, float]) -> str:
+    """The guide's table, in Markdown."""
+    lines = [
+        "| | size of the network's | passes for one image | accuracy | NLL | ECE |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    named = {
+        "the network at the mean": ("", "mean_network"),
+        "torch, 16 draws": ("", "torch"),
+        "file, 1 draw": ("1", ""),
+        "file, 16 draws": ("16", "onnx"),
+        "file in int8, 16 draws": ("16_int8", "int8"),
+    }
+    for title, (file, scored) in named.items():
+        cells = (
+            [f"{figures[f'file_over_network_{file}']:.1%}", f"{figures[f'time_over_plain_{file}']:.3g}"]
+            if file
+            else ["", ""]
+        )
+        cells += [f"{figures[f'{scored}_{key}']:.4f}" if scored else "" for key in ("accuracy", "nll", "ece")]
+        lines.append(f"| {title} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stage", choices=["train", "calibrate", "measure"])
