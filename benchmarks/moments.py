@@ -4,9 +4,9 @@
     python -m benchmarks.moments --times                                                 # on this machine's processor, one thread
 
 Networks and posteriors are trained as `benchmarks.defaults` does, with its data (BAYESIFY_DATA) and its folder of trained networks;
-each result is a line in `--rows`, and those found there are not repeated. Distances are the mean over examples of half the sum of
-absolute differences between probabilities. Times are ratios to a pass of the mean network with its softmax, in processor time, for
-batches of 500 and of 1; `draws_16` are fresh.
+each result is a line in `--rows`, and those found there are not repeated; the committed results keep what was not run again.
+Distances are the mean over examples of half the sum of absolute differences between probabilities. Times are ratios to a pass of the
+mean network with its softmax, in processor time, for batches of 500 and of 1; `draws_16` are fresh.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ import bayesify
 from bayesify.metrics import evaluate
 
 from . import defaults
-from .timing import ratios, record
+from .timing import RESULTS, ratios, record, revision
 
 METHODS = ("mean_field", "k_tied")
 NETWORKS = ("cnn", "mlp", "transformer")
-IMAGES, STRANGERS = 2000, 250
+CELLS = list(itertools.product(NETWORKS, range(3), METHODS))
+IMAGES, STRANGERS = 1000, 50
 
 
 def trained(network: str, seed: int, method: str, folder: Path, device: str) -> tuple[Any, defaults.Data]:
@@ -50,7 +51,7 @@ def measure(network: str, seed: int, method: str, folder: Path, device: str, ima
     outside = torch.cat([part[:STRANGERS] for part in data.strangers.values()]).to(device)
     generator = torch.Generator().manual_seed(seed)
     many, few = (bnn.draw(count, generator=generator).detach() for count in (1000, 256))
-    row: dict[str, Any] = {"network": network, "seed": seed, "method": method, "images": len(x)}
+    row: dict[str, Any] = {"network": network, "seed": seed, "method": method, "images": len(x), "revision": revision()}
     truth = {"inside": bnn.predict(x, draws=many), "outside": bnn.predict(outside, draws=many)}
     ways = {
         "draws_1000": truth,
@@ -160,8 +161,9 @@ def main() -> None:
                 lines.write(json.dumps(row) + "\n")
             print(json.dumps(row), flush=True)
     if not given.no_summary:
-        rows = stored(given.rows)
-        record("moments", {"{}, seed {}, {}".format(*cell): rows[cell] for cell in cells if cell in rows})
+        rows = json.loads((RESULTS / "moments.json").read_text())["figures"]  # those of other cells stay
+        rows |= {"{}, seed {}, {}".format(*cell): row for cell, row in stored(given.rows).items()}
+        record("moments", {key: rows[key] for cell in CELLS if (key := "{}, seed {}, {}".format(*cell)) in rows})
 
 
 def stored(path: Path) -> dict[tuple[str, int, str], dict[str, Any]]:

@@ -3,6 +3,7 @@
     python -m benchmarks.onnx_sampling train FOLDER [--device cuda]      inducing weights on Fashion-MNIST, stored in FOLDER
     python -m benchmarks.onnx_sampling calibrate FOLDER [--device cuda]  scores by the file's numbers and by torch's, on all images
     python -m benchmarks.onnx_sampling measure FOLDER                    export and run it on a CPU; needs the extra `onnx`
+    python -m benchmarks.onnx_sampling int8 FOLDER                       the same draw in float32 and in int8
 
 `calibrate` makes draws from the normal numbers that the file makes (`normals`), by the graph that is in the file, and runs them in
 torch. `measure` runs the files in ONNX Runtime itself: times of one image on one thread first, then scores beside torch's; it keeps
@@ -124,6 +125,25 @@ def measure(folder: Path, images_used: int, threads: int) -> None:
         record("onnx_sampling_cpu", figures, **facts, onnxruntime=onnxruntime.__version__)
 
 
+def measure_int8(folder: Path, images_used: int) -> None:
+    """Scores of one and the same draw by a file in float32 and by one in int8."""
+    from bayesify.adapters import export_onnx
+
+    bnn = bayesify.load(folder / "inducing.safetensors", network()).eval()
+    x, y = (part[:images_used] for part in tensors(train=False))
+    figures: dict[str, float] = {}
+    for kind in ("float32", "int8"):
+        path = folder / f"one-{kind}.onnx"
+        if not path.exists():
+            export_onnx(bnn, path, x[:2], num_draws=1, sample=True, int8=kind == "int8")
+        running = session(folder, path.stem, torch.get_num_threads())
+        probs = torch.from_numpy(np.concatenate([run(running, part, 0) for part in x.split(250)]))
+        found = likelihoods.Categorical().predictive(Outputs(kept=probs.log().unsqueeze(0)))
+        figures |= {f"{kind}_{key}": round(float(value), 5) for key, value in metrics.evaluate(found, y).items()}
+        figures[f"{kind}_megabytes"] = round(path.stat().st_size / 1e6, 2)
+    record("onnx_int8", figures, images=len(x), draws=1, seed=0)
+
+
 def sizes_and_times(
     bnn: bayesify.BayesianNetwork, net: torch.nn.Module, x: torch.Tensor, folder: Path
 ) -> dict[str, float]:
@@ -180,19 +200,17 @@ def table(figures: dict[str, float]) -> str:
         "file in int8, 16 draws": ("16_int8", "int8"),
     }
     for title, (file, scored) in named.items():
-        cells = (
-            [f"{figures[f'file_over_network_{file}']:.1%}", f"{figures[f'time_over_plain_{file}']:.3g}"]
-            if file
-            else ["", ""]
-        )
-        cells += [f"{figures[f'{scored}_{key}']:.4f}" if scored else "" for key in ("accuracy", "nll", "ece")]
-        lines.append(f"| {title} | " + " | ".join(cells) + " |")
+        forms = {f"file_over_network_{file}": "{:.1%}", f"time_over_plain_{file}": "{:.3g}"}
+        forms |= dict.fromkeys((f"{scored}_{key}" for key in ("accuracy", "nll", "ece")), "{:.4f}")
+        cells = [form.format(figures[key]) if key in figures else "" for key, form in forms.items()]
+        if any(cells):
+            lines.append(f"| {title} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", choices=["train", "calibrate", "measure"])
+    parser.add_argument("stage", choices=["train", "calibrate", "measure", "int8"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--epochs", type=int, default=3)
@@ -203,6 +221,8 @@ def main() -> None:
         train(given.folder, given.device, given.epochs)
     elif given.stage == "calibrate":
         calibrate(given.folder, given.device, given.images)
+    elif given.stage == "int8":
+        measure_int8(given.folder, given.images)
     else:
         measure(given.folder, given.images, given.threads)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import bayesify
 from bayesify import likelihoods, posteriors
 from bayesify.moments import Moments
+from bayesify.moments.attention import attend
 from bayesify.moments.prediction import _rule, covariance
 from bayesify.moments.shapes import reshaped
 
@@ -157,16 +158,27 @@ def test_layouts_in_memory_do_not_matter(channels: int, generator) -> None:
         torch.testing.assert_close(pooled.view(4, -1).variance_, expected.flatten(1))
 
 
-@pytest.mark.parametrize("slope", [0.0, 0.2])
-def test_maps_in_pieces_are_the_same(slope: float, generator, monkeypatch) -> None:
-    mean, variance = torch.rand(2, 7, 3, 4, 4, generator=generator, dtype=torch.float64) - torch.tensor([0.5, 0]).view(
-        2, 1, 1, 1, 1
-    )
-    whole = F.leaky_relu(Moments(mean, variance, (0, 1, 0, 0)), slope)
-    monkeypatch.setattr("bayesify.moments.pointwise.PIECE", 100)
-    pieces = F.leaky_relu(Moments(mean, variance, (0, 1, 0, 0)), slope)
-    torch.testing.assert_close(pieces.mean_, whole.mean_)
-    torch.testing.assert_close(pieces.variance_, whole.variance_)
+def _pieces(name: str, units: Tensor, mask: Tensor) -> list[Tensor]:
+    maps, flat = Moments(*units, (0, 1, 0, 0)), Moments(*units.flatten(3), (0, 0, 1))
+    if name == "attention":
+        found = attend(units, units.flip(1), units.flip(2), mask, 0.5)
+    elif name == "norm":
+        found = F.layer_norm(flat, (16,)).components()
+    else:
+        found = F.leaky_relu(maps, 0.2 if name == "leaky" else 0.0).components()
+    return list(found)
+
+
+@pytest.mark.parametrize("name", ["relu", "leaky", "norm", "attention", "masked"])
+def test_pieces_of_a_batch_are_the_same(name: str, generator, monkeypatch) -> None:
+    units = torch.rand(2, 7, 3, 4, 4, generator=generator, dtype=torch.float64)  # means and variances of 7 examples
+    units[0] -= 0.5
+    mask = torch.randn(7, 1, 4, 4, generator=generator, dtype=torch.float64) if name == "masked" else torch.eye(4)
+    name = "attention" if name == "masked" else name
+    whole = _pieces(name, units, mask)
+    monkeypatch.setattr("bayesify.moments.tensors.PIECE", 100)
+    for found, expected in zip(_pieces(name, units, mask), whole, strict=True):
+        torch.testing.assert_close(found, expected)
 
 
 def test_layer_normalization_is_group_normalization_of_one_group(generator) -> None:

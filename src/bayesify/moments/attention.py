@@ -15,12 +15,30 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bayesify.moments.linear import linear
-from bayesify.moments.tensors import Moments, NoRule, moments_of, use
+from bayesify.moments.tensors import Moments, NoRule, in_pieces, moments_of, use
 
 
 def attend(queries: Any, keys: Any, values: Any, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Means and variances of outputs [..., T, D], and the attention [..., T, J], from those of queries, keys and values."""
-    (query, query_spread), (key, key_spread), (value, value_spread) = queries, keys, values
+    """Means and variances of outputs [B, ..., T, D], and the attention [B, ..., T, J], from those of queries, keys and values."""
+    units = (*queries, *keys, *values)
+    if len({len(part) for part in units if part is not None}) > 1:  # examples that share keys
+        return _attend(*units, mask, scale)
+    if mask is not None:
+        before = queries[0].ndim - mask.ndim
+        mask = mask.expand(len(queries[0]), *[1] * (before - 1), *(mask.shape if before else mask.shape[1:]))
+    return in_pieces(lambda *parts: _attend(*parts, scale), *units, mask)  # type: ignore[return-value]
+
+
+def _attend(
+    query: Tensor,
+    query_spread: Tensor | None,
+    key: Tensor,
+    key_spread: Tensor | None,
+    value: Tensor,
+    value_spread: Tensor | None,
+    mask: Tensor | None,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
     query = scale * query
     scores = query @ _turned(key)
     attention = (scores if mask is None else scores + mask).softmax(-1)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayesify.moments.tensors import Moments, NoRule, Origin, channels_last, moments_of, use
+from bayesify.moments.tensors import Moments, NoRule, Origin, channels_last, in_pieces, moments_of, use
 
 
 def _count(weight: Any, bias: Any, products: int, variance: Tensor | None) -> None:
@@ -164,7 +164,7 @@ def _layer_norm(x: Moments, shape: Any, weight: Any = None, bias: Any = None, ep
     _fixed("layer normalization", weight, bias)
     if len(shape) > 1 or x.channels_[-1] != 1:
         raise NoRule("layer normalization over more than one axis of channels has no rule")
-    mean, spread = _normalized_channels(x.mean_, x.variance_, eps)
+    mean, spread = in_pieces(lambda *units: _normalized_channels(*units, eps), x.mean_, x.variance_)
     if weight is not None:
         mean, spread = mean * weight, spread * weight.square()
     return x.like(mean if bias is None else mean + bias, spread)

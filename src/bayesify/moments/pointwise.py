@@ -15,26 +15,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayesify.moments.tensors import Moments
+from bayesify.moments.tensors import Moments, in_pieces
 
 POINTS = 8
 """Of the Gauss-Hermite rule."""
-
-PIECE = 2**18
-"""Units of maps at a time on a processor: whole maps would take new memory for each step, whose pages cost more than the step."""
 
 
 def leaky(x: Moments, slope: float) -> Moments:
     r"""$\max(x, 0) + a \min(x, 0)$ in closed form: with $z = m / \sqrt v$, ReLU has mean $m \Phi(z) + \sqrt v \varphi(z)$, variance
     $v ((1 + z^2) \Phi + z \varphi - (z \Phi + \varphi)^2)$ and gain $\Phi(z)$."""
-    if x.mean_.ndim == 2 or x.mean_.device.type != "cpu" or x.mean_.numel() <= PIECE:
-        return x.like(*_leaky(x.mean_, x.variance_, slope))
-    mean, spread = torch.empty_like(x.mean_), torch.empty_like(x.mean_)
-    rows = max(1, PIECE * len(mean) // mean.numel())
-    for start in range(0, len(mean), rows):
-        piece = slice(start, start + rows)
-        mean[piece], spread[piece], _ = _leaky(x.mean_[piece], x.variance_[piece], slope)
-    return x.like(mean, spread)
+    kept = 3 if x.mean_.ndim == 2 else 2  # only units [B, O] have an origin
+    return x.like(*in_pieces(lambda mean, variance: _leaky(mean, variance, slope)[:kept], x.mean_, x.variance_))
 
 
 def _leaky(mean: Tensor, variance: Tensor, slope: float) -> tuple[Tensor, Tensor, Tensor]:

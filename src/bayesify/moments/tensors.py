@@ -146,6 +146,26 @@ def channels_last(maps: Tensor) -> Tensor:
     )  # of one channel too, unlike `contiguous`
 
 
+PIECE = 2**18
+"""Units at a time on a processor: whole maps would take new memory for each step, whose pages cost more than the step."""
+
+
+def in_pieces(step: Callable[..., tuple[Tensor, ...]], *units: Tensor | None) -> tuple[Tensor, ...]:
+    """What a step makes of each example's own units: of a few examples at a time, on a processor.
+
+    Args:
+        step: Takes tensors with examples on their first axis, and returns such.
+        units: Its arguments; nothing stays nothing.
+    """
+    first = next(part for part in units if part is not None)
+    rows = max(1, PIECE * len(first) // max(1, first.numel()))
+    if first.device.type != "cpu" or rows >= len(first):
+        return step(*units)
+    pieces = [[None] * -(-len(first) // rows) if part is None else part.split(rows) for part in units]
+    made = [step(*parts) for parts in zip(*pieces, strict=True)]
+    return tuple(torch.cat(parts) for parts in zip(*made, strict=True))
+
+
 def use(weight: Any) -> None:
     """Note that a weight is used.
 
