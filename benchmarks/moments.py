@@ -5,7 +5,7 @@
 
 Networks and posteriors are trained as `benchmarks.defaults` does, with its data (BAYESIFY_DATA) and its folder of trained networks;
 each result is a line in `--rows`, and those found there are not repeated; the committed results keep what was not run again.
-Distances are the mean over examples of half the sum of absolute differences between probabilities. Times are ratios to a pass of the
+Distances are means over examples of half the sum of absolute differences between probabilities. Times are ratios to a pass of the
 mean network with its softmax, in processor time, for batches of 500 and of 1; `draws_16` are fresh.
 """
 
