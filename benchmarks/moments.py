@@ -162,7 +162,7 @@ def main() -> None:
             print(json.dumps(row), flush=True)
     if not given.no_summary:
         rows = json.loads((RESULTS / "moments.json").read_text())["figures"]  # those of other cells stay
-        rows |= {"{}, seed {}, {}".format(*cell): row for cell, row in stored(given.rows).items()}
+        rows |= {"{}, seed {}, {}".format(*cell): row for cell, row in stored(given.rows).items() if cell in cells}
         record("moments", {key: rows[key] for cell in CELLS if (key := "{}, seed {}, {}".format(*cell)) in rows})
 
 

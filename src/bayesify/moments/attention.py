@@ -8,6 +8,7 @@ $S_{ij} = q_i \cdot k_j / \sqrt d$ count as independent.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,16 +21,17 @@ from bayesify.moments.tensors import Moments, NoRule, in_pieces, moments_of, use
 
 def attend(queries: Any, keys: Any, values: Any, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """Means and variances of outputs [B, ..., T, D], and the attention [B, ..., T, J], from those of queries, keys and values."""
-    units = (*queries, *keys, *values)
+    units: tuple[Any, ...] = (*queries, *keys, *values)
     if len({len(part) for part in units if part is not None}) > 1:  # examples that share keys
-        return _attend(*units, mask, scale)
+        return _attend(scale, *(*units, mask))
     if mask is not None:
         before = queries[0].ndim - mask.ndim
         mask = mask.expand(len(queries[0]), *[1] * (before - 1), *(mask.shape if before else mask.shape[1:]))
-    return in_pieces(lambda *parts: _attend(*parts, scale), *units, mask)  # type: ignore[return-value]
+    return in_pieces(partial(_attend, scale), *units, mask)  # type: ignore[return-value]
 
 
 def _attend(
+    scale: float,
     query: Tensor,
     query_spread: Tensor | None,
     key: Tensor,
@@ -37,7 +39,6 @@ def _attend(
     value: Tensor,
     value_spread: Tensor | None,
     mask: Tensor | None,
-    scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     query = scale * query
     scores = query @ _turned(key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -164,7 +165,7 @@ def _layer_norm(x: Moments, shape: Any, weight: Any = None, bias: Any = None, ep
     _fixed("layer normalization", weight, bias)
     if len(shape) > 1 or x.channels_[-1] != 1:
         raise NoRule("layer normalization over more than one axis of channels has no rule")
-    mean, spread = in_pieces(lambda *units: _normalized_channels(*units, eps), x.mean_, x.variance_)
+    mean, spread = in_pieces(partial(_normalized_channels, eps), x.mean_, x.variance_)
     if weight is not None:
         mean, spread = mean * weight, spread * weight.square()
     return x.like(mean if bias is None else mean + bias, spread)
@@ -182,7 +183,7 @@ def _group_norm(x: Moments, groups: int, weight: Any = None, bias: Any = None, e
     return x.like(mean if bias is None else mean + bias.view(per_channel), spread)
 
 
-def _normalized_channels(mean: Tensor, variance: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def _normalized_channels(eps: float, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     """`_normalized` of units [..., C], in fewer steps: with one position a channel, no deviation needs its root."""
     share = 1 / mean.shape[-1]
     centered = mean - mean.mean(-1, keepdim=True)
