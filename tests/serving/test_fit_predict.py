@@ -241,7 +241,9 @@ def test_empty_cells_are_taken_where_training_had_numbers_alone(tmp_path):
     model = fit_table(frame, "y", method="point", epochs=20)
     frame.loc[0, "a"] = np.nan
     frame[["c", "a", "b"]].to_csv(tmp_path / "new.csv", index=False)
-    assert predict_table(model, tmp_path / "new.csv", tmp_path / "out.csv").num_rows == 60
+    outcome = predict_table(model, tmp_path / "new.csv", tmp_path / "out.csv")
+    assert outcome.num_rows == 60
+    assert [words for words in outcome.warnings if "1 cells of 'a' are empty, and none was in training" in words]
 
 
 def test_arguments_of_predict(regression, new, tmp_path):

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from warnings import catch_warnings, simplefilter
 
 import numpy as np
 
@@ -97,7 +98,11 @@ def predict_table(
                     for name, (count, text) in _unseen(model, frame).items():
                         before, example = unseen.get(name, (0, text))
                         unseen[name] = before + count, example
-                    cells, flags, part = _predict(model, inputs, frame, level)
+                    with catch_warnings(record=True) as told:  # they belong to the outcome
+                        simplefilter("always")
+                        cells, flags, part = _predict(model, inputs, frame, level)
+                    owner = f"{type(model.estimator).__name__}: "
+                    warnings |= dict.fromkeys(f"{str(entry.message).removeprefix(owner)}." for entry in told)
                 except ValueError as error:
                     reason = str(error).removeprefix(f"{type(model.estimator).__name__}: ")
                     where = f"{new.name}" if not first else f"{new.name}, in the rows from {first + 1:,} on"
