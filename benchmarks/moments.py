@@ -163,7 +163,10 @@ def main() -> None:
     if not given.no_summary:
         rows = json.loads((RESULTS / "moments.json").read_text())["figures"]  # those of other cells stay
         rows |= {"{}, seed {}, {}".format(*cell): row for cell, row in stored(given.rows).items() if cell in cells}
-        record("moments", {key: rows[key] for cell in CELLS if (key := "{}, seed {}, {}".format(*cell)) in rows})
+        kept = {key: rows[key] for cell in CELLS if (key := "{}, seed {}, {}".format(*cell)) in rows}
+        record(
+            "moments", kept, note="Command, hardware and revision of the last run; rows that it did not run were kept."
+        )
 
 
 def stored(path: Path) -> dict[tuple[str, int, str], dict[str, Any]]:
