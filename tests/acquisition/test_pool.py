@@ -1,12 +1,13 @@
 """The pool loop: what it asks, and that a killed run goes on."""
 
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 
 import pytest
 import torch
+from forks import forks
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -85,25 +86,22 @@ def test_a_finished_run_asks_nothing_and_goes_on_to_more_rounds(tmp_path):
     assert len(oracle.asked) == 1
 
 
-PROGRAM = """
-import os, signal, sys
-sys.path.insert(0, {folder!r})
-import test_pool as t
-class Killed(t.Oracle):
+class Killed(Oracle):
     def __call__(self, indices):
         if len(self.asked) == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().__call__(indices)
-t.run(Killed(), {path!r}, t.at_random)
-"""
 
 
-@pytest.mark.skipif(os.name != "posix", reason="signals")
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@forks
 def test_a_killed_process_leaves_a_run_that_goes_on(tmp_path):
     path = tmp_path / "pool.safetensors"
-    program = PROGRAM.format(folder=os.path.dirname(__file__), path=str(path))
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    child = multiprocessing.get_context("fork").Process(target=run, args=(Killed(), path, at_random))
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
     oracle = Oracle()
     assert torch.equal(run(oracle, path, at_random).indices, run(Oracle(), None, at_random).indices)
     assert len(oracle.asked) == 3

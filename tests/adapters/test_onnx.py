@@ -48,7 +48,7 @@ def close(found, prediction, rows=slice(None)):
         pytest.param(
             likelihoods.HeteroscedasticGaussian(), 4, {"mean", "variance", "epistemic"}, marks=pytest.mark.slow
         ),
-        (likelihoods.Categorical(), 3, {"probs", "entropy", "mutual_information"}),
+        pytest.param(likelihoods.Categorical(), 3, {"probs", "entropy", "mutual_information"}, marks=pytest.mark.slow),
         pytest.param(likelihoods.Bernoulli(), 2, {"probs", "entropy", "mutual_information"}, marks=pytest.mark.slow),
     ],
     ids=["gaussian", "heteroscedastic", "categorical", "bernoulli"],
@@ -111,6 +111,7 @@ class Keywords(nn.Module):
 
 
 def test_keyword_inputs_and_several_outputs(tmp_path):
+    """Of a classifier: what is said of it is said of classes."""
     bnn = bayesify.bayesianize(
         Keywords(), {"out": posteriors.MeanField(init_std=0.5)}, likelihood=likelihoods.Categorical()
     )
@@ -118,6 +119,7 @@ def test_keyword_inputs_and_several_outputs(tmp_path):
     made = export_onnx(bnn, tmp_path / "model.onnx", x, num_draws=3, generator=seeded())
     assert made.inputs == ("tokens", "mask")
     found = run(made.path, **{name: value.numpy() for name, value in x.items()})
+    assert found.keys() == {"probs", "entropy", "mutual_information"}
     close(found, bnn.predict(x, 3, generator=seeded()))
 
 
@@ -161,7 +163,9 @@ def test_mistakes_are_named(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_draws_that_can_be_counted_are_all_exported(tmp_path):
+def test_draws_that_can_be_counted_are_all_exported(tmp_path, monkeypatch):
+    monkeypatch.setattr(adapter, "_write", lambda graph, path, *_: path.touch())
+    monkeypatch.setattr(adapter, "_compare", lambda wanted, *_: float(len(wanted)))
     bnn = bayesify.bayesianize(nn.Linear(2, 1), "mean_field", likelihood=likelihoods.Gaussian(0.1))
     made = export_onnx(bnn.draw(4), tmp_path / "four.onnx", torch.randn(3, 2), likelihood=bnn.likelihood)
     assert made.num_draws == 4

@@ -1,9 +1,7 @@
 import os
 import re
 import signal
-import subprocess
-import sys
-import time
+import threading
 from pathlib import Path
 
 import pytest
@@ -191,35 +189,24 @@ def test_ctrl_c_keeps_what_is_finished(brief, tmp_path, monkeypatch):
     assert page.count("<figure>") == 3
 
 
-ENDLESS = """
-import bayesify.demo.run as demo
+def test_a_real_ctrl_c_ends_with_a_report(tmp_path, monkeypatch):
+    """The signal comes in the middle of a training that would not end by itself."""
+    original = experiment.run
 
-original = demo.run
+    def run(method, problem, **options):
+        if method.name == "mean_field":
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+            return original(method, problem, **{**options, "epochs": 10**6, "budget": None})
+        return original(method, problem, **{**options, "epochs": 4})
 
-def run(method, problem, **options):
-    if method.name == "mean_field":
-        print("now", flush=True)
-        return original(method, problem, **{**options, "epochs": 10**6, "budget": None})
-    return original(method, problem, **{**options, "epochs": 4})
-
-demo.run = run
-from bayesify.cli import main
-main()
-"""
-
-
-def test_a_real_ctrl_c_ends_with_a_report(tmp_path):
-    process = subprocess.Popen(
-        [sys.executable, "-c", ENDLESS, "demo", "--methods", "point,mean_field", "--out", str(tmp_path)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stdout.readline().strip() == "now"
-    time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=120)
-    assert process.returncode == 130, errors
-    page = Path(output.splitlines()[-1]).read_text()
+    monkeypatch.setattr(experiment, "run", run)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        result = runner.invoke(app, ["demo", "--methods", "point,mean_field", "--out", str(tmp_path)])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert result.exit_code == 130
+    page = Path(last_line(result)).read_text()
     assert "Not finished: Mean-field." in page
     assert page.count("<figure>") == 2
 

@@ -247,11 +247,27 @@ NOTE = """
 """In place of the sleep: says who sleeps."""
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_interruption_keeps_what_is_finished(tmp_path: Path, workers: int) -> None:
+def interrupted(job: int) -> dict[str, Any]:
+    if job:
+        signal.raise_signal(signal.SIGINT)
+    return {"job": job}
+
+
+def test_an_interruption_keeps_what_is_finished(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_jobs(interrupted, {"a": 0, "b": 1, "c": 2}, tmp_path, workers=1)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert read_results(tmp_path) == {"a": {"job": 0}}
+
+
+@pytest.mark.slow
+def test_an_interruption_of_workers_keeps_what_is_finished(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
-    done = subprocess.Popen([sys.executable, script, tmp_path, str(workers)], stderr=subprocess.PIPE, text=True)
+    done = subprocess.Popen([sys.executable, script, tmp_path, "2"], stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 100
     while not (tmp_path / "jobs" / "a.json").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
