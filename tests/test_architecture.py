@@ -177,9 +177,14 @@ import json, sys, time
 start = time.process_time()
 import torch
 middle, before = time.process_time(), set(sys.modules)
-import bayesify
+import bayesify.function_space  # not where the list of methods begins
 bayesify.fit  # all names are loaded with the first
 end, added = time.process_time(), set(sys.modules) - before
+from bayesify.registry import METHODS
+assert list(METHODS)[0] == "point" and list(METHODS)[-1] == "subnetwork", list(METHODS)
+assert set(bayesify.__all__) <= set(dir(bayesify)) and not hasattr(bayesify, "nothing")
+from bayesify import *
+bayesianize, posteriors.MeanField
 import bayesify.adapters, bayesify.datasets, bayesify.metrics
 dir(bayesify.adapters)
 more = set(sys.modules) - before - added

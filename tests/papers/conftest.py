@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from bayesify_papers.catalog import CATALOG
 from bayesify_papers.command import reproduce
+from bayesify_papers.shared.figures import DRAWS
 
 KEYS = {"experiment", "part", "setting", "metric", "runs", "ours", "error", "published", "published_std"}
 
@@ -24,8 +25,13 @@ class Smoke:
 
 
 @pytest.fixture
-def smoke(tmp_path: Path) -> Callable[[str], Smoke]:
-    """The quick run of an experiment, by the way of `bayesify reproduce`; each is run by one test only."""
+def smoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Smoke]:
+    """The quick run of an experiment, by the way of `bayesify reproduce`; each is run by one test only.
+
+    Its figures are not laid out, which takes more than half of a second for each; tests of figures do that.
+    """
+    if DRAWS:
+        monkeypatch.setattr("matplotlib.figure.Figure.set_layout_engine", lambda *_, **__: None)
 
     def run(name: str) -> Smoke:
         rows = reproduce([CATALOG[name]], tmp_path, smoke=True)

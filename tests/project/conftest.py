@@ -14,12 +14,17 @@ LONGEST = 3
 
 
 @pytest.fixture
-def trainings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How long `bayesify.fit` trains in a page or an example: a few epochs ("brief"), or as it is written there ("whole")."""
+def trainings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """How long a page or an example trains: a few epochs ("brief"), or as it is written there ("whole").
+
+    Returns: The names with which its code begins: a `range` that is as short, for loops of its own.
+    """
     if request.param == "brief":
         monkeypatch.setattr(bayesify, "fit", briefly(bayesify.fit))
         monkeypatch.setattr(BayesianEstimator, "__setattr__", with_few_epochs)
         monkeypatch.setattr(model_selection, "cross_validate", in_two_folds(model_selection.cross_validate))
+        return {"range": lambda count: range(min(count, LONGEST))}
+    return {}
 
 
 def with_few_epochs(estimator: BayesianEstimator, name: str, value: Any) -> None:

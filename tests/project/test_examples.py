@@ -18,7 +18,7 @@ def test_example_runs(example, trainings, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [str(example)])
     with torch.random.fork_rng():
-        runpy.run_path(str(example), run_name="__main__")
+        runpy.run_path(str(example), trainings, run_name="__main__")
     assert capsys.readouterr().out.strip(), "an example prints what it found"
     assert list(tmp_path.iterdir()) == [], "an example leaves nothing behind"
 
