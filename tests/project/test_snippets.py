@@ -53,7 +53,7 @@ def test_blocks_run(page, trainings, tmp_path, monkeypatch):
         monkeypatch.setattr("transformers.trainer.is_datasets_available", lambda: False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(registry.METHODS, "_found", dict(registry.METHODS))  # a page may register a method of its own
-    namespace = {"__name__": "__main__", **trainings}
+    namespace = {"__name__": "__main__"}
     with torch.random.fork_rng():
         torch.manual_seed(0)
         for block in blocks(page):
