@@ -530,6 +530,26 @@ def test_the_default_precision_of_one_layer_is_the_evidences_as_far_as_training_
     assert Laplace(net, likelihoods.Categorical()).fit(data).link == "mc"
 
 
+def test_examples_that_count_for_nothing_have_no_say_in_the_default_precision() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    x = torch.randn(200, 3, dtype=torch.float64)
+    y, weights = x.argmax(1), (torch.arange(200) < 100).double()
+    optimizer = torch.optim.Adam(net.parameters(), 0.05)
+    for _ in range(300):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    wrong = torch.where(weights > 0, y, (y + 1) % 3)
+    found, alone = (
+        Laplace(net, likelihoods.Categorical(), "last_layer").fit([batch]).posterior
+        for batch in ((x, wrong, weights), (x[:100], y[:100]))
+    )
+    assert found is not None
+    assert alone is not None
+    assert found.factor == alone.factor < 1
+
+
 def test_the_default_precision_of_what_has_no_inputs_is_by_its_size() -> None:
     class Tokens(nn.Module):
         def __init__(self) -> None:

@@ -63,7 +63,7 @@ class Laplace(Drawable):
         temperature: A factor on the covariance in draws and predictions, $q \propto p(w, \mathcal{D})^{1 / T}$.
         curvature: `"ggn"`, or `"empirical"` for the empirical Fisher matrix.
         num_samples: K random vectors per example that stand for the matrix $H_n$ of its outputs, unbiased, made with `seed`; by
-            default it is exact, at a pass backwards for each output. Diagonals over N examples are off by about $\sqrt{2 / (N K)}$.
+            default it is exact, at a pass backwards for each output. Diagonals are off by $\sqrt{2 / (N K)}$, last layers by more.
         marginal: Whether the subset's covariance is the part $[(H + \lambda I)^{-1}]_{SS}$ of the covariance over all weights
             (equation 11) instead of the inverse of the part; needs a network small enough for the whole matrix.
         memory: Budget for curvature, factors and Jacobians, such as `"1GiB"`, or bytes.

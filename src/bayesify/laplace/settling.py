@@ -11,7 +11,7 @@ from bayesify.laplace.covariances import EIGEN_LIMIT
 from bayesify.laplace.curvature import sum_over_processes
 from bayesify.laplace.prior_precision import stands_alone
 from bayesify.laplace.tuning import evidences, scores_on
-from bayesify.training.batches import BatchReader, first_batches
+from bayesify.training.batches import BatchReader, first_batches, total_count
 
 if TYPE_CHECKING:
     from bayesify.laplace.laplace import Laplace
@@ -54,7 +54,7 @@ def settle_precision(laplace: Laplace, loader: Iterable[Any], read_batch: BatchR
     wanted = list(FACTORS[max(range(len(FACTORS)), key=evidence.__getitem__) :])
     batches = first_batches(loader, ROWS, read_batch)
     score = scores_on(laplace, batches, 1.0, generator=torch.Generator().manual_seed(0))
-    count = sum(map(len, batches))
+    count = total_count(batches)
     sums = [count, *(count * value for value in score([*wanted, CERTAIN]))]
     found = sum_over_processes(torch.tensor(sums, dtype=torch.float64))
     losses = ((found[-1] - found[1:-1]) / found[0]).tolist()

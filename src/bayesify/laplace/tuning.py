@@ -16,7 +16,7 @@ from bayesify.maths.constraints import raw_positive
 from bayesify.predictive.findings import Finding
 from bayesify.predictive.gaussian import OutputGaussian
 from bayesify.running.inputs import as_inputs, check_inputs
-from bayesify.training.batches import Batch, BatchReader, parse_batch
+from bayesify.training.batches import Batch, BatchReader, parse_batch, total_count
 
 if TYPE_CHECKING:
     from bayesify.laplace.laplace import Laplace
@@ -148,7 +148,7 @@ def scores_on(
     num_draws: int = 32,
     generator: torch.Generator | None = None,
 ) -> Callable[[list[float]], list[float]]:
-    """A function from prior precisions to mean log predictive densities of some batches; base as in `evidences`."""
+    """A function from prior precisions to weighted mean log predictive densities of some batches; base as in `evidences`."""
     posterior = laplace.fitted()[1]
     seed = int(torch.randint(2**31, (), generator=generator, device=generator.device if generator else None))
     batches = [batch.to(laplace.device) for batch in batches]
@@ -162,30 +162,29 @@ def scores_on(
         return by_outputs(factors, None)
 
     def by_outputs(factors: list[float], own: Any) -> list[float]:
-        totals, count = torch.zeros(len(factors), dtype=torch.float64), 0
+        totals = torch.zeros(len(factors), dtype=torch.float64)
         for part in batches:
             args, kwargs = as_inputs(part.x)
             check_inputs(args, kwargs)
-            start = 0
+            start, counts = 0, part.counts
             for point in laplace.linearizations(args, kwargs, laplace.memory):
                 gradients = point.pull(point.identity())
                 mean = point.outputs.detach().to(laplace.dtype)
-                y = part.y[start : start + len(mean)]
+                rows = slice(start, start + len(mean))
                 start += len(mean)
                 found = (
                     own.outputs(gradients).unsqueeze(0) if own is not None else posterior.outputs(gradients, factors)
                 )
                 for place, covariance in enumerate(laplace.temperature * found):
                     made = laplace.likelihood.closed_form(OutputGaussian(mean, covariance, seed), laplace.link)
-                    totals[place] += made.log_prob(y).double().sum().cpu()
-                count += len(mean)
-        return (totals / count).tolist()
+                    totals[place] += counts[rows] @ made.log_prob(part.y[rows]).cpu().double()
+        return (totals / total_count(batches)).tolist()
 
     def one_by_one(factor: float) -> float:
         before = laplace.posterior
         laplace.posterior = posterior.rescaled(factor)
         try:
-            total, count = 0.0, 0
+            total = 0.0
             for part in batches:
                 made = laplace.predict(
                     part.x,
@@ -193,9 +192,8 @@ def scores_on(
                     generator=torch.Generator(laplace.device).manual_seed(seed),
                     method=prediction,
                 )
-                total += float(made.log_prob(part.y).double().sum())
-                count += len(part)
-            return total / count
+                total += float(part.counts @ made.log_prob(part.y).cpu().double())
+            return total / total_count(batches)
         finally:
             laplace.posterior = before
 

@@ -34,6 +34,11 @@ class Batch:
     def __len__(self) -> int:
         return self.y.shape[0]
 
+    @property
+    def counts(self) -> Tensor:
+        """How much each example counts, [B], float64 on the CPU: its weight, else 1."""
+        return torch.ones(len(self), dtype=torch.float64) if self.weights is None else self.weights.cpu().double()
+
     def to(self, device: torch.device) -> Batch:
         """The same batch on a device."""
 
@@ -208,6 +213,11 @@ def first_batches(loader: Iterable[Any], num_examples: int, reader: BatchReader 
             break
         batches.append(batch)
     return batches
+
+
+def total_count(batches: Iterable[Batch]) -> float:
+    """Sum of example weights of some batches, their number of examples where there are none; never 0."""
+    return max(sum(float(batch.counts.sum()) for batch in batches), torch.finfo(torch.float64).tiny)
 
 
 def min_examples(loader: Any, seen: int | None = None) -> int | None:
