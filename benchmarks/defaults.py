@@ -7,13 +7,13 @@
 A network is trained by Adam, at a rate that falls as half a cosine, until more epochs change little (`--networks mlp@40` trains it
 for 40), and each method then has at most three epochs, through the public interface as a user would write it. Fashion-MNIST, and
 its strangers, MNIST and notMNIST, come from the folder that BAYESIFY_DATA names; scikit-learn's digits, whose strangers are the
-same digits with their pixels in another order, need none. Each network, seed and method is a file in `--folder`, so that a run that
-was interrupted goes on; at the end all files become `benchmarks/results/defaults.json`. With `--stored` what that file has of other
-methods stays, with the plain networks' own scores. A seed chooses the training images, the
-network's start and the order of batches. Seeds from 10 on are those that defaults were chosen with, by `--variants`: `prior=` one
-of `PRIORS`, `std=` the start of standard deviations as a share of the layer's root mean square, `rate=constant`, `epochs=`,
-`factor=` of Laplace's default precisions for each layer, `flat=` below which share of it a weight's curvature counts as none, or
-`swag=` its learning rate, several with commas between them.
+same digits with their pixels in another order, need none. `strided_cnn` and `mlp_6000` are as a user trained them, on fewer images,
+and no part of the table of the suite. Each network, seed and method is a file in `--folder`, so that a run that was interrupted
+goes on; at the end all files become `benchmarks/results/defaults.json`. With `--stored` what that file has besides stays. A seed
+chooses the training images, the network's start and the order of batches. Seeds from 10 on are those that defaults were chosen
+with, by `--variants`: `prior=` one of `PRIORS`, `std=` the start of standard deviations as a share of the layer's root mean square,
+`rate=constant`, `epochs=`, `factor=` of Laplace's default precisions for each layer, `flat=` below which share of it a weight's
+curvature counts as none, or `swag=` its learning rate, several with commas between them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import json
 import multiprocessing
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -46,7 +46,7 @@ from bayesify.predictive.base import Outputs
 from bayesify.subnetwork import selectors
 
 from .laplace_defaults import digits_cnn, hidden_layer_cnn, mlp, scores
-from .timing import RESULTS, record, synchronize
+from .timing import record, synchronize
 
 BATCH = 64
 EPOCHS = 3
@@ -78,9 +78,11 @@ class Data:
     test: tuple[Tensor, Tensor]
     strangers: dict[str, Tensor]
     """By kind, as many of each."""
+    batch: int = BATCH
+    """Examples of a step."""
 
-    def loader(self, batch: int = BATCH) -> DataLoader[Any]:
-        return DataLoader(TensorDataset(*self.train), batch_size=batch, shuffle=True)
+    def loader(self, batch: int | None = None) -> DataLoader[Any]:
+        return DataLoader(TensorDataset(*self.train), batch_size=batch or self.batch, shuffle=True)
 
 
 class Patches(nn.Module):
@@ -113,6 +115,11 @@ class Rows(nn.Module):
         return self.head(self.body(x.reshape(len(x), self.steps, -1))[0][:, -1])
 
 
+def strided_cnn() -> nn.Module:
+    body = [nn.Conv2d(1, 16, 5, stride=2, padding=2), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ReLU()]
+    return nn.Sequential(*body, nn.Flatten(), nn.Linear(32 * 49, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
 def digits_mlp() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 
@@ -122,19 +129,24 @@ STRANGERS = {"digits": "mnist", "letters": "notmnist"}
 
 
 @cache
-def fashion(seed: int) -> Data:
-    """10,000 training images by the seed, 2,000 for a temperature, 5,000 test images and 1,000 strangers of each kind."""
+def fashion(seed: int, count: int = 10_000, batch: int = BATCH) -> Data:
+    """Training images by the seed, 2,000 for a temperature, 5,000 test images and 1,000 strangers of each kind."""
     own = images.load("fashion_mnist")
 
     def scaled(values: Any) -> Tensor:
         return torch.from_numpy(values).float() / 255
 
     order = torch.randperm(len(own.train_labels), generator=torch.Generator().manual_seed(seed)).numpy()
-    parts = [(own.train_images[rows], own.train_labels[rows]) for rows in (order[:10_000], order[10_000:12_000])]
+    parts = [(own.train_images[rows], own.train_labels[rows]) for rows in (order[:count], order[count:][:2000])]
     parts.append((own.test_images[:5000], own.test_labels[:5000]))
     tensors = [(scaled(x), torch.from_numpy(y).long()) for x, y in parts]
     strangers = {kind: scaled(images.load(name).test_images[:1000]) for kind, name in STRANGERS.items()}
-    return Data(tensors[0], tensors[1], tensors[2], strangers)
+    return Data(tensors[0], tensors[1], tensors[2], strangers, batch)
+
+
+def few_fashion(seed: int) -> Data:
+    """6,000 training images in steps of 100."""
+    return fashion(seed, 6000, 100)
 
 
 def digits(seed: int) -> Data:
@@ -155,6 +167,8 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Data], int]] 
     "mlp": (mlp, fashion, 22),
     "transformer": (Patches, fashion, 12),
     "gru": (Rows, fashion, 45),
+    "strided_cnn": (strided_cnn, few_fashion, 20),
+    "mlp_6000": (mlp, few_fashion, 20),
     "digits_cnn": (digits_cnn, digits, 150),
     "digits_mlp": (digits_mlp, digits, 150),
     "digits_transformer": (lambda: Patches(8, 2), digits, 150),
@@ -220,11 +234,8 @@ METHODS: dict[str, Callable[..., Any]] = {
 }
 """Each with default arguments, but for the sizes and starts that have to be chosen. `point` is the prior alone."""
 PRIORS: dict[str, Callable[[], Any]] = {
-    "neal1": lambda: priors.Neal(1.0),
-    "neal2": lambda: priors.Neal(2.0),
-    "neal4": lambda: priors.Neal(4.0),
-    "neal8": lambda: priors.Neal(8.0),
     "standard": priors.Standard,
+    **{f"neal{scale}": partial(priors.Neal, float(scale)) for scale in (1, 2, 4, 8, 16, 32)},
 }
 """Priors to try, by name."""
 
@@ -339,6 +350,12 @@ def _variant(variant: str, seed: int, name: str) -> Iterator[Run]:
         prior_precision.FACTOR_PER_LAYER = factor
 
 
+def by_name(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Rows as figures of a file of results, by network and seed."""
+    ordered = sorted(rows, key=lambda row: (list(NETWORKS).index(named(row["network"])[0]), row["seed"]))
+    return {f"{row['network']}, seed {row['seed']}, {row['method']}": row for row in ordered}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), help="such as mlp or mlp@40")
@@ -349,13 +366,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--folder", type=Path, default=Path("build/defaults"), help="of one file for each result")
     parser.add_argument("--name", default="defaults", help="of the file of all results")
-    parser.add_argument("--stored", action="store_true", help="keep what the file has of other methods")
+    parser.add_argument("--stored", action="store_true", help="keep what the file has besides")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
-    kept: list[dict[str, Any]] = []
-    if given.stored:
-        kept = list(json.loads((RESULTS / f"{given.name}.json").read_text())["figures"].values())
-        kept = [row for row in kept if row["method"] not in ("network", *given.methods)]
     place = (given.folder, given.device)
     plain: list[Job] = [(name, seed, "network", "", *place) for seed in given.seeds for name in given.networks]
     rest: list[Job] = [
@@ -366,9 +379,7 @@ def main() -> None:
     ]
     with multiprocessing.get_context("spawn").Pool(given.workers, torch.set_num_threads, (1,)) as pool:
         rows = list(pool.imap(measure, plain)) + list(pool.imap_unordered(measure, rest))
-    rows += kept
-    rows.sort(key=lambda row: (list(NETWORKS).index(named(row["network"])[0]), row["seed"]))
-    record(given.name, {f"{row['network']}, seed {row['seed']}, {row['method']}": row for row in rows})
+    record(given.name, by_name(rows), keep=given.stored)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,140 @@
+"""How wide the default prior is to be: methods with a prior over weights, under `Neal` of four widths.
+
+    python -m benchmarks.prior_widths [--device cuda] [--workers 8] [--limit 300]
+
+On the suite's networks and on two that are not of it (`benchmarks.defaults`), with seeds that nothing is reported for. Cells are
+files in `--folder`, as there; after `--limit` seconds none is begun. What there is becomes
+`benchmarks/results/default_prior_widths.json`; once it is complete, the width that the rule chooses is written to the folder's
+`chosen`.
+
+The rule, written before the run. A pair is a method on a network after 3 epochs, or one of two methods after 30; its scores are
+means over the seeds. A pair can keep the six bounds of the suite; an error keeps none. A difference of up to two bounds counts as
+none.
+
+1. A width is out under which the suite's own networks, after 3 epochs, keep over two bounds fewer in all than under `Neal(4)`.
+2. Of the others, those count whose number of kept bounds, over all pairs, is at most two below the largest.
+3. Of these, the one with the lowest NLL less the plain network's, mean over all pairs, is chosen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from tools.defaults_page import BOUNDS, Row, means, missed
+
+from .defaults import CHOSEN_WITH, Job, by_name, measure
+from .timing import record
+
+NOW = 4
+WIDTHS = (NOW, 8, 16, 32)
+SEEDS = (CHOSEN_WITH, CHOSEN_WITH + 1)
+OUTSIDE, SUITE = ("strided_cnn", "mlp_6000"), ("cnn", "mlp", "gru", "transformer")
+METHODS = ("mean_field", "dropout", "k_tied", "matrix_normal", "rank_one", "inducing", "walsh_hadamard")
+"""SWAG and function space have no prior over weights by default."""
+LONG = METHODS[:2]
+"""After 30 epochs too, in which wide priors have the time to overfit."""
+NO_DIFFERENCE = 2
+"""Bounds by which two widths may differ as if they did not."""
+
+Pair = tuple[str, str, str]
+"""Network, method and what its variant has besides the width."""
+
+
+def pairs() -> list[Pair]:
+    """In the order of the run, so that one that is cut leaves whole pairs."""
+    networks = (*OUTSIDE, *SUITE)
+    short = [(network, method, "") for network in networks for method in METHODS]
+    return short + [(network, method, ",epochs=30") for network in networks for method in LONG]
+
+
+def variant(width: int, more: str) -> str:
+    return f"prior=neal{width}{more}"
+
+
+def jobs(folder: Path, device: str) -> tuple[list[Job], list[Job]]:
+    """Plain networks, those that take long first, and all cells."""
+    networks = ("gru", "transformer", "cnn", *OUTSIDE, "mlp")
+    plain: list[Job] = [(name, seed, "network", "", folder, device) for name in networks for seed in SEEDS]
+    cells: list[Job] = [
+        (network, seed, method, variant(width, more), folder, device)
+        for network, method, more in pairs()
+        for width in WIDTHS
+        for seed in SEEDS
+    ]
+    return plain, cells
+
+
+def judged(rows: Sequence[Row]) -> dict[Pair, dict[int, Row]]:
+    """Scores by pair and width, where all widths and seeds of a pair are there."""
+    found, counts = means(rows), [(row["network"], row["method"]) for row in rows]
+    complete = {}
+    for network, method, more in pairs():
+        keys = {width: (network, f"{method},{variant(width, more)}") for width in WIDTHS}
+        if all(counts.count(key) == len(SEEDS) for key in keys.values()):
+            complete[network, method, more] = {width: found[key] for width, key in keys.items()}
+    return complete
+
+
+def kept(row: Row) -> int:
+    """How many bounds a pair keeps."""
+    return 0 if "error" in row else len(BOUNDS) - len(missed(row))
+
+
+def totals(found: dict[Pair, dict[int, Row]]) -> dict[int, dict[str, float]]:
+    """By width: bounds that are kept, those of the suite's own networks after 3 epochs, and NLL less the plain network's."""
+    sums: dict[int, dict[str, float]] = {}
+    fine = [pair for pair, rows in found.items() if not any("error" in row for row in rows.values())]
+    for width in WIDTHS:
+        gains = [found[pair][width]["nll"] - found[pair][width]["plain"]["nll"] for pair in fine]
+        suite = [kept(rows[width]) for (network, _, more), rows in found.items() if network in SUITE and not more]
+        total = sum(kept(rows[width]) for rows in found.values())
+        sums[width] = {"kept": total, "suite": sum(suite), "nll": fmean(gains or [0.0])}
+    return sums
+
+
+def choose(sums: dict[int, dict[str, float]]) -> int:
+    """The width that the rule above takes."""
+    able = {width: row for width, row in sums.items() if row["suite"] >= sums[NOW]["suite"] - NO_DIFFERENCE}
+    most = max(row["kept"] for row in able.values())
+    best = {width: row["nll"] for width, row in able.items() if row["kept"] >= most - NO_DIFFERENCE}
+    return min(best, key=lambda width: best[width])
+
+
+def _begin(job: Job, end: float) -> dict[str, Any] | None:
+    return measure(job) if time.time() < end else None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--workers", type=int, default=1, help="processes")
+    parser.add_argument("--limit", type=float, default=float("inf"), help="seconds")
+    parser.add_argument("--folder", type=Path, default=Path("build/prior_widths"), help="of one file for each result")
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    end = time.time() + given.limit
+    rows: list[dict[str, Any]] = []
+    with multiprocessing.get_context("spawn").Pool(given.workers, torch.set_num_threads, (1,)) as pool:
+        for part in jobs(given.folder, given.device):
+            rows += [row for row in pool.starmap(_begin, [(job, end) for job in part], chunksize=1) if row is not None]
+    found = judged(rows)
+    sums = totals(found)
+    record(
+        "default_prior_widths", by_name(rows), pairs=len(found), totals={f"Neal({w})": row for w, row in sums.items()}
+    )
+    print(f"{len(found)} of {len(pairs())} pairs are complete; {sums}")
+    if len(found) == len(pairs()):
+        (given.folder / "chosen").write_text(f"{choose(sums)}\n")
+        print(f"chosen: Neal({choose(sums)})")
+
+
+if __name__ == "__main__":
+    main()
