@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import statistics
 import subprocess
 import sys
@@ -90,7 +91,7 @@ def record(name: str, figures: dict[str, Any], *, keep: bool = False, **facts: A
     entry = {
         "benchmark": name,
         "date": time.strftime("%Y-%m-%d"),
-        "command": "python -m " + " ".join([_module(), *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", _module(), *sys.argv[1:]]),
         "hardware": {"cpu": _cpu(), "threads": torch.get_num_threads(), "gpu": gpu},
         "versions": {
             "bayesify": bayesify.__version__,
