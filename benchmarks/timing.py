@@ -113,7 +113,8 @@ def record(name: str, figures: dict[str, Any], *, keep: bool = False, **facts: A
 
 def merged(before: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
     """A stored entry with the figures of a later run of some rows, and which run they are from."""
-    run = {key: entry[key] for key in ("date", "command")} | {"rows": sorted(entry["figures"])}
+    facts = ("date", "command", "hardware", "versions")
+    run = {key: entry[key] for key in facts if key in entry} | {"rows": sorted(entry["figures"])}
     figures = {**before["figures"], **entry["figures"]}
     return {**before, "later_runs": [*before.get("later_runs", []), run], "figures": figures}
 

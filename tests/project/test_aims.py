@@ -63,6 +63,6 @@ def test_every_missed_aim_has_a_reason(aims: Any) -> None:
 def test_a_run_of_some_rows_keeps_the_others(aims: Any) -> None:
     timing = import_module("benchmarks.timing")
     before = {"date": "a", "command": "b", "figures": {"x": 1, "y": 2}}
-    found = timing.merged(before, {"date": "c", "command": "d", "figures": {"y": 3}})
+    found = timing.merged(before, {"date": "c", "command": "d", "hardware": {"gpu": "e"}, "figures": {"y": 3}})
     assert found["figures"] == {"x": 1, "y": 3}
-    assert found["later_runs"] == [{"date": "c", "command": "d", "rows": ["y"]}]
+    assert found["later_runs"] == [{"date": "c", "command": "d", "hardware": {"gpu": "e"}, "rows": ["y"]}]
