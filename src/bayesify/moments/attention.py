@@ -8,7 +8,6 @@ $S_{ij} = q_i \cdot k_j / \sqrt d$ count as independent.
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,15 +18,19 @@ from bayesify.moments.linear import linear
 from bayesify.moments.tensors import Moments, NoRule, in_pieces, moments_of, use
 
 
-def attend(queries: Any, keys: Any, values: Any, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Means and variances of outputs [B, ..., T, D], and the attention [B, ..., T, J], from those of queries, keys and values."""
+def attend(
+    queries: Any, keys: Any, values: Any, mask: Tensor | None, scale: float, show: bool = True
+) -> tuple[Tensor, ...]:
+    """Means and variances of outputs [B, ..., T, D], and, to show it, the attention [B, ..., T, J], from those of queries, keys and
+    values."""
     units: tuple[Any, ...] = (*queries, *keys, *values)
+    kept = 3 if show else 2
     if len({len(part) for part in units if part is not None}) > 1:  # examples that share keys
-        return _attend(scale, *(*units, mask))
+        return _attend(scale, *(*units, mask))[:kept]
     if mask is not None:
         before = queries[0].ndim - mask.ndim
         mask = mask.expand(len(queries[0]), *[1] * (before - 1), *(mask.shape if before else mask.shape[1:]))
-    return in_pieces(partial(_attend, scale), *units, mask)  # type: ignore[return-value]
+    return in_pieces(lambda *parts: _attend(scale, *parts)[:kept], *units, mask)
 
 
 def _attend(
@@ -92,9 +95,8 @@ def _scaled_dot_product(
     mask = attn_mask if attn_mask is None or attn_mask.dtype != torch.bool else ~attn_mask
     if is_causal:
         mask = torch.ones(mean.shape[-2], key.shape[-2], dtype=torch.bool, device=mean.device).triu(1)
-    found, spread, _ = attend(
-        moments_of(query), moments_of(key), moments_of(value), _additive(mask, mean), scale or mean.shape[-1] ** -0.5
-    )
+    units, scale = [moments_of(part) for part in (query, key, value)], scale or mean.shape[-1] ** -0.5
+    found, spread = attend(*units, _additive(mask, mean), scale, show=False)
     return Moments(found, spread, max(part.channels_ for part in (query, key, value) if isinstance(part, Moments)))
 
 
@@ -127,7 +129,9 @@ def _multi_head(
         raise NoRule("attention with further keys, weights of their own for keys, or without a batch axis has no rule")
     if dropout_p and training:
         raise NoRule("attention with dropout has no rule")
-    if query is key and key is value:  # one product in place of three
+    same = query is key and key is value
+    query, key, value = (part.transpose(0, 1) for part in (query, key, value))  # as most networks have them in memory
+    if same:  # one product in place of three
         projections = _thirds(linear(query, in_proj_weight, in_proj_bias), -1)
     else:
         use(in_proj_weight)
@@ -138,7 +142,7 @@ def _multi_head(
     for projected in projections:
         mean, spread = moments_of(projected)
         parts = [mean] if spread is None else [mean, spread]
-        split = [part.unflatten(-1, (num_heads, -1)).permute(1, 2, 0, 3) for part in parts]  # [B, heads, T, D]
+        split = [part.unflatten(-1, (num_heads, -1)).transpose(1, 2) for part in parts]  # [B, heads, T, D]
         heads.append((split[0], split[1] if len(split) > 1 else None))
     mean = heads[0][0]
     mask = _additive(attn_mask, mean)
@@ -148,11 +152,10 @@ def _multi_head(
         padding = _additive(key_padding_mask, mean)[:, None, None]  # type: ignore[index]
         mask = padding if mask is None else mask + padding
     queries, keys, values = heads
-    found, spread, attention = attend(queries, keys, values, mask, mean.shape[-1] ** -0.5)
-    found, spread = (part.permute(2, 0, 1, 3).flatten(2) for part in (found, spread))
-    joined = Moments(found, spread)
-    shown = attention.mean(1) if average_attn_weights else attention
-    return linear(joined, out_proj_weight, out_proj_bias), shown if need_weights else None
+    found, spread, *shown = attend(queries, keys, values, mask, mean.shape[-1] ** -0.5, need_weights)
+    joined = Moments(*(part.transpose(1, 2).flatten(2) for part in (found, spread)))
+    attention = (shown[0].mean(1) if average_attn_weights else shown[0]) if need_weights else None
+    return linear(joined, out_proj_weight, out_proj_bias).transpose(0, 1), attention
 
 
 def _thirds(value: Any, axis: int = 0) -> list[Any]:

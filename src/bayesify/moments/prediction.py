@@ -59,7 +59,7 @@ def predict_moments(
     if batch_size(args, kwargs) == 0:
         raise ValueError("predict: the batch is empty; give at least one example")
     means, spreads = [], []
-    with runner.evaluating().alone(hooks=False) as own:
+    with runner.evaluating().alone(hooks=False, share=True) as own:
         for part_args, part_kwargs in _pieces(runner.network, own, weights, args, kwargs, memory, split_batch):
             mean, spread = _run(own, weights, part_args, part_kwargs, output)
             means.append(mean)

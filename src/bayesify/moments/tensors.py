@@ -146,8 +146,9 @@ def channels_last(maps: Tensor) -> Tensor:
     )  # of one channel too, unlike `contiguous`
 
 
-PIECE = 2**18
-"""Units at a time on a processor: whole maps would take new memory for each step, whose pages cost more than the step."""
+PIECE = 2**16
+"""Units at a time on a processor: what a step makes on its way stays in its second cache, in memory that the next piece uses again;
+whole maps would take new memory for each step, whose pages cost more than the step."""
 
 
 def in_pieces(step: Callable[..., tuple[Tensor, ...]], *units: Tensor | None) -> tuple[Tensor, ...]:
@@ -162,8 +163,21 @@ def in_pieces(step: Callable[..., tuple[Tensor, ...]], *units: Tensor | None) ->
     if first.device.type != "cpu" or rows >= len(first):
         return step(*units)
     pieces = [[None] * -(-len(first) // rows) if part is None else part.split(rows) for part in units]
-    made = [step(*parts) for parts in zip(*pieces, strict=True)]
-    return tuple(torch.cat(parts) for parts in zip(*made, strict=True))
+    wholes: tuple[Tensor, ...] = ()
+    for index, parts in enumerate(zip(*pieces, strict=True)):
+        made = step(*parts)
+        if not wholes:
+            wholes = tuple(_longer(part, len(first)) for part in made)
+        for whole, part in zip(wholes, made, strict=True):
+            whole[index * rows : (index + 1) * rows] = part  # a piece's own memory is used again for the next
+    return wholes
+
+
+def _longer(part: Tensor, rows: int) -> Tensor:
+    """Memory for more examples, with channels last where a part has them so."""
+    last = part.ndim == 4 and part.stride(1) == 1
+    form = torch.channels_last if last else torch.contiguous_format
+    return torch.empty(rows, *part.shape[1:], dtype=part.dtype, device=part.device, memory_format=form)
 
 
 def use(weight: Any) -> None:
