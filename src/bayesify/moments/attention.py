@@ -95,8 +95,10 @@ def _scaled_dot_product(
     mask = attn_mask if attn_mask is None or attn_mask.dtype != torch.bool else ~attn_mask
     if is_causal:
         mask = torch.ones(mean.shape[-2], key.shape[-2], dtype=torch.bool, device=mean.device).triu(1)
-    units, scale = [moments_of(part) for part in (query, key, value)], scale or mean.shape[-1] ** -0.5
-    found, spread = attend(*units, _additive(mask, mean), scale, show=False)
+    scale = scale or mean.shape[-1] ** -0.5
+    found, spread = attend(
+        moments_of(query), moments_of(key), moments_of(value), _additive(mask, mean), scale, show=False
+    )
     return Moments(found, spread, max(part.channels_ for part in (query, key, value) if isinstance(part, Moments)))
 
 
@@ -153,7 +155,8 @@ def _multi_head(
         mask = padding if mask is None else mask + padding
     queries, keys, values = heads
     found, spread, *shown = attend(queries, keys, values, mask, mean.shape[-1] ** -0.5, need_weights)
-    joined = Moments(*(part.transpose(1, 2).flatten(2) for part in (found, spread)))
+    found, spread = (part.transpose(1, 2).flatten(2) for part in (found, spread))
+    joined = Moments(found, spread)
     attention = (shown[0].mean(1) if average_attn_weights else shown[0]) if need_weights else None
     return linear(joined, out_proj_weight, out_proj_bias).transpose(0, 1), attention
 

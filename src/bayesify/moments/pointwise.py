@@ -31,8 +31,8 @@ def leaky(x: Moments, slope: float) -> Moments:
 def _leaky(mean: Tensor, variance: Tensor, slope: float) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, variance and gain."""
     std = variance.sqrt().clamp_min_(1e-15)
-    # Above, the variance is x's to seven digits and cancels badly. Below, all is 0, and a mean whose square has fewer digits than
-    # float32 keeps would make the products that take it several times slower on x86-64.
+    # Above, the variance is x's to seven digits and cancels badly. Below, all is 0; at -10 the squares of means would be denormal
+    # numbers in float32, which x86-64 multiplies slowly.
     z = (mean / std).clamp_(-10 if mean.dtype == torch.float64 else -7, 6)
     density = torch.addcmul(mean.new_full((), -0.5 * math.log(2 * math.pi)), z, z, value=-0.5).exp_()
     below = torch.add(mean.new_full((), 0.5), (z * math.sqrt(0.5)).erf_(), alpha=0.5)
