@@ -182,8 +182,8 @@ def test_pieces_of_a_batch_are_the_same(name: str, generator, monkeypatch) -> No
 
 
 def test_means_behind_a_relu_have_squares_that_are_no_denormal_numbers() -> None:
-    """x86-64 multiplies denormal numbers slowly. With z the mean over the standard deviation, here 0.1, errors in float32 are those of
-    z times erf, whose own may be several roundings: at most 2^-18 of the scale."""
+    """x86-64 multiplies denormal numbers slowly. With z the mean over the standard deviation, here 0.1, errors in float32 are those
+    of z times erf, whose own may be several roundings: at most 2^-18 of the scale."""
     mean = torch.linspace(-3, 3, 10_001)
     found = F.relu(Moments(mean, torch.full_like(mean, 0.01)))
     exact = F.relu(Moments(mean.double(), torch.full_like(mean, 0.01).double()))

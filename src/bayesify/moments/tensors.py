@@ -146,7 +146,7 @@ def channels_last(maps: Tensor) -> Tensor:
     )  # of one channel too, unlike `contiguous`
 
 
-PIECE = 2**16
+PIECE = 2**17
 """Units at a time on a processor: what a step makes on its way stays in its second cache, in memory that the next piece uses again;
 whole maps would take new memory for each step, whose pages cost more than the step."""
 
