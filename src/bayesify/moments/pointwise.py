@@ -29,16 +29,16 @@ def leaky(x: Moments, slope: float) -> Moments:
 
 
 def _leaky(mean: Tensor, variance: Tensor, slope: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, variance and gain."""
-    std = variance.sqrt().clamp_min_(1e-15)
-    # Above, the variance is x's to seven digits and cancels badly. Below, all is 0; at -10 the squares of means would be denormal
-    # numbers in float32, which x86-64 multiplies slowly.
-    z = (mean / std).clamp_(-10 if mean.dtype == torch.float64 else -7, 6)
-    density = torch.addcmul(mean.new_full((), -0.5 * math.log(2 * math.pi)), z, z, value=-0.5).exp_()
-    below = torch.add(mean.new_full((), 0.5), (z * math.sqrt(0.5)).erf_(), alpha=0.5)
-    scaled = torch.addcmul(density, z, below)  # mean of max(z + e, 0)
-    share = torch.addcmul(below, z.sub_(scaled), scaled).clamp_(0, 1)
-    found = torch.addcmul(density.mul_(std), mean, below)
+    r"""Mean, variance and gain, in $u = z / \sqrt 2$."""
+    root = torch.add(mean.new_full((), 1e-30), variance, alpha=2).sqrt_()
+    # Above z = 6 the variance is x's to seven digits and cancels badly. Below, all is 0; at z = -10 the squares of means would be
+    # denormal numbers in float32, which x86-64 multiplies slowly.
+    u = (mean / root).clamp_((-10 if mean.dtype == torch.float64 else -7) * math.sqrt(0.5), 6 * math.sqrt(0.5))
+    density = torch.addcmul(mean.new_full((), -0.5 * math.log(4 * math.pi)), u, u, value=-1).exp_()
+    below = torch.add(mean.new_full((), 0.5), u.erf(), alpha=0.5)
+    scaled = density.addcmul_(u, below)  # mean of max(u + e / sqrt 2, 0)
+    share = torch.addcmul(below, u.sub_(scaled), scaled, value=2).clamp_(0, 1)
+    found = torch.maximum(scaled.mul_(root), mean)  # the mean is never below x's: equal above z = 6
     if slope == 0:
         return found, share.mul_(variance), below
     mixed = slope**2 + (1 - slope) ** 2 * share + 2 * slope * (1 - slope) * below
