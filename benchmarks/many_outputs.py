@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from contextlib import redirect_stdout
 
 import torch
 
@@ -27,11 +28,17 @@ def seconds(run) -> tuple[float, object]:
 
 
 class Told(dict):
-    """Results that are printed as they come."""
+    """Results that are printed and stored as they come: what is done stays if a run is cut."""
+
+    def __init__(self, name: str, classes: int) -> None:
+        super().__init__(classes=classes)
+        self.name = name
 
     def __setitem__(self, key: str, value: object) -> None:
-        print(key, value, flush=True)
         super().__setitem__(key, value)
+        print(key, value, flush=True)
+        with redirect_stdout(None):
+            record(self.name, self)
 
 
 def main() -> None:
@@ -58,7 +65,7 @@ def main() -> None:
         net.fc.bias.copy_(-net(x[:64]).mean(0))
         y = torch.cat([net(part).argmax(1) for part in x.split(64)])
     batches = [(x[i : i + 64], y[i : i + 64]) for i in range(0, 256, 64)]
-    results = Told()
+    results = Told("many_outputs_cpu" if small else "many_outputs_gpu", classes)
 
     def laplace(subset, covariance, data, memory="8GiB", **options):
         made = bayesify.Laplace(net, likelihoods.Categorical(), subset, covariance, memory=memory, **options)
@@ -90,7 +97,6 @@ def main() -> None:
             float(found.posterior.tensors()["curvature"].double().sum() / truth.sum()),
             float((ratio - 1).abs()[truth > truth.mean() / 10].mean()),
         ]
-    record("many_outputs_cpu" if small else "many_outputs_gpu", {"classes": classes, **results})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Draws and training steps of whole networks on a GPU, each next to the plain network: ViT-B/16, GPT-2's shape, ResNets, an MLP.
 
-python -m benchmarks.networks_gpu [--seconds 1.5] [--rows GLOB ...]
+python -m benchmarks.networks_gpu [--seconds 1.5] [--rows GLOB ...] [--profile]
 """
 
 from __future__ import annotations
@@ -159,8 +159,8 @@ ROWS: dict[str, Row] = {
     },
     **{
         f"{name}/{kind}/captured_bf16": (lambda make=make, kind=kind: captured(make, kind, half=True), 0)
-        for name, make in (("gpt2", gpt2), ("vit", vit))
-        for kind in ("mean_field", "inducing", "walsh_hadamard")
+        for name, make, kinds in (("gpt2", gpt2, 2), ("vit", vit, 3))
+        for kind in ("mean_field", "inducing", "walsh_hadamard")[:kinds]
     },
     **{f"gpt2/{kind}/step": (lambda kind=kind: step(gpt2, kind), 1) for kind in ("mean_field", "inducing")},
     **{
@@ -179,23 +179,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=1.5, help="time per comparison")
     parser.add_argument("--rows", nargs="+", default=["*"], help="patterns of the rows to measure")
+    parser.add_argument("--profile", action="store_true", help="kernels of what was timed, into profiles_networks_gpu")
     options = parser.parse_args()
+    from benchmarks.profiles import accounts  # which takes its runs from here
+
     torch.manual_seed(0)
     figures: Figures = {}
+    profiles: dict[str, Any] = {}
+    keep = options.rows != ["*"]
     for name, (make, passes) in selected(ROWS, options.rows).items():
         begin = time.perf_counter()
         try:
-            found = measure(make(), options.seconds, passes)
+            runs = make()
+            found = measure(runs, options.seconds, passes)
+            figures |= {f"{name}/{key}": round(value, 3) for key, value in found.items()}
+            print(f"{name}: {found}, {time.perf_counter() - begin:.1f} s", flush=True)
+            if options.profile:
+                profiles[name] = accounts(runs, max(passes, 1), 6)
         except Exception as error:  # one row must not take the others with it
             print(name, repr(error)[:300], flush=True)
-            continue
-        figures |= {f"{name}/{key}": round(value, 3) for key, value in found.items()}
-        print(f"{name}: {found}, {time.perf_counter() - begin:.1f} s", flush=True)
+        runs = {}
         torch.cuda.empty_cache()
-        if options.rows == ["*"]:  # what is done stays if the run is cut
-            with redirect_stdout(None):
-                record("networks_gpu", figures, seconds=options.seconds)
-    record("networks_gpu", figures, keep=options.rows != ["*"], seconds=options.seconds)
+        with redirect_stdout(None):  # what is done stays if the run is cut
+            record("networks_gpu", figures, keep=keep, seconds=options.seconds)
+            if options.profile:
+                record("profiles_networks_gpu", profiles, keep=keep)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Where the time goes beside the plain network's: on a GPU kernels by group and idle time, on a CPU the parts of a step.
 
-python -m benchmarks.profiles [--rows GLOB ...] [--limit SECONDS]
+python -m benchmarks.networks_gpu --profile                       # rows of that benchmark, with its figures
+python -m benchmarks.profiles [--rows GLOB ...] [--limit SECONDS]  # rows of other benchmarks
 python -m benchmarks.profiles --cpu
 """
 
@@ -23,8 +24,10 @@ from torch.profiler import ProfilerActivity, profile
 import bayesify
 from bayesify import likelihoods, models, posteriors
 from bayesify.maths.noise import standard_normal
-from benchmarks import networks_gpu
-from benchmarks.timing import clock, record, synchronize
+from bayesify.transforms import hadamard
+from benchmarks import deep_gp, networks_gpu
+from benchmarks.resnets import draw_calls
+from benchmarks.timing import adam_step, record, synchronize
 
 GROUPS = {
     "draws": r"draw_kernel|gradient_kernel|tied_|normal_kernel|positive_kernel|distribution_",
@@ -75,7 +78,7 @@ def accounts(runs: networks_gpu.Runs, passes: int = 1, repeats: int = 12) -> dic
     for run in runs.values():
         for _ in range(repeats // 2):  # the sixth call is a recording's
             run()
-    turns = [{key: (clock(run), launching(run)) for key, run in runs.items()} for _ in range(repeats)]
+    turns = [{key: timed(run) for key, run in runs.items()} for _ in range(repeats)]
     return {key: account(run, [turn[key] for turn in turns], passes) for key, run in runs.items()}
 
 
@@ -94,12 +97,14 @@ def account(run: Callable[[], Any], times: list[tuple[float, float]], passes: in
     return {key: per_pass(value) for key, value in (parts | found).items()}
 
 
-def launching(run: Callable[[], Any]) -> float:
-    """Seconds of a call until all its kernels are launched."""
+def timed(run: Callable[[], Any]) -> tuple[float, float]:
+    """Seconds of a call, and those until all its kernels are launched."""
     synchronize()
     start = time.perf_counter()
     run()
-    return time.perf_counter() - start
+    host = time.perf_counter() - start
+    synchronize()
+    return time.perf_counter() - start, host
 
 
 def one_draw() -> networks_gpu.Runs:
@@ -125,7 +130,19 @@ def curvature() -> networks_gpu.Runs:
     return {"plain": torch.no_grad()(lambda: net(x)), "curvature": fit}
 
 
-ROWS: dict[str, networks_gpu.Row] = {"124M/mean_field/draw": (one_draw, 1)} | networks_gpu.ROWS
+def images(network: str, kind: str) -> networks_gpu.Runs:
+    """Draws of `benchmarks.resnets` in float32."""
+    torch.backends.cudnn.benchmark = True
+    net, x = getattr(models, network)().cuda(), torch.randn(500, 3, 32, 32, device="cuda")
+    calls = draw_calls(net, networks_gpu.POSTERIORS[kind](), x, 5)
+    return dict(zip(("plain", "fresh", "alone", "existing"), calls, strict=True))
+
+
+ROWS: dict[str, networks_gpu.Row] = {"124M/mean_field/draw": (one_draw, 1)} | {
+    f"images/{network}/{kind}/draws": (lambda network=network, kind=kind: images(network, kind), 5)
+    for network in ("resnet18", "resnet50")
+    for kind in ("inducing", "mean_field")
+}
 SLOW: dict[str, networks_gpu.Row] = {"resnet50/laplace/fit": (curvature, 1)}
 
 
@@ -153,7 +170,7 @@ def parts_of_step(module: nn.Module, loss: Callable[[], Tensor]) -> dict[str, fl
 
 
 def on_cpu() -> dict[str, Any]:
-    """Draws and training steps of the MLP of `benchmarks.foundation`, in parts."""
+    """Draws and training steps of the MLP of `benchmarks.foundation`, in parts and by operations of torch."""
     net = models.mlp([784, 256, 256, 10])
     x, y = torch.randn(128, 784), torch.randint(0, 10, (128,))
     makes = {"mean_field": posteriors.MeanField, "local": lambda: posteriors.MeanField(local_reparameterization=True)}
@@ -180,7 +197,56 @@ def on_cpu() -> dict[str, Any]:
             "draw with its KL": least(lambda each=each: each.draw(1, local=True)),
         }
         steps[name] = parts | parts_of_step(each, lambda each=each: -each.elbo(x, y, num_data=60_000) / 60_000)
+    steps["operations"] = {
+        name: operations(adam_step(each, lambda each=each: -each.elbo(x, y, num_data=60_000) / 60_000))
+        for name, each in nets.items()
+    }
     return {"mlp/draws": fresh, "mlp/step": steps}
+
+
+def inducing_on_cpu() -> dict[str, Any]:
+    """Draws of the ResNet-18 of `benchmarks.inducing_cpu`, in parts."""
+    net, x = models.resnet18().eval(), torch.randn(100, 3, 32, 32)
+    bnn = bayesify.bayesianize(net, posteriors.InducingWeights(rows=64, cols=64), likelihood=likelihoods.Categorical())
+    with torch.no_grad():
+        draws = bnn.draw(4)
+        parts = {
+            "draws": least(lambda: bnn.draw(4), times=5),
+            "passes of draws": least(lambda: draws(x), times=3),
+            **{f"draws: {name}": ms for name, ms in operations(lambda: bnn.draw(4), 2).items()},
+        }
+        plain = {"4 passes": least(lambda: [net(x) for _ in range(4)], times=3)}
+    return {"resnet18/inducing/draws": {"plain": plain, "fresh": parts}}
+
+
+def hadamard_on_cpu(size: int = 4096) -> dict[str, Any]:
+    """The transform of `benchmarks.hadamard` beside a dense product and a copy of what it reads and writes."""
+    x, dense = torch.randn(512, size), torch.randn(size, size)
+    out = torch.empty_like(x)
+    with torch.no_grad():
+        parts = {"transform": least(lambda: hadamard(x)), "copy of its input": least(lambda: out.copy_(x))}
+        plain = {"dense product": least(lambda: x @ dense, times=8)}
+    return {f"hadamard/{size}": {"plain": plain, "transform": parts}}
+
+
+def deep_gp_on_cpu() -> dict[str, Any]:
+    """Operations of a step of `benchmarks.deep_gp`, and of gpytorch's."""
+    x = torch.randn(deep_gp.BATCH, deep_gp.INPUTS)
+    y = torch.sin(x.sum(-1))
+    ours, peer = deep_gp.ours(x, y, "global"), deep_gp.peer(x, y, shared=False)
+    return {"deep_gp/step": {"plain": operations(peer, 5), "global": operations(ours, 5)}}
+
+
+def operations(run: Callable[[], Any], repeats: int = 20, most: int = 6) -> dict[str, float]:
+    """Milliseconds of a call by operation of torch, those that take longest and the rest, Python's time not among them."""
+    for _ in range(3):
+        run()
+    with profile(activities=[ProfilerActivity.CPU]) as found:
+        for _ in range(repeats):
+            run()
+    times = Counter({event.key: event.self_cpu_time_total / 1e3 / repeats for event in found.key_averages()})
+    named = {name.removeprefix("aten::"): round(ms, 3) for name, ms in times.most_common(most)}
+    return named | {"other operations": round(sum(times.values()) - sum(named.values()), 3)}
 
 
 def main() -> None:
@@ -191,7 +257,13 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
     if options.cpu:
-        record("profiles_cpu", on_cpu())
+        figures: dict[str, Any] = {}
+        for look in (on_cpu, inducing_on_cpu, hadamard_on_cpu, deep_gp_on_cpu):
+            try:
+                figures |= look()
+            except ImportError as error:  # gpytorch is not everywhere
+                print(look.__name__, error)
+            record("profiles_cpu", figures)
         return
     begin, found = time.perf_counter(), {}
     for name, (make, passes) in networks_gpu.selected(ROWS | SLOW, options.rows).items():

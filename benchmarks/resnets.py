@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import copy
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from typing import Any
 
 import torch
@@ -92,13 +93,14 @@ def main() -> None:
                 {key: round(value, 3) for key, value in figures.items() if key.startswith(f"{network}/{kind}")},
                 flush=True,
             )
-    record(
-        options.name,
-        {key: round(value, 3) for key, value in figures.items()},
-        unit="time as a ratio to the deterministic network: per forward pass for draws, per Adam step for training_step",
-        batch=options.batch,
-        step_batch=options.step_batch,
-    )
+            with redirect_stdout(None):  # what is done stays if the run is cut
+                record(
+                    options.name,
+                    {key: round(value, 3) for key, value in figures.items()},
+                    unit="time as a ratio to the deterministic network: a forward pass for draws, an Adam step for training_step",
+                    batch=options.batch,
+                    step_batch=options.step_batch,
+                )
 
 
 if __name__ == "__main__":

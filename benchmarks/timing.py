@@ -112,11 +112,11 @@ def record(name: str, figures: dict[str, Any], *, keep: bool = False, **facts: A
 
 
 def merged(before: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
-    """A stored entry with the figures of a later run of some rows, and which run they are from."""
+    """A stored entry with the figures of a later run of some rows, and which run they are from; what it stored on its way goes."""
     facts = ("date", "command", "hardware", "versions")
     run = {key: entry[key] for key in facts if key in entry} | {"rows": sorted(entry["figures"])}
-    figures = {**before["figures"], **entry["figures"]}
-    return {**before, "later_runs": [*before.get("later_runs", []), run], "figures": figures}
+    others = [one for one in before.get("later_runs", []) if not set(one["rows"]) <= set(run["rows"])]
+    return {**before, "later_runs": [*others, run], "figures": {**before["figures"], **entry["figures"]}}
 
 
 def write(path: Path, entry: dict[str, Any]) -> None:

@@ -95,7 +95,7 @@ def profile_cells(aim: dict[str, Any], machine: str) -> list[str]:
     """Whole time, host's, the rest beside kernels, and the groups in which kernels take most above the plain network's."""
     name, _, key = aim.get("profile", "").partition(":")
     on_gpu = aims.on_gpu(aim)
-    files = ("profiles_gpu", "profiles_steps_gpu") if on_gpu else ("profiles_cpu",)
+    files = ("profiles_gpu", "profiles_networks_gpu") if on_gpu else ("profiles_cpu",)
     paths = [aims.folder_of(aims.RESULTS, file, machine) / f"{file}.json" for file in files]
     found = [json.loads(path.read_text())["figures"].get(name, {}) for path in paths if path.exists()]
     row = next((one for one in found if key in one), None)
