@@ -115,7 +115,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     program.add_argument("--grid", action="store_true", help="try settings on held-out training images")
     program.choice("dataset", (name for name in OUTSIDE if name != SYNTHETIC), default="fashion_mnist")
     program.option(seeds=3, context=MAIN, prior_variance=PRIOR_VARIANCE, ablation=True)
-    program.option(**{name: getattr(defaults, name) for name in ("epochs", "batch", "draws", "learning_rate")})
+    program.option(
+        **{name: getattr(defaults, name) for name in ("epochs", "batch", "draws", "learning_rate", "augment")}
+    )
     chosen = program.read(arguments)
     if chosen.evaluate is not None:
         return scores.evaluate(chosen.evaluate, chosen.data)

@@ -18,7 +18,7 @@ from bayesify.posteriors import MeanField, Point, Posterior
 from bayesify.predictor import Trainable
 from bayesify.priors import Standard
 from bayesify_papers.function_space.networks import convolutional_network
-from bayesify_papers.shared.batches import MemoryBatches
+from bayesify_papers.shared.batches import MemoryBatches, mirror_and_shift
 from bayesify_papers.shared.image_problems import Problem, Trained, falling_late, problem
 from bayesify_papers.shared.scores import separation
 from bayesify_papers.shared.sources import NOISE, SYNTHETIC, Source, like, unit_pixels
@@ -47,6 +47,7 @@ class Training:
         init_std: Where standard deviations of weights start.
         draws: Of a prediction.
         widths: Channels of the convolutions.
+        augment: Whether training images are mirrored and shifted at random, as is usual for photographs.
         dataset: A name of `OUTSIDE`.
         outside: Other images; default: those of the paper.
         folder: Where the files are; default: what `BAYESIFY_DATA` names.
@@ -66,6 +67,7 @@ class Training:
     init_std: float = 1e-2
     draws: int = 32
     widths: tuple[int, ...] = (32, 64, 128)
+    augment: bool = False
     dataset: str = "fashion_mnist"
     outside: str = ""
     folder: str | None = None
@@ -132,7 +134,7 @@ def train(job: Training, given: Problem) -> Trained:
         model = FunctionSpaceVI(bnn, 0.0, job.prior_variance, make_context(job, x))
     history = fit(
         model,
-        MemoryBatches(x, y, min(job.batch, len(x))),
+        MemoryBatches(x, y, min(job.batch, len(x)), mirror_and_shift if job.augment else None),
         num_data=len(x),
         epochs=job.epochs,
         learning_rate=job.learning_rate,

@@ -86,7 +86,7 @@ def run(
     Args:
         folder: Gets `labels.npz`, one `.npz` per system, `run.json`, and checkpoints of the point estimates, which both the
             deterministic system and Ensemble-W use. Systems whose predictions a run of the same settings left there are not
-            trained again.
+            trained again, and several processes may train different systems in one folder.
         source: Training images, and those to be scored.
         recipe: How to train.
         systems: Names from `SYSTEMS`.
@@ -97,16 +97,19 @@ def run(
     problem = Problem(source, device)
     folder.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(folder / "labels.npz", test=problem.test_labels.numpy())
-    former = records.read(folder / "run.json")
     about = {"dataset": source.dataset, "num_train": len(problem.x), "validation": source.validation, "seed": seed}
     about["settings"] = asdict(recipe)
-    same = all(former.get(key) == value for key, value in about.items())
-    content: dict[str, Any] = {**(facts or {}), **about}
-    for key in ("parameters", "seconds", "history"):
-        content[key] = former.get(key, {}) if same else {}
+
+    def known() -> dict[str, Any]:
+        """What runs of the same settings left, another process that works in the folder too."""
+        former = records.read(folder / "run.json")
+        same = all(former.get(key) == value for key, value in about.items())
+        left = {key: former.get(key, {}) if same else {} for key in ("parameters", "seconds", "history")}
+        return {**(facts or {}), **about, **left}
+
     for name in systems:
         system = SYSTEMS[name]
-        if name in content["seconds"] and (folder / f"{name}.npz").is_file():
+        if name in known()["seconds"] and (folder / f"{name}.npz").is_file():
             print(f"{system.title}: its predictions are there already", flush=True)
             continue
         networks: list[BayesianNetwork] = []
@@ -114,12 +117,14 @@ def run(
         kind = "point" if system.point else name
         paths = [folder / f"{kind}-{seed + index}.safetensors" for index in range(system.count_networks(recipe))]
         for index, path in enumerate(paths):
-            network, content["history"][name] = train(system, recipe, problem, seed + index, path)
+            network, history = train(system, recipe, problem, seed + index, path)
             networks.append(network)
-            seconds += sum(row["seconds"] for row in content["history"][name])
+            seconds += sum(row["seconds"] for row in history)
         start = time.perf_counter()
         made = problem.predict(networks, system.count_draws(recipe), seed)
         predictions.write(folder / f"{name}.npz", made)
+        content = known()
+        content["history"][name] = history
         content["parameters"][name] = sum(count_parameters(network) for network in networks)
         content["seconds"][name] = round(seconds, 1)
         records.write(folder / "run.json", content)
@@ -142,8 +147,11 @@ def evaluate(folder: Path) -> int:
     lines = scores.requirement(found)
     print("\n" + "\n".join(lines))
     history = about.pop("history", {})
-    last = {name: rows[-1] for name, rows in history.items() if rows}
-    records.write(folder / "results.json", {**about, "last_epoch": last, "scores": found, "requirement": lines})
+    curves = {
+        name: {key: [round(row[key], 4) for row in rows] for key in ("nll", "kl", "seconds")}
+        for name, rows in history.items()
+    }
+    records.write(folder / "results.json", {**about, "epochs": curves, "scores": found, "requirement": lines})
     return 0
 
 

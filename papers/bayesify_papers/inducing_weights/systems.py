@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from bayesify import BayesianNetwork, KLSchedule, bayesianize, fit
+from bayesify import BayesianNetwork, History, KLSchedule, bayesianize, fit
 from bayesify.likelihoods import Categorical
 from bayesify.posteriors import InducingWeights, MeanField, Point, Posterior
 from bayesify.priors import Neal, Prior, Standard
@@ -164,6 +164,13 @@ def train(system: System, recipe: Recipe, given: Problem, seed: int, checkpoint:
             net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         bnn = bayesianize(net, system.posterior(recipe), likelihood=Categorical(), prior=system.prior())
     bnn.to(x.device)
+
+    def report(_: Any, history: History) -> None:
+        row = history[-1]
+        if row["epoch"] % max(1, recipe.epochs // 20) == 0:
+            told = f"epoch {row['epoch']}/{recipe.epochs}, {row['seconds']:.1f} s, NLL {row['nll']:.4f}"
+            print(f"{system.title}: {told}", flush=True)
+
     history = fit(
         bnn,
         MemoryBatches(x, y, recipe.batch, mirror_and_shift if recipe.augment else None),
@@ -176,6 +183,7 @@ def train(system: System, recipe: Recipe, given: Problem, seed: int, checkpoint:
         num_draws=recipe.ensemble_draws if system.members else 1,
         precision=recipe.precision,
         checkpoint=None if checkpoint is None else Checkpointing(checkpoint, every=every),
+        callbacks=[] if checkpoint is None else [report],
         seed=seed,
         progress=False,
     )

@@ -88,11 +88,16 @@ def mirror_and_shift(x: Tensor, reach: int | None = None, *, mirror: bool = True
     """
     count, _, height, width = x.shape
     reach = max(1, width // 8) if reach is None else reach
-    rows, columns = torch.randint(-reach, reach + 1, (2, count, 1)).to(x.device)
-    mirrored = (torch.rand(count, 1) < (0.5 if mirror else 0.0)).to(x.device)
+    rows, columns = _sent(torch.randint(-reach, reach + 1, (2, count, 1)), x.device)
+    mirrored = _sent(torch.rand(count, 1) < (0.5 if mirror else 0.0), x.device)
     up = torch.arange(height, device=x.device) + rows + reach  # [B, H]
     across = torch.arange(width, device=x.device)
     across = torch.where(mirrored, across.flip(0), across) + columns + reach  # [B, W]
     padded = nn.functional.pad(x, (reach,) * 4, value=border)
     example = torch.arange(count, device=x.device)[:, None, None]
     return padded.movedim(1, -1)[example, up[:, :, None], across[:, None]].movedim(-1, 1)  # [B, C, H, W]
+
+
+def _sent(values: Tensor, device: torch.device) -> Tensor:
+    """Values of the CPU on a device, without waiting for the steps that it has still to do."""
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values

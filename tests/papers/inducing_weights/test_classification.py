@@ -150,6 +150,21 @@ def test_a_run_goes_on_where_it_ended(tmp_path, capsys):
     assert all(row["seconds"] == after["seconds"][row["setting"]["system"]] for row in found)
 
 
+def test_processes_share_a_folder(tmp_path, monkeypatch):
+    def train_beside_another(system, recipe, given, seed, path):
+        monkeypatch.setattr(classification, "train", train)
+        assert classification.main(["--smoke", "--systems", "ffg_w", "--out", str(tmp_path)]) == 0
+        return train(system, recipe, given, seed, path)
+
+    train = classification.train
+    monkeypatch.setattr(classification, "train", train_beside_another)
+    assert classification.main(["--smoke", "--systems", "deterministic", "--out", str(tmp_path)]) == 0
+    content = json.loads((tmp_path / "results.json").read_text())
+    for part in ("scores", "epochs", "seconds", "parameters"):
+        assert set(content[part]) == {"deterministic", "ffg_w"}
+    assert len(content["epochs"]["ffg_w"]["nll"]) == classification.SMOKE.epochs
+
+
 def test_resnet_50_has_its_parameters():
     net = replace(classification.SMOKE, width=64, bottleneck=True).network(3, 10)
     assert sum(parameter.numel() for parameter in net.parameters()) == 23_520_842
