@@ -7,13 +7,14 @@
 A network is trained by Adam, at a rate that falls as half a cosine, until more epochs change little (`--networks mlp@40` trains it
 for 40), and each method then has at most three epochs, through the public interface as a user would write it. Fashion-MNIST, and
 its strangers, MNIST and notMNIST, come from the folder that BAYESIFY_DATA names; scikit-learn's digits, whose strangers are the
-same digits with their pixels in another order, need none. `strided_cnn` and `mlp_6000` are as a user trained them, on fewer images,
-and no part of the table of the suite. Each network, seed and method is a file in `--folder`, so that a run that was interrupted
-goes on; at the end all files become `benchmarks/results/defaults.json`. With `--stored` what that file has besides stays. A seed
-chooses the training images, the network's start and the order of batches. Seeds from 10 on are those that defaults were chosen
-with, by `--variants`: `prior=` one of `PRIORS`, `std=` the start of standard deviations as a share of the layer's root mean square,
-`rate=constant`, `epochs=`, `factor=` of Laplace's default precisions for each layer, `flat=` below which share of it a weight's
-curvature counts as none, or `swag=` its learning rate, several with commas between them.
+same digits with their pixels in another order, need none. `strided_cnn` and `mlp_6000` are as a user trained them, on fewer
+images, and no part of the table of the suite. Each network, seed and method is a file in `--folder`, so that a run that was
+interrupted goes on (after `--limit` seconds none is begun); once all are there they become `benchmarks/results/defaults.json`.
+With `--stored` what that file has besides stays. A seed chooses the training images, the network's start and the order of
+batches. Seeds from 10 on are those that defaults were chosen with, by `--variants`: `prior=` one of `PRIORS`, `std=` the start of
+standard deviations as a share of the layer's root mean square, `rate=constant`, `epochs=`, `factor=` of Laplace's default
+precisions for each layer, `flat=` below which share of it a weight's curvature counts as none, or `swag=` its learning rate,
+several with commas between them.
 """
 
 from __future__ import annotations
@@ -350,6 +351,11 @@ def _variant(variant: str, seed: int, name: str) -> Iterator[Run]:
         prior_precision.FACTOR_PER_LAYER = factor
 
 
+def begun(job: Job, end: float) -> dict[str, Any] | None:
+    """`measure`, unless the time is over."""
+    return measure(job) if time.time() < end else None
+
+
 def by_name(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Rows as figures of a file of results, by network and seed."""
     ordered = sorted(rows, key=lambda row: (list(NETWORKS).index(named(row["network"])[0]), row["seed"]))
@@ -364,6 +370,7 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", default=[""], help="in place of defaults; see above")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int, default=1, help="processes")
+    parser.add_argument("--limit", type=float, default=float("inf"), help="seconds")
     parser.add_argument("--folder", type=Path, default=Path("build/defaults"), help="of one file for each result")
     parser.add_argument("--name", default="defaults", help="of the file of all results")
     parser.add_argument("--stored", action="store_true", help="keep what the file has besides")
@@ -377,9 +384,13 @@ def main() -> None:
         for variant in given.variants
         for name, seed, *_ in plain
     ]
+    within = partial(begun, end=time.time() + given.limit)
     with multiprocessing.get_context("spawn").Pool(given.workers, torch.set_num_threads, (1,)) as pool:
-        rows = list(pool.imap(measure, plain)) + list(pool.imap_unordered(measure, rest))
-    record(given.name, by_name(rows), keep=given.stored)
+        rows = list(pool.imap(within, plain)) + list(pool.imap_unordered(within, rest))
+    found = [row for row in rows if row is not None]
+    if len(found) < len(rows):
+        raise SystemExit(f"{len(found)} of {len(rows)} results are there when the time is over")
+    record(given.name, by_name(found), keep=given.stored)
 
 
 if __name__ == "__main__":

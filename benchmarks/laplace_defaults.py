@@ -1,6 +1,6 @@
 """Which link and which prior precision serve a trained classifier untuned: Laplace in its forms beside the plain network.
 
-    python -m benchmarks.laplace_defaults --data FOLDER [--device cuda] [--seeds 3]
+    python -m benchmarks.laplace_defaults --data FOLDER [--device cuda] [--seeds 3] [--workers 4]
 
 Networks are trained by Adam on Fashion-MNIST (the folder holds `fashion_mnist.npz` and `mnist.npz`, whose digits are the
 strangers) and on scikit-learn's digits (strangers: noise). `mc_1000` is the expectation over 1,000 independent joint draws of the
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -182,14 +183,13 @@ def main() -> None:
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=list(NETWORKS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--name", default="laplace_defaults", help="of the file of results")
     given = parser.parse_args()
-    figures = {
-        f"{name}, seed {seed}": measure(name, given.data, seed, given.device)
-        for name in given.networks
-        for seed in range(given.seeds)
-    }
-    record(given.name, figures)
+    jobs = [(name, given.data, seed, given.device) for name in given.networks for seed in range(given.seeds)]
+    with multiprocessing.get_context("spawn").Pool(given.workers, torch.set_num_threads, (1,)) as pool:
+        found = pool.starmap(measure, jobs, chunksize=1)
+    record(given.name, {f"{name}, seed {seed}": row for (name, _, seed, _), row in zip(jobs, found, strict=True)})
 
 
 if __name__ == "__main__":

@@ -105,3 +105,12 @@ def test_networks_outside_the_suite_are_those_of_a_user(widths):
     assert sizes == {"strided_cnn": 106_122, "mlp_6000": 178_110}
     assert set(page.NETWORKS) == set(widths.SUITE)
     assert not any(page.judged((name, "mean_field")) for name in widths.OUTSIDE)
+
+
+def test_a_cell_that_would_end_too_late_is_not_begun(widths, tmp_path, monkeypatch):
+    monkeypatch.setattr(widths, "begun", lambda job, end: end)
+    (tmp_path / "cnn-10-dropout,prior=neal8.json").write_text('{"training": 3.0}')
+    job = ("cnn", 10, "dropout", "prior=neal8", tmp_path, "cpu")
+    assert widths._begin(job, 100.0) == 100.0
+    assert widths._begin((*job[:3], "prior=neal8,epochs=30", *job[4:]), 100.0) == 70.0
+    assert widths._begin((*job[:3], "prior=neal4,epochs=30", *job[4:]), 100.0) == 100.0
