@@ -303,11 +303,20 @@ Job = tuple[str, int, str, str, Path, str]
 """Network, seed, method, variant, folder, device."""
 
 
+def _named(method: str, variant: str) -> str:
+    return ",".join((method, variant)) if variant else method
+
+
+def cell(job: Job) -> Path:
+    """The file of a result."""
+    name, seed, method, variant, folder, _ = job
+    return folder / f"{name}-{seed}-{_named(method, variant)}.json"
+
+
 def measure(job: Job) -> dict[str, Any]:
     """One method on one network; an error is a result too."""
     name, seed, method, variant, folder, device = job
-    key = ",".join((method, variant)) if variant else method
-    path = folder / f"{name}-{seed}-{key}.json"
+    key, path = _named(method, variant), cell(job)
     if path.exists():
         return json.loads(path.read_text())
     net, data, network = trained(name, seed, folder, device)
@@ -352,8 +361,8 @@ def _variant(variant: str, seed: int, name: str) -> Iterator[Run]:
 
 
 def begun(job: Job, end: float) -> dict[str, Any] | None:
-    """`measure`, unless the time is over."""
-    return measure(job) if time.time() < end else None
+    """`measure`, unless the time is over; what is there already is read."""
+    return measure(job) if time.time() < end or cell(job).exists() else None
 
 
 def by_name(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:

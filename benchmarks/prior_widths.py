@@ -32,7 +32,7 @@ import torch
 
 from tools.defaults_page import BOUNDS, Row, means, missed
 
-from .defaults import CHOSEN_WITH, Job, begun, by_name
+from .defaults import CHOSEN_WITH, Job, begun, by_name, cell
 from .timing import record
 
 NOW = 4
@@ -113,11 +113,10 @@ def choose(sums: dict[int, dict[str, float]]) -> int:
 
 def _begin(job: Job, end: float) -> dict[str, Any] | None:
     """A cell, unless it would end too late: processes that share a GPU are not to be killed at work."""
-    network, seed, method, told, folder, _ = job
-    short = folder / f"{network}-{seed}-{method},{told.removesuffix(LONGER)}.json"
-    expected = (
-        10 * json.loads(short.read_text()).get("training", 0.0) if told.endswith(LONGER) and short.exists() else 0.0
-    )
+    told, expected = job[3], 0.0
+    short = cell((*job[:3], told.removesuffix(LONGER), *job[4:]))
+    if told.endswith(LONGER) and short.exists():
+        expected = 10 * json.loads(short.read_text()).get("training", 0.0)
     return begun(job, end - expected)
 
 

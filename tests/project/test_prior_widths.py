@@ -114,3 +114,10 @@ def test_a_cell_that_would_end_too_late_is_not_begun(widths, tmp_path, monkeypat
     assert widths._begin(job, 100.0) == 100.0
     assert widths._begin((*job[:3], "prior=neal8,epochs=30", *job[4:]), 100.0) == 70.0
     assert widths._begin((*job[:3], "prior=neal4,epochs=30", *job[4:]), 100.0) == 100.0
+
+
+def test_results_that_are_there_are_read_when_the_time_is_over(widths, tmp_path):
+    job = ("cnn", 10, "dropout", "prior=neal8", tmp_path, "cpu")
+    assert widths._begin(job, 0.0) is None
+    (tmp_path / "cnn-10-dropout,prior=neal8.json").write_text('{"training": 3.0}')
+    assert widths._begin(job, 0.0) == {"training": 3.0}
