@@ -27,6 +27,7 @@ from bayesify.running.memory import (
 )
 from bayesify.running.outputs import select_output
 from bayesify.running.runner import Runner
+from bayesify.weights.catalog import owner_of
 from bayesify.weights.layout import NetworkLayout
 
 Weights = dict[str, tuple[Tensor, Tensor | None]]
@@ -55,7 +56,7 @@ def predict_moments(
     Raises:
         ValueError: If a posterior is not one of independent Gaussians, a layer has no rule, or the batch is empty.
     """
-    weights = _weights(posteriors, layout)
+    weights = _weights(runner.network, posteriors, layout)
     if batch_size(args, kwargs) == 0:
         raise ValueError("predict: the batch is empty; give at least one example")
     means, spreads = [], []
@@ -70,7 +71,7 @@ def predict_moments(
     return likelihood.predictive(Outputs(kept=_points(gaussian)))
 
 
-def _weights(posteriors: Iterable[Posterior], layout: NetworkLayout) -> Weights:
+def _weights(network: nn.Module, posteriors: Iterable[Posterior], layout: NetworkLayout) -> Weights:
     """Mean of each weight by name, and its variance where it has one."""
     means: dict[str, Tensor] = {}
     spreads: dict[str, Tensor] = {}
@@ -82,8 +83,11 @@ def _weights(posteriors: Iterable[Posterior], layout: NetworkLayout) -> Weights:
             )
 
         def compute(posterior: Posterior = posterior) -> tuple[dict[str, Tensor], ...]:
-            known = {name: value[None] for name, value in posterior.variance().items() if value.any()}
-            return {name: value[None] for name, value in posterior.mean().items()}, known
+            spreads = {name: value for name, value in posterior.variance().items() if value.any()}
+            return tuple(
+                {name: _for_products(network, name, value)[None] for name, value in values.items()}
+                for values in (posterior.mean(), spreads)
+            )
 
         found = cached(posterior, "moments", compute)
         means |= found[0]
@@ -91,6 +95,13 @@ def _weights(posteriors: Iterable[Posterior], layout: NetworkLayout) -> Weights:
     layout.cast(means)
     layout.cast(spreads, spread=True)
     return {name: (mean[0], spreads[name][0] if name in spreads else None) for name, mean in means.items()}
+
+
+def _for_products(network: nn.Module, name: str, value: Tensor) -> Tensor:
+    """A matrix with its columns next to each other in memory, on a processor: units times its transpose read it as it lies."""
+    if value.ndim != 2 or value.device.type != "cpu" or isinstance(owner_of(network, name)[0], nn.Embedding):
+        return value
+    return value.mT.contiguous().mT
 
 
 def _pieces(

@@ -47,10 +47,15 @@ class ClassificationPredictive(Predictive):
         summary: tuple[Tensor, Tensor] = self._source.map(reduce)
         return summary
 
-    @property
+    @cached_property
     def class_probs(self) -> Tensor:
         """Probability of each class, classes last: [B, ..., C]; for binary outputs [B, ..., 2]."""
-        return self._summary[0]
+        if self._source.kept is None or "_summary" in vars(self):
+            return self._summary[0]
+        probs: Tensor = self._source.map(
+            lambda outputs: self._log_probs(outputs).exp().mean(0)
+        )  # entropies when asked for
+        return probs
 
     @property
     def probs(self) -> Tensor:
