@@ -41,7 +41,9 @@ Made by `python -m tools.every_table` from `papers/tables.json`, which has the c
 too; `bayesify reproduce --status` prints it. How the runs were made, and what was chosen on which rows: the pages of the
 papers.
 """
-BY_ROUNDING = "Ours agrees within the spread in the printed digits, not with all of its own; a printed spread of 0 is taken as 0."
+BY_ROUNDING = (
+    "Ours agrees within the spread in the printed digits, not with all of its own; a printed spread of 0 is taken as 0."
+)
 Key = tuple[str, ...]
 Cell = dict[str, Any]
 
