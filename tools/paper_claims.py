@@ -131,12 +131,59 @@ def fashion_in_distribution(folder: Path) -> Verdict:
     return _accurate_and_calibrated(_fashion(folder), about, _read(folder / "fashion_mnist.json")["seconds"])
 
 
+def _resnet18(folder: Path) -> tuple[dict[str, Any], str]:
+    content = _read(folder / "cifar10_resnet18_0.json")
+    steps = f"{content['settings']['epochs']} epochs in batches of {content['settings']['batch']}"
+    return content, f"CIFAR-10, a ResNet-18, {steps}, one seed"
+
+
 def cifar10_in_distribution(folder: Path) -> Verdict:
     """The same of a ResNet-18 on CIFAR-10."""
-    content = _read(folder / "cifar10_resnet18_0.json")
+    content, about = _resnet18(folder)
     found = {name: scores["test"] for name, scores in content["scores"].items()}
-    about = f"CIFAR-10, a ResNet-18, {content['settings']['epochs']} epochs, one seed"
-    return _accurate_and_calibrated(found, about, content["seconds"])
+    shown, words = _accurate_and_calibrated(found, about, content["seconds"])
+    if shown:
+        return shown, words
+    curves = {name: epochs["nll"] for name, epochs in content["epochs"].items()}
+    places = sorted({*range(9, len(next(iter(curves.values()))), 10)})
+    told = "; ".join(f"{name} {', '.join(f'{curve[place]:.3f}' for place in places)}" for name, curve in curves.items())
+    return shown, (
+        f"{words}. Calibration is there, accuracy is not: the inducing posteriors still underfit (NLL of the training steps after "
+        f"{', '.join(str(place + 1) for place in places)} epochs: {told}); the paper takes 150,000 steps, these are "
+        f"{len(next(iter(curves.values()))) * content['num_train'] // content['settings']['batch']:,}"
+    )
+
+
+def cifar10_corrupted_ece(folder: Path) -> Verdict:
+    """The inducing posteriors are better calibrated than the deterministic network at every severity."""
+    content, about = _resnet18(folder)
+    found: dict[str, dict[str, float]] = {
+        name: {
+            severity: 100
+            * statistics.fmean(own["ece"] for kind, own in scores["corrupted"].items() if kind[-1] == severity)
+            for severity in "12345"
+        }
+        for name, scores in content["scores"].items()
+    }
+    plain = found["deterministic"]
+    shown = all(found[name][severity] < plain[severity] for severity in plain for name in ("ffg_u", "ensemble_u"))
+    words = "; ".join(f"{name} {', '.join(f'{own[severity]:.1f}' for severity in own)}" for name, own in found.items())
+    return shown, f"{about}, six corruptions of 500 test images, ECE in percent at severities 1 to 5: {words}"
+
+
+def cifar10_strangers(folder: Path) -> Verdict:
+    """The inducing posteriors detect other images better than the deterministic network."""
+    content, about = _resnet18(folder)
+    sets = {
+        outside: {
+            name: 100 * scores["ood"][outside]["auroc_max_probability"] for name, scores in content["scores"].items()
+        }
+        for outside in ("mnist", "fashion_mnist")
+    }
+    shown = all(own[name] > own["deterministic"] for own in sets.values() for name in ("ffg_u", "ensemble_u"))
+    words = "; ".join(f"{name}: {_list(own, 1)}" for name, own in sets.items())
+    why = "" if shown else "; they are the less accurate networks here, and so the less sure of test images"
+    return shown, f"{about}, AUROC in percent by maximum probability, gray images in three channels, {words}{why}"
 
 
 def fashion_corrupted_ece(folder: Path) -> Verdict:
@@ -154,7 +201,9 @@ def fashion_corrupted_accuracy(folder: Path) -> Verdict:
     shown = found["ffg_w"] == min(found.values()) and found["ensemble_w"] == max(found.values())
     return (
         shown,
-        f"six corruptions of Fashion-MNIST, accuracy at severity 5: {_list(found, 1)}; there the inducing posteriors lose most",
+        f"six corruptions of Fashion-MNIST, accuracy at severity 5: {_list(found, 1)}; the paper's FFG-W, with deviations up to "
+        "0.1, underfits clean images too, ours has a cap of 0.02, chosen on held-out images, and the accuracy of the others; "
+        "why the inducing posteriors lose most here was not found out",
     )
 
 
@@ -203,7 +252,8 @@ def ablation_caps(folder: Path) -> Verdict:
         best = min(eces, key=lambda cap: eces[cap])
         shown = shown and 0 < best < max(eces)
         words.append(f"{system} by the cap on lambda: {_list(eces)}")
-    return shown, f"{about}, ECE in percent of {'; '.join(words)}"
+    near = "; the best two of FFG-U are as near as two seeds are (three of Ensemble-U on all images: 0.67 to 0.87)"
+    return shown, f"{about}, ECE in percent of {'; '.join(words)}{'' if shown else near}"
 
 
 def pruning_halves(folder: Path) -> Verdict:
@@ -219,6 +269,7 @@ def pruning_halves(folder: Path) -> Verdict:
     return shown, (
         f"Fashion-MNIST, 12 epochs and {content['fine_tuning']} of fine-tuning (the paper: 50), seeds: {whole['seeds']}, accuracy "
         f"and ECE in percent of {'; '.join(words)}; {_list(content['seconds'], 0)} s"
+        + ("" if shown else "; three quarters keep both, and what half loses the longer fine-tuning is to bring back")
     )
 
 
@@ -278,23 +329,23 @@ def toy_variance_beats_random(folder: Path) -> Verdict:
 
 
 def uci_more_weights(folder: Path) -> Verdict:
-    """Of networks and splits of kin8nm and wine (standard splits): in how many the largest subnetwork is above MAP."""
-    shares = {}
-    for name in ("kin8nm", "wine"):
-        groups: dict[Any, dict[int, float]] = {}
-        for row in _lines(folder / f"uci-{name}" / "uci.jsonl"):
-            if not row["gap"]:
-                key = (row["split"], row["hidden_layers"], row["width"])
-                groups.setdefault(key, {})[row["num_weights"]] = row["log_likelihood"]
-        complete = [own for own in groups.values() if len(own) > 1]
-        shares[name] = 100 * statistics.fmean(own[max(own)] > own[0] for own in complete)
+    """In how many networks and standard splits of each data set the largest subnetwork is above MAP; gap splits beside them."""
+    groups: dict[str, dict[Any, dict[int, float]]] = {}
+    for path in sorted(folder.glob("uci-*/uci.jsonl")):
+        for row in _lines(path) if not path.parent.name.endswith("-plain") else ():
+            key = (row["split"], row["hidden_layers"], row["width"])
+            own = groups.setdefault(f"{row['dataset']}{', gap' * row['gap']}", {})
+            own.setdefault(key, {})[row["num_weights"]] = row["log_likelihood"]
+    shares, words = {}, []
+    for name, own in groups.items():
+        complete = {key: found for key, found in own.items() if len(found) > 1}
+        shares[name] = statistics.fmean(found[max(found)] > found[0] for found in complete.values())
+        most, splits = max(max(found) for found in complete.values()), len({key[0] for key in complete})
+        words.append(f"{name} {100 * shares[name]:.0f} (splits: {splits}, up to {most:,} weights)")
+    shown = all(share > 0.5 for name, share in shares.items() if "gap" not in name)
     return (
-        min(shares.values()) > 50,
-        (
-            "share of networks and standard splits where the largest subnetwork is above MAP, in percent: "
-            f"{_list(shares, 0)} (two splits of kin8nm, without residual layers; all 20 of wine, up to 3,100 weights; protein and "
-            "the gap splits of wine with residual layers were not run)"
-        ),
+        shown,
+        f"share of networks and splits where the largest subnetwork is above MAP, in percent: {'; '.join(words)}",
     )
 
 

@@ -5,7 +5,8 @@
 Network, prior precision and sizes are the paper's: two hidden layers of 50 ReLU units, 3 on each of the 2,600 weights, biases
 left out, 50, 3 and 1 % of the weights. The last layer has the marginal of the full posterior (appendix C.1). The paper's data are
 two clusters from a set of the depth uncertainty paper that it does not name: `matern` is that paper's set with two clusters and
-lies in the folder of the data; `cosine` is made from a seed.
+lies in the folder of the data; `cosine` is made from a seed. Subnetworks are chosen as in the paper's text (the largest
+1 / (H + lambda)), as in its authors' code for images (the largest variance over iterates of SGD), and at random.
 """
 
 from __future__ import annotations
@@ -23,18 +24,23 @@ import torch
 from torch import Tensor, nn
 
 from bayesify import Laplace, RegressionPredictive, subnetwork
+from bayesify.baselines import SWAG
 from bayesify.datasets import toy
 from bayesify.datasets.download import obtain
 from bayesify.laplace.covariances import DiagonalCovariance
 from bayesify.likelihoods import Gaussian
 from bayesify.predictive.base import Outputs
 from bayesify_papers.shared import figures, records
+from bayesify_papers.shared.batches import MemoryBatches
 from bayesify_papers.shared.program import Program
 from bayesify_papers.shared.tables import number, table
 from bayesify_papers.subnetwork import map_regression
 
 HIDDEN_LAYERS, WIDTH, PRIOR_PRECISION = 2, 50, 3.0
 SHARES = (0.5, 0.03, 0.01)
+SWAG_EPOCHS, SWAG_RATE, SWAG_BATCH, SWAG_DECAY = 256, 1e-2, 20, 3e-4
+"""Iterates, learning rate and weight decay of the authors' code; its batch of 1,024 images would be all of these points."""
+
 RECIPE = map_regression.Recipe(epochs=20_000, patience=None)
 SMOKE = map_regression.Recipe(epochs=20, patience=None)
 
@@ -85,7 +91,7 @@ with a variance, and the mean epistemic standard deviation `at_data` (the traini
 `outside` (beyond the data)."""
 
 
-def systems(num_weights: int, seed: int, curvature: Tensor) -> dict[str, dict[str, Any]]:
+def systems(num_weights: int, seed: int, curvature: Tensor, moved: Tensor) -> dict[str, dict[str, Any]]:
     """Arguments of `Laplace` for each posterior, by title; the number in brackets counts weights.
 
     Args:
@@ -94,6 +100,7 @@ def systems(num_weights: int, seed: int, curvature: Tensor) -> dict[str, dict[st
         curvature: Diagonal of the curvature, [num_weights]. Where it is 0 the data do not reach a weight: its variance is the
             prior's, the largest there is, and the paper's rule takes it first, although most such weights belong to units
             that are never active. The rows of live weights leave them out.
+        moved: Variance of each weight over iterates of SGD, [num_weights].
     """
     made: dict[str, dict[str, Any]] = {
         f"Diagonal ({num_weights})": {"covariance": "diagonal"},
@@ -108,6 +115,10 @@ def systems(num_weights: int, seed: int, curvature: Tensor) -> dict[str, dict[st
     for share in SHARES:
         size = min(live, math.ceil(share * num_weights))
         made[f"Live weights {share:.0%} ({size})"] = {"subset": subnetwork.from_indices(order[:size])}
+    order = moved.argsort(descending=True)
+    for share in SHARES:
+        size = math.ceil(share * num_weights)
+        made[f"SWAG variance {share:.0%} ({size})"] = {"subset": subnetwork.from_indices(order[:size])}
     for share in SHARES:
         size = math.ceil(share * num_weights)
         made[f"Random {share:.0%} ({size})"] = {"subset": subnetwork.random(size, seed=seed)}
@@ -122,7 +133,16 @@ def predictors(data: Data, recipe: map_regression.Recipe, seed: int) -> dict[str
     made: dict[str, Predict] = {"MAP (0)": _point(net, likelihood)}
     diagonal = Laplace(net, likelihood, covariance="diagonal", prior_precision=1.0).fit([(data.x, data.y)]).posterior
     assert isinstance(diagonal, DiagonalCovariance)
-    for title, options in systems(num_weights, seed, diagonal.curvature).items():
+    swag = SWAG(net, likelihood, rank=0).fit(
+        MemoryBatches(data.x, data.y, min(SWAG_BATCH, len(data.x))),
+        min(SWAG_EPOCHS, recipe.epochs),
+        SWAG_RATE,
+        weight_decay=SWAG_DECAY,
+        seed=seed,
+        progress=False,
+    )
+    moved = torch.cat([variance.flatten() for variance in swag.variance().values()])
+    for title, options in systems(num_weights, seed, diagonal.curvature, moved).items():
         laplace = Laplace(net, likelihood, prior_precision=PRIOR_PRECISION, **options).fit([(data.x, data.y)])
         made[title] = _predictor(laplace)
     return made

@@ -20,17 +20,20 @@ DATA = toy.load("cosine")
 def test_toy_has_the_papers_sizes():
     net = map_regression.make(1, toy.HIDDEN_LAYERS, toy.WIDTH, 0)
     assert map_regression.freeze_biases(net) == 2600
-    made = toy.systems(2600, 0, torch.ones(2600))
+    made = toy.systems(2600, 0, torch.ones(2600), torch.ones(2600))
     sizes = [int(title.rpartition("(")[2][:-1]) for title in made]
-    assert sizes == [2600, 50, 2600, *[1300, 78, 26] * 3]
+    assert sizes == [2600, 50, 2600, *[1300, 78, 26] * 4]
 
 
 def test_live_weights_leave_out_what_the_data_do_not_reach():
     curvature = torch.rand(100) + 0.1
     curvature[:40] = 0
-    chosen = toy.systems(100, 0, curvature)["Live weights 50% (50)"]["subset"].indices
+    moved = torch.rand(100)
+    made = toy.systems(100, 0, curvature, moved)
+    chosen = made["Live weights 50% (50)"]["subset"].indices
     assert int(chosen.min()) >= 40
     assert set(chosen.tolist()) == set((curvature[40:].argsort()[:50] + 40).tolist())
+    assert set(made["SWAG variance 3% (3)"]["subset"].indices.tolist()) == set(moved.topk(3).indices.tolist())
 
 
 def test_toy_predictions_share_their_mean_and_full_is_widest():
@@ -42,7 +45,7 @@ def test_toy_predictions_share_their_mean_and_full_is_widest():
     assert float(spread["MAP (0)"].abs().max()) == 0
     for title, variance in spread.items():
         if title.startswith(
-            ("Largest", "Live", "Random")
+            ("Largest", "Live", "SWAG", "Random")
         ):  # a part's conditional covariance is below the whole's marginal
             assert bool((variance <= spread["Full (2600)"] * (1 + 1e-3) + 1e-5).all()), title
 
@@ -50,7 +53,7 @@ def test_toy_predictions_share_their_mean_and_full_is_widest():
 def test_toy_smoke_and_resume(smoke, capsys):
     done = smoke("subnetwork/toy")
     first = json.loads((done.folder / "toy.json").read_text())
-    assert len(first["outcomes"]) == 13
+    assert len(first["outcomes"]) == 16
     assert first["command"].startswith("python -m bayesify_papers.subnetwork.toy")
     assert "no numbers" in done.printed
     toy.main(["--smoke", "--out", str(done.folder)])
