@@ -30,7 +30,7 @@ import bayesify
 from bayesify import acquisition, likelihoods, posteriors
 from bayesify.datasets import images
 
-from .timing import record
+from .timing import record, revision, revisions
 
 METHODS = ("batch_bald", "bald", "entropy", "random")
 START, SIZE, DRAWS = 20, 10, 32
@@ -86,7 +86,9 @@ def run(method: str, seed: int, rounds: int, folder: Path, file: Path, small: bo
 
     def evaluate(model: Any) -> dict[str, float]:
         scores = accuracy(model, test_x, test_y)
-        entry = {"method": method, "seed": seed, "labels": counts[-1], **scores, "seconds": time.perf_counter() - begin}
+        seconds = time.perf_counter() - begin
+        entry = {"method": method, "seed": seed, "labels": counts[-1], **scores, "seconds": seconds}
+        entry["revision"] = revision()
         with file.open("a") as lines:
             lines.write(json.dumps(entry) + "\n")
         return scores
@@ -193,7 +195,8 @@ def main() -> None:
         for future in as_completed(waiting):
             print(*waiting[future], future.exception() or "done", flush=True)
     if not given.no_summary:
-        record("active_learning", summary([json.loads(line) for line in given.rounds.read_text().splitlines()]))
+        lines = [json.loads(line) for line in given.rounds.read_text().splitlines()]
+        record("active_learning", summary(lines), revisions=revisions(lines))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from bayesify import Draws, likelihoods, posteriors, priors
 from bayesify.predictive import TargetTransform
 from bayesify.random_features import RandomFeatureGP
 
-from .timing import record
+from .timing import record, revision, revisions
 
 INITIAL, EVALUATIONS = 10, 30
 NOISE, SCALE, WIDTH, STEPS = 1e-3, 2.0, 50, 250
@@ -179,8 +179,8 @@ def run(name: str, method: str, seed: int, batch: int) -> dict[str, Any]:
         new = suggest(method, x, y, min(batch, EVALUATIONS - len(x)), 1000 * seed + len(x), chains)
         x, y = torch.cat((x, new)), torch.cat((y, evaluate(new)))
     regret = (best - y[:, 0].cummax(0).values).tolist()
-    seconds = time.perf_counter() - start
-    return {"problem": name, "method": method, "seed": seed, "batch": batch, "seconds": seconds, "regret": regret}
+    found = {"problem": name, "method": method, "seed": seed, "batch": batch, "seconds": time.perf_counter() - start}
+    return {**found, "regret": regret, "revision": revision()}
 
 
 def summary(runs: list[dict[str, Any]], batch: int) -> dict[str, Any]:
@@ -247,7 +247,7 @@ def main() -> None:
             file.flush()
             print(*waiting[future], f"{entry['regret'][-1]:.4f}, {entry['seconds']:.1f} s", flush=True)
     if not given.no_summary:
-        record("bayesian_optimization", summary(done, given.batch))
+        record("bayesian_optimization", summary(done, given.batch), revisions=revisions(done))
 
 
 if __name__ == "__main__":

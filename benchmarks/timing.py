@@ -11,7 +11,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,11 @@ def revision() -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return found.stdout.strip()
+
+
+def revisions(rows: Iterable[dict[str, Any]]) -> dict[str, int]:
+    """Rows of each revision that they were measured with."""
+    return dict(Counter(str(row.get("revision")) for row in rows))
 
 
 def _cpu() -> str:

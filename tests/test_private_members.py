@@ -29,6 +29,7 @@ FOREIGN = {
     "_init_flat_weights",
     "_reversed_padding_repeated_twice",
     "_current_level",  # torch.autograd.forward_ad
+    "_has_any_global_hook",  # torch.nn.modules.module
     "_asdict",  # named tuples
     "_exit",  # os
 }

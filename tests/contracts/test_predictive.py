@@ -135,6 +135,15 @@ def test_classification_parts() -> None:
     torch.testing.assert_close(prediction.log_prob(y[:, None]), prediction.log_prob(y))
 
 
+def test_outputs_that_are_not_kept_are_computed_once_for_probabilities_and_entropies() -> None:
+    f, passes = torch.randn(S, B, K, dtype=torch.float64), []
+    streamed = likelihoods.Categorical().predictive(Outputs(chunks=lambda: passes.append(1) or iter(f.split(3, dim=1))))
+    kept = likelihoods.Categorical().predictive(Outputs(kept=f))
+    torch.testing.assert_close(streamed.probs, kept.probs)
+    torch.testing.assert_close(streamed.aleatoric_entropy, kept.aleatoric_entropy)
+    assert len(passes) == 1
+
+
 def test_yes_or_no_parts() -> None:
     """Several labels at once: `log_prob` is that of all labels of an example together."""
     prediction, f = predict("bernoulli")

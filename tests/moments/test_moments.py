@@ -15,6 +15,7 @@ from bayesify.moments import Moments
 from bayesify.moments.attention import attend
 from bayesify.moments.prediction import _rule, covariance
 from bayesify.moments.shapes import reshaped
+from bayesify.running.light_copies import leaves_inputs
 
 NOISE = 0.1
 
@@ -335,6 +336,33 @@ def test_a_posterior_that_changes_is_seen(generator) -> None:
     for raw in bnn.posterior.raw_std.values():
         raw.data += math.log(2)
     torch.testing.assert_close(bnn.predict(x, method="moments").epistemic, 4 * before)
+
+
+class Shifted(nn.Module):
+    """Changes its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.add_(1))
+
+
+def test_inputs_stay_as_they_are() -> None:
+    """A copy is made where a network may change its inputs: by code of its own, a module in place, or a hook."""
+    hooked = nn.Sequential(nn.Linear(3, 2))
+    hooked[0].register_forward_pre_hook(lambda module, given: (given[0].mul_(2),))
+    replaced = nn.Sequential(nn.Flatten(), nn.Linear(3, 2))
+    replaced[0].forward = lambda x: x.mul_(2)
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Linear(4, 2))
+    for net in (Shifted(), nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 2)), hooked, replaced, plain):
+        x = torch.randn(4, 3, dtype=torch.float64)
+        before = x.clone()
+        bayesian(net).predict(x, method="moments")
+        assert torch.equal(x, before)
+        assert not leaves_inputs(net)
+    assert leaves_inputs(nn.Sequential(nn.Flatten(), nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))
 
 
 class Turned(nn.Module):

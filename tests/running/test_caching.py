@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
+import torch
 from torch import nn
 
-from bayesify.running.caching import MOST_RECENT, recent
+from bayesify.running.caching import MOST_RECENT, cached, recent
 
 
 def test_the_last_results_are_kept_and_the_oldest_go() -> None:
@@ -21,3 +25,34 @@ def test_the_last_results_are_kept_and_the_oldest_go() -> None:
     assert len(made) == MOST_RECENT + 1
     ask(1)
     assert made[-1] == 1
+
+
+@pytest.mark.parametrize("layout", ["rows", "channels last", "columns", "a part of other memory"])
+def test_every_change_of_a_parameter_is_seen_in_any_layout(layout: str) -> None:
+    """Parameters are compared as bytes where they have no gaps; equal values that are no numbers are no change."""
+    value = torch.randn(3, 2, 4, 4)
+    value = {
+        "rows": lambda: value,
+        "channels last": lambda: value.to(memory_format=torch.channels_last),
+        "columns": lambda: value.mT,
+        "a part of other memory": lambda: torch.randn(3, 2, 4, 8)[..., ::2],
+    }[layout]()
+    owner, made = nn.Module(), []
+    owner.weight = nn.Parameter(value)
+
+    def ask() -> int:
+        return cached(owner, "count", lambda: made.append(1) or len(made))
+
+    with torch.no_grad():
+        assert [ask(), ask()] == [1, 1]
+        for index, place in enumerate(((0, 0, 0, 0), (1, 1, 2, 3), (2, 1, 3, 3))):
+            owner.weight.data[place] += 1
+            assert [ask(), ask()] == [index + 2] * 2
+        owner.weight.data = owner.weight.data.clone(
+            memory_format=torch.contiguous_format
+        )  # another layout, equal values
+        ask()
+        count = len(made)
+        owner.weight.data[0] = math.nan
+        assert ask() == count + 1
+        assert layout != "rows" or ask() == count + 1

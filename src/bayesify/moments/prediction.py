@@ -17,6 +17,7 @@ from bayesify.posteriors.base import Posterior
 from bayesify.predictive.base import Outputs, Predictive
 from bayesify.predictive.gaussian import OutputGaussian
 from bayesify.running.caching import cached, recent
+from bayesify.running.light_copies import leaves_inputs
 from bayesify.running.memory import (
     MEMORY_BUDGET,
     batch_size,
@@ -134,7 +135,8 @@ def _run(runner: Runner, weights: Weights, args: Any, kwargs: Any, output: str |
     }
     _check_recurrent(runner.network)
     try:
-        found = select_output(runner.call(values, args, kwargs), output)
+        protect = not leaves_inputs(runner.network)
+        found = select_output(runner.call(values, args, kwargs, protect=protect), output)
     except NoRule as refusal:
         place = _layer(runner.network, refusal)
         raise ValueError(f"predict: method='moments' cannot pass {place}: {refusal}; use method='draws'") from refusal

@@ -179,12 +179,27 @@ def _is_unchanged(module: nn.Module, evaluate: bool) -> bool:
     state = module.__dict__
     return (
         not state["_modules"]
-        and type(module).__module__.startswith("torch.nn.modules.")
+        and _is_plain(module)
         and not (evaluate and state["training"])
+        and not isinstance(module, nn.RNNBase)
+    )
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether a module is one of torch's own, without hooks or another forward pass."""
+    state = module.__dict__
+    return (
+        type(module).__module__.startswith("torch.nn.modules.")
         and not state["_forward_hooks"]
         and not state["_forward_pre_hooks"]
         and "forward" not in state
-        and not isinstance(module, nn.RNNBase)
+    )
+
+
+def leaves_inputs(network: nn.Module) -> bool:
+    """Whether a network cannot change its inputs in place: all its modules are plain ones of torch, and none works in place."""
+    return not nn.modules.module._has_any_global_hook() and all(
+        _is_plain(module) and not getattr(module, "inplace", False) for module in network.modules()
     )
 
 
