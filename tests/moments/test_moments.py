@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -91,6 +92,38 @@ def test_one_hidden_layer_agrees_with_draws(name: str, std: float, generator) ->
     mean, variance = outputs.mean(0), outputs.var(0)
     assert ((found.mean - mean).abs() < 5 * (variance / n).sqrt()).all()
     assert ((found.epistemic / variance - 1).abs() < 5 * math.sqrt(6 / n)).all()
+
+
+def test_one_hidden_layer_has_the_moments_of_quadrature(generator) -> None:
+    r"""Units before a ReLU are independent Gaussians, $\mathcal N(m, v)$, so that outputs have an exact covariance,
+    $M_2 \operatorname{diag}(\operatorname{Var} f) M_2^\top + \operatorname{diag}(V_2 \mathbb{E} f^2 + V_b)$."""
+    bnn = bayesian(nn.Sequential(nn.Linear(5, 20), nn.LeakyReLU(0.1), nn.Linear(20, 3)), 0.1)
+    spread_out(bnn, generator)
+    x = torch.randn(6, 5, generator=generator, dtype=torch.float64)
+    means, variances = (
+        {name: part.detach() for name, part in found.items()}
+        for found in (bnn.posterior.mean(), bnn.posterior.variance())
+    )
+    m1, mb1, m2, mb2 = means.values()
+    v1, vb1, v2, vb2 = variances.values()
+    mean, variance = x @ m1.mT + mb1, x.square() @ v1.mT + vb1
+    nodes, weights = (torch.from_numpy(part) for part in np.polynomial.legendre.leggauss(100))
+    kink = (-mean / variance.sqrt()).clamp(-9, 9).unsqueeze(-1)
+    first = second = torch.zeros(())
+    for low, high in ((torch.full_like(kink, -9), kink), (kink, torch.full_like(kink, 9))):  # smooth on either side
+        z = low + (high - low) * (nodes + 1) / 2
+        density = weights * (high - low) / 2 * torch.exp(-0.5 * z.square()) / math.sqrt(2 * math.pi)
+        f = F.leaky_relu(mean.unsqueeze(-1) + variance.sqrt().unsqueeze(-1) * z, 0.1)
+        first, second = first + (density * f).sum(-1), second + (density * f.square()).sum(-1)
+    spread = second - first.square()
+    expected = torch.einsum("bj,ij,kj->bik", spread, m2, m2) + torch.diag_embed(second @ v2.mT + vb2)
+    draws = {name: Moments(means[name], variances[name]) for name in means}
+    outputs = F.linear(x, draws["0.weight"], draws["0.bias"])
+    outputs = F.linear(F.leaky_relu(outputs, 0.1), draws["2.weight"], draws["2.bias"])
+    torch.testing.assert_close(covariance(outputs, math.inf), expected, rtol=1e-8, atol=1e-9)
+    found = bnn.predict(x, method="moments")
+    torch.testing.assert_close(found.mean, first @ m2.mT + mb2, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(found.epistemic, expected.diagonal(dim1=1, dim2=2), rtol=1e-8, atol=1e-9)
 
 
 def test_independent_biases_alone(generator) -> None:
