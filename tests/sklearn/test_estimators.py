@@ -320,6 +320,19 @@ def test_partial_fit_renews_the_recalibration_and_what_is_unusual():
     assert 0.85 < cover < 0.95  # 3 standard errors of 300 rows
 
 
+@pytest.mark.parametrize("method", ["mean_field", "ensemble"])  # noise that is learned, and noise that stays
+def test_partial_fit_estimates_the_noise_again(method):
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(1500, 2))
+    y = 2 * x[:, 0] + np.where(np.arange(1500) < 100, 0.1, 1.0) * generator.normal(size=1500)
+    model = BayesianRegressor(method, **QUICK).fit(x[:100], y[:100])
+    assert model.noise_ < 0.1
+    model.partial_fit(x[100:500], y[100:500])
+    assert 0.6 < model.noise_ < 1.0  # 0.8 in both parts together
+    lower, upper = model.predict_interval(x[500:], 0.9)
+    assert 0.84 < np.mean((lower <= y[500:]) & (y[500:] <= upper)) < 0.94
+
+
 def test_a_gap_where_training_had_none_is_warned_of():
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"a": np.arange(40.0), "b": np.arange(40.0) % 3, "kind": ["x", "y"] * 20})

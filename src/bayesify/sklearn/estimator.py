@@ -140,9 +140,12 @@ class BayesianEstimator(StoredEstimator):
         by_posterior = isinstance(self.model_, BayesianNetwork) and method is not None and method.posterior is not None
         if by_posterior and method.name == self.method_:  # type: ignore[union-attr]
             rows, plan = self._prepared(whole), self._plan(method)  # type: ignore[arg-type]
+            start = None if self._settled is None else settle_further(self._settled, rows, plan)
+            if start is not None:
+                self.model_.likelihood.load_state_dict(start.likelihood.state_dict())
             train_posteriors([self.model_], [rows], [plan], effort=LATER_EFFORT, start=False)
-            if self._settled is not None:
-                self._recalibrate(settle_further(self._settled, rows, plan))
+            if start is not None:
+                self._recalibrate(start)
         else:
             self._start(whole, method)
         self._keep(whole)

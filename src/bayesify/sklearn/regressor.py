@@ -160,7 +160,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
 
         The first call does what `fit` does. Later ones go on from the posterior they find, for a quarter as long, on the new rows
         together with up to `memory_rows` of the earlier ones, which stand for all of them; a method with a recipe of its
-        own is trained from the start on these. Units stay those of the first call where training goes on.
+        own is trained from the start on these. Units stay those of the first call where training goes on; noise that `fit` would
+        estimate is estimated again.
 
         Args:
             X: [N, D] numbers, or a data frame.

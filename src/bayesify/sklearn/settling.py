@@ -108,20 +108,18 @@ def settle(net: nn.Module, rows: Rows, plan: Plan) -> Start:
 
 
 def settle_further(start: Start, rows: Rows, plan: Plan) -> Start:
-    """One more round of `settle` from what an earlier one found, on other rows."""
+    """`settle` from what an earlier one found, on other rows."""
     assert isinstance(start.likelihood, Gaussian)
     part = rows.thinned(FULL_BATCH, derive_seed(plan.seed, "evidence"))
-    return _rounds(start.network, rows, part, plan, start.likelihood.noise.detach(), 1)[0]
+    return _rounds(start.network, rows, part, plan, start.likelihood.noise.detach())[0]
 
 
-def _rounds(
-    net: nn.Module, rows: Rows, part: Rows, plan: Plan, start: float | torch.Tensor, most: int = ROUNDS
-) -> tuple[Start, float]:
+def _rounds(net: nn.Module, rows: Rows, part: Rows, plan: Plan, start: float | torch.Tensor) -> tuple[Start, float]:
     """Training and noise in turns from one noise, and the log evidence of the last of them."""
     x, y, weights = part.tensors()
     noise, leverage, evidence = torch.ones_like(y[0]) * start, torch.zeros_like(y), -math.inf
     residuals = y
-    for _ in range(most if len(rows) > 1 else 0):
+    for _ in range(ROUNDS if len(rows) > 1 else 0):
         likelihood, prior = Gaussian(noise.tolist(), learn=False).double(), Neal(plan.prior_scale)
         bnn = bayesianize(net, Point(), likelihood=likelihood, prior=prior)
         train_posteriors([bnn], [rows], [plan], effort=ROUND_EFFORT, start=False)
