@@ -333,13 +333,19 @@ def test_partial_fit_estimates_the_noise_again(method):
     assert 0.84 < np.mean((lower <= y[500:]) & (y[500:] <= upper)) < 0.94
 
 
-def test_a_gap_where_training_had_none_is_warned_of():
+@pytest.mark.parametrize(("column", "empty"), [("b", np.nan), ("kind", None), ("when", None)])
+def test_a_gap_where_training_had_none_is_warned_of(column, empty):
     pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame({"a": np.arange(40.0), "b": np.arange(40.0) % 3, "kind": ["x", "y"] * 20})
+    days = pandas.date_range("2020-01-01", periods=40, freq="9D")
+    frame = pandas.DataFrame({"a": np.arange(40.0), "b": np.arange(40.0) % 3, "kind": ["x", "y"] * 20, "when": days})
     model = BayesianRegressor("laplace", **QUICK).fit(frame, np.arange(40.0))
-    gap = frame.assign(b=[np.nan, *frame["b"][1:]])
-    with pytest.warns(UserWarning, match=r"1 cells of 'b' are empty, and none was in training"):
+    gap = frame.assign(**{column: [empty, *frame[column][1:]]})
+    with pytest.warns(UserWarning, match=rf"1 cells of '{column}' are empty, and none was in training"):
         model.predict(gap)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert model.unusual(gap)[0]
+        assert not model.unusual(frame)[0]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model.predict(frame)

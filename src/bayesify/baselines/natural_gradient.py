@@ -366,11 +366,6 @@ def _add(into: dict[str, Tensor], name: str, value: Tensor | None, factor: float
     into[name] = into[name] + term if name in into else term
 
 
-def raw_softplus(value: Tensor) -> Tensor:
-    """The inverse of softplus, entry by entry."""
-    return value + torch.log(-torch.expm1(-value))
-
-
 def _along(numbers: Tensor, value: Tensor) -> Tensor:
     """[B] in a shape that multiplies the first axis of a tensor."""
     return numbers.to(value).view(-1, *[1] * (value.ndim - 1))

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from bayesify.arguments.checks import Count, DataCount, NonNegative, Positive, Probability, checked
 from bayesify.baselines.layer_passes import EXAMPLES_BYTES, LayerPass, layer_rules
-from bayesify.baselines.natural_gradient import NaturalGradient, raw_softplus
+from bayesify.baselines.natural_gradient import NaturalGradient
 from bayesify.jacobians.rules import Rule, widen
 from bayesify.likelihoods import Categorical, Likelihood
 from bayesify.likelihoods.base import as_float
 from bayesify.maths.cholesky import stable_cholesky
+from bayesify.maths.constraints import raw_softplus
 from bayesify.maths.eigen import stable_eigh
 from bayesify.maths.gamma import widened
 from bayesify.maths.noise import standard_normal

@@ -28,6 +28,11 @@ def raw_positive(value: float, maximum: float | None = None) -> float:
     return value + math.log(-math.expm1(-value))  # log(exp(v) - 1), stable at both ends
 
 
+def raw_softplus(value: Tensor) -> Tensor:
+    """The inverse of softplus, entry by entry."""
+    return value + torch.log(-torch.expm1(-value))
+
+
 def raw_positives(values: Sequence[float], like: Tensor, maximum: float | None = None) -> Tensor:
     """The raw values of several numbers, [len(values)], of the type and device of a tensor."""
     return like.new_tensor([raw_positive(value, maximum) for value in values])

@@ -59,12 +59,12 @@ class Columns:
             InputError: If a column is missing, or holds another kind of cells than in training.
         """
         features = self.read(frame, owner)
-        gaps = self.preparation.new_gaps(features).sum(0)
-        if gaps.any():
-            names = ", ".join(repr(self.schema.number_names[place]) for place in np.flatnonzero(gaps))
+        gaps = self.preparation.new_gaps(features)
+        if gaps:
+            names, count = ", ".join(map(repr, gaps)), sum(int(rows.sum()) for rows in gaps.values())
             warnings.warn(
-                f"{owner}: {gaps.sum()} cells of {names} are empty, and none was in training: medians stand in for them, and their "
-                "rows are `unusual`",
+                f"{owner}: {count} cells of {names} are empty, and none was in training: medians stand in for numbers and dates, "
+                "no level for texts, and their rows are `unusual`",
                 stacklevel=4,
             )
         return self.preparation(features, np.arange(len(frame)))

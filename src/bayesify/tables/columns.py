@@ -94,11 +94,15 @@ class Features:
         return cls(np.empty((0, len(numbers))), numbers, none, categories, levels, day_first=day_first)
 
     @property
+    def sources(self) -> tuple[str, ...]:
+        """The table's column that each number is of: several are made of a date."""
+        dates = [name.removesuffix(DAYS) for name in self.number_names if name.endswith(DAYS)]
+        return tuple(next((date for date in dates if name.startswith(f"{date} (")), name) for name in self.number_names)
+
+    @property
     def num_columns(self) -> int:
         """Columns of the table that are used; a date is one, however many numbers are made of it."""
-        dates = [name.removesuffix(DAYS) for name in self.number_names if name.endswith(DAYS)]
-        made = [name for name in self.number_names if any(name.startswith(f"{date} (") for date in dates)]
-        return len(self.number_names) - len(made) + len(dates) + len(self.code_names)
+        return len(set(self.sources)) + len(self.code_names)
 
 
 def read_features(frame: DataFrame, like: Features | None = None) -> Features:

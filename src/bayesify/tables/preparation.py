@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ class Preparation:
         low: Lower limit of each number, [D].
         high: Upper limit of each number, [D].
         marked: Positions of numbers that get a mark where they are missing.
+        full: Positions of categories that no training row lacks.
         levels: For each category the codes with an input of their own.
         kept: Which inputs vary over the training rows.
     """
@@ -40,6 +41,7 @@ class Preparation:
     low: np.ndarray
     high: np.ndarray
     marked: tuple[int, ...]
+    full: tuple[int, ...]
     levels: tuple[tuple[int, ...], ...]
     kept: np.ndarray
 
@@ -61,10 +63,11 @@ class Preparation:
                 width = known.max() - known.min()
                 low[index], high[index] = known.min() - SPREAD * width, known.max() + SPREAD * width
         marked = tuple(int(index) for index in np.flatnonzero(np.isnan(numbers).any(0)))
+        full = tuple(int(index) for index in np.flatnonzero((codes != -1).all(0)))
         levels = tuple(_frequent(codes[:, index]) for index in range(codes.shape[1]))
-        draft = cls(medians, low, high, marked, levels, np.ones(0, bool))
+        draft = cls(medians, low, high, marked, full, levels, np.ones(0, bool))
         inputs = draft._all(features, rows)
-        return cls(medians, low, high, marked, levels, (inputs != inputs[:1]).any(0))
+        return replace(draft, kept=(inputs != inputs[:1]).any(0))
 
     def __call__(self, features: Features, rows: np.ndarray) -> np.ndarray:
         """Inputs of rows: [N, inputs]; a single zero where none varies.
@@ -76,15 +79,17 @@ class Preparation:
         inputs = self._all(features, rows)[:, self.kept]
         return inputs if inputs.shape[1] else np.zeros((len(rows), 1))
 
-    def new_gaps(self, features: Features) -> np.ndarray:
-        """Numbers that are missing where every training row had one: [N, D]."""
-        found: np.ndarray = np.isnan(features.numbers)
-        found[:, list(self.marked)] = False
-        return found
+    def new_gaps(self, features: Features) -> dict[str, np.ndarray]:
+        """Rows whose cell is empty, [N], by the names of columns that have such cells and had none in training."""
+        empty = {features.code_names[index]: features.codes[:, index] == -1 for index in self.full}
+        for index, name in enumerate(features.sources):
+            if index not in self.marked:
+                empty[name] = np.isnan(features.numbers[:, index]) | empty.get(name, False)
+        return {name: rows for name, rows in empty.items() if rows.any()}
 
     def unseen(self, features: Features) -> np.ndarray:
         """Rows with a text that a column never had in training, nor a rare one that stands for it, or a gap where none was: [N]."""
-        found = np.asarray(self.new_gaps(features).any(axis=1))
+        found = np.any([np.zeros(len(features), bool), *self.new_gaps(features).values()], axis=0)
         place = len(self.medians) + len(self.marked)
         for index, own in enumerate(self.levels):
             place += len(own) + 1
@@ -99,6 +104,7 @@ class Preparation:
             "low": np.nan_to_num(self.low).tolist(),
             "high": np.nan_to_num(self.high).tolist(),
             "marked": list(self.marked),
+            "full": list(self.full),
             "levels": [list(own) for own in self.levels],
             "kept": self.kept.tolist(),
         }
@@ -111,7 +117,7 @@ class Preparation:
             medians,
             low,
             high,
-            tuple(int(index) for index in config["marked"]),
+            *(tuple(int(index) for index in config[key]) for key in ("marked", "full")),
             tuple(tuple(int(level) for level in own) for own in config["levels"]),
             np.array(config["kept"], dtype=bool),
         )

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from bayesify.maths.constraints import positive, raw_positive, raw_positives, tril
+from bayesify.maths.constraints import positive, raw_positive, raw_positives, raw_softplus, tril
 from bayesify.maths.matheron import Factors
 from bayesify.posteriors.inducing_weights.augmentation import below_cap
 
@@ -51,6 +51,13 @@ class InducingMatrix(nn.Module):
         rows = factors.row_tril.diagonal(dim1=-2, dim2=-1).log().sum()
         cols = factors.col_tril.diagonal(dim1=-2, dim2=-1).log().sum()
         return 2 * (self.cols * rows + self.rows * cols)
+
+    @abstractmethod
+    def unwhiten(self, factors: Factors) -> None:
+        r"""Give U's deviations from its mean the prior's correlations, in place: $L_r (U - m) L_c^\top$ for each.
+
+        Started with one standard deviation, an unwhitened U then spreads as a whitened one does.
+        """
 
     @abstractmethod
     def mean(self) -> Tensor:
@@ -155,6 +162,15 @@ class DiagonalMatrix(InducingMatrix):
             return row.new_zeros(row.shape[-1], col.shape[-1])
         return row.square().mT @ std[index].square() @ col.square()
 
+    @torch.no_grad()
+    def unwhiten(self, factors: Factors) -> None:
+        """Variances given all other entries become those of the prior's correlations, which a diagonal cannot have."""
+        if self.raw_std is not None:
+            given = _inverse_diagonal(factors.row_tril)[:, :, None] * _inverse_diagonal(factors.col_tril)[:, None]
+            std = positive(self.raw_std, self.max_std) * given.rsqrt()
+            cap = self.max_std
+            self.raw_std.copy_(raw_softplus(std) if cap is None else torch.logit(std / cap, 1e-6).clamp_max(0.0))
+
     def covariance(self) -> Tensor:
         """diag(s^2), zero for a point estimate."""
         std = self.std()
@@ -221,6 +237,13 @@ class MatrixNormalMatrix(InducingMatrix):
         """Outer product of the two sides' variances."""
         rows, cols = self.trils()
         return torch.outer((row.mT @ rows[index]).square().sum(-1), (col.mT @ cols[index]).square().sum(-1))
+
+    @torch.no_grad()
+    def unwhiten(self, factors: Factors) -> None:
+        """`L_r T_r` and `L_c T_c`."""
+        rows, cols = self.trils()
+        _pack(factors.row_tril @ rows, self.row_lower, self.row_raw_diagonal)
+        _pack(factors.col_tril @ cols, self.col_lower, self.col_raw_diagonal)
 
     def covariance(self) -> Tensor:
         """The Kronecker product of T_r T_r^T and T_c T_c^T."""
@@ -294,6 +317,11 @@ class FullMatrix(InducingMatrix):
             total = total + (row.mT @ part @ col).square().sum(0)
         return total
 
+    @torch.no_grad()
+    def unwhiten(self, factors: Factors) -> None:
+        """`(L_r (x) L_c) T`."""
+        _pack(_kronecker(factors) @ self.scale_tril(), self.lower, self.raw_diagonal)
+
     def covariance(self) -> Tensor:
         """T T^T."""
         factor = self.scale_tril()
@@ -304,30 +332,34 @@ class FullMatrix(InducingMatrix):
         """Zero mean; the prior's factor L_r (x) L_c in row-major order."""
         self.location.zero_()
         size = self.rows * self.cols
-        if self.whiten:
-            prior = torch.eye(size).to(self.lower).expand(self.count, size, size)
-        else:
-            prior = torch.stack([torch.kron(r, c) for r, c in zip(factors.row_tril, factors.col_tril, strict=True)])
-        _pack(prior, self.lower, self.raw_diagonal)
+        white = torch.eye(size).to(self.lower).expand(self.count, size, size)
+        _pack(white if self.whiten else _kronecker(factors), self.lower, self.raw_diagonal)
 
 
 class EnsembleMatrix(InducingMatrix):
     r"""A mixture of points (Ensemble-U): $q(U) = \frac1K \sum_k \delta(U - U^{(k)})$; its KL is left out, as in deep ensembles.
 
-    Members start at one shared draw plus 0.1 times noise of their own.
+    Members start around the mean, with noise of their own that has the mean 0 over members.
     """
 
     name = "ensemble"
 
-    def __init__(self, mean: Tensor, whiten: bool, members: int) -> None:
+    def __init__(self, mean: Tensor, whiten: bool, members: int, init_std: Sequence[float]) -> None:
         super().__init__(mean, whiten)
         self.members = members
-        spread = 0.1 * torch.randn(members, *mean.shape, dtype=mean.dtype, device=mean.device)
-        self.value = nn.Parameter(mean + spread)
+        noise = torch.randn(members, *mean.shape, dtype=mean.dtype, device=mean.device)
+        std = math.sqrt(members / max(1, members - 1)) * mean.new_tensor(init_std)
+        self.value = nn.Parameter(mean + std[:, None, None] * (noise - noise.mean(0)))
 
     def mean(self) -> Tensor:
         """Mean over members."""
         return self.value.mean(0)
+
+    @torch.no_grad()
+    def unwhiten(self, factors: Factors) -> None:
+        """Of each member."""
+        apart = self.value - self.mean()
+        self.value.copy_(self.mean() + factors.row_tril @ apart @ factors.col_tril.mT)
 
     def noise_shape(self) -> tuple[int, ...]:
         """None: a member is a point."""
@@ -352,6 +384,11 @@ def _inverse_diagonal(tril_factor: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(tril_factor, eye, upper=False).square().sum(-2)
 
 
+def _kronecker(factors: Factors) -> Tensor:
+    """L_r (x) L_c of each matrix, [G, M_r M_c, M_r M_c]."""
+    return torch.stack([torch.kron(r, c) for r, c in zip(factors.row_tril, factors.col_tril, strict=True)])
+
+
 def _log_diagonal(tril_factor: Tensor) -> Tensor:
     return tril_factor.diagonal(dim1=-2, dim2=-1).log().sum()
 
@@ -362,7 +399,7 @@ def _pack(factor: Tensor, lower: Tensor, raw_diagonal: Tensor) -> None:
     rows, cols = torch.tril_indices(n, n, -1, device=factor.device)
     lower.copy_(factor[:, rows, cols])
     diagonal = factor.diagonal(dim1=-2, dim2=-1)
-    raw_diagonal.copy_(diagonal + torch.log(-torch.expm1(-diagonal)))
+    raw_diagonal.copy_(raw_softplus(diagonal))
 
 
 def make_inducing_matrix(
@@ -375,7 +412,7 @@ def make_inducing_matrix(
         return MatrixNormalMatrix(mean, whiten, init_std)
     if q == "full":
         return FullMatrix(mean, whiten, init_std)
-    return EnsembleMatrix(mean, whiten, members)
+    return EnsembleMatrix(mean, whiten, members, init_std)
 
 
 FAMILIES = ("diagonal", "matrix", "full", "ensemble")

@@ -59,7 +59,7 @@ class InducingWeights(Posterior):
         shared: Sizes of one global inducing matrix that all layers' U depend on, which correlates layers (appendix
             H); needs `whiten` and equal columns in every layer.
         init_std: Standard deviation of U's entries before training, as it is stored, in units of the prior's. By default W
-            starts with a tenth of its layer's root mean square, by U and by W given U alike.
+            starts with a tenth of its layer's root mean square, by U and by W given U alike, beside what the prior draws.
         init_lambda: $\lambda$ before training, half its cap at most; by default the same.
 
     Raises:
@@ -130,6 +130,9 @@ class InducingWeights(Posterior):
             self.augmentations.append(Augmentation(z_row, z_col, self.max_lambda, self._lambdas(spreads)))
             if self.shared is None:
                 self.inducing.append(self._family(torch.cat(means), spreads))
+        if self.init_std is None and not self.whiten:
+            for family, factors in zip(self._families(), self.factors(), strict=True):
+                family.unwhiten(factors)
         if self.shared is not None:
             tall = len(self.layers) * self.rows
             rows, cols, mean = random_start(*self.shared, tall, self.cols, values[self.weights[0].name])
@@ -149,8 +152,12 @@ class InducingWeights(Posterior):
     def _spread_start(self, layer: Layer, values: Mapping[str, Tensor]) -> float:
         """Where standard deviations of W start by default, in units of the prior's."""
         if self.init == "network":
-            std = torch.as_tensor(self._prior().std[layer.weights[0].name]).detach()
-            return starts.RELATIVE_STD * starts.root_mean_square(layer, values) / float(std.mean())
+            name = layer.weights[0].name
+            std = float(torch.as_tensor(self._prior().std[name]).detach().mean())
+            if name in self._prior().factor:
+                factor = self._prior().factor[name].detach()
+                std *= float(factor.square().sum((-2, -1)).mean() / factor.shape[-1]) ** 0.5
+            return starts.RELATIVE_STD * starts.root_mean_square(layer, values) / std
         m_r, m_c = self._inducing_size(layer)
         return starts.RELATIVE_STD * math.sqrt(min(1.0, m_r / layer.rows) * min(1.0, m_c / layer.cols))
 
@@ -158,7 +165,10 @@ class InducingWeights(Posterior):
         return spreads if self.init_lambda is None else [self.init_lambda] * len(spreads)
 
     def _family(self, mean: Tensor, spreads: list[float]) -> InducingMatrix:
-        stds = spreads if self.init_std is None else [self.init_std] * len(spreads)
+        start = self.init_std
+        if start is None and (self.q, self.init) == ("ensemble", "random"):
+            start = starts.RELATIVE_STD  # appendix J
+        stds = spreads if start is None else [start] * len(spreads)
         return make_inducing_matrix(
             self.q, mean, whiten=self.whiten, init_std=stds, max_std=self.max_std, members=self.members
         )
