@@ -117,7 +117,8 @@ class Preparation:
             medians,
             low,
             high,
-            *(tuple(int(index) for index in config[key]) for key in ("marked", "full")),
+            tuple(int(index) for index in config["marked"]),
+            tuple(int(index) for index in config["full"]),
             tuple(tuple(int(level) for level in own) for own in config["levels"]),
             np.array(config["kept"], dtype=bool),
         )
