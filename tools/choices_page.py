@@ -1,4 +1,4 @@
-"""The tables of docs/choices.md, from benchmarks/results/laplace_defaults.json and defaults.json; run it after those benchmarks."""
+"""The tables of docs/choices.md, from files of benchmarks/results; run it after those benchmarks."""
 
 from __future__ import annotations
 
@@ -68,7 +68,23 @@ def defaults() -> str:
     return f"{len(networks)} networks and seeds, `{stored['command']}`:\n\n" + table(["method", "runs", *HEAD], lines)
 
 
-PARTS = {"laplace": laplace, "defaults": defaults}
+def widths() -> str:
+    """NLL and ECE of two methods under priors of several widths, on a network with many weights for its images; two seeds."""
+    rows = list(json.loads((RESULTS / "default_prior_widths.json").read_text())["figures"].values())
+
+    def cell(method: str) -> str:
+        own = [row for row in rows if row["network"] == "strided_cnn" and row["method"] == method]
+        return ", ".join(f"{fmean(row[key] for row in own):.3f}" for key in ("nll", "ece"))
+
+    words = {8: ", the default"}
+    lines = [["none: the network", cell("network"), cell("network")]]
+    for width in (4, 8, 16, 32):
+        name = f"`Neal({width})`{words.get(width, '')}"
+        lines.append([name, *(cell(f"{method},prior=neal{width}") for method in ("dropout", "mean_field"))])
+    return table(["prior", "dropout, NLL and ECE", "mean-field"], lines)
+
+
+PARTS = {"laplace": laplace, "defaults": defaults, "widths": widths}
 
 
 def page(text: str) -> str:

@@ -195,6 +195,54 @@ def trials(found: dict[tuple[str, str], Row], method: str, variants: Sequence[tu
     return "\n".join(lines)
 
 
+def widths() -> str:
+    """Priors of four widths: bounds that are kept, and NLL less the plain network's, on the suite's networks and a user's."""
+    file = json.loads((RESULTS / "default_prior_widths.json").read_text())
+    found = means(list(file["figures"].values()))
+    lines = [
+        "| | bounds kept, of all | of the suite's after 3 epochs | NLL, the suite's, 3 epochs | 30 epochs "
+        "| a user's, 3 epochs | 30 epochs |",
+        "| --- |" + " --- |" * 6,
+    ]
+    for name, totals in file["totals"].items():
+        variant = f"prior={name.lower().replace('(', '').replace(')', '')}"
+        cells = [f"{totals[key]:.0f}" for key in ("kept", "suite")]
+        for suite in (True, False):
+            for ending in (variant, f"{variant},epochs=30"):
+                own = [
+                    row
+                    for (network, method), row in found.items()
+                    if (network in NETWORKS) == suite and method.split(",", 1)[-1] == ending
+                ]
+                cells.append(f"{mean(row['nll'] - row['plain']['nll'] for row in own):+.4f}")
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    pairs = [key for key in found if "," in key[1]]
+    count, own = (
+        len(part) // 4 * len(BOUNDS) for part in (pairs, [k for k in pairs if k[0] in NETWORKS and "30" not in k[1]])
+    )
+    return "\n".join(lines) + f"\n\nBounds that could be kept: {count}, and {own}."
+
+
+def outside() -> str:
+    """Bounds and scores on networks outside of the suite, under the default prior."""
+    found = means(stored("defaults_outside"))
+    lines = ["| NLL, ECE, strangers' information over the test images', misses | CNN | MLP |", "| --- | --- | --- |"]
+    for method, title in TITLES.items():
+        cells = []
+        for network in ("strided_cnn", "mlp_6000"):
+            row = found.get((network, method))
+            if row is None or "error" in row:
+                cells.append("" if row is None else "error")
+                continue
+            shown = f"{row['nll']:.3f}, {row['ece']:.3f}"
+            if method not in ("network", "temperature"):
+                shown += f", {_ratio(row):.1f}"
+            cells.append(shown + ("" if method in BESIDE or not missed(row) else f"; {', '.join(missed(row))}"))
+        if any(cells):
+            lines.append(f"| {title} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def kinds(found: dict[tuple[str, str], Row]) -> str:
     """Strangers' mutual information over the test images', by kind of strangers."""
     lines = [
@@ -308,7 +356,12 @@ STARTS = [
 ]
 
 
-FILES = {"links": "laplace_links.json", "regression": "defaults_regression.json"}
+FILES = {
+    "links": "laplace_links.json",
+    "regression": "defaults_regression.json",
+    "widths": "default_prior_widths.json",
+    "outside": "defaults_outside.json",
+}
 
 
 def main() -> None:
@@ -320,7 +373,11 @@ def main() -> None:
         "exceptions": exception_table(found),
         "networks": "\n\n".join(network_table(found, network) for network in NETWORKS),
         "kinds": kinds(found),
-        **{make.__name__: make() for make in (links, regression) if (RESULTS / FILES[make.__name__]).exists()},
+        **{
+            make.__name__: make()
+            for make in (links, regression, widths, outside)
+            if (RESULTS / FILES[make.__name__]).exists()
+        },
         "priors": trials(tried, "point", PRIORS),
         "long": trials(tried, "point", LONG),
         "starts": trials(tried, "mean_field", STARTS),

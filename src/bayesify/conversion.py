@@ -70,7 +70,7 @@ def bayesianize(
             module object) are tried in order; a module that matches brings all weights below it; weights that nobody takes
             stay point estimates. Normalization layers stay point estimates unless a selector names them.
         likelihood: p(y | outputs); needed by `elbo` and `predict`.
-        prior: p(weights); `Neal(4.0)` by default, `Neal()` for posteriors that draw from the prior between inducing points.
+        prior: p(weights); `Neal(8.0)` by default, `Neal()` for posteriors that draw from the prior between inducing points.
         output: Which of the network's outputs the likelihood is about, where it returns several: a key or a position.
             Left out, it is the only tensor, or the one called `logits`.
 

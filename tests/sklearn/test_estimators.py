@@ -350,3 +350,13 @@ def test_a_gap_where_training_had_none_is_warned_of(column, empty):
         warnings.simplefilter("error")
         model.predict(frame)
         BayesianRegressor("laplace", **QUICK).fit(gap, np.arange(40.0)).predict(gap)
+
+
+def test_weights_that_are_probably_not_copies_are_warned_of():
+    x, y = line(60)
+    for weights in (np.full(60, 1000.0), np.r_[1e5, np.ones(59)]):
+        with pytest.warns(UserWarning, match=r"60 rows stand for .* examples.*divide by the mean"):
+            BayesianRegressor("point", **QUICK).fit(x, y, sample_weight=weights)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        BayesianRegressor("point", **QUICK).fit(x, y, sample_weight=np.full(60, 5.0))

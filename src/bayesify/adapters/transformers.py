@@ -39,7 +39,7 @@ def bayesianize_head(
         model: A `PreTrainedModel` with a head, or any module that has one. It is copied.
         posterior: For the head: an instance, a name, or a dict with its name and options.
         likelihood: p(y | logits).
-        prior: p(weights); `Neal(4.0)` by default.
+        prior: p(weights); `Neal(8.0)` by default.
         head: Dotted name of the last layer; found among the usual names by default.
 
     Raises:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -50,6 +51,8 @@ NONE = "no_validation"
 """scikit-learn's word for X or y that are not there."""
 HIDDEN, ACTIVATION = (50,), "tanh"
 """Of the network for methods by name."""
+MANY_COPIES = 10.0
+"""Examples for each row on average above which weights are probably not meant as copies."""
 LATER_EFFORT = 0.25
 """Share of the training that a later call of `partial_fit` gets."""
 
@@ -256,6 +259,13 @@ class BayesianEstimator(StoredEstimator):
             weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
             if not 0 < weights.sum() <= LARGEST:
                 raise ValueError("every sample_weight is zero, or one is too large")
+        if weights.sum() > MANY_COPIES * len(weights):
+            warnings.warn(
+                f"{type(self).__name__}: by sample_weight {len(weights):,} rows stand for {weights.sum():,.0f} examples, and the "
+                "model is as sure as these would make it; divide by the mean where weights say how much rows matter, not how many "
+                "examples they are",
+                stacklevel=4,
+            )
         return X, y, weights
 
     @contextmanager

@@ -36,6 +36,9 @@ BATCH, BATCH_OF_MANY = 128, 256
 ACTIVATION, ACTIVATION_OF_CLASSES = "silu_relu", "silu"
 ROWS_TO_CHOOSE, FOLDS_TO_CHOOSE, STEPS_TO_CHOOSE, PATIENCE_TO_CHOOSE = 1_500, 2, 300, 5
 """What transform and likelihood are chosen by: rows at most, how many of the folds are predicted, steps at most, patience."""
+FEW_TO_STOP_BY = 250
+"""Rows up to which those that a member holds out look better than they are, since it stopped where it predicts them best; they are
+predicted at the step that other ones are predicted best at."""
 STEPS, PATIENCE = 2_000, 15
 """Steps at most, and looks at the rows held out without a better one after which training ends."""
 LEARNING_RATE, LEARNING_RATE_OF_CLASSES = 7e-3, 5e-3
@@ -317,11 +320,12 @@ def _train(
     scale = WIDER * settings.prior_scale
     members = Members(nets, [likelihood.float() for likelihood in likelihoods], scale, settings.batch_size)  # type: ignore[arg-type]
     x, own = torch.from_numpy(rows.x), np.arange(count)[:, None] == folds[None]
-    steps = train_held_out(
+    held = np.concatenate([own] * len(targets))
+    steps, judged = train_held_out(
         members,
         x,
         torch.stack([target for target in targets for _ in range(count)]),
-        np.concatenate([own] * len(targets)),
+        held,
         weights=torch.from_numpy(rows.weights),
         batch_size=settings.batch_size,
         max_steps=settings.steps,
@@ -329,9 +333,13 @@ def _train(
         learning_rate=settings.learning_rate or LEARNING_RATE,
         seed=settings.seed,
         progress=settings.progress,
+        halves=len(rows) <= FEW_TO_STOP_BY,
     )
     with torch.no_grad():
-        every = members(x.expand(len(nets), -1, -1)).unflatten(0, (len(targets), count))  # [G, K, N, outputs]
+        every = members(x.expand(len(nets), -1, -1))
+        if judged is not None:
+            every = torch.where(torch.from_numpy(held).unsqueeze(-1), judged, every)
+        every = every.unflatten(0, (len(targets), count))  # [G, K, N, outputs]
     mine = torch.from_numpy(own).unsqueeze(-1).to(every)
     outputs = [(mine * group).sum(0, keepdim=True) for group in every]
     return _Trained(nets[0], members, Neal(scale), list(every), outputs, tuple(int(step) for step in steps))

@@ -48,7 +48,8 @@ def train_held_out(
     learning_rate: float = 5e-3,
     seed: int = 0,
     progress: bool = False,
-) -> np.ndarray:
+    halves: bool = False,
+) -> tuple[np.ndarray, Tensor | None]:
     r"""Train R networks at once by `fit`, each on the rows that it does not hold out, in place.
 
     The objective of each is $\sum_n \omega_n \log p(y_n | f(x_n)) + \log p(w)$ over its own rows, in batches. Every
@@ -68,9 +69,11 @@ def train_held_out(
         learning_rate: Of Adam, at the first step; it falls to a twentieth as half a cosine.
         seed: Of batches and dropout.
         progress: Whether to show a progress bar.
+        halves: Whether to tell what each half of the rows that a network holds out is predicted to be at the step that is best
+            for the other half: at its own best few rows look better than they are.
 
     Returns:
-        The step at which each network was best, [R].
+        The step at which each network was best, [R], and with `halves` these outputs, [R, N, outputs], 0 for rows seen.
     """
     omega = torch.ones(len(x), dtype=x.dtype) if weights is None else weights.to(x.dtype)
     batches = _Batches(x, y, omega, ~held, batch_size, check_every)
@@ -79,6 +82,7 @@ def train_held_out(
     states = {name: value.detach().clone() for name, value in members.named_parameters()}
     steps = np.zeros(len(members), dtype=np.int64)
     looks = since = 0
+    judged = _Halves(outside, held) if halves else None
 
     def look(*_: object) -> bool:
         nonlocal looks, since
@@ -88,6 +92,8 @@ def train_held_out(
             score = members.held_out_scores(outside)  # [R]
             better = score > best
             best[better] = score[better]
+            if judged is not None:
+                judged.look(members)
             for name, value in members.named_parameters():
                 if not name.startswith("likelihoods."):
                     states[name][better] = value[better]
@@ -124,7 +130,7 @@ def train_held_out(
         for name, value in members.named_parameters():
             value.copy_(states[name])
     members.eval()
-    return steps
+    return steps, None if judged is None else judged.of_rows()
 
 
 def join_members(net: torch.nn.Module, members: Members, group: int, prior: Any) -> BayesianNetwork:
@@ -167,6 +173,38 @@ class _Batches:
     def _order(self, rows: Tensor) -> Tensor:
         whole = -(-self.num_data // len(rows))
         return torch.cat([rows[torch.randperm(len(rows))] for _ in range(whole)])[: self.num_data]
+
+
+class _Halves:
+    """Outputs of each half of the rows held out, at the step that is best for the other half."""
+
+    def __init__(self, outside: StackedBatch, held: np.ndarray) -> None:
+        self._outside, self._held = outside, torch.from_numpy(held)
+        assert outside.weights is not None
+        first = torch.arange(outside.weights.shape[1]) % 2 == 0
+        self._parts = [(first, ~first), (~first, first)]
+        self._best = torch.full((2, len(held)), -torch.inf, dtype=outside.x.dtype)
+        self._outputs: Tensor | None = None
+
+    def look(self, members: Members) -> None:
+        """Take outputs where they are best so far."""
+        outputs = members(self._outside.x)
+        kept = outputs.clone() if self._outputs is None else self._outputs
+        for best, (scored, told) in zip(self._best, self._parts, strict=True):
+            part = StackedBatch(self._outside.x, self._outside.y, self._outside.weights * scored)  # type: ignore[operator]
+            score = members.held_out_scores(part)
+            better = score > best
+            best[better] = score[better]
+            kept = torch.where((better.unsqueeze(1) & told).unsqueeze(-1), outputs, kept)
+        self._outputs = kept
+
+    def of_rows(self) -> Tensor:
+        """[R, N, outputs]."""
+        assert self._outputs is not None
+        found = self._outputs.new_zeros(*self._held.shape, self._outputs.shape[-1])
+        for row, own, outputs in zip(found, self._held, self._outputs, strict=True):
+            row[own] = outputs[: int(own.sum())]
+        return found
 
 
 def _padded(x: Tensor, y: Tensor, weights: Tensor, held: np.ndarray) -> StackedBatch:
