@@ -10,7 +10,7 @@ from bayesify.likelihoods import HeteroscedasticGaussian, StudentT
 from bayesify.posteriors import Point
 from bayesify.priors import Neal
 from bayesify.training.batches import Batch, StackedBatch
-from bayesify.training.hold_out import join_members, make_folds, train_held_out
+from bayesify.training.hold_out import _Halves, join_members, make_folds, train_held_out
 from bayesify.training.members import Members
 
 ROWS, FOLDS = 60, 3
@@ -85,10 +85,11 @@ def test_each_member_is_best_on_the_rows_it_holds_out_and_all_are_one_ensemble()
         return [float((found[k] - y)[folds == k].square().mean()) for k in range(FOLDS)]
 
     before = errors()
-    steps = train_held_out(
+    steps, judged = train_held_out(
         members, x, torch.stack([y] * FOLDS), held, max_steps=200, check_every=10, learning_rate=0.02
     )
     assert all(after < 0.3 * start for after, start in zip(errors(), before, strict=True))
+    assert judged is None
     assert steps.min() >= 10
     assert steps.max() <= 200
     joined = join_members(nets[0], members, 0, Neal(10.0))
@@ -96,3 +97,30 @@ def test_each_member_is_best_on_the_rows_it_holds_out_and_all_are_one_ensemble()
         alone = members(x.expand(FOLDS, -1, -1))[..., :1].mean(0)
     assert torch.allclose(joined.predict(x).mean, alone, atol=1e-6)
     assert joined.num_distinct_draws == FOLDS
+
+
+def test_each_half_is_told_at_the_step_that_is_best_for_the_other():
+    """Networks 0 and 1 hold out rows 0, 2, 3 and 1, 4: their halves are (0, 3), (2) and (1), (4)."""
+    held = torch.tensor([[1, 0, 1, 1, 0], [0, 1, 0, 0, 1]]).bool()
+    outside = StackedBatch(torch.zeros(2, 3, 1), torch.zeros(2, 3, 1), torch.tensor([[1.0, 1, 1], [1, 1, 0]]))
+    errors = {
+        1: [[0.0, 5, 5], [5, 5, 0]],
+        2: [[5.0, 0, 5], [0, 9, 0]],
+        3: [[5.0, 1, 9], [9, 0, 0]],
+    }  # by step, [R, rows]
+
+    class Scripted:
+        step = 0
+
+        def __call__(self, _):
+            return torch.arange(3.0).expand(2, 3).unsqueeze(-1) + 10 * self.step
+
+        def held_out_scores(self, batch):
+            return -(batch.weights * torch.tensor(errors[self.step])).sum(1)
+
+    members, judged = Scripted(), _Halves(outside, held.numpy())
+    for members.step in (1, 2, 3):
+        judged.look(members)
+    # first halves are best at steps 1 (errors 5, 10, 14) and 2 (5, 0, 9), second ones at 2 (5, 0, 1) and 3 (5, 9, 0)
+    expected = [[20.0, 0, 11, 22, 0], [0, 30, 0, 0, 21]]
+    assert torch.equal(judged.of_rows()[..., 0], torch.tensor(expected))

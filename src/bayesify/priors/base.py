@@ -122,6 +122,14 @@ class PriorDraw:
         filters = value.reshape(-1, factor.shape[-1])
         return torch.linalg.solve_triangular(factor, filters.mT, upper=False).mT.reshape(value.shape) / std
 
+    def size(self, name: str) -> float:
+        """Standard deviation of a weight's entries, the root of their mean variance where positions differ."""
+        std = float(torch.as_tensor(self.std[name]).detach().mean())
+        if name not in self.factor:
+            return std
+        factor = self.factor[name].detach()
+        return std * math.sqrt(float(factor.square().sum((-2, -1)).mean()) / factor.shape[-1])
+
     def precision(self, name: str) -> Tensor:
         r"""$(C C^\top)^{-1} / \sigma_w^2$ of a kernel that is named in `factor`, [S, K, K]."""
         factor = self.factor[name]

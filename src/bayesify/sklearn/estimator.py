@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,7 +26,7 @@ from bayesify.registry import Method, get_method, suggest
 from bayesify.running.generators import own_generators
 from bayesify.sklearn.columns import Columns, is_frame, is_pandas, refuse_cells
 from bayesify.sklearn.recipe import Fitted, Settings
-from bayesify.sklearn.rows import FULL_BATCH, Rows, standardization
+from bayesify.sklearn.rows import FULL_BATCH, Rows, standardization, warn_of_copies
 from bayesify.sklearn.settling import Start, settle_further
 from bayesify.sklearn.stored import StoredEstimator
 from bayesify.sklearn.training import (
@@ -51,8 +50,6 @@ NONE = "no_validation"
 """scikit-learn's word for X or y that are not there."""
 HIDDEN, ACTIVATION = (50,), "tanh"
 """Of the network for methods by name."""
-MANY_COPIES = 10.0
-"""Examples for each row on average above which weights are probably not meant as copies."""
 LATER_EFFORT = 0.25
 """Share of the training that a later call of `partial_fit` gets."""
 
@@ -143,11 +140,11 @@ class BayesianEstimator(StoredEstimator):
         by_posterior = isinstance(self.model_, BayesianNetwork) and method is not None and method.posterior is not None
         if by_posterior and method.name == self.method_:  # type: ignore[union-attr]
             rows, plan = self._prepared(whole), self._plan(method)  # type: ignore[arg-type]
-            start = None if self._settled is None else settle_further(self._settled, rows, plan)
-            if start is not None:
+            start = self._settled and settle_further(self._settled, rows, plan)
+            if start:
                 self.model_.likelihood.load_state_dict(start.likelihood.state_dict())
             train_posteriors([self.model_], [rows], [plan], effort=LATER_EFFORT, start=False)
-            if start is not None:
+            if start:
                 self._recalibrate(start)
         else:
             self._start(whole, method)
@@ -259,13 +256,7 @@ class BayesianEstimator(StoredEstimator):
             weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
             if not 0 < weights.sum() <= LARGEST:
                 raise ValueError("every sample_weight is zero, or one is too large")
-        if weights.sum() > MANY_COPIES * len(weights):
-            warnings.warn(
-                f"{type(self).__name__}: by sample_weight {len(weights):,} rows stand for {weights.sum():,.0f} examples, and the "
-                "model is as sure as these would make it; divide by the mean where weights say how much rows matter, not how many "
-                "examples they are",
-                stacklevel=4,
-            )
+        warn_of_copies(weights, type(self).__name__)
         return X, y, weights
 
     @contextmanager
@@ -369,13 +360,8 @@ class BayesianEstimator(StoredEstimator):
         owner = type(self).__name__
         if self.activation is not None and self.activation not in ACTIVATIONS:
             raise ValueError(f"{owner}: activation={self.activation!r}; {suggest(str(self.activation), ACTIVATIONS)}")
-        counts: dict[str, Any] = {
-            "epochs": self.epochs,
-            "batch_size": self.batch_size,
-            "num_draws": self.num_draws,
-            "prediction_draws": self.prediction_draws,
-            "memory_rows": self.memory_rows,
-        }
+        names = ("epochs", "batch_size", "num_draws", "prediction_draws", "memory_rows")
+        counts: dict[str, Any] = {name: getattr(self, name) for name in names}
         hidden = () if self.hidden is None else self.hidden
         if isinstance(hidden, (str, int)) or not isinstance(hidden, (Sequence, np.ndarray)):
             raise ValueError(f"{owner}: hidden={hidden!r}; give a tuple of widths such as (50,), () for none")

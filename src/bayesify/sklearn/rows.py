@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,18 @@ FULL_BATCH = 1024
 """Rows up to which every step sees all of them."""
 BATCH_SIZE = 256
 """Rows of a batch where there are more."""
+MANY_COPIES = 10.0
+"""Examples for each row on average above which weights are probably not meant as copies."""
+
+
+def warn_of_copies(weights: np.ndarray, owner: str) -> None:
+    """Warn where weights make rows stand for many times as many examples."""
+    if weights.sum() > MANY_COPIES * len(weights):
+        warnings.warn(
+            f"{owner}: by sample_weight {len(weights):,} rows stand for {weights.sum():,.0f} examples, and the model is as sure as "
+            "these would make it; divide by the mean where weights say how much rows matter, not how many examples they are",
+            stacklevel=5,
+        )
 
 
 @dataclass(frozen=True)

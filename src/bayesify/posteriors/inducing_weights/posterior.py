@@ -119,13 +119,11 @@ class InducingWeights(Posterior):
         self.augmentations = nn.ModuleList()
         self.inducing = nn.ModuleList()
         for block in self.blocks:
-            z_row, z_col, means = [], [], []
+            begun: list[list[Tensor]] = []
             for group in block:
-                begun = [self._start(layer, values) for layer in group]
-                rows, cols, mean = (torch.stack(part) for part in zip(*begun, strict=True))
-                z_row.append(rows)
-                z_col.append(cols)
-                means.append(mean)
+                parts = zip(*(self._start(layer, values) for layer in group), strict=True)
+                begun.append([torch.stack(part) for part in parts])
+            z_row, z_col, means = map(list, zip(*begun, strict=True))
             spreads = [self._spread_start(layer, values) for group in block for layer in group]
             self.augmentations.append(Augmentation(z_row, z_col, self.max_lambda, self._lambdas(spreads)))
             if self.shared is None:
@@ -152,12 +150,8 @@ class InducingWeights(Posterior):
     def _spread_start(self, layer: Layer, values: Mapping[str, Tensor]) -> float:
         """Where standard deviations of W start by default, in units of the prior's."""
         if self.init == "network":
-            name = layer.weights[0].name
-            std = float(torch.as_tensor(self._prior().std[name]).detach().mean())
-            if name in self._prior().factor:
-                factor = self._prior().factor[name].detach()
-                std *= float(factor.square().sum((-2, -1)).mean() / factor.shape[-1]) ** 0.5
-            return starts.RELATIVE_STD * starts.root_mean_square(layer, values) / std
+            size = starts.RELATIVE_STD * starts.root_mean_square(layer, values)
+            return size / self._prior().size(layer.weights[0].name)
         m_r, m_c = self._inducing_size(layer)
         return starts.RELATIVE_STD * math.sqrt(min(1.0, m_r / layer.rows) * min(1.0, m_c / layer.cols))
 
@@ -165,9 +159,8 @@ class InducingWeights(Posterior):
         return spreads if self.init_lambda is None else [self.init_lambda] * len(spreads)
 
     def _family(self, mean: Tensor, spreads: list[float]) -> InducingMatrix:
-        start = self.init_std
-        if start is None and (self.q, self.init) == ("ensemble", "random"):
-            start = starts.RELATIVE_STD  # appendix J
+        members = starts.RELATIVE_STD if (self.q, self.init) == ("ensemble", "random") else None  # appendix J
+        start = self.init_std or members
         stds = spreads if start is None else [start] * len(spreads)
         return make_inducing_matrix(
             self.q, mean, whiten=self.whiten, init_std=stds, max_std=self.max_std, members=self.members
