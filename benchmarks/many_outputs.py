@@ -2,6 +2,7 @@
 
 python -m benchmarks.many_outputs            # ResNet-50 at 224 on a GPU
 python -m benchmarks.many_outputs --small    # a small ResNet-18 with 50 classes on a CPU
+python -m benchmarks.many_outputs --peers    # the last layer only, beside laplace-torch and curvlinops
 """
 
 from __future__ import annotations
@@ -41,10 +42,38 @@ class Told(dict):
             record(self.name, self)
 
 
+def beside(results: Told, net: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
+    """Factors of the last layer of the same images by other libraries, the second call of each."""
+    from curvlinops import KFACLinearOperator
+    from laplace import Laplace as Theirs
+
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=64)
+    last = list(net.fc.parameters())
+    vector = torch.ones(sum(parameter.numel() for parameter in last), device=x.device)
+
+    def factors(fisher: str, samples: int) -> None:
+        loss = torch.nn.CrossEntropyLoss()
+        settings = {"fisher_type": fisher, "mc_samples": samples, "check_deterministic": False}
+        KFACLinearOperator(net, loss, last, list(loader), **settings) @ vector  # they are computed when they are needed
+
+    def theirs() -> None:
+        Theirs(net, "classification", subset_of_weights="last_layer", hessian_structure="kron").fit(loader)
+
+    runs = {
+        "curvlinops: one sampled label": lambda: factors("mc", 1),
+        "laplace-torch: last layer, Kronecker": theirs,
+        "curvlinops: exact": lambda: factors("type-2", 1),
+    }
+    for name, run in runs.items():
+        results[f"{name}, 256 images"] = min(seconds(run)[0] for _ in range(2))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--small", action="store_true")
-    small = parser.parse_args().small
+    parser.add_argument("--peers", action="store_true")
+    options = parser.parse_args()
+    small = options.small
     device = "cpu" if small else "cuda"
     torch.manual_seed(0)
     if small:
@@ -65,7 +94,7 @@ def main() -> None:
         net.fc.bias.copy_(-net(x[:64]).mean(0))
         y = torch.cat([net(part).argmax(1) for part in x.split(64)])
     batches = [(x[i : i + 64], y[i : i + 64]) for i in range(0, 256, 64)]
-    results = Told("many_outputs_cpu" if small else "many_outputs_gpu", classes)
+    results = Told(f"many_outputs{'_peers' * options.peers}{'_cpu' if small else '_gpu'}", classes)
 
     def laplace(subset, covariance, data, memory="8GiB", **options):
         made = bayesify.Laplace(net, likelihoods.Categorical(), subset, covariance, memory=memory, **options)
@@ -78,6 +107,9 @@ def main() -> None:
         results[f"last layer, Kronecker, 256 images, {memory}"], last = seconds(
             lambda memory=memory: laplace("last_layer", "kronecker", batches, memory)
         )
+    if options.peers:
+        beside(results, net, x, y)
+        return
     results["its prediction of 64 images"], _ = seconds(lambda: last.predict(x[:64]).probs)
     for count in (4, 16, 20):
         results[f"1,000 weights, full, 64 images, {count} vectors"], _ = seconds(

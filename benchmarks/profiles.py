@@ -2,12 +2,13 @@
 
 python -m benchmarks.networks_gpu --profile                       # rows of that benchmark, with its figures
 python -m benchmarks.profiles [--rows GLOB ...] [--limit SECONDS]  # rows of other benchmarks
-python -m benchmarks.profiles --cpu
+python -m benchmarks.profiles --cpu [--rows GLOB ...]
 """
 
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import re
 import time
 from collections import Counter
@@ -138,7 +139,22 @@ def images(network: str, kind: str) -> networks_gpu.Runs:
     return dict(zip(("plain", "fresh", "alone", "existing"), calls, strict=True))
 
 
-ROWS: dict[str, networks_gpu.Row] = {"124M/mean_field/draw": (one_draw, 1)} | {
+def one_pass() -> networks_gpu.Runs:
+    """One pass of GPT-2's shape, with a draw that exists and with a fresh one, as in `benchmarks.draws_gpu`."""
+    net, text, _ = networks_gpu.gpt2()
+    bnn = bayesify.bayesianize(
+        net.bfloat16().eval(), posteriors.MeanField(), likelihood=likelihoods.Categorical()
+    ).eval()
+    with torch.no_grad():
+        draw = bnn.draw(1)[0]
+    runs = {"plain": lambda: net(text), "existing": lambda: draw(text), "fresh": lambda: bnn(text)}
+    return {name: torch.no_grad()(run) for name, run in runs.items()}
+
+
+ROWS: dict[str, networks_gpu.Row] = {
+    "124M/mean_field/draw": (one_draw, 1),
+    "gpt2/mean_field/one": (one_pass, 1),
+} | {
     f"images/{network}/{kind}/draws": (lambda network=network, kind=kind: images(network, kind), 5)
     for network in ("resnet18", "resnet50")
     for kind in ("inducing", "mean_field")
@@ -147,13 +163,14 @@ SLOW: dict[str, networks_gpu.Row] = {"resnet50/laplace/fit": (curvature, 1)}
 
 
 def least(run: Callable[[], Any], prepare: Callable[[], Any] = lambda: None, times: int = 40) -> float:
-    """Milliseconds of a call of what was prepared, the least of many."""
+    """Milliseconds of a call of what was prepared, the least of many; on one thread those of this process alone."""
+    timer = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     found = []
     for _ in range(times):
         given = prepare()
-        start = time.perf_counter()
+        start = timer()
         run() if given is None else run(given)
-        found.append(time.perf_counter() - start)
+        found.append(timer() - start)
     return round(1e3 * min(found), 4)
 
 
@@ -169,7 +186,7 @@ def parts_of_step(module: nn.Module, loss: Callable[[], Tensor]) -> dict[str, fl
     return found | {"optimizer": least(optimizer.step)}
 
 
-def on_cpu() -> dict[str, Any]:
+def mlp_on_cpu() -> dict[str, Any]:
     """Draws and training steps of the MLP of `benchmarks.foundation`, in parts and by operations of torch."""
     net = models.mlp([784, 256, 256, 10])
     x, y = torch.randn(128, 784), torch.randint(0, 10, (128,))
@@ -237,14 +254,24 @@ def deep_gp_on_cpu() -> dict[str, Any]:
     return {"deep_gp/step": {"plain": operations(peer, 5), "global": operations(ours, 5)}}
 
 
+ON_CPU = {
+    "mlp": mlp_on_cpu,
+    "resnet18/inducing/draws": inducing_on_cpu,
+    "hadamard/4096": hadamard_on_cpu,
+    "deep_gp/step": deep_gp_on_cpu,
+}
+
+
 def operations(run: Callable[[], Any], repeats: int = 20, most: int = 6) -> dict[str, float]:
-    """Milliseconds of a call by operation of torch, those that take longest and the rest, Python's time not among them."""
+    """Milliseconds of a call, shared out over the operations of torch as they take time in a profile, the longest by name."""
     for _ in range(3):
         run()
     with profile(activities=[ProfilerActivity.CPU]) as found:
         for _ in range(repeats):
             run()
-    times = Counter({event.key: event.self_cpu_time_total / 1e3 / repeats for event in found.key_averages()})
+    times = Counter({event.key: event.self_cpu_time_total for event in found.key_averages()})
+    whole = least(run, times=repeats) / sum(times.values())
+    times = Counter({key: share * whole for key, share in times.items()})
     named = {name.removeprefix("aten::"): round(ms, 3) for name, ms in times.most_common(most)}
     return named | {"other operations": round(sum(times.values()) - sum(named.values()), 3)}
 
@@ -258,12 +285,14 @@ def main() -> None:
     torch.manual_seed(0)
     if options.cpu:
         figures: dict[str, Any] = {}
-        for look in (on_cpu, inducing_on_cpu, hadamard_on_cpu, deep_gp_on_cpu):
+        for name, look in ON_CPU.items():
+            if not any(fnmatch.fnmatch(name, pattern) for pattern in options.rows):
+                continue
             try:
                 figures |= look()
             except ImportError as error:  # gpytorch is not everywhere
-                print(look.__name__, error)
-            record("profiles_cpu", figures)
+                print(name, error)
+            record("profiles_cpu", figures, keep=options.rows != ["*"])
         return
     begin, found = time.perf_counter(), {}
     for name, (make, passes) in networks_gpu.selected(ROWS | SLOW, options.rows).items():
@@ -276,7 +305,7 @@ def main() -> None:
             print(name, repr(error)[:300], flush=True)
         torch.cuda.empty_cache()
         with redirect_stdout(None):  # what is done stays if the run is cut
-            record("profiles_gpu", found)
+            record("profiles_gpu", found, keep=options.rows != ["*"])
         print(name, flush=True)
 
 

@@ -72,11 +72,11 @@ def aims_table() -> list[str]:
 def reasons() -> list[str]:
     """Why figures miss their aims, one sentence each, beside the profile that shows it."""
     lines = [
-        "Why the figures in bold miss, with what `python -m benchmarks.profiles` saw; milliseconds, per pass for draws, the plain "
-        "network's after the stroke. `benchmarks/results/profiles_*.json` has kernels by name, and says what a run did not count: "
-        "that is in the rest, beside what the device waits.",
+        "Why the figures in bold miss, with what profiles saw (`benchmarks/profiles.py`; those of networks are of the very calls "
+        "that were timed): milliseconds, per pass for draws, the plain network's after the stroke. host: until all is launched; "
+        "waits: of the device, the whole less all kernels. `benchmarks/results/profiles_*.json` has kernels by name.",
         "",
-        "| | reason | whole | host | rest | kernels that take longer |",
+        "| | reason | whole | host | waits | kernels that take longer |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for aim in aims.aims():
@@ -92,7 +92,7 @@ def reasons() -> list[str]:
 
 
 def profile_cells(aim: dict[str, Any], machine: str) -> list[str]:
-    """Whole time, host's, the rest beside kernels, and the groups in which kernels take most above the plain network's."""
+    """Whole time, host's, what the device waits, and the groups in which kernels take most above the plain network's."""
     name, _, key = aim.get("profile", "").partition(":")
     on_gpu = aims.on_gpu(aim)
     files = ("profiles_gpu", "profiles_networks_gpu") if on_gpu else ("profiles_cpu",)

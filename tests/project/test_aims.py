@@ -51,13 +51,15 @@ def test_verdicts(aims: Any, capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert [line.split()[0] for line in said] == ["met", "missed", "not", "1"]
 
 
-def test_every_missed_aim_has_a_reason(aims: Any) -> None:
+def test_every_missed_aim_has_a_reason_and_a_profile(aims: Any) -> None:
+    speed_table = import_module("tools.speed_table")
     for aim in aims.aims():
         for machine in [""] if aims.on_gpu(aim) else list(aims.MACHINES.values()):
             figure = aims.stored(aim, machine)
             if figure is None or aims.is_met(aim, figure):
                 continue
             assert aim.get("reason", "").count(" ") > 3, aim["what"]
+            assert speed_table.profile_cells(aim, machine)[-1], f"{aim['what']}, {machine}: no profile"
 
 
 def test_a_run_of_some_rows_keeps_the_others(aims: Any) -> None:

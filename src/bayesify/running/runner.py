@@ -71,6 +71,7 @@ class Runner:
         self._slots: dict[str, tuple[dict[str, Any], str]] = {}
         self._keeps_state = True
         self._listed: list[nn.Module] = []
+        self._recurrent: bool | None = None
 
     def evaluating(self) -> Runner:
         """The same network, in evaluation mode."""
@@ -201,7 +202,9 @@ class Runner:
         return self._listed
 
     def _is_recurrent(self) -> bool:
-        return any(isinstance(module, nn.RNNBase) for module in self._modules())
+        if self._recurrent is None or not self._is_alone:
+            self._recurrent = any(issubclass(kind, nn.RNNBase) for kind in set(map(type, self._modules())))
+        return self._recurrent
 
     def _needs_plain_recurrence(self, named: Mapping[str, Tensor]) -> bool:
         """Whether a recurrent layer in evaluation mode may be differentiated, which the kernels of cuDNN refuse."""
@@ -223,16 +226,19 @@ class Runner:
             return "single"
         if self._is_recurrent() or self._origin in _REFUSED:
             return "loop"
-        if any(isinstance(module, _NO_BATCHING_RULE) for module in self._modules()):
-            return "loop"
         if any(weight.kind == "matrix" and len(weight.shape) > 2 for weight in self.weights.values()):
             return "loop"
-        for module in self._modules():
-            if isinstance(module, _BatchNorm):
+        modules = self._modules()
+        kinds = set(map(type, modules))
+        if any(issubclass(kind, _NO_BATCHING_RULE) for kind in kinds):
+            return "loop"
+        norms = {kind for kind in kinds if issubclass(kind, _BatchNorm)}
+        for module in modules if norms else ():
+            if type(module) in norms:
                 training = module.training and not self.evaluate
                 if training or module.running_mean is None:
                     return "loop"
-        if any(_keeps_cache(module) for module in self._modules()):
+        if any(_keeps_cache(module) for module in modules):
             return "rows" if can_take_rows(self.network, self.weights) else "loop"
         return "vmap"
 
