@@ -66,7 +66,7 @@ def predict_moments(
             mean, spread = _run(own, weights, part_args, part_kwargs, output)
             means.append(mean)
             spreads.append(spread)
-    gaussian = OutputGaussian(torch.cat(means), torch.cat(spreads), 0)
+    gaussian = OutputGaussian(torch.cat(means), spreads[0] if len(spreads) == 1 else torch.cat(spreads), 0)
     if likelihood.integrates_gaussians:
         return likelihood.closed_form(gaussian)
     return likelihood.predictive(Outputs(kept=_points(gaussian)))
@@ -292,13 +292,12 @@ def _rule(size: int) -> Tensor:
 
 
 def _points(gaussian: OutputGaussian) -> Tensor:
-    """Outputs at the points of a rule of integration over their Gaussian: [n, B, ...]."""
+    """Outputs at the points of a rule of integration over their Gaussian: [n, B, ...]. Its covariance is changed, by 1e-6 of it."""
     mean, spread = gaussian.mean, gaussian.covariance
     if spread.ndim == 2:
         half = torch.randn(16, spread.shape[1], generator=torch.Generator().manual_seed(0)).to(mean)
         noise = torch.cat((half, -half)) / half.square().mean(0).sqrt()
         return mean + (noise.unsqueeze(1) * spread.sqrt()).view(len(noise), *mean.shape)
-    spread = spread.clone()
     diagonal = spread.diagonal(dim1=-2, dim2=-1)
     diagonal += 1e-6 * diagonal.mean(-1, keepdim=True) + torch.finfo(spread.dtype).tiny  # outputs may be fixed, or sums
     factor = torch.linalg.cholesky_ex(spread).L
