@@ -208,6 +208,15 @@ def table(figures: dict[str, float]) -> str:
     return "\n".join(lines)
 
 
+def int8_table(figures: dict[str, float]) -> str:
+    """The guide's table of one draw in float32 and in int8, in Markdown."""
+    lines = ["| the same draw | accuracy | NLL | ECE | Brier | megabytes |", "| --- | --- | --- | --- | --- | --- |"]
+    for kind in ("float32", "int8"):
+        cells = [f"{figures[f'{kind}_{key}']:.4f}" for key in ("accuracy", "nll", "ece", "brier")]
+        lines.append(f"| {kind} | " + " | ".join(cells) + f" | {figures[f'{kind}_megabytes']:.1f} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stage", choices=["train", "calibrate", "measure", "int8"])

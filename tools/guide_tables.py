@@ -28,7 +28,10 @@ def tables() -> dict[str, list[str]]:
             moments.table(figures("moments")),
             moments.times_table({"ARM": figures("moments_cpu"), "x86-64": figures("x86_64/moments_cpu")}),
         ],
-        "small-device.md": [onnx_sampling.table(figures("x86_64/onnx_sampling_cpu"))],
+        "small-device.md": [
+            onnx_sampling.table(figures("x86_64/onnx_sampling_cpu")),
+            onnx_sampling.int8_table(figures("onnx_int8")),
+        ],
     }
 
 
