@@ -80,3 +80,16 @@ def test_a_torchvision_resnet_converts():
     x = torch.randn(4, 3, 64, 64, device="cuda")
     bnn.elbo(x, torch.tensor([0, 1, 2, 3], device="cuda"), num_data=4).backward()
     assert bnn.eval().predict(x, num_draws=2).probs.shape == (4, 10)
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 7), (2, 5, 4, 7)])
+def test_log_densities_of_labels_are_those_of_the_cpu(shape):
+    outputs, y = torch.randn(shape, dtype=torch.float64), torch.randint(0, 7, shape[1:-1])
+    y[0], y[1] = -100, 9  # left out; out of range
+    found = []
+    for device in ("cpu", "cuda"):
+        logits = outputs.to(device).requires_grad_()
+        density = likelihoods.Categorical().log_density(logits, y.to(device))
+        found.append((density, torch.autograd.grad(density.square().sum(), logits)[0]))
+    for here, there in zip(*found, strict=True):
+        torch.testing.assert_close(there.cpu(), here, equal_nan=True)

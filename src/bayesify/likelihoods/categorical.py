@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bayesify.arguments.checks import Axis, Index, checked
 from bayesify.likelihoods.base import Likelihood, as_float, random_signs, spread_factor
+from bayesify.maths.value_checks import transforming
 from bayesify.predictive.base import Outputs
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.gaussian import GaussianClassPredictive, Link, OutputGaussian
@@ -83,8 +84,10 @@ class Categorical(Likelihood):
         labels = y.masked_fill(ignored, 0).long()
         inside = labels.clamp(0, logits.shape[-1] - 1)
         each = inside.expand(logits.shape[:-1])
-        # In the form that has the fastest kernels on GPUs: a matrix, a label for each row.
-        found = -F.cross_entropy(logits.flatten(0, -2), each.flatten(), reduction="none").view(each.shape)
+        if logits.is_cuda and not transforming():  # a matrix and a label for each row have the fastest kernels
+            found = -F.cross_entropy(logits.flatten(0, -2), each.flatten(), reduction="none").view(each.shape)
+        else:
+            found = F.log_softmax(logits, dim=-1).gather(-1, each.unsqueeze(-1)).squeeze(-1)
         # A label out of range that nobody looked at is NaN with its gradient, not a crash of the device.
         return found.masked_fill(ignored, 0.0) * torch.where(labels == inside, 1.0, torch.nan)
 
