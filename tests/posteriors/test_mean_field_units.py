@@ -37,9 +37,8 @@ def test_a_step_of_adam_is_the_rate_times_the_priors_standard_deviation() -> Non
     optimizer.step()
     for name, value in bnn.posterior.mean().items():
         steps = (value - before[name]).detach().abs()
-        std = (
-            4 * (18 if name.startswith("0") else 12) ** -0.5
-        )  # the default prior: 4 over the root of the layer's inputs
+        inputs = 18 if name.startswith("0") else 12
+        std = 8 * inputs**-0.5  # the default prior
         torch.testing.assert_close(steps, torch.full_like(steps, 1e-3 * std), rtol=1e-2, atol=1e-7)
 
 
