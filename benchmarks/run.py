@@ -18,7 +18,7 @@ ON_CPU = [
 ON_GPU = [
     "benchmarks.resnets",
     "benchmarks.draws_gpu",
-    "benchmarks.networks_gpu",
+    "benchmarks.networks_gpu --profile",
     "benchmarks.captured_steps",
     "benchmarks.many_outputs",
     "benchmarks.profiles",
