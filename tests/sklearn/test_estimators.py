@@ -19,7 +19,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import PolynomialFeatures
 
 from bayesify.registry import METHODS
-from bayesify.sklearn import BayesianClassifier, BayesianRegressor
+from bayesify.sklearn import BayesianClassifier, BayesianRegressor, recipe
 from bayesify.storage.save_load import load, save
 
 QUICK = {"hidden": (8,), "epochs": 30, "learning_rate": 0.05, "num_draws": 2, "prediction_draws": 20, "random_state": 0}
@@ -360,3 +360,17 @@ def test_weights_that_are_probably_not_copies_are_warned_of():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         BayesianRegressor("point", **QUICK).fit(x, y, sample_weight=np.full(60, 5.0))
+
+
+@pytest.mark.parametrize(("rows", "few"), [(100, True), (300, False)])
+def test_few_rows_are_not_judged_at_the_step_that_they_chose(rows, few, monkeypatch):
+    """Members then stop where chance favors their rows: pure noise looks better than the mean of all targets, and does not if it is
+    judged by halves."""
+    generator = np.random.default_rng(0)
+    x, y = generator.normal(size=(rows, 22)), generator.normal(size=rows)
+    found = []
+    for most in (recipe.FEW_TO_STOP_BY, 0):
+        monkeypatch.setattr(recipe, "FEW_TO_STOP_BY", most)
+        model = BayesianRegressor(likelihood="gaussian", target_transform="none", epochs=60, random_state=0).fit(x, y)
+        found.append(model.choices_["out_of_fold_score"])
+    assert found[0] > found[1] if few else found[0] == found[1]
