@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayesify.maths.signatures import known_signature
+from bayesify.maths.signatures import known_signature, leading_axes
 from bayesify.maths.value_checks import transforming
 
 RELATIVE_JITTER = 1e-12
@@ -95,14 +95,13 @@ def _filled(value: Tensor, size: int, fill: float = 0.0, axes: int = 2) -> Tenso
     return F.pad(value, (0, rest) * axes, value=fill) if rest else value
 
 
+@known_signature
 class _Triangles(torch.autograd.Function):
-    r"""$P = L^{-1}$ and $L$ of $\Psi = Z Z^\top + D^2 = L L^\top$, each [L, M, M], and $D$ as it was raised, [L, M].
+    r"""$P = L^{-1}$ and $L$ of $\Psi = Z Z^\top + D^2 = L L^\top$, each [..., L, M, M], and $D$ as it was raised, [..., L, M].
 
     With $\Phi$ the lower triangle whose diagonal is halved, $dL = L\, \Phi(P\, d\Psi\, P^\top)$ and $dP = -P\, dL\, P$, so that
     $\bar\Psi = P^\top \Phi(L^\top \bar L - \bar P P^\top) P$, its symmetric part: products in place of triangular solves.
     """
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(d: Tensor, *z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -112,7 +111,7 @@ class _Triangles(torch.autograd.Function):
             # With more rows than columns only D keeps Psi from being singular, and float32 would drown it in rounding.
             exact = group.to(wide) if group.shape[-2] > group.shape[-1] else group
             products.append(_filled((exact @ exact.mT).to(wide), d.shape[-1]))
-        product = torch.cat(products)
+        product = torch.cat(products, -3)
         jitter = RELATIVE_JITTER * product.diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True)
         variance = d.to(wide).square() + jitter
         # No check here: it would wait for the device. A failure is NaN, which the bound reports with the weight's name.
@@ -125,15 +124,19 @@ class _Triangles(torch.autograd.Function):
         ctx.save_for_backward(*output, *inputs)
 
     @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *given: Tensor) -> Any:
+        return _Triangles.apply(*leading_axes(info, in_dims, given)), (0, 0, 0)
+
+    @staticmethod
     def backward(ctx: Any, grad_inverse: Tensor, grad_root: Tensor, grad_tril: Tensor) -> Any:
         inverse, root, tril, d, *z = ctx.saved_tensors
         inner = tril.mT @ grad_tril - grad_inverse @ inverse.mT
         twice = inverse.mT @ (inner.tril() + inner.tril(-1).mT) @ inverse  # gradient by Psi and its transpose
         grad_d = d.to(twice) * (twice.diagonal(dim1=-2, dim2=-1) + grad_root / root)
         found = []
-        for part, group in zip(twice.split([group.shape[0] for group in z]), z, strict=True):
+        for part, group in zip(twice.split([group.shape[-3] for group in z], -3), z, strict=True):
             rows = group.shape[-2]
-            found.append(part[:, :rows, :rows].to(group.dtype) @ group)
+            found.append(part[..., :rows, :rows].to(group.dtype) @ group)
         return grad_d.to(d.dtype), *found
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bayesify.maths.fused_draws import has_kernel, kernel_normals
 from bayesify.maths.normal_numbers import normal_numbers
-from bayesify.maths.signatures import known_signature
+from bayesify.maths.signatures import known_signature, leading_axes
 
 
 class NoiseSource:
@@ -147,10 +147,7 @@ class _PerModel(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, index: Tensor, sources: Any, make: Any, *arguments: Tensor) -> tuple[Tensor, int]:
-        rows = [
-            argument.expand(info.batch_size, *argument.shape) if axis is None else argument.movedim(axis, 0)
-            for argument, axis in zip(arguments, in_dims[3:], strict=True)
-        ]
+        rows = leading_axes(info, in_dims[3:], arguments)
         if isinstance(sources, NoiseSource):
             return make(sources, info.batch_size, *rows), 0
         parts = [make(source, 1, *(row[at : at + 1] for row in rows)) for at, source in enumerate(sources)]

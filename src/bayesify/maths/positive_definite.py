@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bayesify.maths.cholesky import stable_cholesky
-from bayesify.maths.signatures import known_signature
+from bayesify.maths.signatures import known_signature, leading_axes
 
 
 @known_signature
@@ -62,11 +62,7 @@ class _QuadraticForms(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> Any:
-        rows = [
-            value.unsqueeze(0) if axis is None else value.movedim(axis, 0)
-            for value, axis in zip(inputs, in_dims, strict=True)
-        ]
-        return _QuadraticForms.apply(*rows), (0, 0)
+        return _QuadraticForms.apply(*leading_axes(info, in_dims, inputs)), (0, 0)
 
     @staticmethod
     @torch.autograd.function.once_differentiable

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bayesify.maths.gamma import widened
-from bayesify.maths.signatures import known_signature
+from bayesify.maths.signatures import known_signature, leading_axes
 from bayesify.maths.value_checks import should_check, transforming
 
 
@@ -157,8 +157,6 @@ class _InverseFactor(torch.autograd.Function):
     $dK = -\Phi(K\, dP\, K^\top) K$.
     """
 
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(precision: Tensor, eye: Tensor, careful: str | None) -> tuple[Tensor, Tensor, Tensor]:
         tril, failed = torch.linalg.cholesky_ex(precision)
@@ -180,6 +178,11 @@ class _InverseFactor(torch.autograd.Function):
     ) -> None:
         ctx.mark_non_differentiable(output[2])
         ctx.save_for_backward(output[0], inputs[1])
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], precision: Tensor, eye: Tensor, careful: str | None) -> Any:
+        (rows,) = leading_axes(info, in_dims[:1], [precision])
+        return _InverseFactor.apply(rows, eye, careful), (0, 0, 0)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:

@@ -1,9 +1,12 @@
-"""Signatures of hand-written gradients, looked up once."""
+"""What hand-written gradients have in common: signatures looked up once, and models of a stack in leading axes."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any, TypeVar
+
+from torch import Tensor
 
 Function = TypeVar("Function", bound=type[Any])
 
@@ -12,3 +15,15 @@ def known_signature(function: Function) -> Function:
     """Keep the signature of an autograd function's `forward`: torch inspects it at each call, which costs more than small work."""
     function.forward.__signature__ = inspect.signature(function.forward)
     return function
+
+
+def leading_axes(info: Any, in_dims: Sequence[int | None], values: Sequence[Any]) -> list[Any]:
+    """Tensors with the axis of `vmap` in front, [R, ...], for functions that take leading axes; what is no tensor stays."""
+    return [
+        value
+        if not isinstance(value, Tensor)
+        else value.expand(info.batch_size, *value.shape)
+        if axis is None
+        else value.movedim(axis, 0)
+        for value, axis in zip(values, in_dims, strict=True)
+    ]
