@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 import torch
@@ -23,6 +24,15 @@ def fixed_seed() -> Iterator[None]:
     """Every test starts from the same global seed and leaves the global generator as it found it."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
+        yield
+
+
+@pytest.fixture(scope="session")
+def operators_looked_up_once() -> Iterator[None]:
+    """Exports to ONNX share the list of the exporter's operators, which it looks up for each file in 0.7 s."""
+    known = pytest.importorskip("torch.onnx._internal.exporter._registration").onnxscript_apis
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(known, "get_torchlib_ops", cache(known.get_torchlib_ops))
         yield
 
 

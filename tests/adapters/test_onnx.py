@@ -17,6 +17,7 @@ from bayesify import likelihoods, posteriors
 from bayesify.adapters import onnx as adapter
 from bayesify.adapters.onnx import export_onnx
 
+pytestmark = pytest.mark.usefixtures("operators_looked_up_once")
 X = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
 
 

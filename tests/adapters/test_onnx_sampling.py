@@ -19,6 +19,7 @@ from bayesify.adapters import export_onnx
 from bayesify.adapters.onnx import moments
 from bayesify.adapters.onnx_sampling import GivenNoise, normals
 
+pytestmark = pytest.mark.usefixtures("operators_looked_up_once")
 X = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
 
 

@@ -46,9 +46,11 @@ def runs() -> list[pytest.param]:
 
 
 @pytest.mark.parametrize(("page", "trainings"), runs(), indirect=["trainings"])
-def test_blocks_run(page, trainings, tmp_path, monkeypatch):
+def test_blocks_run(page, trainings, tmp_path, monkeypatch, request):
     if page.name in NEEDS:
         pytest.importorskip(NEEDS[page.name])
+    if NEEDS.get(page.name) == "onnxruntime":
+        request.getfixturevalue("operators_looked_up_once")
     if page.name == "transformers.md":  # the folder of tests that is called `datasets` is not the package of that name
         monkeypatch.setattr("transformers.trainer.is_datasets_available", lambda: False)
     monkeypatch.chdir(tmp_path)
