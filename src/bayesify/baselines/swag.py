@@ -54,10 +54,6 @@ class SWAG(Drawable):
     moments are kept in float32 at least, and the variance as a sum of squared deviations rather than as a difference of two
     moments, which float32 would not hold.
 
-    The spread is that of SGD's noise, near $\tfrac{\epsilon}{2B} I$ for a rate $\epsilon$ and batches of B (Mandt et al. 2017),
-    and not that of the inverse curvature: away from the data it widens little (in the gap of the demonstration's regression 1.2 to
-    1.4 times, whatever the rate and the batches).
-
     Batch statistics belong to the weights they were collected with: a network with BatchNorm needs a loader over training data to
     draw (`draw`, `predict`), and each draw gets statistics of its own. Without BatchNorm none is needed.
 
