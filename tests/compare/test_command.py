@@ -333,9 +333,10 @@ def test_many_rows_are_thinned_and_few_are_enough(tmp_path):
     assert read(tmp_path / "b")["methods"][0]["mean"]["conformal_coverage_95"] is None  # three calibration rows
 
 
-def test_every_method_runs_on_both_tasks(tmp_path):
-    """All registered methods, a chain too, for a few steps each: none fails."""
+def test_every_method_runs_on_both_tasks(tmp_path, monkeypatch):
+    """All registered methods, a chain too, for a few steps each: none fails; the best one is not trained on all rows as well."""
     pytest.importorskip("pyro")
+    monkeypatch.setattr(comparison, "train_winner", lambda *given, **options: None)
     frame = houses(40)
     frame["dear"] = np.where(frame["price"] > frame["price"].median(), "yes", "no")
     frame.to_csv(tmp_path / "t.csv", index=False)

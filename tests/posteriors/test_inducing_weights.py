@@ -278,7 +278,7 @@ def test_parameter_counts_of_resnet50(size):
     net = models.resnet50()
     assert bayesify.count_parameters(net) == 23_520_842
     for q, expected in zip(("diagonal", "ensemble"), COUNTS[size], strict=True):
-        bnn = bayesify.bayesianize(net, posteriors.InducingWeights(size, size, q=q, fit_to_layer=False))
+        bnn = bayesify.bayesianize(net, posteriors.InducingWeights(size, size, q=q, fit_to_layer=False, init="random"))
         assert bayesify.count_parameters(bnn) == expected
         assert bnn.summary().after == expected
 
@@ -353,7 +353,7 @@ def test_a_full_covariance_that_is_too_large_is_refused():
 def test_the_file_of_the_bayesian_resnet50_is_a_quarter_of_the_deterministic_one(tmp_path):
     net = models.resnet50()
     bayesify.save(net, tmp_path / "network")
-    bayesify.save(bayesify.bayesianize(net, posteriors.InducingWeights(64, 64)), tmp_path / "bayesian")
+    bayesify.save(bayesify.bayesianize(net, posteriors.InducingWeights(64, 64, init="random")), tmp_path / "bayesian")
     sizes = {name: (tmp_path / name).stat().st_size for name in ("network", "bayesian")}
     assert sizes["bayesian"] <= 0.246 * sizes["network"]
 
