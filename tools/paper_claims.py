@@ -19,7 +19,8 @@ def verdict(figure: Mapping[str, Any], root: Path) -> Verdict:
     """Whether a claim of `every_table.toml` is shown, and the numbers.
 
     Args:
-        figure: The entry: `check` names a function here, `not_run` says why there is none, or no file for it.
+        figure: The entry: `check` names a function here, `not_run` says why there is none, or no file for it; `note` is
+            said after the numbers.
         root: Of the repository.
     """
     if "check" not in figure:
@@ -29,7 +30,8 @@ def verdict(figure: Mapping[str, Any], root: Path) -> Verdict:
     except FileNotFoundError as missing:
         missing_file = f"the command was not run: there is no {Path(missing.filename).name}"
         return None, figure.get("not_run", missing_file)
-    return found
+    shown, numbers = found
+    return shown, f"{numbers}; {figure['note']}" if "note" in figure else numbers
 
 
 def _read(path: Path) -> Any:

@@ -252,21 +252,6 @@ def _function_space_toy(content: dict[str, Any]) -> str:
     return _source(content) + _markdown(header, rows)
 
 
-def _function_space_grid(content: dict[str, Any]) -> str:
-    shown = ("system", "context", "points", "prior_variance", "init_std", "learning_rate", "epochs")
-    rows = [
-        [
-            *(f"{entry[key]:g}" if isinstance(entry.get(key), float) else str(entry.get(key, "")) for key in shown),
-            *(number(100 * entry[key], 1) for key in ("accuracy", "auroc_mnist_mutual_information")),
-            number(entry["nll"]),
-            number(entry["ece"]),
-        ]
-        for entry in content["settings"]
-    ]
-    header = [*(key.replace("_", " ") for key in shown), "accuracy %", "AUROC %, MI", "NLL", "ECE"]
-    return _markdown(header, rows)
-
-
 PAGES: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
     "inducing-weights": {
         "regression_inducing": _regression,
@@ -279,7 +264,6 @@ PAGES: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
     "function-space": {
         "toy": _function_space_toy,
         "fashion_mnist": _function_space_fashion,
-        "fashion_mnist_grid": _function_space_grid,
     },
 }
 """By page of docs/experiments, then by the name of a file of results: the function that makes its table."""

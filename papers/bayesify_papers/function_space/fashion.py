@@ -136,8 +136,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(scores.grid_table(run_trainings(classify, grid(held), chosen.out, workers=workers)))
         return 0
     settings = {**asdict(base), "folder": None, "points": POINTS, "context": context}
-    records.write(chosen.out / "study.json", {**chosen.facts, "workers": workers, "settings": settings})
-    run_trainings(classify, plan(base, seeds, context, contexts, ablation), chosen.out, workers=workers)
+    study = {**chosen.facts, "workers": workers, "settings": settings}
+    records.write(chosen.out / "study.json", study)
+    found = run_trainings(classify, plan(base, seeds, context, contexts, ablation), chosen.out, workers=workers)
+    seconds = {name: one["train_seconds"] for name, one in found.items()}
+    records.write(chosen.out / "study.json", {**study, "seconds": seconds})
     return scores.evaluate(chosen.out, chosen.data)
 
 

@@ -35,5 +35,5 @@ def images(folder: Path) -> list[Row]:
             theirs = published("function_space").find("table1", dataset, system, name)
             one = row({"dataset": dataset, "system": system}, name, scale * entry["mean"][metric], theirs)
             error = scale * entry["std"][metric] / math.sqrt(entry["seeds"]) if entry["seeds"] > 1 else None
-            rows.append({**one, "runs": entry["seeds"], "error": error})
+            rows.append({**one, "runs": entry["seeds"], "error": error, "seconds": entry.get("seconds")})
     return rows

@@ -37,7 +37,8 @@ def evaluate(folder: Path, data: str | None = None) -> int:
     about = records.read(folder / "study.json", needed=True)
     settings = about["settings"]
     found = score_all(folder, settings["dataset"], data)
-    rows = {row: summarize(entries) for row, entries in found.items()}
+    spent = about.get("seconds", {})
+    rows = {row: {**summarize(entries), "seconds": seconds(row, spent)} for row, entries in found.items()}
     print(main_table(rows, settings["dataset"]))
     lines = requirement(rows) if settings["dataset"] == "fashion_mnist" else []
     print("\n" + "\n".join(lines))
@@ -93,6 +94,16 @@ def summarize(entries: list[dict[str, Any]]) -> dict[str, Any]:
             key: (max if key in ("ece", "nll", "brier") else min)(entry[key] for entry in entries) for key in keys
         },
     }
+
+
+def seconds(row: str, spent: Mapping[str, float]) -> float | None:
+    """Of all trainings of a row together, from those of each training; none where they were not kept."""
+    own = []
+    for name, one in spent.items():
+        made, _, *member = name.split("-")
+        if made == "map" if row == "ensemble" else made == row and member in ([], ["0"]):
+            own.append(one)
+    return round(sum(own), 1) if own else None
 
 
 def main_table(rows: Mapping[str, Any], dataset: str) -> str:

@@ -200,10 +200,15 @@ def _clip(parameters: list[Tensor], largest: float) -> Tensor:
     return norm.isfinite()
 
 
-@torch.no_grad()
 def bounds(stack: Stack, x: Tensor, y: Tensor, num_draws: int = 100, seed: int = 0) -> Tensor:
-    """The bound of each model on all its data, [R], from so many draws of the weights, ten at a time."""
+    """The bound of each model on all its data, [R], from so many draws of the weights."""
+    return bound_parts(stack, x, y, num_draws, seed).mean(0)
+
+
+@torch.no_grad()
+def bound_parts(stack: Stack, x: Tensor, y: Tensor, num_draws: int, seed: int = 0) -> Tensor:
+    """The bound of each model from ten draws at a time, [num_draws / 10, R]."""
     generator = torch.Generator(device=x.device).manual_seed(seed)
     with small_products():
         parts = [stack.elbo(x, y, x.shape[1], 10, 1.0, generator) for _ in range(max(1, num_draws // 10))]
-    return torch.stack(parts).mean(0)
+    return torch.stack(parts)

@@ -19,6 +19,11 @@ def test_fashion_smoke_writes_tables_and_resumes(smoke: Any, capsys: pytest.Capt
     results = json.loads((done.folder / "results.json").read_text())
     assert {"fsvi", "mfvi", "map", "ensemble", "fsvi.train", "fsvi.2"} <= set(results["rows"])
     assert sum(results["histograms"]["fsvi"]["entropy_test"]) == 200
+    spent = {row: results["rows"][row]["seconds"] for row in ("fsvi", "mfvi", "map", "ensemble")}
+    assert min(spent.values()) > 0
+    assert spent["ensemble"] == pytest.approx(
+        sum(one for name, one in results["seconds"].items() if name.startswith("map-")), abs=0.06
+    )
     assert fashion.main(["--smoke", "--out", str(done.folder)]) == 0
     assert ": fsvi-1" not in capsys.readouterr().out  # nothing was trained again
     with pytest.raises(FileNotFoundError, match="holds no study"):
