@@ -34,7 +34,8 @@ INTRO = """# Every table
 What the five papers printed, and what came out here: **ours** ± its standard error, in parentheses the published number ± its
 spread. Ours is shown in the paper's digits and compared with all of its own. Bold is no worse than the published number by more
 than its spread, or by more than 1 % of it where none is printed; `–` was not run. After an arrow: the published number corrected,
-which ours is then compared with. Below the tables of an experiment: why cells are missing, or not met, and the command of the
+which ours is then compared with. After a slash: ours of the mixture of draws, where the paper, and with it the number before, is of
+single draws. Below the tables of an experiment: why cells are missing, or not met, and the command of the
 first one. A claim is what a paper shows in a figure without numbers, or what was tried on other data than the paper's.
 
 Made by `python -m tools.every_table` from `papers/tables.json`, which has the command, the date and the hardware of each number
@@ -44,6 +45,7 @@ papers.
 BY_ROUNDING = (
     "Ours agrees within the spread in the printed digits, not with all of its own; a printed spread of 0 is taken as 0."
 )
+MIXTURE_ONLY = "Of the mixture of draws: the score over single draws, the authors', which is no better, was not kept."
 Key = tuple[str, ...]
 Cell = dict[str, Any]
 
@@ -98,7 +100,11 @@ def cells(table: Mapping[str, Any]) -> list[Cell]:
         place = kinds.index(setting[split]) if split else 0
         down = [names[axis].replace("_", " ") for axis in axes if axis not in (split, columns)]
         across = names[columns] if columns else setting["metric"]
-        ours = mine.get(key, {})
+        mixture = mine.get(key, {})
+        single = (
+            mine.get(tuple(table.get("single", {}).get(part, part) for part in key), {}) if "single" in table else {}
+        )
+        ours = single or mixture
         change = _first(table.get("corrections", ()), setting, True)
         cell = {
             "paper": table["paper"],
@@ -115,6 +121,7 @@ def cells(table: Mapping[str, Any]) -> list[Cell]:
             "correction": change.get("text"),
             "ours": ours.get("ours"),
             "ours_spread": ours.get("error"),
+            "ours_mixture": mixture.get("ours") if single else None,
             "seeds": ours.get("runs"),
             "better": "higher" if setting["metric"].startswith(HIGHER) else "lower",
         }
@@ -130,7 +137,8 @@ def cells(table: Mapping[str, Any]) -> list[Cell]:
         if cell["met"] is False and status.met({**cell, "ours": round(cell["ours"], digits)}):
             why = BY_ROUNDING
         note = _first(table.get("notes", ()), setting, ran).get("text", "") if ran else ""
-        cell["reason"] = f"{why} {note}".strip() or None
+        kept = MIXTURE_ONLY if ran and "single" in table and not single else ""
+        cell["reason"] = " ".join(part for part in (why, note, kept) if part) or None
         found.append(cell)
     return found
 
@@ -316,7 +324,10 @@ def _text(cell: Cell, digits: int) -> str:
     )
     if cell["corrected"] is not None:
         paper += f" → {cell['corrected']:,.{digits}f}"
-    return f"{'–' if cell['ours'] is None else f'**{ours}**' if cell['met'] else ours} ({paper})"
+    if cell["ours"] is None:
+        return f"– ({paper})"
+    mixture = "" if cell["ours_mixture"] is None else f" / {cell['ours_mixture']:,.{digits}f}"
+    return f"{f'**{ours}**' if cell['met'] else ours}{mixture} ({paper})"
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ cells, one for every published number of the tables that are compared with:
     published, published_spread    as printed; spread_is "deviation" or "error" (of the mean), or null where none is printed
     corrected, correction          the published number after a correction, and what that is; null where there is none
     ours, ours_spread, seeds       our mean, its standard error, and over how many seeds or splits; null where it was not run
+    ours_mixture                   ours of the mixture of draws, where `ours` is over single draws, as the authors score; else null
     better                         "higher" or "lower"
     met                            see `met`; null where it was not run
     command                        what runs it again; null where no program here does

@@ -46,3 +46,41 @@ def test_a_table_is_made_again_between_its_marks(pages, tmp_path):
     assert "old" not in made
     assert (made[0], made[-1]) == ("a", "b")
     assert pages.filled(made, tmp_path, "inducing-weights") == made
+
+
+def test_numbers_in_sentences_are_those_of_the_files(monkeypatch):
+    """What the pages say in words, made again from tables.json and the results."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    claims = importlib.import_module("tools.paper_claims")
+    cells = json.loads((ROOT / "papers" / "tables.json").read_text())["cells"]
+    text = {path.stem: path.read_text() for path in (ROOT / "docs" / "experiments").glob("*.md")}
+    turned = [
+        one for one in cells if one["column"] == "MAP" and "MNIST turned" in one["table"] and one["ours"] is not None
+    ]
+    met = sum(one["met"] for one in turned)
+    assert f"within its spread in {met} of {len(turned)} cells" in text["subnetwork"]
+    assert f"{met} of the {len(turned)} cells of MAP are met" in text["every-table"]
+    kept = claims._kept(ROOT / "papers" / "results" / "subnetwork")
+    for words, title in (
+        ("largest variance", "Largest variance"),
+        ("largest variance of live weights", "Live weights"),
+        ("largest variance over iterates of SGD", "SWAG variance"),
+        ("random", "Random"),
+    ):
+        shares = [[kept[name][f"{title} {share}"] for name in ("matern", "cosine")] for share in ("50%", "3%", "1%")]
+        line = " | ".join(f"{matern:.0f} / {cosine:.0f} %" for matern, cosine in shares)
+        assert f"| {words} | {line} |" in text["subnetwork"]
+    counts = [one for one in cells if one["column"] == "parameters" and one["ours"] is not None]
+    apart = [abs(one["ours"] - one["published"]) for one in counts if one["ours"] != one["published"]]
+    assert (len(apart), min(apart), max(apart)) == (4, 10, 20)  # as docs/reproduce.md and the page say
+    deep = (ROOT / "papers" / "results" / "walsh_hadamard" / "deep").glob("*.json")
+    spent = [json.loads(path.read_text()) for path in deep]
+    x86 = [one["processor_seconds"] for one in spent if one["hardware"]["cpu"] != "aarch64"]
+    assert f"{min(x86):.0f} to {max(x86):.0f} s each" in text["walsh-hadamard"]
+    for name in ("li", "fac"):
+        (scores,) = json.loads((ROOT / f"papers/results/global_inducing/cifar10/{name}.json").read_text())[
+            "scores"
+        ].values()
+        assert f"{scores['seconds']:,.0f}" in text["global-inducing"]
+        longest = max(row["seconds"] for row in scores["history"])
+        assert f"{scores['seconds'] - longest:,.0f}" in text["global-inducing"]

@@ -77,9 +77,3 @@ def parameters(folder: Path) -> list[Row]:
         rows.append(row(setting, "parameters", ours, theirs))
         rows.append(row(setting, "relative", 100 * ours / whole, paper.find(table, "relative", system)))
     return rows
-
-
-def run_time(folder: Path) -> list[Row]:
-    """Ratios to the deterministic network, shown in a figure by the paper."""
-    figures = read(folder / "run_time.json")["figures"]
-    return [{**row({"measured": name}, "ratio", value), "timing": True} for name, value in figures.items()]

@@ -1,11 +1,9 @@
-"""Tables of parameters and run times."""
+"""Tables of parameters."""
 
 from __future__ import annotations
 
-import json
-
 import pytest
-from bayesify_papers.inducing_weights import parameters, run_time
+from bayesify_papers.inducing_weights import parameters
 from bayesify_papers.shared.tables import table
 
 from bayesify.posteriors import MeanField
@@ -21,17 +19,6 @@ def test_counts_are_the_published_ones(smoke):
 def test_a_size_that_is_not_published():
     with pytest.raises(ValueError, match="M=17 is not published; give some of 16"):
         parameters.rows([17])
-
-
-def test_run_times_are_read(tmp_path, capsys):
-    figures = {"resnet18/inducing/5_draws": 1.06, "resnet18/inducing/bf16/5_draws": 1.191}
-    path = tmp_path / "times.json"
-    path.write_text(json.dumps({"figures": figures, "hardware": {"gpu": "A"}, "batch": 500, "date": "2026-01-01"}))
-    assert run_time.main([str(path), "--out", str(tmp_path)]) == 0
-    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("resnet18, inducing"))
-    assert line.split()[2:] == ["1.06", "-", "-", "1.19", "-", "-"]
-    with pytest.raises(FileNotFoundError, match=r"benchmarks\.resnets"):
-        run_time.read(tmp_path / "none.json")
 
 
 def test_tables_align():
