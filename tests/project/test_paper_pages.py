@@ -84,3 +84,8 @@ def test_numbers_in_sentences_are_those_of_the_files(monkeypatch):
         assert f"{scores['seconds']:,.0f}" in text["global-inducing"]
         longest = max(row["seconds"] for row in scores["history"])
         assert f"{scores['seconds'] - longest:,.0f}" in text["global-inducing"]
+    bounds = json.loads((ROOT / "papers/results/global_inducing/deep_linear/results.json").read_text())["bounds"]
+    for depth in (4, 10):
+        found = [bounds[f"{name}-50-{depth}"]["elbo"] for name in ("gi", "rand-gi", "gi-continued")]
+        assert " | ".join(f"{value:.2f}" for value in found) in text["global-inducing"]
+        assert found[2] > found[1] - 2 * bounds[f"rand-gi-50-{depth}"]["error"]  # gi contains rand-gi

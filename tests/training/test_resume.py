@@ -125,6 +125,19 @@ def test_resume_within_an_epoch_is_bit_identical(tmp_path, step, own_generator):
     assert numbers(history) == numbers(expected)
 
 
+def test_a_pause_between_interruption_and_resumption_is_not_counted(tmp_path):
+    current, running, history = [stop_at(6)], 0.0, []
+    options = arguments(kl_schedule=lambda t: current[0](t), checkpoint=Checkpointing(tmp_path / "run.safetensors", 1))
+    for _ in range(2):
+        begun = time.perf_counter()
+        with contextlib.suppress(Stop):
+            history = bayesify.fit(network(), loader(), **options)
+        running += time.perf_counter() - begun
+        current[0] = free_schedule
+        time.sleep(1)
+    assert 0 < sum(row["seconds"] for row in history) < running
+
+
 def test_a_run_resumed_within_an_epoch_begins_it(tmp_path, monkeypatch):
     """What begins an epoch, such as the look where tensors of captured steps lie, belongs to a resumed part of one too."""
     path, begun, current = tmp_path / "run.safetensors", [], [stop_at(6)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import resources
@@ -14,14 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from bayesify import BayesianNetwork, bayesianize
+from bayesify.baselines import NoisyKFAC
 from bayesify.datasets import Standardization, uci
 from bayesify.likelihoods import Gaussian
 from bayesify.models import mlp
-from bayesify.posteriors import Dropout, MeanField, WalshHadamard
+from bayesify.posteriors import Dropout, MatrixNormal, MeanField, WalshHadamard
 from bayesify.posteriors.base import Posterior
 from bayesify.priors import Neal
+from bayesify.training.schedules import cosine
 from bayesify.transforms import next_power_of_two
 from bayesify_papers.shared import records
+from bayesify_papers.shared.batches import MemoryBatches
 from bayesify_papers.shared.published import Score, published
 from bayesify_papers.shared.tables import table
 from bayesify_papers.walsh_hadamard.stacked import Stack
@@ -31,8 +35,9 @@ MODELS: dict[str, Callable[[], Posterior]] = {
     "WHVI": lambda: WalshHadamard(init_std=1e-3),
     "MFG": lambda: MeanField(init_std=1e-3),
     "MCD": lambda: Dropout(0.005),
+    "NNG": lambda: MatrixNormal(init_std=0.02),
 }
-"""Posteriors by the paper's names; its fourth, NNG, is `baselines.NoisyKFAC` and is not trained side by side."""
+"""Posteriors by the paper's names."""
 
 
 @dataclass(frozen=True)
@@ -293,15 +298,18 @@ def run_setting(
     rows = Rows.of(data, chosen, setting.validation)
     outputs = rows.y.shape[-1]
     made = [make(setting, data.X.shape[1], seed, outputs=outputs, unit=unit) for seed, unit in enumerate(rows.units)]
-    stack = Stack(made)
-    trainer = Trainer(stack, rows.x, rows.y, recipe)
 
     def report(step: int, seconds: float) -> None:
         print(f"{stem}: step {step:,} of {recipe.total:,}, {1e3 * seconds / step:.2f} ms each", flush=True)
 
-    seconds = train(trainer, checkpoint, report=report)
+    if setting.model == "NNG":
+        seconds = train_naturally(made, rows, recipe, report)
+    else:
+        stack = Stack(made)
+        seconds = train(Trainer(stack, rows.x, rows.y, recipe), checkpoint, report=report)
+        made = stack.networks
     outcomes = []
-    for index, (network, scored, unit) in enumerate(zip(stack.networks, rows.tests, rows.units, strict=True)):
+    for index, (network, scored, unit) in enumerate(zip(made, rows.tests, rows.units, strict=True)):
         scores = judge(network, *scored, unit, num_draws, seed=index)
         noise_std = math.sqrt(float(network.likelihood.noise.detach())) * unit  # type: ignore[union-attr, operator]
         rounded: dict[str, Any] = {name: round(value, 6) for name, value in {**scores, "noise_std": noise_std}.items()}
@@ -311,6 +319,29 @@ def run_setting(
     records.write_lines(path, map(asdict, outcomes))
     checkpoint.unlink(missing_ok=True)
     return outcomes
+
+
+def train_naturally(
+    networks: Sequence[BayesianNetwork], rows: Rows, recipe: Recipe, report: Callable[[int, float], None]
+) -> float:
+    """Train the network of each split by noisy K-FAC (`NoisyKFAC`), one after the other; seconds of the processor.
+
+    Args:
+        networks: With `MatrixNormal` posteriors; changed in place.
+        rows: Of all splits.
+        recipe: Batch and number of steps, to whole epochs; the learning rate is 0.1 and falls along half a cosine, as in
+            `bayesify.compare`.
+        report: Called after each network with its number of steps and the seconds of one network.
+    """
+    start = time.process_time()
+    for index, network in enumerate(networks):
+        x, y = rows.x[index], rows.y[index]
+        loader = MemoryBatches(x, y, min(recipe.batch, len(x)))
+        trainer = NoisyKFAC(network, num_data=len(x), num_draws=4, antithetic=True)
+        epochs = math.ceil(recipe.total / len(loader))
+        trainer.fit(loader, epochs, schedule=cosine, seed=index, progress=False)
+        report(epochs * len(loader), (time.process_time() - start) / (index + 1))
+    return time.process_time() - start
 
 
 def read(paths: Iterable[Path]) -> list[Outcome]:
