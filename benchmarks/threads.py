@@ -1,90 +1,120 @@
-"""Host time of a pass that one network can serve several threads: copy of its tree of modules, slots of a draw, writing back.
+"""What it costs one thread that a network can serve several: a light copy for each pass against slots and modes of a shared one.
 
-    python -m benchmarks.threads
-
-Networks have the modules of large ones and hand their input on, so that nothing else takes time. Passes whose copies served others
-before stand beside passes that make theirs, least of many, in one run.
+python -m benchmarks.threads
 """
 
 from __future__ import annotations
 
-import time
-import weakref
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import bayesify
-from bayesify import models, posteriors
+from bayesify import likelihoods, posteriors
 from bayesify.running import runner as runners
-from benchmarks.draws_gpu import Block
-from benchmarks.timing import clock, record
+from bayesify.running.inputs import Untouched
+from bayesify.running.runner import SLOW_VMAP, Runner
+from benchmarks.timing import ratios, record
 
-
-class Idle(nn.Module):
-    """A network that does not run."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x
-
-
-NETWORKS: dict[str, Callable[[], nn.Module]] = {
-    "MLP of 3 layers": lambda: models.mlp([8, 8, 8, 8]),
-    "ResNet-50": lambda: models.resnet50(width=2),
-    "ViT-B/16": lambda: nn.Sequential(
-        nn.Conv2d(3, 8, 1),
-        *[nn.TransformerEncoderLayer(8, 2, 8, batch_first=True, norm_first=True) for _ in range(12)],
-        nn.Linear(8, 8),
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "MLP 784-256-256-10": (
+        lambda: nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)),
+        (784,),
     ),
-    "GPT-2": lambda: nn.Sequential(
-        nn.Embedding(8, 8), nn.Embedding(8, 8), *[Block(8, 2) for _ in range(12)], nn.LayerNorm(8), nn.Linear(8, 8)
+    "CNN 1-8-16, 14 x 14": (
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 8, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(8, 16, 3),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(256, 10),
+        ),
+        (1, 14, 14),
     ),
 }
 
 
-def forget(run: Callable[[], Any]) -> Any:
-    """A pass that makes its copy of the network."""
-    with mock.patch.object(runners, "_IDLE", weakref.WeakKeyDictionary()):
+@contextmanager
+def _alone(self: Runner, *, hooks: bool = True) -> Iterator[Runner]:
+    if self._is_alone:
+        yield self
+        return
+    own = Runner(self.network, self.weights, self.point_values, evaluate=self.evaluate)
+    own._is_alone = True
+    with runners._modes(list(self.network.modules()), self.evaluate):
+        yield own
+
+
+def _run_with(self: Runner, named: dict[str, Any], args: Any, kwargs: Any) -> Any:
+    return torch.func.functional_call(self.network, named, args, dict(kwargs), tie_weights=False)
+
+
+def _vmap(run: Callable[[], Any], network: nn.Module, what: str) -> Any:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=SLOW_VMAP)
         return run()
 
 
-@torch.no_grad()
-def measure(make: Callable[[], nn.Module]) -> dict[str, float]:
-    """Microseconds a pass, less the plain network's."""
-    net, x = Idle(make()).eval(), torch.zeros(1, 8)
-    bnn = bayesify.bayesianize(net, posteriors.MeanField(0.01)).eval()
-    draws = bnn.draw(5)
-    one, fixed = draws[0], draws[:1].detach()
-    calls: dict[str, tuple[Callable[[], Any], int]] = {
-        "one draw": (lambda: one(x), 1),
-        "one detached draw": (lambda: fixed(x), 1),
-        "five draws in a loop": (lambda: draws.runner.run(draws.weights, (x,), {}, mode="loop"), 5),
-    }
-    runs = {"plain": (lambda: net(x), 1), **calls}
-    runs |= {f"{name}, a new copy": (partial(forget, call), count) for name, (call, count) in calls.items()}
-    least = dict.fromkeys(runs, float("inf"))
-    for _ in range(300):
-        for name, (call, _) in runs.items():
-            least[name] = min(least[name], clock(call, time.thread_time))
-    plain = least.pop("plain")
-    return {name: round(1e6 * (seconds / runs[name][1] - plain), 1) for name, seconds in least.items()} | {
-        "modules": len(list(net.modules())),
-        "weights": len(bnn.weights),
-    }
+def shared(function: Callable[[], Any]) -> Callable[[], Any]:
+    """The same by slots and modes of the one network, inputs without a copy, as no second thread may do."""
+
+    def run() -> Any:
+        with ExitStack() as stack:
+            for owner, name, other in (
+                (Runner, "alone", _alone),
+                (Runner, "_run_with", _run_with),
+                (runners, "quick_vmap", _vmap),
+                (Untouched, "take", lambda self: self._given),
+            ):
+                stack.enter_context(mock.patch.object(owner, name, other))
+            for _ in range(REPEATS):
+                found = function()
+        return found
+
+    return run
+
+
+REPEATS = 20
+
+
+def repeated(function: Callable[[], Any]) -> Callable[[], Any]:
+    def run() -> Any:
+        for _ in range(REPEATS):
+            found = function()
+        return found
+
+    return run
+
+
+def _predict(bnn: bayesify.BayesianNetwork, x: torch.Tensor) -> Any:
+    return bnn.predict(x, 16).probs
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    torch.manual_seed(0)
-    record("threads_cpu", {name: measure(make) for name, make in NETWORKS.items()}, unit="microseconds of a pass")
+    figures = {}
+    for name, (make, shape) in NETWORKS.items():
+        torch.manual_seed(0)
+        bnn = bayesify.bayesianize(make(), posteriors.MeanField(0.01), likelihood=likelihoods.Categorical()).eval()
+        x = torch.randn(1, *shape)
+        draws = bnn.draw(16).detach()
+        with torch.no_grad():
+            for what, function in (
+                ("predict, 16 draws", partial(_predict, bnn, x)),
+                ("16 draws that are held", partial(draws, x)),
+                ("one draw that is held", partial(draws[0], x)),
+            ):
+                (ratio,) = ratios(shared(function), repeated(function), seconds=10.0)
+                figures[f"{name}, batch of one: {what}, a copy for each pass / one shared network"] = round(ratio, 3)
+    record("threads_cpu", figures)
 
 
 if __name__ == "__main__":

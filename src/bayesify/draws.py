@@ -108,7 +108,7 @@ class Draws:
         total = batch_size(args, kwargs)
         if total == 0:
             raise ValueError("predict: the batch is empty; give at least one example")
-        with self.runner.evaluating().alone(hooks=False, share=self.buffers is None) as runner:
+        with self.runner.evaluating().alone(hooks=False) as runner:
             return self._outputs(runner, args, kwargs, output, keep, budget, split_batch)
 
     def _outputs(

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import copy
 import functools
+import operator
 import types
 import weakref
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from itertools import chain, repeat
-from operator import attrgetter, is_, itemgetter
 from typing import Any
 
 import torch
@@ -45,26 +43,21 @@ _HOLDERS: weakref.WeakKeyDictionary[nn.Module, tuple[int, tuple[str, ...]]] = we
 """Attributes of a module beside its children that hold modules, with the number of attributes when they were looked for."""
 
 
-_STATE = attrgetter("__dict__")
-_PARAMETERS, _BUFFERS, _CHILDREN, _TRAINING = map(itemgetter, (*_SLOTS, "_modules", "training"))
-_HOOKED, _PRE_HOOKED = map(itemgetter, _CALLED)
-
-
 @dataclass
 class _Pair:
-    """A module and its copy, with the children of both."""
+    """A module and its copy, with what the copy's attributes, buffers and children were first."""
 
     original: nn.Module
     clone: nn.Module
-    given: dict[str, Any]
-    children: dict[str, Any]
+    before: dict[str, Any]
+    children: tuple[Any, ...] = ()
 
 
 class LightCopy:
     """A module tree with the same tensors and its own slots and modes.
 
     Attributes of any kind that hold modules of the tree (lists, dicts, bound methods, objects) hold the copies instead; all
-    others are shared. Microseconds for each module; a copy that is `reusable` takes on the network's present state for less.
+    others are shared. Microseconds for each module.
 
     Args:
         network: What is copied.
@@ -77,7 +70,6 @@ class LightCopy:
         root: The copy of the whole.
         owned: The copies of the modules whose slots will be filled, by path.
         complete: Whether the copy runs by itself: code that was compiled for a module object runs that very object.
-        reusable: Whether `refresh` can serve another pass: no hooks, and no attributes that hold modules beside the children.
     """
 
     def __init__(
@@ -93,22 +85,8 @@ class LightCopy:
         self._own = (*_SLOTS, *_HOOKS) if hooks else _SLOTS
         self._pairs: dict[int, _Pair] = {}
         self.owned: dict[str, nn.Module] = {}
-        self.complete, self.reusable = True, not hooks
+        self.complete = True
         self.root = self._copy(network, "")
-        self._tree = [pair for pair in self._pairs.values() if not isinstance(pair.clone, torch.jit.ScriptModule)]
-        self._states: list[dict[str, Any]] = [pair.clone.__dict__ for pair in self._tree]
-        self._children = [pair.children for pair in self._tree]
-        self._snapshot()
-        self.reusable = self.reusable and id(network) in self._pairs
-        if self.reusable:
-            self._originals = [pair.original for pair in self._tree]
-            self._clones = [pair.clone for pair in self._tree]
-            self._slots = [[state[key] for state in self._states] for key in _SLOTS]
-            self._sizes = list(map(len, self._states))
-            self._kinds = [list(map(type, part)) for part in (self._clones, self._shared.values())]
-            self._names = [name for pair in self._tree for name in pair.given]
-            self._given = [child for pair in self._tree for child in pair.given.values()]
-            self._lengths = [len(pair.given) for pair in self._tree]
 
     def __getitem__(self, module: nn.Module) -> nn.Module:
         """The copy of one module of the tree."""
@@ -134,109 +112,65 @@ class LightCopy:
             clone: Any = copy.copy(module)
             if self._evaluate:
                 clone.eval()
-            self._pairs[id(module)] = _Pair(module, clone, {}, {})
-            self.reusable = False
+            self._pairs[id(module)] = _Pair(module, clone, clone.__dict__)
             return clone
         clone = object.__new__(type(module))
         state = module.__dict__.copy()
         object.__setattr__(clone, "__dict__", state)
-        pair = self._pairs[id(module)] = _Pair(module, clone, {}, {})
+        pair = self._pairs[id(module)] = _Pair(module, clone, state)
         if is_owner and path is not None:
             self.owned[path] = clone
         if state.get("_compiled_call_impl") is not None or "dynamo_ctx" in state:
             self.complete = False
-        self.reusable = self.reusable and self.complete and "_compiled_call_impl" not in state
         for key in self._own:
             state[key] = state[key].copy()
         for key in _CALLED:
             if state[key]:
                 state[key] = _swap(state[key], self._copy, {})  # hooks that are methods of modules
-                self.reusable = False
         children = state["_modules"]
-        state["_modules"] = {}
         if children:
             before = f"{path}." if path else ""
-            pair.given = dict(children)
-            pair.children = {
+            state["_modules"] = {
                 name: child if child is None else self._copy(child, None if path is None else before + name)
                 for name, child in children.items()
             }
-            state["_modules"] = pair.children.copy()
+            pair.children = tuple(state["_modules"].values())
+        else:
+            state["_modules"] = {}
         holders = _HOLDERS.get(module)
         if holders is None or holders[0] != len(state):
             holders = len(state), tuple(key for key in state.keys() - _STANDARD if _holds_modules(state[key], set()))
             _HOLDERS[module] = holders
         for key in holders[1]:
             state[key] = _swap(state[key], self._copy, {})
-            self.reusable = False
         if self._evaluate:
             state["training"] = False
+        else:
+            pair.before = state.copy()
         return clone
-
-    def _snapshot(self) -> None:
-        """What attributes and buffers of the copies are before a pass, for `write_back`."""
-        if not self._evaluate:
-            self._before = list(map(dict.copy, self._states))
-            self._buffers = list(map(dict.copy, map(_BUFFERS, self._states)))
-
-    def rest(self) -> None:
-        """Let go of the network itself, so that a copy that is kept does not keep it alive."""
-        self._originals[0] = self._tree[0].original = self.root
-
-    def refresh(self, network: nn.Module) -> bool:
-        """Be the network's copy as it is now, whatever it or a pass has changed since; false where its tree is another one.
-
-        Attributes and slots are taken as they are, so that nothing of them needs to be compared. What is compared is the tree:
-        children and their names, types of modules, hooks, numbers of attributes. Slots of the copies stay the same dictionaries.
-        Each line is for all modules: a loop over modules takes three times as long.
-        """
-        self._originals[0] = self._tree[0].original = network
-        shared = list(map(_STATE, self._shared.values()))
-        states = list(map(dict.copy, map(_STATE, self._originals)))
-        children = list(map(_CHILDREN, states))
-        if (
-            any(map(_HOOKED, chain(states, shared)))
-            or any(map(_PRE_HOOKED, chain(states, shared)))
-            or any(map(_CHILDREN, shared))
-            or any(map(dict.__contains__, shared, repeat("forward")))
-            or (self._evaluate and any(map(_TRAINING, shared)))
-            or list(map(len, states)) != self._sizes
-            or list(map(len, children)) != self._lengths
-            or list(chain.from_iterable(children)) != self._names
-            or not all(map(is_, _values(children), self._given))
-            or [list(map(type, part)) for part in (self._originals, self._shared.values())] != self._kinds
-        ):
-            return False
-        for own, given in zip(self._slots, (map(_PARAMETERS, states), map(_BUFFERS, states)), strict=True):
-            _run(map(dict.clear, own))
-            _run(map(dict.update, own, given))
-        for key, parts in zip((*_SLOTS, "_modules"), (*self._slots, map(dict.copy, self._children)), strict=True):
-            _run(map(dict.__setitem__, states, repeat(key), parts))
-        if self._evaluate:
-            _run(map(dict.__setitem__, states, repeat("training"), repeat(False)))
-        _run(map(object.__setattr__, self._clones, repeat("__dict__"), states))
-        self._states = states
-        self._snapshot()
-        return True
 
     def write_back(self) -> None:
         """Give the modules what a pass has assigned to attributes, buffers and children of their copies."""
-        now = (self._states, list(map(_BUFFERS, self._states)), list(map(_CHILDREN, self._states)))
-        before = (self._before, self._buffers, self._children)
-        if not all(map(_are_same, now, before)):
-            for index, pair in enumerate(self._tree):
-                if not all(_are_same([new[index]], [old[index]]) for new, old in zip(now, before, strict=True)):
-                    self._write_back(pair, self._before[index])
+        for pair in self._pairs.values():
+            now, original = pair.clone.__dict__, pair.original
+            if (
+                len(now) == len(pair.before)
+                and all(map(operator.is_, now.values(), pair.before.values()))
+                and (not now["_buffers"] or _same(now["_buffers"].values(), original._buffers.values()))
+                and (not now["_modules"] or _same(now["_modules"].values(), pair.children))
+            ):
+                continue
+            self._write_back(pair)
 
-    def _write_back(self, pair: _Pair, before: dict[str, Any]) -> None:
+    def _write_back(self, pair: _Pair) -> None:
         originals = {id(one.clone): one.original for one in self._pairs.values()}
         now, original = pair.clone.__dict__, pair.original
         original._buffers.update(now["_buffers"])
         original._modules.update({name: originals.get(id(child), child) for name, child in now["_modules"].items()})
         for key, value in now.items():
-            if value is not before.get(key, pair) and key != "_flat_weights":
+            if value is not pair.before.get(key, pair) and key != "_flat_weights":
                 original.__dict__[key] = _swap(value, lambda held: originals.get(id(held), held), {})
-        for key in before.keys() - now.keys():
+        for key in pair.before.keys() - now.keys():
             original.__dict__.pop(key, None)
 
 
@@ -269,17 +203,8 @@ def leaves_inputs(network: nn.Module) -> bool:
     )
 
 
-def _are_same(now: list[dict[str, Any]], before: list[dict[str, Any]]) -> bool:
-    return list(map(len, now)) == list(map(len, before)) and all(map(is_, _values(now), _values(before)))
-
-
-def _values(parts: Iterable[dict[str, Any]]) -> Iterator[Any]:
-    return chain.from_iterable(map(dict.values, parts))
-
-
-def _run(calls: Iterator[None]) -> None:
-    """Go through calls whose results are nothing."""
-    deque(calls, maxlen=0)
+def _same(now: Collection[Any], before: Collection[Any]) -> bool:
+    return len(now) == len(before) and all(map(operator.is_, now, before))
 
 
 def _holds_modules(value: Any, seen: set[int]) -> bool:

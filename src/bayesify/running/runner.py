@@ -6,7 +6,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -29,9 +29,6 @@ Result = TypeVar("Result")
 
 _REFUSED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _OWNERS: weakref.WeakKeyDictionary[nn.Module, tuple[Mapping[str, Weight], set[str]]] = weakref.WeakKeyDictionary()
-_IDLE: weakref.WeakKeyDictionary[nn.Module, list[Runner]] = weakref.WeakKeyDictionary()
-"""Runners over copies of a network whose passes are over, the last ones; who takes one out has it alone."""
-MOST_IDLE = 8
 _NO_BATCHING_RULE = (nn.RNNCellBase, nn.EmbeddingBag, nn.MultiheadAttention)
 _SHARED = threading.RLock()
 """Held while a network that cannot be copied (compiled code runs one module object) has a draw in its slots."""
@@ -71,8 +68,7 @@ class Runner:
         self._copy: LightCopy | None = None
         self._is_alone = False
         self._origin = network
-        self._shares = False
-        self._places: dict[Any, list[tuple[dict[str, Any], str, str]]] = {}
+        self._slots: dict[str, tuple[dict[str, Any], str]] = {}
         self._keeps_state = True
         self._listed: list[nn.Module] = []
         self._recurrent: bool | None = None
@@ -89,59 +85,30 @@ class Runner:
         return Runner(self.network, self.weights, frozen, evaluate=self.evaluate)
 
     @contextmanager
-    def alone(self, *, hooks: bool = True, share: bool = False, keep: bool = False) -> Iterator[Runner]:
+    def alone(self, *, hooks: bool = True, share: bool = False) -> Iterator[Runner]:
         """The same over a light copy of the network that nobody else sees, for several passes, or for hooks.
 
         Args:
             hooks: Whether hooks can be registered with the copy's modules.
             share: Whether only slots of the weights are filled, so that other leaf modules need no copy.
-            keep: Whether the network gets what its own code has assigned to it in a pass, except in evaluation mode.
         """
         if self._is_alone:
             yield self
             return
+        own = Runner(self.network, self.weights, self.point_values, evaluate=self.evaluate)
+        own._is_alone, own._origin = True, self._origin
+        if torch.compiler.is_compiling():
+            with _modes(list(self.network.modules()), self.evaluate):
+                yield own
+            return
         owners = self._owners() if share and not self.point_values else None
-        own = None if hooks or torch.compiler.is_compiling() else self._take(owners is not None)
-        if own is None:
-            own = Runner(self.network, self.weights, self.point_values, evaluate=self.evaluate)
-            own._is_alone, own._origin, own._shares = True, self._origin, owners is not None
-            if torch.compiler.is_compiling():
-                with _modes(list(self.network.modules()), self.evaluate):
-                    yield own
-                return
-            copied = LightCopy(self.network, evaluate=self.evaluate, hooks=hooks, owners=owners)
-            if not copied.complete:
-                with _SHARED, _modes(list(self.network.modules()), self.evaluate):
-                    yield own
-                return
-            own._copy, own.network = copied, copied.root
+        copied = LightCopy(self.network, evaluate=self.evaluate, hooks=hooks, owners=owners)
+        if not copied.complete:
+            with _SHARED, _modes(list(self.network.modules()), self.evaluate):
+                yield own
+            return
+        own._copy, own.network = copied, copied.root
         yield own
-        assert own._copy is not None
-        if keep and own._keeps_state and not self.evaluate:
-            own._copy.write_back()
-        if own._copy.reusable:
-            self._lay_down(own)
-
-    def _take(self, shares: bool) -> Runner | None:
-        """A runner over a copy that was used before, as the network is now."""
-        idle = _IDLE.get(self.network, [])
-        for own in list(idle):
-            if own.evaluate == self.evaluate and own.weights is self.weights and own._shares == shares:
-                with suppress(ValueError):  # another thread has taken it
-                    idle.remove(own)
-                    if own._copy is not None and own._copy.refresh(self.network):
-                        own._origin, own.point_values, own._keeps_state = self._origin, self.point_values, True
-                        return own
-        return None
-
-    def _lay_down(self, own: Runner) -> None:
-        """Keep a runner over a copy for a later pass, without what keeps this one's network and values alive."""
-        own._origin, own.point_values = own.network, {}
-        if own._copy is not None:
-            own._copy.rest()
-        idle = _IDLE.setdefault(self.network, [])
-        idle.append(own)
-        del idle[:-MOST_IDLE]
 
     def _owners(self) -> set[str]:
         """Paths of the modules that hold the weights."""
@@ -150,6 +117,11 @@ class Runner:
             names = [name for weight in self.weights.values() for name in (weight.name, *weight.aliases)]
             known = _OWNERS[self.network] = self.weights, {name.rpartition(".")[0] for name in names}
         return known[1]
+
+    def _give_back(self) -> None:
+        """Give the network what its own code has assigned to it in a pass."""
+        if self._copy is not None and self._keeps_state and not self.evaluate:
+            self._copy.write_back()
 
     def module(self, original: nn.Module) -> nn.Module:
         """The module that stands for one of the network's own in a runner that is `alone`."""
@@ -175,48 +147,43 @@ class Runner:
         """
         if protect:
             args, kwargs = Untouched(args, kwargs).take()
-        if any(issubclass(kind, LocalWeight) for kind in set(map(type, values.values()))):
-            for value in values.values():
-                if isinstance(value, LocalWeight):
-                    value.begin_pass(batch_size(args, kwargs))
+        named = dict(self.point_values)
+        for name, value in values.items():
+            named[name] = value
+            if isinstance(value, LocalWeight):
+                value.begin_pass(batch_size(args, kwargs))
+            if name in self.weights:
+                for alias in self.weights[name].aliases:
+                    named[alias] = value
         if torch.compiler.is_compiling():
-            given = {**self.point_values, **values}
-            named = {name: given[source] for name, source in self._sources(values).items()}
             return torch.func.functional_call(self.network, named, args, dict(kwargs), tie_weights=False)
         if self._is_alone:
-            return self._run_with(values, args, kwargs, method)
-        with self.alone(hooks=False, share=values.keys() <= self.weights.keys(), keep=True) as own:
-            return own._run_with(values, args, kwargs, method)
+            return self._run_with(named, args, kwargs, method)
+        with self.alone(hooks=False, share=values.keys() <= self.weights.keys()) as own:
+            output = own._run_with(named, args, kwargs, method)
+            own._give_back()
+        return output
 
-    def _run_with(self, values: WeightDict, args: tuple[Any, ...], kwargs: Mapping[str, Any], method: str) -> Any:
+    def _run_with(self, named: dict[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any], method: str) -> Any:
         recurrent = self._is_recurrent()
-        named = {**self.point_values, **values}
-        key = (tuple(self.point_values), tuple(values))
-        places = self._places.get(key)
-        if places is None:
-            sources = self._sources(values)
-            places = self._places[key] = [(*self._slot(name), source) for name, source in sources.items()]
-        before = [slots[leaf] for slots, leaf, _ in places]
+        before = []
+        for name, value in named.items():
+            place = self._slots.get(name)
+            if place is None:
+                place = self._slots[name] = self._slot(name)
+            slots, leaf = place
+            before.append((slots, leaf, slots[leaf]))
+            slots[leaf] = _for_recurrent(value) if recurrent else value
+        if recurrent:
+            refresh_recurrent(self.network)
         try:
-            for slots, leaf, source in places:
-                slots[leaf] = _for_recurrent(named[source]) if recurrent else named[source]
-            if recurrent:
-                refresh_recurrent(self.network)
             with without_cudnn() if recurrent and self._needs_plain_recurrence(named) else nullcontext():
                 return getattr(self.network, method)(*args, **kwargs)
         finally:
-            for (slots, leaf, _), value in zip(places, before, strict=True):
+            for slots, leaf, value in reversed(before):
                 slots[leaf] = value
             if recurrent:
                 refresh_recurrent(self.network)
-
-    def _sources(self, values: WeightDict) -> dict[str, str]:
-        """The value that each parameter or buffer gets, tied ones their first's, by name."""
-        sources = {name: name for name in (*self.point_values, *values)}
-        for name in values:
-            if name in self.weights:
-                sources.update(dict.fromkeys(self.weights[name].aliases, name))
-        return sources
 
     def _slot(self, name: str) -> tuple[dict[str, Any], str]:
         """Where a parameter or buffer lies, and its name there."""
@@ -300,8 +267,10 @@ class Runner:
         """
         if self._is_alone:
             return self._run(values, args, kwargs, mode, chunk_size, buffers)
-        with self.alone(hooks=False, share=buffers is None, keep=True) as own:
-            return own._run(values, args, kwargs, mode, chunk_size, buffers)
+        with self.alone(hooks=False, share=buffers is None) as own:
+            outputs = own._run(values, args, kwargs, mode, chunk_size, buffers)
+            own._give_back()
+        return outputs
 
     def _run(
         self,
