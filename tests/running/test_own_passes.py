@@ -57,29 +57,37 @@ def test_a_pass_does_not_see_what_an_earlier_one_kept() -> None:
         torch.testing.assert_close(draws[0](x), x @ weights["first.weight"][0].T + weights["first.bias"][0])
 
 
+class Scaled(nn.Linear):
+    """Half as large in training."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(super().forward(x) * (0.5 if self.training else 1.0))
+
+
+class Checkpointed(nn.Module):
+    """Computes the output of its block again in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.block, self.last = nn.Linear(3, 4), Scaled(4, 4), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(checkpoint(self.block, self.first(x), use_reentrant=False))
+
+
 def test_recomputation_runs_in_the_mode_of_its_own_pass() -> None:
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.block = nn.Linear(3, 4), nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh())
-            self.last = nn.Linear(4, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.last(checkpoint(self.block, self.first(x), use_reentrant=False))
-
     torch.manual_seed(0)
     bnn = bayesianize(Checkpointed(), {"last": MeanField()}, likelihood=Gaussian(0.1))
     x = torch.randn(6, 3)
 
     def gradient(between: bool) -> Tensor:
         bnn.train()
-        draws = bnn.draw(1, generator=torch.Generator().manual_seed(0))
-        loss = draws(x).sum()
+        loss = bnn(x, generator=torch.Generator().manual_seed(0)).sum()
         if between:
-            bnn.eval()
-            draws.detach()(x)
+            with torch.no_grad():
+                bnn.eval()(x)
             bnn.train()
-        (grad,) = torch.autograd.grad(loss, [bnn.get_parameter("network.block.0.weight")])
+        (grad,) = torch.autograd.grad(loss, [bnn.network.block.weight])
         return grad
 
     torch.testing.assert_close(gradient(True), gradient(False))
