@@ -60,8 +60,8 @@ def make(
 )
 def test_together_as_one_by_one(method: str, alike: bool, tolerance: float) -> None:
     """1e-5 where Adam's epsilon of 1e-8 stands beside gradients whose scale differs by the number of rows; global inducing inputs
-    of different number are not stacked. 1e-4 for deep Gaussian processes: rows that differ by 1e-15 of themselves already change what
-    they learn by 2e-5, since kernel matrices of rows close together are badly conditioned."""
+    of different number are not stacked. 1e-4 for deep Gaussian processes: rows that differ by 1e-15 of
+    themselves already change what they learn by 2e-5, since kernel matrices of rows close together are badly conditioned."""
     check_together(method, alike, tolerance)
 
 
