@@ -317,7 +317,7 @@ def test_every_family_trains_every_leaf(covariance: str, leaf: str) -> None:
         assert call(draws, case.batch()).shape[0] == 3
         assert draws.kl.shape == (3,)
     again = BayesianNetwork(case.network(), [(None, type(bnn.posterior)(**options(bnn)))], likelihood=None,
-                            prior=priors.Neal(4.0))  # fmt: skip
+                            prior=priors.Neal(bnn.posterior.prior_scale))  # fmt: skip
     again.posteriors.load_state_dict(bnn.posteriors.state_dict())
     with torch.no_grad():
         for name, value in again.draw(3, generator=generator()).weights.items():
