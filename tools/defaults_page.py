@@ -118,7 +118,10 @@ def exception_table(found: dict[tuple[str, str], Row]) -> str:
         why = REASONS.get((network, method), "not explained")
         lines.append(f"| {TITLES[method]} | {NETWORKS[network]} | {'; '.join(said)} | {why} |")
     pairs = sum(map(judged, found))
-    return f"{len(out)} of {pairs} pairs of method and network miss something:\n\n" + "\n".join(lines)
+    return (
+        f"{len(out)} of {pairs} pairs of method and network miss something, by means over three seeds:\n\n"
+        + "\n".join(lines)
+    )
 
 
 def shortfall(name: str, row: Row) -> str:
