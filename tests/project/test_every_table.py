@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -158,6 +159,24 @@ def test_commands_are_real(command, capsys, monkeypatch):
         with pytest.raises(SystemExit) as left:
             importlib.import_module(CATALOG[name].target).main([*job["arguments"], "--out", "somewhere", "--help"])
         assert left.value.code == 0, capsys.readouterr().err
+
+
+def spent(value, inside=False):
+    """The numbers below keys that name seconds."""
+    if isinstance(value, dict):
+        return [one for key, part in value.items() for one in spent(part, inside or "seconds" in key)]
+    if isinstance(value, list):
+        return [one for part in value for one in spent(part, inside)]
+    return [value] if inside and isinstance(value, int | float) else []
+
+
+def test_what_a_gpu_made_has_its_seconds():
+    stored = {path: json.loads(path.read_text()) for path in sorted((ROOT / "papers" / "results").rglob("*.json"))}
+    made = {path: content for path, content in stored.items() if content["hardware"]["gpu"]}
+    assert len(made) > 150
+    assert [path.name for path, content in made.items() if max(spent(content), default=0) <= 0] == []
+    missing = [cell for cell in CONTENT["cells"] if "NVIDIA" in (cell["hardware"] or "") and not cell["seconds"]]
+    assert missing == []
 
 
 def test_status_is_printed():

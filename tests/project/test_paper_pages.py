@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ def pages(monkeypatch):
     return importlib.import_module("tools.paper_pages")
 
 
-@pytest.mark.parametrize("name", ["inducing-weights", "function-space"])
+@pytest.mark.parametrize("name", ["inducing-weights", "function-space", "subnetwork"])
 def test_the_page_shows_the_committed_results(pages, name):
     page = (ROOT / "docs" / "experiments" / f"{name}.md").read_text()
     assert pages.filled(page, ROOT / "papers" / "results" / name.replace("-", "_"), name) == page
@@ -60,6 +61,9 @@ def test_numbers_in_sentences_are_those_of_the_files(monkeypatch):
     met = sum(one["met"] for one in turned)
     assert f"within its spread in {met} of {len(turned)} cells" in text["subnetwork"]
     assert f"{met} of the {len(turned)} cells of MAP are met" in text["every-table"]
+    levels = re.search(r"(\d+ of \d+) above it", text["subnetwork"])  # of CIFAR-10, which are not compared
+    assert levels
+    assert f"within the spread would be {levels[1]}" in text["every-table"]
     kept = claims._kept(ROOT / "papers" / "results" / "subnetwork")
     for words, title in (
         ("largest variance", "Largest variance"),
