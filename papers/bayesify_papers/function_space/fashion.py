@@ -9,7 +9,8 @@ maximum a posteriori and ensembles of five, all on all training images, then the
 `--grid` trains some settings on all but the last 10,000 training images and scores them on those, for choosing settings without
 the test images. Trainings run at the same time in worker processes, predictions are stored as soon as they are there, and a run
 that was interrupted goes on when the command is given again. `--dataset cifar10` takes CIFAR-10, seven convolutions and SVHN, or
-Fashion-MNIST in three channels where SVHN cannot be had; `--no-ablation` trains the systems of table 1 alone.
+Fashion-MNIST in three channels where SVHN cannot be had; `--no-ablation` trains the systems of table 1 alone, `--systems` some of
+them (`map` is the ensemble too).
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ def plan(
     main: str = MAIN,
     contexts: Sequence[str] = CONTEXTS,
     ablation: Sequence[int] = ABLATION,
+    init_std: float = INIT_STD,
 ) -> dict[str, Training]:
     """All trainings by name, those of the main table first.
 
@@ -74,12 +76,13 @@ def plan(
         main: Context of the row called FSVI.
         contexts: Others that are tried, with one seed.
         ablation: Numbers of context inputs that are tried, with one seed.
+        init_std: Where standard deviations of function-space rows start.
     """
 
     def made(name: str, system: str, seed: int, **changes: object) -> tuple[str, Training]:
         return name, replace(base, system=system, seed=seed, file=f"predictions/{name}", **changes)  # type: ignore[arg-type]
 
-    space = {"points": POINTS, "prior_variance": base.prior_variance or PRIOR_VARIANCE, "init_std": INIT_STD}
+    space = {"points": POINTS, "prior_variance": base.prior_variance or PRIOR_VARIANCE, "init_std": init_std}
     plain = {"points": 0, "prior_variance": 0.0}
     seeds = range(1, num_seeds + 1)
     jobs = [made(f"fsvi-{seed}", "fsvi", seed, context=main, **space) for seed in seeds]
@@ -114,7 +117,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     program = Program(__doc__, __spec__, "function_space").option("data", "device", "evaluate", "workers")
     program.add_argument("--grid", action="store_true", help="try settings on held-out training images")
     program.choice("dataset", (name for name in OUTSIDE if name != SYNTHETIC), default="fashion_mnist")
-    program.option(seeds=3, context=MAIN, prior_variance=PRIOR_VARIANCE, ablation=True)
+    program.choice("systems", ("mfvi", "fsvi", "map"))
+    program.option(seeds=3, context=MAIN, prior_variance=PRIOR_VARIANCE, init_std=INIT_STD, ablation=True)
     program.option(
         **{name: getattr(defaults, name) for name in ("epochs", "batch", "draws", "learning_rate", "augment")}
     )
@@ -122,7 +126,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.evaluate is not None:
         return scores.evaluate(chosen.evaluate, chosen.data)
     widths = CIFAR_WIDTHS if chosen.dataset == "cifar10" else defaults.widths
-    base = fill(Training, chosen, system="fsvi", folder=chosen.data, widths=widths, context="")
+    base = fill(
+        Training, chosen, system="fsvi", folder=chosen.data, widths=widths, context="", init_std=defaults.init_std
+    )
     context, seeds = chosen.context, chosen.seeds
     contexts, ablation = (CONTEXTS, ABLATION) if chosen.ablation else ((), ())
     if chosen.smoke:
@@ -135,10 +141,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         held = replace(base, validation=VALIDATION if not chosen.smoke else 100)
         print(scores.grid_table(run_trainings(classify, grid(held), chosen.out, workers=workers)))
         return 0
-    settings = {**asdict(base), "folder": None, "points": POINTS, "context": context}
+    settings = {**asdict(base), "folder": None, "points": POINTS, "context": context, "init_std": chosen.init_std}
     study = {**chosen.facts, "workers": workers, "settings": settings}
     records.write(chosen.out / "study.json", study)
-    found = run_trainings(classify, plan(base, seeds, context, contexts, ablation), chosen.out, workers=workers)
+    every = plan(base, seeds, context, contexts, ablation, chosen.init_std)
+    wanted = {name: job for name, job in every.items() if job.system in chosen.systems}
+    found = run_trainings(classify, wanted, chosen.out, workers=workers)
     seconds = {name: one["train_seconds"] for name, one in found.items()}
     records.write(chosen.out / "study.json", {**study, "seconds": seconds})
     return scores.evaluate(chosen.out, chosen.data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +29,17 @@ def test_fashion_smoke_writes_tables_and_resumes(smoke: Any, capsys: pytest.Capt
     assert ": fsvi-1" not in capsys.readouterr().out  # nothing was trained again
     with pytest.raises(FileNotFoundError, match="holds no study"):
         scores.evaluate(done.folder / "elsewhere")
+
+
+def test_one_system_from_other_deviations(tmp_path: Path) -> None:
+    chosen = ["--smoke", "--no-ablation", "--systems", "fsvi", "--init-std", "0.003", "--out", str(tmp_path)]
+    assert fashion.main(chosen) == 0
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert {row.partition(".")[0] for row in results["rows"]} == {"fsvi"}
+    stored = [json.loads(path.read_text())["job"] for path in (tmp_path / "jobs").glob("*.json")]
+    assert {job["init_std"] for job in stored} == {results["settings"]["init_std"]} == {0.003}
+    plain = fashion.plan(trainings.Training("fsvi"), 1, init_std=0.003)["mfvi-1"]
+    assert plain.init_std == trainings.Training("fsvi").init_std  # of mean-field nothing changes
 
 
 def test_rank_auroc_counts_pairs() -> None:
