@@ -75,13 +75,15 @@ SETTINGS = {
     "k-tied": Setting(posteriors.KTied(1), 20, 1e-2, 0.3, 20),
     "inducing": Setting("inducing", 20, 3e-2, 0.3, 20),
 }
-LAPLACE: dict[str, tuple[Any, bool]] = {
-    "Laplace, LoRA": (["*lora_*"], False),
-    "Laplace, LoRA, evidence": (["*lora_*"], True),
-    "Laplace, last layer": ("last_layer", False),
-    "Laplace, last layer, evidence": ("last_layer", True),
+SIZE = {"covariance": "kronecker", "prior_precision": "size", "num_samples": 4}
+LAPLACE: dict[str, tuple[Any, dict[str, Any], bool]] = {
+    "Laplace, LoRA": (["*lora_*"], SIZE, False),
+    "Laplace, LoRA, evidence": (["*lora_*"], SIZE, True),
+    "Laplace, last layer": ("last_layer", {}, False),
+    "Laplace, last layer, size": ("last_layer", SIZE, False),
+    "Laplace, last layer, evidence": ("last_layer", SIZE, True),
 }
-"""Weights under the posterior, and whether the evidence chooses a factor on the prior precision, which is that of their size."""
+"""Weights under the posterior, options of `Laplace`, and whether the evidence chooses a factor on the prior precision."""
 METHODS = (*SETTINGS, *LAPLACE)
 
 
@@ -201,11 +203,13 @@ def judged(bnn: bayesify.BayesianNetwork, test: tuple[Any, Tensor]) -> dict[str,
     return {**found, "numbers per weight": numbers(bnn)}
 
 
-def curved(model: nn.Module, subset: Any, evidence: bool, problem: Problem, seed: int) -> dict[str, Any]:
+def curved(
+    model: nn.Module, subset: Any, options: dict[str, Any], evidence: bool, problem: Problem, seed: int
+) -> dict[str, Any]:
     """Laplace over some of a trained model's weights: variance without training."""
     if isinstance(model, Decoder):
         model.head.requires_grad_(True)  # Laplace leaves out what is frozen
-    laplace = Laplace(model, "categorical", subset, "kronecker", "size", num_samples=4, memory="4GiB")
+    laplace = Laplace(model, "categorical", subset, **options, memory="4GiB")
     laplace.fit(DataLoader(problem.train(seed), batch_size=32))
     factor = laplace.tune_prior_precision() if evidence else 1.0
     found = scores(lambda x: laplace.predict(x, generator=torch.Generator().manual_seed(0)), problem.test)
@@ -234,10 +238,18 @@ def run(
         yield {"method": method, "seed": seed, **found, "seconds": round(time.perf_counter() - begin, 1)}
 
 
+def narrow(name: str, **options: Any) -> list[dict[str, Any]]:
+    """Scales from a fourth of a fresh A's to the whole, and small shares of the KL: it is of 384 weights for each example."""
+    return [
+        {"posterior": {"name": name, "init_std": std, **options}, "kl_weight": weight, "rate": 1e-3}
+        for std, weight in itertools.product((0.01, 0.02, 0.04), (1e-3, 1e-2))
+    ]
+
+
 CHOICES: dict[str, list[dict[str, Any]]] = {
     "LoRA": [{"epochs": epochs, "rate": rate} for epochs in (10, 20, 40) for rate in (1e-3, 3e-3)],
-    "mean-field": [{"kl_weight": weight, "rate": rate} for weight in (0.3, 0.1, 0.03) for rate in (3e-3, 1e-2)],
-    "k-tied": [{"kl_weight": weight, "rate": rate} for weight in (0.3, 0.1, 0.03) for rate in (3e-3, 1e-2)],
+    "mean-field": narrow("mean_field"),
+    "k-tied": narrow("k_tied", rank=1),
     "inducing": [{"kl_weight": weight, "rate": rate} for weight in (0.3, 0.1, 0.03, 0.01) for rate in (1e-2, 3e-2)],
 }
 """Settings to choose from."""

@@ -137,13 +137,29 @@ def test_inducing_adapters_start_at_the_adapter_and_are_hardly_larger():
     torch.manual_seed(0)
     rank, width = 4, 200
     model = LowRank(width, width, rank)
-    bnn = bayesianize_lora(model, "inducing")
+    bnn = bayesianize_lora(model)  # the default
     means = bnn.posterior.mean()
     for name in bnn.weights:
         torch.testing.assert_close(means[name], model.get_parameter(name), rtol=1e-4, atol=1e-5)
     numbers = bayesify.count_parameters(bnn.posteriors) / sum(weight.numel for weight in bnn.weights.values())
     assert numbers == pytest.approx(1 + (3 * rank + 2 + 1 / rank) / width)
     assert numbers < 1.2
+
+
+def test_members_of_an_ensemble_start_as_fresh_adapters_beside_the_one_there_is():
+    """A random B would move the model as far as its own weights do."""
+    model = network()
+    bnn = bayesianize_lora(model, "ensemble")
+    for name, members in bnn.posterior.value.items():
+        assert torch.equal(members[0], model.get_parameter(name))
+        assert len({tuple(member.flatten().tolist()) for member in members.detach()}) == (2 if "lora_B" in name else 5)
+        assert not ("lora_B" in name and members[1:].any())
+    x, _ = classes(4)
+    base = nn.Sequential(model[0].base_layer, nn.Tanh(), model[2].base_layer)
+    outputs = bnn.draw(5)(x).detach()
+    assert sum(torch.equal(outputs[member], base(x)) for member in range(5)) == 4
+    around = bayesianize_lora(model, posteriors.Ensemble(3, init="network")).posterior.value["0.lora_B.weight"]
+    assert all(member.any() for member in around)
 
 
 def test_inducing_weights_of_a_fresh_adapter_reach_every_output():

@@ -203,6 +203,10 @@ def _pieces(name: str, units: Tensor, mask: Tensor) -> list[Tensor]:
     return list(found)
 
 
+LOSSY = pytest.mark.filterwarnings("ignore:.*loses most of the spread behind attention")
+
+
+@LOSSY
 @pytest.mark.parametrize("name", ["relu", "leaky", "norm", "attention", "masked"])
 def test_pieces_of_a_batch_are_the_same(name: str, generator, monkeypatch) -> None:
     units = torch.rand(2, 7, 3, 4, 4, generator=generator, dtype=torch.float64)  # means and variances of 7 examples
@@ -251,6 +255,7 @@ class Attention(nn.Module):
         return (found if self.batch_first else found.transpose(0, 1)).mean(1)
 
 
+@LOSSY
 @pytest.mark.parametrize("way", [{"apart": True}, {"batch_first": False}, {"need_weights": False}], ids=str)
 def test_ways_to_write_self_attention_agree(way: dict[str, bool], generator) -> None:
     """One product or three, examples or positions first, with the attention or without."""
@@ -320,6 +325,7 @@ DEEP = {
 }
 
 
+@LOSSY
 @pytest.mark.parametrize("name", DEEP)
 def test_deeper_networks_are_close_to_draws(name: str, generator) -> None:
     """Approximations: of n = 2,000 draws (standard error of a deviation 1.6 %), means within 0.2 deviations, deviations within
@@ -331,6 +337,11 @@ def test_deeper_networks_are_close_to_draws(name: str, generator) -> None:
     std = outputs.std(0)
     assert ((found.mean - outputs.mean(0)).abs() < 0.2 * std).all()
     assert (found.epistemic.sqrt() / std - 1).abs().max() < (0.35 if name == "attention" else 0.2)
+
+
+def test_attention_warns_of_what_it_loses() -> None:
+    with pytest.warns(UserWarning, match="a sixth of that of draws.*use method='draws'"):
+        bayesian(Attention()).predict(torch.randn(3, 5, 8, dtype=torch.float64), method="moments")
 
 
 def test_classes_are_close_to_draws(generator) -> None:

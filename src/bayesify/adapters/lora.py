@@ -11,7 +11,7 @@ from torch import nn
 from bayesify.configuration import make_likelihood, make_posterior, make_prior
 from bayesify.likelihoods import Likelihood
 from bayesify.network import BayesianNetwork
-from bayesify.posteriors import InducingWeights
+from bayesify.posteriors import Ensemble, InducingWeights
 from bayesify.priors import Prior
 from bayesify.running.modes import outside_inference_mode
 
@@ -19,11 +19,14 @@ PRIOR_SCALE = 0.5
 """Scale of the default prior `Neal` of A and of B: the size of an update drawn from it, over alpha / r, is the square of that of
 a linear map that keeps the scale of activations. Chosen in `benchmarks/lora.py`, on files that its table does not use."""
 
+OUTER = ("lora_B", "lora_embedding_B")
+"""What names of the outer factor B have in them, in peft."""
+
 
 @outside_inference_mode()
 def bayesianize_lora(
     model: nn.Module,
-    posterior: Any = "mean_field",
+    posterior: Any = "inducing",
     *,
     names: Sequence[str] = ("*lora_*",),
     likelihood: Likelihood | str | Mapping[str, Any] | None = "categorical",
@@ -37,7 +40,8 @@ def bayesianize_lora(
     trainable point estimates unless `names` has them.
 
     The name `"inducing"` stands for `InducingWeights(r, r, init="network")`, r the adapter's rank: it starts at the adapter as
-    it is and has $1 + (3 r + 2 + 1 / r) / d$ numbers for each weight of an $r \times d$ matrix.
+    it is and has $1 + (3 r + 2 + 1 / r) / d$ numbers for each weight of an $r \times d$ matrix. Of an ensemble the first member
+    starts at the adapter as it is, the others as fresh adapters do: A at random and B, which is told by its name, at 0.
 
     Args:
         model: What `peft.get_peft_model` returns, or any module with low-rank weights, fresh or trained.
@@ -61,7 +65,7 @@ def bayesianize_lora(
     if posterior == "inducing":
         rank = max(min(value.shape) for value in found if value.ndim > 1)
         posterior = InducingWeights(rank, rank, init="network")
-    return BayesianNetwork(
+    bnn = BayesianNetwork(
         model,
         [(name, make_posterior(posterior)) for name in names],
         likelihood=make_likelihood(likelihood),
@@ -69,3 +73,8 @@ def bayesianize_lora(
         output=output,
         share_frozen=True,
     )
+    for part in bnn.posteriors:
+        for name, members in part.value.items() if isinstance(part, Ensemble) and part.init == "reset" else ():
+            if any(mark in name for mark in OUTER):
+                members.data[1:] = 0
+    return bnn
