@@ -161,6 +161,30 @@ def test_commands_are_real(command, capsys, monkeypatch):
         assert left.value.code == 0, capsys.readouterr().err
 
 
+def test_stored_results_are_of_programs_that_are_here(monkeypatch, capsys):
+    """Every command that a result names is of a module of the papers, which still takes its arguments."""
+
+    class Understood(Exception):
+        pass
+
+    def read(self, arguments=None):
+        self.parse_args(list(arguments))
+        raise Understood
+
+    monkeypatch.setattr("bayesify_papers.shared.program.Program.read", read)
+    stored = {json.loads(path.read_text())["command"] for path in (ROOT / "papers" / "results").rglob("*.json")}
+    for command in sorted(stored):
+        words = shlex.split(command)
+        if words[:2] == ["bayesify", "reproduce"]:
+            assert words[2] in CATALOG
+            continue
+        assert words[:2] == ["python", "-m"]
+        assert words[2].startswith("bayesify_papers.")
+        with pytest.raises(Understood):
+            importlib.import_module(words[2]).main(words[3:])
+    assert len(stored) > 200
+
+
 def spent(value, inside=False):
     """The numbers below keys that name seconds."""
     if isinstance(value, dict):
