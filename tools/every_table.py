@@ -10,6 +10,7 @@ import json
 import shutil
 import statistics
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,13 +30,17 @@ TABLES = ROOT / "tools" / "every_table.toml"
 HIGHER = ("accuracy", "ll", "log_likelihood", "elbo", "auroc", "aupr")
 """Starts of the names of scores of which more is better; of the others less is."""
 
-INTRO = """# Every table
+INTRO = """---
+hide: [navigation, toc]
+---
+
+# Every table
 
 What the five papers printed, and what came out here: **ours** ± its standard error, in parentheses the published number ± its
 spread. Ours is shown in the paper's digits and compared with all of its own. Bold is no worse than the published number by more
-than its spread, or by more than 1 % of it where none is printed; `–` was not run. After an arrow: the published number corrected,
-which ours is then compared with. After a slash: ours of the mixture of draws, where the paper, and with it the number before, is of
-single draws. Below the tables of an experiment: why cells are missing, or not met, and the command of the
+than its spread, or by more than 1 % of it where none is printed; `–` was not run, or not compared. After an arrow: the published
+number corrected, which ours is then compared with. After a slash: ours of the mixture of draws, where the paper, and with it the
+number before, is of single draws. Below the tables of an experiment: why cells are missing, or not met, and the command of the
 first one. A claim is what a paper shows in a figure without numbers, or what was tried on other data than the paper's.
 
 Made by `python -m tools.every_table` from `papers/tables.json`, which has the command, the date and the hardware of each number
@@ -46,6 +51,10 @@ BY_ROUNDING = (
     "Ours agrees within the spread in the printed digits, not with all of its own; a printed spread of 0 is taken as 0."
 )
 MIXTURE_ONLY = "Of the mixture of draws: the score over single draws, the authors', which is no better, was not kept."
+WIDEST = 6
+"""Columns of a table on the page, unless it has more rows; wider ones are turned."""
+
+TOGETHER = "\N{NO-BREAK SPACE}"
 Key = tuple[str, ...]
 Cell = dict[str, Any]
 
@@ -242,7 +251,7 @@ def _rows(read: Any, path: Path, name: str) -> list[Cell]:
 
 def page(content: Mapping[str, list[Cell]]) -> str:
     """The whole page, from what `tables.json` holds."""
-    parts = [INTRO, "```text\n" + status.summary(content) + "\n```\n"]
+    parts = [INTRO, "```text\n" + status.summary(content) + "\n```\n", _contents()]
     for paper, title in PAPERS.items():
         parts.append(f"## {title}: {paper.replace('-', ' ')}\n\n[How it was run]({paper}.md).\n")
         for experiment in status.EXPERIMENTS[paper]:
@@ -259,14 +268,30 @@ def page(content: Mapping[str, list[Cell]]) -> str:
     return "\n".join(parts)
 
 
+def _contents() -> str:
+    """Links to the experiments, since the page has no menus beside it; a heading that comes again has a number in its address."""
+    lines, seen = [], Counter[str]()
+    for paper, title in PAPERS.items():
+        links = []
+        for experiment in status.EXPERIMENTS[paper]:
+            place = experiment.lower().replace(" ", "-")
+            links.append(f"[{experiment}](#{place}{f'_{seen[place]}' if seen[place] else ''})")
+            seen[place] += 1
+        lines.append(f"- {title}: {', '.join(links)}")
+    return "\n".join(lines) + "\n"
+
+
 def _table(name: str, own: list[Cell]) -> str:
     heads = list(dict.fromkeys(cell["column"] for cell in own))
     places = {(cell["row"], cell["column"]): cell for cell in own}
     digits = {head: max(map(_printed, (cell for cell in own if cell["column"] == head))) for head in heads}
-    lines = [["", *heads], ["---"] * (1 + len(heads))]
+    lines = [["", *heads]]
     for row in dict.fromkeys(cell["row"] for cell in own):
         found = ((places.get((row, head)), digits[head]) for head in heads)
         lines.append([row, *("" if cell is None else _text(cell, many) for cell, many in found)])
+    if len(heads) > max(WIDEST, len(lines)):
+        lines = [list(line) for line in zip(*lines, strict=True)]
+    lines.insert(1, ["---"] * len(lines[0]))
     return f"**{name}**\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
@@ -314,16 +339,16 @@ def _decimals(number: float) -> int:
 
 def _claim(one: Cell) -> str:
     verdict = {True: "**Shown**", False: "Not shown", None: "Not run"}[one["shown"]]
-    return f"{one['figure']}: {one['claim']}. {verdict}: {one['reason']}\n"
+    return f"*{one['figure']}: {one['claim']}.* {verdict}: {one['reason']}\n"
 
 
 def _text(cell: Cell, digits: int) -> str:
     paper, ours = (
-        " ± ".join(f"{part:,.{digits}f}" for part in number if part is not None)
+        f"{TOGETHER}±{TOGETHER}".join(f"{part:,.{digits}f}" for part in number if part is not None)
         for number in ((cell["published"], cell["published_spread"]), (cell["ours"], cell["ours_spread"]))
     )
     if cell["corrected"] is not None:
-        paper += f" → {cell['corrected']:,.{digits}f}"
+        paper += f"{TOGETHER}→{TOGETHER}{cell['corrected']:,.{digits}f}"
     if cell["ours"] is None:
         return f"– ({paper})"
     mixture = "" if cell["ours_mixture"] is None else f" / {cell['ours_mixture']:,.{digits}f}"
