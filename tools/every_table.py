@@ -207,7 +207,10 @@ def ours_of(table: Mapping[str, Any]) -> dict[Key, Cell]:
         return {}
     module, _, function = table["read"].partition(".")
     read = getattr(importlib.import_module(f"bayesify_papers.{module}.rows"), function)
-    return _read(table, read, table["results"]) | _read(table, read, table.get("instead", ()))
+    found = _read(table, read, table["results"])
+    for pattern in table.get("instead", ()):
+        found |= _read(table, read, [pattern])
+    return found
 
 
 def _read(table: Mapping[str, Any], read: Any, patterns: Iterable[str]) -> dict[Key, Cell]:

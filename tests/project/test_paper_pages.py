@@ -53,7 +53,8 @@ def test_numbers_in_sentences_are_those_of_the_files(monkeypatch):
     """What the pages say in words, made again from tables.json and the results."""
     monkeypatch.syspath_prepend(str(ROOT))
     claims = importlib.import_module("tools.paper_claims")
-    cells = json.loads((ROOT / "papers" / "tables.json").read_text())["cells"]
+    content = json.loads((ROOT / "papers" / "tables.json").read_text())
+    cells = content["cells"]
     text = {path.stem: path.read_text() for path in (ROOT / "docs" / "experiments").glob("*.md")}
     turned = [
         one for one in cells if one["column"] == "MAP" and "MNIST turned" in one["table"] and one["ours"] is not None
@@ -64,6 +65,9 @@ def test_numbers_in_sentences_are_those_of_the_files(monkeypatch):
     levels = re.search(r"(\d+ of \d+) above it", text["subnetwork"])  # of CIFAR-10, which are not compared
     assert levels
     assert f"within the spread would be {levels[1]}" in text["every-table"]
+    ran = {(one["paper"], one["experiment"]) for one in content["cells"] if one["ours"] is not None}
+    ran |= {(one["paper"], one["experiment"]) for one in content["figures"] if one["shown"] is not None}
+    assert f"{len(ran)} of the 31 experiments" in (ROOT / "papers" / "README.md").read_text()
     kept = claims._kept(ROOT / "papers" / "results" / "subnetwork")
     for words, title in (
         ("largest variance", "Largest variance"),
