@@ -12,6 +12,7 @@ import bayesify
 from bayesify import likelihoods, posteriors
 from bayesify.maths import matheron
 from bayesify.maths.matheron import Augmented, Factors, factorize
+from bayesify.maths.matheron_draws import Group, StackDraw, draw_group, whole
 from bayesify.posteriors.inducing_weights.posterior import InducingWeights
 
 
@@ -73,20 +74,74 @@ def test_draws_of_low_precision(monkeypatch: Any) -> None:
         assert float(error) < 3 * 2**-8  # a rounding is up to 2^-9 of a number; three products and the sum are rounded
 
 
+GROUPS = [Group(0, 2, 4, 6, 5, 7), Group(2, 3, 3, 8, 5, 5), Group(3, 4, 4, 4, 2, 9)]
+"""Three sizes in a stack of four matrices, whose U are filled up to 5 x 5."""
+
+
+def stacked(generator: torch.Generator, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
+    """Rows, columns, start, size and rest of a stack, zeros where it is filled up, and the noise of its groups."""
+    shapes = [(4, 5, 8), (4, 5, 9), (4, 1, 5, 5), (4, 1, 1, 1), (4, 5, 5)]
+    made = [torch.zeros(shape, dtype=dtype) for shape in shapes]
+    noise: list[list[Tensor]] = [[], []]
+    for first, last, m_r, d_out, m_c, d_in in GROUPS:
+        cuts = [(m_r, d_out), (m_c, d_in), (1, m_r, m_c), (1, 1, 1), (m_c, m_c)]
+        for part, cut in zip(made, cuts, strict=True):
+            place = part[(slice(first, last), *(slice(size) for size in cut))]
+            place.copy_(torch.randn(place.shape, generator=generator, dtype=dtype))
+        for parts_, size in zip(noise, (d_in, m_c), strict=True):
+            parts_.append(torch.randn(last - first, 1, d_out, size, generator=generator, dtype=dtype))
+    return made, [*noise[0], *noise[1]]
+
+
+def by_groups(given: list[Tensor], noise: list[Tensor]) -> tuple[Tensor, ...]:
+    """The same group by group, in operations that torch differentiates."""
+    row, col, start, size, rest = given
+    return tuple(
+        draw_group(
+            row[first:last, :m_r, :d_out],
+            col[first:last, :m_c, :d_in],
+            start[first:last, :, :m_r, :m_c],
+            size[first:last],
+            rest[first:last, :m_c, :m_c],
+            noise[at],
+            noise[at + len(GROUPS)],
+        )
+        for at, (first, last, m_r, d_out, m_c, d_in) in enumerate(GROUPS)
+    )
+
+
 @pytest.mark.parametrize("sizes", [1, 3])
 def test_gradients_of_draws(sizes: int) -> None:
     """Written out, once and twice, against those of torch; `sizes`: of the noise, one or one for each draw."""
     generator = torch.Generator().manual_seed(0)
     shapes = [(2, 4, 6), (2, 5, 7), (2, 3, 4, 5), (2, sizes, 1, 1), (2, 5, 5), (2, 3, 6, 7), (2, 3, 6, 5)]
     given = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
-    given[3] = given[3].abs() + 0.5
     learned = [part.requires_grad_() for part in given[:5]]
 
     def draw(*learned: Tensor) -> Tensor:
-        return matheron._GroupDraw.apply(None, *learned, *given[5:])
+        return StackDraw.apply(None, [whole(*learned[:2])], *learned, *given[5:])[0]
 
-    assert torch.equal(draw(*learned), matheron._draw_group(*given)[0])
+    torch.testing.assert_close(draw(*learned), draw_group(*given), rtol=1e-12, atol=1e-12)
     assert torch.autograd.gradcheck(draw, learned)
+    assert torch.autograd.gradgradcheck(draw, learned)
+
+
+def test_draws_of_several_groups_at_once() -> None:
+    given, noise = stacked(torch.Generator().manual_seed(0), torch.float64)
+    learned = [part.requires_grad_() for part in given]
+
+    def draw(*learned: Tensor) -> tuple[Tensor, ...]:
+        return StackDraw.apply(None, GROUPS, *learned, *noise)
+
+    found, exact = draw(*learned), by_groups(learned, noise)
+    through = [torch.randn_like(part) for part in exact]
+    torch.testing.assert_close(found, exact, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        torch.autograd.grad(found, learned, through),
+        torch.autograd.grad(exact, learned, through),
+        rtol=1e-12,
+        atol=1e-12,
+    )
     assert torch.autograd.gradgradcheck(draw, learned)
 
 
@@ -99,8 +154,38 @@ def test_gradients_of_low_precision() -> None:
     through = torch.randn(2, 3, 40, 33, generator=generator).bfloat16().float()  # what comes back from autocast
     found = []
     for dtype in (None, torch.bfloat16):
-        drawn = matheron._GroupDraw.apply(dtype, *given)
+        (drawn,) = StackDraw.apply(dtype, [whole(*given[:2])], *given)
         assert drawn.dtype == torch.float32
         found.append([drawn.detach(), *torch.autograd.grad(drawn, learned, through)])
     for exact, low in zip(*found, strict=True):
         assert 0 < float((low - exact).norm() / exact.norm()) < 4 * 2**-9  # a rounding is up to 2^-9 of a number
+
+
+@pytest.mark.parametrize("whiten", [True, False])
+def test_a_stack_of_all_layers_is_each_layer_by_itself(monkeypatch: Any, whiten: bool) -> None:
+    """As on a GPU: bound and gradients of a network whose layers have U of three sizes, in five groups."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(32, 20), nn.Linear(20, 3)
+    ).double()
+    posterior = posteriors.InducingWeights(8, 10, whiten=whiten)
+    bnn = bayesify.bayesianize(net, posterior, likelihood=likelihoods.Categorical())
+    x, y = torch.randn(5, 1, 8, 8, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1])
+    used = []
+    monkeypatch.setattr(
+        matheron, "_factorize_stack", lambda blocks, made=matheron._factorize_stack: used.append(1) or made(blocks)
+    )
+
+    def bound() -> list[Tensor]:
+        bnn.zero_grad()
+        value = bnn.elbo(x, y, num_data=50, generator=torch.Generator().manual_seed(1))
+        value.backward()
+        return [value.detach(), *(parameter.grad.clone() for parameter in bnn.parameters())]
+
+    exact = bound()
+    assert not used
+    monkeypatch.setattr(matheron, "STACKS_ON", ("cpu",))
+    torch.testing.assert_close(bound(), exact, rtol=1e-8, atol=1e-8)
+    assert used
+    with torch.autocast("cpu", torch.bfloat16):  # which a backward pass may run under, too
+        torch.testing.assert_close(bound()[0], exact[0], rtol=0.05, atol=0.05)

@@ -4,16 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bayesify.maths.matheron_draws import Group, StackDraw, draw_group, draw_low, whole
 from bayesify.maths.signatures import known_signature, leading_axes
 from bayesify.maths.value_checks import transforming
 
 RELATIVE_JITTER = 1e-12
+
+LARGEST_STACK = 2**23
+"""Numbers of all Z of a side, filled up to the largest, above which each group has enough work for a GPU by itself."""
+
+STACKS_ON = ("cuda",)
+"""Kinds of devices on which a launch costs more than small products."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Factors of all matrices of all blocks in one tensor each, filled up with zeros to M inducing rows and columns.
+
+    Shapes:
+        row_reach: [L, M, D_out]; col_reach: [L, M, D_in]; col_rest: [L, M, M].
+    """
+
+    row_reach: Tensor
+    col_reach: Tensor
+    col_rest: Tensor
+    groups: list[Group]
 
 
 @dataclass(frozen=True)
@@ -26,6 +48,7 @@ class Factors:
     Shapes:
         row_reach: a list of [G, M_r, d_out]; col_reach: a list of [G, M_c, d_in].
         row_rest, row_tril: [L, M_r, M_r]; col_rest, col_tril: [L, M_c, M_c].
+        stack: The same of all blocks together, where they were factorized so.
     """
 
     row_reach: list[Tensor]
@@ -34,6 +57,7 @@ class Factors:
     col_reach: list[Tensor]
     col_rest: Tensor
     col_tril: Tensor
+    stack: Stack | None = None
 
     @property
     def counts(self) -> list[int]:
@@ -58,13 +82,19 @@ class Augmented:
     d_col: Tensor
 
 
-def factorize(blocks: Sequence[Augmented]) -> list[Factors]:
+def factorize(blocks: Sequence[Augmented], *, stack: bool = False) -> list[Factors]:
     """Factors of augmented matrices; one Cholesky for all sides of one size, on a GPU for all sides of all blocks.
 
     D squared is raised by 1e-12 of the largest diagonal entry of Z Z^T. The augmented prior has the right marginal for every
     D, so this changes which posterior is meant, never the validity of the bound; without it a D that training drives to
     0 leaves a Z with more rows than columns singular. Factors are computed in float64 where the device has it.
+
+    Args:
+        blocks: The matrices.
+        stack: Whether small matrices on a GPU are multiplied all at once too, for one draw with gradients.
     """
+    if stack and _stack_pays(blocks):
+        return _factorize_stack(blocks)
     sides = [side for block in blocks for side in ((block.z_row, block.d_row), (block.z_col, block.d_col))]
     sizes = [d.shape[-1] for _, d in sides]
     # A GPU takes as long for one small matrix as for many: those of other sizes are filled up with an identity.
@@ -87,6 +117,78 @@ def factorize(blocks: Sequence[Augmented]) -> list[Factors]:
         col_reach = [part @ z for part, z in zip(col_inverse.split(counts), block.z_col, strict=True)]
         results.append(Factors(row_reach, row_rest, row_tril, col_reach, col_rest, col_tril))
     return results
+
+
+def _stack_pays(blocks: Sequence[Augmented]) -> bool:
+    """Whether the matrices stand in several groups and fill up few numbers; those with more rows than columns need float64."""
+    z = [part for block in blocks for part in (*block.z_row, *block.z_col)]
+    count = sum(len(block.d_row) for block in blocks)
+    filled = count * max(part.shape[-2] for part in z) * max(part.shape[-1] for part in z)
+    return (
+        len(z) > 2
+        and z[0].device.type in STACKS_ON
+        and filled <= LARGEST_STACK
+        and all(part.shape[-2] <= part.shape[-1] for part in z)
+    )
+
+
+def _factorize_stack(blocks: Sequence[Augmented]) -> list[Factors]:
+    """`factorize` with all matrices in one tensor for each side."""
+    size = max(max(block.d_row.shape[-1], block.d_col.shape[-1]) for block in blocks)
+    sides = [[z for block in blocks for z in block.z_row], [z for block in blocks for z in block.z_col]]
+    stacked = [_Stacked.apply(size, *side) for side in sides]
+    d = torch.cat(
+        [
+            _filled(part, size, 1.0, axes=1)
+            for block in zip(*((b.d_row, b.d_col) for b in blocks), strict=True)
+            for part in block
+        ]
+    )
+    inverse, root, tril = _Triangles.apply(d, *stacked)
+    count = len(stacked[0])
+    row_inverse, col_inverse = inverse.to(d.dtype).split(count)
+    rests, trils = ((part.to(d.dtype)).split(count) for part in (inverse * root.unsqueeze(-2), tril))
+    ends = list(accumulate((z.shape[0] for z in sides[0]), initial=0))
+    groups = [
+        Group(first, last, *row.shape[1:], *col.shape[1:])
+        for first, last, row, col in zip(ends, ends[1:], *sides, strict=False)
+    ]
+    stack = Stack(row_inverse @ stacked[0], col_inverse @ stacked[1], rests[1], groups)
+    counts = [len(block.d_row) for block in blocks]
+    found, rest = [], iter(groups)
+    for block, *parts in zip(blocks, *(part.split(counts) for part in (*rests, *trils)), strict=True):
+        m_r, m_c = block.d_row.shape[-1], block.d_col.shape[-1]
+        row_rest, col_rest, row_tril, col_tril = (
+            part[:, :m, :m] for part, m in zip(parts, (m_r, m_c, m_r, m_c), strict=True)
+        )
+        own = [next(rest) for _ in block.z_row]
+        row_reach = [stack.row_reach[group.first : group.last, :m_r, : group.outputs] for group in own]
+        col_reach = [stack.col_reach[group.first : group.last, :m_c, : group.inputs] for group in own]
+        found.append(Factors(row_reach, row_rest, row_tril, col_reach, col_rest, col_tril, stack))
+    return found
+
+
+@known_signature
+class _Stacked(torch.autograd.Function):
+    """Groups [G, m, d] in one tensor [L, M, D], filled up with zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, size: int, *groups: Tensor) -> Tensor:
+        ctx.shapes = [group.shape for group in groups]
+        made = groups[0].new_zeros(sum(map(len, groups)), size, max(group.shape[-1] for group in groups))
+        for part, group in zip(_cut(made, ctx.shapes), groups, strict=True):
+            part.copy_(group)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return None, *_cut(grads[0], ctx.shapes)
+
+
+def _cut(stacked: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
+    """The groups of a stack."""
+    parts = stacked.split([shape[0] for shape in shapes])
+    return [part[:, : shape[1], : shape[2]] for part, shape in zip(parts, shapes, strict=True)]
 
 
 def _filled(value: Tensor, size: int, fill: float = 0.0, axes: int = 2) -> Tensor:
@@ -122,17 +224,21 @@ class _Triangles(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
         ctx.save_for_backward(*output, *inputs)
+        ctx.set_materialize_grads(False)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *given: Tensor) -> Any:
         return _Triangles.apply(*leading_axes(info, in_dims, given)), (0, 0, 0)
 
     @staticmethod
-    def backward(ctx: Any, grad_inverse: Tensor, grad_root: Tensor, grad_tril: Tensor) -> Any:
+    def backward(ctx: Any, grad_inverse: Tensor | None, grad_root: Tensor | None, grad_tril: Tensor | None) -> Any:
         inverse, root, tril, d, *z = ctx.saved_tensors
-        inner = tril.mT @ grad_tril - grad_inverse @ inverse.mT
+        inner = torch.zeros_like(inverse) if grad_inverse is None else -grad_inverse @ inverse.mT
+        if grad_tril is not None:
+            inner = inner + tril.mT @ grad_tril
         twice = inverse.mT @ (inner.tril() + inner.tril(-1).mT) @ inverse  # gradient by Psi and its transpose
-        grad_d = d.to(twice) * (twice.diagonal(dim1=-2, dim2=-1) + grad_root / root)
+        by_variance = twice.diagonal(dim1=-2, dim2=-1)
+        grad_d = d.to(twice) * (by_variance if grad_root is None else by_variance + grad_root / root)
         found = []
         for part, group in zip(twice.split([group.shape[-3] for group in z], -3), z, strict=True):
             rows = group.shape[-2]
@@ -181,114 +287,56 @@ def conditional_draw(
     Returns:
         [G, S, d_out, d_in] of each group.
     """
-    sigma = sigma.reshape(sigma.shape[0], -1, 1, 1)
-    amplitude = scale.view(-1, 1, 1, 1) * sigma
-    base = sigma * u - amplitude * (factors.row_rest.unsqueeze(1) @ noise[0])
+    base, amplitude = _start(factors, u, scale, sigma, noise[0])
     parts = (part.split(factors.counts) for part in (base, amplitude, factors.col_rest))
     groups = zip(factors.row_reach, factors.col_reach, *parts, noise[1::2], noise[2::2], strict=True)
 
     if torch.is_grad_enabled() and not transforming():
-        return [_GroupDraw.apply(dtype, *group) for group in groups]
+        return [StackDraw.apply(dtype, [whole(*group[:2])], *group)[0] for group in groups]
     if dtype is not None:
-        return [_draw_low(dtype, *group) for group in groups]
-    return [_draw_group(*group)[0] for group in groups]
+        return [draw_low(dtype, *group) for group in groups]
+    return [draw_group(*group) for group in groups]
 
 
-def _draw_group(
-    row: Tensor,
-    col: Tensor,
-    start: Tensor,
-    size: Tensor,
-    rest: Tensor,
-    wide: Tensor,
-    thin: Tensor,
-    *,
-    dtype: torch.dtype | None = None,
-) -> tuple[Tensor, ...]:
-    """Draws of one group, see `conditional_draw`, and what they are made of."""
-    keep = torch.is_grad_enabled()
-    wide, thin = (wide * size, thin * size) if keep else (wide.mul_(size), thin.mul_(size))
-    if dtype is not None:
-        low, right = _rounded(wide, dtype), _rounded(col, dtype)
-        outer = torch.baddbmm(_times(low.flatten(1, 2), right.mT), thin.flatten(1, 2), rest.mT).view(thin.shape)
-        inner = start - row.unsqueeze(1) @ outer
-        left = row.mT.unsqueeze(1) @ inner
-        drawn = _times(left.flatten(1, 2).to(dtype), right).view(wide.shape).add_(wide)
-        return drawn, low, thin, outer, inner, left
-    outer = torch.baddbmm(thin.flatten(1, 2) @ rest.mT, wide.flatten(1, 2), col.mT).view(thin.shape)
-    inner = start - row.unsqueeze(1) @ outer  # [G, S, M_r, M_c]
-    left = row.mT.unsqueeze(1) @ inner  # [G, S, d_out, M_c]
-    flat = wide.flatten(1, 2)
-    drawn = torch.baddbmm(flat, left.flatten(1, 2), col) if keep else flat.baddbmm_(left.flatten(1, 2), col)
-    return drawn.view(wide.shape), wide, thin, outer, inner, left
+def conditional_draws(
+    blocks: Sequence[tuple[Factors, Tensor, Any, Tensor, Sequence[Tensor]]], dtype: torch.dtype | None = None
+) -> list[list[Tensor]]:
+    r"""`conditional_draw` of every block, by products of all matrices at once where they were factorized as a stack.
 
-
-@known_signature
-class _GroupDraw(torch.autograd.Function):
-    r"""Draws of one group with their gradients written out: three products with matrices of the weights' size in place of four.
-
-    With w = `wide` the noise of W and $\bar W$ the gradient of W, that of the noise's size is
-    $(\langle \bar W, w \rangle + \langle \bar o, o \rangle)$ over the size, o = `outer`: no other matrix of the
-    weights' size is formed for it.
+    Args:
+        blocks: Factors, whitened U, $\lambda$ (`None` for 0, where W is its mean), $\sigma$ and noise of each.
+        dtype: See `conditional_draw`.
     """
-
-    @staticmethod
-    def forward(ctx: Any, dtype: torch.dtype | None, *given: Tensor) -> Tensor:
-        with torch.enable_grad():  # only so that the noise is kept
-            drawn, *made = [part.detach() for part in _draw_group(*(part.detach() for part in given), dtype=dtype)]
-        ctx.save_for_backward(*given, *made)
-        ctx.dtype = dtype
-        return drawn
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        row, col, start, size, rest, wide0, thin0, wide, thin, outer, inner, left = ctx.saved_tensors
-        if torch.is_grad_enabled():  # to be differentiated again
-            drawn = _draw_group(row, col, start, size, rest, wide0, thin0)[0]
-            found = torch.autograd.grad(drawn, (row, col, start, size, rest), grads[0], create_graph=True)
-            return None, *found, None, None
-        dtype = ctx.dtype or col.dtype
-        grad, right, narrow = (_rounded(part, dtype) for part in (grads[0].flatten(1, 2), col, left.flatten(1, 2)))
-        through_left = _times(grad, right.mT).view(left.shape)
-        through_inner = row.unsqueeze(1) @ through_left
-        through_outer = row.mT.unsqueeze(1) @ through_inner  # with the opposite sign
-        flat = through_outer.flatten(1, 2)
-        grad_col = _times(narrow.mT, grad).sub_(_times(flat.mT.to(dtype), wide.flatten(1, 2)))
-        grad_row = (inner @ through_left.mT - through_inner @ outer.mT).sum(1)
-        grad_rest = flat.mT @ thin.flatten(1, 2)
-        # Sums over each draw where the sizes differ between draws.
-        sums = (grads[0] * wide).sum((-2, -1), keepdim=True) - (through_outer * outer).sum((-2, -1), keepdim=True)
-        by_size = (sums / size).sum_to_size(size.shape)
-        return None, grad_row, grad_col, through_inner, by_size, -grad_rest, None, None
+    if blocks[0][2] is None:
+        return [conditional_mean(part, u * sigma.reshape(len(sigma), -1, 1, 1)) for part, u, _, sigma, _ in blocks]
+    stack = blocks[0][0].stack
+    if stack is None:
+        return [conditional_draw(*block, dtype) for block in blocks]
+    size = stack.col_rest.shape[-1]
+    starts, amplitudes = zip(*(_start(*block[:4], block[4][0]) for block in blocks), strict=True)
+    filled = [F.pad(start, (0, size - start.shape[-1], 0, size - start.shape[-2])) for start in starts]
+    wides, thins = ([part for *_, noise in blocks for part in noise[begin::2]] for begin in (1, 2))
+    drawn = iter(
+        StackDraw.apply(
+            dtype,
+            stack.groups,
+            stack.row_reach,
+            stack.col_reach,
+            torch.cat(filled),
+            torch.cat(amplitudes),
+            stack.col_rest,
+            *wides,
+            *thins,
+        )
+    )
+    return [[next(drawn) for _ in factors.counts] for factors, *_ in blocks]
 
 
-def _times(left: Tensor, right: Tensor) -> Tensor:
-    """A product for each matrix, summed in float32 where the numbers have less: [G, a, b] @ [G, b, c]."""
-    if left.dtype in (torch.float32, torch.float64):
-        return left @ right
-    return torch.bmm(left, right, out_dtype=torch.float32) if left.is_cuda else left.float() @ right.float()
-
-
-def _draw_low(
-    dtype: torch.dtype, row: Tensor, col: Tensor, start: Tensor, size: Tensor, rest: Tensor, wide: Tensor, thin: Tensor
-) -> Tensor:
-    """Draws of one group in a type of low precision; see `conditional_draw`."""
-    low = torch.mul(wide, size, out=_aligned(wide, dtype))
-    flat, right = low.flatten(1, 2), _rounded(col, dtype)
-    outer = torch.baddbmm(_times(flat, right.mT), thin.mul_(size).flatten(1, 2), rest.mT).view(thin.shape)
-    left = (row.mT.unsqueeze(1) @ (start - row.unsqueeze(1) @ outer)).flatten(1, 2).to(dtype)
-    return flat.baddbmm_(left, right).view(wide.shape)
-
-
-def _aligned(like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Memory of a tensor's shape whose rows start at multiples of eight numbers: products of others take slow kernels."""
-    *shape, size = like.shape
-    return torch.empty(*shape, -(-size // 8) * 8, dtype=dtype, device=like.device)[..., :size]
-
-
-def _rounded(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """A tensor in another type, its rows aligned."""
-    return value if value.dtype == dtype else _aligned(value, dtype).copy_(value)
+def _start(factors: Factors, u: Tensor, scale: Tensor, sigma: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    r"""$\sigma (U - \lambda B_r E_2)$, [L, S, M_r, M_c], and $\sigma \lambda$, [L, S or 1, 1, 1]."""
+    sigma = sigma.reshape(sigma.shape[0], -1, 1, 1)
+    amplitude = scale.view(-1, 1, 1, 1) * sigma
+    return sigma * u - amplitude * (factors.row_rest.unsqueeze(1) @ noise), amplitude
 
 
 def _fold(draws: Tensor, right: Tensor) -> Tensor:

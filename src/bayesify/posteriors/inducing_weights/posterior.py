@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bayesify.arguments.checks import Count, NonNegative, Positive, checked
 from bayesify.maths.constraints import raw_positive
-from bayesify.maths.matheron import Factors, conditional_draw, conditional_mean, factorize, noise_shapes
+from bayesify.maths.matheron import Factors, conditional_draws, conditional_mean, factorize, noise_shapes
 from bayesify.maths.mixture import choose_members
 from bayesify.maths.value_checks import transforming
 from bayesify.posteriors import starts
@@ -182,13 +182,15 @@ class InducingWeights(Posterior):
 
     # -- drawing ---------------------------------------------------------------------------------------------------
 
-    def factors(self) -> list[Factors]:
+    def factors(self, *, stack: bool = False) -> list[Factors]:
         """Factors of every block, computed once per state of the parameters where no gradient is needed."""
-        return self.cached("factors", lambda: factorize([part.augmented() for part in self._augmented()]))
+        return self.cached("factors", lambda: factorize([part.augmented() for part in self._augmented()], stack=stack))
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
         """All layers by the extended Matheron rule, with the noise of the whole network in one call."""
-        factors, families, draws = self.factors(), self._families(), request.num_draws
+        families, draws = self._families(), request.num_draws
+        alone = draws == 1 and self.shared is None and self.max_lambda != 0
+        factors = self.factors(stack=alone and torch.is_grad_enabled() and not transforming())
         scales = self.cached("scales", lambda: [part.scale() for part in self._augmented()])
         shapes: list[tuple[int, ...]] = [(family.count, draws, *family.noise_shape()) for family in families]
         ends = [len(shapes)]
@@ -204,34 +206,21 @@ class InducingWeights(Posterior):
         chosen = choose_members(self.members, draws, request.noise, like.device) if self.q == "ensemble" else None
         u = [family.draw(part, chosen) for family, part in zip(families, noise[: len(families)], strict=True)]
         if self.shared is not None:
-            u = [
-                self._split_shared(
-                    self._conditional(factors[-1], u[0], scales[-1], like.new_ones(1), matheron[-1])[0][0]
-                )
-            ]
-        weights: dict[str, Tensor] = {}
-        low = self._low_precision(request, like)
+            top = (factors[-1], u[0], scales[-1], like.new_ones(1), matheron[-1])
+            u = [self._split_shared(conditional_draws([top])[0][0][0])]
+        given, columns = [], []
         for index, block in enumerate(self.blocks):
             family = families[index] if self.shared is None else families[0]
             whitened = family.whitened(u[index], factors[index] if self.shared is None else None)
-            sigma, columns = self._sigma(block, request.prior, like)
-            matrices = self._conditional(factors[index], whitened, scales[index], sigma, matheron[index], low)
-            self._unpack(block, matrices, columns, weights)
+            sigma, rest = self._sigma(block, request.prior, like)
+            given.append((factors[index], whitened, scales[index], sigma, matheron[index]))
+            columns.append(rest)
+        weights: dict[str, Tensor] = {}
+        drawn = conditional_draws(given, self._low_precision(request, like))
+        for block, matrices, rest in zip(self.blocks, drawn, columns, strict=True):
+            self._unpack(block, matrices, rest, weights)
         weights = {name: request.prior.color(name, value) for name, value in weights.items()}
         return weights, self._kl(factors, request.num_data)
-
-    @staticmethod
-    def _conditional(
-        factors: Factors,
-        u: Tensor,
-        scale: Tensor | None,
-        sigma: Tensor,
-        noise: list[Tensor],
-        dtype: torch.dtype | None = None,
-    ) -> list[Tensor]:
-        if scale is None:
-            return conditional_mean(factors, u * sigma.reshape(sigma.shape[0], -1, 1, 1))
-        return conditional_draw(factors, u, scale, sigma, noise, dtype)
 
     def _low_precision(self, request: DrawRequest, like: Tensor) -> torch.dtype | None:
         """A type whose products are fast and round no more than the network does: its weights', or autocast's in training."""
