@@ -133,7 +133,7 @@ def _gradients(groups: Sequence[Group], grads: Sequence[Tensor], saved: Sequence
             out=_col_side(grad_col, group),
         )
         torch.bmm(_row_side(through_outer, group).mT, thin.flatten(1, 2), out=_square(grad_rest, group))
-    sums = [part.sum((-2, -1), keepdim=True) for part in torch._foreach_mul(list(grads), wides)]
+    sums = [part.sum((-2, -1), keepdim=True) for part in torch._foreach_mul(list(grads), list(wides))]
     by_size = torch.cat(sums) - (through_inner * reached).sum((-2, -1), keepdim=True)
     return grad_row, grad_col, through_inner, by_size.sum_to_size(size.shape), grad_rest
 
@@ -204,7 +204,7 @@ def _rounded_all(values: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
         return list(values)
     pairs = [(_aligned(value, dtype), value) for value in values]
     if alike := [pair for pair in pairs if pair[0].stride() == pair[1].stride()]:
-        torch._foreach_copy_(*map(list, zip(*alike, strict=True)))
+        torch._foreach_copy_([made for made, _ in alike], [value for _, value in alike])
     for made, value in pairs:
         if made.stride() != value.stride():
             made.copy_(value)

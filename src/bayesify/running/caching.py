@@ -28,6 +28,7 @@ _CACHE: weakref.WeakKeyDictionary[nn.Module, dict[Any, tuple[int, Any]]] = weakr
 _STATES: weakref.WeakKeyDictionary[nn.Module, tuple[int, list[Tensor]]] = weakref.WeakKeyDictionary()
 _CONSTANTS: weakref.WeakKeyDictionary[nn.Module, dict[Any, Any]] = weakref.WeakKeyDictionary()
 _RECENT: weakref.WeakKeyDictionary[nn.Module, dict[Any, tuple[Any, bool]]] = weakref.WeakKeyDictionary()
+_SIDES: dict[torch.device, torch.cuda.Stream] = {}
 _COUNTER = itertools.count()
 _LOCK = threading.RLock()
 
@@ -126,6 +127,31 @@ def _parameter_state(parameters: Sequence[Tensor], owner: nn.Module) -> int | No
                 known = next(_COUNTER), [parameter.detach().clone() for parameter in parameters]
             _STATES[owner] = known
     return known[0]
+
+
+def is_settled(owner: nn.Module) -> bool:
+    """Whether a module's parameters were compared before in a time in which they stay as they are; see `settled`."""
+    return _THREAD.settled is not None and owner in _THREAD.settled
+
+
+def run_beside_comparison(owner: nn.Module, state: int, run: Callable[[], Computed]) -> tuple[Computed, bool]:
+    """Run something on a module's GPU, and tell whether the parameters were in a state as it began.
+
+    The comparison is on a stream of its own, so that the device has work while the host waits for the outcome.
+    """
+    parameters = [*owner.parameters(), *owner.buffers()]
+    with _LOCK:
+        known, device = _STATES.get(owner), parameters[0].device
+        if device not in _SIDES:
+            _SIDES[device] = torch.cuda.Stream(device, priority=-1)
+        side = _SIDES[device]
+        side.wait_stream(torch.cuda.current_stream(device))
+        found = run()
+        with torch.cuda.stream(side):
+            same = known is not None and known[0] == state and _are_equal(parameters, known[1])
+    if same and _THREAD.settled is not None:
+        _THREAD.settled[owner] = state
+    return found, same
 
 
 @torch.no_grad()

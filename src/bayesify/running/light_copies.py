@@ -8,8 +8,7 @@ import operator
 import types
 import weakref
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -39,18 +38,20 @@ _ATOMIC: tuple[type, ...] = (
 )
 _ATOMIC += (torch.Generator, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
 
-_HOLDERS: weakref.WeakKeyDictionary[nn.Module, tuple[int, tuple[str, ...]]] = weakref.WeakKeyDictionary()
-"""Attributes of a module beside its children that hold modules, with the number of attributes when they were looked for."""
+_HOLDERS: dict[int, tuple[weakref.ref[nn.Module], int, tuple[str, ...]]] = {}
+"""Attributes of a module beside its children that hold modules, with the number of attributes when they were looked for; by the
+module's id, since a weak key takes as long as the copy."""
+_KINDS: dict[type, tuple[bool, bool]] = {}
+"""Whether modules of a type are torch's own and keep nothing of a pass, and whether they are scripted."""
 
 
-@dataclass
-class _Pair:
-    """A module and its copy, with what the copy's attributes, buffers and children were first."""
+class _Pair(NamedTuple):
+    """A module and its copy, with what the copy's attributes and children were first."""
 
     original: nn.Module
     clone: nn.Module
     before: dict[str, Any]
-    children: tuple[Any, ...] = ()
+    children: Collection[Any] = ()
 
 
 class LightCopy:
@@ -83,49 +84,53 @@ class LightCopy:
         self._evaluate, self._owners = evaluate, None if hooks else owners
         self._shared: dict[int, nn.Module] = {}
         self._own = (*_SLOTS, *_HOOKS) if hooks else _SLOTS
-        self._pairs: dict[int, _Pair] = {}
+        self._clones: dict[int, nn.Module] = {}
+        self._pairs: list[_Pair] = []
         self.owned: dict[str, nn.Module] = {}
         self.complete = True
         self.root = self._copy(network, "")
 
     def __getitem__(self, module: nn.Module) -> nn.Module:
         """The copy of one module of the tree."""
-        return self._shared[id(module)] if id(module) in self._shared else self._pairs[id(module)].clone
+        return self._shared[id(module)] if id(module) in self._shared else self._clones[id(module)]
 
     def modules(self) -> list[nn.Module]:
         """All modules of the copy."""
-        return [*(pair.clone for pair in self._pairs.values()), *self._shared.values()]
+        return [*self._clones.values(), *self._shared.values()]
 
     def _copy(self, module: nn.Module, path: str | None = None) -> nn.Module:
         is_owner = self._owners is None or path is None or path in self._owners
-        known = self._pairs.get(id(module))
+        place = id(module)
+        known = self._clones.get(place)
         if known is not None:
             if is_owner and path is not None:
-                self.owned[path] = known.clone
-            return known.clone
-        if id(module) in self._shared:
+                self.owned[path] = known
+            return known
+        if place in self._shared:
             return module
-        if not is_owner and _is_unchanged(module, self._evaluate):
-            self._shared[id(module)] = module
+        kind, state = type(module), module.__dict__
+        leaf, scripted = _KINDS.get(kind) or _kind(kind)
+        if leaf and not is_owner and _is_unchanged(state, self._evaluate):
+            self._shared[place] = module
             return module
-        if isinstance(module, torch.jit.ScriptModule):
+        if scripted:
             clone: Any = copy.copy(module)
             if self._evaluate:
                 clone.eval()
-            self._pairs[id(module)] = _Pair(module, clone, clone.__dict__)
+            self._clones[place] = clone
+            self._pairs.append(_Pair(module, clone, clone.__dict__))
             return clone
-        clone = object.__new__(type(module))
-        state = module.__dict__.copy()
+        clone = self._clones[place] = object.__new__(kind)
+        state = state.copy()
         object.__setattr__(clone, "__dict__", state)
-        pair = self._pairs[id(module)] = _Pair(module, clone, state)
         if is_owner and path is not None:
             self.owned[path] = clone
         if state.get("_compiled_call_impl") is not None or "dynamo_ctx" in state:
             self.complete = False
         for key in self._own:
             state[key] = state[key].copy()
-        for key in _CALLED:
-            if state[key]:
+        if state["_forward_hooks"] or state["_forward_pre_hooks"]:
+            for key in _CALLED:
                 state[key] = _swap(state[key], self._copy, {})  # hooks that are methods of modules
         children = state["_modules"]
         if children:
@@ -134,24 +139,20 @@ class LightCopy:
                 name: child if child is None else self._copy(child, None if path is None else before + name)
                 for name, child in children.items()
             }
-            pair.children = tuple(state["_modules"].values())
         else:
             state["_modules"] = {}
-        holders = _HOLDERS.get(module)
-        if holders is None or holders[0] != len(state):
-            holders = len(state), tuple(key for key in state.keys() - _STANDARD if _holds_modules(state[key], set()))
-            _HOLDERS[module] = holders
-        for key in holders[1]:
+        for key in _holders(module, state):
             state[key] = _swap(state[key], self._copy, {})
-        if self._evaluate:
+        if self._evaluate:  # it gives nothing back
             state["training"] = False
         else:
-            pair.before = state.copy()
+            children = tuple(state["_modules"].values()) if children else ()
+            self._pairs.append(_Pair(module, clone, state.copy(), children))
         return clone
 
     def write_back(self) -> None:
         """Give the modules what a pass has assigned to attributes, buffers and children of their copies."""
-        for pair in self._pairs.values():
+        for pair in self._pairs:
             now, original = pair.clone.__dict__, pair.original
             if (
                 len(now) == len(pair.before)
@@ -163,7 +164,7 @@ class LightCopy:
             self._write_back(pair)
 
     def _write_back(self, pair: _Pair) -> None:
-        originals = {id(one.clone): one.original for one in self._pairs.values()}
+        originals = {id(one.clone): one.original for one in self._pairs}
         now, original = pair.clone.__dict__, pair.original
         original._buffers.update(now["_buffers"])
         original._modules.update({name: originals.get(id(child), child) for name, child in now["_modules"].items()})
@@ -174,32 +175,51 @@ class LightCopy:
             original.__dict__.pop(key, None)
 
 
-def _is_unchanged(module: nn.Module, evaluate: bool) -> bool:
-    """Whether a pass leaves a module as it is: one of torch's own without children, hooks or another mode."""
-    state = module.__dict__
-    return (
-        not state["_modules"]
-        and _is_plain(module)
-        and not (evaluate and state["training"])
-        and not isinstance(module, nn.RNNBase)
-    )
+def _holders(module: nn.Module, state: dict[str, Any]) -> tuple[str, ...]:
+    """Attributes of a module beside its children that hold modules."""
+    place = id(module)
+    known = _HOLDERS.get(place)
+    if known is None or known[0]() is not module or known[1] != len(state):
+        names = tuple(key for key in state.keys() - _STANDARD if _holds_modules(state[key], set()))
+        dead = weakref.ref(module, lambda ref: _forget(place, ref))
+        known = _HOLDERS[place] = dead, len(state), names
+    return known[2]
 
 
-def _is_plain(module: nn.Module) -> bool:
-    """Whether a module is one of torch's own, without hooks or another forward pass."""
-    state = module.__dict__
-    return (
-        type(module).__module__.startswith("torch.nn.modules.")
-        and not state["_forward_hooks"]
-        and not state["_forward_pre_hooks"]
-        and "forward" not in state
-    )
+def _forget(place: int, ref: weakref.ref[nn.Module]) -> None:
+    """Drop what is known of a module that is gone, unless another one has its place."""
+    known = _HOLDERS.get(place)
+    if known is not None and known[0] is ref:
+        del _HOLDERS[place]
+
+
+def _is_unchanged(state: dict[str, Any], evaluate: bool) -> bool:
+    """Whether a pass leaves one of torch's own modules as it is: without children, hooks or another mode."""
+    return not state["_modules"] and not (evaluate and state["training"]) and _is_unhooked(state)
+
+
+def _kind(kind: type) -> tuple[bool, bool]:
+    """See `_KINDS`."""
+    leaf = _is_torchs(kind) and not issubclass(kind, nn.RNNBase)
+    found = _KINDS[kind] = leaf, issubclass(kind, torch.jit.ScriptModule)
+    return found
+
+
+def _is_torchs(kind: type) -> bool:
+    """Whether a type of modules is one of torch's own."""
+    return kind.__module__.startswith("torch.nn.modules.")
+
+
+def _is_unhooked(state: dict[str, Any]) -> bool:
+    """Whether a module runs its type's forward pass and nothing else."""
+    return not (state["_forward_hooks"] or state["_forward_pre_hooks"] or "forward" in state)
 
 
 def leaves_inputs(network: nn.Module) -> bool:
     """Whether a network cannot change its inputs in place: all its modules are plain ones of torch, and none works in place."""
     return not nn.modules.module._has_any_global_hook() and all(
-        _is_plain(module) and not getattr(module, "inplace", False) for module in network.modules()
+        _is_torchs(type(module)) and _is_unhooked(module.__dict__) and not getattr(module, "inplace", False)
+        for module in network.modules()
     )
 
 

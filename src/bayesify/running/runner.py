@@ -7,7 +7,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ Mode = Literal["single", "vmap", "rows", "loop"]
 Result = TypeVar("Result")
 
 _REFUSED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-_OWNERS: weakref.WeakKeyDictionary[nn.Module, tuple[Mapping[str, Weight], set[str]]] = weakref.WeakKeyDictionary()
+_FACTS: weakref.WeakKeyDictionary[nn.Module, _Facts] = weakref.WeakKeyDictionary()
 _NO_BATCHING_RULE = (nn.RNNCellBase, nn.EmbeddingBag, nn.MultiheadAttention)
 _SHARED = threading.RLock()
 """Held while a network that cannot be copied (compiled code runs one module object) has a draw in its slots."""
@@ -36,6 +36,14 @@ HEAVY = 2**37
 """Operations of a pass that keep a GPU busy for longer than the host takes to launch it: there `vmap` saves nothing, and a loop is
 faster (H200, GPT-2 in bfloat16, 8 x 512 tokens: five draws that exist take 1.14 passes each; a loop 1.09, fresh draws included)."""
 SLOW_VMAP = "There is a performance drop because we have not yet implemented the batching rule"
+
+
+class _Facts(NamedTuple):
+    """What follows from the weights that were taken out of a network: paths of their modules, and names of tied ones."""
+
+    weights: Mapping[str, Weight]
+    owners: set[str]
+    aliases: dict[str, tuple[str, ...]]
 
 
 class Runner:
@@ -68,7 +76,8 @@ class Runner:
         self._copy: LightCopy | None = None
         self._is_alone = False
         self._origin = network
-        self._slots: dict[str, tuple[dict[str, Any], str]] = {}
+        self._names: list[str] = []
+        self._places: list[tuple[dict[str, Any], str]] = []
         self._keeps_state = True
         self._listed: list[nn.Module] = []
         self._recurrent: bool | None = None
@@ -101,7 +110,7 @@ class Runner:
             with _modes(list(self.network.modules()), self.evaluate):
                 yield own
             return
-        owners = self._owners() if share and not self.point_values else None
+        owners = self._facts().owners if share and not self.point_values else None
         copied = LightCopy(self.network, evaluate=self.evaluate, hooks=hooks, owners=owners)
         if not copied.complete:
             with _SHARED, _modes(list(self.network.modules()), self.evaluate):
@@ -110,13 +119,14 @@ class Runner:
         own._copy, own.network = copied, copied.root
         yield own
 
-    def _owners(self) -> set[str]:
-        """Paths of the modules that hold the weights."""
-        known = _OWNERS.get(self.network)
-        if known is None or known[0] is not self.weights:
+    def _facts(self) -> _Facts:
+        """See `_Facts`; looked up once for a network."""
+        known = _FACTS.get(self._origin)
+        if known is None or known.weights is not self.weights:
+            aliases = {name: tuple(weight.aliases) for name, weight in self.weights.items() if weight.aliases}
             names = [name for weight in self.weights.values() for name in (weight.name, *weight.aliases)]
-            known = _OWNERS[self.network] = self.weights, {name.rpartition(".")[0] for name in names}
-        return known[1]
+            known = _FACTS[self._origin] = _Facts(self.weights, {name.rpartition(".")[0] for name in names}, aliases)
+        return known
 
     def _give_back(self) -> None:
         """Give the network what its own code has assigned to it in a pass."""
@@ -147,14 +157,14 @@ class Runner:
         """
         if protect:
             args, kwargs = Untouched(args, kwargs).take()
-        named = dict(self.point_values)
-        for name, value in values.items():
-            named[name] = value
-            if isinstance(value, LocalWeight):
-                value.begin_pass(batch_size(args, kwargs))
-            if name in self.weights:
-                for alias in self.weights[name].aliases:
-                    named[alias] = value
+        named = {**self.point_values, **values}
+        if any(issubclass(kind, LocalWeight) for kind in set(map(type, values.values()))):
+            for value in values.values():
+                if isinstance(value, LocalWeight):
+                    value.begin_pass(batch_size(args, kwargs))
+        for name, aliases in self._facts().aliases.items():
+            if name in values:
+                named |= dict.fromkeys(aliases, values[name])
         if torch.compiler.is_compiling():
             return torch.func.functional_call(self.network, named, args, dict(kwargs), tie_weights=False)
         if self._is_alone:
@@ -166,13 +176,12 @@ class Runner:
 
     def _run_with(self, named: dict[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any], method: str) -> Any:
         recurrent = self._is_recurrent()
-        before = []
-        for name, value in named.items():
-            place = self._slots.get(name)
-            if place is None:
-                place = self._slots[name] = self._slot(name)
-            slots, leaf = place
-            before.append((slots, leaf, slots[leaf]))
+        names = list(named)
+        if names != self._names:
+            self._names, self._places = names, [self._slot(name) for name in names]
+        places = self._places
+        before = [slots[leaf] for slots, leaf in places]
+        for (slots, leaf), value in zip(places, named.values(), strict=True):
             slots[leaf] = _for_recurrent(value) if recurrent else value
         if recurrent:
             refresh_recurrent(self.network)
@@ -180,7 +189,7 @@ class Runner:
             with without_cudnn() if recurrent and self._needs_plain_recurrence(named) else nullcontext():
                 return getattr(self.network, method)(*args, **kwargs)
         finally:
-            for slots, leaf, value in reversed(before):
+            for (slots, leaf), value in zip(places, before, strict=True):
                 slots[leaf] = value
             if recurrent:
                 refresh_recurrent(self.network)
