@@ -6,6 +6,7 @@ from torch import nn
 
 import bayesify
 from bayesify import likelihoods, posteriors
+from bayesify.maths import matheron
 from bayesify.posteriors.base import DrawRequest
 from bayesify.running import captured_draws
 
@@ -102,3 +103,50 @@ def test_inducing_gradients_under_autocast(monkeypatch):
         monkeypatch.setattr(posteriors.InducingWeights, "_low_precision", lambda *_: None)
     low, cast, exact = found
     assert 0 < (low - cast).norm() < 2 * (cast - exact).norm() + 2**-8 * exact.norm()
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_all_layers_at_once_are_each_layer_by_itself(autocast, monkeypatch):
+    """Bounds and gradients of layers whose U have three sizes, by products of all of them and one by one."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.Conv2d(8, 24, 3), nn.Conv2d(24, 24, 3), nn.Flatten(), nn.Linear(96, 20), nn.Linear(20, 3)
+    ).cuda()
+    bnn = bayesify.bayesianize(net, posteriors.InducingWeights(16, 16), likelihood=likelihoods.Categorical())
+    x, y = torch.randn(32, 1, 8, 8, device="cuda"), torch.randint(0, 3, (32,), device="cuda")
+    stacked = matheron._factorize_stack
+    seen, found = [], []
+    monkeypatch.setattr(matheron, "_factorize_stack", lambda blocks: seen.append(1) or stacked(blocks))
+    for kinds in (("cuda",), ()):
+        monkeypatch.setattr(matheron, "STACKS_ON", kinds)
+        with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+            loss = -bnn.elbo(x, y, num_data=32, generator=torch.Generator("cuda").manual_seed(1))
+        grads = torch.autograd.grad(loss, list(bnn.posterior.parameters()))
+        found.append((loss.detach(), torch.cat([grad.flatten() for grad in grads])))
+    assert seen == [1]
+    (loss, grad), (other_loss, other_grad) = found
+    torch.testing.assert_close(loss, other_loss, rtol=2**-8 if autocast else 1e-5, atol=0.0)
+    # Sums in another order change the last bits of draws, which the network rounds to 8 bits, or to TF32's 11.
+    assert (grad - other_grad).norm() < (2**-6 if autocast else 2**-10) * other_grad.norm()
+
+
+def test_a_draw_that_ran_ahead_of_a_change_is_dropped(monkeypatch):
+    """Parameters that changed unseen by versions give the draws that they give without graphs, and the numbers after them too."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 32), nn.ReLU(), nn.Linear(32, 3)).cuda()
+    bnn = bayesify.bayesianize(net, posteriors.InducingWeights(8, 8))
+    state = {name: value.clone() for name, value in bnn.state_dict().items()}
+    found = []
+    for patience in (1, 10**9):
+        monkeypatch.setattr(captured_draws, "WARMUP_CALLS", patience)
+        bnn.load_state_dict(state)
+        torch.cuda.manual_seed(3)
+        drawn = []
+        with torch.no_grad():
+            for _ in range(3):
+                drawn += [bnn.draw(2).weights[name].clone() for _ in range(4) for name in ("0.weight", "2.bias")]
+                for parameter in bnn.posterior.parameters():
+                    parameter.data.mul_(1.1)
+            drawn.append(torch.randn(3, device="cuda"))
+        found.append(drawn)
+    assert all(map(torch.equal, *found))
