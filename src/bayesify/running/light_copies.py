@@ -190,7 +190,7 @@ def _forget(place: int, ref: weakref.ref[nn.Module]) -> None:
     """Drop what is known of a module that is gone, unless another one has its place."""
     known = _HOLDERS.get(place)
     if known is not None and known[0] is ref:
-        del _HOLDERS[place]
+        _HOLDERS.pop(place, None)
 
 
 def _is_unchanged(state: dict[str, Any], evaluate: bool) -> bool:

@@ -30,6 +30,7 @@ Result = TypeVar("Result")
 _REFUSED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _FACTS: weakref.WeakKeyDictionary[nn.Module, _Facts] = weakref.WeakKeyDictionary()
 _NO_BATCHING_RULE = (nn.RNNCellBase, nn.EmbeddingBag, nn.MultiheadAttention)
+_PLAIN = {Tensor}
 _SHARED = threading.RLock()
 """Held while a network that cannot be copied (compiled code runs one module object) has a draw in its slots."""
 HEAVY = 2**37
@@ -121,11 +122,14 @@ class Runner:
 
     def _facts(self) -> _Facts:
         """See `_Facts`; looked up once for a network."""
-        known = _FACTS.get(self._origin)
+        compiling = torch.compiler.is_compiling()
+        known = None if compiling else _FACTS.get(self._origin)
         if known is None or known.weights is not self.weights:
             aliases = {name: tuple(weight.aliases) for name, weight in self.weights.items() if weight.aliases}
             names = [name for weight in self.weights.values() for name in (weight.name, *weight.aliases)]
-            known = _FACTS[self._origin] = _Facts(self.weights, {name.rpartition(".")[0] for name in names}, aliases)
+            known = _Facts(self.weights, {name.rpartition(".")[0] for name in names}, aliases)
+            if not compiling:
+                _FACTS[self._origin] = known
         return known
 
     def _give_back(self) -> None:
@@ -158,7 +162,7 @@ class Runner:
         if protect:
             args, kwargs = Untouched(args, kwargs).take()
         named = {**self.point_values, **values}
-        if any(issubclass(kind, LocalWeight) for kind in set(map(type, values.values()))):
+        if set(map(type, values.values())) != _PLAIN:
             for value in values.values():
                 if isinstance(value, LocalWeight):
                     value.begin_pass(batch_size(args, kwargs))
