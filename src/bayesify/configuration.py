@@ -43,8 +43,10 @@ def parse_posterior(choice: Choice) -> list[tuple[str | nn.Module | None, Poster
     return [(None, make_posterior(choice))]
 
 
-def unfold_configuration(net: nn.Module, posterior: Any, likelihood: Any, prior: Any, output: Any) -> tuple[Any, ...]:
-    """Posterior, likelihood, prior and output from a whole configuration, or from the path of its file; what is given besides wins.
+def unfold_configuration(
+    net: nn.Module, posterior: Any, likelihood: Any, prior: Any, output: Any, statistics: Any = "auto"
+) -> tuple[Any, ...]:
+    """All of the arguments from a whole configuration, or from the path of its file; what is given besides wins.
 
     A choice that is no whole configuration is returned as it is.
 
@@ -60,24 +62,25 @@ def unfold_configuration(net: nn.Module, posterior: Any, likelihood: Any, prior:
         likelihood = whole.get("likelihood") if likelihood is None else likelihood
         prior = whole.get("prior") if prior is None else prior
         output = whole.get("output") if output is None else output
-    return posterior, likelihood, prior, output
+        statistics = whole.get("batch_statistics", "auto") if statistics == "auto" else statistics
+    return posterior, likelihood, prior, output, statistics
 
 
 def _selects(net: nn.Module, choice: Mapping[Any, Any], key: str) -> bool:
     """Whether a key of the configuration is a selector here: the network has a module of that name and nothing else is said."""
-    return key in dict(net.named_children()) and not {"prior", "likelihood", "output"} & set(choice)
+    return key in dict(net.named_children()) and not {"prior", "likelihood", "output", "batch_statistics"} & set(choice)
 
 
 def check_keys(configuration: Mapping[str, Any]) -> None:
     """Raise `ValueError` for a key of a whole configuration that means nothing."""
-    known = ("posterior", "prior", "likelihood", "output")
+    known = ("posterior", "prior", "likelihood", "output", "batch_statistics")
     for key in configuration:
         if key not in known:
             raise ValueError(f"bayesianize: unknown key {key!r} in the configuration; {suggest(str(key), known)}")
 
 
 def network_arguments(config: Any) -> dict[str, Any]:
-    """Posteriors, likelihood, prior and output from `BayesianNetwork.config()`; a path in place of plain data is an error.
+    """The arguments of `BayesianNetwork` from its `config()`; a path in place of plain data is an error.
 
     Raises:
         ValueError: If it is not such a configuration.
@@ -90,6 +93,7 @@ def network_arguments(config: Any) -> dict[str, Any]:
         "likelihood": make_likelihood(config.get("likelihood")),
         "prior": make_prior(config.get("prior")),
         "output": config.get("output"),
+        "batch_statistics": config.get("batch_statistics", "auto"),
     }
 
 

@@ -18,6 +18,7 @@ from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
 from bayesify.priors import Prior
 from bayesify.running.modes import outside_inference_mode
+from bayesify.weights.batch_statistics import BatchStatistics
 
 Numbers = Literal["gaussian", "heteroscedastic_gaussian", "student_t", "poisson", "negative_binomial", "quantiles"]
 PriorChoice = Prior | str | Mapping[str, Any] | None
@@ -31,6 +32,7 @@ def bayesianize(
     likelihood: Categorical | Bernoulli | Literal["categorical", "bernoulli"],
     prior: PriorChoice = None,
     output: str | int | None = None,
+    batch_statistics: BatchStatistics = "auto",
 ) -> BayesianNetwork[ClassificationPredictive]: ...
 @overload
 def bayesianize(
@@ -40,6 +42,7 @@ def bayesianize(
     likelihood: NumberLikelihood | Numbers,
     prior: PriorChoice = None,
     output: str | int | None = None,
+    batch_statistics: BatchStatistics = "auto",
 ) -> BayesianNetwork[RegressionPredictive]: ...
 @overload
 def bayesianize(
@@ -49,6 +52,7 @@ def bayesianize(
     likelihood: Likelihood | str | Mapping[str, Any] | None = None,
     prior: PriorChoice = None,
     output: str | int | None = None,
+    batch_statistics: BatchStatistics = "auto",
 ) -> BayesianNetwork[Predictive]: ...
 @outside_inference_mode()
 @checked
@@ -59,6 +63,7 @@ def bayesianize(
     likelihood: Likelihood | str | Mapping[str, Any] | None = None,
     prior: PriorChoice = None,
     output: str | int | None = None,
+    batch_statistics: BatchStatistics = "auto",
 ) -> BayesianNetwork[Any]:
     """Make a network Bayesian: take weights out of a copy of it and put them under a posterior.
 
@@ -73,6 +78,10 @@ def bayesianize(
         prior: p(weights); `Neal(8.0)` by default, `Neal()` for posteriors that draw from the prior between inducing points.
         output: Which of the network's outputs the likelihood is about, where it returns several: a key or a position.
             Left out, it is the only tensor, or the one called `logits`.
+        batch_statistics: What the running statistics of BatchNorm layers do while the posterior trains. `"frozen"`: they stay as
+            they are and normalize training batches too, so that training and prediction are one function; `"train"`: each draw is
+            normalized by its own batch in training, and by averages over draws in prediction. `"auto"` freezes those of layers
+            that were trained, under posteriors that vary around the network's weights; names of layers freeze these.
 
     Returns:
         The Bayesian network, in the mode (train or eval) of `net`.
@@ -82,7 +91,10 @@ def bayesianize(
     """
     if isinstance(net, BayesianNetwork):
         raise TypeError("bayesianize: net is a BayesianNetwork already; give the plain network, or its mean_network()")
-    posterior, likelihood, prior, output = configuration.unfold_configuration(net, posterior, likelihood, prior, output)
+    posterior, likelihood, prior, output, batch_statistics = configuration.unfold_configuration(
+        net, posterior, likelihood, prior, output, batch_statistics
+    )
     chosen = configuration.parse_posterior(posterior)
     made = make_prior(prior, min(part.prior_scale for _, part in chosen))
-    return BayesianNetwork(net, chosen, likelihood=make_likelihood(likelihood), prior=made, output=output)
+    rest: dict[str, Any] = {"output": output, "batch_statistics": batch_statistics}
+    return BayesianNetwork(net, chosen, likelihood=make_likelihood(likelihood), prior=made, **rest)

@@ -19,7 +19,8 @@ from bayesify.maths.noise import Randomness, source_of
 from bayesify.maths.value_checks import should_check
 from bayesify.moments import predict_moments
 from bayesify.posteriors.base import DrawRequest, Posterior
-from bayesify.posteriors.collection import Posteriors
+from bayesify.posteriors.collection import Posteriors, shares_statistics
+from bayesify.posteriors.starts import relative_std
 from bayesify.predictive.base import Predictive
 from bayesify.predictor import Drawable, Phase, Trainable
 from bayesify.priors import Prior
@@ -30,7 +31,8 @@ from bayesify.running.local_passes import run_local
 from bayesify.running.modes import outside_inference_mode
 from bayesify.running.outputs import select_output
 from bayesify.running.runner import Runner
-from bayesify.weights.catalog import Weight, catalog, group_layers, owner_of, put_in, running_statistics, take_out
+from bayesify.weights.batch_statistics import BatchStatistics, frozen_layers, running_statistics, same_choice
+from bayesify.weights.catalog import Weight, catalog, group_layers, owner_of, put_in, take_out
 from bayesify.weights.layout import NetworkLayout
 from bayesify.weights.module_state import copy_network, fingerprint, put_tensors, tensors_of
 from bayesify.weights.selection import select
@@ -54,12 +56,14 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         prior: p(weights).
         output: Which of several outputs the likelihood is about.
         share_frozen: Whether frozen parameters are those of `net` itself and not copies.
+        batch_statistics: See `bayesianize`.
 
     Attributes:
         network: The copy; the slots of weights under the posterior are empty.
         posteriors: The bound posteriors, one per selector.
         likelihood: A copy of the given one, on the network's device.
         prior: The bound prior.
+        frozen_statistics: Names of the network's layers whose running statistics stay as they are in training mode.
     """
 
     remedy = "; bayesianize makes one"
@@ -73,6 +77,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         prior: Prior,
         output: str | int | None = None,
         share_frozen: bool = False,
+        batch_statistics: BatchStatistics = "auto",
     ) -> None:
         super().__init__()
         known = catalog(net)
@@ -95,14 +100,23 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         reference = values[taken[0].name]
         self._weights = {weight.name: weight for weight in taken}
         self.prior = prior.bind(self._weights, values).to(reference)
-        scales = self.prior.live()
+        belong = shares_statistics([posterior for _, posterior in posteriors])
+        self.frozen_statistics = frozen_layers(net, batch_statistics, belong)
+        context = (self.prior.live(), Runner(self.network, self._weights), relative_std(bool(self.frozen_statistics)))
         self.posteriors = Posteriors(
-            posterior.bind(group_layers(weights), values, modules, scales, Runner(self.network, self._weights))
+            posterior.bind(group_layers(weights), values, modules, *context)
             for (_, posterior), (_, weights) in zip(posteriors, selection.taken, strict=True)
         )
         self.posteriors.bind_buffers(running_statistics(self.network))
         self.likelihood = copy.deepcopy(likelihood).to(reference) if likelihood is not None else None
         self.train(net.training)
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode; layers with frozen statistics are in evaluation mode in both, and their scale and shift train."""
+        super().train(mode)
+        for path in self.frozen_statistics:
+            self.network.get_submodule(path).eval()
+        return self
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         if fn(torch.zeros(1)).dtype == torch.float16:
@@ -411,6 +425,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
             "prior": self.prior.config(),
             "likelihood": self.likelihood.config() if self.likelihood is not None else None,
             "output": self.output,
+            "batch_statistics": same_choice(self.network, self.frozen_statistics),
         }
 
     def state(self) -> dict[str, Tensor]:

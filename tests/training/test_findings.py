@@ -248,6 +248,32 @@ def test_check_says_what_it_cannot_do(data, trained):
         bayesify.check(ModelStack([bnn]), data[1])
 
 
+def test_fit_judges_what_predict_says(data, trained):
+    """Statistics that leave the data: training batches, normalized by themselves, do not see it; predictions do."""
+    net = nn.Sequential(copy.deepcopy(trained[0]), nn.BatchNorm1d(32), *copy.deepcopy(trained[1:]))
+    with torch.no_grad():
+        hidden = trained[0](data[0].dataset.tensors[0])
+        net[1].weight.copy_(hidden.std(0))
+        net[1].bias.copy_(hidden.mean(0))
+        net[1].momentum = None
+        net(data[0].dataset.tensors[0])
+        net[1].momentum = 0.0
+
+    def leave(bnn, history):
+        if len(history) == 4:
+            bnn.network[1].running_mean.add_(10 * net[1].running_var.sqrt())
+
+    found = []
+    for callbacks in ((), (leave,)):
+        bnn = bayesify.bayesianize(
+            net, posteriors.MeanField(), likelihood=likelihoods.Categorical(), prior=WIDE, batch_statistics="train"
+        )
+        history = bayesify.fit(bnn, data[0], epochs=4, seed=0, progress=False, callbacks=callbacks)
+        found.append(history.findings.codes)
+    assert "worse_than_start" not in found[0]
+    assert "worse_than_start" in found[1]
+
+
 # -- without a trace -----------------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.maths.noise import NoiseSource
+from bayesify.posteriors.starts import RELATIVE_STD
 from bayesify.priors import PriorDraw
 from bayesify.running.caching import Computed, cached
 from bayesify.weights.catalog import Layer, Weight
@@ -117,6 +118,10 @@ class Posterior(nn.Module):
     point estimate; of 4, 8, 16 and 32 a rule that was fixed before chose 8 (`benchmarks/prior_widths.py`)."""
     independent: ClassVar[bool] = False
     """Whether weights are independent Gaussians, so that `mean()` and `variance()` say all of q."""
+    shares_statistics: bool = True
+    """Whether draws vary around the network's weights, so that the batch statistics of its training serve them all."""
+    relative_std: float = RELATIVE_STD
+    """Standard deviations before training, as a share of a layer's root mean square, by default."""
     prior_means: ClassVar[bool] = True
     """Whether the KL is known under a prior around other weights than 0; families that are built on the prior have none."""
 
@@ -142,6 +147,7 @@ class Posterior(nn.Module):
         modules: Mapping[str, nn.Module],
         prior: PriorDraw | None = None,
         runner: Any = None,
+        relative_std: float = RELATIVE_STD,
     ) -> Self:
         """A copy of this posterior over the given layers.
 
@@ -151,6 +157,7 @@ class Posterior(nn.Module):
             modules: The module that owns each weight, by weight name; for posteriors that initialize again.
             prior: The prior's scales, kept as `bound_prior` for posteriors that are built on the prior.
             runner: The network without its weights, kept as `runner` by posteriors that run it.
+            relative_std: See the attribute.
 
         Raises:
             ValueError: If the prior correlates the positions of a kernel and this family has no KL for that.
@@ -166,7 +173,7 @@ class Posterior(nn.Module):
                 f"{type(self).__name__}: it is built on a prior around 0; use priors.Neal(), or MeanField() with this prior"
             )
         bound = copy.deepcopy(self)
-        bound.layers, bound.bound_prior = layers, prior
+        bound.layers, bound.bound_prior, bound.relative_std = layers, prior, relative_std
         bound.runner = runner if self.runs_network else None
         bound.build(values, modules)
         return bound

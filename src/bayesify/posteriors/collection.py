@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import ChainMap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,14 @@ from torch import Tensor, nn
 from bayesify.posteriors.base import DrawRequest, Posterior
 from bayesify.priors import Prior
 from bayesify.weights.layout import NetworkLayout
+
+
+def shares_statistics(posteriors: Sequence[Posterior]) -> bool:
+    """Whether batch statistics of the network belong to all draws: none starts at other weights or has its own, and some vary."""
+    kept = [part.shares_statistics for part in posteriors]
+    return any(kept) and all(
+        keeps or part.num_distinct_draws == 1 for keeps, part in zip(kept, posteriors, strict=True)
+    )
 
 
 class Posteriors(nn.ModuleList):

@@ -18,9 +18,11 @@ class Dropout(Posterior):
     $$ W = M \operatorname{diag}(z) / (1 - \text{rate}), \qquad z_j \sim \text{Bernoulli}(1 - \text{rate}) $$
 
     with one $z_j$ per input feature or input channel. A draw is one mask for all examples, so a draw is a function of the
-    input; biases, embeddings and custom parameters are not masked, nor, unless asked for, is the network's
-    first layer, since that would drop inputs of the data. q has no density; what stands in for
-    the KL is $-\mathbb{E}_q \log p(W)$, so that a rate of 0 is `Point`. Stored: `value` (M), starting at the network's weights.
+    input; biases, embeddings and custom parameters are not masked. Nor is, unless asked for, the network's first layer, since
+    that would drop inputs of the data. Nor are layers before the last BatchNorm of a network, in the order of `named_modules()`,
+    whose statistics suit no single mask (Li et al. 2019), unless all selected layers come before it. q has no density; what
+    stands in for the KL is $-\mathbb{E}_q \log p(W)$, so that a rate of 0 is `Point`. Stored: `value` (M), starting at the
+    network's weights.
 
     Args:
         rate: Probability that an input is dropped.
@@ -42,9 +44,13 @@ class Dropout(Posterior):
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
         """Start at the network's weights."""
         self.value = NamedParameters({weight.name: values[weight.name].clone() for weight in self.weights})
+        self.past_norms = any(self._can_mask(weight) and not weight.normalized for weight in self.weights)
 
     def masked(self, weight: Weight) -> bool:
         """Whether a weight's inputs are dropped."""
+        return self._can_mask(weight) and not (self.past_norms and weight.normalized)
+
+    def _can_mask(self, weight: Weight) -> bool:
         wanted = self.first_layer or weight.position > 0
         return wanted and weight.units is not None and not weight.is_bias and weight.kind == "matrix"
 

@@ -38,6 +38,7 @@ class Ensemble(Posterior):
 
     name = "ensemble"
     correlated_priors = True
+    shares_statistics = False
 
     @checked
     def __init__(self, members: Count = 5, init: Literal["reset", "network"] = "reset") -> None:

@@ -59,11 +59,9 @@ class FullCovariance(Posterior):
         self.lower = NamedParameters(
             {name: mean.new_zeros(mean.numel() * (mean.numel() - 1) // 2) for name, mean in flat.items()}
         )
+        stds = {layer.name: start_std(self.init_std, layer, values, self.relative_std) for layer in self.layers}
         self.raw_diagonal = NamedParameters(
-            {
-                layer.name: torch.full_like(flat[layer.name], raw_positive(start_std(self.init_std, layer, values)))
-                for layer in self.layers
-            }
+            {name: torch.full_like(flat[name], raw_positive(std)) for name, std in stds.items()}
         )
 
     def scale_tril(self, layer: str) -> Tensor:

@@ -20,6 +20,7 @@ class Point(Posterior):
 
     name = "point"
     correlated_priors = True
+    shares_statistics = False
     independent = True
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:

@@ -296,7 +296,7 @@ def _description(model: nn.Module) -> Any:
         key: value is None if key in numbers else value for key, value in (config["likelihood"] or {}).items()
     }
     prior = None if model.prior.draw(1).fixed else config["prior"]
-    return repr(model.network), config["posterior"], likelihood, config["output"], prior
+    return repr(model.network), config["posterior"], likelihood, config["output"], prior, model.frozen_statistics
 
 
 def _check_alike(models: Sequence[Any]) -> None:
@@ -336,10 +336,11 @@ def _template(models: Sequence[Any]) -> Any:
 
 def _loop_reason(template: nn.Module) -> str | None:
     """Why models of this kind run one by one; `None` where they run together."""
+    frozen = template.frozen_statistics if isinstance(template, BayesianNetwork) else ()
     for path, module in template.named_modules():
         if isinstance(module, NO_BATCHING_RULE):
             return f"{path} ({type(module).__name__}) has no batching rule"
-        if isinstance(module, _BatchNorm):
+        if isinstance(module, _BatchNorm) and path.removeprefix("network.") not in frozen:
             return f"{path} ({type(module).__name__}) updates statistics of each model in training"
         if isinstance(module, _ConvNd):
             return f"{path} ({type(module).__name__}) is faster for one model after the other"

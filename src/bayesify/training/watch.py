@@ -33,7 +33,10 @@ FEWEST_STEPS = 30
 EXAMPLES = 512
 """Examples that are predicted once before the training and once after it: one batch, and more of them up to this."""
 SHARE = 0.005
-"""Upper bound on what more than one batch may cost, relative to the passes of the training."""
+"""Upper bound on what one draw of more than one batch may cost, relative to the passes of the training."""
+DRAWS = 4
+"""Of the prediction at the end, in evaluation mode: with `EXAMPLES` at most 2,048 passes of single examples, or 2 % of those of the
+training, and always one batch."""
 
 
 class Trace:
@@ -249,9 +252,7 @@ class Watch:
             row = min(history, key=lambda row: row["validation_nll"]) if self.settings.patience else history[-1]
             now = Score(row["validation_nll"], row.get("validation_accuracy"), self.start.count)
             found.append(rules.worse_than_start(self.start, now, held_out=True))
-        elif (
-            self.start is not None and self._last and recent > self.start.nll + 0.1
-        ):  # else predictions are no worse either
+        elif self.start is not None and self._last:  # as `predict` does, whatever the training batches said
             now = score_batches(self.model, self._last, self.device)
             found.append(rules.worse_than_start(self.start, now, held_out=False))
         bnn = self.model.module
@@ -312,7 +313,7 @@ def relative_spread(model: Predictor | Trainable, device: torch.device) -> dict[
     return dict(zip(size, found, strict=True))
 
 
-def score_batches(model: Trainable, batches: Sequence[Batch], device: torch.device, num_draws: int = 8) -> Score:
+def score_batches(model: Trainable, batches: Sequence[Batch], device: torch.device, num_draws: int = DRAWS) -> Score:
     """How well a model predicts some batches."""
     predictor, totals = validated(model), Totals()
     for batch in batches:

@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from bayesify.arguments.checks import checked
+from bayesify.weights.batch_statistics import tracking_layers
 
 Kind = Literal["matrix", "lookup", "norm", "custom"]
 
@@ -37,6 +38,7 @@ class Weight:
             matrix are `units` blocks of equal width, one for each input feature or channel.
         aliases: Other names of the same tensor (tied weights).
         position: Index of its layer in the order of `named_modules()`, counted over layers that are linear maps.
+        normalized: Whether a layer that normalizes by running statistics comes after it in that order.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Weight:
     units: int | None = None
     aliases: tuple[str, ...] = ()
     position: int = 0
+    normalized: bool = False
 
     @property
     def numel(self) -> int:
@@ -180,13 +183,15 @@ def catalog(network: nn.Module) -> Catalog:
         )
     found = Catalog()
     positions: dict[str, int] = {}
+    order = {path: index for index, (path, _) in enumerate(network.named_modules(remove_duplicate=False))}
+    last_norm = max((order[path] for path in tracking_layers(network)), default=-1)
     for key, (name, *aliases) in names.items():
         tensor = tensors[key]
         owner, _, leaf = name.rpartition(".")
         weight = _describe(network.get_submodule(owner), owner, leaf, name, tensor, tuple(aliases))
         if weight.kind in ("matrix", "lookup"):
             position = positions.setdefault(weight.layer, len(positions))
-            weight = Weight(**{**vars(weight), "position": position})
+            weight = Weight(**{**vars(weight), "position": position, "normalized": order[owner] < last_norm})
         found.weights[name] = weight
         if not tensor.is_floating_point():
             found.refused[name] = f"{tensor.dtype} is not a real floating-point type"
@@ -326,16 +331,6 @@ def refresh_recurrent(network: nn.Module) -> None:
     for module in network.modules():
         if isinstance(module, nn.RNNBase):
             module._init_flat_weights()
-
-
-def running_statistics(network: nn.Module) -> dict[str, Tensor]:
-    """The buffers in which normalization layers keep statistics of the batches they have seen, by name."""
-    found = {}
-    for path, module in network.named_modules():
-        if isinstance(module, _NormBase):
-            prefix = f"{path}." if path else ""
-            found.update({prefix + name: buffer for name, buffer in module.named_buffers(recurse=False)})
-    return found
 
 
 def padding_rows(net: nn.Module, weights: list[Weight]) -> dict[str, tuple[int, Tensor]]:

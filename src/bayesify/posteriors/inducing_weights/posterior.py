@@ -104,7 +104,7 @@ class InducingWeights(Posterior):
         self.init = init or ("network" if shared is None else "random")
         self.fit_to_layer, self.function_space_kl = fit_to_layer, function_space_kl
         self.shared = None if shared is None else (int(shared[0]), int(shared[1]))
-        self.init_std, self.init_lambda = init_std, init_lambda
+        self.init_std, self.init_lambda, self.shares_statistics = init_std, init_lambda, self.init == "network"
         self.capturable = q != "ensemble" and not function_space_kl
 
     # -- making ----------------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class InducingWeights(Posterior):
     def _spread_start(self, layer: Layer, values: Mapping[str, Tensor]) -> float:
         """Where standard deviations of W start by default, in units of the prior's."""
         if self.init == "network":
-            size = starts.RELATIVE_STD * starts.root_mean_square(layer, values)
+            size = self.relative_std * starts.root_mean_square(layer, values)
             return size / self._prior().size(layer.weights[0].name)
         m_r, m_c = self._inducing_size(layer)
         return starts.RELATIVE_STD * math.sqrt(min(1.0, m_r / layer.rows) * min(1.0, m_c / layer.cols))

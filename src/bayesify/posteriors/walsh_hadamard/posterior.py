@@ -101,6 +101,7 @@ class WalshHadamard(Posterior):
             )
         self.covariance, self.flow_length, self.init_std = covariance, flow_length, init_std
         self.init, self.local_reparameterization = init, local_reparameterization
+        self.shares_statistics = init != "random"
 
     # -- making ----------------------------------------------------------------------------------------------------
 
@@ -122,7 +123,9 @@ class WalshHadamard(Posterior):
         self.groups = dict(sorted(groups.items()))
         self.vectors = None
         if rest:
-            self.vectors = MeanField(init_std=self.init_std).bind(tuple(rest), values, modules, self.bound_prior)
+            self.vectors = MeanField(init_std=self.init_std).bind(
+                tuple(rest), values, modules, self.bound_prior, relative_std=self.relative_std
+            )
         matrices = [weight.name for weight in self.weights if _is_matrix(weight)]
         self.base = NamedParameters({name: values[name].clone() for name in matrices if residual}, trainable=False)
         begun = {size: self._start(size, parts, values) for size, parts in self.groups.items()}
@@ -145,9 +148,7 @@ class WalshHadamard(Posterior):
             matrix = part.weight.to_matrix(values[part.weight.name])
             shape = (part.blocks.count, size)
             spread = starts.root_mean_square(Layer(part.weight.layer, (part.weight,)), values)
-            std = matrix.new_full(
-                (shape[0], 1), starts.RELATIVE_STD * spread if self.init_std is None else self.init_std
-            )
+            std = matrix.new_full((shape[0], 1), self.relative_std * spread if self.init_std is None else self.init_std)
             if self.init == "network":
                 found.append((*nearest(part.blocks.disassemble(matrix)), std))
                 continue
