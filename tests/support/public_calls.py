@@ -259,7 +259,10 @@ RESNET: Arguments = {"variant": "cifar", "num_classes": 2, "in_channels": 1, "wi
 
 CALLS: dict[str, Call] = {
     # the package
-    "bayesianize": of(bayesify.bayesianize, net=NET, posterior="mean_field", likelihood="gaussian", prior="neal", output=None),
+    "bayesianize": of(
+        bayesify.bayesianize, net=NET, posterior="mean_field", likelihood="gaussian", prior="neal", output=None,
+        batch_statistics="auto",
+    ),
     "BayesianNetwork.draw": method(bnn, "draw", num_draws=2, generator=G, antithetic=False),
     "BayesianNetwork.elbo": method(bnn, "elbo", **TERMS, kl_weight=1.0, antithetic=False),
     "BayesianNetwork.elbo_terms": method(bnn, "elbo_terms", **TERMS, antithetic=False),

@@ -25,14 +25,15 @@ class RankOne(Posterior):
     $-\log p(\bar W)$ plus the KL of the factors, averaged over components; by convexity that average is at least the KL
     of the mixture, so the bound stays a bound. Stored: `value` freely, starting at the network's weights;
     `row_mean`, `col_mean` freely, starting at 1 (10 % apart if there are several
-    components); `row_raw_std`, `col_raw_std` through softplus.
+    components, 3 % where batch statistics are frozen); `row_raw_std`, `col_raw_std` through softplus.
 
     Shapes:
         value: [rows, cols]; row_mean, row_raw_std: [K, rows]; col_mean, col_raw_std: [K, cols].
 
     Args:
         components: K.
-        init_std: Standard deviation of the factors, which are near 1, before training.
+        init_std: Standard deviation of the factors, which are near 1, before training; 0.1 by default, 0.03 where batch
+            statistics are frozen.
         factor_prior_std: Prior standard deviation of the factors.
 
     Raises:
@@ -48,7 +49,9 @@ class RankOne(Posterior):
     col_raw_std: NamedParameters
 
     @checked
-    def __init__(self, components: Count = 4, init_std: Positive = 0.1, factor_prior_std: Positive = 0.1) -> None:
+    def __init__(
+        self, components: Count = 4, init_std: Positive | None = None, factor_prior_std: Positive = 0.1
+    ) -> None:
         super().__init__()
         self.components, self.init_std, self.factor_prior_std = components, init_std, factor_prior_std
         self.training_draws = components
@@ -57,10 +60,10 @@ class RankOne(Posterior):
         """Shared weights at the network's, factors near 1."""
         shared = {layer.name: layer.to_matrix(values).contiguous().clone() for layer in self.layers}
         self.value = NamedParameters(shared)
-        raw = raw_positive(self.init_std)
+        raw = raw_positive(self.init_std or self.relative_std)
         for side, axis in (("row", 0), ("col", 1)):
             ones = {name: value.new_ones(self.components, value.shape[axis]) for name, value in shared.items()}
-            spread = 0.1 if self.components > 1 else 0.0
+            spread = self.relative_std if self.components > 1 else 0.0
             means = {name: one + spread * torch.randn_like(one) for name, one in ones.items()}
             setattr(self, f"{side}_mean", NamedParameters(means))
             setattr(self, f"{side}_raw_std", NamedParameters({name: raw * one for name, one in ones.items()}))
