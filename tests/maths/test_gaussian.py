@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from bayesify.maths.gaussian import diagonal_moments, draw_diagonals
+from bayesify.maths.gaussian import diagonal_moments, draw_diagonals, standard_kl
 
 SHAPES, PRIOR_STDS = [(2, 3), (4,)], [0.5, 2.0]
 
@@ -65,3 +65,20 @@ def test_gradients_where_one_output_is_unused(only):
     reference = expected_kl(values) if only == "kl" else sum(draw.square().sum() for draw in plain)
     for one, other in zip(torch.autograd.grad(loss, values), torch.autograd.grad(reference, values), strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_kl_to_standard_normal_numbers() -> None:
+    """Against torch's distributions; with its gradients, once and twice, and under `vmap`."""
+    std, mean = torch.rand(3, 4, dtype=torch.float64) + 0.2, torch.randn(3, 4, dtype=torch.float64)
+    counts = torch.tensor([[2.0], [7.0], [1.0]], dtype=torch.float64).expand(3, 4)
+    normal = torch.distributions.Normal
+    terms = torch.distributions.kl_divergence(normal(mean, std), normal(0.0, 1.0))
+    torch.testing.assert_close(standard_kl(std, mean), terms.sum())
+    centered = torch.distributions.kl_divergence(normal(0.0, std), normal(0.0, 1.0))
+    torch.testing.assert_close(standard_kl(std, counts=counts), (counts * centered).sum())
+    learned = (std.requires_grad_(), mean.requires_grad_())
+    assert torch.autograd.gradcheck(standard_kl, learned)
+    assert torch.autograd.gradgradcheck(lambda *given: standard_kl(*given, counts), learned)
+    torch.testing.assert_close(torch.func.vmap(standard_kl)(*learned), terms.sum(1))
+    one = torch.func.vmap(torch.func.grad(standard_kl))(*learned)
+    torch.testing.assert_close(one, std - 1 / std)

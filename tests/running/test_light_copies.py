@@ -51,3 +51,18 @@ def test_a_module_that_is_held_elsewhere_too_is_one_module() -> None:
     assert copied.root.others[1] is copied.root[0] is not net[0]
     assert copied.root.others[0] is copied.root[2]
     assert torch.equal(copied.root.eval()(torch.ones(2, 3)), net.eval()(torch.ones(2, 3)))
+
+
+class Counted(nn.Module):
+    """A module of no length, which Python takes for false."""
+
+    def __len__(self) -> int:
+        return 0
+
+
+def test_a_module_of_no_length_is_copied_too() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), Counted())
+    net.register_module("none", None)
+    copied = LightCopy(net, hooks=False, owners={"0"}).root
+    assert all(one is not other for one, other in zip(net.children(), copied.children(), strict=True))
+    assert copied.none is None

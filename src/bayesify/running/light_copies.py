@@ -8,7 +8,7 @@ import operator
 import types
 import weakref
 from collections.abc import Callable, Collection
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,13 +45,8 @@ _KINDS: dict[type, tuple[bool, bool]] = {}
 """Whether modules of a type are torch's own and keep nothing of a pass, and whether they are scripted."""
 
 
-class _Pair(NamedTuple):
-    """A module and its copy, with what the copy's attributes and children were first."""
-
-    original: nn.Module
-    clone: nn.Module
-    before: dict[str, Any]
-    children: Collection[Any] = ()
+_Pair = tuple[nn.Module, nn.Module, dict[str, Any], Collection[Any]]
+"""A module and its copy, with what the copy's attributes and children were first."""
 
 
 class LightCopy:
@@ -99,8 +94,8 @@ class LightCopy:
         return [*self._clones.values(), *self._shared.values()]
 
     def _copy(self, module: nn.Module, path: str | None = None) -> nn.Module:
-        is_owner = self._owners is None or path is None or path in self._owners
-        place = id(module)
+        place, owners = id(module), self._owners
+        is_owner = owners is None or path is None or path in owners
         known = self._clones.get(place)
         if known is not None:
             if is_owner and path is not None:
@@ -110,15 +105,16 @@ class LightCopy:
             return module
         kind, state = type(module), module.__dict__
         leaf, scripted = _KINDS.get(kind) or _kind(kind)
-        if leaf and not is_owner and _is_unchanged(state, self._evaluate):
+        evaluate, children = self._evaluate, state.get("_modules")
+        if leaf and not is_owner and not children and not (evaluate and state["training"]) and _is_unhooked(state):
             self._shared[place] = module
             return module
         if scripted:
             clone: Any = copy.copy(module)
-            if self._evaluate:
+            if evaluate:
                 clone.eval()
             self._clones[place] = clone
-            self._pairs.append(_Pair(module, clone, clone.__dict__))
+            self._pairs.append((module, clone, clone.__dict__, ()))
             return clone
         clone = self._clones[place] = object.__new__(kind)
         state = state.copy()
@@ -132,46 +128,41 @@ class LightCopy:
         if state["_forward_hooks"] or state["_forward_pre_hooks"]:
             for key in _CALLED:
                 state[key] = _swap(state[key], self._copy, {})  # hooks that are methods of modules
-        children = state["_modules"]
+        copies = state["_modules"] = {}
         if children:
             before = f"{path}." if path else ""
-            state["_modules"] = {
-                name: child if child is None else self._copy(child, None if path is None else before + name)
-                for name, child in children.items()
-            }
-        else:
-            state["_modules"] = {}
+            for name, child in children.items():
+                found = None if child is None else self._copy(child, None if path is None else before + name)
+                copies[name] = found
         for key in _holders(module, state):
             state[key] = _swap(state[key], self._copy, {})
-        if self._evaluate:  # it gives nothing back
+        if evaluate:  # it gives nothing back
             state["training"] = False
         else:
-            children = tuple(state["_modules"].values()) if children else ()
-            self._pairs.append(_Pair(module, clone, state.copy(), children))
+            self._pairs.append((module, clone, state.copy(), tuple(copies.values()) if children else ()))
         return clone
 
     def write_back(self) -> None:
         """Give the modules what a pass has assigned to attributes, buffers and children of their copies."""
-        for pair in self._pairs:
-            now, original = pair.clone.__dict__, pair.original
+        for original, clone, before, children in self._pairs:
+            now = clone.__dict__
             if (
-                len(now) == len(pair.before)
-                and all(map(operator.is_, now.values(), pair.before.values()))
+                len(now) == len(before)
+                and all(map(operator.is_, now.values(), before.values()))
                 and (not now["_buffers"] or _same(now["_buffers"].values(), original._buffers.values()))
-                and (not now["_modules"] or _same(now["_modules"].values(), pair.children))
+                and (not now["_modules"] or _same(now["_modules"].values(), children))
             ):
                 continue
-            self._write_back(pair)
+            self._write_back(original, now, before)
 
-    def _write_back(self, pair: _Pair) -> None:
-        originals = {id(one.clone): one.original for one in self._pairs}
-        now, original = pair.clone.__dict__, pair.original
+    def _write_back(self, original: nn.Module, now: dict[str, Any], before: dict[str, Any]) -> None:
+        originals = {id(pair[1]): pair[0] for pair in self._pairs}
         original._buffers.update(now["_buffers"])
         original._modules.update({name: originals.get(id(child), child) for name, child in now["_modules"].items()})
         for key, value in now.items():
-            if value is not pair.before.get(key, pair) and key != "_flat_weights":
+            if value is not before.get(key, before) and key != "_flat_weights":
                 original.__dict__[key] = _swap(value, lambda held: originals.get(id(held), held), {})
-        for key in pair.before.keys() - now.keys():
+        for key in before.keys() - now.keys():
             original.__dict__.pop(key, None)
 
 
@@ -191,11 +182,6 @@ def _forget(place: int, ref: weakref.ref[nn.Module]) -> None:
     known = _HOLDERS.get(place)
     if known is not None and known[0] is ref:
         _HOLDERS.pop(place, None)
-
-
-def _is_unchanged(state: dict[str, Any], evaluate: bool) -> bool:
-    """Whether a pass leaves one of torch's own modules as it is: without children, hooks or another mode."""
-    return not state["_modules"] and not (evaluate and state["training"]) and _is_unhooked(state)
 
 
 def _kind(kind: type) -> tuple[bool, bool]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from bayesify.maths.constraints import positive, raw_positive, raw_positives
 from bayesify.maths.eigen import leading_singular
+from bayesify.maths.gaussian import standard_kl
 from bayesify.maths.largest_entries import largest
 from bayesify.maths.matheron import Augmented
 from bayesify.weights.named_parameters import NamedParameters
@@ -80,7 +81,7 @@ class Augmentation(nn.Module):
             sizes = sizes * torch.tensor(
                 [min(1.0, num_data / d_in) for _, d_in in self.shapes], dtype=sizes.dtype, device=sizes.device
             )
-        return (sizes * (0.5 * scale.square() - scale.log() - 0.5)).sum()
+        return standard_kl(scale, counts=sizes)
 
 
 def below_cap(starts: Sequence[float], cap: float | None) -> list[float]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.maths.constraints import positive, raw_positive, raw_positives, raw_softplus, tril
+from bayesify.maths.gaussian import standard_kl
 from bayesify.maths.matheron import Factors
 from bayesify.posteriors.inducing_weights.augmentation import below_cap
 
@@ -142,17 +143,16 @@ class DiagonalMatrix(InducingMatrix):
 
     def kl(self, factors: Factors | None) -> Tensor:
         """Closed form; see the class."""
+        std = self.std()
+        if self.whiten and std is not None:
+            return standard_kl(std, self.location)
         mean = self.whitened(self.location.unsqueeze(1), factors)
         square = mean.square().sum() + self.prior_log_det(factors)
-        std = self.std()
         if std is None:
             return 0.5 * square + self.location.numel() * HALF_LOG_TAU
-        trace = std.square()
-        if not self.whiten:
-            assert factors is not None
-            trace = (
-                trace * _inverse_diagonal(factors.row_tril)[:, :, None] * _inverse_diagonal(factors.col_tril)[:, None]
-            )
+        assert factors is not None
+        spread = _inverse_diagonal(factors.row_tril)[:, :, None] * _inverse_diagonal(factors.col_tril)[:, None]
+        trace = std.square() * spread
         return 0.5 * (trace.sum() + square - std.numel()) - std.log().sum()
 
     def reached_variance(self, row: Tensor, col: Tensor, index: int) -> Tensor:

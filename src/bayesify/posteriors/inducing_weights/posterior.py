@@ -286,12 +286,11 @@ class InducingWeights(Posterior):
         counted = num_data if self.function_space_kl else None
 
         def compute() -> Tensor:
-            total: Any = 0.0
-            for family, factor in zip(self._families(), factors if self.shared is None else factors[-1:], strict=True):
-                total = total + family.kl(factor)
-            for index, part in enumerate(self._augmented()):
-                total = total + part.conditional_kl(counted if index < len(self.blocks) else None)
-            return torch.as_tensor(total)
+            own = factors if self.shared is None else factors[-1:]
+            parts: list[Any] = [family.kl(factor) for family, factor in zip(self._families(), own, strict=True)]
+            for index, part in enumerate(self._augmented() if self.max_lambda != 0 else []):
+                parts.append(part.conditional_kl(counted if index < len(self.blocks) else None))
+            return torch.stack(parts).sum()
 
         return self.cached(("kl", counted), compute)
 
