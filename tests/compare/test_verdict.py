@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from run_results import label, noisy, result
 
-from bayesify.compare.summary import WORTH, summarize
+from bayesify.compare.summary import BEHIND, DOUBTFUL, LEADS, WORTH, summarize
 from bayesify.compare.verdict import judge, recalls
 
 
@@ -26,7 +26,7 @@ def verdict_of(task="regression", classes=(), target="price", **methods):
 
 def test_a_tie_names_no_winner_but_who_is_tied_and_the_cheapest():
     summary, verdict = verdict_of(
-        constant=[3.0, 3.1, 3.0], ensemble=[1.0, 1.5, 0.9], laplace=[1.1, 1.4, 0.95], boosted_trees=[1.05, 1.6, 0.9]
+        constant=[3.0, 3.1, 3.0], ensemble=[1.0, 1.5, 0.9], laplace=[1.1, 1.4, 0.95], boosted_trees=[1.06, 1.6, 0.85]
     )
     assert verdict.certainty == "tie"
     assert verdict.headline == "Ensemble, Laplace and boosted trees predict price equally well here."
@@ -67,6 +67,33 @@ def test_a_trivial_difference_is_a_tie_however_certain_it_is():
     assert (verdict.certainty, verdict.headline) == ("clear", "Use Ensemble.")
 
 
+def test_what_lies_at_the_edge_of_the_test_changes_no_word():
+    """Rounding moves the p of a method that is one nat behind across 0.05; the best stays the best, though not beyond doubt."""
+    best = np.array([0.0, 0.1, -0.1, 0.2, -0.2])
+    apart, found = np.array([1.1, -0.9, 0.6, -0.8, 0.0]), []
+    for scale in (0.54, 0.58):
+        scores = {"auto": best, "boosted_trees": best + 0.9 + 1.2 * scale * apart[::-1]}
+        scores |= {"linear": best + 1 + scale * apart, "ensemble": best + 5, "constant": best + 9}
+        found.append(verdict_of(**{name: values.tolist() for name, values in scores.items()}))
+    assert [summary.row("linear").p < 0.05 for summary, _ in found] == [True, False]
+    assert [row.standing for row in found[0][0].ranked[:3]] == [LEADS, DOUBTFUL, BEHIND]
+    assert found[0][1].sentences == found[1][1].sentences
+    for _, verdict in found:
+        assert (verdict.certainty, verdict.pick, verdict.network) == ("likely", "auto", "auto")
+        assert verdict.headline == "Bayesify's default predicts price best here, though not beyond doubt."
+        assert verdict.sentences[0] == "These splits cannot rule out that boosted trees predict it as well."
+
+
+@pytest.mark.parametrize("rounding", [1e-9, -1e-9])
+def test_rounding_decides_no_tie(rounding):
+    scores = noisy(1.0, 0.05)
+    runs = {"laplace": scores, "ensemble": [value + rounding for value in scores], "constant": [3.0] * 5}
+    summary, verdict = verdict_of(**runs)
+    assert [row.name for row in summary.leading] == ["laplace", "ensemble"]
+    assert verdict.headline == "Laplace and Ensemble predict price equally well here."
+    assert verdict.details[1].startswith("Ensemble: NLL higher by 0.000 nats")
+
+
 def test_trees_that_predict_better_are_said_to():
     base = noisy(1.0, 0.02)
     _, verdict = verdict_of(
@@ -82,7 +109,7 @@ def test_trees_that_predict_better_are_said_to():
         verdict.sentences
     )
     _, verdict = verdict_of(linear=base, boosted_trees=base[::-1], ensemble=[value + 0.3 for value in base])
-    assert verdict.headline == "Boosted trees and a linear model predict price better here than any network."
+    assert verdict.headline == "A linear model and boosted trees predict price better here than any network."
 
 
 def test_a_majority_label_is_named():

@@ -59,7 +59,7 @@ def render(comparison: Comparison, running: str = "") -> str:
     columns = COLUMNS[summary.task]
     verdict = judge(summary, comparison.results, problem.target, problem.classes)
     shown = None if verdict is None else summary.row(verdict.pick if verdict.network is None else verdict.network)
-    if verdict is not None and verdict.certainty in ("clear", "tie"):
+    if verdict is not None and verdict.certainty in ("clear", "likely", "tie"):
         shown = summary.row(verdict.pick if comparison.winner is None else comparison.winner.method)
     return _template().render(
         version=__version__,
@@ -203,7 +203,7 @@ def _table_row(row: Row, columns: Sequence[Column], rows: Sequence[Row]) -> dict
     elif math.isnan(row.p):
         standing = "not tested"
     else:
-        standing = "tied with the best" if row.leads else "behind"
+        standing = row.standing
     return {
         "title": row.title,
         "name": row.name,

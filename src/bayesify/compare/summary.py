@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bayesify.compare.paired import Difference, adjusted, paired_difference
-from bayesify.compare.tuning import title_of
+from bayesify.compare.tuning import cost_rank, title_of
 from bayesify.tables.targets import Task
 
 Results = Mapping[tuple[str, int], Mapping[str, Any]]
@@ -21,6 +21,7 @@ DECIDES = "nll"
 PARTS = ("fit", "validation", "calibration", "test")
 WORTH = 0.02
 """Nats per row from which on a difference is worth naming: 2 % more probability for the truth, or intervals 2 % narrower."""
+LEADS, DOUBTFUL, BEHIND = "tied with the best", "not clearly behind", "behind"
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class Row:
         failure: Why some or all runs failed; empty if none did.
         behind: How far its NLL lies above the best method's; `None` for the best and where there is no rank.
         p: Of that difference, adjusted for the number of methods; NaN if it cannot be tested.
-        leads: Whether neither it nor a method above it is clearly behind the best.
+        standing: `LEADS` if it and all methods above it are tied with the best, `BEHIND` if it or one above it is clearly behind.
     """
 
     name: str
@@ -98,12 +99,22 @@ class Row:
     failure: str = ""
     behind: Difference | None = None
     p: float = math.nan
-    leads: bool = False
+    standing: str = ""
+
+    @property
+    def leads(self) -> bool:
+        """Whether it is the best method or tied with it."""
+        return self.standing == LEADS
 
     @property
     def clearly_behind(self) -> bool:
         """Whether the best method is better by the paired test, and by as much as is worth naming."""
         return self.behind is not None and is_clear(self.behind, self.p)
+
+    @property
+    def tied(self) -> bool:
+        """Whether it is within a standard error of the best method, or too little behind to be worth naming, or untested."""
+        return self.behind is None or not self.behind.mean > max(WORTH, self.behind.error)
 
 
 def is_clear(difference: Difference, p: float | None = None) -> bool:
@@ -150,7 +161,7 @@ class Summary:
 
     @property
     def leading(self) -> list[Row]:
-        """The best method and those that these splits cannot tell from it."""
+        """The best method and those that are tied with it."""
         return [row for row in self.ranked if row.leads]
 
     def difference(self, worse: str, better: str) -> Difference:
@@ -180,14 +191,15 @@ class Summary:
 def summarize(results: Results, methods: Sequence[str], task: Task) -> Summary:
     """The table from the results of runs.
 
-    Ranked are methods none of whose runs failed, on the splits that all of them have finished.
+    Ranked are methods none of whose runs failed, on the splits that all of them have finished: by their mean NLL as it is shown, to
+    three digits, and the cheaper one first where that is equal, so that rounding decides no order.
     """
     finished = {name: [split for other, split in results if other == name] for name in methods}
     failures = {name: _failure(name, splits, results) for name, splits in finished.items()}
     sound = [name for name in methods if finished[name] and not failures[name]]
     common = sorted(set.intersection(*(set(finished[name]) for name in sound))) if sound else []
     scores = {name: [results[name, split]["scores"][DECIDES] for split in common] for name in sound}
-    order = sorted(sound, key=lambda name: (float(np.mean(scores[name])), name)) if common else []
+    order = sorted(sound, key=lambda name: (round(float(np.mean(scores[name])), 3), cost_rank(name))) if common else []
     losses = {
         name: [np.array(results[name, split]["curves"]["losses"]) for split in common]
         for name in order
@@ -207,7 +219,11 @@ def summarize(results: Results, methods: Sequence[str], task: Task) -> Summary:
     rows: list[Row] = []
     for name in order:
         row = _row(name, common, results, behind=behind.get(name), p=p.get(name, math.nan))
-        rows.append(replace(row, leads=not row.clearly_behind and all(other.leads for other in rows)))
+        above = rows[-1].standing if rows else LEADS
+        standing = (
+            BEHIND if row.clearly_behind or above == BEHIND else LEADS if row.tied and above == LEADS else DOUBTFUL
+        )
+        rows.append(replace(row, standing=standing))
     for name in methods:
         if name not in order and (finished[name] or failures[name]):
             good = [split for split in finished[name] if "error" not in results[name, split]]

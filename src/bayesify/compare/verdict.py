@@ -9,7 +9,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from bayesify.compare.scores import LEVELS, POINTS, THIRDS
-from bayesify.compare.summary import DECIDES, SIGNIFICANCE, WORTH, Results, Row, Summary, is_clear, significant
+from bayesify.compare.summary import (
+    BEHIND,
+    DECIDES,
+    DOUBTFUL,
+    SIGNIFICANCE,
+    WORTH,
+    Results,
+    Row,
+    Summary,
+    is_clear,
+    significant,
+)
 from bayesify.compare.tuning import AUTO, BASELINES, RIVALS, TEMPERATURE, cost_rank, title_of
 from bayesify.tables.targets import Task
 
@@ -43,7 +54,8 @@ class Verdict:
 
     Args:
         headline: Which method to use, or what is tied.
-        certainty: `"clear"`, one method is better than all others by a paired test and by as much as is worth naming; `"tie"`;
+        certainty: `"clear"`, one method is better than all others by a paired test and by as much as is worth naming; `"tie"`, some
+            are within a standard error of the best; `"likely"`, none is, but the test is not sure of all;
             `"nothing"`, no method is clearly better than a constant guess; or `"untested"`, a single split.
         pick: The method to use: the best; of tied ones the cheapest of those whose uncertainty is about as accurate as that of any.
         network: The same where bayesify can fit it, else the best Bayesian method that is tied with it, else the best network;
@@ -94,7 +106,9 @@ def _certainty(summary: Summary) -> str:
         others = [row for row in ranked if row is not constant]
         if not any(is_clear(summary.difference(constant.name, row.name)) for row in others):
             return "nothing"
-    return "clear" if len(summary.leading) == 1 else "tie"
+    if len(summary.leading) > 1:
+        return "tie"
+    return "clear" if all(row.standing == BEHIND for row in ranked[1:]) else "likely"
 
 
 def _pick(rows: Sequence[Row], task: Task, num_rows: int) -> Row:
@@ -118,12 +132,14 @@ def _headline(
     if certainty == "nothing":
         guess = "its mean" if majority is None else f"always saying {majority[0]!r}"
         return f"No method predicted {target} clearly better than {guess}."
-    if all(row.name in RIVALS for row in tied):
+    if all(row.name in RIVALS or row.standing == BEHIND for row in summary.ranked):
         names = _list([_words(row) for row in tied])
         verb = "predicts" if len(tied) == 1 and tied[0].name not in PLURAL else "predict"
         return f"{names[0].upper()}{names[1:]} {verb} {target} better here than any network."
     if certainty == "clear":
         return f"Use {_words(best)}."
+    if certainty == "likely":
+        return f"{_capital(best)} {_verb(best, 'predicts', 'predict')} {target} best here, though not beyond doubt."
     names = (
         _list([_words(row) for row in tied])
         if len(tied) <= MOST_NAMES
@@ -150,8 +166,14 @@ def _choice(
         widest = summary.difference(tied[-1].name, tied[0].name)
         if 0 < widest.mean < WORTH and widest.p < SIGNIFICANCE:
             told.append(f"Differences between them are real but too small to matter: at most {_more(widest.mean)}.")
+    if certainty == "likely":
+        near = next(row for row in summary.ranked if row.standing == DOUBTFUL)
+        told.append(
+            f"These splits cannot rule out that {_words(near)} {_verb(near, 'predicts', 'predict')} it as well."
+        )
+    judged = certainty in ("clear", "likely", "tie")
     rival = next((row for row in summary.ranked if row.name in RIVALS and row.name != "constant"), None)
-    if rival is not None and network is not None and certainty in ("clear", "tie"):
+    if rival is not None and network is not None and judged:
         first, second = (
             (network, rival) if summary.ranked.index(network) < summary.ranked.index(rival) else (rival, network)
         )
@@ -161,7 +183,7 @@ def _choice(
                 f"{_capital(first)} {_verb(first, 'gives', 'give')} the true {target} of a new row {gain} than {_words(second)}, "
                 f"the best {'network' if second is network else 'rival'}."
             )
-    if certainty in ("clear", "tie") and not any(row.name not in (*RIVALS, *BASELINES) for row in summary.ranked):
+    if judged and not any(row.name not in (*RIVALS, *BASELINES) for row in summary.ranked):
         told.append("No Bayesian method was among those compared.")
     return told
 
@@ -391,8 +413,7 @@ def _details(summary: Summary) -> list[str]:
     for row in summary.ranked[1:]:
         assert row.behind is not None
         test = "" if math.isnan(row.p) else f", paired test p {_p(row.p)}"
-        place = "tied with the best" if row.leads else "behind"
-        told.append(f"{row.title}: NLL higher by {row.behind.mean:.3f} nats{test}; {place}.")
+        told.append(f"{row.title}: NLL higher by {round(row.behind.mean, 3) + 0.0:.3f} nats{test}; {row.standing}.")
     return told
 
 
