@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-import subprocess
+import multiprocessing
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
+from forks import forks
 from torch import Tensor, nn
 
 import bayesify
@@ -35,7 +36,6 @@ from bayesify.arguments.checks import (
 )
 
 HERE = Path(__file__).parent
-SUPPORT = HERE.parent / "support"
 ACCEPTED: dict[str, dict[str, list[str]]] = json.loads((HERE / "accepted_arguments.json").read_text())
 """Odd values that arguments take on purpose, by the reason why each is right."""
 
@@ -192,12 +192,18 @@ def test_an_output_of_a_network_that_has_one() -> None:
 
 
 def run(tmp_path: Path, share: float, seed: int, seconds: float) -> list[list[str]]:
-    """The calls in a process of its own, which may be stopped."""
+    """The calls in a process of its own, which may be stopped: a child with what is loaded here, since to load it takes seconds."""
     for module in ("arviz", "lightning", "onnx", "torchmetrics"):
         pytest.importorskip(module)  # it calls the adapters too
+    import fuzz_arguments
+
     out = tmp_path / "found.json"
-    program = [sys.executable, str(SUPPORT / "fuzz_arguments.py"), str(out), str(share), str(seed), str(tmp_path)]
-    subprocess.run(program, check=True, timeout=seconds, capture_output=True)
+    child = multiprocessing.get_context("fork").Process(
+        target=fuzz_arguments.main, args=(str(out), share, seed), kwargs={"folder": str(tmp_path)}
+    )
+    child.start()
+    child.join(seconds)
+    child.kill()
     found: list[list[str]] = json.loads(out.read_text())
     return found
 
@@ -213,7 +219,9 @@ def review(found: list[list[str]]) -> None:
     assert len(unclear) <= 0.02 * len(wrong), json.dumps(unclear, indent=1)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs an alarm")
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@forks
 def test_a_sample_of_wrong_calls(tmp_path: Path) -> None:
     found = run(tmp_path, 0.06, 0, 280)
     assert len(found) > 400
@@ -222,18 +230,17 @@ def test_a_sample_of_wrong_calls(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.skipif(sys.platform == "win32", reason="needs an alarm")
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@forks
 def test_all_wrong_calls(tmp_path: Path) -> None:
     review(run(tmp_path, 1.0, 0, 3500))
 
 
 def test_every_public_name_is_called() -> None:
     """A new public class or function has an entry in `public_calls`, or stands here with the reason why not."""
-    sys.path.insert(0, str(SUPPORT))
-    try:
-        from public_calls import CALLS
-    finally:
-        sys.path.remove(str(SUPPORT))
+    from public_calls import CALLS
+
     called = {part for name in CALLS for part in name.split(".")}
     missing = []
     others = [importlib.import_module(f"bayesify.{name}") for name in ("adapters", "compare", "scale_out", "sklearn")]

@@ -54,7 +54,7 @@ def test_two_layers_with_defaults_fit_a_step(inducing: str) -> None:
     x = torch.linspace(-1.7, 1.7, 100).unsqueeze(1)
     y = torch.sign(x) + 0.05 * torch.randn(100, 1, generator=generator)
     gp = DeepGP(x, y, num_inducing=25, inducing=inducing)  # type: ignore[arg-type]
-    history = gp.fit((x, y), epochs=120, seed=0, progress=False)
+    history = gp.fit((x, y), epochs=80, seed=0, progress=False)
     assert history[-1]["elbo"] > history[0]["elbo"] + 50
     prediction: Any = gp.predict(x, generator=torch.Generator().manual_seed(0))
     away = (x[:, 0].abs() > 0.2).nonzero()[:, 0]
@@ -67,7 +67,7 @@ def test_global_inducing_points_have_the_better_bound() -> None:
     bounds = {}
     for inducing in ("global", "local"):
         gp = DeepGP(x, y, depth=3, num_inducing=20, inducing=inducing)  # type: ignore[arg-type]
-        bounds[inducing] = gp.fit((x, y), epochs=80, seed=0, progress=False)[-1]["elbo"]
+        bounds[inducing] = gp.fit((x, y), epochs=50, seed=0, progress=False)[-1]["elbo"]
     assert bounds["global"] > bounds["local"] + 5
 
 

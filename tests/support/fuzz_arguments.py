@@ -1,6 +1,6 @@
 """Calls of every public callable with wrong arguments, and how each ends.
 
-    python fuzz_arguments.py OUT.json SHARE SEED
+    python fuzz_arguments.py OUT.json SHARE SEED [PART-OF-A-NAME]
 
 An error is clear if it is a ValueError, a TypeError or an OSError whose message names the argument and says what to give.
 """
@@ -95,8 +95,9 @@ def same(value: Any, usual: Any) -> bool:
     return type(value) is type(usual) and isinstance(value, str | int | float | bool | type(None)) and value == usual
 
 
-def main(out: str, share: float, seed: int, only: str = "") -> None:
-    """Make the calls; a given share of them, the same ones for a seed."""
+def main(out: str, share: float, seed: int, only: str = "", folder: str = ".") -> None:
+    """Make the calls, in a folder; a given share of them, the same ones for a seed."""
+    os.chdir(folder)
     signal.signal(signal.SIGPROF, stop)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -117,5 +118,4 @@ def main(out: str, share: float, seed: int, only: str = "") -> None:
 
 
 if __name__ == "__main__":
-    os.chdir(sys.argv[4] if len(sys.argv) > 4 else ".")
-    main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), sys.argv[5] if len(sys.argv) > 5 else "")
+    main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

@@ -46,7 +46,7 @@ def decay(optimizer):
 def test_full_covariance_reaches_the_exact_posterior():
     x, y = regression()
     bnn = linear(posteriors.FullCovariance(init_std=0.1))
-    bayesify.fit(bnn, [(x, y)], epochs=500, learning_rate=0.05, scheduler=decay, num_draws=32, seed=1, progress=False)
+    bayesify.fit(bnn, [(x, y)], epochs=250, learning_rate=0.1, scheduler=decay, num_draws=32, seed=1, progress=False)
     mean, covariance = exact_posterior(x, y)
     posterior = bnn.posterior
     factor = posterior.scale_tril("")
@@ -62,7 +62,7 @@ def test_map_phase_reaches_ridge_regression():
     bnn = linear(posteriors.MeanField(init_std=0.3))
     stds = {name: value.clone() for name, value in bnn.posterior.raw_std.items()}
     history = bayesify.fit(
-        bnn, [(x, y)], epochs=0, map_epochs=500, learning_rate=0.1, scheduler=decay, seed=0, progress=False
+        bnn, [(x, y)], epochs=0, map_epochs=300, learning_rate=0.15, scheduler=decay, seed=0, progress=False
     )
     mean, _ = exact_posterior(x, y)  # the mode of a Gaussian is its mean
     found = torch.cat([value.flatten() for value in bnn.posterior.mean().values()])

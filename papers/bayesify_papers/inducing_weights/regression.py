@@ -70,7 +70,7 @@ class Training:
 PUBLISHED = Training(steps=20_000, learning_rate=1e-3, num_draws=32, cosine=False)
 """Appendix J.1."""
 
-SMOKE = Training(steps=10, num_draws=2, prediction_draws=8, chain=5)
+SMOKE = Training(steps=5, num_draws=2, prediction_draws=8, chain=4)
 
 
 Outcome = dict[str, Any]

@@ -81,8 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.evaluate is not None:
         return evaluate(chosen.evaluate)
     if chosen.smoke:
-        data = images.synthetic(200, 30, side=8)
-        task = make_task(data, {"noise": noise(data.test_images)}, (5,), 30)
+        data = images.synthetic(100, 20, side=8)
+        task = make_task(data, {"noise": noise(data.test_images)}, (5,), 20)
     else:
         data = images.load("cifar10", chosen.data).first(chosen.num_train)
         outside = available(("svhn", "fashion_mnist", "notmnist"), chosen.data)

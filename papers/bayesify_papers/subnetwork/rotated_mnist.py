@@ -37,14 +37,14 @@ from bayesify_papers.subnetwork.shifted_images import spread_out
 
 ANGLES: tuple[int, ...] = published("subnetwork")["angles"]
 SMOKE = (
-    Recipe(epochs=2, batch=50, depth=1, width=4),
+    Recipe(epochs=1, batch=50, depth=1, width=2),
     Settings(
         size=30,
-        num_fit=40,
+        num_fit=20,
         num_select=20,
-        select_epochs=2,
+        select_epochs=1,
         select_batch=50,
-        num_validation=40,
+        num_validation=20,
         num_tune=20,
         grid=(0.1, 10.0),
         draws=2,
@@ -52,7 +52,7 @@ SMOKE = (
         apart_batch=50,
         swag_epochs=2,
         vogn_epochs=1,
-        chunk=30,
+        chunk=20,
         memory="256MiB",
     ),
 )
@@ -124,8 +124,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.evaluate is not None:
         return evaluate(chosen.evaluate)
     if chosen.smoke:
-        data = images.synthetic(200, 40, side=8)
-        task = make_task(data, {"noise": noise(data.test_images)}, (0, 60), 40)
+        data = images.synthetic(100, 20, side=8)
+        task = make_task(data, {"noise": noise(data.test_images)}, (0, 60), 20)
     else:
         data = images.load("mnist", chosen.data).first(chosen.num_train)
         outside = {name: images.load(name, chosen.data).test_images for name in ("fashion_mnist", "notmnist")}

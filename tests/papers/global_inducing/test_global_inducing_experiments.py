@@ -16,17 +16,21 @@ from bayesify_papers.shared.regressions import synthetic
 from bayesify.datasets import toy
 
 
-def test_cubic_smoke_writes_results_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cubic_smoke_writes_results_and_goes_on(smoke: Any, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("pyro")
-    assert cubic.main(["--smoke", "--out", str(tmp_path), "--methods", "fac", "gi"]) == 0
-    assert cubic.main(["--smoke", "--out", str(tmp_path)]) == 0
-    printed = capsys.readouterr().out
-    assert printed.count("gi: done") == 1
-    assert printed.count("NUTS: done") == 1
-    scores = json.loads((tmp_path / "results.json").read_text())["scores"]
+    done = smoke("global-inducing/cubic")
+    assert len(done.rows) > 3
+    path = done.folder / "results.json"
+    written = json.loads(path.read_text())
+    scores = written["scores"]
     assert set(scores) == {"fac", "li", "gi", "HMC", "NUTS"}
     assert len(scores["gi"]["0"]["std"]) == 200
-    assert (tmp_path / "cubic.png").is_file()
+    assert (done.folder / "cubic.png").is_file()
+    before = scores.pop("gi")
+    path.write_text(json.dumps(written))
+    assert cubic.main(["--smoke", "--out", str(done.folder)]) == 0
+    assert capsys.readouterr().out.count(": done") == 1
+    assert json.loads(path.read_text())["scores"]["gi"] == before
 
 
 def test_cubic_is_judged_by_the_worst_seed() -> None:
@@ -38,15 +42,15 @@ def test_cubic_is_judged_by_the_worst_seed() -> None:
     assert "gi / fac in the gap, at least 1.5: met by all seeds of 2 (1.60, 2.00)" in text
 
 
-def test_deep_linear_smoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for _ in range(2):
-        assert deep_linear.main(["--smoke", "--out", str(tmp_path)]) == 0
-    printed = capsys.readouterr().out
-    assert printed.count("rand-gi, width 4, depth 3") == 1
-    results = json.loads((tmp_path / "results.json").read_text())
+def test_deep_linear_smoke(smoke: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    done = smoke("global-inducing/deep-linear")
+    assert len(done.rows) > 3
+    assert deep_linear.main(["--smoke", "--out", str(done.folder)]) == 0
+    assert (done.printed + capsys.readouterr().out).count("rand-gi, width 4, depth 3") == 1
+    results = json.loads((done.folder / "results.json").read_text())
     # One regression on a tenth of the inputs, with their weight: a few nats below the evidence at once.
     assert results["evidence"] - 20 < results["bounds"]["gi-4-1"]["elbo"] < results["evidence"] + 1
-    assert (tmp_path / "deep_linear.png").is_file()
+    assert (done.folder / "deep_linear.png").is_file()
 
 
 def test_compressed_rows_have_the_likelihood_of_all() -> None:
@@ -70,16 +74,17 @@ def test_deep_linear_compares_losses() -> None:
     assert deep_linear.kinds("li", 2) == ("li", "li")
 
 
-def test_uci_smoke_runs_every_model_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert uci.main(["--smoke", "--out", str(tmp_path)]) == 0
-    times = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.json")}
+def test_uci_smoke_runs_every_model_once(smoke: Any) -> None:
+    done = smoke("global-inducing/uci")
+    assert len(done.rows) > 3
+    times = {path: path.stat().st_mtime_ns for path in done.folder.glob("*.json")}
     assert len(times) == len(uci.MODELS) + 4
-    assert uci.main(["--smoke", "--out", str(tmp_path)]) == 0
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.json")} == times
-    assert "dgp5-dsvi" in capsys.readouterr().out
+    assert uci.main(["--smoke", "--out", str(done.folder)]) == 0
+    assert {path: path.stat().st_mtime_ns for path in done.folder.glob("*.json")} == times
+    assert "dgp5-dsvi" in done.printed
     for other in (["--splits", "1"], ["--points", "7"], ["--start", "network"], ["--hidden-precision", "3"]):
         with pytest.raises(ValueError, match="is of other settings"):
-            uci.main(["--smoke", *other, "--out", str(tmp_path)])
+            uci.main(["--smoke", *other, "--out", str(done.folder)])
 
 
 def test_uci_networks_have_the_inducing_inputs_that_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,16 +139,16 @@ def test_uci_compares_bounds_and_likelihoods() -> None:
     assert uci.compare(found[:1]) == []
 
 
-def test_cifar_smoke_trains_every_system_and_keeps_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cifar.main(["--smoke", "--out", str(tmp_path)]) == 0
-    capsys.readouterr()
-    assert cifar.main(["--smoke", "--out", str(tmp_path)]) == 0
+def test_cifar_smoke_trains_every_system_and_keeps_results(smoke: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    done = smoke("global-inducing/cifar10")
+    assert len(done.rows) > 3
+    assert cifar.main(["--smoke", "--out", str(done.folder)]) == 0
     printed = capsys.readouterr().out
     assert "epoch" not in printed.replace("epochs", "")
     assert "86.70" in printed
-    scores = json.loads((tmp_path / "results.json").read_text())["scores"]
+    scores = json.loads((done.folder / "results.json").read_text())["scores"]
     assert set(scores) == {f"{system}_spatial" for system in cifar.SYSTEMS}
-    assert not list(tmp_path.glob("*.safetensors"))
+    assert not list(done.folder.glob("*.safetensors"))
 
 
 def test_cifar_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
