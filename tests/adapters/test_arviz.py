@@ -17,7 +17,6 @@ from bayesify.adapters.arviz import to_inference_data
 from bayesify.adapters.extras import load
 from bayesify.baselines import FixedDraws
 
-arviz = load("arviz", extra="arviz", owner="the tests")
 X = torch.randn(9, 2, generator=torch.Generator().manual_seed(0))
 Y = X.sum(1, keepdim=True)
 
@@ -61,7 +60,7 @@ def test_independent_draws_are_effectively_as_many_as_they_are():
     """4 chains of 500 independent draws: the estimate of their effective number lies within a fifth of 2,000 for every weight."""
     bnn = network()
     data = to_inference_data([bnn.draw(500, generator=seeded(seed)) for seed in range(4)])
-    table = arviz.summary(data, kind="diagnostics")
+    table = load("arviz", extra="arviz", owner="the tests").summary(data, kind="diagnostics")
     assert len(table) == sum(weight.numel for weight in bnn.weights.values())
     assert (table["ess_bulk"] > 1600).all()
     assert (table["r_hat"] < 1.02).all()
@@ -81,7 +80,7 @@ def test_other_models_that_draw():
 def test_a_file_comes_back(tmp_path):
     data = to_inference_data(network(), num_draws=4)
     data.to_netcdf(str(tmp_path / "draws.nc"))
-    again = arviz.from_netcdf(str(tmp_path / "draws.nc"))
+    again = load("arviz", extra="arviz", owner="the tests").from_netcdf(str(tmp_path / "draws.nc"))
     np.testing.assert_array_equal(again.posterior["0.weight"].values, data.posterior["0.weight"].values)
 
 

@@ -194,7 +194,7 @@ def test_bfloat16_network() -> None:
 
 def test_a_resnet_with_batch_norm() -> None:
     torch.manual_seed(0)
-    net = models.resnet18(variant="cifar", num_classes=3).eval()
+    net = models.resnet18(variant="cifar", num_classes=3, width=16).eval()
     x, y = torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 2, 0])
     laplace = Laplace(net, CATEGORICAL, subnetwork.largest_variance(50, num_examples=2), memory="200MiB").fit([(x, y)])
     assert laplace.subset.size == 50

@@ -168,25 +168,25 @@ def test_command_runs_once_logs_and_reports(tmp_path: Path, monkeypatch: pytest.
     assert "holds smoke results; give another --out" in mixed.output
 
 
-@pytest.mark.parametrize("status", [3, ValueError("no such matrix"), SystemExit(2)])
-def test_failures_are_named_and_cost_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: Any) -> None:
+def test_failures_are_named_and_cost_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reproduce([CATALOG["walsh-hadamard/table2"]], tmp_path, smoke=True)
     before = (tmp_path / "results.jsonl").read_text()
     module = importlib.import_module(CATALOG["walsh-hadamard/approximability"].target)
 
-    def main(arguments: list[str]) -> int:
+    def end(status: Any) -> int:
         if isinstance(status, BaseException):
             raise status
         return int(status)
 
-    monkeypatch.setattr(module, "main", main)
-    with pytest.raises(JobsFailed, match="walsh-hadamard/approximability failed"):
-        reproduce([CATALOG["walsh-hadamard/approximability"]], tmp_path, smoke=True)
-    assert (tmp_path / "results.jsonl").read_text() == before
-    arguments = ["reproduce", "walsh-hadamard/approximability", "--smoke", "--out", str(tmp_path)]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 1
-    assert "log.txt" in done.output
+    for status in (3, ValueError("no such matrix"), SystemExit(2)):
+        monkeypatch.setattr(module, "main", lambda arguments, status=status: end(status))
+        with pytest.raises(JobsFailed, match="walsh-hadamard/approximability failed"):
+            reproduce([CATALOG["walsh-hadamard/approximability"]], tmp_path, smoke=True)
+        assert (tmp_path / "results.jsonl").read_text() == before
+        arguments = ["reproduce", "walsh-hadamard/approximability", "--smoke", "--out", str(tmp_path)]
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 1
+        assert "log.txt" in done.output
 
 
 def test_command_says_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

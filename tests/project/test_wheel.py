@@ -84,23 +84,22 @@ def test_wheel_metadata(wheel):
     assert any(name.endswith("licenses/LICENSE") for name in archive.namelist())
 
 
-def test_installed_wheel_works(installed, tmp_path):
+def test_installed_wheel_and_its_command_work(installed, tmp_path):
     program = """
-import sys
+import runpy, sys
 import bayesify, torch
 from bayesify import likelihoods, posteriors
 bnn = bayesify.bayesianize(torch.nn.Linear(2, 1), posteriors.MeanField(), likelihood=likelihoods.Gaussian())
 assert bnn.predict(torch.zeros(3, 2)).mean.shape == (3, 1)
 print(bayesify.__file__, bayesify.__version__)
+sys.argv = [sys.argv[1], "methods"]
+runpy.run_path(sys.argv[0], run_name="__main__")
 """
-    path, version = run(sys.executable, "-c", program, cwd=tmp_path, PYTHONPATH=str(installed)).split()
+    script = installed / "bin" / "bayesify"
+    printed = run(sys.executable, "-c", program, script, cwd=tmp_path, PYTHONPATH=str(installed), COLUMNS="200")
+    path, version, *listing = printed.split()
     assert Path(path).is_relative_to(installed)
     assert f"bayesify-{version}.dist-info" in {entry.name for entry in installed.iterdir()}
-
-
-def test_command_is_installed(installed, tmp_path):
-    script = installed / "bin" / "bayesify"
-    listing = run(sys.executable, script, "methods", cwd=tmp_path, PYTHONPATH=str(installed), COLUMNS="200")
     assert "mean_field" in listing
 
 

@@ -139,7 +139,7 @@ def test_nothing_is_said_of_a_healthy_regression():
     net = nn.Sequential(nn.Linear(10, 8), nn.Tanh(), nn.Linear(8, 1))
     bnn = bayesify.bayesianize(net, posteriors.MeanField(init_std=0.1), likelihood=likelihoods.Gaussian(0.5))
     loader = DataLoader(TensorDataset(x, y), batch_size=221, shuffle=True)
-    history = bayesify.fit(bnn, loader, epochs=200, learning_rate=2e-2, seed=0, progress=False)
+    history = bayesify.fit(bnn, loader, epochs=100, learning_rate=3e-2, seed=0, progress=False)
     assert history.findings == [], history.findings
     assert bayesify.check(bnn, loader, start=net) == []
 
