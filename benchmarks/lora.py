@@ -239,7 +239,7 @@ def run(
 
 
 def narrow(name: str, **options: Any) -> list[dict[str, Any]]:
-    """Scales of a fourth and of nearly the whole of a fresh A's, and small shares of the KL: it is of 384 weights for each example."""
+    """Scales of a fourth and of nearly all of a fresh A's, and small shares of the KL, of 384 weights for each example."""
     return [
         {"posterior": {"name": name, "init_std": std, **options}, "kl_weight": weight, "rate": 1e-3}
         for std, weight in itertools.product((0.01, 0.03), (1e-3, 1e-2))
