@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from typing import Any, overload
+from typing import Any, ClassVar, overload
 
 import torch
 from torch import Tensor
@@ -56,6 +56,8 @@ class Draws:
         kl: KL in nats of each draw, [S].
         buffers: Per-draw buffers (an ensemble's batch statistics), one dict per draw.
     """
+
+    remedy: ClassVar[str] = ", such as bnn.draw(16)"
 
     def __init__(
         self,

@@ -103,7 +103,13 @@ class Predictor(Storable):
 
 
 class Drawable(Predictor):
-    """A predictor from which functions can be drawn."""
+    """A predictor from which functions can be drawn.
+
+    Attributes:
+        remedy: How to get one, for messages.
+    """
+
+    remedy: ClassVar[str] = ", such as a BayesianNetwork; bayesianize makes one"
 
     @abstractmethod
     def draw(self, num_draws: int = 1, *, generator: torch.Generator | None = None) -> Draws:
@@ -119,7 +125,7 @@ class Trainable(ABC):
     """
 
     phases: ClassVar[tuple[Phase, ...]] = ("variational",)
-    remedy: ClassVar[str] = ", such as a BayesianNetwork; bayesianize makes one"
+    remedy: ClassVar[str] = Drawable.remedy
 
     @property
     def module(self) -> nn.Module:

@@ -119,6 +119,8 @@ def test_labels_to_reach(tmp_path):
     found = run(Oracle(), None, at_random, rounds=1)
     assert found.labels_to_reach("accuracy", 0.0) == 3
     assert found.labels_to_reach("accuracy", 1.1) is None
+    with pytest.raises(ValueError, match="no score 'acc' among labels, accuracy"):
+        found.labels_to_reach("acc", 0.5)
 
 
 def test_what_does_not_fit_is_named(tmp_path):

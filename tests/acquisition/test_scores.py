@@ -150,6 +150,12 @@ def test_what_does_not_fit_is_named():
         batch_bald(draws, x, 5)
     with pytest.raises(TypeError, match="Gaussian is not a likelihood of classes"):
         batch_bald(draws, x, 2, likelihood=likelihoods.Gaussian())
+    single, x = draws_of(logits(3, 4, 1))
+    with pytest.raises(ValueError, match=r"one output.*likelihood=Bernoulli\(\)"):
+        batch_bald(single, x, 2)
+    assert batch_bald(single, x, 2, likelihood=likelihoods.Bernoulli())[1][-1] > 0
+    with pytest.raises(TypeError, match=r"give a Draws, such as bnn.draw\(16\)"):
+        batch_bald(x, x, 2)
     numbers = likelihoods.Gaussian().predictive(Outputs(kept=torch.zeros(3, 4, 2)))
     with pytest.raises(ValueError, match="2 targets per example"):
         expected_improvement(numbers, 0.0)

@@ -126,3 +126,17 @@ def test_mistakes_are_named():
         generate(by_hand(), prompts(), num_beams=2)
     with pytest.raises(ValueError, match="has no method generate"):
         generate(bayesify.bayesianize(nn.Linear(2, 2), "mean_field"), torch.zeros(2, 2))
+    with pytest.raises(ValueError, match=r"input_ids are \[5\].*tokens.unsqueeze\(0\)"):
+        generate(by_hand(), prompts()[0])
+    with pytest.raises(ValueError, match="there are no input_ids"):
+        generate(by_hand(), {"tokens": prompts()})
+    with pytest.raises(TypeError, match="give a Drawable, such as a BayesianNetwork"):
+        generate(language_model(), prompts())
+
+
+def test_a_classifier_under_adapters_writes_no_text():
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["q_proj"])
+    model = transformers.LlamaForSequenceClassification(language_model().config)
+    with pytest.raises(ValueError, match="LlamaForSequenceClassification has no method generate.*ForCausalLM"):
+        generate(bayesianize_lora(peft.get_peft_model(model, config)), prompts())

@@ -162,6 +162,22 @@ def test_members_of_an_ensemble_start_as_fresh_adapters_beside_the_one_there_is(
     assert all(member.any() for member in around)
 
 
+def test_members_of_an_ensemble_of_embeddings_start_at_the_model():
+    """peft starts the other factor of an embedding at 0: members with both at 0 would never move."""
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(7, 6), nn.Flatten(), nn.Linear(12, 3))
+    model = peft.get_peft_model(net, peft.LoraConfig(r=2, target_modules=["0", "2"]))
+    bnn = bayesianize_lora(model, "ensemble")
+    x = torch.randint(7, (5, 2))
+    outputs = bnn.draw(5)(x)
+    torch.testing.assert_close(outputs, net(x).expand_as(outputs))
+    outputs.logsumexp(-1).sum().backward()
+    fresh = {name: value.grad[1:].abs().sum((1, 2)) for name, value in bnn.posterior.value.items()}
+    moved = sum(torch.stack([sizes > 0 for name, sizes in fresh.items() if mark in name]).long() for mark in ("_A", "_B"))
+    assert (moved == 1).all()  # of each pair the one that is 0 has a gradient
+
+
 def test_inducing_weights_of_a_fresh_adapter_reach_every_output():
     z_row, z_col, u = network_start(2, 2, torch.zeros(50, 2), True)
     assert not u.any()
@@ -196,9 +212,13 @@ def test_a_prior_of_the_size_of_the_weights():
 
 
 def test_mistakes_name_the_remedy():
-    with pytest.raises(ValueError, match="give a tuple of globs"):
+    with pytest.raises(ValueError, match="give a list, each entry a text"):
         bayesianize_lora(network(), names="*lora_*")
+    with pytest.raises(ValueError, match="give a tuple of globs"):
+        bayesianize_lora(network(), names=())
     with pytest.raises(ValueError, match=r"no weight of Linear is called \*lora_\*.*pip install 'bayesify\[lora\]'"):
         bayesianize_lora(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="unfreeze it"):
         bayesianize_lora(copy.deepcopy(network()).requires_grad_(False))
+    with pytest.raises(TypeError, match=r"model='gpt2'; give a torch.nn.Module"):
+        bayesianize_lora("gpt2")

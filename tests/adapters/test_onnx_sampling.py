@@ -142,6 +142,7 @@ def test_other_families(tmp_path, posterior):
 
 def test_refusals_name_the_remedy(tmp_path):
     for posterior, message in [
+        (posteriors.Point(), "nothing to draw.*sample=False"),
         (posteriors.Ensemble(members=3), "choose among members.*sample=False"),
         (posteriors.GlobalInducing(inputs=X[:4]), "GlobalInducing runs the network .*sample=False"),
     ]:

@@ -53,7 +53,7 @@ def batch_bald(
 
     Raises:
         TypeError: If the likelihood is not of classes.
-        ValueError: If an example has several labels, or there are fewer examples than `size`.
+        ValueError: If an example has several labels, there is one class, or there are fewer examples than `size`.
     """
     args, kwargs = as_inputs(x)
     check_inputs(args, kwargs)
@@ -67,6 +67,11 @@ def batch_bald(
     if log_probs.ndim != 3:
         raise ValueError(
             f"batch_bald: labels {list(log_probs.shape[2:-1])} per example; give a model of one label each"
+        )
+    if log_probs.shape[-1] == 1:
+        raise ValueError(
+            "batch_bald: the network has one output, and a single class has no information; give likelihood=Bernoulli() "
+            "for two classes, for numbers take acquisition.epistemic"
         )
     if log_probs.shape[1] < size:
         raise ValueError(f"batch_bald: size={size} of {log_probs.shape[1]} examples; give at least as many")

@@ -39,7 +39,16 @@ class PoolRun:
     rounds: list[dict[str, float]]
 
     def labels_to_reach(self, name: str, value: float) -> int | None:
-        """The smallest number of labels with which a score was at least a value; `None` if it never was."""
+        """The smallest number of labels with which a score was at least a value; `None` if it never was.
+
+        Raises:
+            ValueError: If `evaluate` gave no such score.
+        """
+        known = self.rounds[0] if self.rounds else {}
+        if name not in known:
+            raise ValueError(
+                f"labels_to_reach: no score {name!r} among {', '.join(known)}; label_pool(evaluate=...) gives scores"
+            )
         return next((int(entry["labels"]) for entry in self.rounds if entry[name] >= value), None)
 
 

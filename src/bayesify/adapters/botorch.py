@@ -151,9 +151,15 @@ class BoTorchModel(_Model):
 
         Returns:
             A `DrawsPosterior` over [*b, q, O].
+
+        Raises:
+            TypeError: If the noise is a tensor.
+            ValueError: If points are no [*b, q, D].
         """
         if not isinstance(observation_noise, bool):
             raise TypeError("BoTorchModel: observation_noise is a tensor; give true for the likelihood's own noise")
+        if X.ndim < 2:
+            raise ValueError(f"BoTorchModel: points {tuple(X.shape)}; give [*b, q, D], of one point x.unsqueeze(0)")
         values = self._values(self.draws, X, observation_noise)
         values = values if output_indices is None else values[..., output_indices]
         found = DrawsPosterior(values)
@@ -232,7 +238,7 @@ class BoTorchModel(_Model):
 
         Raises:
             TypeError: If what draws cannot be trained.
-            ValueError: If the model does not have its training data, or points come in batches.
+            ValueError: If the model does not have its training data, or points and targets are no [N, D] and [N, O].
         """
         model = self._model[0]
         if not isinstance(model, Trainable):
@@ -241,9 +247,9 @@ class BoTorchModel(_Model):
             )
         if self._data is None:
             raise ValueError("BoTorchModel: training data are not known; give data=(X, Y) when you make it")
-        if X.ndim != 2 or Y.ndim != 2:
+        if not (X.ndim == Y.ndim == 2 and len(X) == len(Y)):
             raise ValueError(
-                f"BoTorchModel: points {tuple(X.shape)} in batches; give one set of points [N, D] at a time"
+                f"BoTorchModel: points {tuple(X.shape)} and targets {tuple(Y.shape)}; give one set [N, D] and [N, O] at a time"
             )
         x, y = (torch.cat((old, new.to(old))) for old, new in zip(self._data, (X, Y), strict=True))
         made, (num_draws, likelihood) = copy.deepcopy(model), self._given

@@ -62,15 +62,22 @@ def generate(
         options: Of the model's `generate`, such as `max_new_tokens`; one beam.
 
     Raises:
-        ValueError: If the model has no `generate`, or beams are asked for.
+        ValueError: If the model has no `generate`, prompts are no [B, T], or beams are asked for.
     """
     if options.get("num_beams", 1) != 1 or options.get("do_sample"):
         raise ValueError("generate: num_beams and do_sample are not for draws; give temperature= to draw tokens")
     draws = predictor.draw(num_draws, generator=generator)
     network: Any = draws.runner.network
-    if not hasattr(network, "generate"):
-        raise ValueError(f"generate: {type(network).__name__} has no method generate; give one of transformers")
+    inner = network.get_base_model() if hasattr(network, "get_base_model") else network  # of peft
+    if not hasattr(inner, "generate"):
+        raise ValueError(
+            f"generate: {type(inner).__name__} has no method generate; give a language model of transformers, ...ForCausalLM"
+        )
     given = dict(inputs) if isinstance(inputs, Mapping) else {"input_ids": inputs}
+    prompts = given.get("input_ids")
+    if prompts is None or prompts.ndim != 2:
+        found = "there are no input_ids" if prompts is None else f"input_ids are {list(prompts.shape)}"
+        raise ValueError(f"generate: {found}; give the prompts' tokens, [B, T], of one prompt tokens.unsqueeze(0)")
     weights, _, repeated = as_rows(draws.materialize().weights, (), given)
     recorder = _Mixture(num_draws, mix, temperature, generator)
     tokens: Tensor = draws.runner.evaluating().call(

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from bayesify.arguments.checks import checked
 from bayesify.configuration import make_likelihood, make_posterior, make_prior
 from bayesify.likelihoods import Likelihood
 from bayesify.network import BayesianNetwork
@@ -19,11 +20,12 @@ PRIOR_SCALE = 0.5
 """Scale of the default prior `Neal` of A and of B: the size of an update drawn from it, over alpha / r, is the square of that of
 a linear map that keeps the scale of activations. Chosen in `benchmarks/lora.py`, on files that its table does not use."""
 
-OUTER = ("lora_B", "lora_embedding_B")
-"""What names of the outer factor B have in them, in peft."""
+ZERO = ("lora_B", "lora_embedding_A")
+"""What is in the names of the factor that starts at 0, in peft: of embeddings it is A."""
 
 
 @outside_inference_mode()
+@checked
 def bayesianize_lora(
     model: nn.Module,
     posterior: Any = "inducing",
@@ -41,7 +43,8 @@ def bayesianize_lora(
 
     The name `"inducing"` stands for `InducingWeights(r, r, init="network")`, r the adapter's rank: it starts at the adapter as
     it is and has $1 + (3 r + 2 + 1 / r) / d$ numbers for each weight of an $r \times d$ matrix. Of an ensemble the first member
-    starts at the adapter as it is, the others as fresh adapters do: A at random and B, which is told by its name, at 0.
+    starts at the adapter as it is, the others as fresh adapters do: A at random and B, which is told by its name, at 0 (of
+    embeddings the other way round).
 
     Args:
         model: What `peft.get_peft_model` returns, or any module with low-rank weights, fresh or trained.
@@ -54,7 +57,7 @@ def bayesianize_lora(
     Raises:
         ValueError: If a glob matches nothing, or only frozen weights.
     """
-    if isinstance(names, str) or not names:
+    if not names:
         raise ValueError(f"bayesianize_lora: names={names!r}; give a tuple of globs, such as ('*lora_*',)")
     found = [value for name, value in model.named_parameters() if any(fnmatchcase(name, glob) for glob in names)]
     if not found:
@@ -75,6 +78,6 @@ def bayesianize_lora(
     )
     for part in bnn.posteriors:
         for name, members in part.value.items() if isinstance(part, Ensemble) and part.init == "reset" else ():
-            if any(mark in name for mark in OUTER):
+            if any(mark in name for mark in ZERO):
                 members.data[1:] = 0
     return bnn
