@@ -174,7 +174,9 @@ def test_members_of_an_ensemble_of_embeddings_start_at_the_model():
     torch.testing.assert_close(outputs, net(x).expand_as(outputs))
     outputs.logsumexp(-1).sum().backward()
     fresh = {name: value.grad[1:].abs().sum((1, 2)) for name, value in bnn.posterior.value.items()}
-    moved = sum(torch.stack([sizes > 0 for name, sizes in fresh.items() if mark in name]).long() for mark in ("_A", "_B"))
+    moved = sum(
+        torch.stack([sizes > 0 for name, sizes in fresh.items() if mark in name]).long() for mark in ("_A", "_B")
+    )
     assert (moved == 1).all()  # of each pair the one that is 0 has a gradient
 
 

@@ -160,7 +160,12 @@ def test_mistakes_are_named(tmp_path):
     with pytest.raises(ValueError, match="no likelihood"):
         export_onnx(bnn.draw(2), tmp_path / "a.onnx", X, num_draws=2)
     with pytest.raises(TypeError, match="Linear has no draws"):
-        export_onnx(nn.Linear(3, 1), tmp_path / "a.onnx", X, likelihood=likelihoods.Gaussian())
+        export_onnx(nn.Linear(3, 1), tmp_path / "a.onnx", X)
+    for sample in (False, True):  # by torch itself, before the exporter and its many lines
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            export_onnx(bnn, tmp_path / "a.onnx", torch.zeros(2, 17), sample=sample)
+    with pytest.raises(ValueError, match=r"no bfloat16.*model.float\(\)"):
+        export_onnx(bnn, tmp_path / "a.onnx", X.bfloat16())
     assert list(tmp_path.iterdir()) == []
 
 

@@ -32,11 +32,16 @@ def fixed_draws(
         if num_draws is not None and not 1 <= num_draws <= len(model):
             raise ValueError(f"{owner}: num_draws={num_draws}; give at least 1 and at most {len(model)}")
         return (model if num_draws is None else model[:num_draws]).detach()
-    if not isinstance(model, Drawable):
-        raise TypeError(f"{owner}: model={shown(model)} has no draws; give a BayesianNetwork, a Laplace, or Draws")
+    check_draws(model, owner)
     count = num_draws if num_draws is not None else model.num_distinct_draws or default
     with torch.no_grad():
         return model.draw(count, generator=generator).detach()
+
+
+def check_draws(model: Any, owner: str) -> None:
+    """A `TypeError` for what cannot draw."""
+    if not isinstance(model, Drawable | Draws):
+        raise TypeError(f"{owner}: model={shown(model)} has no draws; give a BayesianNetwork, a Laplace, or Draws")
 
 
 def likelihood_of(model: Any, given: Likelihood | None, owner: str) -> Likelihood:

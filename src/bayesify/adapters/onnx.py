@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bayesify.adapters.drawn import fixed_draws, likelihood_of, output_of
+from bayesify.adapters.drawn import check_draws, fixed_draws, likelihood_of, output_of
 from bayesify.adapters.extras import load
 from bayesify.adapters.onnx_sampling import NOISE, SEED, SamplingGraph, normals, quantized, repeat
 from bayesify.arguments.checks import Count, Inputs, Positive, checked
@@ -154,18 +154,24 @@ def export_onnx(
 
     Raises:
         ImportError: If onnx, onnxscript or onnxruntime is missing.
-        ValueError: If there are no draws or no likelihood, `x` is a single example, or the graph does not give what torch gives; no
-            file is left then.
+        TypeError: If the model has no draws.
+        ValueError: If there is no likelihood, `x` is a single example or in bfloat16, or the graph does not give what torch gives;
+            no file is left then.
     """
     for module in ("onnx", "onnxscript", "onnxruntime"):
         load(module, extra="onnx", owner="export_onnx")
     check_file(path)
+    check_draws(model, "export_onnx")
     law = likelihood_of(model, likelihood, "export_onnx")
     args, kwargs = as_inputs(x)
     check_inputs(args, kwargs)
     inputs, keys = (tuple(kwargs.values()), tuple(kwargs)) if kwargs else (args, ())
     if any(not isinstance(value, Tensor) or not value.ndim or value.shape[0] < 2 for value in inputs):
         raise ValueError("export_onnx: inputs must be tensors of at least 2 examples, along the first axis")
+    if any(value.dtype == torch.bfloat16 for value in inputs):
+        raise ValueError(
+            "export_onnx: ONNX Runtime has no bfloat16 on processors; give model.float() and inputs in float32"
+        )
     names = keys or (("x",) if len(inputs) == 1 else tuple(f"x{index}" for index in range(len(inputs))))
     outputs = REGRESSION if law.task == "regression" else CLASSIFICATION
     target, chosen = Path(path), output_of(model, output)
@@ -179,10 +185,10 @@ def export_onnx(
         )
     draws = fixed_draws(model, num_draws, generator, "export_onnx", default=16)
     graph = PredictiveGraph(draws, law, chosen, keys)
+    batches = _batches(inputs)
+    wanted = [graph(*rows) for rows in batches]
     with write_atomically(target) as temporary:
         _write(graph, temporary, inputs, names, outputs)
-        batches = _batches(inputs)
-        wanted = [graph(*rows) for rows in batches]
         difference = _compare(wanted, temporary, batches, names, outputs, tolerance)
     return Exported(target, names, outputs, len(draws), difference)
 
@@ -209,14 +215,6 @@ def _export_sampling(
     from_seed, seed = sample != NOISE, 12345
     noise = torch.from_numpy(np.stack([normals(seed, index, graph.noise_size) for index in range(num_draws)]))
     taken = {SEED: np.array(seed)} if from_seed else {NOISE: noise.numpy()}
-
-    axes = (None, tuple({0: BATCH} for _ in inputs))
-    one = _exported(graph, (noise[0], *inputs), (NOISE, *names), ("result",), axes, optimize=False)
-    # Constants of a few entries are folded, so that shapes are known; transposed or repeated matrices are not stored again.
-    optimizer = load("onnxscript.optimizer", extra="onnx", owner="export_onnx")
-    optimizer.inline(one.model)
-    optimizer.fold_constants(one.model, input_size_limit=64, output_size_limit=64)
-    optimizer.remove_unused_nodes(one.model)
     sizes = _batches(inputs)
     drawn: list[list[Tensor]] = [[] for _ in sizes]
     for values in noise:  # a draw is made once for all batches, and is gone before the next
@@ -224,6 +222,13 @@ def _export_sampling(
         for found, rows in zip(drawn, sizes, strict=True):
             found.append(graph.run(weights, *rows))
     together = [torch.stack(found) for found in drawn]
+    axes = (None, tuple({0: BATCH} for _ in inputs))
+    one = _exported(graph, (noise[0], *inputs), (NOISE, *names), ("result",), axes, optimize=False)
+    # Constants of a few entries are folded, so that shapes are known; transposed or repeated matrices are not stored again.
+    optimizer = load("onnxscript.optimizer", extra="onnx", owner="export_onnx")
+    optimizer.inline(one.model)
+    optimizer.fold_constants(one.model, input_size_limit=64, output_size_limit=64)
+    optimizer.remove_unused_nodes(one.model)
     summary = _exported(average, (together[0],), ("drawn",), outputs, ({1: BATCH},))
     proto = load("onnx_ir", extra="onnx", owner="export_onnx").to_proto
     made = repeat(proto(one.model), proto(summary.model), names, num_draws, graph.noise_size, from_seed=from_seed)

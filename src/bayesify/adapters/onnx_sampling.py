@@ -134,7 +134,9 @@ def _trace(bnn: BayesianNetwork) -> tuple[fx.GraphModule, list[str], int]:
                 "export_onnx: draws with statistics of their own cannot be made inside the file; use sample=False"
             )
         if not counter.taken:
-            raise ValueError("export_onnx: all draws are the same, there is nothing to draw in the file; use sample=False")
+            raise ValueError(
+                "export_onnx: all draws are the same, there is nothing to draw in the file; use sample=False"
+            )
 
         def draw(values: Tensor) -> list[Tensor]:
             weights = bnn.draw(1, generator=GivenNoise(values)).materialize().weights
