@@ -13,13 +13,15 @@ interrupted goes on (after `--limit` seconds none is begun); once all are there 
 With `--stored` what that file has besides stays. A seed chooses the training images, the network's start and the order of
 batches. Seeds from 10 on are those that defaults were chosen with, by `--variants`: `prior=` one of `PRIORS`, `std=` the start of
 standard deviations as a share of the layer's root mean square, `rate=constant`, `epochs=`, `factor=` of Laplace's default
-precisions for each layer, `flat=` below which share of it a weight's curvature counts as none, or `swag=` its learning rate,
-several with commas between them.
+precisions for each layer, `flat=` below which share of it a weight's curvature counts as none, `swag=` its learning rate,
+`statistics=` of `bayesianize`, or `scratch=` epochs of a fresh network in place of the trained one, several with commas between
+them. Where batch statistics follow the draws, `nll_own_batch` is the NLL of draws that 500 test images at a time normalize.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import multiprocessing
 import time
@@ -30,6 +32,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -66,6 +69,7 @@ class Run:
     scheduler: str | None = None
     learning_rate: float = 1e-2
     """Of SWAG."""
+    batch_statistics: str = "auto"
     own_epochs: int = 0
     """Those that the plain network had."""
 
@@ -125,6 +129,14 @@ def digits_mlp() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 
 
+def normalized_cnn() -> nn.Module:
+    """Convolution, BatchNorm and ReLU three times, and global pooling."""
+    body: list[nn.Module] = []
+    for c_in, c_out, end in ((1, 16, nn.MaxPool2d(2)), (16, 32, nn.MaxPool2d(2)), (32, 64, nn.AdaptiveAvgPool2d(1))):
+        body += [nn.Conv2d(c_in, c_out, 3, padding=1), nn.BatchNorm2d(c_out), nn.ReLU(), end]
+    return nn.Sequential(*body, nn.Flatten(), nn.Linear(64, 10))
+
+
 STRANGERS = {"digits": "mnist", "letters": "notmnist"}
 """Digits are darker than clothes, letters brighter: one kind alone would measure that."""
 
@@ -168,6 +180,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Data], int]] 
     "mlp": (mlp, fashion, 22),
     "transformer": (Patches, fashion, 12),
     "gru": (Rows, fashion, 45),
+    "normalized_cnn": (normalized_cnn, fashion, 20),
     "strided_cnn": (strided_cnn, few_fashion, 20),
     "mlp_6000": (mlp, few_fashion, 20),
     "digits_cnn": (digits_cnn, digits, 150),
@@ -183,7 +196,9 @@ def _laplace(**options: Any) -> Callable[..., Any]:
 
 
 def _bayesian(net: nn.Module, posterior: Any, run: Run) -> Any:
-    return bayesify.bayesianize(net, posterior, likelihood=likelihoods.Categorical(), prior=run.prior)
+    return bayesify.bayesianize(
+        net, posterior, likelihood=likelihoods.Categorical(), prior=run.prior, batch_statistics=run.batch_statistics
+    )
 
 
 def _fit(model: Any, data: Data, run: Run, epochs: int | None = None) -> Any:
@@ -202,7 +217,11 @@ def _function_space(net: nn.Module, data: Data, run: Run) -> Any:
 
 def _swag(net: nn.Module, data: Data, run: Run) -> Any:
     options = {"prior": run.prior, "seed": run.seed, "progress": False}
-    return SWAG(net, likelihoods.Categorical()).fit(data.loader(), run.epochs, run.learning_rate, **options)
+    model = SWAG(net, likelihoods.Categorical()).fit(data.loader(), run.epochs, run.learning_rate, **options)
+    if not any(isinstance(module, nn.BatchNorm2d) for module in net.modules()):
+        return model
+    draws = model.draw(32, loader=data.loader(500))  # each with statistics of its own
+    return SimpleNamespace(predict=partial(model.predict, draws=draws))
 
 
 def _temperature(net: nn.Module, data: Data, run: Run) -> Any:
@@ -288,6 +307,21 @@ def scored_by(predict: Callable[[Tensor], Any], data: Data, device: str) -> dict
     return found
 
 
+@torch.no_grad()
+def own_batches(model: Any, data: Data, device: str) -> dict[str, float]:
+    """The NLL of draws that are normalized by test images, where batch statistics of the network are averages over draws."""
+    if not isinstance(model, bayesify.BayesianNetwork) or model.frozen_statistics:
+        return {}
+    if model.num_distinct_draws or not any(isinstance(module, nn.BatchNorm2d) for module in model.modules()):
+        return {}
+    model = copy.deepcopy(model).train()
+    draws = model.draw(32, generator=torch.Generator(device).manual_seed(0)).detach()
+    x, y = (part.to(device).split(500) for part in data.test)
+    outputs = torch.cat([draws(part) for part in x], 1)  # [S, B, O]
+    prediction = Categorical().predictive(Outputs(kept=outputs))
+    return {"nll_own_batch": round(-float(prediction.log_prob(torch.cat(y)).mean()), 5)}
+
+
 def _row(name: str, seed: int, method: str, found: dict[str, float], seconds: float) -> dict[str, Any]:
     return {"network": name, "seed": seed, "method": method, **found, "seconds": round(seconds, 2)}
 
@@ -327,10 +361,12 @@ def measure(job: Job) -> dict[str, Any]:
     try:
         with warnings.catch_warnings(), _variant(variant, seed, name) as run:
             warnings.simplefilter("ignore")
+            if "scratch" in variant:
+                net = NETWORKS[named(name)[0]][0]().to(device)
             model = (METHODS | BESIDE)[method](net, data, run)
             synchronize()
             fitted = time.perf_counter() - started
-            row: dict[str, Any] = scored_by(model.predict, data, device)
+            row: dict[str, Any] = scored_by(model.predict, data, device) | own_batches(model, data, device)
         row["training"] = round(fitted, 2)
     except Exception as error:
         row = {"error": f"{type(error).__name__}: {error}"}
@@ -349,14 +385,17 @@ def _variant(variant: str, seed: int, name: str) -> Iterator[Run]:
         run = replace(run, prior=PRIORS[told["prior"]]())
     run = replace(run, scheduler=told.get("rate"), epochs=int(told.get("epochs", EPOCHS)))
     run = replace(run, learning_rate=float(told.get("swag", run.learning_rate)))
-    std, factor = starts.RELATIVE_STD, prior_precision.FACTOR_PER_LAYER
-    starts.RELATIVE_STD, narrowed = float(told.get("std", std)), selectors.NARROWED
+    run = replace(run, batch_statistics=told.get("statistics", "auto"), epochs=int(told.get("scratch", run.epochs)))
+    std, factor = (starts.RELATIVE_STD, starts.FROZEN_RELATIVE_STD), prior_precision.FACTOR_PER_LAYER
+    starts.RELATIVE_STD, starts.FROZEN_RELATIVE_STD = (float(told.get("std", share)) for share in std)
+    narrowed = selectors.NARROWED
     selectors.NARROWED = float(told.get("flat", narrowed))
     prior_precision.FACTOR_PER_LAYER = float(told.get("factor", factor))
     try:
         yield run
     finally:
-        starts.RELATIVE_STD, selectors.NARROWED = std, narrowed
+        starts.RELATIVE_STD, starts.FROZEN_RELATIVE_STD = std
+        selectors.NARROWED = narrowed
         prior_precision.FACTOR_PER_LAYER = factor
 
 
