@@ -102,7 +102,8 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         self.prior = prior.bind(self._weights, values).to(reference)
         belong = shares_statistics([posterior for _, posterior in posteriors])
         self.frozen_statistics = frozen_layers(net, batch_statistics, belong)
-        context = (self.prior.live(), Runner(self.network, self._weights), relative_std(bool(self.frozen_statistics)))
+        share = relative_std(belong and any([*self.frozen_statistics, *(weight.normalized for weight in taken)]))
+        context = (self.prior.live(), Runner(self.network, self._weights), share)
         self.posteriors = Posteriors(
             posterior.bind(group_layers(weights), values, modules, *context)
             for (_, posterior), (_, weights) in zip(posteriors, selection.taken, strict=True)

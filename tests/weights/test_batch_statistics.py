@@ -161,11 +161,12 @@ def test_expected_log_likelihood_in_closed_form():
     assert float(kl[0]) == pytest.approx(2 * (-math.log(std) + std**2 / 2 - 0.5) + (w**2 + b**2) / 2)
 
 
-def test_scales_start_smaller_where_nothing_absorbs_their_noise():
-    for options, share in (({}, 0.03), ({"batch_statistics": "train"}, 0.1)):
-        bnn = bayesian(**options)
-        size = torch.cat([network()[0].weight.flatten(), network()[0].bias]).square().mean().sqrt()
-        torch.testing.assert_close(bnn.posterior.log_std()["0.weight"].exp().mean(), share * size)
+def test_scales_start_smaller_where_draws_share_statistics():
+    size = torch.cat([network()[0].weight.flatten(), network()[0].bias]).square().mean().sqrt()
+    plain = nn.Sequential(network()[0], nn.ReLU(), nn.Linear(8, 2))
+    for net, share in ((network(), 0.03), (network(0), 0.03), (plain, 0.1)):
+        std = bayesian(net=net).posterior.log_std()["0.weight"].exp().mean()
+        torch.testing.assert_close(std, share * size)
 
 
 def test_dropout_is_after_the_last_batch_norm():

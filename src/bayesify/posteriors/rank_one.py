@@ -25,15 +25,15 @@ class RankOne(Posterior):
     $-\log p(\bar W)$ plus the KL of the factors, averaged over components; by convexity that average is at least the KL
     of the mixture, so the bound stays a bound. Stored: `value` freely, starting at the network's weights;
     `row_mean`, `col_mean` freely, starting at 1 (10 % apart if there are several
-    components, 3 % where batch statistics are frozen); `row_raw_std`, `col_raw_std` through softplus.
+    components, 3 % in networks with BatchNorm); `row_raw_std`, `col_raw_std` through softplus.
 
     Shapes:
         value: [rows, cols]; row_mean, row_raw_std: [K, rows]; col_mean, col_raw_std: [K, cols].
 
     Args:
         components: K.
-        init_std: Standard deviation of the factors, which are near 1, before training; 0.1 by default, 0.03 where batch
-            statistics are frozen.
+        init_std: Standard deviation of the factors, which are near 1, before training; 0.1 by default, 0.03 in networks with
+            BatchNorm.
         factor_prior_std: Prior standard deviation of the factors.
 
     Raises:

@@ -174,6 +174,18 @@ def worse_than_start(start: Score, now: Score, held_out: bool) -> list[Finding]:
     return [Finding("worse_than_start", sentence, remedy)]
 
 
+def statistics_differ(training: float, now: Score) -> list[Finding]:
+    """A finding if predictions, which BatchNorm normalizes by averages over draws, are worse than training batches were."""
+    if now.nll - training < max(0.05, 0.1 * abs(training)):
+        return []
+    sentence = (
+        f"predictions are worse than training batches: NLL {now.nll:.3f} of those that had {training:.3f}, since BatchNorm "
+        "normalizes each draw by its own batch in training and by averages over draws in prediction"
+    )
+    remedy = "train the network first and bayesianize it then, which freezes its statistics (batch_statistics='frozen')"
+    return [Finding("statistics_differ", sentence, remedy)]
+
+
 def scales_still(before: Mapping[str, float], after: Mapping[str, float]) -> list[Finding]:
     """A finding if weights hardly vary between draws and their spread is where it started.
 

@@ -25,6 +25,7 @@ from bayesify.training.history import History
 from bayesify.training.rules import Score
 from bayesify.training.state import Settings
 from bayesify.training.validation import Totals, validated
+from bayesify.weights.batch_statistics import tracking_layers
 
 MOST_WINDOWS = 96
 """Windows of steps that the objective is kept of: with twice as many, two become one."""
@@ -255,6 +256,8 @@ class Watch:
         elif self.start is not None and self._last:  # as `predict` does, whatever the training batches said
             now = score_batches(self.model, self._last, self.device)
             found.append(rules.worse_than_start(self.start, now, held_out=False))
+            if statistics_follow_draws(self.model.module):
+                found.append(rules.statistics_differ(recent, now))
         bnn = self.model.module
         if self._last and isinstance(bnn, BayesianNetwork) and bnn.likelihood is not None:
             found.append(rules.members_apart(member_nll(bnn, self._last, self.device) or [0.0]))
@@ -311,6 +314,13 @@ def relative_spread(model: Predictor | Trainable, device: torch.device) -> dict[
     apart = {name: (weight[0] - weight[1]).float().square().mean() / 2 for name, weight in draws.weights.items()}
     found = torch.stack([(apart[name] / size[name].clamp_min(1e-30)).sqrt() for name in size]).tolist()
     return dict(zip(size, found, strict=True))
+
+
+def statistics_follow_draws(model: nn.Module) -> bool:
+    """Whether running statistics of a network are averages over draws that differ."""
+    if not isinstance(model, BayesianNetwork) or model.num_distinct_draws is not None:
+        return False
+    return not tracking_layers(model.network).keys() <= set(model.frozen_statistics)
 
 
 def score_batches(model: Trainable, batches: Sequence[Batch], device: torch.device, num_draws: int = DRAWS) -> Score:
