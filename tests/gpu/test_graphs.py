@@ -1,5 +1,7 @@
 """Draws by recorded CUDA graphs are the draws without them. Run with `-m gpu`."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import nn
@@ -149,4 +151,20 @@ def test_a_draw_that_ran_ahead_of_a_change_is_dropped(monkeypatch):
                     parameter.data.mul_(1.1)
             drawn.append(torch.randn(3, device="cuda"))
         found.append(drawn)
+    assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_branches_of_a_graph_draw_what_one_group_after_the_other_draws(dtype, monkeypatch):
+    torch.manual_seed(0)
+    sizes = [3, 8, 24, 24, 64, 64, 130, 40]
+    layers = [nn.Conv2d(one, other, 3) for one, other in pairwise(sizes)]
+    bnn = bayesify.bayesianize(nn.Sequential(*layers).cuda().to(dtype), posteriors.InducingWeights(16, 16))
+    found = []
+    for patience in (1, 10**9):
+        monkeypatch.setattr(captured_draws, "WARMUP_CALLS", patience)
+        generator = torch.Generator("cuda").manual_seed(3)
+        with torch.no_grad():
+            draws = [bnn.draw(5, generator=generator).weights for _ in range(20)]
+        found.append([draw[name].clone() for draw in draws for name in draw])
     assert all(map(torch.equal, *found))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayesify.maths.matheron_draws import Group, StackDraw, draw_group, draw_low, whole
+from bayesify.maths.matheron_draws import Group, StackDraw, draw_group, draw_low, side_by_side, whole
 from bayesify.maths.signatures import known_signature, leading_axes
 from bayesify.maths.value_checks import transforming
 
@@ -293,9 +294,7 @@ def conditional_draw(
 
     if torch.is_grad_enabled() and not transforming():
         return [StackDraw.apply(dtype, [whole(*group[:2])], *group)[0] for group in groups]
-    if dtype is not None:
-        return [draw_low(dtype, *group) for group in groups]
-    return [draw_group(*group) for group in groups]
+    return side_by_side(draw_group if dtype is None else partial(draw_low, dtype), groups)
 
 
 def conditional_draws(
