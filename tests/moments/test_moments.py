@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import numpy as np
@@ -337,6 +338,20 @@ def test_deeper_networks_are_close_to_draws(name: str, generator) -> None:
     std = outputs.std(0)
     assert ((found.mean - outputs.mean(0)).abs() < 0.2 * std).all()
     assert (found.epistemic.sqrt() / std - 1).abs().max() < (0.35 if name == "attention" else 0.2)
+
+
+def test_networks_in_bfloat16(generator) -> None:
+    """Sums over outputs are in float32, as those of draws are; bfloat16 has 8 bits."""
+    net, x = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(4, 5, generator=generator)
+    likelihood, posterior = likelihoods.Categorical(), posteriors.MeanField(init_std=0.1)
+    exact, rounded = (
+        bayesify.bayesianize(copy.deepcopy(net).to(kind), posterior, likelihood=likelihood).predict(
+            x.to(kind), method="moments"
+        )
+        for kind in (torch.float32, torch.bfloat16)
+    )
+    assert rounded.probs.dtype == torch.float32
+    torch.testing.assert_close(rounded.probs, exact.probs, rtol=0, atol=0.02)
 
 
 def test_attention_warns_of_what_it_loses() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from bayesify.likelihoods import Likelihood
+from bayesify.likelihoods.base import as_float
 from bayesify.moments.tensors import Moments, NoRule, Pass
 from bayesify.posteriors.base import Posterior
 from bayesify.predictive.base import Outputs, Predictive
@@ -64,8 +65,8 @@ def predict_moments(
     with runner.evaluating().alone(hooks=False, share=True) as own:
         for part_args, part_kwargs in _pieces(runner.network, own, weights, args, kwargs, memory, split_batch):
             mean, spread = _run(own, weights, part_args, part_kwargs, output)
-            means.append(mean)
-            spreads.append(spread)
+            means.append(as_float(mean))
+            spreads.append(as_float(spread))
     gaussian = OutputGaussian(torch.cat(means), spreads[0] if len(spreads) == 1 else torch.cat(spreads), 0)
     if likelihood.integrates_gaussians:
         return likelihood.closed_form(gaussian)
