@@ -150,8 +150,14 @@ def user_problem(model: str, data: Path, count: int, length: int, device: str) -
     transformers = load("transformers", extra="lora", owner="benchmarks.lora")
     peft = load("peft", extra="lora", owner="benchmarks.lora")
     with data.open(newline="") as lines:
-        table = [(row["text"], row["label"]) for row in csv.DictReader(lines)]
+        read = csv.DictReader(lines)
+        if not {"text", "label"} <= set(read.fieldnames or ()):
+            raise ValueError(f"benchmarks.lora: {data} has columns {read.fieldnames}; give text and label")
+        table = [(row["text"], row["label"]) for row in read]
     random.Random(0).shuffle(table)
+    tests = len(table) // 5
+    if count > len(table) - tests:
+        raise ValueError(f"benchmarks.lora: --count {count} of {len(table) - tests} rows to train on; give fewer")
     labels = sorted({label for _, label in table})
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
@@ -169,7 +175,6 @@ def user_problem(model: str, data: Path, count: int, length: int, device: str) -
         config = peft.LoraConfig(task_type="SEQ_CLS", r=8, lora_alpha=16, target_modules="all-linear")
         return peft.get_peft_model(network, config).to(device).eval()
 
-    tests = len(table) // 5
     return Problem(
         make,
         lambda seed: Rows(*rows(random.Random(seed).sample(table[tests:], count))),
