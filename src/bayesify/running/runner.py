@@ -360,6 +360,8 @@ class Runner:
             named = {**draw, **buffers[index]} if buffers else draw
             tree, build = as_tree(self.call(named, *given, protect=False))
             trees.append(tree)
+        if set(map(type, trees)) == _PLAIN:
+            return build(torch.stack(trees) if len(trees) > 1 else trees[0].unsqueeze(0))
         if len(trees) == 1:
             return build(pytree.tree_map_only(Tensor, lambda tensor: tensor.unsqueeze(0), trees[0]))
         return build(pytree.tree_map(stack, *trees))
