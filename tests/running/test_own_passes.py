@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from bayesify import bayesianize
 from bayesify.likelihoods import Gaussian
-from bayesify.posteriors import MeanField
+from bayesify.posteriors import InducingWeights, MeanField, Posterior
 
 
 class SetsItsLeaves(nn.Module):
@@ -91,3 +95,68 @@ def test_recomputation_runs_in_the_mode_of_its_own_pass() -> None:
         return grad
 
     torch.testing.assert_close(gradient(True), gradient(False))
+
+
+@pytest.mark.parametrize("posterior", [MeanField(), InducingWeights(3, 3)], ids=lambda one: one.name)
+def test_bounds_under_checkpointing_have_the_same_gradients(posterior: Posterior) -> None:
+    bnn = bayesianize(nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 1)), posterior, likelihood=Gaussian(0.1))
+    x, y = torch.randn(4, 3, requires_grad=True), torch.randn(4, 1)
+    found = []
+    for again in (False, True):
+        bnn.zero_grad()
+        torch.manual_seed(3)
+        bound = bnn.elbo(x, y, num_data=4) if not again else checkpoint(bnn.elbo, x, y, num_data=4, use_reentrant=False)
+        bound.backward()
+        found.append([parameter.grad for parameter in bnn.posterior.parameters()])
+    torch.testing.assert_close(*found)
+
+
+class FillsItsSteps(nn.Module):
+    """Its first pass makes a list of its own layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.drop, self.norm, self.last = nn.Linear(3, 6), nn.Dropout(), nn.BatchNorm1d(6), nn.Linear(6, 1)
+        self.steps: list[nn.Module] | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.steps is None:
+            self.steps = [self.first, self.drop, self.norm, self.last]
+        for step in self.steps:
+            x = step(x)
+        return x
+
+
+def test_layers_in_a_list_that_the_first_pass_made_are_the_copies() -> None:
+    bnn = bayesianize(FillsItsSteps(), MeanField(), likelihood=Gaussian(0.1)).train()
+    x = torch.randn(4, 3)
+    bnn(x)
+    draws, mean = bnn.draw(4).detach(), bnn.network.norm.running_mean.clone()
+    torch.testing.assert_close(bnn.predict(x, draws=draws).mean, bnn.predict(x, draws=draws).mean, rtol=0, atol=0)
+    torch.testing.assert_close(bnn.network.norm.running_mean, mean, rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_scripted_layers_run_in_networks() -> None:
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(3, 3), nn.Tanh()))
+    bnn = bayesianize(nn.Sequential(scripted, nn.Linear(3, 1)), {"1": MeanField()}, likelihood=Gaussian(0.1))
+    x = torch.randn(4, 3)
+    bnn.elbo(x, torch.randn(4, 1), num_data=4).backward()
+    weights = bnn.draw(2).detach()
+    expected = (
+        torch.stack([scripted(x) @ w.T for w in weights.weights["1.weight"]]) + weights.weights["1.bias"][:, None]
+    )
+    torch.testing.assert_close(weights(x), expected)
+    assert isinstance(bnn.network[0], torch.jit.ScriptModule)
+
+
+def test_classes_of_modules_can_go() -> None:
+    class Local(nn.Linear):
+        """Nobody else has it."""
+
+    bnn = bayesianize(nn.Sequential(Local(3, 1)), MeanField(), likelihood=Gaussian(0.1))
+    bnn.predict(torch.randn(4, 3))
+    gone = weakref.ref(Local)
+    del bnn, Local
+    gc.collect()
+    assert gone() is None

@@ -28,8 +28,8 @@ class _Draw(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        count = len(ctx.prior_stds)
-        means, log_stds, stds, noise = (ctx.saved_tensors[place * count : (place + 1) * count] for place in range(4))
+        count, saved = len(ctx.prior_stds), ctx.saved_tensors  # read once: checkpointing gives them once
+        means, log_stds, stds, noise = (saved[place * count : (place + 1) * count] for place in range(4))
         if torch.is_grad_enabled():  # to be differentiated again, where a number that was kept would count as constant
             stds = None
         through = [torch.zeros_like(n) if g is None else g for g, n in zip(grads[:-1], noise, strict=True)]
@@ -114,8 +114,8 @@ class _Moments(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        count = len(ctx.prior_stds)
-        means, variances, grad_kl = ctx.saved_tensors[:count], list(ctx.saved_tensors[count:]), grads[-1]
+        count, saved = len(ctx.prior_stds), ctx.saved_tensors
+        means, variances, grad_kl = saved[:count], list(saved[count:]), grads[-1]
         given = [
             torch.zeros_like(like) if g is None else g for g, like in zip(grads, (*means, *variances), strict=False)
         ]

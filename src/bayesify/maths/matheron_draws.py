@@ -114,9 +114,9 @@ class StackDraw(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         """See the class."""
-        groups = ctx.groups
-        row, col, start, size, rest, *_ = ctx.saved_tensors
-        wides, thins, _ = _thirds(ctx.saved_tensors[10:])
+        groups, saved = ctx.groups, ctx.saved_tensors  # read once: checkpointing gives them once
+        row, col, start, size, rest, *_ = saved
+        wides, thins, _ = _thirds(saved[10:])
         if torch.is_grad_enabled():  # to be differentiated again
             drawn = [
                 draw_group(
@@ -132,7 +132,7 @@ class StackDraw(torch.autograd.Function):
             found = torch.autograd.grad(drawn, (row, col, start, size, rest), grads, create_graph=True)
             return None, None, *found, *(None for _ in (*wides, *thins))
         with torch.autocast(row.device.type, enabled=False):
-            found = _gradients(groups, grads, ctx.saved_tensors)
+            found = _gradients(groups, grads, saved)
         return None, None, *found, *(None for _ in (*wides, *thins))
 
 

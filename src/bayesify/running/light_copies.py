@@ -37,12 +37,13 @@ _ATOMIC: tuple[type, ...] = (
     torch.Size,
 )
 _ATOMIC += (torch.Generator, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
+_PLAIN = frozenset((*_ATOMIC, bool))
 
-_HOLDERS: dict[int, tuple[weakref.ref[nn.Module], int, tuple[str, ...]]] = {}
-"""Attributes of a module beside its children that hold modules, with the number of attributes when they were looked for; by the
+_HOLDERS: dict[int, tuple[weakref.ref[nn.Module], Any, tuple[str, ...]]] = {}
+"""Attributes of a module beside its children that hold modules, with what the attributes were when they were looked for; by the
 module's id, since a weak key takes as long as the copy."""
 _KINDS: dict[type, tuple[bool, bool]] = {}
-"""Whether modules of a type are torch's own and keep nothing of a pass, and whether they are scripted."""
+"""Whether modules of a type keep nothing of a pass, and whether they are scripted; of torch's own types, which live as long."""
 
 
 _Pair = tuple[nn.Module, nn.Module, dict[str, Any], Collection[Any]]
@@ -81,6 +82,7 @@ class LightCopy:
         self._own = (*_SLOTS, *_HOOKS) if hooks else _SLOTS
         self._clones: dict[int, nn.Module] = {}
         self._pairs: list[_Pair] = []
+        self._scripted: list[tuple[nn.Module, nn.Module]] = []
         self.owned: dict[str, nn.Module] = {}
         self.complete = True
         self.root = self._copy(network, "")
@@ -114,7 +116,7 @@ class LightCopy:
             if evaluate:
                 clone.eval()
             self._clones[place] = clone
-            self._pairs.append((module, clone, clone.__dict__, ()))
+            self._scripted.append((module, clone))
             return clone
         clone = self._clones[place] = object.__new__(kind)
         state = state.copy()
@@ -156,7 +158,8 @@ class LightCopy:
             self._write_back(original, now, before)
 
     def _write_back(self, original: nn.Module, now: dict[str, Any], before: dict[str, Any]) -> None:
-        originals = {id(pair[1]): pair[0] for pair in self._pairs}
+        originals: dict[int, nn.Module] = {id(pair[1]): pair[0] for pair in self._pairs}
+        originals |= {id(clone): module for module, clone in self._scripted}
         original._buffers.update(now["_buffers"])
         original._modules.update({name: originals.get(id(child), child) for name, child in now["_modules"].items()})
         for key, value in now.items():
@@ -169,12 +172,21 @@ class LightCopy:
 def _holders(module: nn.Module, state: dict[str, Any]) -> tuple[str, ...]:
     """Attributes of a module beside its children that hold modules."""
     place = id(module)
-    known = _HOLDERS.get(place)
-    if known is None or known[0]() is not module or known[1] != len(state):
+    known, now = _HOLDERS.get(place), len(state) if type(module) in _KINDS else _attributes(state)
+    if known is None or known[0]() is not module or known[1] != now:
         names = tuple(key for key in state.keys() - _STANDARD if _holds_modules(state[key], set()))
         dead = weakref.ref(module, lambda ref: _forget(place, ref))
-        known = _HOLDERS[place] = dead, len(state), names
+        known = _HOLDERS[place] = dead, now, names
     return known[2]
+
+
+def _attributes(state: dict[str, Any]) -> list[Any]:
+    """What tells attributes that may hold modules from those of an earlier pass: names, places, and lengths of containers."""
+    found: list[Any] = []
+    for key, value in state.items():
+        if key not in _STANDARD and type(value) not in _PLAIN:
+            found += key, id(value), len(value) if isinstance(value, (list, dict, set)) else 0
+    return found
 
 
 def _forget(place: int, ref: weakref.ref[nn.Module]) -> None:
@@ -186,8 +198,10 @@ def _forget(place: int, ref: weakref.ref[nn.Module]) -> None:
 
 def _kind(kind: type) -> tuple[bool, bool]:
     """See `_KINDS`."""
-    leaf = _is_torchs(kind) and not issubclass(kind, nn.RNNBase)
-    found = _KINDS[kind] = leaf, issubclass(kind, torch.jit.ScriptModule)
+    own = _is_torchs(kind)
+    found = own and not issubclass(kind, nn.RNNBase), issubclass(kind, torch.jit.ScriptModule)
+    if own:
+        _KINDS[kind] = found
     return found
 
 
