@@ -3,7 +3,7 @@
 import pytest
 import torch
 from bayesify_papers.global_inducing import processes, stacked_training, uci
-from bayesify_papers.global_inducing.stacked import Design, StackedNetworks
+from bayesify_papers.global_inducing.networks import Design, stack
 from bayesify_papers.shared.regressions import synthetic
 
 import bayesify
@@ -91,9 +91,9 @@ def test_a_recorded_training_of_stacks_is_one_without_recording(model, monkeypat
         if model in uci.MODELS:
             (x, y), _, _ = rows
             design = Design((x.shape[-1], 8, 8, 1), uci.MODELS[model], "scale", 10)
-            stack = StackedNetworks(design, x.cpu(), y.cpu()).cuda()
-            stacked_training.train(stack, x, y, schedule)
-            found.append(stacked_training.bounds(stack, x, y).cpu())
+            networks = stack(design, x.cpu(), y.cpu()).cuda()
+            stacked_training.train(networks, x, y, schedule)
+            found.append(stacked_training.bounds(networks, x, y).cpu())
         else:
             found.append(torch.tensor(processes.run("synthetic", rows, model, schedule, 10)["elbo"]))
     torch.testing.assert_close(*found, rtol=0.02, atol=0.05)

@@ -25,12 +25,11 @@ from bayesify import bayesianize
 from bayesify.baselines import nuts
 from bayesify.datasets import toy
 from bayesify.likelihoods import Gaussian
-from bayesify.maths.constraints import raw_positive
 from bayesify.models import mlp
 from bayesify.posteriors import MeanField
 from bayesify.priors import Neal
 from bayesify_papers.global_inducing import hmc
-from bayesify_papers.global_inducing.stacked import Design, StackedNetworks
+from bayesify_papers.global_inducing.networks import Design, stack
 from bayesify_papers.global_inducing.stacked_training import Schedule, bounds, train
 from bayesify_papers.shared import figures, records
 from bayesify_papers.shared.program import Program
@@ -88,8 +87,7 @@ def variational(
     problems = [problem(seed) for seed in seeds]
     x, y = torch.stack([data.x for data in problems]), torch.stack([data.y for data in problems])
     design = Design((1, WIDTH, WIDTH, 1), (method,) * 3, "neal", POINTS)
-    stack = StackedNetworks(design, x, y, problems[0].noise, learn_noise=False)
-    stack.raw_noise.data = torch.tensor([raw_positive(data.noise) for data in problems])
+    networks = stack(design, x, y, [data.noise for data in problems], learn_noise=False)
 
     def report(step: int, bound: Tensor, seconds: float) -> None:
         print(
@@ -97,12 +95,14 @@ def variational(
             flush=True,
         )
 
-    outcome = train(stack, x, y, schedule, report=report)
-    found = bounds(stack, x, y, num_draws)
+    outcome = train(networks, x, y, schedule, report=report)
+    found = bounds(networks, x, y, num_draws)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        inputs = torch.stack([points(data) for data in problems])
-        outputs = stack(stack.draw(num_draws, generator).weights, inputs)[..., 0]  # [R, S, points]
+        outputs = [
+            model.draw(num_draws, generator=generator)(points(data))[..., 0]  # [S, points]
+            for model, data in zip(networks.unstack(), problems, strict=True)
+        ]
     return {
         seed: {
             "elbo": float(found[index]),

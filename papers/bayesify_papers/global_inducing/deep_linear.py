@@ -30,7 +30,9 @@ import torch
 from torch import Tensor
 
 from bayesify.datasets import toy
-from bayesify_papers.global_inducing.stacked import Design, StackedNetworks
+from bayesify.training import ModelStack
+from bayesify_papers.global_inducing import networks
+from bayesify_papers.global_inducing.networks import Design
 from bayesify_papers.global_inducing.stacked_training import Schedule, bound_parts, train
 from bayesify_papers.shared import figures, records
 from bayesify_papers.shared.program import Program
@@ -120,12 +122,12 @@ def fit(
 
 def _stack(
     data: toy.Linear, method: str, width: int, depth: int, seed: int, device: str
-) -> tuple[StackedNetworks, dict[str, Any]]:
+) -> tuple[ModelStack, dict[str, Any]]:
     """One network before training, and where its hidden layers start."""
     sizes = (data.x.shape[1], *[width] * (depth - 1), 1)
     start = hidden_start(method, width)
     design = Design(sizes, kinds(method, depth), "neal", POINTS, bias=False, linear=True, **start)
-    made = StackedNetworks(design, data.x[None], data.y[None], data.noise, learn_noise=False, seed=seed)
+    made = networks.stack(design, data.x[None], data.y[None], data.noise, learn_noise=False, seed=seed)
     return made.to(device), start
 
 

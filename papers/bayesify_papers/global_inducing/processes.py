@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bayesify.deep_gp import DeepGP
 from bayesify.likelihoods import Gaussian
-from bayesify_papers.global_inducing.stacked_processes import StackedProcesses
+from bayesify.training import ModelStack
 from bayesify_papers.global_inducing.stacked_training import Schedule, train
 
 MODELS: dict[str, tuple[int, Any]] = {
@@ -40,7 +40,7 @@ def run(
         num_draws: For bounds and predictions.
     """
     (x, y), (x_test, y_test), units = rows
-    stack = StackedProcesses([make(x[split], y[split], model, seed=split) for split in range(len(x))])
+    stack = ModelStack([make(x[split], y[split], model, seed=split) for split in range(len(x))])
 
     def report(step: int, bound: Tensor, seconds: float) -> None:
         mean = float(bound.mean()) / x.shape[1]
@@ -49,7 +49,7 @@ def run(
     outcome = train(stack, x, y, schedule, report=report)
     found = [
         score(made, (x[split], y[split]), (x_test[split], y_test[split]), float(units[split]), num_draws, seed=split)
-        for split, made in enumerate(stack.hand_back())
+        for split, made in enumerate(stack.unstack())
     ]
     return {**{key: [one[key] for one in found] for key in found[0]}, **outcome.facts()}
 

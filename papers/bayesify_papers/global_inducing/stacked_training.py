@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from bayesify.training import ModelStack, StackedBatch
 from bayesify_papers.shared.small_products import small_products
 
 WARM_UP = 3
@@ -19,24 +20,18 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 """What Adam keeps of each parameter."""
 
 
-class Stack(Protocol):
-    """What can be trained here: R models side by side."""
-
-    def elbo(
-        self,
-        x: Tensor,
-        y: Tensor,
-        num_data: int,
-        num_draws: int = 1,
-        kl_weight: float | Tensor = 1.0,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """The bound of each, [R], from batches [R, B, ...]."""
-        ...
-
-    def parameters(self) -> Any:
-        """What is trained, [R, ...] each."""
-        ...
+def elbo(
+    stack: ModelStack,
+    x: Tensor,
+    y: Tensor,
+    num_data: int,
+    num_draws: int = 1,
+    kl_weight: float | Tensor = 1.0,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """The bound of each model, [R], from batches [R, B, ...]."""
+    data, kl = stack.terms(StackedBatch(x, y), num_data=num_data, num_draws=num_draws, generator=generator)
+    return (data - kl_weight * kl).mean(-1)
 
 
 @dataclass(frozen=True)
@@ -90,7 +85,7 @@ class Outcome:
 
 
 def train(
-    stack: Stack,
+    stack: ModelStack,
     x: Tensor,
     y: Tensor,
     schedule: Schedule,
@@ -128,7 +123,7 @@ def train(
 class _Update:
     """One step of the training of a stack; see `train`."""
 
-    def __init__(self, stack: Stack, x: Tensor, y: Tensor, schedule: Schedule, generator: torch.Generator) -> None:
+    def __init__(self, stack: ModelStack, x: Tensor, y: Tensor, schedule: Schedule, generator: torch.Generator) -> None:
         self.stack, self.x, self.y, self.schedule, self.generator = stack, x, y, schedule, generator
         self.parameters = [parameter for parameter in stack.parameters() if parameter.requires_grad]
         self.rate = torch.tensor(schedule.learning_rate, device=x.device)
@@ -169,7 +164,7 @@ class _Update:
             rows = rows.topk(size, dim=1).indices[..., None]
             x = x.gather(1, rows.expand(-1, -1, x.shape[-1]))
             y = y.gather(1, rows.expand(-1, -1, y.shape[-1]))
-        bound = self.stack.elbo(x, y, num_data, self.schedule.draws, self.kl_weight, self.generator)
+        bound = elbo(self.stack, x, y, num_data, self.schedule.draws, self.kl_weight, self.generator)
         self.optimizer.zero_grad()
         (-bound.sum() / num_data).backward()
         finite = _clip(self.parameters, self.schedule.clip)
@@ -189,7 +184,7 @@ class _Update:
         return [*(parameter.detach() for parameter in self.parameters), *(held for held in moments if held is not None)]
 
 
-def _clip(parameters: list[Tensor], largest: float) -> Tensor:
+def _clip(parameters: Sequence[Tensor], largest: float) -> Tensor:
     """Bound the norm of each model's gradient, in place; one that is not finite becomes 0. Which ones are finite, [R]."""
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
     squares = torch.stack([grad.flatten(1).square().sum(1) if grad.ndim > 1 else grad.square() for grad in grads])
@@ -200,15 +195,15 @@ def _clip(parameters: list[Tensor], largest: float) -> Tensor:
     return norm.isfinite()
 
 
-def bounds(stack: Stack, x: Tensor, y: Tensor, num_draws: int = 100, seed: int = 0) -> Tensor:
+def bounds(stack: ModelStack, x: Tensor, y: Tensor, num_draws: int = 100, seed: int = 0) -> Tensor:
     """The bound of each model on all its data, [R], from so many draws of the weights."""
     return bound_parts(stack, x, y, num_draws, seed).mean(0)
 
 
 @torch.no_grad()
-def bound_parts(stack: Stack, x: Tensor, y: Tensor, num_draws: int, seed: int = 0) -> Tensor:
+def bound_parts(stack: ModelStack, x: Tensor, y: Tensor, num_draws: int, seed: int = 0) -> Tensor:
     """The bound of each model from ten draws at a time, [num_draws / 10, R]."""
     generator = torch.Generator(device=x.device).manual_seed(seed)
     with small_products():
-        parts = [stack.elbo(x, y, x.shape[1], 10, 1.0, generator) for _ in range(max(1, num_draws // 10))]
+        parts = [elbo(stack, x, y, x.shape[1], 10, 1.0, generator) for _ in range(max(1, num_draws // 10))]
     return torch.stack(parts)

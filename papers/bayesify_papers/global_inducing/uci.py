@@ -27,7 +27,7 @@ from torch import Tensor
 from bayesify.datasets import uci
 from bayesify.datasets.scaling import Standardization
 from bayesify_papers.global_inducing import processes
-from bayesify_papers.global_inducing.stacked import PRIORS, STARTS, Design, StackedNetworks
+from bayesify_papers.global_inducing.networks import PRIORS, STARTS, Design, stack
 from bayesify_papers.global_inducing.stacked_training import Schedule, bounds, train
 from bayesify_papers.shared import records
 from bayesify_papers.shared.program import Program
@@ -98,31 +98,22 @@ def run_networks(
     design = Design(
         (x.shape[-1], WIDTH, WIDTH, 1), MODELS[model], prior, points, hidden_precision=hidden_precision, start=start
     )
-    stack = StackedNetworks(design, x.cpu(), y.cpu(), NOISE, seed=seed).to(device)
+    networks = stack(design, x.cpu(), y.cpu(), NOISE, seed=seed).to(device)
 
     def report(step: int, bound: Tensor, seconds: float) -> None:
         mean = float(bound.mean()) / x.shape[1]
         print(f"{data.name}, {model}, {prior}: step {step}, bound {mean:.3f} an example, {seconds:.0f} s", flush=True)
 
-    outcome = train(stack, x, y, schedule, seed, report)
-    bound = bounds(stack, x, y, num_draws, seed).cpu() / x.shape[1]
-    density, mean = predictions(stack, *test, num_draws, seed)
-    return {
-        "elbo": (bound - units.log()).tolist(),
-        "log_likelihood": (density.mean(-1).cpu() - units.log()).tolist(),
-        "rmse": ((mean - test[1][..., 0]).square().mean(-1).sqrt().cpu() * units).tolist(),
-        "noise": (stack.noise.detach().cpu() * units.square()).tolist(),
-        **outcome.facts(),
-    }
-
-
-@torch.no_grad()
-def predictions(stack: StackedNetworks, x: Tensor, y: Tensor, num_draws: int = DRAWS, seed: int = 0) -> Rows:
-    """Log-density of each test target under the predictive mixture, and the predictive mean: [R, B] each."""
-    generator = torch.Generator(device=x.device).manual_seed(seed)
-    outputs = stack(stack.draw(num_draws, generator).weights, x)
-    density = stack.log_density(outputs, y).logsumexp(1) - math.log(num_draws)
-    return density, outputs.mean(1)[..., 0]
+    outcome = train(networks, x, y, schedule, seed, report)
+    bound = bounds(networks, x, y, num_draws, seed).cpu() / x.shape[1]
+    scores: dict[str, Any] = {"elbo": (bound - units.log()).tolist(), "log_likelihood": [], "rmse": [], "noise": []}
+    generator = torch.Generator(device=device).manual_seed(seed)
+    for made, inputs, targets, unit in zip(networks.unstack(), *test, units.tolist(), strict=True):
+        prediction = made.to(device).predict(inputs, num_draws, generator=generator)
+        scores["log_likelihood"].append(float(prediction.log_prob(targets).mean()) - math.log(unit))
+        scores["rmse"].append(float((prediction.mean - targets).square().mean().sqrt()) * unit)
+        scores["noise"].append(float(made.likelihood.noise.detach()) * unit**2)
+    return {**scores, **outcome.facts()}
 
 
 def run(

@@ -1,6 +1,7 @@
 """Training: `fit`, the one loop, batches, checkpoints, history, schedules and processes."""
 
 from bayesify.training.arguments import Checkpointing, Devices, Steps, Validation
+from bayesify.training.batches import StackedBatch
 from bayesify.training.checking import check
 from bayesify.training.fitting import fit
 from bayesify.training.history import History
@@ -14,6 +15,7 @@ __all__ = [
     "History",
     "KLSchedule",
     "ModelStack",
+    "StackedBatch",
     "Steps",
     "Update",
     "Validation",

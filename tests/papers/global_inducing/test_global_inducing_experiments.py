@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from bayesify_papers.global_inducing import cifar, cubic, deep_linear, uci
-from bayesify_papers.global_inducing.stacked import Design, StackedNetworks
+from bayesify_papers.global_inducing.networks import Design, make, stack
 from bayesify_papers.shared.published import published
 from bayesify_papers.shared.regressions import synthetic
 
@@ -90,12 +90,11 @@ def test_uci_smoke_runs_every_model_once(smoke: Any) -> None:
 def test_uci_networks_have_the_inducing_inputs_that_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
 
-    class Seen(uci.StackedNetworks):
-        def __init__(self, design: Any, *others: Any, **more: Any) -> None:
-            made.append(design)
-            super().__init__(design, *others, **more)
+    def seen(design: Any, *others: Any, **more: Any) -> Any:
+        made.append(design)
+        return stack(design, *others, **more)
 
-    monkeypatch.setattr(uci, "StackedNetworks", Seen)
+    monkeypatch.setattr(uci, "stack", seen)
     schedule = uci.Schedule(steps=2, batch=16)
     uci.run_networks(
         synthetic(splits=2), "gi", "scale", schedule, num_draws=10, hidden_precision=3.0, start="network", points=7
@@ -104,12 +103,11 @@ def test_uci_networks_have_the_inducing_inputs_that_were_asked_for(monkeypatch: 
 
 
 def test_a_start_at_a_network_has_its_outputs_as_pseudo_outputs() -> None:
-    x, y = torch.randn(2, 30, 3), torch.randn(2, 30, 1)
     design = Design((3, 5, 4, 1), ("gi",) * 3, points=20, hidden_precision=1e6, start="network")
-    stack = StackedNetworks(design, x, y)
-    one, other = (stack.draw(1, torch.Generator().manual_seed(seed)).weights for seed in (0, 1))
-    for layer in (0, 1):  # at this precision hidden layers are those of one network
-        torch.testing.assert_close(one[layer], other[layer], rtol=0.02, atol=0.02)
+    bnn = make(design, torch.randn(30, 3), torch.randn(30, 1), 0.1)
+    one, other = (bnn.draw(1, generator=torch.Generator().manual_seed(seed)).weights for seed in (0, 1))
+    for name in ("0.weight", "2.weight"):  # at this precision hidden layers are those of one network
+        torch.testing.assert_close(one[name], other[name], rtol=0.02, atol=0.02)
     with pytest.raises(ValueError, match="start='other'"):
         Design((3, 1), ("gi",), start="other")
 

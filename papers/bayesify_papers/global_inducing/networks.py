@@ -1,0 +1,148 @@
+"""Fully connected networks of one shape, each layer under a posterior of its own kind, side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from bayesify import BayesianNetwork, bayesianize
+from bayesify.likelihoods import Gaussian
+from bayesify.posteriors import GlobalInducing, LocalInducing, MeanField
+from bayesify.priors import Neal, Scale, Standard
+from bayesify.training import ModelStack
+
+KINDS = ("fac", "li", "gi", "rand")
+"""Factorized; local and global inducing points; drawn from the prior."""
+
+PRIORS = {"neal": Neal, "standard": Standard, "scale": Scale}
+STARTS = ("random", "network")
+FILLED = 0.01
+"""Where the precision of pseudo-outputs of the last layer starts at inducing inputs that are no data."""
+
+
+@dataclass(frozen=True)
+class Design:
+    """Shape, priors and posteriors that all networks of a stack have in common.
+
+    Args:
+        sizes: Inputs, hidden units of each layer, outputs.
+        kinds: The posterior of each layer, one of `KINDS`: one for all, or `"gi"` in the last over `"fac"` or `"rand"`.
+        prior: A key of `PRIORS`.
+        points: M, inducing inputs, in every layer of kind `"li"`.
+        bias: Whether layers have one.
+        linear: Without ReLU between layers.
+        hidden_precision: Where the precision of pseudo-outputs starts in layers that are not the last.
+        start_std: Where standard deviations of factorized layers start, as a share of `1 / sqrt(fan_in)`.
+        start: Where pseudo-outputs of hidden layers of kind `"gi"` start: `"random"`, standard normal numbers, or `"network"`,
+            what a network drawn from Neal's prior makes of the inducing inputs.
+
+    Raises:
+        ValueError: If a kind, prior or start is unknown, there is not one kind for each layer, or kinds are mixed in another way.
+    """
+
+    sizes: tuple[int, ...]
+    kinds: tuple[str, ...]
+    prior: str = "neal"
+    points: int = 100
+    bias: bool = True
+    linear: bool = False
+    hidden_precision: float = 0.1
+    start_std: float = 0.1
+    start: str = "random"
+
+    def __post_init__(self) -> None:
+        if len(self.kinds) != len(self.sizes) - 1 or not self.kinds:
+            raise ValueError(
+                f"Design: {len(self.kinds)} kinds for {len(self.sizes) - 1} layers; give one for each layer, and one layer"
+            )
+        for key, values, known in (
+            ("kinds", self.kinds, KINDS),
+            ("prior", (self.prior,), tuple(PRIORS)),
+            ("start", (self.start,), STARTS),
+        ):
+            for value in values:
+                if value not in known:
+                    raise ValueError(f"Design: {key}={value!r}; give one of {', '.join(known)}")
+        below, last = {*self.kinds[:-1]}, self.kinds[-1]
+        if last == "rand" or not (below <= {last} or (last == "gi" and below in ({"fac"}, {"rand"}))):
+            raise ValueError(f"Design: kinds={self.kinds}; give one kind for all layers, or gi last over fac or rand")
+
+
+def stack(
+    design: Design, x: Tensor, y: Tensor, noise: float | Sequence[float] = 0.1, learn_noise: bool = True, seed: int = 0
+) -> ModelStack:
+    """A network for each of R data sets.
+
+    Args:
+        design: What the networks have in common.
+        x: Training inputs, [R, N, inputs].
+        y: Training targets, [R, N, outputs].
+        noise: Variance of the noise, for all or for each.
+        learn_noise: Whether it is trained.
+        seed: Of all starting values.
+    """
+    noises = [noise] * len(x) if isinstance(noise, float) else noise
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return ModelStack([make(design, *given, learn_noise) for given in zip(x, y, noises, strict=True)])
+
+
+def make(design: Design, x: Tensor, y: Tensor, noise: float, learn_noise: bool = True) -> BayesianNetwork:
+    """One network with Gaussian noise before training.
+
+    Global inducing inputs start at training inputs, V of the last layer at their targets with the precision of the noise (times
+    N / M where there are more data than inducing inputs), V of hidden layers as the design says: with standard normal numbers
+    and a small precision the start is close to the exact last layer given hidden layers from the prior. Local inducing inputs
+    and their V start at standard normal numbers, V of the last layer at 0 with the same precision. Means of factorized layers
+    start at draws from Neal's prior.
+
+    Args:
+        design: Its shape, prior and posteriors.
+        x: Training inputs, [N, inputs].
+        y: Training targets, [N, outputs].
+        noise: Variance of the noise.
+        learn_noise: Whether it is trained.
+    """
+    layers = [nn.Linear(*sizes, bias=design.bias) for sizes in pairwise(design.sizes)]
+    parts: list[nn.Module] = []
+    for layer in layers:
+        for value in layer.parameters():
+            nn.init.normal_(value, std=layer.in_features**-0.5)
+        parts += [layer] if design.linear or layer is layers[-1] else [layer, nn.ReLU()]
+    net, last = nn.Sequential(*parts), str(len(parts) - 1)
+    below, count = design.kinds[0], min(len(x), design.points)
+    known = max(1.0, len(x) / design.points) / noise
+    factorized = MeanField(local_reparameterization=set(design.kinds) == {"fac"})
+    posterior: object = factorized
+    if below == "li":
+        posterior = LocalInducing(design.points, design.hidden_precision)
+    elif "gi" in design.kinds:
+        rows = torch.randperm(len(x))[:count]
+        inputs = torch.cat((x[rows], torch.randn(design.points - count, x.shape[-1])))
+        targets = torch.cat((y[rows], torch.randn(design.points - count, y.shape[-1])))
+        posterior = GlobalInducing(
+            inputs,
+            targets,
+            design.hidden_precision,
+            learned="last" if below == "rand" else "all",
+            init="network" if below == "gi" and design.start == "network" else "random",
+        )
+        posterior = {last: posterior, "*": factorized} if below == "fac" else posterior
+    likelihood = Gaussian(noise=noise, learn=learn_noise)
+    made = bayesianize(net, posterior, likelihood=likelihood, prior=PRIORS[design.prior]())
+    with torch.no_grad():
+        for name, value in made.named_parameters():
+            if ".raw_std." in name:
+                fan_in = net.get_parameter(name.rpartition(".")[2].partition("/")[0] + ".weight").shape[1]
+                value.fill_(math.log(design.start_std / math.sqrt(fan_in)))
+            elif name.endswith(f"log_precision.{last}"):
+                value.fill_(math.log(known))
+                value[design.points if below == "li" else count :] = math.log(FILLED)
+            elif below == "li" and name.endswith(f"pseudo_outputs.{last}"):
+                value.zero_()
+    return made

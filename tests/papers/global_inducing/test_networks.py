@@ -1,0 +1,164 @@
+"""Networks side by side start as said, have the evidence as their bound where it is known, and do not touch each other."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from bayesify_papers.global_inducing import stacked_training
+from bayesify_papers.global_inducing.networks import FILLED, Design, make, stack
+from bayesify_papers.global_inducing.stacked_training import elbo
+from torch import Tensor, nn
+
+import bayesify
+from bayesify.training import StackedBatch
+
+SIZES = (2, 5, 4, 1)
+
+
+def data(replicas: int = 2, rows: int = 9) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(replicas, rows, 2, generator=generator), torch.randn(replicas, rows, 1, generator=generator)
+
+
+def named(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters of a network's posteriors by the end of their names."""
+    return {name.partition(".")[2].partition(".")[2]: value.detach() for name, value in model.named_parameters()}
+
+
+@pytest.mark.parametrize("kinds", [("gi",) * 3, ("fac", "fac", "gi"), ("rand", "rand", "gi")])
+@pytest.mark.parametrize("rows", [4, 9])
+def test_global_inducing_points_start_at_data_in_the_last_layer(kinds: tuple[str, ...], rows: int) -> None:
+    """Six points: all four rows and two standard normal ones of little precision, or six of nine rows that stand for all."""
+    x, y = (part[0] for part in data(rows=rows))
+    start = named(make(Design(SIZES, kinds, points=6), x, y, 0.5))
+    both = torch.cat((start["inducing_inputs.learned.input 0"], start["pseudo_outputs.4"]), 1).tolist()
+    assert sum(row in torch.cat((x, y), 1).tolist() for row in both) == min(rows, 6)
+    known, filled = math.log(max(1, rows / 6) / 0.5), math.log(FILLED)
+    assert start["log_precision.4"].tolist() == pytest.approx([known] * min(rows, 6) + [filled] * max(0, 6 - rows))
+    assert ("pseudo_outputs.0" in start) == (kinds[0] == "gi")
+    if kinds[0] == "gi":
+        assert start["log_precision.2"].tolist() == pytest.approx([math.log(0.1)] * 6)
+
+
+def test_other_layers_start_as_they_are_said_to() -> None:
+    x, y = (part[0] for part in data())
+    start = named(make(Design(SIZES, ("li",) * 3, points=6), x, y, 0.5))
+    assert not start["pseudo_outputs.4"].any()
+    assert start["log_precision.4"].tolist() == pytest.approx([math.log(9 / 6 / 0.5)] * 6)
+    assert start["log_precision.2"].tolist() == pytest.approx([math.log(0.1)] * 6)
+    start = named(make(Design((400, 300, 1), ("fac",) * 2, "standard", start_std=0.3), torch.zeros(3, 400), y[:3], 0.5))
+    assert float(start["raw_std.0/weight"].unique().exp()) == pytest.approx(0.3 / 20)
+    assert float(start["raw_std.2/bias"].unique().exp()) == pytest.approx(0.3 / math.sqrt(300))
+    means = start["mean_value.0/weight"]  # n = 120,000, k = 5 standard errors of a deviation
+    assert float(means.std()) == pytest.approx(1 / 20, rel=5 / math.sqrt(2 * means.numel()))
+
+
+def test_bound_of_one_linear_layer_is_the_evidence() -> None:
+    """With U_0 = X, V = Y and the noise's precision; n draws, k = 5 standard errors."""
+    made = bayesify.datasets.toy.linear(30, 3, prior_std=math.sqrt(1 / 3), noise=0.2)
+    design = Design((3, 1), ("gi",), "neal", points=30, bias=False, linear=True)
+    alone = stack(design, made.x[None], made.y[None], 0.2)
+    with torch.no_grad():
+        values = torch.cat([elbo(alone, made.x[None], made.y[None], 30, 1) for _ in range(200)])
+    error = float(values.std()) / math.sqrt(200)
+    assert abs(float(values.mean()) - made.posterior.log_evidence) < 5 * error
+
+
+@pytest.mark.parametrize(
+    "kinds", [("fac",) * 3, ("li",) * 3, ("gi",) * 3, ("fac", "fac", "gi"), ("rand", "rand", "gi")]
+)
+def test_networks_of_a_stack_are_apart_and_all_learn(kinds: tuple[str, ...]) -> None:
+    x, y = data()
+    both = stack(Design(SIZES, kinds, "scale", points=5), x, y)
+    elbo(both, x, y, 9)[0].backward()
+    assert both.loop_reason is None
+    for name, parameter in both.named_parameters():
+        assert parameter.grad is not None, name
+        assert float(parameter.grad[1].abs().sum()) == 0, name
+        if "alpha" in name or "beta" in name:
+            continue
+        assert float(parameter.grad[0].abs().sum()) > 0, name
+
+
+def test_a_gradient_that_is_not_finite_stops_one_network_only() -> None:
+    values = [torch.zeros(2, 3), torch.zeros(2)]
+    for value, grad in zip(values, (torch.tensor([[3.0, 4.0, 0.0], [1.0, math.nan, 1.0]]), torch.ones(2)), strict=True):
+        value.requires_grad_()
+        value.grad = grad
+    stacked_training._clip(values, 2.0)
+    assert values[0].grad is not None
+    assert values[1].grad is not None
+    assert float(torch.cat((values[0].grad[0], values[1].grad[:1])).norm()) == pytest.approx(2.0)
+    assert float(values[0].grad[1].abs().sum()) + float(values[1].grad[1]) == 0
+
+
+def test_designs_that_mean_nothing_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 kinds for 3 layers"):
+        Design(SIZES, ("fac", "gi"))
+    with pytest.raises(ValueError, match="kinds='hmc'; give one of fac"):
+        Design(SIZES, ("fac", "gi", "hmc"))
+    with pytest.raises(ValueError, match="prior='laplace'; give one of neal"):
+        Design(SIZES, ("gi",) * 3, "laplace")
+    for kinds in (("gi", "gi", "fac"), ("li", "li", "gi"), ("fac", "rand", "gi"), ("rand",) * 3):
+        with pytest.raises(ValueError, match="one kind for all layers, or gi last over fac or rand"):
+            Design(SIZES, kinds)
+
+
+def test_schedule_rises_and_falls() -> None:
+    schedule = stacked_training.Schedule(steps=100, learning_rate=0.1, warmup=0.2, first_weight=0.1)
+    assert schedule.rate(0) == pytest.approx(0.1)
+    assert schedule.rate(50) == pytest.approx(0.05)
+    assert schedule.kl_weight(0) == pytest.approx(0.1)
+    assert schedule.kl_weight(10) == pytest.approx(0.55)
+    assert schedule.kl_weight(20) == 1.0
+
+
+class Parabolas(nn.Module):
+    """Models whose bound is a parabola; that of the second has no finite gradient at some steps."""
+
+    def __init__(self, bad: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.values = nn.Parameter(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+        self.scale = nn.Parameter(torch.tensor([0.5, 0.7]))
+        self.bad, self.calls, self.seen = bad, 0, []
+
+    def terms(self, batch: StackedBatch, **_: Any) -> tuple[Tensor, Tensor]:
+        self.seen.append([self.values.detach().clone(), self.scale.detach().clone()])
+        factor = torch.ones(2)
+        factor[1] = float("nan") if self.calls in self.bad else 1.0
+        self.calls += 1
+        return (-(self.values.square().sum(1) + self.scale.square()) * factor)[:, None], torch.zeros(2, 1)
+
+
+def test_steps_without_a_finite_gradient_change_nothing_and_are_counted() -> None:
+    """The second model stays where it is, moments included: as if the step had not been; the first does not notice."""
+    x, y = data()
+    schedule = stacked_training.Schedule(steps=12, learning_rate=0.1, warmup=0.0)
+    whole, broken = Parabolas(), Parabolas(bad=(0, 4, 5, 11))
+    assert stacked_training.train(whole, x, y, schedule).skipped_steps == [0, 0]
+    outcome = stacked_training.train(broken, x, y, schedule)
+    assert outcome.skipped_steps == [0, 4]
+    assert outcome.facts()["skipped_steps"] == [0, 4]
+    broken.seen.append([broken.values.detach(), broken.scale.detach()])
+    for step in (0, 4, 5, 11):
+        for before, after in zip(broken.seen[step], broken.seen[step + 1], strict=True):
+            assert torch.equal(before[1], after[1])
+    for step in (1, 2, 3, 6, 7):
+        assert not torch.equal(broken.seen[step][0][1], broken.seen[step + 1][0][1])
+    for ours, theirs in zip(whole.parameters(), broken.parameters(), strict=True):
+        assert torch.equal(ours[0], theirs[0])
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_factorized_layers_below_global_inducing_points_train_without_a_skipped_step(scale: float) -> None:
+    """fac-gi at the papers' learning rate, for inputs of the usual size and of thirty times that, in float32."""
+    x, y = data(rows=40)
+    x, y = scale * x, (x.sum(-1, keepdim=True) + 0.1 * y).tanh()
+    both = stack(Design(SIZES, ("fac", "fac", "gi"), "neal", points=12), x, y, seed=1)
+    before = stacked_training.bounds(both, x, y)
+    outcome = stacked_training.train(both, x, y, stacked_training.Schedule(steps=150, learning_rate=1e-2))
+    assert outcome.skipped_steps == [0, 0]
+    assert bool((stacked_training.bounds(both, x, y) > before + 10).all())
