@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
+from bayesify.running import captured_draws
 from bayesify.running.caching import MOST_RECENT, cached, recent
 
 
@@ -56,3 +58,19 @@ def test_every_change_of_a_parameter_is_seen_in_any_layout(layout: str) -> None:
         owner.weight.data[0] = math.nan
         assert ask() == count + 1
         assert layout != "rows" or ask() == count + 1
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_captured_draw_runs_ahead_of_the_comparison(monkeypatch: pytest.MonkeyPatch, same: bool) -> None:
+    """It counts where parameters are what they were; else it is as if it was never made."""
+    owner, generator = nn.Linear(1, 1), torch.Generator().manual_seed(0)
+    graph = SimpleNamespace(generator=generator, replay=lambda: torch.rand(1, generator=generator))
+    captures = {"other": None, "kind": (4, ((1, 2), 7), graph, generator)}
+    monkeypatch.setitem(captured_draws._CAPTURES, owner, captures)
+    monkeypatch.setattr(captured_draws, "run_beside_comparison", lambda _, state, run: (run(), same and state == 7))
+    assert captured_draws._ahead(owner, "kind", (1, 3)) is None  # parameters are elsewhere
+    before = generator.get_state()
+    drawn = captured_draws._ahead(owner, "kind", (1, 2))
+    assert (drawn is not None) == same
+    assert torch.equal(generator.get_state(), before) != same
+    assert list(captures) == ["other", "kind"]
