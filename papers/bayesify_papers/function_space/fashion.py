@@ -10,7 +10,7 @@ maximum a posteriori and ensembles of five, all on all training images, then the
 the test images. Trainings run at the same time in worker processes, predictions are stored as soon as they are there, and a run
 that was interrupted goes on when the command is given again. `--dataset cifar10` takes CIFAR-10, seven convolutions and SVHN, or
 Fashion-MNIST in three channels where SVHN cannot be had; `--no-ablation` trains the systems of table 1 alone, `--systems` some of
-them (`map` is the ensemble too).
+them (`map` is the ensemble too), `--prior` takes another prior of weights than the paper's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import asdict, replace
 
 from bayesify_papers.function_space import scores
 from bayesify_papers.function_space.networks import CIFAR_WIDTHS
-from bayesify_papers.function_space.trainings import OUTSIDE, Training, classify
+from bayesify_papers.function_space.trainings import OUTSIDE, PRIORS, Training, classify
 from bayesify_papers.shared import records
 from bayesify_papers.shared.jobs import count_workers, run_trainings
 from bayesify_papers.shared.program import Program, fill
@@ -118,6 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     program.add_argument("--grid", action="store_true", help="try settings on held-out training images")
     program.choice("dataset", (name for name in OUTSIDE if name != SYNTHETIC), default="fashion_mnist")
     program.choice("systems", ("mfvi", "fsvi", "map"))
+    program.choice("prior", PRIORS, default=PRIORS[0])
     program.option(seeds=3, context=MAIN, prior_variance=PRIOR_VARIANCE, init_std=INIT_STD, ablation=True)
     program.option(
         **{name: getattr(defaults, name) for name in ("epochs", "batch", "draws", "learning_rate", "augment")}
@@ -148,7 +149,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wanted = {name: job for name, job in every.items() if job.system in chosen.systems}
     found = run_trainings(classify, wanted, chosen.out, workers=workers)
     seconds = {name: one["train_seconds"] for name, one in found.items()}
-    records.write(chosen.out / "study.json", {**study, "seconds": seconds})
+    last = {name: {key: one["last_epoch"][key] for key in ("nll", "kl")} for name, one in found.items()}
+    records.write(chosen.out / "study.json", {**study, "seconds": seconds, "last_epoch": last})
     return scores.evaluate(chosen.out, chosen.data)
 
 

@@ -16,7 +16,6 @@ from bayesify.function_space import Box, Context, DatasetContext, FunctionSpaceV
 from bayesify.likelihoods import Categorical
 from bayesify.posteriors import MeanField, Point, Posterior
 from bayesify.predictor import Trainable
-from bayesify.priors import Standard
 from bayesify_papers.function_space.networks import convolutional_network
 from bayesify_papers.shared.batches import MemoryBatches, mirror_and_shift
 from bayesify_papers.shared.image_problems import Problem, Trained, falling_late, problem
@@ -25,6 +24,9 @@ from bayesify_papers.shared.sources import NOISE, SYNTHETIC, Source, like, unit_
 
 OUTSIDE = {"fashion_mnist": ("mnist",), "cifar10": ("svhn", "fashion_mnist"), SYNTHETIC: (NOISE,)}
 """Where other images come from, by training set: the paper's, and what takes its place where it cannot be had."""
+
+PRIORS = ("standard", "neal", "default")
+"""Of weights: the paper's, a standard normal one; Neal's, whose variance falls with a layer's inputs; and the library's default."""
 
 JITTER_STD = 0.3
 """Noise on training images that serve as context, pixels being 0 to 1."""
@@ -47,6 +49,7 @@ class Training:
         init_std: Where standard deviations of weights start.
         draws: Of a prediction.
         widths: Channels of the convolutions.
+        prior: Of the weights; a name of `PRIORS`.
         augment: Whether training images are mirrored and shifted at random, as is usual for photographs.
         dataset: A name of `OUTSIDE`.
         outside: Other images; default: those of the paper.
@@ -67,6 +70,7 @@ class Training:
     init_std: float = 1e-2
     draws: int = 32
     widths: tuple[int, ...] = (32, 64, 128)
+    prior: str = "standard"
     augment: bool = False
     dataset: str = "fashion_mnist"
     outside: str = ""
@@ -122,13 +126,14 @@ def make_context(job: Training, x: Tensor) -> Context:
 
 
 def train(job: Training, given: Problem) -> Trained:
-    """The network of a job, and what its epochs were like; weights have a standard normal prior, as in the paper."""
+    """The network of a job, and what its epochs were like."""
     x, y = given.x, given.y
     posterior: Posterior = Point() if job.system == "map" else MeanField(init_std=job.init_std)
+    prior = None if job.prior == "default" else job.prior
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.seed)
         net = convolutional_network(x.shape[1], x.shape[2], given.num_classes, job.widths)
-        bnn = bayesianize(net, posterior, likelihood=Categorical(), prior=Standard()).to(job.device)
+        bnn = bayesianize(net, posterior, likelihood=Categorical(), prior=prior).to(job.device)
     model: Trainable = bnn
     if job.system == "fsvi":
         model = FunctionSpaceVI(bnn, 0.0, job.prior_variance, make_context(job, x))

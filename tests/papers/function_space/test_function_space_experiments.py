@@ -12,6 +12,8 @@ from bayesify_papers.function_space import fashion, scores, toy, trainings
 from bayesify_papers.function_space.networks import convolutional_network
 from bayesify_papers.shared.scores import rank_auroc
 
+from bayesify import fit
+
 
 def test_fashion_smoke_writes_tables_and_resumes(smoke: Any, capsys: pytest.CaptureFixture[str]) -> None:
     done = smoke("function-space/fashion")
@@ -40,6 +42,34 @@ def test_one_system_from_other_deviations(tmp_path: Path) -> None:
     assert {job["init_std"] for job in stored} == {results["settings"]["init_std"]} == {0.003}
     plain = fashion.plan(trainings.Training("fsvi"), 1, init_std=0.003)["mfvi-1"]
     assert plain.init_std == trainings.Training("fsvi").init_std  # of mean-field nothing changes
+
+
+@pytest.mark.parametrize(("name", "scale"), [("standard", None), ("neal", 1.0), ("default", 8.0)])
+def test_prior_of_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, scale: float | None) -> None:
+    made = []
+
+    def fitted(model: Any, *given: Any, **options: Any) -> Any:
+        made.append(model)
+        return fit(model, *given, **options)
+
+    monkeypatch.setattr(trainings, "fit", fitted)
+    chosen = [
+        "--smoke",
+        "--no-ablation",
+        "--systems",
+        "mfvi",
+        "--prior",
+        name,
+        "--workers",
+        "1",
+        "--out",
+        str(tmp_path),
+    ]
+    assert fashion.main(chosen) == 0
+    assert getattr(made[0].prior, "scale", None) == scale
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["settings"]["prior"] == name
+    assert results["last_epoch"]["mfvi-1"]["kl"] > 0
 
 
 def test_rank_auroc_counts_pairs() -> None:
