@@ -38,10 +38,11 @@ hide: [navigation, toc]
 
 What the five papers printed, and what came out here: **ours** ± its standard error, in parentheses the published number ± its
 spread. Ours is shown in the paper's digits and compared with all of its own. Bold is no worse than the published number by more
-than its spread, or by more than 1 % of it where none is printed; `–` was not run, or not compared. After an arrow: the published
-number corrected, which ours is then compared with. After a slash: ours of the mixture of draws, where the paper, and with it the
-number before, is of single draws. Below the tables of an experiment: why cells are missing, or not met, and the command of the
-first one. A claim is what a paper shows in a figure without numbers, or what was tried on other data than the paper's.
+than its spread, or by more than 1 % of it where none is printed; in italics it is not compared; `–` was not run. After an arrow:
+the published number corrected, which ours is then compared with. After a slash: ours of the mixture of draws, where the paper, and
+with it the number before, is of single draws. Below the tables of an experiment: why cells are missing, not compared, or not met,
+and the command of the first one. A claim is what a paper shows in a figure without numbers, or what was tried on other data than
+the paper's.
 
 Made by `python -m tools.every_table` from `papers/tables.json`, which has the command, the date and the hardware of each number
 too; `bayesify reproduce --status` prints it. How the runs were made, and what was chosen on which rows: the pages of the
@@ -134,15 +135,16 @@ def cells(table: Mapping[str, Any]) -> list[Cell]:
             "seeds": ours.get("runs"),
             "better": "higher" if setting["metric"].startswith(HIGHER) else "lower",
         }
-        cell["met"] = status.met(cell)
         ran = cell["ours"] is not None
+        apart = _first(table.get("not_compared", ()), setting, ran) if ran else {}
+        cell["met"] = None if apart else status.met(cell)
         again = any(_fits(case, setting) for case in table.get("no_command", ()))
         layers, _, width = setting.get("network", "").partition("x")
         words = {"layers": layers, "width": width, **setting}
         command = _first(table.get("commands", ()), setting, True).get("text", table["command"])
         cell["command"] = None if again else command.format(**words)
         cell |= {fact: ours.get(fact) if ran else None for fact in ("date", "hardware", "seconds")}
-        why = "" if cell["met"] else _first(table["reasons"], setting, ran)["text"]
+        why = "" if cell["met"] else (apart or _first(table["reasons"], setting, ran))["text"]
         if cell["met"] is False and status.met({**cell, "ours": round(cell["ours"], digits)}):
             why = BY_ROUNDING
         note = _first(table.get("notes", ()), setting, ran).get("text", "") if ran else ""
@@ -355,7 +357,8 @@ def _text(cell: Cell, digits: int) -> str:
     if cell["ours"] is None:
         return f"– ({paper})"
     mixture = "" if cell["ours_mixture"] is None else f" / {cell['ours_mixture']:,.{digits}f}"
-    return f"{f'**{ours}**' if cell['met'] else ours}{mixture} ({paper})"
+    mark = {True: "**", False: "", None: "*"}[cell["met"]]
+    return f"{mark}{ours}{mark}{mixture} ({paper})"
 
 
 if __name__ == "__main__":

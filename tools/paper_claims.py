@@ -7,12 +7,16 @@ numbers in words.
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 Verdict = tuple[bool | None, str]
+TRAININGS = 90
+"""Of the random features' command: functions, seeds, systems and sizes."""
+
 TIMES = ("train_seconds", "select_seconds", "fit_seconds")
 """What a system on images costs before it predicts."""
 
@@ -280,15 +284,15 @@ def pruning_halves(folder: Path) -> Verdict:
 # -- subnetworks --------------------------------------------------------------------------------------------------------
 
 
-def _kept(folder: Path) -> dict[str, dict[str, float]]:
+def _kept(folder: Path, place: str = "in_gap") -> dict[str, dict[str, float]]:
     """By data and system: the share of the full posterior's std that is kept in the gap, in percent, medians over seeds."""
     found: dict[str, dict[str, float]] = {}
     for name in ("matern", "cosine"):
         outcomes = _read(folder / f"toy-{name}" / "toy.json")["outcomes"]
-        full = {one["seed"]: one["in_gap"] for one in outcomes if one["system"] == "Full"}
+        full = {one["seed"]: one[place] for one in outcomes if one["system"] == "Full"}
         found[name] = {
             system: statistics.median(
-                100 * one["in_gap"] / full[one["seed"]] for one in outcomes if one["system"] == system
+                100 * one[place] / full[one["seed"]] for one in outcomes if one["system"] == system
             )
             for system in dict.fromkeys(one["system"] for one in outcomes)
         }
@@ -297,8 +301,9 @@ def _kept(folder: Path) -> dict[str, dict[str, float]]:
 
 def toy_keeps_uncertainty(folder: Path) -> Verdict:
     """Half of the weights keep the uncertainty of the full posterior between clusters, which a diagonal one does not."""
-    found = _kept(folder)
-    shown = all(own["Live weights 50%"] > 90 for own in found.values())
+    found, at_data = _kept(folder), _kept(folder, "at_data")
+    shown = all(own["Live weights 50%"] > 90 > own["Diagonal"] for own in found.values())
+    wide = [f"{own['Diagonal'] / 100:.1f}" for own in at_data.values()]
     words = "; ".join(
         (
             f"{name}: half of the live weights {own['Live weights 50%']:.0f} %, half at random {own['Random 50%']:.0f} "
@@ -306,9 +311,9 @@ def toy_keeps_uncertainty(folder: Path) -> Verdict:
         )
         for name, own in found.items()
     )
-    return (
-        shown,
-        f"of the full posterior's std in the gap, {words}; the diagonal is six to nine times as wide at the data",
+    return shown, (
+        f"of the full posterior's std in the gap, 90 % counting as kept, {words}; at the data the diagonal has "
+        f"{' and '.join(wide)} times its std"
     )
 
 
@@ -432,15 +437,24 @@ def resnet50_gain(folder: Path) -> Verdict:
 
 def random_subnetworks_worse(folder: Path) -> Verdict:
     """Random subnetworks are substantially worse than selected ones."""
-    content = _read(folder / "rotated_mnist.json")["scores"]
-    above = {
-        f"{name} at {angle} degrees": content["map"]["shifted"][angle]["nll"] - content[name]["shifted"][angle]["nll"]
-        for angle in ("60", "90", "120")
-        for name in ("subnetwork", "random")
-    }
+
+    def gained(file: str, names: Iterable[str], angles: Iterable[str]) -> dict[str, float]:
+        scores = _read(folder / file)["scores"]
+        return {
+            f"{name.replace('_', ' ')} at {angle} degrees": scores["map"]["shifted"][angle]["nll"]
+            - scores[name]["shifted"][angle]["nll"]
+            for angle in angles
+            for name in names
+        }
+
+    above = gained("rotated_mnist.json", ("subnetwork", "random"), ("60", "90", "120"))
+    other = gained("rotated_mnist_hessian.json", ("subnetwork_widest", "random_widest", "last_layer_widest"), ("60",))
     gains = list(above.values())
-    shown = all(chosen > 2 * other for chosen, other in zip(gains[::2], gains[1::2], strict=True))
-    return shown, f"nats above MAP, prior precision 500, one seed: {_list(above)}"
+    shown = all(chosen > 2 * random for chosen, random in zip(gains[::2], gains[1::2], strict=True))
+    return shown, (
+        f"nats above MAP, prior precision 500, one seed: {_list(above)}; not so on the former network, selected by "
+        f"1 / (H + lambda) and with the widest precision that costs 0.06 nats on validation images: {_list(other)}"
+    )
 
 
 def rejection(folder: Path) -> Verdict:
@@ -487,30 +501,40 @@ def _context(folder: Path) -> dict[str, dict[str, float]]:
     return {name: rows[f"fsvi.{name}" if name != "40" else "fsvi"]["mean"] for name in ("2", "10", "20", "40", "80")}
 
 
-def _surest(rows: Mapping[str, Any]) -> Verdict:
-    names = ("fsvi", "mfvi", "ensemble", "map")
-    found = {name: 100 * rows[name]["mean"]["auroc_entropy"] for name in names}
-    spent = {name: rows[name]["seconds"] for name in names}
-    return found["fsvi"] == max(found.values()), f"{_list(found, 1)}; {_list(spent, 0)} s of a GPU beside other work"
+def _surest(content: Mapping[str, Any]) -> Verdict:
+    """By AUROC and by the mean entropy of strangers, from the middles of its histogram's bins, of networks above 20 % accuracy."""
+    rows = {name: content["rows"][name] for name in ("fsvi", "mfvi", "ensemble", "map")}
+    found = {name: 100 * row["mean"]["auroc_entropy"] for name, row in rows.items()}
+    entropy = {}
+    for name in rows:
+        counts = content["histograms"][name]["entropy_outside"]
+        middles = (math.log(10) * (place + 0.5) / len(counts) for place in range(len(counts)))
+        entropy[name] = sum(count * middle for count, middle in zip(counts, middles, strict=True)) / sum(counts)
+    trained = [name for name, row in rows.items() if row["mean"]["accuracy"] > 0.2]
+    shown = all(own["fsvi"] == max(own[name] for name in trained) for own in (found, entropy))
+    spent = {name: row["seconds"] for name, row in rows.items()}
+    return shown, (
+        f"{_list(found, 1)}; mean entropy of strangers {_list(entropy)} nats; {_list(spent, 0)} s of a GPU beside other work"
+    )
 
 
 def strange_entropy(folder: Path) -> Verdict:
     """FSVI is the least sure of strange images."""
-    rows = _read(folder / "fashion_mnist.json")["rows"]
-    shown, words = _surest(rows)
-    noise = 100 * rows["fsvi.noise"]["mean"]["auroc_entropy"]
+    content = _read(folder / "fashion_mnist.json")
+    shown, words = _surest(content)
+    noise, ensemble = (100 * content["rows"][name]["mean"]["auroc_entropy"] for name in ("fsvi.noise", "ensemble"))
     return shown, (
-        f"AUROC by entropy, Fashion-MNIST against MNIST, context notMNIST, three seeds: {words}; "
-        f"with uniform noise as context {noise:.1f}"
+        f"AUROC by entropy, Fashion-MNIST against MNIST, context notMNIST, three seeds: {words}; with the paper's own context, "
+        f"uniform noise, FSVI has {noise:.1f} (one seed), {'above' if noise > ensemble else 'below'} the ensemble"
     )
 
 
 def cifar10_strange_entropy(folder: Path) -> Verdict:
     """FSVI is the least sure of strange images, trained on CIFAR-10."""
-    shown, words = _surest(_read(folder / "cifar10.json")["rows"])
+    shown, words = _surest(_read(folder / "cifar10.json"))
     return shown, (
         f"AUROC by entropy, CIFAR-10 against Fashion-MNIST in three channels, context notMNIST, one seed: {words}; FSVI is the "
-        "less accurate network, its context is gray as these strangers are, and mean-field has learned nothing"
+        "less accurate network, its context is gray as these strangers are; mean-field has learned nothing and is left aside"
     )
 
 
@@ -558,44 +582,47 @@ def approximability(folder: Path) -> Verdict:
 
 def random_features_beat_fourier(folder: Path) -> Verdict:
     """WHVI over reshaped features largely outperforms Fourier features with as many parameters."""
-    wins, total, words = 0, 0, []
-    for _, own in _features(folder).items():
-        total += 1
-        wins += own["walsh_hadamard"] < own["fourier"]
-        words.append(f"{own['walsh_hadamard'] / own['fourier']:.2f}")
-    return wins > 0.75 * total and min(
-        map(float, words)
-    ) < 0.8, f"below in {wins} of {total} settings, by RMSE ratios of {', '.join(words)}: ahead, but not by much"
+    found, about = _features(folder)
+    ratios = [own["walsh_hadamard"] / own["fourier"] for own in found.values()]
+    wins = sum(ratio < 1 for ratio in ratios)
+    return wins > 0.75 * len(found) and min(ratios) < 0.8, (
+        f"{about}: below in {wins} of {len(found)} settings, by RMSE ratios of {', '.join(f'{one:.2f}' for one in ratios)}: ahead, "
+        "but not by much"
+    )
 
 
 def inducing_points_beat_features(folder: Path) -> Verdict:
     """It does not reach inducing points."""
-    found = _features(folder)
+    found, about = _features(folder)
     wins = sum(own["inducing_points"] < own["walsh_hadamard"] for own in found.values())
-    return (
-        wins > len(found) / 2,
-        f"inducing points have the lower RMSE in {wins} of {len(found)} settings; on the rough functions the features are ahead",
+    return wins > len(found) / 2, (
+        f"{about}: inducing points have the lower RMSE in {wins} of {len(found)} settings; on the rough functions the features "
+        "are ahead"
     )
 
 
-def _features(folder: Path) -> dict[Any, dict[str, float]]:
+def _features(folder: Path) -> tuple[dict[Any, dict[str, float]], str]:
+    """Mean RMSE by setting and system, where all systems were run, and how much was."""
     groups: dict[Any, dict[str, list[float]]] = {}
-    for row in _read(folder / "random_features.json")["rows"]:
+    rows = _read(folder / "random_features.json")["rows"]
+    for row in rows:
         groups.setdefault((row["function"], row["covariance"], row["block"]), {}).setdefault(row["system"], []).append(
             row["rmse"]
         )
     means = {key: {system: statistics.fmean(values) for system, values in own.items()} for key, own in groups.items()}
-    return {key: own for key, own in means.items() if len(own) == 3}
+    whole = {key: own for key, own in means.items() if len(own) == 3}
+    return whole, f"after {len(rows)} of the command's {TRAININGS} trainings"
 
 
 def transform_on_cpu(folder: Path) -> Verdict:
-    """On a CPU the transform breaks even with a dense product at 512 to 1,024 features."""
+    """On a CPU the transform is faster than a dense product from 1,024 features on."""
     rows = _read(folder / "transform_time.json")["rows"]
     found = {row["size"]: row["ratio"] for row in rows if row["by"] == "features"}
     even = min(size for size in found if all(found[other] < 1 for other in found if other >= size))
     return (
         even <= 1024,
-        f"time over the dense product's, batch 512, one core, by D: {_list(found)}: below 1 from {even} on",
+        f"time over the dense product's, batch 512, one core, by D: {_list(found)}: faster from {even} on"
+        f"{', earlier than in the paper' if even < 512 else ''}",
     )
 
 
@@ -613,11 +640,10 @@ def transform_on_gpu(folder: Path) -> Verdict:
 
 def geometry(folder: Path) -> Verdict:
     """W is a rotation of g stretched along the axes: vec W = L Q g with L diagonal and the columns of Q orthonormal."""
-    tests = (folder.parents[2] / "tests" / "posteriors" / "test_walsh_hadamard.py").read_text()
-    return (
-        "vec W = L Q g" in tests,
-        "an exact test of the library, to rounding in float64 (tests/posteriors/test_walsh_hadamard.py)",
-    )
+    rows = _read(folder / "geometry.json")["rows"]
+    far = max(max(row["from_product"], row["from_orthonormal"]) for row in rows)
+    sizes = ", ".join(str(row["size"]) for row in rows)
+    return far < 1e-12, f"D = {sizes}: entries of vec W - L Q g and of Q^T Q - I up to {far:.0e}, in float64"
 
 
 # -- global inducing points ---------------------------------------------------------------------------------------------

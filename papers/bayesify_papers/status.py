@@ -11,7 +11,7 @@ cells, one for every published number of the tables that are compared with:
     ours, ours_spread, seeds       our mean, its standard error, and over how many seeds or splits; null where it was not run
     ours_mixture                   ours of the mixture of draws, where `ours` is over single draws, as the authors score; else null
     better                         "higher" or "lower"
-    met                            see `met`; null where it was not run
+    met                            see `met`; null where it was not run, or ours is shown and not compared, for the `reason`
     command                        what runs it again; null where no program here does
     date, hardware, seconds        of the run; seconds of training: of a GPU, or of a processor for all splits together
     reason                         why it is missing or not met: what was tried and the best explanation
@@ -105,13 +105,15 @@ def counts(content: Mapping[str, Sequence[Entry]], paper: str) -> dict[str, int]
     cells = [cell for cell in content["cells"] if cell["paper"] == paper]
     figures = [figure for figure in content["figures"] if figure["paper"] == paper]
     ran = [cell for cell in cells if cell["ours"] is not None]
+    compared = [cell for cell in ran if cell["met"] is not None]
     seen = [figure for figure in figures if figure["shown"] is not None]
     return {
         "experiments": len(EXPERIMENTS[paper]),
         "run": len({entry["experiment"] for entry in (*ran, *seen)}),
         "cells": len(cells),
-        "compared": len(ran),
-        "met": sum(cell["met"] for cell in ran),
+        "ran": len(ran),
+        "compared": len(compared),
+        "met": sum(cell["met"] for cell in compared),
         "claims": len(figures),
         "tried": len(seen),
         "shown": sum(figure["shown"] for figure in seen),
@@ -119,7 +121,7 @@ def counts(content: Mapping[str, Sequence[Entry]], paper: str) -> dict[str, int]
 
 
 def summary(content: Mapping[str, Sequence[Entry]]) -> str:
-    """A line for each paper, and one for all."""
+    """A line for each paper, and one for all; then what a share alone does not say."""
     found = {title: counts(content, paper) for paper, title in PAPERS.items()}
     found["all"] = {key: sum(own[key] for own in found.values()) for key in next(iter(found.values()))}
     lines = [
@@ -127,15 +129,34 @@ def summary(content: Mapping[str, Sequence[Entry]]) -> str:
             title,
             f"{own['run']} of {own['experiments']}",
             f"{own['cells']:,}",
-            f"{own['cells'] - own['compared']:,}",
+            f"{own['cells'] - own['ran']:,}",
+            f"{own['ran'] - own['compared']:,}",
             f"{own['met']:,} of {own['compared']:,}",
             f"{own['met'] / own['compared']:.0%}" if own["compared"] else "-",
             f"{own['shown']} of {own['tried']} ({own['claims'] - own['tried']} not run)",
         ]
         for title, own in found.items()
     ]
-    header = ["paper", "experiments run", "cells", "missing", "met", "", "claims shown"]
-    return table(header, lines)
+    header = ["paper", "experiments run", "cells", "not run", "not compared", "met", "", "claims shown"]
+    return "\n".join([table(header, lines), *remarks(content)])
+
+
+def remarks(content: Mapping[str, Sequence[Entry]]) -> list[str]:
+    """Papers whose compared numbers are all of one or two tables, and what numbers that are not compared would be by the rule."""
+    lines = []
+    for paper, title in PAPERS.items():
+        ran = [cell for cell in content["cells"] if cell["paper"] == paper and cell["ours"] is not None]
+        tables = list(dict.fromkeys(cell["table"] for cell in ran if cell["met"] is not None))
+        if len(tables) in (1, 2):
+            lines.append(f"{title}: all numbers that are compared are of {' and '.join(tables)}.")
+        for experiment in EXPERIMENTS[paper]:
+            apart = [cell for cell in ran if cell["met"] is None and cell["experiment"] == experiment]
+            if apart:
+                would = sum(bool(met(cell)) for cell in apart)
+                lines.append(
+                    f"{title}: numbers of {experiment} that are not compared: {len(apart)}; by the rule {would} would be met."
+                )
+    return lines
 
 
 def details(content: Mapping[str, Sequence[Entry]], names: Sequence[str]) -> str:

@@ -64,7 +64,19 @@ def test_numbers_in_sentences_are_those_of_the_files(monkeypatch):
     assert f"{met} of the {len(turned)} cells of MAP are met" in text["every-table"]
     levels = re.search(r"(\d+ of \d+) above it", text["subnetwork"])  # of CIFAR-10, which are not compared
     assert levels
-    assert f"within the spread would be {levels[1]}" in text["every-table"]
+    assert f"by the rule {levels[1]} would be met" in text["every-table"]
+    noise = json.loads((ROOT / "papers/results/function_space/fashion_mnist.json").read_text())["rows"]["fsvi.noise"][
+        "mean"
+    ]
+    told = [100 * noise[f"auroc_{by}"] for by in ("mutual_information", "entropy")]
+    assert "{:.1f} by mutual information and {:.1f} by entropy".format(*told) in text["every-table"]
+    last = json.loads((ROOT / "papers/results/function_space/cifar10.json").read_text())["last_epoch"]
+    assert f"{last['mfvi-1']['kl'] / 1e6:.2f} million nats" in text["function-space"]
+    assert (
+        f"is {last['fsvi-1']['nll']:.2f} (maximum a posteriori: {last['map-1-0']['nll']:.2f})" in text["function-space"]
+    )
+    cut = json.loads((ROOT / "papers/results/global_inducing/cifar10/fac-gi_cut.json").read_text())["history"]
+    assert f"{cut[0]['bound']:.2f} after 10 epochs, {cut[1]['bound']:.2f} after 20" in text["every-table"]
     ran = {(one["paper"], one["experiment"]) for one in content["cells"] if one["ours"] is not None}
     ran |= {(one["paper"], one["experiment"]) for one in content["figures"] if one["shown"] is not None}
     assert f"{len(ran)} of the 31 experiments" in (ROOT / "papers" / "README.md").read_text()

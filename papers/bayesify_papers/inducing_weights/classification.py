@@ -29,7 +29,7 @@ from bayesify_papers.inducing_weights.systems import SYSTEMS, Recipe, train
 from bayesify_papers.shared import predictions, records
 from bayesify_papers.shared.image_problems import Problem
 from bayesify_papers.shared.program import Program, fill
-from bayesify_papers.shared.sources import NOISE, SYNTHETIC, Source
+from bayesify_papers.shared.sources import NOISE, SYNTHETIC, Source, available
 
 OUTSIDE = {
     "fashion_mnist": ("mnist", "notmnist"),
@@ -38,6 +38,9 @@ OUTSIDE = {
     SYNTHETIC: (NOISE,),
 }
 """Other sets of images for each training set."""
+
+WHERE_FOUND = {"cifar10": ("cifar100", "svhn")}
+"""Those of the paper's table 3, taken too where their files are."""
 
 CORRUPTED_IMAGES = 2000
 """Test images that are corrupted, the first ones."""
@@ -60,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not chosen.smoke:
         recipe = recipe_from(chosen)
         limits = {"num_train": chosen.num_train, "validation": chosen.validation}
-        outside = OUTSIDE[chosen.dataset]
+        outside = (*OUTSIDE[chosen.dataset], *available(WHERE_FOUND.get(chosen.dataset, ()), chosen.data))
         source = Source(
             chosen.dataset, chosen.data, outside=outside, corrupted_images=chosen.corrupted_images, **limits
         )

@@ -26,17 +26,19 @@ def classification(folder: Path) -> list[Row]:
     """Tables 3, 5, 11 and 12; `images` is `test` or `corrupted`."""
     content, paper = read(folder / "results.json"), published("inducing_weights")
     known = content.get("dataset") == "cifar10"
+    size = content.get("settings", {}).get("inducing", 64)  # M, which table 5 has twice
     rows = []
 
     def add(setting: dict[str, str], metric: str, ours: float, *path: str, place: int | None = None) -> None:
         theirs = paper.find(*path) if known else None
         number = theirs if theirs is None or place is None else theirs[place]
-        seconds = content["seconds"].get(setting["system"])
+        seconds = content["seconds"].get(setting["system"].removesuffix(f"_{size}"))
         rows.append({**row(setting, metric, ours, number), "seconds": seconds})
 
     for system, scores in content["scores"].items():
+        name = f"{system}_{size}" if size != 64 and system in ("ffg_u", "ensemble_u") else system
         for metric, ours in _percent(scores["test"]).items():
-            add({"system": system, "images": "test"}, metric, ours, "cifar10", system, metric)
+            add({"system": name, "images": "test"}, metric, ours, "cifar10", name, metric)
         for severity, means in means_by_severity(scores["corrupted"]).items():
             own = {"system": system, "images": "corrupted", "severity": str(severity)}
             for metric in ("accuracy", "ece"):

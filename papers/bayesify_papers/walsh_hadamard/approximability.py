@@ -1,10 +1,11 @@
-r"""How near Walsh-Hadamard matrices come to any matrix (appendix B, equation 7, figure 2).
+r"""How near Walsh-Hadamard matrices come to any matrix (appendix B, equations 6 and 7, figure 2).
 
     python -m bayesify_papers.walsh_hadamard.approximability [--sizes 2 4 8 ...] [--out DIR] [--smoke]
 
 For matrices with entries uniform in (-1, 1), the least root mean square of the entries of the difference over all $s_1$, g
 and $s_2$, as far as alternating least squares from several random starts finds it. The matrix of zeros is among the candidates,
-so the distance is never above the root mean square of the matrix itself, about 0.577: the table has both.
+so the distance is never above the root mean square of the matrix itself, about 0.577: the table has both. First, that
+$\operatorname{vec} W = L Q g$ with L diagonal and orthonormal columns of Q, for random $s_1$, g and $s_2$.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesify.maths.walsh_hadamard import materialize, nearest
+from bayesify.maths.walsh_hadamard import geometry, materialize, nearest
 from bayesify_papers.shared import figures, records
 from bayesify_papers.shared.program import Program
 from bayesify_papers.shared.tables import number, table
 
 SIZES = (2, 4, 8, 16, 32, 64, 128, 256)
+LARGEST_ROTATION = 64
+"""Largest D whose Q, of D^2 x D numbers, is formed."""
+
 REPETITIONS = 20
 """Matrices of each size, as in the paper."""
 
@@ -90,6 +94,24 @@ def run(sizes: Sequence[int], repetitions: int, search: Search, seed: int = 0) -
     return rows
 
 
+def check_geometry(sizes: Sequence[int], seed: int = 0) -> list[dict[str, Any]]:
+    """By size, the largest entries of vec W - L Q g and of Q^T Q - I (eq. 6) for random s1, g and s2 in float64."""
+    rows = []
+    for size in sizes:
+        generator = torch.Generator().manual_seed(seed + size)
+        left, g, right = torch.randn(3, size, generator=generator, dtype=torch.float64)
+        stretch, rotation = geometry(left, right)
+        apart = materialize(left, g, right).T.flatten() - stretch * (rotation @ g)
+        rows.append(
+            {
+                "size": size,
+                "from_product": apart.abs().max().item(),
+                "from_orthonormal": (rotation.T @ rotation - torch.eye(size, dtype=g.dtype)).abs().max().item(),
+            }
+        )
+    return rows
+
+
 def summarize(rows: Sequence[dict[str, Any]]) -> str:
     """Medians, extremes and what the matrix of zeros reaches, by size."""
     lines = [
@@ -133,6 +155,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = program.option(sizes=SIZES, starts=Search().starts).read(arguments)
     search = SMOKE if chosen.smoke else Search(starts=chosen.starts)
     sizes, repetitions = ((2, 4, 8), 3) if chosen.smoke else (tuple(chosen.sizes), REPETITIONS)
+    turned = check_geometry([size for size in sizes if size <= LARGEST_ROTATION])
+    records.write(chosen.out / "geometry.json", {**chosen.facts, "rows": turned})
     rows = run(sizes, repetitions, search)
     records.write(chosen.out / "approximability.json", {**chosen.facts, "search": asdict(search), "rows": rows})
     if figures.DRAWS:

@@ -198,6 +198,28 @@ def test_held_out_images_take_no_part_in_training():
         sources.Source(validation=-1)
 
 
+@pytest.mark.parametrize("found", [(), ("svhn",)])
+def test_strangers_of_the_paper_are_taken_where_they_are(tmp_path, monkeypatch, found):
+    made = []
+    monkeypatch.setattr(classification, "available", lambda names, _: [name for name in names if name in found])
+    monkeypatch.setattr(classification, "run", lambda _, source, *__, **___: made.append(source))
+    monkeypatch.setattr(classification, "evaluate", lambda _: 0)
+    assert classification.main(["--dataset", "cifar10", "--out", str(tmp_path)]) == 0
+    assert made[0].outside == ("mnist", "fashion_mnist", *found)
+
+
+def test_rows_of_table_5_know_their_size(tmp_path):
+    test = {"accuracy": 0.9, "nll": 0.3, "ece": 0.02, "brier": 0.1}
+    system = {"test": test, "ood": {}, "corrupted": {}}
+    content = {"dataset": "cifar10", "settings": {"inducing": 128}, "seconds": {"ffg_u": 3.0, "ffg_w": 2.0}}
+    content["scores"] = {"ffg_u": system, "ffg_w": system}
+    (tmp_path / "results.json").write_text(json.dumps(content))
+    made = {(row["setting"]["system"], row["metric"]): row for row in rows.classification(tmp_path)}
+    wide, plain = made["ffg_u_128", "accuracy"], made["ffg_w", "accuracy"]
+    assert (wide["published"], wide["seconds"]) == (94.66, 3.0)
+    assert (plain["published"], plain["seconds"]) == (94.13, 2.0)
+
+
 def test_the_cifar_table_has_the_published_numbers():
     test = {"accuracy": 0.9, "nll": 0.3, "ece": 0.02, "brier": 0.1}
     corrupted = {f"contrast-{severity}": test for severity in range(1, 6)}

@@ -46,6 +46,8 @@ def test_approximability_smoke(smoke):
     stored = json.loads((done.folder / "approximability.json").read_text())
     assert [row["size"] for row in stored["rows"]] == [2, 4, 8]
     assert "eq. 7" in done.printed
+    turned = json.loads((done.folder / "geometry.json").read_text())["rows"]
+    assert max(max(row["from_product"], row["from_orthonormal"]) for row in turned) < 1e-13
     with pytest.raises(ValueError, match="size 12 is not a power of two"):
         approximability.run([12], 1, Search())
 
