@@ -23,6 +23,8 @@ from bayesify.sklearn import BayesianClassifier, BayesianRegressor, recipe
 from bayesify.storage.save_load import load, save
 
 QUICK = {"hidden": (8,), "epochs": 30, "learning_rate": 0.05, "num_draws": 2, "prediction_draws": 20, "random_state": 0}
+FEW = {**QUICK, "epochs": 5}
+"""Where results are compared, or only to be there."""
 RECIPES_AND_POSTERIORS = [name for name in METHODS if name not in ("hmc", "deep_gp")]
 
 
@@ -43,7 +45,7 @@ def one_round(monkeypatch):
 @pytest.mark.parametrize("name", RECIPES_AND_POSTERIORS)
 def test_every_method_regresses_classifies_and_pickles(name):
     x, y = line(40)
-    model = BayesianRegressor(name, noise=1.0, **QUICK).fit(x, y)
+    model = BayesianRegressor(name, noise=1.0, **FEW).fit(x, y)
     mean, std = model.predict(x, return_std=True)
     assert mean.shape == std.shape == y.shape
     assert np.isfinite(mean).all()
@@ -52,7 +54,7 @@ def test_every_method_regresses_classifies_and_pickles(name):
     np.testing.assert_array_equal(again.predict(x), mean)
 
     labels = np.where(y > 100, "high", "low")
-    classes = BayesianClassifier(name, **QUICK).fit(x, labels)
+    classes = BayesianClassifier(name, **FEW).fit(x, labels)
     probs = classes.predict_proba(x)
     np.testing.assert_allclose(probs.sum(1), 1)
     assert set(classes.predict(x)) <= {"high", "low"}
@@ -168,14 +170,13 @@ def test_more_rows_bring_it_nearer():
 
 def test_same_seed_same_result_and_global_generators_are_left_alone():
     x, y = line(30)
-    few = {**QUICK, "epochs": 5}
     torch.manual_seed(3)
     state, numpy_state = torch.get_rng_state(), np.random.mtrand._rand.get_state()[1].copy()
-    one = BayesianRegressor(**few).fit(x, y).predict(x)
+    one = BayesianRegressor(**FEW).fit(x, y).predict(x)
     assert torch.equal(torch.get_rng_state(), state)
     np.testing.assert_array_equal(np.random.mtrand._rand.get_state()[1], numpy_state)
-    np.testing.assert_array_equal(one, BayesianRegressor(**few).fit(x, y).predict(x))
-    other = BayesianRegressor(**{**few, "random_state": 1}).fit(x, y).predict(x)
+    np.testing.assert_array_equal(one, BayesianRegressor(**FEW).fit(x, y).predict(x))
+    other = BayesianRegressor(**{**FEW, "random_state": 1}).fit(x, y).predict(x)
     assert not np.array_equal(one, other)
 
 
