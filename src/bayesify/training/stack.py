@@ -15,7 +15,6 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils import _pytree as pytree
 
 from bayesify.maths.noise import NoiseSource, Randomness, StackedNoise, source_of
-from bayesify.maths.value_checks import should_check
 from bayesify.network import BayesianNetwork
 from bayesify.posteriors.base import Posterior
 from bayesify.predictor import Phase, Trainable
@@ -141,14 +140,14 @@ class ModelStack(nn.Module, Trainable):
             Expected log-likelihood and KL, [R, S] each.
         """
         watched = torch.is_grad_enabled()
-        checks = should_check(next(self.parameters()))
-        before = self._random_state(generator) if checks else []
+        captured = next(self.parameters()).is_cuda and torch.cuda.is_current_stream_capturing()
+        before = [] if captured else self._random_state(generator)
         with torch.enable_grad():  # without gradients, posteriors work in place on what `vmap` does not see
             if self.loop_reason is None:
                 try:
                     found = self._together(batch, phase, num_data, num_draws, generator)
                 except (RuntimeError, NotImplementedError, UserWarning) as refusal:
-                    if isinstance(refusal, torch.OutOfMemoryError) or not checks:
+                    if isinstance(refusal, torch.OutOfMemoryError) or captured:
                         raise
                     self._set_random_state(generator, before)
                     found = self._one_by_one(batch, phase, num_data, num_draws, generator)  # a mistake fails here too
@@ -156,7 +155,7 @@ class ModelStack(nn.Module, Trainable):
                     if not isinstance(refusal, UserWarning):
                         warnings.warn(f"ModelStack: {self.loop_reason}; the models run one by one", stacklevel=3)
                 else:
-                    if checks and not bool(torch.isfinite(found[0].detach().sum() + found[1].detach().sum())):
+                    if not captured and not bool(torch.isfinite(found[0].detach().sum() + found[1].detach().sum())):
                         self._set_random_state(generator, before)  # a factor that needs care, or an error with a name
                         found = self._one_by_one(batch, phase, num_data, num_draws, generator)
             else:
