@@ -10,7 +10,7 @@ maximum a posteriori and ensembles of five, all on all training images, then the
 the test images. Trainings run at the same time in worker processes, predictions are stored as soon as they are there, and a run
 that was interrupted goes on when the command is given again. `--dataset cifar10` takes CIFAR-10, seven convolutions and SVHN, or
 Fashion-MNIST in three channels where SVHN cannot be had; `--no-ablation` trains the systems of table 1 alone, `--systems` some of
-them (`map` is the ensemble too), `--prior` takes another prior of weights than the paper's.
+them (`map` is the ensemble too), `--prior` takes another prior of weights than the paper's, `--patience` stops mean-field early.
 """
 
 from __future__ import annotations
@@ -120,9 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     program.choice("systems", ("mfvi", "fsvi", "map"))
     program.choice("prior", PRIORS, default=PRIORS[0])
     program.option(seeds=3, context=MAIN, prior_variance=PRIOR_VARIANCE, init_std=INIT_STD, ablation=True)
-    program.option(
-        **{name: getattr(defaults, name) for name in ("epochs", "batch", "draws", "learning_rate", "augment")}
-    )
+    usual = ("epochs", "batch", "draws", "learning_rate", "augment", "kl_free", "patience")
+    program.option(**{name: getattr(defaults, name) for name in usual})
     chosen = program.read(arguments)
     if chosen.evaluate is not None:
         return scores.evaluate(chosen.evaluate, chosen.data)

@@ -50,6 +50,9 @@ class Training:
         draws: Of a prediction.
         widths: Channels of the convolutions.
         prior: Of the weights; a name of `PRIORS`.
+        kl_free: Share of the epochs of mean-field inference in which it has no KL.
+        patience: Epochs that mean-field inference goes on without a better NLL on a tenth of the training images, which take no
+            part in training, before it goes back to the best; 0: it does not stop early.
         augment: Whether training images are mirrored and shifted at random, as is usual for photographs.
         dataset: A name of `OUTSIDE`.
         outside: Other images; default: those of the paper.
@@ -71,6 +74,8 @@ class Training:
     draws: int = 32
     widths: tuple[int, ...] = (32, 64, 128)
     prior: str = "standard"
+    kl_free: float = 0.25
+    patience: int = 0
     augment: bool = False
     dataset: str = "fashion_mnist"
     outside: str = ""
@@ -130,6 +135,11 @@ def train(job: Training, given: Problem) -> Trained:
     x, y = given.x, given.y
     posterior: Posterior = Point() if job.system == "map" else MeanField(init_std=job.init_std)
     prior = None if job.prior == "default" else job.prior
+    stopping: dict[str, Any] = {}
+    if job.patience and job.system == "mfvi":
+        count = len(x) // 10
+        held = list(zip(x[-count:].split(job.batch), y[-count:].split(job.batch), strict=True))
+        x, y, stopping = x[:-count], y[:-count], {"validation": held, "patience": job.patience}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.seed)
         net = convolutional_network(x.shape[1], x.shape[2], given.num_classes, job.widths)
@@ -144,10 +154,11 @@ def train(job: Training, given: Problem) -> Trained:
         epochs=job.epochs,
         learning_rate=job.learning_rate,
         scheduler=falling_late(job.epochs),
-        kl_schedule=KLSchedule(job.epochs / 4 if job.system == "mfvi" else 0.0),
+        kl_schedule=KLSchedule(job.epochs * job.kl_free if job.system == "mfvi" else 0.0),
         num_draws=1,
         seed=job.seed,
         progress=False,
+        **stopping,
     )
     return bnn.eval(), history
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,28 @@ def test_prior_of_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name:
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["settings"]["prior"] == name
     assert results["last_epoch"]["mfvi-1"]["kl"] > 0
+
+
+def test_mean_field_stops_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On images that it does not train on, from where the KL has its weight, to the best of these epochs."""
+    seen: list[dict[str, Any]] = []
+
+    def fitted(model: Any, batches: Any, **options: Any) -> Any:
+        seen.append({**options, "trained": len(batches.x)})
+        return fit(model, batches, **options)
+
+    monkeypatch.setattr(trainings, "fit", fitted)
+    job = trainings.Training("mfvi", dataset="synthetic", epochs=6, batch=50, widths=(4, 4, 4), kl_free=0.5, patience=1)
+    given = trainings.problem(job.source, "cpu", unit=True)
+    _, history = trainings.train(job, given)
+    held = sum(len(x) for x, _ in seen[0]["validation"])
+    assert held == len(given.x) // 10
+    assert held + seen[0]["trained"] == seen[0]["num_data"] + held == len(given.x)
+    assert [row["kl_weight"] for row in history][:4] == [0.0, 0.0, 0.0, 1.0]
+    for other in (replace(job, system="map"), replace(job, patience=0)):
+        trainings.train(other, given)
+        assert seen[-1]["trained"] == len(given.x)
+        assert "patience" not in seen[-1]
 
 
 def test_rank_auroc_counts_pairs() -> None:
