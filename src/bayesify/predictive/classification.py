@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,6 +24,8 @@ class ClassificationPredictive(Predictive):
         binary: Whether each entry is a yes or no of its own: then C = 2, and `probs` is the probability of yes.
         ignore_index: A label that stands for "no label here" and adds nothing to `log_prob`.
     """
+
+    remedy: ClassVar[str] = ", what predict(x) of a network of classes gives"
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -25,6 +25,8 @@ class RegressionPredictive(Predictive):
             of a module (or a partial of one), so that predictions can be pickled.
         family: Of the distributions.
     """
+
+    remedy: ClassVar[str] = ", what predict(x) of a network of numbers gives"
 
     def __init__(
         self, outputs: Outputs, components: Callable[[Tensor], tuple[Tensor, ...]], family: Family = GAUSSIAN
