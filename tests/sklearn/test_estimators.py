@@ -132,8 +132,8 @@ def test_weights_are_copies():
     weights = np.random.default_rng(0).integers(0, 4, 30)
     labels = y > 100
     for kind, target in ((BayesianRegressor, y), (BayesianClassifier, labels)):
-        weighted = kind(**QUICK).fit(x, target, weights)
-        repeated = kind(**QUICK).fit(x.repeat(weights, axis=0), target.repeat(weights))
+        weighted = kind(**FEW).fit(x, target, weights)
+        repeated = kind(**FEW).fit(x.repeat(weights, axis=0), target.repeat(weights))
         np.testing.assert_array_equal(weighted.predict(x), repeated.predict(x))
 
 
@@ -143,8 +143,8 @@ def test_rows_without_weight_do_not_count(name):
     x, y = line(40)
     weights = np.r_[np.ones(30), np.zeros(10)]
     wrong = np.r_[y[:30], 1e6 * np.ones(10)]
-    one = BayesianRegressor(name, **QUICK).fit(x, wrong, weights).predict(x)
-    two = BayesianRegressor(name, **QUICK).fit(x[:30], y[:30]).predict(x)
+    one = BayesianRegressor(name, **FEW).fit(x, wrong, weights).predict(x)
+    two = BayesianRegressor(name, **FEW).fit(x[:30], y[:30]).predict(x)
     np.testing.assert_allclose(one, two, rtol=1e-8)
 
 
@@ -219,13 +219,13 @@ def test_columns_with_names_and_constants():
     pandas = pytest.importorskip("pandas")
     x, y = line(30)
     frame = pandas.DataFrame(x, columns=["a", "b", "c"]).assign(constant=7.3)
-    model = BayesianRegressor(**QUICK).fit(frame, y)
+    model = BayesianRegressor(**FEW).fit(frame, y)
     assert model.feature_names_in_.tolist() == ["a", "b", "c", "constant"]
     assert model.n_features_in_ == 4
     with pytest.raises(ValueError, match="feature names"):
         model.predict(frame[["b", "a", "c", "constant"]])
     with pytest.raises(ValueError, match=r"y is 2\.5 in every row"):
-        BayesianRegressor(**QUICK).fit(x, np.full(30, 2.5))
+        BayesianRegressor(**FEW).fit(x, np.full(30, 2.5))
 
 
 def test_noise_of_many_rows_and_batches():

@@ -184,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     program.choice("methods", METHODS)
     program.option(widths=WIDTHS, depths=DEPTHS, steps=SCHEDULE.steps, draws=DRAWS, device="cpu")
     chosen = program.read(arguments)
-    widths, depths, steps = ([4], [1, 3], 5) if chosen.smoke else (chosen.widths, chosen.depths, chosen.steps)
+    widths, depths, steps = ([4], [1, 3], 3) if chosen.smoke else (chosen.widths, chosen.depths, chosen.steps)
     schedule = replace(SCHEDULE, steps=steps)
     path = chosen.out / "results.json"
     data = toy.linear(EXAMPLES, INPUTS, math.sqrt(1 / INPUTS), NOISE)
@@ -197,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 key = f"{method}-{width}-{depth}"
                 if key in found:
                     continue
-                one = fit(data, method, width, depth, schedule, 50 if chosen.smoke else chosen.draws, chosen.device)
+                one = fit(data, method, width, depth, schedule, 20 if chosen.smoke else chosen.draws, chosen.device)
                 found = records.read(path).get("bounds", {}) | {key: one}
                 records.write(path, {**facts, "bounds": found})
                 print(f"{method}, width {width}, depth {depth}: {found[key]}", flush=True)

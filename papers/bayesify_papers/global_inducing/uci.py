@@ -244,7 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         schedule = replace(SCHEDULE, **{name: getattr(chosen, name) for name in names})
         tables, models = [synthetic(splits=2)], list(every)
         if chosen.smoke:
-            schedule = replace(schedule, steps=6, batch=16)
+            schedule = replace(schedule, steps=3, batch=16)
         else:
             tables, models = [uci.load(name, chosen.data) for name in chosen.datasets], chosen.models
         draws = 10 if chosen.smoke else DRAWS

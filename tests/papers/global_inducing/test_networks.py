@@ -62,7 +62,8 @@ def test_bound_of_one_linear_layer_is_the_evidence() -> None:
     design = Design((3, 1), ("gi",), "neal", points=30, bias=False, linear=True)
     alone = stack(design, made.x[None], made.y[None], 0.2)
     with torch.no_grad():
-        values = torch.cat([elbo(alone, made.x[None], made.y[None], 30, 1) for _ in range(200)])
+        data, kl = alone.terms(StackedBatch(made.x[None], made.y[None]), num_data=30, num_draws=200)
+    values = data - kl
     error = float(values.std()) / math.sqrt(200)
     assert abs(float(values.mean()) - made.posterior.log_evidence) < 5 * error
 
@@ -152,13 +153,12 @@ def test_steps_without_a_finite_gradient_change_nothing_and_are_counted() -> Non
         assert torch.equal(ours[0], theirs[0])
 
 
-@pytest.mark.parametrize("scale", [1.0, 30.0])
-def test_factorized_layers_below_global_inducing_points_train_without_a_skipped_step(scale: float) -> None:
+def test_factorized_layers_below_global_inducing_points_train_without_a_skipped_step() -> None:
     """fac-gi at the papers' learning rate, for inputs of the usual size and of thirty times that, in float32."""
     x, y = data(rows=40)
-    x, y = scale * x, (x.sum(-1, keepdim=True) + 0.1 * y).tanh()
+    x, y = torch.tensor([1.0, 30.0])[:, None, None] * x, (x.sum(-1, keepdim=True) + 0.1 * y).tanh()
     both = stack(Design(SIZES, ("fac", "fac", "gi"), "neal", points=12), x, y, seed=1)
     before = stacked_training.bounds(both, x, y)
-    outcome = stacked_training.train(both, x, y, stacked_training.Schedule(steps=150, learning_rate=1e-2))
+    outcome = stacked_training.train(both, x, y, stacked_training.Schedule(steps=80, learning_rate=2e-2))
     assert outcome.skipped_steps == [0, 0]
     assert bool((stacked_training.bounds(both, x, y) > before + 10).all())
