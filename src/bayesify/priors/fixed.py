@@ -48,7 +48,7 @@ class Neal(Prior):
     get standard deviation `scale`.
 
     Args:
-        scale: Factor on the standard deviation. Without a prior `bayesianize` takes 4, which leaves trained networks as good as
+        scale: Factor on the standard deviation. Without a prior `bayesianize` takes 8, which leaves trained networks as good as
             they are; 1 is Neal's own, for networks that start at it.
 
     Raises:
