@@ -216,6 +216,8 @@ def _function_space(content: dict[str, Any]) -> str:
             for key, scale, digits in keys
         ]
         paper = [f"{theirs[key]:g}" for key, *_ in keys if key != "nll"] if theirs else [""] * 4
+        if system == "fsvi" and content["settings"]["context"] == "noise":
+            title = SYSTEMS_OF_FUNCTION_SPACE["fsvi.noise"]
         rows.append([title, str(entry["seeds"]), f"{entry['seconds']:.0f}", *cells, *paper])
     header = ["system", "seeds", "seconds", "accuracy %", "ECE", "NLL", "AUROC %, MI", "AUROC %, entropy"]
     header += ["paper: accuracy %", "ECE", "AUROC %, MI", "AUROC %, entropy"]
@@ -231,7 +233,7 @@ def _function_space(content: dict[str, Any]) -> str:
     made = (
         f"{_source(content)}{_markdown(header, rows)}\n\nSeconds of training, of all seeds together, beside other work."
     )
-    if len(by_points) == 1:
+    if len(by_points) <= 1:
         return made
     return f"{made}\n\nBy the number of context inputs in a step (context notMNIST):\n\n" + _markdown(
         ["context inputs", "AUROC %, MI", "AUROC %, entropy", "accuracy %"], by_points

@@ -142,12 +142,13 @@ def summary(content: Mapping[str, Sequence[Entry]]) -> str:
 
 
 def remarks(content: Mapping[str, Sequence[Entry]]) -> list[str]:
-    """Papers whose compared numbers are all of one or two tables, and what numbers that are not compared would be by the rule."""
+    """Papers whose compared numbers are of one or two of their tables, and what numbers that are not compared would be by the rule."""
     lines = []
     for paper, title in PAPERS.items():
-        ran = [cell for cell in content["cells"] if cell["paper"] == paper and cell["ours"] is not None]
+        every = [cell for cell in content["cells"] if cell["paper"] == paper]
+        ran = [cell for cell in every if cell["ours"] is not None]
         tables = list(dict.fromkeys(cell["table"] for cell in ran if cell["met"] is not None))
-        if len(tables) in (1, 2):
+        if 0 < len(tables) < min(3, len({cell["table"] for cell in every})):
             lines.append(f"{title}: all numbers that are compared are of {' and '.join(tables)}.")
         for experiment in EXPERIMENTS[paper]:
             apart = [cell for cell in ran if cell["met"] is None and cell["experiment"] == experiment]
