@@ -142,7 +142,7 @@ def summary(content: Mapping[str, Sequence[Entry]]) -> str:
 
 
 def remarks(content: Mapping[str, Sequence[Entry]]) -> list[str]:
-    """Papers whose compared numbers are of one or two of their tables, and what numbers that are not compared would be by the rule."""
+    """Papers whose compared numbers are of one or two of their tables; and what is not compared, by the rule."""
     lines = []
     for paper, title in PAPERS.items():
         every = [cell for cell in content["cells"] if cell["paper"] == paper]
