@@ -20,7 +20,7 @@ from bayesify.maths.value_checks import should_check
 from bayesify.moments import predict_moments
 from bayesify.posteriors.base import DrawRequest, Posterior
 from bayesify.posteriors.collection import Posteriors, shares_statistics
-from bayesify.posteriors.starts import relative_std
+from bayesify.posteriors.starts import relative_stds
 from bayesify.predictive.base import Predictive
 from bayesify.predictor import Drawable, Phase, Trainable
 from bayesify.priors import Prior
@@ -102,8 +102,8 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         self.prior = prior.bind(self._weights, values).to(reference)
         belong = shares_statistics([posterior for _, posterior in posteriors])
         self.frozen_statistics = frozen_layers(net, batch_statistics, belong)
-        share = relative_std(belong and any([*self.frozen_statistics, *(weight.normalized for weight in taken)]))
-        context = (self.prior.live(), Runner(self.network, self._weights), share)
+        shares = relative_stds(net, known.weights.values(), self.frozen_statistics) if belong else {}
+        context = (self.prior.live(), Runner(self.network, self._weights), shares)
         self.posteriors = Posteriors(
             posterior.bind(group_layers(weights), values, modules, *context)
             for (_, posterior), (_, weights) in zip(posteriors, selection.taken, strict=True)

@@ -55,7 +55,9 @@ def test_statistics_of_a_few_batches_are_no_training():
     assert is_trained(network(29)[1])
     average = nn.BatchNorm1d(3, momentum=None)
     assert not is_trained(average)
-    average(X)
+    for count in range(20):
+        assert not is_trained(average), count  # a look at one batch is no training
+        average(X)
     assert is_trained(average)
     converted = nn.BatchNorm1d(3)  # values without a count
     converted.running_mean.fill_(0.5)
@@ -162,11 +164,31 @@ def test_expected_log_likelihood_in_closed_form():
 
 
 def test_scales_start_smaller_where_draws_share_statistics():
-    size = torch.cat([network()[0].weight.flatten(), network()[0].bias]).square().mean().sqrt()
+    def share(net, place):
+        size = torch.cat([net[place].weight.flatten(), net[place].bias]).square().mean().sqrt()
+        return bayesian(net=net).posterior.log_std()[f"{place}.weight"].detach().exp().mean() / size.detach()
+
     plain = nn.Sequential(network()[0], nn.ReLU(), nn.Linear(8, 2))
-    for net, share in ((network(), 0.03), (network(0), 0.03), (plain, 0.1)):
-        std = bayesian(net=net).posterior.log_std()["0.weight"].exp().mean()
-        torch.testing.assert_close(std, share * size)
+    for net, place, wanted in ((network(0), 0, 0.03), (network(), 6, 0.1), (network(0), 6, 0.1), (plain, 0, 0.1)):
+        assert float(share(net, place)) == pytest.approx(wanted, rel=1e-4)
+    net, variance = network(), torch.tensor([1.0, 4.0, 1.0, 4.0, 1.0, 4.0, 1.0, 4.0])
+    net[1].running_mean.fill_(2.0)
+    net[1].running_var.copy_(variance)
+    assert float(share(net, 0)) == pytest.approx(0.1 / math.sqrt(6.5 * 0.625), rel=1e-4)
+    net[1].running_var[0] = 0.0  # a dead output
+    assert float(share(net, 0)) == pytest.approx(0.01, rel=1e-4)
+
+
+def test_noise_at_the_start_is_a_tenth_of_the_signal_after_frozen_normalization():
+    torch.manual_seed(0)
+    x = 3 + torch.randn(4000, 20)
+    net = nn.Sequential(nn.Linear(20, 50), nn.BatchNorm1d(50, affine=False, momentum=None))
+    for _ in range(30):
+        net(x)
+    bnn = bayesian(net=net).train()
+    draws = torch.stack([bnn(x) for _ in range(20)])
+    noise = (draws - net.eval()(x)).detach().square().mean()
+    assert 0.05 < float(noise.sqrt()) < 0.2
 
 
 def test_dropout_is_after_the_last_batch_norm():

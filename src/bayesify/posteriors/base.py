@@ -7,6 +7,7 @@ import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import torch
@@ -120,8 +121,8 @@ class Posterior(nn.Module):
     """Whether weights are independent Gaussians, so that `mean()` and `variance()` say all of q."""
     shares_statistics: bool = True
     """Whether draws vary around the network's weights, so that the batch statistics of its training serve them all."""
-    relative_std: float = RELATIVE_STD
-    """Standard deviations before training, as a share of a layer's root mean square, by default."""
+    relative_stds: Mapping[str, float] = MappingProxyType({})
+    """Standard deviations before training by default, as shares of a layer's root mean square; `RELATIVE_STD` for others."""
     prior_means: ClassVar[bool] = True
     """Whether the KL is known under a prior around other weights than 0; families that are built on the prior have none."""
 
@@ -147,7 +148,7 @@ class Posterior(nn.Module):
         modules: Mapping[str, nn.Module],
         prior: PriorDraw | None = None,
         runner: Any = None,
-        relative_std: float = RELATIVE_STD,
+        relative_stds: Mapping[str, float] | None = None,
     ) -> Self:
         """A copy of this posterior over the given layers.
 
@@ -157,7 +158,7 @@ class Posterior(nn.Module):
             modules: The module that owns each weight, by weight name; for posteriors that initialize again.
             prior: The prior's scales, kept as `bound_prior` for posteriors that are built on the prior.
             runner: The network without its weights, kept as `runner` by posteriors that run it.
-            relative_std: See the attribute.
+            relative_stds: See the attribute.
 
         Raises:
             ValueError: If the prior correlates the positions of a kernel and this family has no KL for that.
@@ -173,10 +174,14 @@ class Posterior(nn.Module):
                 f"{type(self).__name__}: it is built on a prior around 0; use priors.Neal(), or MeanField() with this prior"
             )
         bound = copy.deepcopy(self)
-        bound.layers, bound.bound_prior, bound.relative_std = layers, prior, relative_std
+        bound.layers, bound.bound_prior, bound.relative_stds = layers, prior, dict(relative_stds or {})
         bound.runner = runner if self.runs_network else None
         bound.build(values, modules)
         return bound
+
+    def relative_std(self, layer: Layer) -> float:
+        """Standard deviations of a layer before training by default, as a share of its root mean square."""
+        return self.relative_stds.get(layer.weights[0].layer, RELATIVE_STD)
 
     @abstractmethod
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:

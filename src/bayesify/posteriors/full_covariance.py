@@ -59,7 +59,7 @@ class FullCovariance(Posterior):
         self.lower = NamedParameters(
             {name: mean.new_zeros(mean.numel() * (mean.numel() - 1) // 2) for name, mean in flat.items()}
         )
-        stds = {layer.name: start_std(self.init_std, layer, values, self.relative_std) for layer in self.layers}
+        stds = {layer.name: start_std(self.init_std, layer, values, self.relative_std(layer)) for layer in self.layers}
         self.raw_diagonal = NamedParameters(
             {name: torch.full_like(flat[name], raw_positive(std)) for name, std in stds.items()}
         )

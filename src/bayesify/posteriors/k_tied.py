@@ -53,7 +53,7 @@ class KTied(Posterior):
         """Means at the network's weights, every standard deviation near where `start_std` says."""
         means = {layer.name: layer.to_matrix(values).contiguous().clone() for layer in self.layers}
         self.mean_value = NamedParameters(means)
-        stds = {layer.name: start_std(self.init_std, layer, values, self.relative_std) for layer in self.layers}
+        stds = {layer.name: start_std(self.init_std, layer, values, self.relative_std(layer)) for layer in self.layers}
 
         def factor(name: str, axis: int) -> Tensor:
             raw = raw_positive(math.sqrt(stds[name] / self.rank))

@@ -52,7 +52,7 @@ class MatrixNormal(Posterior):
         """Means at the network's weights, both factors diagonal."""
         means = {layer.name: layer.to_matrix(values).contiguous().clone() for layer in self.layers}
         self.mean_value = NamedParameters(means)
-        stds = {layer.name: start_std(self.init_std, layer, values, self.relative_std) for layer in self.layers}
+        stds = {layer.name: start_std(self.init_std, layer, values, self.relative_std(layer)) for layer in self.layers}
         for side, axis in (("row", 0), ("col", 1)):
             sizes = {name: mean.shape[axis] for name, mean in means.items()}
             lower = {name: means[name].new_zeros(size * (size - 1) // 2) for name, size in sizes.items()}

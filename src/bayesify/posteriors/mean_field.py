@@ -84,7 +84,7 @@ class MeanField(Posterior):
         )
 
     def _start(self, layer: Layer, values: Mapping[str, Tensor]) -> float:
-        found = start_std(self.init_std, layer, values, self.relative_std)
+        found = start_std(self.init_std, layer, values, self.relative_std(layer))
         return found if self.init_std is not None or self.max_std is None else min(found, 0.5 * self.max_std)
 
     def _unit(self, name: str) -> float:

@@ -60,13 +60,14 @@ class RankOne(Posterior):
         """Shared weights at the network's, factors near 1."""
         shared = {layer.name: layer.to_matrix(values).contiguous().clone() for layer in self.layers}
         self.value = NamedParameters(shared)
-        raw = raw_positive(self.init_std or self.relative_std)
+        stds = {layer.name: self.relative_std(layer) for layer in self.layers}
+        raws = {name: raw_positive(self.init_std or std) for name, std in stds.items()}
         for side, axis in (("row", 0), ("col", 1)):
             ones = {name: value.new_ones(self.components, value.shape[axis]) for name, value in shared.items()}
-            spread = self.relative_std if self.components > 1 else 0.0
-            means = {name: one + spread * torch.randn_like(one) for name, one in ones.items()}
+            spread = 1.0 if self.components > 1 else 0.0
+            means = {name: one + spread * stds[name] * torch.randn_like(one) for name, one in ones.items()}
             setattr(self, f"{side}_mean", NamedParameters(means))
-            setattr(self, f"{side}_raw_std", NamedParameters({name: raw * one for name, one in ones.items()}))
+            setattr(self, f"{side}_raw_std", NamedParameters({name: raws[name] * one for name, one in ones.items()}))
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
         """Shared weights times a draw of each factor, every component equally often."""

@@ -13,6 +13,8 @@ BatchStatistics = Literal["auto", "frozen", "train"] | Sequence[str]
 START_SHARE = 0.05
 """Weight of the values that statistics start with (mean 0, variance 1), below which they are those of a training: 29 batches at the
 usual momentum of 0.1. A forward pass or two of a fresh network in training mode do not make it a trained one."""
+FEWEST_BATCHES = 20
+"""The same for plain averages (`momentum=None`), whose start has no weight, and for large momenta."""
 
 
 def tracking_layers(network: nn.Module) -> dict[str, _NormBase]:
@@ -38,11 +40,11 @@ def is_trained(layer: _NormBase) -> bool:
     """Whether a layer's statistics are those of a training: of enough batches, or different from their start without a count."""
     assert layer.running_mean is not None
     assert layer.running_var is not None
+    if layer.running_mean.is_meta:
+        return False
     batches = 0 if layer.num_batches_tracked is None else int(layer.num_batches_tracked)
-    if batches and layer.momentum is None:  # a plain average
-        return True
-    if batches and layer.momentum:
-        return (1 - layer.momentum) ** batches < START_SHARE
+    if batches and layer.momentum != 0:
+        return batches >= FEWEST_BATCHES and (1 - (layer.momentum or 1.0)) ** batches < START_SHARE
     return bool((layer.running_mean != 0).any() | (layer.running_var != 1).any())
 
 

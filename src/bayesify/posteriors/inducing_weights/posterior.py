@@ -150,7 +150,7 @@ class InducingWeights(Posterior):
     def _spread_start(self, layer: Layer, values: Mapping[str, Tensor]) -> float:
         """Where standard deviations of W start by default, in units of the prior's."""
         if self.init == "network":
-            size = self.relative_std * starts.root_mean_square(layer, values)
+            size = self.relative_std(layer) * starts.root_mean_square(layer, values)
             return size / self._prior().size(layer.weights[0].name)
         m_r, m_c = self._inducing_size(layer)
         return starts.RELATIVE_STD * math.sqrt(min(1.0, m_r / layer.rows) * min(1.0, m_c / layer.cols))

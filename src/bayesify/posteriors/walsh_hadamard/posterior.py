@@ -124,7 +124,7 @@ class WalshHadamard(Posterior):
         self.vectors = None
         if rest:
             self.vectors = MeanField(init_std=self.init_std).bind(
-                tuple(rest), values, modules, self.bound_prior, relative_std=self.relative_std
+                tuple(rest), values, modules, self.bound_prior, relative_stds=self.relative_stds
             )
         matrices = [weight.name for weight in self.weights if _is_matrix(weight)]
         self.base = NamedParameters({name: values[name].clone() for name in matrices if residual}, trainable=False)
@@ -147,8 +147,9 @@ class WalshHadamard(Posterior):
         for part in parts:
             matrix = part.weight.to_matrix(values[part.weight.name])
             shape = (part.blocks.count, size)
-            spread = starts.root_mean_square(Layer(part.weight.layer, (part.weight,)), values)
-            std = matrix.new_full((shape[0], 1), self.relative_std * spread if self.init_std is None else self.init_std)
+            alone = Layer(part.weight.layer, (part.weight,))
+            spread = starts.root_mean_square(alone, values)
+            std = matrix.new_full((shape[0], 1), self.init_std or self.relative_std(alone) * spread)
             if self.init == "network":
                 found.append((*nearest(part.blocks.disassemble(matrix)), std))
                 continue
