@@ -183,14 +183,14 @@ class DeepGP(nn.Module, Predictor, Trainable):
             raise
 
     def _conditionals(self, num_draws: int, generator: Randomness) -> tuple[list[Conditional], Tensor]:
-        total: Tensor = torch.zeros(1)
+        total: Tensor | float = 0.0
         parts: list[Conditional] = []
         if self.inducing_inputs is None:
             for layer in self.layers:
                 conditional, kl = layer.condition()  # type: ignore[operator]
                 parts.append(conditional)
-                total = total.to(kl) + kl
-            return parts, total.expand(num_draws)
+                total = kl + total
+            return parts, torch.as_tensor(total).expand(num_draws)
         below = widened(self.inducing_inputs).unsqueeze(0)
         for layer in self.layers:
             if layer is self.layers[-1]:
@@ -198,8 +198,8 @@ class DeepGP(nn.Module, Predictor, Trainable):
             else:
                 conditional, kl, below = layer.draw(below, num_draws, generator)  # type: ignore[operator]
             parts.append(conditional)
-            total = total.to(kl) + kl
-        return parts, total.expand(num_draws)
+            total = kl + total
+        return parts, torch.as_tensor(total).expand(num_draws)
 
     def propagate(
         self, parts: Sequence[Conditional], x: Tensor, num_draws: int, generator: Randomness = None

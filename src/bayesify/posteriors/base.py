@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.maths.noise import NoiseSource
-from bayesify.posteriors.starts import RELATIVE_STD
+from bayesify.posteriors import starts
 from bayesify.priors import PriorDraw
 from bayesify.running.caching import Computed, cached
 from bayesify.weights.catalog import Layer, Weight
@@ -181,7 +181,7 @@ class Posterior(nn.Module):
 
     def relative_std(self, layer: Layer) -> float:
         """Standard deviations of a layer before training by default, as a share of its root mean square."""
-        return self.relative_stds.get(layer.weights[0].layer, RELATIVE_STD)
+        return self.relative_stds.get(layer.weights[0].layer, starts.RELATIVE_STD)
 
     @abstractmethod
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
