@@ -299,6 +299,8 @@ PAGES: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
         "toy": _function_space_toy,
         "fashion_mnist": _function_space,
         "cifar10": _function_space,
+        "cifar10_fsvi": _function_space,
+        "cifar10_mfvi": _function_space,
     },
     "subnetwork": {"corrupted_cifar": _corrupted_cifar},
 }

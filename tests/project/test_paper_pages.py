@@ -75,6 +75,14 @@ def test_numbers_in_sentences_are_those_of_the_files(monkeypatch):
     assert (
         f"is {last['fsvi-1']['nll']:.2f} (maximum a posteriori: {last['map-1-0']['nll']:.2f})" in text["function-space"]
     )
+    early = json.loads((ROOT / "papers/results/function_space/cifar10_mfvi.json").read_text())["last_epoch"]["mfvi-1"]
+    assert f"which was after {early['epoch']}. " in text["function-space"]
+    assert f"its KL, {early['kl'] / 1e6:.1f} million nats" in text["function-space"]
+    diagonal, swag = (
+        sum(one["met"] for one in cells if one["column"] == title and "MNIST turned" in one["table"])
+        for title in ("Diag-Laplace", "SWAG")
+    )
+    assert f"within its spread in {diagonal} of 52 cells, SWAG in {swag}" in text["subnetwork"]
     cut = json.loads((ROOT / "papers/results/global_inducing/cifar10/fac-gi_cut.json").read_text())["history"]
     assert f"{cut[0]['bound']:.2f} after 10 epochs, {cut[1]['bound']:.2f} after 20" in text["every-table"]
     ran = {(one["paper"], one["experiment"]) for one in content["cells"] if one["ours"] is not None}

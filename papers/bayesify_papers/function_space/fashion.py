@@ -148,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wanted = {name: job for name, job in every.items() if job.system in chosen.systems}
     found = run_trainings(classify, wanted, chosen.out, workers=workers)
     seconds = {name: one["train_seconds"] for name, one in found.items()}
-    last = {name: {key: one["last_epoch"][key] for key in ("nll", "kl")} for name, one in found.items()}
+    last = {name: {key: one["last_epoch"][key] for key in ("epoch", "nll", "kl")} for name, one in found.items()}
     records.write(chosen.out / "study.json", {**study, "seconds": seconds, "last_epoch": last})
     return scores.evaluate(chosen.out, chosen.data)
 
