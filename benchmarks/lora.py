@@ -71,8 +71,8 @@ SETTINGS = {
     "LoRA, fewer epochs": Setting("point", 10, 1e-3),
     "dropout": Setting(posteriors.Dropout(0.1, first_layer=True), 20, 3e-3),
     "ensemble": Setting(posteriors.Ensemble(MEMBERS), 20, 3e-3),
-    "mean-field": Setting("mean_field", 20, 1e-2, 0.3, 20),
-    "k-tied": Setting(posteriors.KTied(1), 20, 1e-2, 0.3, 20),
+    "mean-field": Setting(posteriors.MeanField(init_std=0.03), 20, 1e-3, 0.001, 20),
+    "k-tied": Setting(posteriors.KTied(1, init_std=0.03), 20, 1e-3, 0.01, 20),
     "inducing": Setting("inducing", 20, 3e-2, 0.3, 20),
 }
 SIZE = {"covariance": "kronecker", "prior_precision": "size", "num_samples": 4}
