@@ -137,7 +137,7 @@ def captured() -> list[str]:
             for posterior in ("mean_field", "inducing")
         ]
         lines.append(f"| {title} | " + " | ".join(cells) + " |")
-    return lines
+    return [*lines, "", f"They were {found['note']}."] if "note" in found else lines
 
 
 def stored(name: str) -> dict[str, Any]:
