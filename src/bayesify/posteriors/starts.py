@@ -45,7 +45,9 @@ def relative_stds(network: nn.Module, weights: Iterable[Weight], frozen: Collect
         frozen: Names of the layers whose statistics are frozen.
     """
     layers = tracking_layers(network)
-    owners = {weight.name.rpartition(".")[0]: weight for weight in weights if weight.kind == "matrix"}
+    owners = {
+        weight.name.rpartition(".")[0]: weight for weight in weights if weight.kind == "matrix" and not weight.is_bias
+    }
     order = [path for path, _ in network.named_modules() if path in owners or path in layers]
     found: dict[str, float] = {}
     for path, after in zip_longest(order, order[1:], fillvalue=""):
