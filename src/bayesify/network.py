@@ -102,6 +102,8 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         self.prior = prior.bind(self._weights, values).to(reference)
         belong = shares_statistics([posterior for _, posterior in posteriors])
         self.frozen_statistics = frozen_layers(net, batch_statistics, belong)
+        for path in self.frozen_statistics:
+            self.network.get_submodule(path).eval()
         shares = relative_stds(net, known.weights.values(), self.frozen_statistics) if belong else {}
         context = (self.prior.live(), Runner(self.network, self._weights), shares)
         self.posteriors = Posteriors(

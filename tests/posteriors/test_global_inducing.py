@@ -540,7 +540,7 @@ X = torch.linspace(-1, 1, 15).view(5, 3)
         (Unused, lambda: GlobalInducing(X), r"idle is not called when the network runs; give it another posterior"),
         (shared, lambda: GlobalInducing(X), r"0.weight is tied to 2.weight.*; give it another posterior"),
         (lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), lambda: GlobalInducing(X),
-         r"1 \(BatchNorm1d\) normalizes by the batch.*; use GroupNorm, or freeze it"),
+         r"1 \(BatchNorm1d\) normalizes by the batch.*; use GroupNorm, or .*batch_statistics='frozen'"),
         (mlp, lambda: GlobalInducing(X, torch.zeros(5, 3)), r"targets of shape \(5, 3\); the last layer 2 makes \(5, 2\)"),
         (mlp, lambda: GlobalInducing(X, torch.zeros(4, 2)), r"targets of shape \(4, 2\).*: give 5 rows, and 2 numbers"),
         (mlp, lambda: GlobalInducing(X, torch.tensor([0, 1, 2, 0, 1])), r"the label 2, but the last layer 2 has 2 outputs; "),
@@ -576,7 +576,7 @@ def test_batch_normalization_may_be_frozen_and_is_refused_in_training() -> None:
     bnn = bayesify.bayesianize(net, GlobalInducing(X), likelihood=likelihoods.Gaussian(0.1))
     bnn.predict(X, 3)
     bnn.train()
-    with pytest.raises(ValueError, match="use GroupNorm, or freeze it"):
+    with pytest.raises(ValueError, match=r"use GroupNorm, or .*batch_statistics='frozen'"):
         bnn.draw()
     assert bnn.network[0].weight is None, "an error leaves no weight behind"  # type: ignore[index]
 

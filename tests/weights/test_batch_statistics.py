@@ -105,10 +105,27 @@ def test_layers_that_were_not_trained_collect_statistics():
 def test_what_cannot_be_frozen_is_said():
     with pytest.raises(ValueError, match=r"names 'two', which keeps no running statistics.* \(1, 4\)"):
         bayesian(batch_statistics=["two"])
-    with pytest.raises(ValueError, match="this posterior starts at other weights or keeps its own"):
-        bayesian(posteriors.Ensemble(2), batch_statistics="frozen")
     with pytest.raises(ValueError, match="batch_statistics='froze'; give 'auto', 'frozen' or 'train'"):
         bayesian(batch_statistics="froze")
+
+
+@pytest.mark.parametrize(
+    "posterior",
+    [
+        posteriors.Point(),
+        posteriors.Ensemble(2),
+        posteriors.GlobalInducing(X[:8], init="network"),
+        posteriors.GlobalInducing(X[:8]),
+    ],
+    ids=["point", "ensemble", "global inducing, network", "global inducing, random"],
+)
+def test_any_posterior_can_train_with_statistics_as_they_are(posterior):
+    bnn = bayesian(posterior, network().train(), batch_statistics="frozen")
+    before = {name: value.clone() for name, value in bnn.named_buffers() if "running" in name}
+    bayesify.fit(bnn, [(X, Y)], epochs=2, progress=False)
+    after = dict(bnn.named_buffers())
+    assert before
+    assert all(torch.equal(after[name], value) for name, value in before.items())
 
 
 # -- one function --------------------------------------------------------------------------------------------------

@@ -54,10 +54,10 @@ def frozen_layers(network: nn.Module, choice: BatchStatistics, belong: bool) -> 
     Args:
         network: As it was given.
         choice: See `bayesianize`.
-        belong: Whether the statistics belong to the draws of all posteriors at their start.
+        belong: Whether the statistics belong to the draws of all posteriors at their start, which `"auto"` asks for.
 
     Raises:
-        ValueError: If a name is no such layer's, or statistics are to be frozen that do not belong to the draws.
+        ValueError: If a name is no such layer's.
     """
     layers = tracking_layers(network)
     if choice == "train":
@@ -71,11 +71,6 @@ def frozen_layers(network: nn.Module, choice: BatchStatistics, belong: bool) -> 
                 f"bayesianize: batch_statistics names {name!r}, which keeps no running statistics; "
                 f"give 'auto', 'frozen', 'train', or names of such layers ({', '.join(layers) or 'the network has none'})"
             )
-    if names and not belong:
-        raise ValueError(
-            "bayesianize: frozen batch statistics are the network's, where this posterior starts at other weights or keeps "
-            "its own; use batch_statistics='train', or init='network' where the posterior has it"
-        )
     return names
 
 

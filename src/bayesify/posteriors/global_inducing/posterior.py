@@ -194,7 +194,7 @@ class GlobalInducing(Posterior):
             if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
                 raise ValueError(
                     f"GlobalInducing: {path} ({type(module).__name__}) normalizes by the batch, so inducing inputs and data would "
-                    "change each other; use GroupNorm, or freeze it (in evaluation mode, with running statistics)"
+                    "change each other; use GroupNorm, or bayesianize(..., batch_statistics='frozen')"
                 )
 
     # -- drawing ---------------------------------------------------------------------------------------------------
