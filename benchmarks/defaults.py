@@ -388,8 +388,6 @@ def _variant(variant: str, seed: int, name: str) -> Iterator[Run]:
     run = replace(run, batch_statistics=told.get("statistics", "auto"), epochs=int(told.get("scratch", run.epochs)))
     std, factor = (starts.RELATIVE_STD, starts.NORMALIZED_RELATIVE_STD), prior_precision.FACTOR_PER_LAYER
     starts.RELATIVE_STD, starts.NORMALIZED_RELATIVE_STD = (float(told.get("std", share)) for share in std)
-    signal = starts.SIGNAL_SHARES
-    starts.SIGNAL_SHARES = (float(told.get("signal", signal[0])), float(told.get("signal", signal[1])))
     narrowed = selectors.NARROWED
     selectors.NARROWED = float(told.get("flat", narrowed))
     prior_precision.FACTOR_PER_LAYER = float(told.get("factor", factor))
@@ -397,7 +395,6 @@ def _variant(variant: str, seed: int, name: str) -> Iterator[Run]:
         yield run
     finally:
         starts.RELATIVE_STD, starts.NORMALIZED_RELATIVE_STD = std
-        starts.SIGNAL_SHARES = signal
         selectors.NARROWED = narrowed
         prior_precision.FACTOR_PER_LAYER = factor
 

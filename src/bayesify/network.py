@@ -104,7 +104,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         self.frozen_statistics = frozen_layers(net, batch_statistics, belong)
         for path in self.frozen_statistics:
             self.network.get_submodule(path).eval()
-        shares = relative_stds(net, known.weights.values(), self.frozen_statistics) if belong else {}
+        shares = relative_stds(net, known.weights.values(), self.frozen_statistics, taken) if belong else {}
         context = (self.prior.live(), Runner(self.network, self._weights), shares)
         self.posteriors = Posteriors(
             posterior.bind(group_layers(weights), values, modules, *context)

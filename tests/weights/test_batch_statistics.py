@@ -195,7 +195,10 @@ def test_scales_start_smaller_where_draws_share_statistics():
     image = nn.Sequential(nn.Conv2d(2, 8, 3), net[1])
     std = bayesian(net=image).posterior.log_std()["0.weight"].detach().exp().mean()
     size = torch.cat([value.detach().flatten() for value in image[0].parameters()]).square().mean().sqrt()
-    assert float(std / size) == pytest.approx(0.08 / math.sqrt(6.5 * 0.625), rel=1e-4)
+    assert float(std / size) == pytest.approx(0.03, rel=1e-4)
+    head = bayesian({"6": posteriors.MeanField(), "*": posteriors.Point()}, network()).posteriors[0]
+    size = torch.cat([value.detach().flatten() for value in network()[6].parameters()]).square().mean().sqrt()
+    assert float(head.log_std()["6.weight"].detach().exp().mean() / size) == pytest.approx(0.1, rel=1e-4)
     net[1].running_var[0] = 0.0  # a dead output
     assert float(share(net, 0)) == pytest.approx(0.01, rel=1e-4)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from itertools import zip_longest
+from itertools import pairwise
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -17,47 +17,40 @@ RELATIVE_STD = 0.1
 hardly sees them; chosen on trained networks (`benchmarks/defaults.py`)."""
 
 NORMALIZED_RELATIVE_STD = 0.03
-"""The same before BatchNorm whose statistics are averaged over draws. By each draw's own batch it would take most of the noise of
-weights before it away; by averages it does not. Twelve epochs of mean-field from scratch: NLL 0.65 with 0.1, 0.52 with 0.03."""
-
-SIGNAL_SHARES = (0.1, 0.08)
-"""Noise before frozen BatchNorm as a share of the signal after it: of linear maps, and of convolutions, whose noise is the same at
-every position. Trained CNNs (seeds 10 and 11), mean-field, k-tied, matrix normal, rank-one and inducing weights: with 0.1 the NLL
-rises by 0.018, 0.021, 0.019, 0.033 and 0.025, with 0.05 by 0.003, 0.002, 0.003, 0.005 and 0.011, but strangers are told worse than
-by the network. An MLP with 0.05 would have hardly any uncertainty."""
-
-LEAST_RELATIVE_STD = 0.01
-"""The least before frozen BatchNorm, whatever its statistics say."""
+"""The same in networks with BatchNorm after convolutions, or whose statistics are averaged over draws. By each draw's own batch it
+would take most of the noise of weights before it away; by the same statistics for all draws it does not. Mean-field after a trained
+CNN (NLL 0.380): 0.425 with 0.1, 0.381 with 0.03; twelve epochs from scratch: 0.65 and 0.52."""
 
 
-def relative_stds(network: nn.Module, weights: Iterable[Weight], frozen: Collection[str]) -> dict[str, float]:
-    r"""The shares of layers before BatchNorm, by layer; `RELATIVE_STD` for all others.
+def relative_stds(
+    network: nn.Module, weights: Iterable[Weight], frozen: Collection[str], chosen: Iterable[Weight]
+) -> dict[str, float]:
+    r"""The shares of layers in networks with BatchNorm, by layer; `RELATIVE_STD` for all others.
 
     Noise of size $s\,\mathrm{rms}(W)$ in a layer's weights moves each output by about $s$ times the root mean square of all,
     $(\overline{m^2 + v})^{1/2}$ in their running means $m_c$ and variances $v_c$. Frozen BatchNorm divides that by $v_c^{1/2}$, and
-    the output's own signal by the same. So $s = a\,(\overline{m^2 + v}\;\overline{1 / v})^{-1/2}$ is noise of a share a of the
-    signal, `SIGNAL_SHARES`. A CNN whose first layer has outputs of very different sizes (NLL 0.358) has
-    0.485 at the start with 0.1 everywhere, 0.363 with a = 0.1.
+    the output's own signal by the same. So $s = 0.1\,(\overline{m^2 + v}\;\overline{1 / v})^{-1/2}$ is noise of a tenth of the
+    signal, with which linear maps start. Noise of convolutions is the same at every position, and tells strangers best where all
+    layers have the same small share, `NORMALIZED_RELATIVE_STD`; an MLP would have hardly any uncertainty with that.
 
     Args:
         network: As it was given.
-        weights: All weights of linear maps in it.
+        weights: All weights in it.
         frozen: Names of the layers whose statistics are frozen.
+        chosen: The weights under a posterior. Where none comes before BatchNorm, none has another share.
     """
     layers = tracking_layers(network)
-    owners = {
-        weight.name.rpartition(".")[0]: weight for weight in weights if weight.kind == "matrix" and not weight.is_bias
-    }
-    order = [path for path, _ in network.named_modules() if path in owners or path in layers]
-    found: dict[str, float] = {}
-    for path, after in zip_longest(order, order[1:], fillvalue=""):
-        weight = owners.get(path)
-        if weight is None or not weight.normalized:
-            continue
-        norm, share = layers.get(after), NORMALIZED_RELATIVE_STD
-        if norm is not None and after in frozen and norm.num_features == weight.matrix_shape[0]:
-            share = max(LEAST_RELATIVE_STD, SIGNAL_SHARES[len(weight.shape) > 2] / math.sqrt(_amplification(norm)))
-        found[weight.layer] = share
+    before = [weight for weight in chosen if weight.normalized]
+    if any(len(weight.shape) > 2 for weight in before):
+        return {weight.layer: NORMALIZED_RELATIVE_STD for weight in weights}
+    owners = {weight.name.rpartition(".")[0]: weight for weight in before if not weight.is_bias}
+    paths = {weight.name.rpartition(".")[0] for weight in weights if weight.kind == "matrix"} | layers.keys()
+    order = [path for path, _ in network.named_modules() if path in paths]
+    found = {weight.layer: NORMALIZED_RELATIVE_STD for weight in before}
+    for path, after in pairwise(order):
+        weight, norm = owners.get(path), layers.get(after)
+        if weight and norm is not None and after in frozen and norm.num_features == weight.matrix_shape[0]:
+            found[weight.layer] = max(0.1 * RELATIVE_STD, RELATIVE_STD / math.sqrt(_amplification(norm)))
     return found
 
 
