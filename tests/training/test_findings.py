@@ -343,3 +343,14 @@ def test_lines_become_rare(monkeypatch, capsys):
             now[0] = float(second)
             bar.step(1, second, lambda: (1.0, 2.0))
     assert len(capsys.readouterr().err.splitlines()) == 3 + 8  # after 10, 30 and 70 seconds, then one a minute
+
+
+def test_example_weights_are_not_taken_for_statistics_that_differ():
+    torch.manual_seed(0)
+    x = torch.randn(640, 4)
+    y = (x[:, 0] + x[:, 1] + torch.randn(640) > 0).long()
+    net = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
+    bnn = bayesify.bayesianize(net, "mean_field", likelihood="categorical")
+    loader = DataLoader(TensorDataset(x, y, torch.full((640,), 0.3)), batch_size=64, shuffle=True)
+    history = bayesify.fit(bnn, loader, epochs=12, learning_rate=1e-2, seed=0, progress=False)
+    assert "statistics_differ" not in [finding.code for finding in history.findings]

@@ -180,6 +180,13 @@ def test_expected_log_likelihood_in_closed_form():
     assert float(kl[0]) == pytest.approx(2 * (-math.log(std) + std**2 / 2 - 0.5) + (w**2 + b**2) / 2)
 
 
+class Last(nn.Module):
+    """The outputs of a recurrent layer."""
+
+    def forward(self, x):
+        return x[0]
+
+
 def test_scales_start_smaller_where_draws_share_statistics():
     def share(net, place):
         size = torch.cat([net[place].weight.flatten(), net[place].bias]).square().mean().sqrt()
@@ -199,8 +206,12 @@ def test_scales_start_smaller_where_draws_share_statistics():
     head = bayesian({"6": posteriors.MeanField(), "*": posteriors.Point()}, network()).posteriors[0]
     size = torch.cat([value.detach().flatten() for value in network()[6].parameters()]).square().mean().sqrt()
     assert float(head.log_std()["6.weight"].detach().exp().mean() / size) == pytest.approx(0.1, rel=1e-4)
-    net[1].running_var[0] = 0.0  # a dead output
-    assert float(share(net, 0)) == pytest.approx(0.01, rel=1e-4)
+    net[1].running_var[1] = 0.0  # a dead output
+    assert float(share(net, 0)) == pytest.approx(0.1 / math.sqrt(6.0 * 1.0), rel=1e-3)
+    apart = nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 8), network()[1], network()[1])  # whose norm is which?
+    assert float(share(apart, 1)) == pytest.approx(0.03, rel=1e-4)
+    layers = bayesian(net=nn.Sequential(nn.LSTM(3, 8), Last(), network()[1])).posterior.relative_stds
+    assert set(layers.values()) == {0.03}
 
 
 def test_noise_at_the_start_is_a_tenth_of_the_signal_after_frozen_normalization():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from itertools import pairwise
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -29,7 +28,7 @@ def relative_stds(
 
     Noise of size $s\,\mathrm{rms}(W)$ in a layer's weights moves each output by about $s$ times the root mean square of all,
     $(\overline{m^2 + v})^{1/2}$ in their running means $m_c$ and variances $v_c$. Frozen BatchNorm divides that by $v_c^{1/2}$, and
-    the output's own signal by the same. So $s = 0.1\,(\overline{m^2 + v}\;\overline{1 / v})^{-1/2}$ is noise of a tenth of the
+    the output's own signal by the same. So $s = 0.1\,(\overline{m^2 + v}\;\mathrm{med}(1 / v))^{-1/2}$ is noise of a tenth of the
     signal, with which linear maps start. Noise of convolutions is the same at every position, and tells strangers best where all
     layers have the same small share, `NORMALIZED_RELATIVE_STD`; an MLP would have hardly any uncertainty with that.
 
@@ -47,20 +46,22 @@ def relative_stds(
     paths = {weight.name.rpartition(".")[0] for weight in weights if weight.kind == "matrix"} | layers.keys()
     order = [path for path, _ in network.named_modules() if path in paths]
     found = {weight.layer: NORMALIZED_RELATIVE_STD for weight in before}
-    for path, after in pairwise(order):
+    for path, after, beyond in zip(order, order[1:], [*order[2:], ""], strict=False):
         weight, norm = owners.get(path), layers.get(after)
-        if weight and norm is not None and after in frozen and norm.num_features == weight.matrix_shape[0]:
+        if weight is None or norm is None or beyond in layers:  # norms in a row may belong to other layers
+            continue
+        if after in frozen and norm.num_features == weight.matrix_shape[0]:
             found[weight.layer] = max(0.1 * RELATIVE_STD, RELATIVE_STD / math.sqrt(_amplification(norm)))
     return found
 
 
 def _amplification(norm: _NormBase) -> float:
-    """Mean over outputs of (mean square of all outputs) / (variance of the output), at least 1."""
+    """Mean square of all outputs over the variance of the median one, at least 1: dead outputs, of variance 0, do not count."""
     mean, variance = norm.running_mean, norm.running_var
     if mean is None or variance is None or mean.is_meta:
         return 1.0
     inverse = 1 / (variance.double() + norm.eps)
-    return max(1.0, float((mean.double().square() + variance.double()).mean() * inverse.mean()))
+    return max(1.0, float((mean.double().square() + variance.double()).mean() * inverse.quantile(0.5)))
 
 
 def start_std(

@@ -256,7 +256,10 @@ class Watch:
         elif self.start is not None and self._last:  # as `predict` does, whatever the training batches said
             now = score_batches(self.model, self._last, self.device)
             found.append(rules.worse_than_start(self.start, now, held_out=False))
-            if statistics_follow_draws(self.model.module):
+            weighted = any(
+                batch.weights is not None for batch in self._last
+            )  # by examples in training, by weights here
+            if statistics_follow_draws(self.model.module) and not weighted:
                 found.append(rules.statistics_differ(recent, now))
         bnn = self.model.module
         if self._last and isinstance(bnn, BayesianNetwork) and bnn.likelihood is not None:
