@@ -213,6 +213,11 @@ def test_a_prior_of_the_size_of_the_weights():
     assert by_name.prior_precision == pytest.approx(by_hand.prior_precision)
 
 
+def test_vectors_alone_can_vary():
+    bnn = bayesianize_lora(nn.Sequential(nn.Linear(2, 2)), names=("0.bias",))
+    assert not torch.equal(*bnn.draw(2).weights["0.bias"])
+
+
 def test_mistakes_name_the_remedy():
     with pytest.raises(ValueError, match="give a list, each entry a text"):
         bayesianize_lora(network(), names="*lora_*")

@@ -66,7 +66,7 @@ def bayesianize_lora(
             "peft.get_peft_model(model, peft.LoraConfig(...)) puts adapters there (pip install 'bayesify[lora]')"
         )
     if posterior == "inducing":
-        rank = max(min(value.shape) for value in found if value.ndim > 1)
+        rank = max((min(value.shape) for value in found if value.ndim > 1), default=1)
         posterior = InducingWeights(rank, rank, init="network")
     bnn = BayesianNetwork(
         model,
