@@ -32,7 +32,8 @@ class FullCovariance(Posterior):
     P + P (P + 1) / 2 numbers.
 
     Args:
-        init_std: Diagonal of every factor before training; by default a tenth of the root mean square of the layer's weights.
+        init_std: Diagonal of every factor before training; by default a tenth (less before BatchNorm) of the root mean
+            square of the layer's weights.
 
     Raises:
         ValueError: If `init_std` is not positive, or a layer has more than 20,000 weights.

@@ -32,7 +32,7 @@ class KTied(Posterior):
 
     Args:
         rank: k, the rank of each layer's matrix of standard deviations.
-        init_std: Standard deviation of every weight before training; by default a tenth of the root mean square of its
+        init_std: Standard deviations before training; by default a tenth (less before BatchNorm) of the root mean square of its
             layer's weights.
 
     Raises:

@@ -29,7 +29,7 @@ class MatrixNormal(Posterior):
     `rows cols + rows (rows + 1) / 2 + cols (cols + 1) / 2` numbers.
 
     Args:
-        init_std: Standard deviation of every weight before training; by default a tenth of the root mean square of its
+        init_std: Standard deviations before training; by default a tenth (less before BatchNorm) of the root mean square of its
             layer's weights.
 
     Raises:

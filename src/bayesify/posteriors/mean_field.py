@@ -37,7 +37,7 @@ class MeanField(Posterior):
     noise in one call.
 
     Args:
-        init_std: Standard deviation of every weight before training; by default a tenth of the root mean square of its
+        init_std: Standard deviations before training; by default a tenth (less before BatchNorm) of the root mean square of its
             layer's weights.
         max_std: Upper bound on every standard deviation.
         local_reparameterization: Draw noise at the outputs of linear layers that see each example once, in the training

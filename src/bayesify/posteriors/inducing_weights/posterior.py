@@ -59,7 +59,7 @@ class InducingWeights(Posterior):
         shared: Sizes of one global inducing matrix that all layers' U depend on, which correlates layers (appendix
             H); needs `whiten` and equal columns in every layer.
         init_std: Standard deviation of U's entries before training, as it is stored, in units of the prior's. By default W
-            starts with a tenth of its layer's root mean square, by U and by W given U alike, beside what the prior draws.
+            starts with a tenth (less before BatchNorm) of its layer's root mean square, by U and by W given U alike.
         init_lambda: $\lambda$ before training, half its cap at most; by default the same.
 
     Raises:

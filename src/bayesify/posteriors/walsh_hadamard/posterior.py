@@ -68,7 +68,7 @@ class WalshHadamard(Posterior):
         covariance: Family of q(g): `"diagonal"`, `"full"` (a Cholesky factor), or `"flow"` (planar layers; its KL is
             an estimate from each draw).
         flow_length: Planar layers of a flow.
-        init_std: Standard deviation of every weight before training; by default a tenth of its root mean square.
+        init_std: Standard deviations before training; by default a tenth (less before BatchNorm) of its root mean square.
         init: `"random"`: signs for $S_1$, $S_2$ and $\mu$, which make W a multiple of an orthogonal matrix, as large as the
             network's own weight; `"network"`: the nearest W that alternating least squares finds (`maths.walsh_hadamard.nearest`),
             which is far from a trained one, as D numbers are from D x D; `"residual"`: a trained network's weights stay, as
