@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bayesify_papers.inducing_weights.ablation import setting_cells
-from bayesify_papers.inducing_weights.pruning import published_score
 from bayesify_papers.inducing_weights.scores import means_by_severity
 from bayesify_papers.inducing_weights.systems import SYSTEMS
 from bayesify_papers.shared.published import published
@@ -132,7 +130,12 @@ def _cifar10(content: dict[str, Any]) -> str:
 def _pruning(content: dict[str, Any]) -> str:
     rows = []
     for row in content["rows"]:
-        theirs = [published_score(row, key) for key in ("accuracy", "ece")]
+        theirs = (None, None)
+        if row["keep"] == 1 or row["fine_tuned"]:  # the paper fine-tunes whatever it prunes
+            theirs = [
+                published("inducing_weights").find("pruned", row["system"], float(row["keep"]), key)
+                for key in ("accuracy", "ece")
+            ]
         rows.append(
             [
                 SYSTEMS[row["system"]].title,
@@ -151,7 +154,9 @@ def _ablation(content: dict[str, Any]) -> str:
     rows = [
         [
             SYSTEMS[row["system"]].title,
-            *setting_cells(row),
+            str(row["inducing"]),
+            *(number(row[key], 2) for key in ("max_lambda", "max_std")),
+            f"{row['parameters']:,}",
             number(100 * row["accuracy"], 2),
             number(100 * row["ece"], 2),
         ]

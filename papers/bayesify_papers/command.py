@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -17,7 +17,7 @@ from bayesify.scale_out import ENGINES, JobsFailed, read_results, run_jobs
 from bayesify_papers import status as status_file
 from bayesify_papers.catalog import CATALOG, Experiment, select
 from bayesify_papers.shared import records
-from bayesify_papers.shared.rows import Row
+from bayesify_papers.shared.rows import Row, show
 from bayesify_papers.shared.tables import table
 
 ROWS = "results.jsonl"
@@ -218,25 +218,8 @@ def summarize(rows: Sequence[Row]) -> str:
             within = f"{sum(value <= 1 for value in apart)} of {len(apart)}" if apart else "-"
             lines.append([name, str(len(own)), str(sum(row["published"] is not None for row in own)), within])
         return table(["experiment", "rows", "published", "within 1 sd"], lines)
-    lines = [
-        [
-            row["experiment"],
-            _words(row["setting"]),
-            row["metric"],
-            _number(row["ours"]) + ("" if row["error"] is None else f" ({_number(row['error'])})"),
-            _number(row["published"]) + ("" if row["published_std"] is None else f" ({_number(row['published_std'])})"),
-            "-" if row["deviations"] is None else f"{row['deviations']:+.1f}",
-        ]
-        for row in rows
-    ]
-    return table(["experiment", "setting", "score", "ours (se)", "paper (sd)", "diff/sd"], lines)
-
-
-def _words(setting: Mapping[str, Any]) -> str:
-    """A setting as text: numbers with what they are, names alone."""
-    return ", ".join(
-        str(value) if isinstance(value, str) else f"{key.replace('_', ' ')} {value}" for key, value in setting.items()
-    )
+    names = dict.fromkeys(row["experiment"] for row in rows)
+    return "\n\n".join(show([row for row in rows if row["experiment"] == name], name) for name in names)
 
 
 def failures(failed: JobsFailed, folder: Path) -> str:
@@ -249,10 +232,6 @@ def failures(failed: JobsFailed, folder: Path) -> str:
 
 def _experiment(name: str) -> str:
     return "/".join(name.split("/")[:2])
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from bayesify_papers.catalog import PAPERS
-from bayesify_papers.shared.tables import table
+from bayesify_papers.shared.tables import brief, table, with_spread
 
 EXPERIMENTS: dict[str, tuple[str, ...]] = {
     "inducing-weights": (
@@ -185,16 +185,6 @@ def details(content: Mapping[str, Sequence[Entry]], names: Sequence[str]) -> str
     return "\n\n".join(part for part in text if part)
 
 
-def number(value: float | None) -> str:
-    """A number in five digits at most; a dash for none."""
-    return "-" if value is None else f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
-
-
-def with_spread(value: float | None, spread: float | None) -> str:
-    """A number and its spread in brackets."""
-    return number(value) + ("" if spread is None or value is None else f" ({number(spread)})")
-
-
 def _cells(cells: Sequence[Entry]) -> str:
     blocks = []
     for name in dict.fromkeys((cell["experiment"], cell["table"]) for cell in cells):
@@ -204,7 +194,7 @@ def _cells(cells: Sequence[Entry]) -> str:
                 cell["row"],
                 cell["column"],
                 with_spread(cell["published"], cell["published_spread"]),
-                number(cell["corrected"]),
+                brief(cell["corrected"]),
                 with_spread(cell["ours"], cell["ours_spread"]),
                 {True: "yes", False: "no", None: "-"}[cell["met"]],
             ]

@@ -105,7 +105,35 @@ def test_our_table_2_beside_the_papers() -> None:
     assert yacht["deviations"] == pytest.approx((mean - 0.96) / 0.20)
     assert find(found, "mnll", dataset="concrete", model="WHVI")["published"] == pytest.approx(2.95 + 0.0932)
     assert find(found, "rmse", dataset="energy", model="MFG")["published"] == 1.52  # both targets, as in the paper
-    assert "yacht, WHVI, hidden layers 1, width 50" in summarize([{"experiment": "walsh-hadamard/table2", **yacht}])
+    shown = summarize([{"experiment": "walsh-hadamard/table2", **yacht}]).splitlines()
+    assert shown[0] == "walsh-hadamard/table2"
+    assert shown[2].split() == [
+        "dataset",
+        "model",
+        "hidden",
+        "layers",
+        "width",
+        "runs",
+        "rmse",
+        "paper",
+        "diff/sd",
+        "seconds",
+    ]
+    assert shown[4].split()[:5] == ["yacht", "WHVI", "1", "50", "20"]
+    assert shown[4].split()[7:] == ["0.96", "(0.2)", "-1.1", "-"]
+
+
+def test_kinds_of_settings_are_tables_of_their_own() -> None:
+    made = [rows.row({"a": 1}, "x", 2.0), rows.row({"b": 1}, "y", 3.0, 4.0), rows.row({"a": 1}, "z", [1.0, 2.0])]
+    first, second = rows.show(made).split("\n\n")
+    assert [line.split() for line in first.splitlines()[::2]] == [
+        ["a", "runs", "x", "z", "seconds"],
+        ["1", "1", "2", "1.5", "(0.5)", "-"],
+    ]
+    assert [line.split() for line in second.splitlines()[::2]] == [
+        ["b", "runs", "y", "paper", "seconds"],
+        ["1", "1", "3", "4", "-"],
+    ]
 
 
 def copied(folder: Path, file: str) -> Path:

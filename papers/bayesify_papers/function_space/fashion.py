@@ -25,6 +25,7 @@ from bayesify_papers.function_space.trainings import OUTSIDE, PRIORS, Training, 
 from bayesify_papers.shared import records
 from bayesify_papers.shared.jobs import count_workers, run_trainings
 from bayesify_papers.shared.program import Program, fill
+from bayesify_papers.shared.rows import grouped, show
 from bayesify_papers.shared.sources import SYNTHETIC, available
 
 CONTEXTS: tuple[str, ...] = ("notmnist", "outlines", "noise", "train")
@@ -139,7 +140,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     workers = count_workers(chosen.workers, base.device, 4)
     if chosen.grid:
         held = replace(base, validation=VALIDATION if not chosen.smoke else 100)
-        print(scores.grid_table(run_trainings(classify, grid(held), chosen.out, workers=workers)))
+        found = run_trainings(classify, grid(held), chosen.out, workers=workers)
+        keys = ("accuracy", "ece", "nll", "auroc_mutual_information", "auroc_entropy", "train_seconds")
+        print(show(grouped([{"setting": name, **one} for name, one in found.items()], ["setting"], keys)))
         return 0
     settings = {**asdict(base), "folder": None, "points": POINTS, "context": context, "init_std": chosen.init_std}
     study = {**chosen.facts, "workers": workers, "settings": settings}

@@ -1,4 +1,4 @@
-"""Scores of stored predictions, and their tables beside the published numbers."""
+"""Scores of stored predictions, and what is asked of them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bayesify_papers.function_space.rows import images
 from bayesify_papers.function_space.trainings import Training
 from bayesify_papers.shared import predictions, records
 from bayesify_papers.shared.published import published
+from bayesify_papers.shared.rows import show
 from bayesify_papers.shared.scores import classification_scores, separation
 from bayesify_papers.shared.sources import as_labels
-from bayesify_papers.shared.tables import number, table
 
 PAPER = published("function_space")
 TITLES = {"fsvi": "FSVI", "mfvi": "MFVI", "map": "MAP", "ensemble": "Ensemble of 5"}
@@ -39,13 +40,11 @@ def evaluate(folder: Path, data: str | None = None) -> int:
     found = score_all(folder, settings["dataset"], data)
     spent = about.get("seconds", {})
     rows = {row: {**summarize(entries), "seconds": seconds(row, spent)} for row, entries in found.items()}
-    print(main_table(rows, settings["dataset"]))
     lines = requirement(rows) if settings["dataset"] == "fashion_mnist" else []
-    print("\n" + "\n".join(lines))
-    print("\n" + ablation_table(rows, settings["points"]))
     histograms = {row: entries[0]["histogram"] for row, entries in found.items()}
     content = {**about, "rows": rows, "requirement": lines, "histograms": histograms}
     records.write(folder / "results.json", content)
+    print("\n\n".join([show(images(folder)), *lines]))
     return 0
 
 
@@ -104,57 +103,6 @@ def seconds(row: str, spent: Mapping[str, float]) -> float | None:
         if made == "map" if row == "ensemble" else made == row and member in ([], ["0"]):
             own.append(one)
     return round(sum(own), 1) if own else None
-
-
-def main_table(rows: Mapping[str, Any], dataset: str) -> str:
-    """Systems and contexts beside the paper's table 1."""
-    header = ["system", "seeds", "acc %", "ece", "nll", "auroc MI %", "auroc H %"]
-    header += ["paper acc", "paper ece", "paper MI", "paper H"]
-    lines = []
-    for row, entry in rows.items():
-        if row.partition(".")[2].isdigit():
-            continue
-        mean, spread = entry["mean"], entry["std"]
-        theirs = PAPER.find("table1", dataset, row) or {}
-        lines.append(
-            [
-                title(row),
-                str(entry["seeds"]),
-                f"{100 * mean['accuracy']:.2f} ± {100 * spread['accuracy']:.2f}",
-                f"{mean['ece']:.4f} ± {spread['ece']:.4f}",
-                number(mean["nll"]),
-                f"{100 * mean['auroc_mutual_information']:.1f} ± {100 * spread['auroc_mutual_information']:.1f}",
-                f"{100 * mean['auroc_entropy']:.1f} ± {100 * spread['auroc_entropy']:.1f}",
-                *(
-                    number(theirs.get(key), digits)
-                    for key, digits in (
-                        ("accuracy", 0),
-                        ("ece", 2),
-                        ("auroc_mutual_information", 0),
-                        ("auroc_entropy", 0),
-                    )
-                ),
-            ]
-        )
-    return table(
-        header, lines, f"{dataset}: mean and standard deviation over seeds; the paper's columns are its table 1."
-    )
-
-
-def ablation_table(rows: Mapping[str, Any], points: int) -> str:
-    """The number of context inputs (the paper's figure 8), one seed each but for the main row."""
-    counted = {int(row.partition(".")[2]): entry for row, entry in rows.items() if row.partition(".")[2].isdigit()}
-    if "fsvi" in rows:
-        counted[points] = rows["fsvi"]
-    keys = ("accuracy", "ece", "nll", "auroc_mutual_information", "auroc_entropy")
-    lines = [[str(count), *(number(entry["mean"][key], 4) for key in keys)] for count, entry in sorted(counted.items())]
-    return table(["context inputs", *keys], lines, "Number of context inputs.")
-
-
-def grid_table(found: Mapping[str, Mapping[str, Any]]) -> str:
-    """Scores of settings on held-out images."""
-    keys = ("accuracy", "ece", "nll", "auroc_mutual_information", "auroc_entropy", "train_seconds")
-    return table(["setting", *keys], [[name, *(number(row[key], 4) for key in keys)] for name, row in found.items()])
 
 
 def title(row: str) -> str:

@@ -30,10 +30,11 @@ from bayesify.function_space import Box, FunctionSpaceVI
 from bayesify.likelihoods import Categorical, Gaussian
 from bayesify.posteriors import MeanField
 from bayesify.priors import Neal
+from bayesify_papers.function_space import rows
 from bayesify_papers.function_space.networks import toy_network
 from bayesify_papers.shared import figures, records
 from bayesify_papers.shared.program import Program
-from bayesify_papers.shared.tables import number, table
+from bayesify_papers.shared.rows import show
 
 EPOCHS, LEARNING_RATE, INIT_STD = 400, 1e-2, 0.02
 PRIOR_VARIANCE, POINTS, WIDTHS = 10.0, 10, 2.0
@@ -136,24 +137,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from bayesify_papers.function_space.figures import draw
 
             draw(problem, models, chosen.out / problem)
-    print(report(found))
+    title = f"Standard deviation of the function (Snelson) and entropy (two moons); ratios should be at least {FAR:g}."
+    print(show(rows.toy(chosen.out), title))
     return 0
-
-
-def report(found: dict[str, dict[str, list[dict[str, float]]]]) -> str:
-    """A table, one row for each problem and method."""
-    rows = []
-    for problem, methods in found.items():
-        for method, scores in methods.items():
-            ratios = [entry["ratio"] for entry in scores]
-            mean = {key: sum(entry[key] for entry in scores) / len(scores) for key in ("inside", "outside")}
-            reached = f"{sum(ratio >= FAR for ratio in ratios)} of {len(ratios)}"
-            cells = [number(mean["inside"]), number(mean["outside"]), number(min(ratios), 1), reached]
-            rows.append([problem, METHODS[method], *cells])
-    header = ["problem", "method", "at the data", "far away", "least ratio", f"ratio >= {FAR:g}"]
-    return table(
-        header, rows, "Standard deviation of the function (Snelson) and entropy (two moons), means over seeds."
-    )
 
 
 if __name__ == "__main__":

@@ -34,13 +34,13 @@ from bayesify.posteriors import GlobalInducing, LocalInducing, MeanField, Poster
 from bayesify.priors import Neal, Prior, Scale, SpatialInverseWishart
 from bayesify.training import Checkpointing, Steps
 from bayesify.training.checkpoints import Checkpoint, set_model_state
+from bayesify_papers.global_inducing import rows
 from bayesify_papers.shared import records
 from bayesify_papers.shared.batches import MemoryBatches
 from bayesify_papers.shared.program import Program, fill
-from bayesify_papers.shared.published import published
+from bayesify_papers.shared.rows import show
 from bayesify_papers.shared.scores import classification_scores
 from bayesify_papers.shared.sources import Normalization, as_labels
-from bayesify_papers.shared.tables import number, table
 
 SYSTEMS = ("fac", "li", "fac-gi", "gi")
 PRIORS: dict[str, type[Prior]] = {"spatial": SpatialInverseWishart, "scale": Scale, "neal": Neal}
@@ -240,19 +240,6 @@ def score(
     return {**scores, "log_likelihood": -scores["nll"], "elbo": bound / len(x)}
 
 
-def report(found: Mapping[str, Mapping[str, Any]]) -> str:
-    """Ours beside table 1."""
-    rows = []
-    for name, scores in found.items():
-        system, _, prior = name.rpartition("_")
-        printed = published("global_inducing").find("cifar10", system, prior)
-        cells = [number(scores["log_likelihood"], 2), number(100 * scores["accuracy"], 2), number(scores["elbo"], 2)]
-        cells += [number(value, 2) for value in printed] if printed else ["-"] * 3
-        rows.append([system, prior, str(scores["epochs"]), *cells])
-    header = ["posterior", "prior", "epochs", "test LL", "accuracy %", "ELBO", "paper's LL", "accuracy %", "ELBO"]
-    return table(header, rows, "No augmentation, no tempering; LL and ELBO in nats per example.")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment from the command line."""
     program = Program(__doc__, __spec__, "global-inducing-cifar").choice("systems", SYSTEMS, ["gi"])
@@ -282,7 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             records.write(path, {**facts, "dataset": data.name, "scores": found})
             if chosen.train:
                 checkpoint.unlink(missing_ok=True)
-    print(report(found))
+    print(show(rows.cifar(chosen.out), "No augmentation, no tempering; log-likelihood and bound in nats per example."))
     return 0
 
 

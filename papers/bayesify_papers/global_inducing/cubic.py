@@ -28,12 +28,13 @@ from bayesify.likelihoods import Gaussian
 from bayesify.models import mlp
 from bayesify.posteriors import MeanField
 from bayesify.priors import Neal
-from bayesify_papers.global_inducing import hmc
+from bayesify_papers.global_inducing import hmc, rows
 from bayesify_papers.global_inducing.networks import Design, stack
 from bayesify_papers.global_inducing.stacked_training import Schedule, bounds, train
 from bayesify_papers.shared import figures, records
 from bayesify_papers.shared.program import Program
-from bayesify_papers.shared.tables import number, table
+from bayesify_papers.shared.rows import show
+from bayesify_papers.shared.tables import number
 
 METHODS = ("fac", "li", "gi")
 WIDTH, POINTS, DRAWS = 50, 100, 500
@@ -161,15 +162,9 @@ def no_u_turn(seed: int, chain: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-def report(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
-    """A table over seeds, and whether every seed shows what it should."""
-    rows = []
-    for method, seeds in found.items():
-        for seed, scores in seeds.items():
-            cells = [number(scores.get("elbo"), 1), *(number(scores[key]) for key in ("gap_std", "data_std"))]
-            rows.append([method, seed, *cells])
-    header = ["posterior", "seed", "ELBO", "std in the gap", "std at the data"]
-    lines = [table(header, rows, "Standard deviation of the function, standardized targets.")]
+def requirement(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
+    """Whether every seed shows what it should, in words."""
+    lines = []
     for other, least in LEAST.items():
         common = [seed for seed in found.get("gi", {}) if seed in found.get(other, {})]
         ratios = [found["gi"][seed]["gap_std"] / max(found[other][seed]["gap_std"], 1e-12) for seed in common]
@@ -177,7 +172,7 @@ def report(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
             verdict = "met by" if min(ratios) >= least else "NOT met by"
             shown = ", ".join(number(ratio, 2) for ratio in ratios)
             lines.append(f"gi / {other} in the gap, at least {least:g}: {verdict} all seeds of {len(ratios)} ({shown})")
-    return "\n".join(lines)
+    return lines
 
 
 def draw(found: Mapping[str, Mapping[str, Mapping[str, Any]]], path: Path, seed: int = 0) -> None:
@@ -225,7 +220,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{method}: done for seeds {group}", flush=True)
     if figures.DRAWS:
         draw(found, chosen.out / "cubic")
-    print(report(found))
+    print(show(rows.cubic(chosen.out), "Standard deviation of the function, standardized targets."))
+    print("\n".join(requirement(found)))
     return 0
 
 

@@ -31,13 +31,13 @@ from torch import Tensor
 
 from bayesify.datasets import toy
 from bayesify.training import ModelStack
-from bayesify_papers.global_inducing import networks
+from bayesify_papers.global_inducing import networks, rows
 from bayesify_papers.global_inducing.networks import Design
 from bayesify_papers.global_inducing.stacked_training import Schedule, bound_parts, train
 from bayesify_papers.shared import figures, records
 from bayesify_papers.shared.program import Program
+from bayesify_papers.shared.rows import show
 from bayesify_papers.shared.scores import standard_error
-from bayesify_papers.shared.tables import number, table
 
 CONTINUED = "gi-continued"
 METHODS = ("fac", "li", "gi", "rand-gi", "fac-gi", CONTINUED)
@@ -76,11 +76,11 @@ def compress(x: Tensor, y: Tensor, noise: float) -> tuple[Tensor, Tensor, float]
     Returns:
         R, [D, D]; Q^T y, [D, 1]; and what is to be added to the log-likelihood of these rows for that of all data.
     """
-    basis, rows = torch.linalg.qr(x.double())
+    basis, upper = torch.linalg.qr(x.double())
     targets = basis.mT @ y.double()
     rest = float((y.double() - basis @ targets).square().sum())
-    constant = -0.5 * ((len(x) - len(rows)) * math.log(2 * math.pi * noise) + rest / noise)
-    return rows.to(x), targets.to(y), constant
+    constant = -0.5 * ((len(x) - len(upper)) * math.log(2 * math.pi * noise) + rest / noise)
+    return upper.to(x), targets.to(y), constant
 
 
 def fit(
@@ -105,8 +105,8 @@ def fit(
         device: Where to compute.
         seed: Of everything random.
     """
-    rows, targets, constant = compress(data.x, data.y, data.noise)
-    x, y = rows[None].to(device), targets[None].to(device)
+    inputs, targets, constant = compress(data.x, data.y, data.noise)
+    x, y = inputs[None].to(device), targets[None].to(device)
     stack, start = _stack(data, method, width, depth, seed, device)
     facts: dict[str, Any] = {}
     if method == CONTINUED:
@@ -143,22 +143,6 @@ def requirement(found: Mapping[str, Mapping[str, float]], width: int = 50) -> st
         f"width {width}, from depth {first} to {last}: gi loses {loss['gi']:.1f} nats, fac {loss['fac']:.1f}; "
         f"at most 1/{SHARE} of it: {verdict}"
     )
-
-
-def report(found: Mapping[str, Mapping[str, float]], evidence: float) -> str:
-    """A table for each width, one row a depth."""
-    texts = []
-    shapes = [(int(width), int(depth)) for _, width, depth in (key.rsplit("-", 2) for key in found)]
-    for width in sorted({width for width, _ in shapes}):
-        depths = sorted({depth for one, depth in shapes if one == width})
-        rows = []
-        for depth in depths:
-            cells = [found.get(f"{method}-{width}-{depth}", {}).get("elbo") for method in METHODS]
-            rows.append([str(depth), *(number(cell, 1) for cell in cells)])
-        texts.append(
-            table(["depth", *METHODS], rows, f"Width {width}: bounds in nats; the evidence is {evidence:.1f}.")
-        )
-    return "\n\n".join([*texts, requirement(found)])
 
 
 def draw(found: Mapping[str, Mapping[str, float]], evidence: float, path: Path) -> None:
@@ -203,7 +187,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{method}, width {width}, depth {depth}: {found[key]}", flush=True)
     if figures.DRAWS:
         draw(found, evidence, chosen.out / "deep_linear")
-    print(report(found, evidence))
+    print(show(rows.deep_linear(chosen.out), "Bounds in nats."))
+    print(requirement(found))
     return 0
 
 

@@ -12,7 +12,6 @@ of its own; jobs whose file exists are not run again.
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Sequence
@@ -26,13 +25,14 @@ from torch import Tensor
 
 from bayesify.datasets import uci
 from bayesify.datasets.scaling import Standardization
-from bayesify_papers.global_inducing import processes
+from bayesify_papers.global_inducing import processes, rows
 from bayesify_papers.global_inducing.networks import PRIORS, STARTS, Design, stack
 from bayesify_papers.global_inducing.stacked_training import Schedule, bounds, train
 from bayesify_papers.shared import records
 from bayesify_papers.shared.program import Program
 from bayesify_papers.shared.regressions import synthetic
-from bayesify_papers.shared.tables import number, table
+from bayesify_papers.shared.rows import show
+from bayesify_papers.shared.scores import standard_error
 
 DATASETS = ("boston", "concrete", "energy", "wine", "yacht")
 """The five smallest, those of figure 3."""
@@ -59,9 +59,9 @@ def stack_splits(data: uci.Table, splits: int | None = None, device: str = "cpu"
     for split in data.splits[:splits]:
         scale_x, scale_y = Standardization.of(data.X[split.train]), Standardization.of(data.y[split.train])
         units.append(float(scale_y.std[0, 0]))
-        for index, rows in enumerate((split.train, split.test)):
-            parts[2 * index].append(scale_x(data.X[rows]))
-            parts[2 * index + 1].append(scale_y(data.y[rows]))
+        for index, part in enumerate((split.train, split.test)):
+            parts[2 * index].append(scale_x(data.X[part]))
+            parts[2 * index + 1].append(scale_y(data.y[part]))
     x, y, x_test, y_test = (torch.from_numpy(np.stack(part)).float().to(device) for part in parts)
     return (x, y), (x_test, y_test), torch.tensor(units)
 
@@ -126,10 +126,8 @@ def run(
     splits: int | None = None,
     device: str = "cpu",
     num_draws: int = DRAWS,
-    hidden_precision: float = HIDDEN_PRECISION,
-    start: str = START,
-    points: int = POINTS,
     facts: dict[str, Any] | None = None,
+    **inducing: Any,
 ) -> None:
     """Run the jobs that the folder does not hold yet: one for each data set, prior and model.
 
@@ -142,10 +140,8 @@ def run(
         splits: Only the first so many.
         device: Where to compute.
         num_draws: For bounds and predictions.
-        hidden_precision: Where the precision of pseudo-outputs of networks' hidden layers starts.
-        start: Where these start, see `Design`.
-        points: Inducing inputs of networks.
         facts: Goes into each file.
+        inducing: `hidden_precision`, `start` and `points` of `run_networks`.
 
     Raises:
         ValueError: If a file there is of another schedule or of other splits.
@@ -159,46 +155,14 @@ def run(
                 count = len(data.splits[:splits])
                 path, settings = folder / f"{name}.json", {**asdict(schedule), "splits": count}
                 if set(MODELS.get(model, ())) & {"li", "gi"}:
-                    settings |= {"hidden_precision": hidden_precision, "start": start, "points": points}
-                before = json.loads(path.read_text()) if path.is_file() else None
-                if before is not None and before["settings"] != settings:
-                    raise ValueError(f"{path} is of other settings; choose another folder, or remove it")
-                if before is not None:
+                    settings |= inducing
+                if records.read_run(path, {"settings": settings}):
                     continue
                 if model in MODELS:
-                    scores = run_networks(
-                        data,
-                        model,
-                        prior,
-                        schedule,
-                        splits,
-                        device,
-                        num_draws,
-                        hidden_precision=hidden_precision,
-                        start=start,
-                        points=points,
-                    )
+                    scores = run_networks(data, model, prior, schedule, splits, device, num_draws, **inducing)
                 else:
-                    rows = stack_splits(data, splits, device)
-                    scores = processes.run(data.name, rows, model, schedule, num_draws)
+                    scores = processes.run(data.name, stack_splits(data, splits, device), model, schedule, num_draws)
                 records.write(path, {**(facts or {}), **wanted, "settings": settings, "scores": scores})
-
-
-def read(folder: Path) -> list[dict[str, Any]]:
-    """What jobs wrote to a folder."""
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-
-
-def summarize(found: Sequence[dict[str, Any]]) -> str:
-    """A table of means and standard errors over splits, and whether gi is above fac under the same prior."""
-    rows = []
-    for one in found:
-        scores = one["scores"]
-        cells = [_mean_and_error(scores[key]) for key in ("elbo", "log_likelihood", "rmse")]
-        rows.append([one["dataset"], one["model"], one["prior"] or "-", str(len(scores["elbo"])), *cells])
-    header = ["data", "model", "prior", "splits", "ELBO an example", "test log-likelihood", "RMSE"]
-    text = table(header, rows, "Means over splits (standard errors), in the target's own unit.")
-    return "\n".join((text, *compare(found)))
 
 
 def compare(found: Sequence[dict[str, Any]]) -> list[str]:
@@ -212,7 +176,7 @@ def compare(found: Sequence[dict[str, Any]]) -> list[str]:
         size = min(len(gi["elbo"]), len(fac["elbo"]))
         gain = np.mean(gi["elbo"][:size]) - np.mean(fac["elbo"][:size])
         apart = np.subtract(gi["log_likelihood"][:size], fac["log_likelihood"][:size])
-        error = max(_error(gi["log_likelihood"][:size]), _error(fac["log_likelihood"][:size]))
+        error = max(standard_error(one["log_likelihood"][:size]) or math.inf for one in (gi, fac))
         verdict = "higher" if gain > 0 else "NOT higher"
         within = "no worse" if apart.mean() >= -error else "WORSE"
         lines.append(
@@ -220,15 +184,6 @@ def compare(found: Sequence[dict[str, Any]]) -> list[str]:
             f"within a standard error ({apart.mean():+.3f}, standard error {error:.3f})"
         )
     return lines
-
-
-def _error(values: Sequence[float]) -> float:
-    return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.inf
-
-
-def _mean_and_error(values: Sequence[float]) -> str:
-    error = _error(values)
-    return f"{np.mean(values):.3f} ({number(error if math.isfinite(error) else None)})"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -251,7 +206,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = {"splits": chosen.splits, "device": chosen.device, "num_draws": draws, "facts": chosen.facts}
         options |= {"hidden_precision": chosen.hidden_precision, "start": chosen.start, "points": chosen.points}
         run(chosen.out, tables, models, chosen.priors, schedule, **options)
-    print(summarize(read(chosen.out)))
+    print(show(rows.uci(chosen.out), "Bounds per example and scores, in the target's own unit."))
+    print("\n".join(compare([records.read(path) for path in sorted(chosen.out.glob("*.json"))])))
     return 0
 
 

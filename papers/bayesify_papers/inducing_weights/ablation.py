@@ -15,15 +15,16 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from bayesify.scale_out import read_results
+from bayesify_papers.inducing_weights import rows
 from bayesify_papers.inducing_weights.classification import SMOKE, add_recipe, recipe_from
-from bayesify_papers.inducing_weights.systems import SYSTEMS, Recipe
+from bayesify_papers.inducing_weights.systems import Recipe
 from bayesify_papers.inducing_weights.trainings import Training, classify
 from bayesify_papers.shared import records
 from bayesify_papers.shared.jobs import count_workers, run_trainings
 from bayesify_papers.shared.program import Program
+from bayesify_papers.shared.rows import show
 from bayesify_papers.shared.scores import CLASSIFICATION
 from bayesify_papers.shared.sources import SYNTHETIC, Source
-from bayesify_papers.shared.tables import number, table
 
 SIZES: tuple[int, ...] = (16, 32, 64, 128)
 LAMBDAS, STDS = (0.0, 0.03, 0.1, 0.3), (0.0, 0.1, 0.3)
@@ -70,13 +71,13 @@ def means(planned: Mapping[str, Training], results: Mapping[str, Mapping[str, An
         if name in results:
             key = (job.system, *setting(job.system, job.recipe).values())
             grouped.setdefault(key, []).append(results[name])
-    rows = [
+    found = [
         dict(zip(("system", *SETTING), key, strict=True))
         | {"seeds": len(own), "parameters": own[0]["parameters"]}
         | {name: round(statistics.fmean(one[name] for one in own), 5) for name in (*CLASSIFICATION, "train_seconds")}
         for key, own in grouped.items()
     ]
-    return sorted(rows, key=lambda row: (row["system"] != "ffg_u", *(row[part] or 0 for part in SETTING)))
+    return sorted(found, key=lambda row: (row["system"] != "ffg_u", *(row[part] or 0 for part in SETTING)))
 
 
 def setting(system: str, recipe: Recipe) -> dict[str, Any]:
@@ -87,28 +88,6 @@ def setting(system: str, recipe: Recipe) -> dict[str, Any]:
         "max_lambda": recipe.max_lambda if plain else recipe.ensemble_max_lambda,
         "max_std": recipe.max_std if plain else None,
     }
-
-
-def setting_cells(row: dict[str, Any]) -> list[str]:
-    """M, both caps and the number of parameters, as tables show them."""
-    caps = [number(row[key], 2) for key in ("max_lambda", "max_std")]
-    return [str(row["inducing"]), *caps, f"{row['parameters']:,}"]
-
-
-def summarize(rows: Sequence[dict[str, Any]], dataset: str) -> str:
-    """The table of what was found, by system and setting."""
-    cells = [
-        [
-            SYSTEMS[row["system"]].title,
-            *setting_cells(row),
-            number(100 * row["accuracy"], 2),
-            number(row["nll"]),
-            number(100 * row["ece"], 2),
-        ]
-        for row in rows
-    ]
-    title = f"Ablation on {dataset}; the paper shows its own on CIFAR-10 as a figure without numbers."
-    return table(["system", "M", "max_lambda", "max_std", "parameters", "acc %", "nll", "ece %"], cells, title)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -126,10 +105,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = (
         read_results(chosen.out) if chosen.table else run_trainings(classify, planned, chosen.out, workers=workers)
     )
-    rows = means(planned, results)
-    print(summarize(rows, source.dataset))
     content = {"dataset": source.dataset, "num_train": chosen.num_train, "workers": workers, "settings": asdict(recipe)}
-    records.write(chosen.out / "ablation.json", {**chosen.facts, **content, "rows": rows})
+    records.write(chosen.out / "ablation.json", {**chosen.facts, **content, "rows": means(planned, results)})
+    title = f"Ablation on {source.dataset}; the paper shows its own on CIFAR-10 as a figure without numbers."
+    print(show(rows.ablation(chosen.out), title))
     return 0
 
 

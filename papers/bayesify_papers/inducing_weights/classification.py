@@ -24,11 +24,12 @@ import numpy as np
 import torch
 
 from bayesify import BayesianNetwork, count_parameters
-from bayesify_papers.inducing_weights import scores
+from bayesify_papers.inducing_weights import rows, scores
 from bayesify_papers.inducing_weights.systems import SYSTEMS, Recipe, train
 from bayesify_papers.shared import predictions, records
 from bayesify_papers.shared.image_problems import Problem
 from bayesify_papers.shared.program import Program, fill
+from bayesify_papers.shared.rows import show
 from bayesify_papers.shared.sources import NOISE, SYNTHETIC, Source, available
 
 OUTSIDE = {
@@ -143,18 +144,16 @@ def run(
 def evaluate(folder: Path) -> int:
     """Score what a run wrote, print the tables and write `results.json`."""
     found, about = scores.score(folder), records.read(folder / "run.json")
-    dataset = about.get("dataset", "unknown")
     if about.get("validation"):
         print(f"Scored on {about['validation']:,} training images that were held out, not on the test images.")
-    print(scores.tables(found, dataset, about))
     lines = scores.requirement(found)
-    print("\n" + "\n".join(lines))
     history = about.pop("history", {})
     curves = {
-        name: {key: [round(row[key], 4) for row in rows] for key in ("nll", "kl", "seconds")}
-        for name, rows in history.items()
+        name: {key: [round(epoch[key], 4) for epoch in epochs] for key in ("nll", "kl", "seconds")}
+        for name, epochs in history.items()
     }
     records.write(folder / "results.json", {**about, "epochs": curves, "scores": found, "requirement": lines})
+    print("\n\n".join([show(rows.classification(folder)), *lines]))
     return 0
 
 

@@ -22,16 +22,16 @@ from typing import Any
 import numpy as np
 
 from bayesify.scale_out import read_results
-from bayesify_papers.inducing_weights import seeds
+from bayesify_papers.inducing_weights import rows, seeds
 from bayesify_papers.inducing_weights.classification import OUTSIDE, SMOKE, SMOKE_SOURCE, add_recipe, recipe_from
-from bayesify_papers.inducing_weights.systems import SYSTEMS, Recipe
+from bayesify_papers.inducing_weights.systems import Recipe
 from bayesify_papers.inducing_weights.trainings import Training, classify
 from bayesify_papers.shared import predictions, records
 from bayesify_papers.shared.jobs import count_workers, run_trainings
 from bayesify_papers.shared.program import Program
+from bayesify_papers.shared.rows import grouped, show
 from bayesify_papers.shared.scores import CLASSIFICATION
 from bayesify_papers.shared.sources import Source
-from bayesify_papers.shared.tables import number, table
 
 GRID: dict[str, tuple[dict[str, Any], ...]] = {
     "deterministic": ({},),
@@ -143,13 +143,17 @@ def evaluate(folder: Path) -> int:
     tried = about.pop("grid")
     results = read_results(folder)
     chosen = choose(tried, results)
-    rows = [
-        {"system": system, "setting": setting, **_scores(results[f"grid-{system}-{index}"])}
+    grid = [
+        {"system": system, "setting": setting, **{key: round(results[name][key], 5) for key in CLASSIFICATION}}
         for system, settings in tried.items()
         for index, setting in enumerate(settings)
-        if f"grid-{system}-{index}" in results
+        if (name := f"grid-{system}-{index}") in results
     ]
-    print(_grid_table(rows, chosen, about["validation"]) + "\n")
+    shown = [
+        {**one, "taken": chosen.get(one["system"]) == one["setting"], "setting": str(one["setting"])} for one in grid
+    ]
+    title = f"Scored on {about['validation']:,} training images held out."
+    print(show(grouped(shown, ("system", "setting", "taken"), CLASSIFICATION), title) + "\n")
     members = about["settings"]["members"]
     _combine(folder, members)
     for key, part in (("parameters", "parameters"), ("seconds", "train_seconds")):
@@ -157,11 +161,10 @@ def evaluate(folder: Path) -> int:
         about[key] = {result["system"]: result[part] for result in reversed(final)}
         about[key]["ensemble_w"] = round(members * about[key].get("deterministic", 0), 1)
     found = seeds.score(folder)
-    print(seeds.tables(found, about))
     lines = seeds.requirement(found)
-    print("\n" + "\n".join(lines))
-    about |= {"tried": rows, "chosen": chosen}
+    about |= {"tried": grid, "chosen": chosen}
     records.write(folder / "results.json", {**about, **seeds.summary(found), "requirement": lines})
+    print("\n\n".join([show(rows.fashion(folder), f"Test images of {about['dataset']}."), *lines]))
     return 0
 
 
@@ -171,27 +174,6 @@ def _combine(folder: Path, members: int) -> None:
     if len(files) == members:
         together = predictions.combine([predictions.read(file) for file in files])
         predictions.write(folder / f"seed-{FIRST_SEED}" / "ensemble_w.npz", together)
-
-
-def _scores(result: dict[str, Any]) -> dict[str, float]:
-    return {key: round(result[key], 5) for key in CLASSIFICATION}
-
-
-def _grid_table(tried: Sequence[dict[str, Any]], chosen: dict[str, dict[str, Any]], count: int) -> str:
-    rows = [
-        [
-            SYSTEMS[entry["system"]].title,
-            ", ".join(f"{key}={value:g}" for key, value in entry["setting"].items()) or "-",
-            number(100 * entry["accuracy"], 2),
-            number(entry["nll"]),
-            number(100 * entry["ece"], 2),
-            "taken" if chosen.get(entry["system"]) == entry["setting"] else "",
-        ]
-        for entry in tried
-    ]
-    return table(
-        ["system", "setting", "acc %", "nll", "ece %", ""], rows, f"Scored on {count:,} training images held out."
-    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

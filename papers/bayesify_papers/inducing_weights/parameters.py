@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from bayesify import bayesianize, count_parameters, prune
 from bayesify.models import resnet50
 from bayesify.posteriors import InducingWeights, MeanField, Posterior
+from bayesify_papers.inducing_weights.rows import parameters as read_rows
 from bayesify_papers.shared import records
 from bayesify_papers.shared.program import Program
 from bayesify_papers.shared.published import published
-from bayesify_papers.shared.tables import table
+from bayesify_papers.shared.rows import show
 
 PAPER = published("inducing_weights")
 SIZES = (16, 32, 64, 128, 256)
@@ -78,9 +79,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = program.read(arguments)
     found = rows(chosen.sizes[:1] if chosen.smoke else chosen.sizes)
     records.write(chosen.out / "parameters.json", {**chosen.facts, "rows": found})
-    whole = found[0][2]
-    cells = [[name, f"{ours:,}", f"{theirs:,}", f"{100 * ours / whole:.2f}"] for _, name, ours, theirs in found]
-    print(table(["system", "ours", "paper", "% of deterministic"], cells, "Parameters of a ResNet-50 for CIFAR-10."))
+    print(
+        show(
+            read_rows(chosen.out), "Parameters of a ResNet-50 for CIFAR-10, and percent of the deterministic network's."
+        )
+    )
     return 0 if all(abs(ours - theirs) <= BIASES for _, _, ours, theirs in found) else 1
 
 

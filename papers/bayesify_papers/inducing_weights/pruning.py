@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bayesify import BayesianNetwork, count_parameters, fit, prune
+from bayesify_papers.inducing_weights import rows
 from bayesify_papers.inducing_weights.classification import SMOKE, SMOKE_SOURCE, add_recipe, recipe_from
 from bayesify_papers.inducing_weights.systems import SYSTEMS, Recipe, train
 from bayesify_papers.shared import records
@@ -26,10 +27,9 @@ from bayesify_papers.shared.batches import MemoryBatches
 from bayesify_papers.shared.image_problems import Problem, problem
 from bayesify_papers.shared.jobs import count_workers, run_trainings
 from bayesify_papers.shared.program import Program
-from bayesify_papers.shared.published import published
+from bayesify_papers.shared.rows import show
 from bayesify_papers.shared.scores import CLASSIFICATION
 from bayesify_papers.shared.sources import Source
-from bayesify_papers.shared.tables import number, table
 
 KEEP: dict[str, tuple[float, ...]] = {"ffg_u": (0.75, 0.5, 0.25), "ffg_w": (0.5, 0.1, 0.01)}
 """Fractions that are kept: of the entries of Z, and of the weights."""
@@ -62,10 +62,10 @@ def work(job: Pruning, folder: Path) -> dict[str, Any]:
     """Scores of the whole network, and of each pruned one before and after fine-tuning; nothing is written to `folder`."""
     given, start = problem(job.source, job.device), time.perf_counter()
     network, _ = train(SYSTEMS[job.system], job.recipe, given, job.seed)
-    rows = [{"keep": 1.0, "fine_tuned": False, **_score(given, network, job)}]
+    found = [{"keep": 1.0, "fine_tuned": False, **_score(given, network, job)}]
     for keep in KEEP[job.system]:
         pruned = prune(copy.deepcopy(network), keep)
-        rows.append({"keep": keep, "fine_tuned": False, **_score(given, pruned, job)})
+        found.append({"keep": keep, "fine_tuned": False, **_score(given, pruned, job)})
         fit(
             pruned,
             MemoryBatches(given.x, given.y, job.recipe.batch),
@@ -77,8 +77,8 @@ def work(job: Pruning, folder: Path) -> dict[str, Any]:
             seed=job.seed,
             progress=False,
         )
-        rows.append({"keep": keep, "fine_tuned": True, **_score(given, pruned.eval(), job)})
-    return {"system": job.system, "seed": job.seed, "seconds": round(time.perf_counter() - start, 1), "rows": rows}
+        found.append({"keep": keep, "fine_tuned": True, **_score(given, pruned.eval(), job)})
+    return {"system": job.system, "seed": job.seed, "seconds": round(time.perf_counter() - start, 1), "rows": found}
 
 
 def _score(given: Problem, network: BayesianNetwork, job: Pruning) -> dict[str, float]:
@@ -101,47 +101,12 @@ def means(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "system": system,
             "keep": keep,
             "fine_tuned": fine_tuned,
-            "seeds": len(rows),
-            "parameters": rows[0]["parameters"],
+            "seeds": len(own),
+            "parameters": own[0]["parameters"],
         }
-        | {key: round(statistics.fmean(row[key] for row in rows), 5) for key in CLASSIFICATION}
-        for (system, keep, fine_tuned), rows in grouped.items()
+        | {key: round(statistics.fmean(row[key] for row in own), 5) for key in CLASSIFICATION}
+        for (system, keep, fine_tuned), own in grouped.items()
     ]
-
-
-def summarize(rows: Sequence[dict[str, Any]], dataset: str) -> str:
-    """The table beside the published one.
-
-    Args:
-        rows: From `means`.
-        dataset: What the networks were trained on.
-    """
-    cells = []
-    for row in rows:
-        cells.append(
-            [
-                SYSTEMS[row["system"]].title,
-                f"{100 * row['keep']:g}",
-                "-" if row["keep"] == 1 else "yes" if row["fine_tuned"] else "no",
-                f"{row['parameters']:,}",
-                number(100 * row["accuracy"], 2),
-                number(row["nll"]),
-                number(100 * row["ece"], 2),
-                *(number(published_score(row, key), 2) for key in ("accuracy", "nll", "ece")),
-            ]
-        )
-    header = ["system", "kept %", "fine-tuned", "parameters", "acc %", "nll", "ece %"]
-    header += ["paper acc", "paper nll", "paper ece"]
-    title = f"Pruned, {dataset}; the paper's columns are its table 7, a ResNet-50 on CIFAR-10, all fine-tuned."
-    return table(header, cells, title)
-
-
-def published_score(row: dict[str, Any], score: str) -> float | None:
-    """What the paper has for a row; it fine-tunes whatever it prunes."""
-    if row["keep"] < 1 and not row["fine_tuned"]:
-        return None
-    found: float | None = published("inducing_weights").find("pruned", row["system"], float(row["keep"]), score)
-    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -162,11 +127,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     workers = count_workers(chosen.workers, device)
     results = run_trainings(work, jobs, chosen.out, workers=workers)
-    rows = means([results[name] for name in jobs])
-    print(summarize(rows, source.dataset))
     content = {"dataset": source.dataset, "workers": workers, "fine_tuning": epochs, "settings": asdict(recipe)}
     content["seconds"] = {name: results[name]["seconds"] for name in jobs}
-    records.write(chosen.out / "pruning.json", {**chosen.facts, **content, "rows": rows})
+    content["rows"] = means([results[name] for name in jobs])
+    records.write(chosen.out / "pruning.json", {**chosen.facts, **content})
+    print(
+        show(rows.pruning(chosen.out), f"Pruned, {source.dataset}; the paper's table 7 is of a ResNet-50 on CIFAR-10.")
+    )
     return 0
 
 

@@ -12,7 +12,6 @@ the same folder goes on.
 from __future__ import annotations
 
 import math
-import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -31,10 +30,11 @@ from bayesify.likelihoods import Gaussian
 from bayesify.posteriors import FullCovariance, InducingWeights, MeanField, Posterior
 from bayesify.priors import Neal
 from bayesify.training import Steps
+from bayesify_papers.inducing_weights import rows
 from bayesify_papers.shared import figures, records
 from bayesify_papers.shared.batches import MemoryBatches
 from bayesify_papers.shared.program import Program
-from bayesify_papers.shared.tables import number, table
+from bayesify_papers.shared.rows import show
 
 HIDDEN, INDUCING, MEMBERS, PRIOR_SCALE = 50, 25, 8, 4.0
 """Hidden tanh units, the larger side of U (25 x 2 and 1 x 25), members of Ensemble-U, prior std times the root of d_in."""
@@ -188,27 +188,11 @@ def judge(system: str, seed: int, predict: Predict, data: toy.Regression, second
     return {"system": system, "seed": seed, **numbers}
 
 
-def summarize(outcomes: Sequence[Outcome]) -> str:
-    """The table: medians over seeds, and how far the worst seed's NLL is from the median."""
-    rows = []
-    for system in dict.fromkeys(outcome["system"] for outcome in outcomes):
-        own = [outcome for outcome in outcomes if outcome["system"] == system]
-        nll, rmse, ratio, seconds = (
-            statistics.median(outcome[key] for outcome in own) for key in ("nll", "rmse", "gap_ratio", "seconds")
-        )
-        farthest = max(abs(outcome["nll"] - nll) for outcome in own)
-        cells = [number(nll), number(farthest), number(rmse), number(ratio, 2), number(seconds, 1)]
-        rows.append([system, str(len(own)), *cells])
-    header = ["system", "seeds", "test nll", "farthest", "rmse", "std gap/data", "seconds"]
-    title = "Two-cluster cosine, medians over seeds; the paper shows figures and no numbers (noise alone: nll -0.88, rmse 0.1)."
-    return table(header, rows, title)
-
-
 def figure(panels: dict[str, Predict], data: toy.Regression, path: Path) -> None:
     """One panel per system: predictive mean, one to three standard deviations, data and ground truth (figure 2)."""
-    rows = 2 if len(panels) > 3 else 1
-    columns, x = -(-len(panels) // rows), data.grid[:, 0].numpy()
-    with figures.panels(path, rows, columns, (9.6, 5.2), sharex=True, sharey=True) as axes:
+    lines = 2 if len(panels) > 3 else 1
+    columns, x = -(-len(panels) // lines), data.grid[:, 0].numpy()
+    with figures.panels(path, lines, columns, (9.6, 5.2), sharex=True, sharey=True) as axes:
         for place, (system, predict) in zip(axes, panels.items(), strict=False):
             made = predict(data.grid)
             mean, std = made.mean[:, 0].numpy(), made.std[:, 0].numpy()
@@ -280,7 +264,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     usual = PUBLISHED if chosen.published else Training()
     given = {name: value for name in ("steps", "num_draws") if (value := getattr(chosen, name)) is not None}
     training = SMOKE if chosen.smoke else replace(usual, caps=chosen.caps, device=chosen.device, **given)
-    print(summarize(run(systems, 1 if chosen.smoke else chosen.seeds, training, chosen.out, chosen.facts)))
+    run(systems, 1 if chosen.smoke else chosen.seeds, training, chosen.out, chosen.facts)
+    title = "Two-cluster cosine; the paper shows figures and no numbers (noise alone: nll -0.88, rmse 0.1)."
+    print(show(rows.regression(chosen.out), title))
     return 0
 
 

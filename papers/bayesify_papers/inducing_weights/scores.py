@@ -1,4 +1,4 @@
-"""Scores of stored predictions, and their tables beside the published numbers."""
+"""Scores of stored predictions, and what is asked of them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,6 @@ from torch import Tensor
 from bayesify import metrics
 from bayesify_papers.inducing_weights.systems import SYSTEMS
 from bayesify_papers.shared import predictions
-from bayesify_papers.shared.published import published
-from bayesify_papers.shared.scores import CLASSIFICATION
-from bayesify_papers.shared.tables import number, table
-
-PAPER = published("inducing_weights")
-
-MEASURES = ("max_probability", "entropy", "mutual_information")
 
 
 def score(folder: Path) -> dict[str, dict[str, Any]]:
@@ -55,91 +48,6 @@ def _score_system(stored: dict[str, predictions.StoredPrediction], labels: dict[
         else:
             scores["ood"][rest] = metrics.ood(stored["test"], prediction)
     return scores
-
-
-def tables(scores: dict[str, dict[str, Any]], dataset: str, run: dict[str, Any]) -> str:
-    """All tables as text.
-
-    Args:
-        scores: From `score`.
-        dataset: What the systems were trained on.
-        run: Facts of the run: `parameters` and `seconds` by system, and `settings`.
-    """
-    return "\n\n".join([_in_distribution(scores, dataset, run), _outside(scores, dataset), _corrupted(scores, dataset)])
-
-
-def _in_distribution(scores: dict[str, dict[str, Any]], dataset: str, run: dict[str, Any]) -> str:
-    paper = PAPER["cifar10"] if dataset == "cifar10" else {}
-    rows = []
-    for name, system in scores.items():
-        test, theirs = system["test"], paper.get(name, {})
-        rows.append(
-            [
-                SYSTEMS[name].title,
-                f"{run.get('parameters', {}).get(name, 0):,}",
-                number(run.get("seconds", {}).get(name), 0),
-                number(100 * test["accuracy"], 2),
-                number(test["nll"]),
-                number(100 * test["ece"], 2),
-                number(test["brier"]),
-                *(number(theirs.get(key), 2) for key in CLASSIFICATION),
-            ]
-        )
-    header = ["system", "parameters", "train s", "acc %", "nll", "ece %", "brier"]
-    header += ["paper acc", "paper nll", "paper ece", "paper brier"]
-    source = (
-        "the paper's columns are its table 5, a ResNet-50 trained 200 to 300 epochs"
-        if paper
-        else f"the paper has no numbers for {dataset}"
-    )
-    return table(header, rows, f"In distribution, {dataset}; {source}.")
-
-
-def _outside(scores: dict[str, dict[str, Any]], dataset: str) -> str:
-    sets = list(dict.fromkeys(name for system in scores.values() for name in system["ood"]))
-    header = ["system", "outside", *(f"{kind} {short}" for short in ("p", "H", "MI") for kind in ("auroc", "aupr"))]
-    rows = [
-        [SYSTEMS[name].title, outside]
-        + [number(system["ood"][outside][f"{kind}_{by}"]) for by in MEASURES for kind in ("auroc", "aupr")]
-        for outside in sets
-        for name, system in scores.items()
-        if outside in system["ood"]
-    ]
-    title = "Out of distribution, by maximum probability (p), entropy (H) and mutual information (MI)"
-    if dataset != "cifar10":
-        return table(header, rows, f"{title}; the paper has no numbers for {dataset}.")
-    rows += [
-        [SYSTEMS[name].title + ", paper", outside, number(auroc, 2), number(aupr, 2), "-", "-", "-", "-"]
-        for name, theirs in PAPER["ood"].items()
-        for outside, (auroc, aupr) in theirs.items()
-    ]
-    return table(header, rows, f"{title}; the paper's rows are its table 3, other sets than ours.")
-
-
-def _corrupted(scores: dict[str, dict[str, Any]], dataset: str) -> str:
-    by_severity = {name: means_by_severity(system["corrupted"]) for name, system in scores.items()}
-    severities = sorted({severity for means in by_severity.values() for severity in means})
-    kinds = sorted({name.rpartition("-")[0] for system in scores.values() for name in system["corrupted"]})
-    header = [
-        "system",
-        *(f"acc {severity}" for severity in severities),
-        *(f"ece {severity}" for severity in severities),
-    ]
-    rows = [
-        [SYSTEMS[name].title]
-        + [number(100 * means[severity][key], 2) for key in ("accuracy", "ece") for severity in severities]
-        for name, means in by_severity.items()
-        if means
-    ]
-    note = f"Corrupted test images, percent, mean over {', '.join(kinds) or 'no corruptions'}"
-    if dataset != "cifar10":
-        return table(header, rows, f"{note}; the paper has no numbers for {dataset}.")
-    rows += [
-        [SYSTEMS[name].title + ", paper"]
-        + [number(theirs[key][severity - 1], 2) for key in ("accuracy", "ece") for severity in severities]
-        for name, theirs in PAPER["corrupted"].items()
-    ]
-    return table(header, rows, f"{note}; the paper's rows are its tables 11 and 12, means over 19 corruptions.")
 
 
 def means_by_severity(corrupted: dict[str, dict[str, float]]) -> dict[int, dict[str, float]]:

@@ -1,4 +1,4 @@
-"""Scores of several seeds of the same systems: means, standard errors, and tables of them."""
+"""Scores of several seeds of the same systems: means and standard errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 from bayesify_papers.inducing_weights import scores
 from bayesify_papers.inducing_weights.systems import SYSTEMS
 from bayesify_papers.shared.scores import standard_error
-from bayesify_papers.shared.tables import number, table
 
 Scores = dict[str, dict[str, Any]]
 """What `scores.score` gives: by system."""
@@ -69,61 +68,6 @@ def summary(found: dict[int, Scores]) -> dict[str, Any]:
             for seed, part in found.items()
         },
     }
-
-
-def tables(found: dict[int, Scores], about: dict[str, Any]) -> str:
-    """All tables as text: in distribution, elsewhere, corrupted.
-
-    Args:
-        found: From `score`.
-        about: Facts of the study.
-    """
-    gathered = gather(found)
-    rows = [
-        [
-            SYSTEMS[system].title,
-            str(len(entry["ece"])),
-            f"{about['parameters'][system]:,}",
-            number(about["seconds"][system], 0),
-            *(_cell(entry[key], *units) for key, units in UNITS.items()),
-        ]
-        for system, entry in gathered.items()
-    ]
-    header = ["system", "seeds", "parameters", "train s", "acc %", "nll", "ece %", "brier"]
-    title = f"Test images of {about['dataset']}, mean and standard error over seeds"
-    shared = f"; {about['workers']} trainings shared the device" if about.get("workers", 1) > 1 else ""
-    whole = table(header, rows, f"{title}{shared}.")
-    parts = [whole, _names(gathered, "ood/", "auroc_", "Other images, AUROC.", 1)]
-    parts += [
-        _names(gathered, "corrupted/", key, f"Corrupted test images by severity, {title}.", 100)
-        for key, title in (("accuracy", "accuracy in %"), ("ece", "ECE in %"))
-    ]
-    return "\n\n".join(part for part in parts if part)
-
-
-UNITS = {"accuracy": (100, 2), "nll": (1, 3), "ece": (100, 2), "brier": (1, 3)}
-"""Factor and digits of each score in the tables."""
-
-
-def _names(gathered: dict[str, dict[str, list[float]]], start: str, part: str, title: str, factor: float) -> str:
-    names = list(
-        dict.fromkeys(key for entry in gathered.values() for key in entry if key.startswith(start) and part in key)
-    )
-    if not names:
-        return ""
-    header = ["system", *(name.removeprefix(start).replace(part, "").replace("_", " ").strip("/") for name in names)]
-    digits = 3 if factor == 1 else 1
-    rows = [
-        [SYSTEMS[system].title, *(number(factor * statistics.fmean(entry[name]), digits) for name in names)]
-        for system, entry in gathered.items()
-    ]
-    return table(header, rows, title)
-
-
-def _cell(values: list[float], factor: float, digits: int) -> str:
-    error = standard_error(values)
-    mean = number(factor * statistics.fmean(values), digits)
-    return mean if error is None else f"{mean} ± {number(factor * error, digits)}"
 
 
 def requirement(found: dict[int, Scores]) -> list[str]:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from bayesify_papers.shared.scores import standard_error
+from bayesify_papers.shared.tables import brief, number, table, with_spread
 
 Row = dict[str, Any]
 Published = tuple[float, float | None] | float | None
@@ -70,3 +71,32 @@ def grouped(
             if own[0].get(metric) is not None
         ]
     return rows
+
+
+def show(rows: Sequence[Row], title: str = "") -> str:
+    """Rows as text: a table for each kind of setting, a line for each setting, each score beside the published one."""
+    kinds: dict[tuple[str, ...], list[Row]] = {}
+    for one in rows:
+        kinds.setdefault(tuple(one["setting"]), []).append(one)
+    return "\n\n".join([title] * bool(title) + [_table(keys, own) for keys, own in kinds.items()])
+
+
+def _table(keys: Sequence[str], rows: Sequence[Row]) -> str:
+    columns: list[tuple[str, str, Callable[[Row], str]]] = []  # metric, title, cell
+    for metric in dict.fromkeys(one["metric"] for one in rows):
+        own = [one for one in rows if one["metric"] == metric]
+        columns.append((metric, metric, lambda one: with_spread(one["ours"], one["error"])))
+        if any(one["published"] is not None for one in own):
+            columns.append((metric, "paper", lambda one: with_spread(one["published"], one["published_std"])))
+        if any(one["deviations"] is not None for one in own):
+            columns.append((metric, "diff/sd", lambda one: number(one["deviations"], 1)))
+    found: dict[tuple[Any, ...], dict[str, Row]] = {}
+    for one in rows:
+        found.setdefault(tuple(one["setting"].values()), {})[one["metric"]] = one
+    lines = []
+    for setting, scores in found.items():
+        first = next(iter(scores.values()))
+        cells = [cell(scores[metric]) if metric in scores else "-" for metric, _, cell in columns]
+        lines.append([*map(str, setting), str(first["runs"]), *cells, brief(first.get("seconds"))])
+    titles = [title for _, title, _ in columns]
+    return table([*(key.replace("_", " ") for key in keys), "runs", *titles, "seconds"], lines)

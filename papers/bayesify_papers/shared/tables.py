@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
-
-from bayesify_papers.shared.scores import standard_error
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> str:
@@ -34,6 +31,11 @@ def number(value: float | None, digits: int = 3) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def mean_and_error(values: Sequence[float], digits: int = 3) -> str:
-    """The mean of several runs with its standard error in brackets; a dash for no run."""
-    return f"{statistics.fmean(values):.{digits}f} ({number(standard_error(values), digits)})" if values else "-"
+def brief(value: float | None) -> str:
+    """A number in five digits at most; a dash for none."""
+    return "-" if value is None else f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+
+
+def with_spread(value: float | None, spread: float | None) -> str:
+    """A number and its spread in brackets."""
+    return brief(value) + ("" if spread is None or value is None else f" ({brief(spread)})")

@@ -12,18 +12,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from bayesify.datasets import corruptions, images
-from bayesify_papers.shared import records
 from bayesify_papers.shared.sources import available, like, noise
-from bayesify_papers.subnetwork import image_scores, shifted_images
+from bayesify_papers.subnetwork import image_scores, rows, shifted_images
 from bayesify_papers.subnetwork.image_systems import Settings
 from bayesify_papers.subnetwork.image_training import Recipe
-from bayesify_papers.subnetwork.rotated_mnist import image_program, train_and_evaluate
+from bayesify_papers.subnetwork.rotated_mnist import image_program, train
 from bayesify_papers.subnetwork.shifted_images import spread_out
 
 RECIPE = Recipe(epochs=300, drops=(0.5, 0.75), crops=4, flips=True)
@@ -56,30 +53,12 @@ def make_task(
     return shifted_images.Task(data, corrupt_at_random, sets, labels)
 
 
-def evaluate(folder: Path) -> int:
-    """Score what a run wrote, print the tables and write `results.json`."""
-    scores, about = image_scores.score(folder), records.read(folder / "run.json")
-    print(tables(scores, about["dataset"]))
-    records.write(folder / "results.json", {**about, "scores": scores})
-    return 0
-
-
-def tables(scores: Mapping[str, Any], dataset: str) -> str:
-    """All tables as text: means over corruptions by severity."""
-    sets = list(next(iter(scores.values()))["shifted"])
-    severities = sorted({name.rpartition("-")[2] for name in sets})
-    columns = {severity: [name for name in sets if name.endswith(f"-{severity}")] for severity in severities}
-    source = f"means over {', '.join(corruptions.SEVERITIES)}; the paper's rows are its tables 15 to 20, means over 16 corruptions"
-    places = {severity: int(severity) for severity in severities}
-    return image_scores.tables(scores, dataset, "SVHN", columns, places, f"by severity, {source}.")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment from the command line."""
     program = image_program(__doc__, __spec__, "corrupted-cifar", RECIPE, Settings(vogn_epochs=300))
     chosen = program.read(arguments)
     if chosen.evaluate is not None:
-        return evaluate(chosen.evaluate)
+        return image_scores.evaluate(chosen.evaluate, rows.corrupted_cifar, lambda scores: [])
     if chosen.smoke:
         data = images.synthetic(100, 20, side=8)
         task = make_task(data, {"noise": noise(data.test_images)}, (5,), 20)
@@ -87,7 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         data = images.load("cifar10", chosen.data).first(chosen.num_train)
         outside = available(("svhn", "fashion_mnist", "notmnist"), chosen.data)
         task = make_task(data, outside, (1, 2, 3, 4, 5), chosen.num_test)
-    return train_and_evaluate(chosen, task, evaluate, flips=True)
+    train(chosen, task, flips=True)
+    return image_scores.evaluate(chosen.out, rows.corrupted_cifar, lambda scores: [])
 
 
 if __name__ == "__main__":

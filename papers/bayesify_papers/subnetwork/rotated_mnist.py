@@ -17,20 +17,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bayesify.datasets import images
 from bayesify.datasets.rotations import rotate
-from bayesify_papers.shared import records
 from bayesify_papers.shared.program import Program, fill
 from bayesify_papers.shared.published import published
 from bayesify_papers.shared.sources import noise
-from bayesify_papers.subnetwork import image_scores, shifted_images
+from bayesify_papers.subnetwork import image_scores, rows, shifted_images
 from bayesify_papers.subnetwork.image_systems import DEFAULT, SYSTEMS, Settings
 from bayesify_papers.subnetwork.image_training import Recipe
 from bayesify_papers.subnetwork.shifted_images import spread_out
@@ -81,24 +79,6 @@ def make_task(
     return shifted_images.Task(data, turn_at_random, sets, labels)
 
 
-def evaluate(folder: Path) -> int:
-    """Score what a run wrote, print the tables and write `results.json`."""
-    scores, about = image_scores.score(folder), records.read(folder / "run.json")
-    print(tables(scores, about["dataset"]))
-    lines = requirement(scores)
-    print("\n" + "\n".join(lines))
-    records.write(folder / "results.json", {**about, "scores": scores, "requirement": lines})
-    return 0
-
-
-def tables(scores: Mapping[str, Any], dataset: str) -> str:
-    """All tables as text."""
-    angles = list(next(iter(scores.values()))["shifted"])
-    places = {angle: ANGLES.index(int(angle)) for angle in angles}
-    text = "by angle; the paper's rows are its tables 2 to 14."
-    return image_scores.tables(scores, dataset, "Fashion-MNIST", {angle: [angle] for angle in angles}, places, text)
-
-
 def requirement(scores: Mapping[str, Any]) -> list[str]:
     """How far each subnetwork posterior is above MAP at 60 degrees, in words."""
     angle = str(REQUIREMENT["angle"])
@@ -112,7 +92,7 @@ def requirement(scores: Mapping[str, Any]) -> list[str]:
         better, loss = plain["nll"] - own["nll"], plain["accuracy"] - own["accuracy"]
         met = "met" if better >= REQUIREMENT["nats"] and loss <= REQUIREMENT["accuracy"] else "NOT met"
         lines.append(
-            f"{image_scores.title(name)} at {angle} degrees: log-likelihood {better:+.2f} nats above MAP's (paper: +2.19), "
+            f"{name} at {angle} degrees: log-likelihood {better:+.2f} nats above MAP's (paper: +2.19), "
             f"accuracy {-100 * loss:+.2f} points; at least +1.5 and -1: {met}"
         )
     return lines
@@ -122,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment from the command line."""
     chosen = image_program(__doc__, __spec__, "rotated-mnist", Recipe(), Settings()).read(arguments)
     if chosen.evaluate is not None:
-        return evaluate(chosen.evaluate)
+        return image_scores.evaluate(chosen.evaluate, rows.rotated_mnist, requirement)
     if chosen.smoke:
         data = images.synthetic(100, 20, side=8)
         task = make_task(data, {"noise": noise(data.test_images)}, (0, 60), 20)
@@ -130,7 +110,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         data = images.load("mnist", chosen.data).first(chosen.num_train)
         outside = {name: images.load(name, chosen.data).test_images for name in ("fashion_mnist", "notmnist")}
         task = make_task(data, outside, ANGLES, chosen.num_test)
-    return train_and_evaluate(chosen, task, evaluate)
+    train(chosen, task)
+    return image_scores.evaluate(chosen.out, rows.rotated_mnist, requirement)
 
 
 def image_program(doc: str | None, spec: Any, folder: str, recipe: Recipe, settings: Settings) -> Program:
@@ -140,15 +121,12 @@ def image_program(doc: str | None, spec: Any, folder: str, recipe: Recipe, setti
     return program.settings(recipe, settings)
 
 
-def train_and_evaluate(
-    chosen: argparse.Namespace, task: shifted_images.Task, evaluate: Callable[[Path], int], **recipe: Any
-) -> int:
-    """Run what was chosen on a task, and score it; the exit status.
+def train(chosen: argparse.Namespace, task: shifted_images.Task, **recipe: Any) -> None:
+    """Run what was chosen on a task.
 
     Args:
         chosen: What `image_program` read.
         task: Images.
-        evaluate: Scores a folder.
         recipe: What a quick run changes.
     """
     how, settings, device = fill(Recipe, chosen), fill(Settings, chosen), chosen.device
@@ -156,7 +134,6 @@ def train_and_evaluate(
         how, settings, device = replace(SMOKE[0], **recipe), SMOKE[1], "cpu"
     options = {"systems": chosen.systems, "seed": chosen.seed, "device": device, "facts": chosen.facts}
     shifted_images.run(chosen.out, task, how, settings, **options)
-    return evaluate(chosen.out)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ lies in the folder of the data; `cosine` is made from a seed. Subnetworks are ch
 from __future__ import annotations
 
 import math
-import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -33,8 +32,8 @@ from bayesify.predictive.base import Outputs
 from bayesify_papers.shared import figures, records
 from bayesify_papers.shared.batches import MemoryBatches
 from bayesify_papers.shared.program import Program
-from bayesify_papers.shared.tables import number, table
-from bayesify_papers.subnetwork import map_regression
+from bayesify_papers.shared.rows import show
+from bayesify_papers.subnetwork import map_regression, rows
 
 HIDDEN_LAYERS, WIDTH, PRIOR_PRECISION = 2, 50, 3.0
 SHARES = (0.5, 0.03, 0.01)
@@ -176,27 +175,13 @@ def judge(title: str, seed: int, predict: Predict, data: Data) -> Outcome:
     return {"system": name, "seed": seed, "num_weights": int(rest[:-1]), **numbers}
 
 
-def summarize(outcomes: Sequence[Outcome], dataset: str) -> str:
-    """The table: medians over seeds."""
-    rows = []
-    full = statistics.median(outcome["in_gap"] for outcome in outcomes if outcome["system"] == "Full")
-    for system in dict.fromkeys(outcome["system"] for outcome in outcomes):
-        own = [outcome for outcome in outcomes if outcome["system"] == system]
-        spread = [statistics.median(one[key] for one in own) for key in ("at_data", "in_gap", "outside")]
-        share = f"{spread[1] / full:.0%}" if full > 0 else "-"
-        rows.append([system, str(own[0]["num_weights"]), str(len(own)), *(number(value) for value in spread), share])
-    header = ["posterior", "weights", "seeds", "std at data", "in the gap", "outside", "of full's in the gap"]
-    title = f"1-D regression, {dataset}: epistemic std, medians over seeds; the paper shows figure 2 and no numbers."
-    return table(header, rows, title)
-
-
 def figure(panels: dict[str, Predict], data: Data, path: Path) -> None:
     """One panel per posterior: mean, and one epistemic and one total standard deviation around it (figure 2)."""
     columns = 5
-    rows = -(-len(panels) // columns)
+    lines = -(-len(panels) // columns)
     x, y = data.grid[:, 0].numpy(), data.y[:, 0].numpy()
     reach = 1.2 * float(np.abs(y).max()) + 0.5
-    with figures.panels(path, rows, columns, (2.9 * columns, 2.4 * rows), sharex=True, sharey=True) as axes:
+    with figures.panels(path, lines, columns, (2.9 * columns, 2.4 * lines), sharex=True, sharey=True) as axes:
         for place, (title, predict) in zip(axes, panels.items(), strict=False):
             made = predict(data.grid)
             mean, total = made.mean[:, 0].numpy(), made.std[:, 0].numpy()
@@ -247,7 +232,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = program.choice("dataset", ("matern", "cosine"), "cosine").option("data", seeds=3).read(arguments)
     data = load(chosen.dataset, chosen.data)
     seeds, recipe = (1, SMOKE) if chosen.smoke else (chosen.seeds, RECIPE)
-    print(summarize(run(data, seeds, recipe, chosen.out, chosen.facts), data.name))
+    run(data, seeds, recipe, chosen.out, chosen.facts)
+    print(show(rows.toy(chosen.out), "Epistemic standard deviations; the paper shows figure 2 and no numbers."))
     return 0
 
 

@@ -29,8 +29,8 @@ from bayesify.likelihoods import Gaussian
 from bayesify_papers.shared import records
 from bayesify_papers.shared.program import Program
 from bayesify_papers.shared.regressions import synthetic
-from bayesify_papers.shared.tables import mean_and_error, table
-from bayesify_papers.subnetwork import map_regression
+from bayesify_papers.shared.rows import show
+from bayesify_papers.subnetwork import map_regression, rows
 
 DATASETS = ("wine", "kin8nm", "protein")
 NETWORKS = ((1, 50), (1, 100), (2, 50), (2, 100))
@@ -80,14 +80,14 @@ def run_split(
     device: torch.device | str = "cpu",
 ) -> list[Outcome]:
     """Train a network on a split, and score MAP and every subnetwork."""
-    rows = split.with_validation(0.15, seed=index)
-    scale_x, scale_y = Standardization.of(table_.X[rows.train]), Standardization.of(table_.y[rows.train])
+    own = split.with_validation(0.15, seed=index)
+    scale_x, scale_y = Standardization.of(table_.X[own.train]), Standardization.of(table_.y[own.train])
 
     def part(which: np.ndarray) -> tuple[Tensor, Tensor]:
         x, y = scale_x(table_.X[which]), scale_y(table_.y[which])
         return torch.from_numpy(x).float().to(device), torch.from_numpy(y).float().to(device)
 
-    train, validation, test = part(rows.train), part(rows.validation), part(rows.test)
+    train, validation, test = part(own.train), part(own.validation), part(own.test)
     unit = float(scale_y.std[0, 0])
     start = time.perf_counter()
     net = map_regression.make(table_.X.shape[1], *network, seed=index, residual=True).to(device)
@@ -132,27 +132,6 @@ def fit_laplace(
 
 def _batches(x: Tensor, y: Tensor, batch: int = 512) -> list[tuple[Tensor, Tensor]]:
     return list(zip(x.split(batch), y.split(batch), strict=True))
-
-
-def summarize(outcomes: Sequence[Outcome]) -> str:
-    """A table per data set and kind of split: mean test log-likelihood and its standard error, weights across."""
-    texts = []
-    for dataset, gap in dict.fromkeys((one["dataset"], one["gap"]) for one in outcomes):
-        chosen = [one for one in outcomes if (one["dataset"], one["gap"]) == (dataset, gap)]
-        sizes = sorted({one["num_weights"] for one in chosen})
-        rows = []
-        for network in dict.fromkeys((one["hidden_layers"], one["width"]) for one in chosen):
-            own = [one for one in chosen if (one["hidden_layers"], one["width"]) == network]
-            cells = [mean_and_error([one["log_likelihood"] for one in own if one["num_weights"] == n]) for n in sizes]
-            rows.append([f"{network[0]} x {network[1]}", str(len({one["split"] for one in own})), *cells])
-        header = ["network", "splits", *("MAP" if size == 0 else f"{size:,}" for size in sizes)]
-        kind = "gap splits" if gap else "standard splits"
-        title = (
-            f"{dataset}, {kind}: mean test log-likelihood (standard error) by the number of weights with a variance; "
-            "the paper shows figure 3 and no numbers."
-        )
-        texts.append(table(header, rows, title))
-    return "\n\n".join(texts)
 
 
 def run(
@@ -233,12 +212,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = program.option("data", "splits", device="cpu").read(arguments)
     if chosen.smoke:
         options: dict[str, Any] = {"networks": ((1, 4), (2, 6)), "recipes": {"synthetic": SMOKE}, "splits": 1}
-        outcomes = run(chosen.out, [synthetic(120, splits=2, amplitude=1.0)], facts=chosen.facts, **options)
+        run(chosen.out, [synthetic(120, splits=2, amplitude=1.0)], facts=chosen.facts, **options)
     else:
         tables = [uci.load(name, chosen.data) for name in chosen.datasets]
         options = {name: getattr(chosen, name) for name in ("kinds", "splits", "largest", "device", "facts")}
-        outcomes = run(chosen.out, tables, **options)
-    print(summarize(outcomes))
+        run(chosen.out, tables, **options)
+    title = "Mean test log-likelihood by the number of weights with a variance, 0 for MAP; the paper shows figure 3 and no numbers."
+    print(show(rows.uci(chosen.out), title))
     return 0
 
 

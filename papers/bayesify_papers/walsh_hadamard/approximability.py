@@ -24,7 +24,8 @@ from torch import Tensor
 from bayesify.maths.walsh_hadamard import geometry, materialize, nearest
 from bayesify_papers.shared import figures, records
 from bayesify_papers.shared.program import Program
-from bayesify_papers.shared.tables import number, table
+from bayesify_papers.shared.rows import show
+from bayesify_papers.walsh_hadamard.rows import approximability as read_rows
 
 SIZES = (2, 4, 8, 16, 32, 64, 128, 256)
 LARGEST_ROTATION = 64
@@ -112,29 +113,6 @@ def check_geometry(sizes: Sequence[int], seed: int = 0) -> list[dict[str, Any]]:
     return rows
 
 
-def summarize(rows: Sequence[dict[str, Any]]) -> str:
-    """Medians, extremes and what the matrix of zeros reaches, by size."""
-    lines = [
-        [
-            str(row["size"]),
-            number(row["median"]),
-            number(min(row["distances"])),
-            number(max(row["distances"])),
-            number(statistics.fmean(row["distances"])),
-            number(row["median_of_one_start"]),
-            number(row["zero_matrix"]),
-            number(3 / row["size"], 2),
-        ]
-        for row in rows
-    ]
-    header = ["D", "median", "least", "largest", "mean", "one start", "zeros", "parameters / entries"]
-    title = (
-        "Distance of a uniform random matrix from the nearest Walsh-Hadamard matrix (eq. 7). The paper shows a figure without "
-        "numbers, bounded in D."
-    )
-    return table(header, lines, title)
-
-
 def figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """A dot for each matrix, the medians, and the distance of the matrix of zeros (figure 2)."""
     with figures.panels(path, 1, 1, (5.2, 3.4)) as (place,):
@@ -161,7 +139,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     records.write(chosen.out / "approximability.json", {**chosen.facts, "search": asdict(search), "rows": rows})
     if figures.DRAWS:
         figure(rows, chosen.out / "approximability")
-    print(summarize(rows))
+    title = "Distance of uniform random matrices from the nearest Walsh-Hadamard one (eq. 7), bounded in D in the paper's figure."
+    print(show(read_rows(chosen.out), title))
     return 0
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,36 +25,13 @@ from bayesify.datasets import Standardization, uci
 from bayesify.likelihoods import Categorical
 from bayesify.models import mlp
 from bayesify.priors import Neal
-from bayesify_papers.shared import records
 from bayesify_papers.shared.program import Program
-from bayesify_papers.shared.tables import mean_and_error, table
-from bayesify_papers.walsh_hadamard.regression import MODELS, deviations
+from bayesify_papers.shared.rows import show
+from bayesify_papers.walsh_hadamard import rows
+from bayesify_papers.walsh_hadamard.regression import MODELS, Report, run_stored
 from bayesify_papers.walsh_hadamard.shallow_regression import PAPER, SMOKE, add_options
 from bayesify_papers.walsh_hadamard.stacked import Stack
 from bayesify_papers.walsh_hadamard.stacked_training import Recipe, Trainer, train
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """One network on its split.
-
-    Args:
-        dataset: Name.
-        model: A key of `regression.MODELS`.
-        hidden_layers: Of the network.
-        width: Of its hidden layers.
-        split: Number of the split.
-        error: Share of test rows with another class than the most probable one.
-        mnll: Mean negative log-likelihood of test rows, in nats.
-    """
-
-    dataset: str
-    model: str
-    hidden_layers: int
-    width: int
-    split: int
-    error: float
-    mnll: float
 
 
 def scaled(train: np.ndarray, test: np.ndarray, cut: bool) -> tuple[Tensor, Tensor]:
@@ -91,11 +69,11 @@ def run_setting(
     splits: int = 5,
     num_draws: int = 64,
     facts: dict[str, Any] | None = None,
-) -> list[Outcome]:
+) -> list[dict[str, Any]]:
     """Train one setting on several splits of a data set, or read what an earlier run stored.
 
     Args:
-        folder: Gets a `.jsonl` file with a line per split and a `.json` file with how they were made; holds a checkpoint meanwhile.
+        folder: See `regression.run_stored`.
         data: Data set.
         model: A key of `regression.MODELS`.
         hidden_layers: Of the network.
@@ -105,64 +83,32 @@ def run_setting(
         num_draws: Draws of a prediction.
         facts: Goes into the JSON file.
 
-    Raises:
-        ValueError: If what an earlier run stored is of other settings.
+    Returns:
+        For each split `error`, the share of test rows with another class than the most probable one, and `mnll`, their mean
+        negative log-likelihood in nats.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    stem = f"{data.name}-{model.lower()}-{hidden_layers}x{width}"
-    path, checkpoint = folder / f"{stem}.jsonl", folder / f"{stem}.ckpt"
     chosen = data.splits[:splits]
     about = {"recipe": asdict(recipe), "num_draws": num_draws, "splits": len(chosen)}
-    if path.is_file():
-        records.read_run(path.with_suffix(".json"), about)
-        return read(path)
-    parts = [(scaled(data.X[s.train], data.X[s.test], data.name == "eeg"), s) for s in chosen]
-    sizes = [data.X.shape[1], *[width] * hidden_layers, data.num_classes]
-    stack = Stack([make(model, sizes, seed) for seed in range(len(parts))])
-    x = torch.stack([inputs for (inputs, _), _ in parts])
-    y = torch.stack([torch.from_numpy(data.y[split.train]) for _, split in parts])
 
-    def report(step: int, seconds: float) -> None:
-        print(f"{stem}: step {step:,} of {recipe.total:,}, {1e3 * seconds / step:.2f} ms each", flush=True)
+    def work(checkpoint: Path, report: Report) -> tuple[list[dict[str, float]], float]:
+        parts = [(scaled(data.X[s.train], data.X[s.test], data.name == "eeg"), s) for s in chosen]
+        sizes = [data.X.shape[1], *[width] * hidden_layers, data.num_classes]
+        stack = Stack([make(model, sizes, seed) for seed in range(len(parts))])
+        x = torch.stack([inputs for (inputs, _), _ in parts])
+        y = torch.stack([torch.from_numpy(data.y[split.train]) for _, split in parts])
+        seconds = train(Trainer(stack, x, y, recipe), checkpoint, report=report)
+        scores = []
+        for index, (network, ((_, test), split)) in enumerate(zip(stack.networks, parts, strict=True)):
+            labels = torch.from_numpy(data.y[split.test])
+            prediction = network.predict(test, num_draws, generator=torch.Generator().manual_seed(index))
+            assert isinstance(prediction, ClassificationPredictive)
+            error = float((prediction.probs.argmax(-1) != labels).double().mean())
+            scores.append({"error": error, "mnll": -float(prediction.log_prob(labels).mean())})
+        return scores, seconds
 
-    seconds = train(Trainer(stack, x, y, recipe), checkpoint, report=report)
-    outcomes = []
-    for index, (network, ((_, test), split)) in enumerate(zip(stack.networks, parts, strict=True)):
-        labels = torch.from_numpy(data.y[split.test])
-        prediction = network.predict(test, num_draws, generator=torch.Generator().manual_seed(index))
-        assert isinstance(prediction, ClassificationPredictive)
-        error = float((prediction.probs.argmax(-1) != labels).double().mean())
-        mnll = -float(prediction.log_prob(labels).mean())
-        outcomes.append(
-            Outcome(data.name, model, hidden_layers, width, index, *(round(value, 6) for value in (error, mnll)))
-        )
-    records.write(path.with_suffix(".json"), {**(facts or {}), **about, "processor_seconds": round(seconds, 1)})
-    records.write_lines(path, map(asdict, outcomes))
-    checkpoint.unlink(missing_ok=True)
-    return outcomes
-
-
-def read(path: Path) -> list[Outcome]:
-    """Outcomes that an earlier run stored."""
-    return [Outcome(**row) for row in records.read_lines(path)]
-
-
-def summarize(outcomes: Sequence[Outcome]) -> str:
-    """Table 9 beside the paper's: means over splits, standard errors, and differences in published deviations."""
-    lines = []
-    for key in dict.fromkeys((one.dataset, one.model, one.hidden_layers, one.width) for one in outcomes):
-        dataset, model, layers, width = key
-        own = [one for one in outcomes if (one.dataset, one.model, one.hidden_layers, one.width) == key]
-        cells = []
-        for score in ("error", "mnll"):
-            values = [getattr(one, score) for one in own]
-            theirs = PAPER.find("classification", score, model, f"{layers}x{width}", dataset)
-            cells += [mean_and_error(values), "-" if theirs is None else f"{theirs[0]:.2f} ({theirs[1]:.2f})"]
-            cells.append("-" if theirs is None else f"{deviations(float(np.mean(values)), theirs):+.1f}")
-        lines.append([dataset, model, f"{layers} x {width}", str(len(own)), *cells])
-    header = ["data", "model", "hidden", "splits", "error", "paper", "diff/sd", "mnll", "paper", "diff/sd"]
-    title = "Classification: test error and mean negative log-likelihood, mean over splits (standard error); paper: mean (sd)."
-    return table(header, lines, title)
+    network_of = {"dataset": data.name, "model": model, "hidden_layers": hidden_layers, "width": width}
+    stem = f"{data.name}-{model.lower()}-{hidden_layers}x{width}"
+    return run_stored(folder, stem, network_of, about, facts, recipe, work)
 
 
 def synthetic(rows: int = 60, inputs: int = 3) -> uci.Table:
@@ -180,20 +126,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     program.choice("models", ("WHVI", "MCD", "MFG"), ["WHVI"])
     add_options(program).set_defaults(splits=5)
     chosen = program.read(arguments)
-    if chosen.table:
-        print(summarize([one for path in sorted(chosen.out.glob("*.jsonl")) for one in read(path)]))
-        return 0
     recipe = SMOKE if chosen.smoke else Recipe(steps=chosen.steps)
-    outcomes: list[Outcome] = []
-    for width in [64] if chosen.smoke else chosen.widths:
-        for layers in chosen.layers:
-            for name in ["synthetic"] if chosen.smoke else chosen.datasets:
-                data = synthetic() if chosen.smoke else uci.load(name, chosen.data)
-                for model in chosen.models:
-                    outcomes += run_setting(
-                        chosen.out, data, model, layers, width, recipe, splits=chosen.splits, facts=chosen.facts
-                    )
-    print(summarize(outcomes))
+    options = {"splits": chosen.splits, "facts": chosen.facts}
+    wanted = product(
+        [64] if chosen.smoke else chosen.widths, chosen.layers, chosen.datasets[: 1 if chosen.smoke else None]
+    )
+    for width, layers, name in () if chosen.table else wanted:
+        data = synthetic() if chosen.smoke else uci.load(name, chosen.data)
+        for model in chosen.models:
+            run_setting(chosen.out, data, model, layers, width, recipe, **options)
+    print(show(rows.table9(chosen.out), "Classification: test error and mean negative log-likelihood."))
     return 0
 
 

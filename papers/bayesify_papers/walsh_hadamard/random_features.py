@@ -12,6 +12,7 @@ own functions and folder, are brought together by `--merge` and the files that t
 from __future__ import annotations
 
 import math
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -34,7 +35,8 @@ from bayesify.random_features.process import INIT_STD
 from bayesify_papers.shared import figures, records
 from bayesify_papers.shared.batches import RandomBatches
 from bayesify_papers.shared.program import Program
-from bayesify_papers.shared.tables import number, table
+from bayesify_papers.shared.rows import show
+from bayesify_papers.walsh_hadamard.rows import random_features as read_rows
 
 Covariance = Literal["diagonal", "full"]
 System = Literal["walsh_hadamard", "fourier", "inducing_points"]
@@ -278,33 +280,21 @@ def run(
     return rows
 
 
-def summarize(rows: Sequence[dict[str, Any]]) -> str:
-    """Test RMSE of the three systems side by side, and how often the order is the paper's."""
-    cases = dict.fromkeys((row["covariance"], row["block"], row["function"]) for row in rows)
-    lines, ahead, behind, whole = [], 0, 0, 0
-    for covariance, block, function in cases:
-        own = [
-            row for row in rows if (row["covariance"], row["block"], row["function"]) == (covariance, block, function)
-        ]
+def claims(rows: Sequence[dict[str, Any]]) -> str:
+    """In words, how often the order of the three systems is the paper's."""
+    ahead, behind, whole = 0, 0, 0
+    for case in dict.fromkeys((row["covariance"], row["block"], row["function"]) for row in rows):
+        own = [row for row in rows if (row["covariance"], row["block"], row["function"]) == case]
         found = {system: [row["rmse"] for row in own if row["system"] == system] for system in get_args(System)}
-        means = {system: sum(values) / len(values) if values else None for system, values in found.items()}
-        lines.append(
-            [function, covariance, str(block), str(own[0]["parameters"])]
-            + [number(means[system], 4) for system in TITLES]
-            + [str(max(len(values) for values in found.values()))]
-        )
-        first, second, third = means.values()
-        if first is not None and second is not None and third is not None:
+        if all(found.values()):
+            first, second, third = map(statistics.fmean, found.values())
             whole += 1
             ahead += first < second
             behind += third < first
-    header = ["function", "covariance", "block", "parameters", *TITLES.values(), "seeds"]
-    title = "Test RMSE over the outputs' standard deviation. The paper shows a figure without numbers."
-    claims = (
+    return (
         f"The paper finds WHVI ahead of Fourier features (here in {ahead} of {whole} comparisons), and inducing points "
         f"ahead of WHVI (here in {behind} of {whole})."
     )
-    return table(header, lines, title) + "\n" + claims
 
 
 def figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
@@ -346,7 +336,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = run(wanted, training, chosen.out / "random_features.json", chosen.facts, chosen.device, chosen.merge)
     if rows and figures.DRAWS:
         figure(rows, chosen.out / "random_features")
-    print(summarize(rows))
+    title = "Test RMSE and NLL over the outputs' standard deviation. The paper shows a figure without numbers."
+    print(show(read_rows(chosen.out), title))
+    print(claims(rows))
     return 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -27,7 +27,6 @@ from bayesify.transforms import next_power_of_two
 from bayesify_papers.shared import records
 from bayesify_papers.shared.batches import MemoryBatches
 from bayesify_papers.shared.published import Score, published
-from bayesify_papers.shared.tables import table
 from bayesify_papers.walsh_hadamard.stacked import Stack
 from bayesify_papers.walsh_hadamard.stacked_training import Recipe, Trainer, train
 
@@ -89,35 +88,6 @@ class Setting:
             return stem
         kind = f"{self.activation}-{self.covariance}{'-points' if self.point_biases else ''}"
         return f"{stem}-{kind}-prior{self.prior_scale:g}-init{self.init_scale:g}-shrink{self.shrink:g}-validation"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """One network on its split.
-
-    Args:
-        dataset: Short name.
-        model: A key of `MODELS`.
-        hidden_layers: Of the network.
-        width: Of its hidden layers.
-        split: Number of the split.
-        rmse: Of the predictive mean on test rows, in the target's own unit.
-        mnll: Mean negative log-likelihood of the mixture of draws on test rows, in nats, in the target's own unit.
-        noise_std: Learned standard deviation of the noise, in the target's own unit.
-        rmse_draws: Over rows and single draws, as the authors compute it.
-        mnll_draws: The mean over single draws, as the authors compute it, with the right constant.
-    """
-
-    dataset: str
-    model: str
-    hidden_layers: int
-    width: int
-    split: int
-    rmse: float
-    mnll: float
-    noise_std: float
-    rmse_draws: float | None = None
-    mnll_draws: float | None = None
 
 
 @dataclass(frozen=True)
@@ -272,11 +242,11 @@ def run_setting(
     splits: int | None = None,
     num_draws: int = 64,
     facts: dict[str, Any] | None = None,
-) -> list[Outcome]:
+) -> list[dict[str, Any]]:
     """Train one setting on all splits of a data set, or read what an earlier run stored.
 
     Args:
-        folder: Gets a `.jsonl` file with a line per split and a `.json` file with how they were made; holds a checkpoint meanwhile.
+        folder: See `run_stored`.
         data: Data set.
         setting: What to train.
         recipe: How.
@@ -284,46 +254,81 @@ def run_setting(
         num_draws: Draws of a prediction.
         facts: Goes into the JSON file.
 
+    Returns:
+        For each split the scores of `judge` and `noise_std`, the standard deviation of the noise, in the target's own unit.
+    """
+    stem, chosen = setting.stem(data.name), data.splits[:splits]
+    about = {"setting": asdict(setting), "recipe": asdict(recipe), "num_draws": num_draws, "splits": len(chosen)}
+    network_of = {"model": setting.model, "hidden_layers": setting.hidden_layers, "width": setting.width}
+
+    def work(checkpoint: Path, report: Report) -> tuple[list[dict[str, float]], float]:
+        rows = Rows.of(data, chosen, setting.validation)
+        options = {"outputs": rows.y.shape[-1]}
+        made = [make(setting, data.X.shape[1], seed, unit=unit, **options) for seed, unit in enumerate(rows.units)]
+        if setting.model == "NNG":
+            seconds = train_naturally(made, rows, recipe, report)
+        else:
+            stack = Stack(made)
+            seconds = train(Trainer(stack, rows.x, rows.y, recipe), checkpoint, report=report)
+            made = stack.networks
+        scores = []
+        for index, (network, scored, unit) in enumerate(zip(made, rows.tests, rows.units, strict=True)):
+            noise_std = math.sqrt(float(network.likelihood.noise.detach())) * unit  # type: ignore[union-attr, operator]
+            scores.append({**judge(network, *scored, unit, num_draws, seed=index), "noise_std": noise_std})
+        return scores, seconds
+
+    return run_stored(folder, stem, {"dataset": data.name, **network_of}, about, facts, recipe, work)
+
+
+Report = Callable[[int, float], None]
+"""Told the step and the seconds until then."""
+
+
+def run_stored(
+    folder: Path,
+    stem: str,
+    network: dict[str, Any],
+    about: dict[str, Any],
+    facts: dict[str, Any] | None,
+    recipe: Recipe,
+    work: Callable[[Path, Report], tuple[list[dict[str, float]], float]],
+) -> list[dict[str, Any]]:
+    """Outcomes of the networks of all splits: trained now, or what an earlier run stored.
+
+    Args:
+        folder: Gets a `.jsonl` file with a line per split and a `.json` file with how they were made; holds a checkpoint meanwhile.
+        stem: Of the files' names.
+        network: Data set, model, layers and width, for every line.
+        about: Settings, which those of an earlier run must equal.
+        facts: Goes into the JSON file.
+        recipe: How many steps there are.
+        work: From the file of a checkpoint and what is to be told of steps to scores by split and processor seconds.
+
     Raises:
         ValueError: If what an earlier run stored is of other settings.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    stem = setting.stem(data.name)
     path, checkpoint = folder / f"{stem}.jsonl", folder / f"{stem}.ckpt"
-    chosen = data.splits[:splits]
-    about = {"setting": asdict(setting), "recipe": asdict(recipe), "num_draws": num_draws, "splits": len(chosen)}
     if path.is_file():
         records.read_run(path.with_suffix(".json"), about)
-        return read([path])
-    rows = Rows.of(data, chosen, setting.validation)
-    outputs = rows.y.shape[-1]
-    made = [make(setting, data.X.shape[1], seed, outputs=outputs, unit=unit) for seed, unit in enumerate(rows.units)]
+        return records.read_lines(path)
 
     def report(step: int, seconds: float) -> None:
         print(f"{stem}: step {step:,} of {recipe.total:,}, {1e3 * seconds / step:.2f} ms each", flush=True)
 
-    if setting.model == "NNG":
-        seconds = train_naturally(made, rows, recipe, report)
-    else:
-        stack = Stack(made)
-        seconds = train(Trainer(stack, rows.x, rows.y, recipe), checkpoint, report=report)
-        made = stack.networks
-    outcomes = []
-    for index, (network, scored, unit) in enumerate(zip(made, rows.tests, rows.units, strict=True)):
-        scores = judge(network, *scored, unit, num_draws, seed=index)
-        noise_std = math.sqrt(float(network.likelihood.noise.detach())) * unit  # type: ignore[union-attr, operator]
-        rounded: dict[str, Any] = {name: round(value, 6) for name, value in {**scores, "noise_std": noise_std}.items()}
-        outcomes.append(Outcome(data.name, setting.model, setting.hidden_layers, setting.width, index, **rounded))
-    content = {**(facts or {}), "dataset": data.name, **about, "processor_seconds": round(seconds, 1)}
+    scores, seconds = work(checkpoint, report)
+    outcomes = [
+        {**network, "split": index, **{key: round(value, 6) for key, value in one.items()}}
+        for index, one in enumerate(scores)
+    ]
+    content = {**(facts or {}), "dataset": network["dataset"], **about, "processor_seconds": round(seconds, 1)}
     records.write(path.with_suffix(".json"), content)
-    records.write_lines(path, map(asdict, outcomes))
+    records.write_lines(path, outcomes)
     checkpoint.unlink(missing_ok=True)
     return outcomes
 
 
-def train_naturally(
-    networks: Sequence[BayesianNetwork], rows: Rows, recipe: Recipe, report: Callable[[int, float], None]
-) -> float:
+def train_naturally(networks: Sequence[BayesianNetwork], rows: Rows, recipe: Recipe, report: Report) -> float:
     """Train the network of each split by noisy K-FAC (`NoisyKFAC`), one after the other; seconds of the processor.
 
     Args:
@@ -344,19 +349,6 @@ def train_naturally(
     return time.process_time() - start
 
 
-def read(paths: Iterable[Path]) -> list[Outcome]:
-    """Outcomes that earlier runs stored."""
-    return [Outcome(**row) for row in records.read_lines(*paths)]
-
-
-def read_folder(folder: Path) -> list[Outcome]:
-    """All outcomes on test rows that a folder holds."""
-    return read(path for path in sorted(folder.glob("*.jsonl")) if not path.stem.endswith("-validation"))
-
-
-# -- beside the paper ---------------------------------------------------------------------------------------------------
-
-
 def corrected(score: str, dataset: str, model: str, theirs: Score | None) -> Score | None:
     """A published score with what the authors' likelihood leaves out of their MNLL, `missing_nats` for each target.
 
@@ -371,63 +363,3 @@ def corrected(score: str, dataset: str, model: str, theirs: Score | None) -> Sco
         return theirs
     targets = 2 if dataset in paper["two_targets"] else 1
     return theirs[0] + targets * paper["missing_nats"], theirs[1]
-
-
-def deviations(ours: float, theirs: Score) -> float:
-    """How far our mean, rounded to the two printed digits, is above the published one, in published standard deviations."""
-    mean, std = theirs
-    difference = round(round(ours, 2) - mean, 2)
-    return 0.0 if difference == 0 else difference / std if std else math.copysign(math.inf, difference)
-
-
-def within(ours: float, theirs: Score) -> bool:
-    """Whether our mean is no worse than the published one by more than a published standard deviation; both as printed."""
-    return deviations(ours, theirs) <= 1
-
-
-def compare(
-    outcomes: Sequence[Outcome], find: Callable[[str, Outcome], Score | None], title: str, order: Sequence[str]
-) -> str:
-    """The table: means over splits and their standard errors, the published scores, and the difference in their deviations.
-
-    Args:
-        outcomes: Of any settings.
-        find: The paper's score by `"rmse"` or `"mnll"` and an outcome of the setting.
-        title: A line above.
-        order: Data sets in the order of rows.
-    """
-    lines = []
-    settings = dict.fromkeys((one.model, one.hidden_layers, one.width) for one in outcomes)
-    for model, layers, width in settings:
-        for dataset in order:
-            chosen = [
-                one
-                for one in outcomes
-                if (one.dataset, one.model, one.hidden_layers, one.width) == (dataset, model, layers, width)
-            ]
-            if not chosen:
-                continue
-            cells, verdicts = [], []
-            for score in ("rmse", "mnll"):
-                values = [getattr(one, score) for one in chosen]
-                error = float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
-                theirs, mean = find(score, chosen[0]), float(np.mean(values))
-                cells += [f"{mean:.3f} ({error:.3f})", "-" if theirs is None else f"{theirs[0]:.2f} ({theirs[1]:.2f})"]
-                cells.append("-" if theirs is None else f"{deviations(mean, theirs):+.1f}")
-                verdicts.append(theirs is not None and within(mean, theirs))
-            verdict = "yes" if all(verdicts) else "no"
-            lines.append([dataset, model, f"{layers} x {width}", str(len(chosen)), *cells, verdict])
-    header = [
-        "data",
-        "model",
-        "hidden",
-        "splits",
-        "rmse",
-        "paper",
-        "diff/sd",
-        "mnll",
-        "paper",
-        "diff/sd",
-        "within 1 sd",
-    ]
-    return table(header, lines, title)

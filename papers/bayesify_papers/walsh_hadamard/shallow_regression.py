@@ -11,25 +11,19 @@ the noise variance starts at 0.1. Energy and naval have two targets (`both_targe
 
 from __future__ import annotations
 
+import argparse
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bayesify.datasets import uci
 from bayesify_papers.shared.program import Program
-from bayesify_papers.shared.published import Score, published
+from bayesify_papers.shared.published import published
 from bayesify_papers.shared.regressions import synthetic
-from bayesify_papers.walsh_hadamard.regression import (
-    MODELS,
-    Outcome,
-    Setting,
-    both_targets,
-    compare,
-    corrected,
-    read_folder,
-    run_setting,
-)
+from bayesify_papers.shared.rows import show
+from bayesify_papers.walsh_hadamard import rows
+from bayesify_papers.walsh_hadamard.regression import MODELS, Setting, both_targets, run_setting
 from bayesify_papers.walsh_hadamard.stacked_training import Recipe
 
 PAPER = published("walsh_hadamard")
@@ -65,22 +59,17 @@ def setting(dataset: str, model: str, faithful: bool = False) -> Setting:
     return Setting(model, 1, width, **(ours if model == "WHVI" else {}))
 
 
-def published_score(score: str, outcome: Outcome) -> Score | None:
-    """The paper's mean and standard deviation for an outcome's data set and model, corrected."""
-    found: Score | None = PAPER.find("shallow", score, outcome.dataset, outcome.model)
-    return corrected(score, outcome.dataset, outcome.model, found)
-
-
-def summarize(outcomes: Sequence[Outcome]) -> str:
-    """Table 2 beside the paper's."""
-    title = "One hidden layer: test RMSE and mean negative log-likelihood, mean over splits (standard error); paper: mean (sd)."
-    known = dict.fromkeys((*PAPER["datasets"], *(one.dataset for one in outcomes)))
-    return compare(outcomes, published_score, title, list(known))
-
-
 def add_options(program: Program) -> Program:
     """What the programs of tables 2, 7, 8 and 9 take."""
     return program.option("data", "splits", "table", steps=Recipe().steps)
+
+
+def load(chosen: argparse.Namespace) -> Iterator[uci.Table]:
+    """The data sets that were chosen, one after the other; none where only the table is asked for."""
+    if chosen.smoke and not chosen.table:
+        yield synthetic()
+    elif not chosen.table:
+        yield from (both_targets(uci.load(name, chosen.data)) for name in chosen.datasets)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -88,17 +77,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     program = Program(__doc__, __spec__, "walsh-hadamard-shallow", small=True)
     program.choice("datasets", ORDER).choice("models", MODELS, ["WHVI"]).option(faithful=False)
     chosen = add_options(program).read(arguments)
-    if chosen.table:
-        print(summarize(read_folder(chosen.out)))
-        return 0
     recipe = SMOKE if chosen.smoke else Recipe(steps=chosen.steps, noise_rate=1 / 3 if chosen.faithful else 1.0)
-    outcomes: list[Outcome] = []
-    for name in ["synthetic"] if chosen.smoke else chosen.datasets:
-        data = synthetic() if chosen.smoke else both_targets(uci.load(name, chosen.data))
+    for data in load(chosen):
         for model in MODELS if chosen.smoke else chosen.models:
-            wanted = setting(name, model, chosen.faithful)
-            outcomes += run_setting(chosen.out, data, wanted, recipe, splits=chosen.splits, facts=chosen.facts)
-    print(summarize(outcomes))
+            wanted = setting(data.name, model, chosen.faithful)
+            run_setting(chosen.out, data, wanted, recipe, splits=chosen.splits, facts=chosen.facts)
+    print(show(rows.table2(chosen.out), "One hidden layer: test RMSE and mean negative log-likelihood."))
     return 0
 
 

@@ -22,7 +22,9 @@ import torch
 from bayesify.transforms import hadamard
 from bayesify_papers.shared import figures, records
 from bayesify_papers.shared.program import Program
+from bayesify_papers.shared.rows import show
 from bayesify_papers.shared.tables import number, table
+from bayesify_papers.walsh_hadamard.rows import transform_time as read_rows
 
 SIZES = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 BATCHES = (32, 64, 128, 256, 512, 1024)
@@ -98,20 +100,6 @@ def _milliseconds(call: Callable[[], Any]) -> float:
     return 1e3 * (clock() - start)
 
 
-def summarize(rows: Sequence[dict[str, Any]]) -> str:
-    """Milliseconds of both and their ratio."""
-    lines = [
-        [str(row["size"]), str(row["batch"]), number(row["dense"]), number(row["transform"]), number(row["ratio"])]
-        for row in rows
-    ]
-    crossing = [row["size"] for row in rows if row["by"] == "features" and row["ratio"] < 1]
-    title = (
-        "Median milliseconds. The paper shows a figure without numbers; on its CPU both meet near 512 to 1024 features."
-    )
-    here = f"\nHere the transform is ahead from D = {min(crossing)}." if crossing else ""
-    return table(["D", "batch", "dense", "transform", "ratio"], lines, title) + here
-
-
 def figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Time by features on the left, by batch on the right (figure 8)."""
     with figures.panels(path, 1, 2, (8.0, 3.2)) as axes:
@@ -137,7 +125,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     records.write(chosen.out / "transform_time.json", {**chosen.facts, "rows": rows})
     if figures.DRAWS:
         figure(rows, chosen.out / "transform_time")
-    print(summarize(rows))
+    print(
+        show(
+            read_rows(chosen.out),
+            "Time of the transform over that of the dense product; the paper shows a figure without numbers.",
+        )
+    )
     return 0
 
 

@@ -18,7 +18,7 @@ from bayesify.datasets import uci
 from bayesify_papers.shared import records
 from bayesify_papers.shared.program import Program
 from bayesify_papers.shared.regressions import synthetic
-from bayesify_papers.shared.tables import table
+from bayesify_papers.shared.rows import grouped, show
 from bayesify_papers.walsh_hadamard.regression import Rows, Setting, judge, make
 from bayesify_papers.walsh_hadamard.shallow_regression import ORDER, SMOKE, setting
 from bayesify_papers.walsh_hadamard.stacked import Stack
@@ -87,15 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     records.write(
         chosen.out / name, {**chosen.facts, "dataset": data.name, "recipe": asdict(recipe), "outcomes": outcomes}
     )
-    cells = [
-        [
-            *(f"{value:g}" for value in (one.init_scale, one.prior_scale, one.shrink)),
-            *(f"{scores[key]:.3f}" for key in ("rmse", "mnll")),
-        ]
-        for one, scores in zip(candidates, found, strict=True)
-    ]
     biases = "point estimates" if chosen.point_biases else "Gaussians"
-    print(table(["start", "prior", "shrink", "rmse", "mnll"], cells, f"{data.name}, rows set aside, biases {biases}:"))
+    settings = ("init_scale", "prior_scale", "shrink")
+    print(show(grouped(outcomes, settings, ("rmse", "mnll")), f"{data.name}, rows set aside, biases {biases}:"))
     return 0
 
 

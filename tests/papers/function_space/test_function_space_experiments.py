@@ -18,8 +18,7 @@ from bayesify import fit
 
 def test_fashion_smoke_writes_tables_and_resumes(smoke: Any, capsys: pytest.CaptureFixture[str]) -> None:
     done = smoke("function-space/fashion")
-    assert "FSVI, context train" in done.printed
-    assert "Ensemble of 5" in done.printed
+    assert {row["setting"]["system"] for row in done.rows} >= {"fsvi.train", "ensemble"}
     results = json.loads((done.folder / "results.json").read_text())
     assert {"fsvi", "mfvi", "map", "ensemble", "fsvi.train", "fsvi.2"} <= set(results["rows"])
     assert sum(results["histograms"]["fsvi"]["entropy_test"]) == 200

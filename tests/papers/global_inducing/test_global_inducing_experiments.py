@@ -37,9 +37,11 @@ def test_cubic_is_judged_by_the_worst_seed() -> None:
     def made(*spreads: float) -> dict[str, dict[str, float]]:
         return {str(seed): {"gap_std": spread, "data_std": 0.1} for seed, spread in enumerate(spreads)}
 
-    text = cubic.report({"fac": made(0.2, 0.1), "gi": made(0.32, 0.2), "NUTS": made(0.5, 0.5)})
-    assert "gi / NUTS in the gap, at least 0.5: NOT met by all seeds of 2 (0.64, 0.40)" in text
-    assert "gi / fac in the gap, at least 1.5: met by all seeds of 2 (1.60, 2.00)" in text
+    lines = cubic.requirement({"fac": made(0.2, 0.1), "gi": made(0.32, 0.2), "NUTS": made(0.5, 0.5)})
+    assert lines == [
+        "gi / NUTS in the gap, at least 0.5: NOT met by all seeds of 2 (0.64, 0.40)",
+        "gi / fac in the gap, at least 1.5: met by all seeds of 2 (1.60, 2.00)",
+    ]
 
 
 def test_deep_linear_smoke(smoke: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,7 +145,6 @@ def test_cifar_smoke_trains_every_system_and_keeps_results(smoke: Any, capsys: p
     assert cifar.main(["--smoke", "--out", str(done.folder)]) == 0
     printed = capsys.readouterr().out
     assert "epoch" not in printed.replace("epochs", "")
-    assert "86.70" in printed
     scores = json.loads((done.folder / "results.json").read_text())["scores"]
     assert set(scores) == {f"{system}_spatial" for system in cifar.SYSTEMS}
     assert not list(done.folder.glob("*.safetensors"))

@@ -126,7 +126,6 @@ def test_smoke_trains_writes_and_scores(smoke, capsys):
     assert {"date", "command", "hardware", "versions", "settings", "seconds", "parameters"} <= set(written)
     assert written["parameters"]["ensemble_w"] == classification.SMOKE.members * written["parameters"]["deterministic"]
     assert {"auroc_entropy", "aupr_mutual_information"} <= set(written["scores"]["ffg_u"]["ood"]["noise"])
-    assert "the paper has no numbers for synthetic" in done.printed
     assert classification.main(["--evaluate", str(done.folder)]) == 0
     assert capsys.readouterr().out.strip() in done.printed
 
@@ -210,23 +209,21 @@ def test_strangers_of_the_paper_are_taken_where_they_are(tmp_path, monkeypatch, 
 
 def test_rows_of_table_5_know_their_size(tmp_path):
     test = {"accuracy": 0.9, "nll": 0.3, "ece": 0.02, "brier": 0.1}
-    system = {"test": test, "ood": {}, "corrupted": {}}
+    system = {"test": test, "ood": {}, "corrupted": {f"contrast-{severity}": test for severity in range(1, 6)}}
     content = {"dataset": "cifar10", "settings": {"inducing": 128}, "seconds": {"ffg_u": 3.0, "ffg_w": 2.0}}
     content["scores"] = {"ffg_u": system, "ffg_w": system}
     (tmp_path / "results.json").write_text(json.dumps(content))
-    made = {(row["setting"]["system"], row["metric"]): row for row in rows.classification(tmp_path)}
+    found = rows.classification(tmp_path)
+    worst = {
+        row["metric"]: row["published"]
+        for row in found
+        if row["setting"].get("severity") == "1" and row["setting"]["system"] == "ffg_u"
+    }
+    assert worst == {"accuracy": 86.90, "ece": 2.47}
+    made = {(row["setting"]["system"], row["metric"]): row for row in found if row["setting"]["images"] == "test"}
     wide, plain = made["ffg_u_128", "accuracy"], made["ffg_w", "accuracy"]
     assert (wide["published"], wide["seconds"]) == (94.66, 3.0)
     assert (plain["published"], plain["seconds"]) == (94.13, 2.0)
-
-
-def test_the_cifar_table_has_the_published_numbers():
-    test = {"accuracy": 0.9, "nll": 0.3, "ece": 0.02, "brier": 0.1}
-    corrupted = {f"contrast-{severity}": test for severity in range(1, 6)}
-    text = scores.tables({"ffg_u": {"test": test, "ood": {}, "corrupted": corrupted}}, "cifar10", {})
-    assert "94.40" in text
-    assert "86.90" in text
-    assert ".91" in text
 
 
 def test_the_requirement_is_judged():

@@ -48,13 +48,6 @@ def test_figure_has_a_panel_per_system(tmp_path):
     assert text.count("fill-opacity") + text.count("opacity: 0.25") >= 12  # three bands in each of four panels
 
 
-def test_summary_says_how_far_the_worst_seed_is():
-    same = {"system": "FFG-U", "rmse": 0.1, "gap_ratio": 2.0, "seconds": 1.0}
-    outcomes = [{**same, "seed": seed, "nll": nll} for seed, nll in enumerate((-0.7, -0.72, -0.4))]
-    line = next(line for line in regression.summarize(outcomes).splitlines() if line.startswith("FFG-U"))
-    assert line.split()[1:4] == ["3", "-0.700", "0.300"]
-
-
 def test_a_run_goes_on_where_it_ended(tmp_path):
     """What is stored is not trained again; another schedule in the same folder is refused."""
     training = replace(regression.SMOKE, steps=2, cosine=False)

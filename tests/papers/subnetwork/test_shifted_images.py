@@ -143,8 +143,7 @@ def test_rotated_mnist_smoke_and_resume(smoke, capsys):
         "last_layer_shifted",
     }
     assert results["systems"]["subnetwork"]["prior_precision"] == 500.0
-    for word in ("Log-likelihood by angle", "Out of distribution", "Rejection-classification", "at 60 degrees"):
-        assert word in done.printed
+    assert "at 60 degrees" in done.printed
     (done.folder / "network-0.safetensors").unlink()  # nothing is trained again
     assert rotated_mnist.main(["--smoke", "--out", str(done.folder)]) == 0
     assert capsys.readouterr().out.count("there already") == len(DEFAULT)

@@ -135,11 +135,3 @@ def test_uci_smoke_resumes_after_a_kill(smoke, capsys):
     assert again.count("synthetic gap 0") == 1
     assert again.partition("\n\n")[2] == table
     assert len(path.read_text().splitlines()) == 10
-
-
-def test_summary_has_mean_and_standard_error():
-    same = {"dataset": "wine", "gap": True, "hidden_layers": 1, "width": 50, "num_weights": 600}
-    outcomes = [{**same, "split": split, "log_likelihood": value} for split, value in enumerate((1.0, 2.0))]
-    text = uci.summarize(outcomes)
-    assert "wine, gap splits" in text
-    assert "1.500 (0.500)" in text

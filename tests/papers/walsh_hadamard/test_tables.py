@@ -11,14 +11,9 @@ import numpy as np
 import pytest
 import torch
 from bayesify_papers.shared.published import published
+from bayesify_papers.shared.records import write_lines
 from bayesify_papers.shared.regressions import synthetic
-from bayesify_papers.walsh_hadamard import (
-    classification,
-    deep_regression,
-    regression,
-    shallow_regression,
-    validation,
-)
+from bayesify_papers.walsh_hadamard import classification, regression, rows, shallow_regression, validation
 from bayesify_papers.walsh_hadamard.stacked_training import Recipe
 
 from bayesify.likelihoods import Gaussian
@@ -35,41 +30,23 @@ def test_published_tables_have_all_rows() -> None:
     assert paper.find("classification", "error", "WHVI", "2x64", "eeg") == (0.25, 0.01)
     assert paper.find("classification", "mnll", "WHVI", "3x512", "letter") == (0.90, 0.01)
     for table in paper["deep"].values():
-        assert {width for rows in table.values() for width in rows} == {str(width) for width in paper["widths"]}
-        assert all(set(row) <= set(paper["datasets"]) for rows in table.values() for row in rows.values())
-    assert sum(len(row) for table in paper["deep"].values() for rows in table.values() for row in rows.values()) == 253
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs", "deviations", "within"),
-    [
-        (2.714, (2.56, 0.15), 1.0, True),  # 2.71 as printed
-        (2.716, (2.56, 0.15), 0.16 / 0.15, False),
-        (0.084, (0.08, 0.0), 0.0, True),
-        (0.086, (0.08, 0.0), float("inf"), False),
-        (0.07, (0.08, 0.0), -float("inf"), True),
-        (-0.90, (-0.78, 0.10), -1.2, True),
-    ],
-)
-def test_differences_are_in_printed_digits(
-    ours: float, theirs: tuple[float, float], deviations: float, within: bool
-) -> None:
-    assert regression.deviations(ours, theirs) == pytest.approx(deviations)
-    assert regression.within(ours, theirs) == within
+        assert {width for own in table.values() for width in own} == {str(width) for width in paper["widths"]}
+        assert all(set(row) <= set(paper["datasets"]) for own in table.values() for row in own.values())
+    assert sum(len(row) for table in paper["deep"].values() for own in table.values() for row in own.values()) == 253
 
 
 def test_rows_are_scaled_by_training_rows_alone() -> None:
     data = synthetic()
-    rows = regression.Rows.of(data, data.splits)
-    assert rows.x.shape == (3, 54, 3)
-    assert rows.y.shape == (3, 54, 1)
-    torch.testing.assert_close(rows.x.mean(1), torch.zeros(3, 3), rtol=0, atol=1e-6)
-    torch.testing.assert_close(rows.y.std(1, correction=0), torch.ones(3, 1), rtol=0, atol=1e-6)
+    made = regression.Rows.of(data, data.splits)
+    assert made.x.shape == (3, 54, 3)
+    assert made.y.shape == (3, 54, 1)
+    torch.testing.assert_close(made.x.mean(1), torch.zeros(3, 3), rtol=0, atol=1e-6)
+    torch.testing.assert_close(made.y.std(1, correction=0), torch.ones(3, 1), rtol=0, atol=1e-6)
     split = data.splits[1]
     unit = data.y[split.train].std()
-    assert rows.units[1] == pytest.approx(unit)
+    assert made.units[1] == pytest.approx(unit)
     expected = (data.y[split.test] - data.y[split.train].mean()) / unit
-    np.testing.assert_allclose(rows.tests[1][1].numpy(), expected, rtol=1e-5)
+    np.testing.assert_allclose(made.tests[1][1].numpy(), expected, rtol=1e-5)
     aside = regression.Rows.of(data, data.splits, validation=True)
     assert aside.x.shape[1] + aside.tests[0][0].shape[0] == 54
 
@@ -192,19 +169,39 @@ def test_settings_follow_the_paper() -> None:
     assert (recipe.fixed_noise_steps, recipe.steps, recipe.batch) == (500, 50_000, 64)
 
 
-def test_tables_7_and_8(smoke: Any) -> None:
-    assert "2 x 256" in smoke("walsh-hadamard/deep").printed
-    outcome = regression.Outcome("yacht", "WHVI", 2, 64, 0, 0.9, 2.0, 0.1)
-    assert deep_regression.published_score("rmse", outcome) == (0.82, 0.18)
-    assert "+0.4" in deep_regression.summarize([outcome])
+def test_tables_7_and_8(smoke: Any, tmp_path: Path) -> None:
+    assert {row["setting"]["width"] for row in smoke("walsh-hadamard/deep").rows} == {64, 256}
+    outcome = {
+        "dataset": "yacht",
+        "model": "WHVI",
+        "hidden_layers": 2,
+        "width": 64,
+        "split": 0,
+        "rmse": 0.9,
+        "mnll": 2.0,
+    }
+    write_lines(tmp_path / "one" / "yacht.jsonl", [outcome])
+    rmse, mnll = rows.deep(tmp_path / "one")
+    assert (rmse["published"], rmse["published_std"]) == (0.82, 0.18)
+    assert rmse["deviations"] == pytest.approx(0.08 / 0.18)
+    assert mnll["published"] == pytest.approx(2.56 + 0.0932)
 
 
-def test_table_9(smoke: Any) -> None:
+def test_table_9(smoke: Any, tmp_path: Path) -> None:
     done = smoke("walsh-hadamard/table9")
-    assert "3 x 64" in done.printed
+    assert {row["setting"]["hidden_layers"] for row in done.rows} == {2, 3}
     assert classification.main(["--table", "--out", str(done.folder)]) == 0
-    outcome = classification.Outcome("magic", "WHVI", 2, 64, 0, 0.15, 0.36)
-    assert "+2.0" in classification.summarize([outcome])
+    outcome = {
+        "dataset": "magic",
+        "model": "WHVI",
+        "hidden_layers": 2,
+        "width": 64,
+        "split": 0,
+        "error": 0.15,
+        "mnll": 0.36,
+    }
+    write_lines(tmp_path / "one" / "magic.jsonl", [outcome])
+    assert rows.table9(tmp_path / "one")[1]["deviations"] == pytest.approx(2.0)
 
 
 def test_spikes_are_cut() -> None:
