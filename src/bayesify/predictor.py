@@ -158,7 +158,8 @@ class Trainable(ABC):
         """The two terms of the objective for a batch in nats of the whole dataset: what is maximized is `first - beta * second`.
 
         Returns:
-            Expected log-likelihood and KL (or what stands in for it), each [S], or [R, S] for R models whose objectives add up.
+            Expected log-likelihood and KL (or what stands in for it), each [S], or [R, S] for R models whose objectives add up;
+            1 in place of S for what all draws have in common.
         """
 
     def clip_gradients(self, max_norm: float, norm: Tensor) -> None:
@@ -167,8 +168,4 @@ class Trainable(ABC):
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
-        """All choices as plain data and tensors."""
-
-    def identity(self) -> dict[str, Any]:
-        """What a run that is continued must have in common with the interrupted one: its `config`."""
-        return self.config()
+        """All choices as plain data and tensors, which a run that is continued must have in common with the interrupted one."""

@@ -203,7 +203,7 @@ class TestTraining:
         train(2, checkpoint=path)
         assert torch.equal(whole, train(4, checkpoint=path))
         other = FunctionSpaceVI(network(), prior_variance=3.0, context=Box(-2.0, 2.0, 3))
-        with pytest.raises(ValueError, match=r"objective\.function_space\.prior\.variance"):
+        with pytest.raises(ValueError, match=r"function_space\.prior\.variance"):
             other.fit(
                 DataLoader(TensorDataset(X, Y), batch_size=7, shuffle=True),
                 epochs=6,

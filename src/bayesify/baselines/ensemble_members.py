@@ -84,7 +84,7 @@ class _Members(Trainable):
         members = self.parts[0].members
         trained = [parameter for parameter in self.bnn.parameters() if parameter.requires_grad]
         data: Tensor = SumOfPieces.apply(of_member, list(range(members)), *trained)
-        return data / members, self.bnn.kl(generator=generator)
+        return (data / members).expand(1), self.bnn.kl(generator=generator).expand(1)
 
 
 def draw_member(bnn: BayesianNetwork, parts: list[Ensemble], member: int) -> Draws:

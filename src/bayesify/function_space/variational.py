@@ -367,11 +367,8 @@ class FunctionSpaceVI(Drawable, Trainable):
         options: dict[str, Any] = {"num_data": num_data, "num_draws": num_draws, "generator": generator}
         if phase == "map":
             return self.bnn.terms(batch, phase=phase, **options)
-        return self.objective_terms(batch.x, batch.y, example_weights=batch.weights, **options)
-
-    def identity(self) -> dict[str, Any]:
-        """The choices of network and objective."""
-        return {**self.bnn.config(), "objective": self.config()}
+        data, kl = self.objective_terms(batch.x, batch.y, example_weights=batch.weights, **options)
+        return data, kl.expand(1)
 
     # -- prediction ------------------------------------------------------------------------------------------------
 

@@ -92,9 +92,7 @@ class TrainingLoop:
         self.best_state: dict[str, Any] | None = None
         self.shuffles = loader_generators(loader)
         self.shuffle_states = [generator.get_state() for generator in self.shuffles]
-        self.description = describe(
-            model.identity() | self.update.identity(), loader, optimizer, scheduler, settings
-        ) | {
+        self.description = describe(model.config() | self.update.identity(), loader, optimizer, scheduler, settings) | {
             "seed": seed,
             "processes": self.processes.count,
             "generators of the loader": len(self.shuffles),
