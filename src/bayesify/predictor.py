@@ -22,13 +22,7 @@ Phase = Literal["map", "variational"]
 
 
 class Storable(ABC):
-    """What `save` writes and `load` gives back: choices as plain data, and tensors by name.
-
-    Attributes:
-        needs_network: Whether `restore` needs the user's network, whose code is in no file.
-    """
-
-    needs_network: ClassVar[bool] = True
+    """What `save` writes and `load` gives back: choices as plain data, and tensors by name."""
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
@@ -41,13 +35,13 @@ class Storable(ABC):
     @classmethod
     @abstractmethod
     def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
-        """The object that `config` and `state` describe, over a copy of the network.
+        """The object that `config` and `state` describe, over a copy of the network, whose code is in no file.
 
         Both may come from a stranger: no other file is opened, and what they say wrongly is an error.
         """
 
     def fingerprint(self) -> dict[str, str]:
-        """What the user's network was made of, by name, with which `load` compares the one it is given."""
+        """What the user's network was made of, by name, with which `load` compares the one it is given; empty without one."""
         return {}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import bayesify
-from bayesify import conformal, likelihoods
+from bayesify import conformal, deep_gp, likelihoods
 from bayesify.predictive import Outputs, RegressionPredictive
 
 ROUNDS, N, M = 150, 39, 100
@@ -224,6 +225,40 @@ def test_over_a_network() -> None:
     sets = conformal.Conformal(classifier).fit(x, torch.randint(3, (200,))).sets(new)
     assert sets.shape == (400, 3)
     assert bool(sets.any(1).all())
+
+
+def test_files_hold_what_was_calibrated(tmp_path: Path) -> None:
+    generator, path = torch.Generator().manual_seed(0), tmp_path / "m.safetensors"
+    (x, y), (new, _) = draw(60, generator), draw(20, generator)
+    groups, asked = [("low", "high")[int(row > 1)] for row in x], ["low", "high"] * 10
+    net = nn.Linear(1, 2).double()
+    bnn = bayesify.bayesianize(net, "ensemble", likelihood=likelihoods.HeteroscedasticGaussian())
+    for score in ("absolute", "scaled", "centrality"):
+        made = conformal.Conformal(bnn, conformal.Intervals(score)).fit(x, y, groups=groups)  # type: ignore[arg-type]
+        bayesify.save(made, path)
+        for stored, found in zip(
+            made.interval(new, 0.8, groups=asked),
+            bayesify.load(path, net).interval(new, 0.8, groups=asked),
+            strict=True,
+        ):
+            torch.testing.assert_close(stored, found)
+    by_quantiles = conformal.Conformal(bnn, conformal.Intervals("quantiles")).fit(x, y)
+    with pytest.raises(ValueError, match="calibrate again after loading, or use 'scaled'"):
+        bayesify.save(by_quantiles, path)
+    bayesify.save(conformal.Conformal(bnn), path)
+    assert bayesify.load(path, net).rule is None
+    net = nn.Linear(1, 3).double()
+    classifier = bayesify.bayesianize(net, "ensemble", likelihood=likelihoods.Categorical())
+    sets = conformal.Conformal(classifier, conformal.Sets(regularization=0.1)).fit(x, torch.randint(3, (60,)))
+    bayesify.save(sets, path)
+    assert torch.equal(bayesify.load(path, net).sets(new), sets.sets(new))
+    process = conformal.Conformal(deep_gp.DeepGP(x, y, num_inducing=5)).fit(x, y, generator=generator)
+    bayesify.save(process, path)
+    again = bayesify.load(path)  # a model without a network of the user's needs none
+    first, second = (
+        model.interval(new, 0.8, generator=torch.Generator().manual_seed(1))[0] for model in (process, again)
+    )
+    torch.testing.assert_close(first, second)
 
 
 def test_whole_and_positive_numbers_stay_so() -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import bayesify
-from bayesify import baselines, deep_gp, function_space, likelihoods, posteriors, random_features
+from bayesify import baselines, conformal, deep_gp, function_space, likelihoods, posteriors, random_features
 from bayesify.predictor import Drawable, Predictor
 from bayesify.storage.serializers import STORED
 
@@ -89,6 +89,7 @@ CASES: dict[str, tuple[type[Predictor], Callable[[], Any], Callable[[], nn.Modul
         lambda: baselines.TemperatureScaling(Two(), gaussian(), output="value").fit([(X, Y)]),
         Two,
     ),
+    "Conformal": (conformal.Conformal, lambda: conformal.Conformal(network()).fit(X, Y, num_draws=4), Two),
 }
 WHOLE = {"RandomFeatureGP", "InducingPointGP", "DeepGP"}
 """Those without a network of several outputs."""
@@ -119,8 +120,7 @@ def test_every_predictor_is_here() -> None:
             module = importlib.import_module(info.name)
         except ImportError:
             continue
-        # Estimators keep scikit-learn's contract; a conformal predictor holds a predictor, and its `predict` is that one's.
-        if ".sklearn" in info.name or ".conformal" in info.name:
+        if ".sklearn" in info.name:  # estimators keep scikit-learn's contract
             continue
         classes = [kind for kind in vars(module).values() if inspect.isclass(kind) and kind.__module__ == info.name]
         found |= {kind for kind in classes if "predict" in vars(kind) and not kind.__name__.startswith("_")}
@@ -206,7 +206,7 @@ def test_config_state_and_restore(case: str) -> None:
         assert torch.equal(value, copied[name]), name
     same_predictions(again, model)
     given = net()
-    assert kind.needs_network == (given is not None)
+    assert bool(model.fingerprint()) == (given is not None)
     if given is not None:
         from bayesify.weights.module_state import fingerprint
 

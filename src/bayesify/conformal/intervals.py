@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from functools import partial
 from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
 
 from bayesify.arguments.checks import checked
-from bayesify.conformal.thresholds import as_targets, by_group, listed
+from bayesify.conformal.thresholds import Rule, as_targets, listed
 from bayesify.predictive.regression import RegressionPredictive, match_targets
 
 IntervalScore = Literal["absolute", "scaled", "quantiles", "centrality"]
@@ -18,7 +19,7 @@ Prediction = RegressionPredictive | tuple[Any, Any]
 """What `predict` returns, or two arrays [n] or [n, O]: means and deviations, or lower and upper ends."""
 
 
-class Intervals:
+class Intervals(Rule):
     r"""Intervals that hold the truth with the probability they say, whatever the model (split conformal prediction).
 
     From n calibration rows that the model has not seen, each gets a score s; q is their `threshold` for the level.
@@ -44,8 +45,8 @@ class Intervals:
 
     @checked
     def __init__(self, score: IntervalScore = "scaled") -> None:
+        super().__init__()
         self.score = score
-        self._calibration: tuple[Any, Tensor, list[Hashable] | None] | None = None
 
     @checked
     def fit(self, prediction: Any, y: Any, *, groups: Sequence[Hashable] | Tensor | None = None) -> Self:
@@ -62,12 +63,14 @@ class Intervals:
 
         Raises:
             ValueError: If targets or groups do not fit.
-            TypeError: If the prediction is of another kind, or has not what the score needs.
+            TypeError: If the prediction is none of numbers, or has not what the score needs.
         """
         known = as_prediction(prediction, self.score)
         center = known.mean if isinstance(known, RegressionPredictive) else known[0]
         targets = match_targets(as_targets(y).to(center), center)
-        self._calibration = (known, targets, listed(groups, len(targets)))
+        by_level = self.score == "quantiles" and isinstance(known, RegressionPredictive)
+        scores = partial(interval_scores, self.score, known, targets)
+        self.calibrate(scores if by_level else scores(level=0.5), listed(groups, len(targets)))
         return self
 
     @checked
@@ -84,18 +87,19 @@ class Intervals:
         Raises:
             ValueError: If nothing was fitted, the level is not strictly between 0 and 1, or groups do not fit.
         """
-        if self._calibration is None:
-            raise ValueError("conformal.Intervals: no calibration rows; call fit(prediction, y) first")
-        known, y, old = self._calibration
         new = as_prediction(prediction, self.score)
         rows = len(new) if isinstance(new, RegressionPredictive) else len(new[0])
-        q = by_group(interval_scores(self.score, known, y, level), old, listed(groups, rows), level)
+        q = self.thresholds(level, listed(groups, rows))
         if self.score == "centrality":
             return _own_intervals(new, q.expand(rows, *q.shape[1:]))
         center, width = centers(self.score, new, level)
         if self.score == "quantiles":
             return center - q, width + q
         return center - q * width, center + q * width
+
+    def config(self) -> dict[str, Any]:
+        """The score."""
+        return {"score": self.score}
 
 
 def as_prediction(prediction: Any, score: str) -> Any:

@@ -5,19 +5,28 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any, Self
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from bayesify.arguments.checks import checked, refuse
 from bayesify.conformal.intervals import Intervals
 from bayesify.conformal.sets import Sets
+from bayesify.conformal.thresholds import listed
 from bayesify.predictive.base import Predictive
 from bayesify.predictor import Predictor
+from bayesify.storage.serializers import STORED, register_predictor, stored_name
+from bayesify.weights.module_state import below, with_prefix
+
+RULES: dict[str, type[Intervals] | type[Sets]] = {"Intervals": Intervals, "Sets": Sets}
+"""By their names in files."""
 
 
-class Conformal:
+@register_predictor
+class Conformal(Predictor):
     """A predictor whose intervals, or sets of classes, are calibrated on rows that it was not trained on.
 
-    See `Intervals` and `Sets` for what is promised. What `predict` returns stays as it is.
+    See `Intervals` and `Sets` for what is promised. What `predict` returns stays as it is. A file holds the model and the scores of
+    the calibration rows, not the rows.
 
     Args:
         model: Anything that predicts.
@@ -33,8 +42,8 @@ class Conformal:
             raise refuse(
                 "conformal.Conformal", "model", model, "a predictor; for arrays use conformal.Intervals or Sets"
             )
-        self.model = model
-        self.rule = rule
+        self.model, self.rule = model, rule
+        self.likelihood, self.output, self.findings = model.likelihood, model.output, model.findings
 
     @checked
     def fit(self, x: Any, y: Any, *, groups: Sequence[Hashable] | Tensor | None = None, **options: Any) -> Self:
@@ -55,9 +64,22 @@ class Conformal:
         self.rule.fit(self.predict(x, **options), y, groups=groups)
         return self
 
-    def predict(self, x: Any, **options: Any) -> Predictive:
-        """What the model predicts."""
-        return self.model.predict(x, **options)
+    @property
+    def num_distinct_draws(self) -> int | None:
+        """The model's."""
+        return self.model.num_distinct_draws
+
+    def predict(
+        self,
+        x: Any,
+        num_draws: int | None = None,
+        *,
+        generator: torch.Generator | None = None,
+        memory: int | str | None = None,
+        **options: Any,
+    ) -> Predictive:
+        """What the model predicts; see its `predict`."""
+        return self.model.predict(x, num_draws, generator=generator, memory=memory, **options)
 
     @checked
     def interval(
@@ -88,3 +110,37 @@ class Conformal:
                 "conformal.Conformal: no calibrated sets; call fit(x, y) of a classification first, or interval(x)"
             )
         return self.rule.sets(self.predict(x, **options), level, groups=groups)
+
+    # -- storage ---------------------------------------------------------------------------------------------------
+
+    def config(self) -> dict[str, Any]:
+        """The rule with the groups of its calibration rows, and the model's choices."""
+        rule = None
+        if self.rule is not None:
+            rule = {
+                "name": type(self.rule).__name__,
+                "options": self.rule.config(),
+                "groups": self.rule.calibration()[1],
+            }
+        return {"rule": rule, "type": stored_name(self.model), "model": self.model.config()}
+
+    def state(self) -> dict[str, Tensor]:
+        """The model's, and the scores of the calibration rows."""
+        scores = None if self.rule is None else self.rule.calibration()[0]
+        return with_prefix("model", self.model.state()) | ({} if scores is None else {"scores": scores})
+
+    @classmethod
+    def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
+        """The model over a copy of the network, calibrated as it was."""
+        model = STORED[config["type"]].restore(net, config["model"], below("model", state))
+        stored = config["rule"]
+        if stored is None:
+            return cls(model)
+        rule = RULES[stored["name"]](**stored["options"])
+        if "scores" in state:
+            rule.calibrate(state["scores"], listed(stored["groups"], len(state["scores"])))
+        return cls(model, rule)
+
+    def fingerprint(self) -> dict[str, str]:
+        """That of the model's network."""
+        return self.model.fingerprint()

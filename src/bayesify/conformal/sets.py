@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from bayesify.arguments.checks import CountOrZero, NonNegative, checked
-from bayesify.conformal.thresholds import as_targets, by_group, listed, rank_of
+from bayesify.conformal.thresholds import Rule, as_targets, listed, rank_of
 from bayesify.predictive.classification import ClassificationPredictive
 
 SetScore = Literal["probability", "adaptive"]
 """How wrong a prediction of a class was; see `Sets`."""
 
 
-class Sets:
+class Sets(Rule):
     r"""Sets of classes that hold the truth with the probability they say, whatever the model (split conformal prediction).
 
     Each class c of a row has a score; a set holds the classes whose score is at most the `threshold` of the calibration rows'
@@ -51,9 +51,9 @@ class Sets:
         empty: bool = False,
         seed: CountOrZero = 0,
     ) -> None:
+        super().__init__()
         self.score, self.regularization, self.free = score, regularization, free
         self.randomized, self.empty, self.seed = randomized, empty, seed
-        self._calibration: tuple[Tensor, list[Hashable] | None] | None = None
 
     @checked
     def fit(self, prediction: Any, y: Any, *, groups: Sequence[Hashable] | Tensor | None = None) -> Self:
@@ -69,7 +69,7 @@ class Sets:
 
         Raises:
             ValueError: If labels or groups do not fit.
-            TypeError: If the prediction is of another kind.
+            TypeError: If the prediction is none of classes.
         """
         probs, labels = class_probs(prediction), as_targets(y)
         if labels.shape != probs.shape[:1] or not bool(((labels >= 0) & (labels < probs.shape[1])).all()):
@@ -79,7 +79,7 @@ class Sets:
             )
         scores = self._scores(probs, seed=2 * self.seed)
         chosen = scores.gather(1, labels.long().to(scores.device).unsqueeze(1)).squeeze(1)
-        self._calibration = (chosen, listed(groups, len(chosen)))
+        self.calibrate(chosen, listed(groups, len(chosen)))
         return self
 
     @checked
@@ -94,14 +94,17 @@ class Sets:
         Raises:
             ValueError: If nothing was fitted, the level is not strictly between 0 and 1, or groups do not fit.
         """
-        if self._calibration is None:
-            raise ValueError("conformal.Sets: no calibration rows; call fit(prediction, y) first")
         probs = class_probs(prediction)
-        q = by_group(self._calibration[0], self._calibration[1], listed(groups, len(probs)), level)
+        q = self.thresholds(level, listed(groups, len(probs)))
         found = self._scores(probs, seed=2 * self.seed + 1) <= q.unsqueeze(1)
         if not self.empty:
             found[torch.arange(len(probs)), probs.argmax(1)] = True
         return found
+
+    def config(self) -> dict[str, Any]:
+        """The score and its options."""
+        names = ("score", "regularization", "free", "randomized", "empty", "seed")
+        return {name: getattr(self, name) for name in names}
 
     def _scores(self, probs: Tensor, seed: int) -> Tensor:
         """Of every class of every row, [n, C]."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -49,6 +50,50 @@ def rank_of(level: float, rows: int) -> int:
     if rows < 1:
         raise ValueError("conformal: no calibration rows; give at least one")
     return math.ceil((rows + 1) * level - 1e-9)
+
+
+class Rule(ABC):
+    """What calibrates predictions by the scores of calibration rows: `Intervals` or `Sets`."""
+
+    def __init__(self) -> None:
+        self._scores_of: Tensor | Callable[..., Tensor] | None = None
+        self._groups: list[Hashable] | None = None
+
+    @abstractmethod
+    def fit(self, prediction: Any, y: Any, *, groups: Sequence[Hashable] | Tensor | None = None) -> Self:
+        """Take in calibration rows."""
+
+    @abstractmethod
+    def config(self) -> dict[str, Any]:
+        """Its arguments as plain data."""
+
+    def calibrate(self, scores: Tensor | Callable[..., Tensor], groups: list[Hashable] | None) -> None:
+        """Take in the scores of calibration rows, [n, ...], or a function of `level` that gives them, and the rows' groups."""
+        self._scores_of, self._groups = scores, groups
+
+    def thresholds(self, level: float, new: list[Hashable] | None) -> Tensor:
+        """The threshold of each new row by its group, [m, ...]; without groups one for all, [1, ...].
+
+        Raises:
+            ValueError: If nothing was fitted, or groups do not fit.
+        """
+        if self._scores_of is None:
+            raise ValueError(f"conformal.{type(self).__name__}: no calibration rows; call fit(prediction, y) first")
+        scores = self._scores_of if isinstance(self._scores_of, Tensor) else self._scores_of(level=level)
+        return by_group(scores, self._groups, new, level)
+
+    def calibration(self) -> tuple[Tensor | None, list[Hashable] | None]:
+        """Scores and groups of the calibration rows, to be stored.
+
+        Raises:
+            ValueError: If scores depend on the level, so that no number of them says what the predictions of the rows do.
+        """
+        if self._scores_of is not None and not isinstance(self._scores_of, Tensor):
+            raise ValueError(
+                "conformal.Intervals('quantiles'): scores of every level come from the predictions of the calibration rows, "
+                "which are not stored; calibrate again after loading, or use 'scaled' or 'centrality'"
+            )
+        return self._scores_of, self._groups
 
 
 def by_group(scores: Tensor, groups: Sequence[Hashable] | None, new: Sequence[Hashable] | None, level: float) -> Tensor:

@@ -87,7 +87,6 @@ class DeepGP(nn.Module, Predictor, Trainable):
     """
 
     likelihood: Likelihood
-    needs_network = False
     output = None
     training_draws = 4
     noise_per_example = True

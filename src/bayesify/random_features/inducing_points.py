@@ -49,7 +49,6 @@ class InducingPointGP(nn.Module, Predictor, Trainable):
     """
 
     likelihood: Gaussian
-    needs_network = False
     output = None
 
     @checked

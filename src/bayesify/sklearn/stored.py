@@ -25,7 +25,6 @@ class StoredEstimator(BaseEstimator, Storable):
     """What `bayesify.save` and `load` need of an estimator. Training rows are not in the file, but for the scaled inputs that
     `unusual` compares with, so that `partial_fit` cannot go on from it."""
 
-    needs_network = False
     n_features_in_: int
     method_: str
     model_: Any

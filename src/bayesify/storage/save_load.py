@@ -105,7 +105,7 @@ def load(path: str | Path, net: nn.Module | None = None, *, map_location: Device
     kind = find_stored(name)
     if kind is None and name != MODULE:
         raise ValueError(f"{path}: holds a {name!r}, which is unknown here; {suggest(name, [*STORED, MODULE])}")
-    needs_network = kind is None or kind.needs_network
+    needs_network = kind is None or bool(contents.fingerprint)
     if not needs_network:
         net = nn.Identity()
     elif net is None:
