@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from bayesify.running.light_copies import LightCopy
+from bayesify.running.light_copies import CONTAINER_LIMIT, LightCopy
 
 
 def network() -> nn.Sequential:
@@ -66,3 +66,47 @@ def test_a_module_of_no_length_is_copied_too() -> None:
     copied = LightCopy(net, hooks=False, owners={"0"}).root
     assert all(one is not other for one, other in zip(net.children(), copied.children(), strict=True))
     assert copied.none is None
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_module_with_weights_that_is_met_first_elsewhere_is_copied(nested: bool) -> None:
+    """Shared after its weights were taken, at a path before the one that names them."""
+    net = nn.Sequential(nn.Identity(), nn.Tanh(), nn.Sequential(nn.Linear(2, 2)) if nested else nn.Linear(2, 2))
+    net[0] = net[2]
+    copied = LightCopy(net, hooks=False, owners={"2.0" if nested else "2"})
+    assert copied.root[0] is copied.root[2] is not net[2]
+    own, original = (copied.root[2][0], net[2][0]) if nested else (copied.root[2], net[2])
+    assert own is not original
+    assert own._parameters is not original._parameters
+    assert copied.root[1] is net[1]
+
+
+class Keeps(nn.Module):
+    """Changes containers in place, one of which two attributes hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.list, self.dict, self.layer = [1.0], {"a": 1}, nn.Linear(2, 2)
+        self.same = self.list
+        self.table = dict.fromkeys(range(CONTAINER_LIMIT + 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.list.clear()
+        self.list.append(x)
+        self.dict["b"] = self.layer
+        return self.same[0]
+
+
+def test_containers_that_a_pass_changes_are_its_own_until_they_are_given_back() -> None:
+    net, x = Keeps(), torch.ones(2)
+    first, kept = net.list, net.dict
+    copied = LightCopy(net, hooks=False, owners={"layer"})
+    assert copied.root(x) is x
+    assert copied.root.table is net.table
+    assert net.list == [1.0]
+    assert net.dict == {"a": 1}
+    copied.write_back()
+    assert net.list is net.same is first
+    assert net.list[0] is x
+    assert net.dict is kept
+    assert kept["b"] is net.layer

@@ -276,7 +276,7 @@ def test_a_prediction_in_training_mode_is_one_of_evaluation_mode() -> None:
 
 
 class Keeps(nn.Module):
-    """Assigns to an attribute, to a buffer and to a child's attribute in its forward pass."""
+    """Assigns to an attribute, to a buffer and to a child's attribute in its forward pass, and fills a list."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -284,13 +284,16 @@ class Keeps(nn.Module):
         self.register_buffer("count", torch.zeros(()))
         self.seen: Any = None
         self.current: nn.Module | None = None
+        self.filled: list[Tensor] = []
 
     def forward(self, x: Tensor) -> Tensor:
         self.count = self.count + 1
+        self.filled.clear()
+        self.filled.extend([x] * 3)
         self.seen = x.shape
         self.current = self.layer
         self.layer.calls = getattr(self.layer, "calls", 0) + 1
-        return self.layer(x)
+        return self.layer(sum(self.filled))
 
 
 def test_what_a_network_keeps_itself() -> None:
@@ -301,10 +304,28 @@ def test_what_a_network_keeps_itself() -> None:
     net: Any = bnn.network
     assert (float(net.count), net.layer.calls, net.seen) == (2, 2, X.shape)
     assert net.current is net.layer
+    assert [len(part) for part in net.filled] == [12, 12, 12]
     bnn.predict(X[:4], 1)
     assert (float(net.count), net.layer.calls, net.seen) == (2, 2, X.shape)
+    assert [len(part) for part in net.filled] == [12, 12, 12]
     copy.deepcopy(bnn)
     assert net.layer.weight is None, "the slot is empty again"
+
+
+@pytest.mark.parametrize("num_draws", [1, 3])
+def test_a_module_that_is_shared_later_and_a_list_that_a_pass_fills(num_draws: int) -> None:
+    class Early(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.early, self.keeps, self.late = nn.Identity(), Keeps(), nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.keeps(self.late(torch.tanh(self.early(x))))
+
+    bnn = bayesify.bayesianize(Early(), posteriors.MeanField(0.5), likelihood=likelihoods.Gaussian(0.1))
+    bnn.network.early = bnn.network.late
+    serve(predictor(bnn, num_draws=num_draws), num_threads=4, num_calls=8)
+    assert bnn.network.late.weight is None, "the slot is empty again"
 
 
 def test_hooks_of_the_user_run() -> None:

@@ -7,6 +7,7 @@ import functools
 import operator
 import types
 import weakref
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -39,9 +40,13 @@ _ATOMIC: tuple[type, ...] = (
 _ATOMIC += (torch.Generator, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
 _PLAIN = frozenset((*_ATOMIC, bool))
 
-_HOLDERS: dict[int, tuple[weakref.ref[nn.Module], Any, tuple[str, ...]]] = {}
-"""Attributes of a module beside its children that hold modules, with what the attributes were when they were looked for; by the
-module's id, since a weak key takes as long as the copy."""
+_CONTAINERS = frozenset((list, dict, set, deque, OrderedDict, defaultdict))
+CONTAINER_LIMIT = 1024
+"""Entries of a container that a pass may change in place; larger ones are tables, such as a vocabulary, which passes read."""
+
+_HOLDERS: dict[int, tuple[weakref.ref[nn.Module], Any, tuple[str, ...], tuple[str, ...]]] = {}
+"""Attributes of a module beside its children that hold modules, and those that are containers without modules, with what the
+attributes were when they were looked for; by the module's id, since a weak key takes as long as the copy."""
 _KINDS: dict[type, tuple[bool, bool]] = {}
 """Whether modules of a type keep nothing of a pass, and whether they are scripted; of torch's own types, which live as long."""
 
@@ -53,8 +58,9 @@ _Pair = tuple[nn.Module, nn.Module, dict[str, Any], Collection[Any]]
 class LightCopy:
     """A module tree with the same tensors and its own slots and modes.
 
-    Attributes of any kind that hold modules of the tree (lists, dicts, bound methods, objects) hold the copies instead; all
-    others are shared. Microseconds for each module.
+    Attributes of any kind that hold modules of the tree (lists, dicts, bound methods, objects) hold the copies instead;
+    containers of up to `CONTAINER_LIMIT` entries are copied, except those of torch's own modules; all others are shared.
+    Microseconds for each module.
 
     Args:
         network: What is copied.
@@ -83,8 +89,19 @@ class LightCopy:
         self._clones: dict[int, nn.Module] = {}
         self._pairs: list[_Pair] = []
         self._scripted: list[tuple[nn.Module, nn.Module]] = []
+        self._containers: dict[int, tuple[Any, Any]] = {}
+        self._filled: set[int] = set()
         self.owned: dict[str, nn.Module] = {}
         self.complete = True
+        self.root = self._copy(network, "")
+        if self._owners is not None and len(self.owned) < len(self._owners):
+            self._copy_by_identity(network)
+
+    def _copy_by_identity(self, network: nn.Module) -> None:
+        """The copy once more, where a module whose slots will be filled was met first at a path that no weight names."""
+        self._filled = {id(network.get_submodule(path)) for path in self._owners or ()}
+        for known in (self._shared, self._clones, self._pairs, self._scripted, self._containers, self.owned):
+            known.clear()
         self.root = self._copy(network, "")
 
     def __getitem__(self, module: nn.Module) -> nn.Module:
@@ -109,8 +126,9 @@ class LightCopy:
         leaf, scripted = _KINDS.get(kind) or _kind(kind)
         evaluate, children = self._evaluate, state.get("_modules")
         if leaf and not is_owner and not children and not (evaluate and state["training"]) and _is_unhooked(state):
-            self._shared[place] = module
-            return module
+            if place not in self._filled:
+                self._shared[place] = module
+                return module
         if scripted:
             clone: Any = copy.copy(module)
             if evaluate:
@@ -136,16 +154,29 @@ class LightCopy:
             for name, child in children.items():
                 found = None if child is None else self._copy(child, None if path is None else before + name)
                 copies[name] = found
-        for key in _holders(module, state):
+        holders, containers = _holders(module, state)
+        for key in holders:
             state[key] = _swap(state[key], self._copy, {})
+        for key in containers:
+            state[key] = self._copy_container(state[key])
         if evaluate:  # it gives nothing back
             state["training"] = False
         else:
             self._pairs.append((module, clone, state.copy(), tuple(copies.values()) if children else ()))
         return clone
 
+    def _copy_container(self, container: Any) -> Any:
+        """The copy of a container, one for all attributes that hold it."""
+        found = self._containers.get(id(container))
+        if found is None:
+            found = self._containers[id(container)] = container, container.copy()
+        return found[1]
+
     def write_back(self) -> None:
-        """Give the modules what a pass has assigned to attributes, buffers and children of their copies."""
+        """Give the modules what a pass has assigned to attributes, buffers and children of their copies, or put into containers."""
+        for container, own in self._containers.values():
+            if not _same(_entries(container), _entries(own)):
+                self._write_container(container, own)
         for original, clone, before, children in self._pairs:
             now = clone.__dict__
             if (
@@ -157,27 +188,49 @@ class LightCopy:
                 continue
             self._write_back(original, now, before)
 
-    def _write_back(self, original: nn.Module, now: dict[str, Any], before: dict[str, Any]) -> None:
-        originals: dict[int, nn.Module] = {id(pair[1]): pair[0] for pair in self._pairs}
+    def _originals(self) -> dict[int, Any]:
+        """Modules and containers by the ids of their copies."""
+        originals: dict[int, Any] = {id(pair[1]): pair[0] for pair in self._pairs}
         originals |= {id(clone): module for module, clone in self._scripted}
+        return originals | {id(own): container for container, own in self._containers.values()}
+
+    def _write_container(self, container: Any, own: Any) -> None:
+        originals = self._originals()
+        entries = _swap(own, lambda held: originals.get(id(held), held), {})
+        container.clear()
+        (container.extend if isinstance(container, (list, deque)) else container.update)(entries)
+
+    def _write_back(self, original: nn.Module, now: dict[str, Any], before: dict[str, Any]) -> None:
+        originals = self._originals()
         original._buffers.update(now["_buffers"])
         original._modules.update({name: originals.get(id(child), child) for name, child in now["_modules"].items()})
         for key, value in now.items():
             if value is not before.get(key, before) and key != "_flat_weights":
+                value = originals.get(id(value), value)
                 original.__dict__[key] = _swap(value, lambda held: originals.get(id(held), held), {})
         for key in before.keys() - now.keys():
             original.__dict__.pop(key, None)
 
 
-def _holders(module: nn.Module, state: dict[str, Any]) -> tuple[str, ...]:
-    """Attributes of a module beside its children that hold modules."""
-    place = id(module)
-    known, now = _HOLDERS.get(place), len(state) if type(module) in _KINDS else _attributes(state)
+def _holders(module: nn.Module, state: dict[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Attributes of a module beside its children that hold modules, and those that are containers which a pass may change."""
+    place, own = id(module), type(module) in _KINDS
+    known, now = _HOLDERS.get(place), len(state) if own else _attributes(state)
     if known is None or known[0]() is not module or known[1] != now:
         names = tuple(key for key in state.keys() - _STANDARD if _holds_modules(state[key], set()))
+        others = () if own else tuple(key for key in state.keys() - _STANDARD - {*names} if _is_container(state[key]))
         dead = weakref.ref(module, lambda ref: _forget(place, ref))
-        known = _HOLDERS[place] = dead, now, names
-    return known[2]
+        known = _HOLDERS[place] = dead, now, names, others
+    return known[2:]
+
+
+def _is_container(value: Any) -> bool:
+    return type(value) in _CONTAINERS and len(value) <= CONTAINER_LIMIT
+
+
+def _entries(container: Any) -> list[Any]:
+    """Everything that a container holds, in its order."""
+    return [*container.keys(), *container.values()] if isinstance(container, dict) else list(container)
 
 
 def _attributes(state: dict[str, Any]) -> list[Any]:
