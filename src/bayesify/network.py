@@ -287,7 +287,12 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
             draws = self.draw(num_draws, generator=generator, antithetic=antithetic, local=True, num_data=num_data)
             return self.terms_of(draws, x, y, num_data=num_data, example_weights=example_weights)
 
-        return run_local(compute, self.posteriors, self.network, generator)
+        def look(own: torch.Generator) -> None:
+            args, kwargs = as_inputs(x)
+            draws = self.draw(1, generator=own, local=True, num_data=num_data)
+            draws.runner.evaluating().run(draws.weights, args, kwargs, buffers=draws.buffers)
+
+        return run_local(compute, look, self.posteriors, self.network, generator)
 
     @checked
     def map_objective(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bayesify.running import captured_draws
 from bayesify.running.caching import MOST_RECENT, cached, recent
@@ -74,3 +76,20 @@ def test_a_captured_draw_runs_ahead_of_the_comparison(monkeypatch: pytest.Monkey
     assert (drawn is not None) == same
     assert torch.equal(generator.get_state(), before) != same
     assert list(captures) == ["other", "kind"]
+
+
+def test_a_draw_that_does_not_count_gives_out_no_number_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread takes numbers of the same generator while parameters are compared."""
+    owner, generator = nn.Linear(1, 1), torch.Generator().manual_seed(0)
+    graph = SimpleNamespace(generator=generator, replay=lambda: torch.rand(1, generator=generator))
+    monkeypatch.setitem(captured_draws._CAPTURES, owner, {"kind": (4, ((1, 2), 7), graph, generator)})
+    taken: list[Tensor] = []
+
+    def compare(_: Any, state: int, run: Callable[[], Any]) -> tuple[Any, bool]:
+        drawn = run()
+        taken.append(torch.rand(3, generator=generator))
+        return drawn, False
+
+    monkeypatch.setattr(captured_draws, "run_beside_comparison", compare)
+    assert captured_draws._ahead(owner, "kind", (1, 2)) is None
+    assert not torch.isin(torch.rand(8, generator=generator), taken[0]).any()

@@ -184,6 +184,19 @@ def test_what_was_found_out_does_not_change_the_numbers() -> None:
     assert all(torch.equal(a, b) for a, b in zip(first.buffers(), second.buffers(), strict=True))
 
 
+@pytest.mark.parametrize("kind", [Positions, Twice])
+def test_a_first_objective_gives_out_no_global_number_twice(kind: type[nn.Module]) -> None:
+    """Another thread takes global numbers in the middle of the first pass, which finds a weight that is used twice."""
+    posterior = posteriors.MeanField(init_std=0.3, local_reparameterization=True)
+    bnn = bayesify.bayesianize(kind(), posterior, likelihood=likelihoods.Gaussian(0.5))
+    taken: list[float] = []
+    bnn.network.register_forward_pre_hook(lambda *_: taken.extend(torch.rand(3, dtype=torch.float64).tolist()))
+    x, y = torch.randn(4, 2, 2), torch.randn(4, 1)
+    bnn.elbo(x, y, num_data=4)
+    taken += torch.rand(8, dtype=torch.float64).tolist()
+    assert len(set(taken)) == len(taken) >= 14
+
+
 def test_only_the_training_objective_uses_it() -> None:
     bnn = convert("mean_field", CASES["linear"], local_reparameterization=True)
     bnn.likelihood = likelihoods.Gaussian()

@@ -6,6 +6,7 @@ import math
 import threading
 import weakref
 from collections.abc import Mapping, MutableMapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -75,7 +76,8 @@ def _ahead(
 ) -> tuple[MutableMapping[str, Tensor], Tensor] | None:
     """A draw by the graph that served last, made while the parameters are compared with those it was captured with.
 
-    Nothing where they differ, and as if nothing was drawn: what is cached of the parameters is part of the graph.
+    Nothing where they differ, and as if nothing was drawn: what is cached of the parameters is part of the graph. Only where
+    another thread has taken numbers from the same generator meanwhile, none is given out twice: this draw takes later ones.
     """
     captures = _CAPTURES.get(posterior, {})
     _, (places, frozen), captured, _ = captures.get(key, (0, ((), None), None, None))
@@ -83,11 +85,16 @@ def _ahead(
         return None
     generator = captured.generator
     before = generator.get_state()
-    drawn, same = run_beside_comparison(posterior, frozen, captured.replay)
+
+    def replay() -> tuple[tuple[MutableMapping[str, Tensor], Tensor], Tensor]:
+        return captured.replay(), generator.get_state()
+
+    (drawn, after), same = run_beside_comparison(posterior, frozen, replay)
     if same:
         captures[key] = captures.pop(key)  # the last one used
         return drawn
-    generator.set_state(before)
+    if torch.equal(generator.get_state(), after):
+        generator.set_state(before)
     return None
 
 
@@ -136,7 +143,7 @@ class _Captured:
         self.parameters = [parameter for parameter in posterior.parameters() if parameter.requires_grad]
         self.pending: weakref.ref[_Use] | None = None
 
-        def run() -> list[Tensor]:
+        def run(request: DrawRequest = request) -> list[Tensor]:
             weights, kl = posterior.draw(request)
             self.names = list(weights)
             return [*(weights.values() if training else self._joined(weights, request.layout)), kl]
@@ -149,21 +156,22 @@ class _Captured:
 
         device = self.parameters[0].device
         self.generator = request.noise.generator or torch.cuda.default_generators[device.index or 0]
-        before = self.generator.get_state()
+        trial = replace(request, noise=NoiseSource(torch.Generator(device).manual_seed(0)))  # takes nobody's numbers
         with side_stream():
             for _ in range(3):
-                outputs = run()
+                outputs = run(trial)
                 if training:
                     self.grad_outputs = [torch.zeros_like(output) for output in outputs]
                     gradient(outputs)
             del outputs
+        before = self.generator.get_state()
         self.forward_graph, self.outputs = capture(run, [request.noise.generator])
+        self.generator.set_state(before)
         if training:
             self.grad_outputs = [torch.zeros_like(output) for output in self.outputs]
             pool = self.forward_graph.pool()
             self.backward_graph, self.grads = capture(lambda: gradient(self.outputs), pool=pool)
             self.outputs = [output.detach() for output in self.outputs]
-        self.generator.set_state(before)
         self.kept = cached_values(posterior)  # the graph reads their memory, whatever the posterior forgets later
 
     def _joined(self, weights: Mapping[str, Tensor], layout: NetworkLayout | None) -> list[Tensor]:

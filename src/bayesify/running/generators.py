@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 
 _IN_USE = threading.RLock()
+_OWNED = threading.local()
 
 
 @contextmanager
@@ -18,5 +19,17 @@ def own_generators(devices: Iterable[torch.device | int] = ()) -> Iterator[None]
     Two trainings at once would otherwise take each other's random numbers. Predictions with a generator of their own never
     come here.
     """
-    with _IN_USE, torch.random.fork_rng(devices=list(devices)):
-        yield
+    devices = list(devices)
+    with _IN_USE, torch.random.fork_rng(devices=devices):
+        before = owned_generators()
+        places = [device if isinstance(device, int) else device.index or 0 for device in devices]
+        _OWNED.now = [*before, torch.default_generator, *(torch.cuda.default_generators[place] for place in places)]
+        try:
+            yield
+        finally:
+            _OWNED.now = before
+
+
+def owned_generators() -> list[torch.Generator]:
+    """torch's global generators that are this thread's alone now, and may be set back; see `own_generators`."""
+    return getattr(_OWNED, "now", [])

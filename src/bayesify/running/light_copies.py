@@ -125,10 +125,10 @@ class LightCopy:
         kind, state = type(module), module.__dict__
         leaf, scripted = _KINDS.get(kind) or _kind(kind)
         evaluate, children = self._evaluate, state.get("_modules")
+        is_owner = is_owner or place in self._filled
         if leaf and not is_owner and not children and not (evaluate and state["training"]) and _is_unhooked(state):
-            if place not in self._filled:
-                self._shared[place] = module
-                return module
+            self._shared[place] = module
+            return module
         if scripted:
             clone: Any = copy.copy(module)
             if evaluate:

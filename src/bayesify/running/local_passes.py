@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import nn
 
-from bayesify.maths.noise import NoiseSource, Randomness
+from bayesify.maths.noise import Randomness, source_of
+from bayesify.running.generators import owned_generators
 from bayesify.weights.structured import UsedAgain
 
 if TYPE_CHECKING:
@@ -19,45 +21,55 @@ Result = TypeVar("Result")
 
 def run_local(
     compute: Callable[[], Result],
+    look: Callable[[torch.Generator], object],
     posteriors: Iterable[Posterior],
     network: nn.Module,
     generator: Randomness,
 ) -> Result:
     """The result of a draw and a pass, in which weights that are used more than once are drawn whole.
 
+    The numbers are as if these weights had been known: a first pass that finds one is done again from the same state of the
+    caller's generator, and of torch's global ones in a training, which owns them. Elsewhere other threads may take numbers from the
+    global ones, which then are never set back: the network is looked at first in evaluation mode, where it takes none.
+
     Args:
         compute: Draws, with noise for each example where that is asked for, and runs the network.
+        look: The same in evaluation mode, with noise of the generator that it is given.
         posteriors: Of the network; they remember what was found.
         network: Whose buffers are set back before the first pass is done again.
-        generator: The caller's own, where one was given; set back too, so that the numbers are as if it had been known.
+        generator: The caller's own, where one was given.
     """
     parts = [part for part in posteriors if part.local_reparameterization]
     first = None
     if not all(part.looked for part in parts):
-        first = _Backup(network, generator, next(parts[0].parameters()).device)
+        if not owned_generators():
+            with suppress(Exception), torch.no_grad():  # whatever is wrong, `compute` says
+                _until_known(lambda: look(torch.Generator().manual_seed(0)), parts)
+        first = _Backup(network, generator)
+    result = _until_known(compute, parts, first)
+    for part in parts:
+        part.looked = True
+    return result
+
+
+def _until_known(compute: Callable[[], Result], parts: list[Posterior], first: _Backup | None = None) -> Result:
+    """The first result in which no weight turns out to be used more than once."""
     while True:
         try:
-            result = compute()
+            return compute()
         except UsedAgain as again:
             for part in parts:
                 part.formed.add(again.name)
             if first is not None:
                 first.restore()
-            continue
-        for part in parts:
-            part.looked = True
-        return result
 
 
 class _Backup:
     """Buffers of a network and random generators as they are now."""
 
-    def __init__(self, network: nn.Module, generator: Randomness, device: torch.device) -> None:
+    def __init__(self, network: nn.Module, generator: Randomness) -> None:
         self._buffers = [(buffer, buffer.detach().clone()) for buffer in network.buffers()]
-        given = generator if isinstance(generator, NoiseSource) else NoiseSource(generator)
-        generators = [torch.default_generator, *given.generators()]
-        if device.type == "cuda":
-            generators.append(torch.cuda.default_generators[device.index or 0])
+        generators = [*owned_generators(), *source_of(generator).generators()]
         self._generators = [(one, one.get_state()) for one in generators]
 
     @torch.no_grad()
