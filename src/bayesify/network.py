@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, cast
 
 import torch
@@ -287,12 +288,8 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
             draws = self.draw(num_draws, generator=generator, antithetic=antithetic, local=True, num_data=num_data)
             return self.terms_of(draws, x, y, num_data=num_data, example_weights=example_weights)
 
-        def look(own: torch.Generator) -> None:
-            args, kwargs = as_inputs(x)
-            draws = self.draw(1, generator=own, local=True, num_data=num_data)
-            draws.runner.evaluating().run(draws.weights, args, kwargs, buffers=draws.buffers)
-
-        return run_local(compute, look, self.posteriors, self.network, generator)
+        draw = partial(self.draw, 1, local=True, num_data=num_data)
+        return run_local(compute, draw, as_inputs(x), self.posteriors, self.network, generator)
 
     @checked
     def map_objective(

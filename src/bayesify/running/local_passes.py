@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from bayesify.running.generators import owned_generators
 from bayesify.weights.structured import UsedAgain
 
 if TYPE_CHECKING:
+    from bayesify.draws import Draws
     from bayesify.posteriors.base import Posterior
 
 Result = TypeVar("Result")
@@ -21,7 +22,8 @@ Result = TypeVar("Result")
 
 def run_local(
     compute: Callable[[], Result],
-    look: Callable[[torch.Generator], object],
+    draw: Callable[..., Draws],
+    inputs: tuple[tuple[Any, ...], Mapping[str, Any]],
     posteriors: Iterable[Posterior],
     network: nn.Module,
     generator: Randomness,
@@ -34,7 +36,8 @@ def run_local(
 
     Args:
         compute: Draws, with noise for each example where that is asked for, and runs the network.
-        look: The same in evaluation mode, with noise of the generator that it is given.
+        draw: Draws once from a `generator`, with noise for each example.
+        inputs: Of the network, by position and by name.
         posteriors: Of the network; they remember what was found.
         network: Whose buffers are set back before the first pass is done again.
         generator: The caller's own, where one was given.
@@ -44,12 +47,16 @@ def run_local(
     if not all(part.looked for part in parts):
         if not owned_generators():
             with suppress(Exception), torch.no_grad():  # whatever is wrong, `compute` says
-                _until_known(lambda: look(torch.Generator().manual_seed(0)), parts)
+                _until_known(lambda: _evaluate(draw(generator=torch.Generator().manual_seed(0)), *inputs), parts)
         first = _Backup(network, generator)
     result = _until_known(compute, parts, first)
     for part in parts:
         part.looked = True
     return result
+
+
+def _evaluate(draws: Draws, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    draws.runner.evaluating().run(draws.weights, args, kwargs, buffers=draws.buffers)
 
 
 def _until_known(compute: Callable[[], Result], parts: list[Posterior], first: _Backup | None = None) -> Result:
