@@ -326,14 +326,14 @@ class SWAG(Drawable):
 
     def _check_collected(self, least: int = 2) -> None:
         if self.count < least:
-            raise ValueError(
-                f"SWAG: {self.count} iterates were collected; call fit, or collect(net) {least} times, first"
-            )
+            raise ValueError(f"SWAG: {self.count} iterates collected; call fit, or collect(net) {least} times, first")
 
-    def _moments(self) -> dict[str, dict[str, Tensor]]:
+    def moments(self) -> dict[str, dict[str, Tensor]]:
+        """What was collected, by attribute and weight."""
         return {"mean": self.mean, "squares": self.squares, "deviations": self.deviations}
 
-    def _set_moments(self, count: int, moments: Mapping[str, Mapping[str, Tensor]]) -> None:
+    def set_moments(self, count: int, moments: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Inverse of `moments`, of a number of iterates."""
         self.count, where = count, self._reference.device
         for kind, values in moments.items():
             setattr(self, kind, {name: values[name].to(where) for name in self.weights if name in values})
@@ -355,7 +355,7 @@ class SWAG(Drawable):
         """Network, likelihood and moments."""
         state = with_prefix("network", self.network.state_dict(keep_vars=True))
         state |= with_prefix("likelihood", self.likelihood.state_dict())
-        for kind, values in self._moments().items():
+        for kind, values in self.moments().items():
             state |= with_prefix(kind, values)
         return state
 
@@ -366,7 +366,7 @@ class SWAG(Drawable):
         swag.weights = {name: weight for name, weight in catalog(net).weights.items() if name in config["weights"]}
         swag.network.load_state_dict(below("network", state))
         swag.likelihood = restore_likelihood(config["likelihood"], state, swag._reference)
-        swag._set_moments(config["count"], {kind: below(kind, state) for kind in swag._moments()})
+        swag.set_moments(config["count"], {kind: below(kind, state) for kind in swag.moments()})
         return swag
 
     def fingerprint(self) -> dict[str, str]:
@@ -439,12 +439,12 @@ class _Collecting(Update):
         return {"update": {"name": "SWAG", "collect_every": self.every, "skip_epochs": self.skip}}
 
     def state_dict(self) -> dict[str, Any]:
-        done = {"steps": self.steps, "epochs": self.epochs, "count": self.swag.count}
-        return done | {"moments": self.swag._moments()}
+        swag = self.swag
+        return {"steps": self.steps, "epochs": self.epochs, "count": swag.count, "moments": swag.moments()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.steps, self.epochs = state["steps"], state["epochs"]
-        self.swag._set_moments(state["count"], state["moments"])
+        self.swag.set_moments(state["count"], state["moments"])
 
 
 def _iterate(net: nn.Module, weight: Weight) -> Tensor:

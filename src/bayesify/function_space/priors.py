@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -229,6 +229,13 @@ class NeuralTangent(FunctionPrior):
             "variances": dict(self._variances),
         }
 
+    @classmethod
+    def restore(cls, config: Mapping[str, Any]) -> Self:
+        """Inverse of `config`."""
+        prior = cls(config["std"], config["mean"])
+        prior._values, prior._points, prior._variances = (config[key] for key in ("values", "points", "variances"))
+        return prior
+
 
 class UnknownPrior(FunctionPrior):
     """The place of a prior whose code was not stored with its model; using it says so.
@@ -259,8 +266,4 @@ def restore_prior(config: Mapping[str, Any]) -> FunctionPrior:
     """A prior from its plain data; one that is code, which no file holds, is `UnknownPrior`."""
     if config["name"] == "constant":
         return Constant(config["mean"], config["variance"])
-    if config["name"] != "neural_tangent":
-        return UnknownPrior(str(config["name"]))
-    prior = NeuralTangent(config["std"], config["mean"])
-    prior._values, prior._points, prior._variances = (config[key] for key in ("values", "points", "variances"))
-    return prior
+    return NeuralTangent.restore(config) if config["name"] == "neural_tangent" else UnknownPrior(str(config["name"]))

@@ -141,7 +141,7 @@ class FullCovariance(WeightCovariance):
     def of_rows(self, rows: Tensor, factors: list[float] | None = None) -> Tensor:
         """The same from Jacobian rows [K, B, S]."""
         if factors is None:
-            white = self._whiten(rows).movedim(1, 0)  # [B, K, S]
+            white = self.whiten(rows).movedim(1, 0)  # [B, K, S]
             return white @ white.transpose(-1, -2)
         if len(self.prior) > EIGEN_LIMIT:
             return torch.stack([self.rescaled(factor).of_rows(rows) for factor in factors])
@@ -149,14 +149,14 @@ class FullCovariance(WeightCovariance):
         turned = (rows @ basis).movedim(1, 0)
         return torch.stack([(turned / (values + factor)) @ turned.transpose(-1, -2) for factor in factors])
 
-    def _whiten(self, rows: Tensor) -> Tensor:
+    def whiten(self, rows: Tensor) -> Tensor:
         """Rows times the inverse transposed factor: [..., S]."""
         flat = rows.reshape(-1, rows.shape[-1])
         return torch.linalg.solve_triangular(self._factor, flat.T, upper=False).T.reshape(rows.shape)
 
     def joint(self, gradients: Gradients) -> Tensor:
         """One product of whitened rows."""
-        white = self._whiten(self.subset.rows(gradients).detach()).movedim(1, 0).flatten(0, 1)
+        white = self.whiten(self.subset.rows(gradients).detach()).movedim(1, 0).flatten(0, 1)
         return white @ white.T
 
     def draw(self, num_draws: int, generator: torch.Generator | None = None) -> Tensor:
@@ -218,7 +218,7 @@ class MarginalCovariance(WeightCovariance):
 
     def joint(self, gradients: Gradients) -> Tensor:
         """One product of whitened rows."""
-        white = self.whole._whiten(self._padded(gradients)).movedim(1, 0).flatten(0, 1)
+        white = self.whole.whiten(self._padded(gradients)).movedim(1, 0).flatten(0, 1)
         return white @ white.T
 
     def draw(self, num_draws: int, generator: torch.Generator | None = None) -> Tensor:
