@@ -74,6 +74,9 @@ class Method:
             that a `ModelStack` takes. `None` for other recipes.
         draws_in_steps: Whether its recipe takes `num_draws`, the draws of the weights in a training step.
         starts_at_rows: Name of an option that takes rows of the training data, where a number of them is given.
+        cost_rank: Place among methods from cheap to dear, from 1, by what is trained and stored; those without one come after.
+        portfolio_place: Place in the list of what a comparison runs by default, which differ in kind and are cheap enough for many
+            splits; `None` for others.
         max_layer_weights: Weights of one layer above which it is too large.
         max_weights: Weights in all above which it is too slow.
     """
@@ -97,6 +100,8 @@ class Method:
     make: Callable[..., Any] | None = None
     draws_in_steps: bool = False
     starts_at_rows: str | None = None
+    cost_rank: int | None = None
+    portfolio_place: int | None = None
     max_layer_weights: int | None = None
     max_weights: int | None = None
 

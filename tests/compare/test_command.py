@@ -363,9 +363,9 @@ def test_a_report_where_every_method_failed(tmp_path):
 
 def test_a_small_portfolio_by_default_and_every_method_by_request():
     few, every = Question("t.csv").chosen(), Question("t.csv", methods=["all"]).chosen()
-    assert [*tuning.ALWAYS, *installed(), *tuning.BASELINES, *tuning.PORTFOLIO] == few
+    assert [*tuning.ALWAYS, *installed(), *tuning.BASELINES, *tuning.portfolio()] == few
     assert set(few) | set(registry.METHODS) == set(every)
-    assert set(Question("t.csv", methods=["swag"]).chosen()) - {"swag"} == set(few) - set(tuning.PORTFOLIO)
+    assert set(Question("t.csv", methods=["swag"]).chosen()) - {"swag"} == set(few) - set(tuning.portfolio())
 
 
 def test_results_stream_into_the_report(csv, tmp_path, monkeypatch):

@@ -25,6 +25,7 @@ register(
         options={"learning_rate": 1e-3},
         trials=({"learning_rate": 0.01}, {"learning_rate": 0.001}, {"learning_rate": 0.003}),
         starts_at_point=True,
+        cost_rank=2,
     )
 )
 register(

@@ -21,8 +21,8 @@ from bayesify.compare.tuning import (
     APART,
     AUTO,
     BASELINES,
-    PORTFOLIO,
     effort,
+    portfolio,
     title_of,
     trains_together,
     work_of,
@@ -121,7 +121,7 @@ class Question:
         Raises:
             InputError: If a name is unknown; the message suggests the nearest.
         """
-        wanted = [AUTO, *METHODS] if "all" in self.methods else self.methods or PORTFOLIO
+        wanted = [AUTO, *METHODS] if "all" in self.methods else self.methods or portfolio()
         try:
             names = [name if name in (*BASELINES, *APART) else get_method(name).name for name in wanted]
         except ValueError as error:

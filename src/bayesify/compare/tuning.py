@@ -25,8 +25,6 @@ AUTO = "auto"
 """The estimators' default, which chooses transform and likelihood by itself."""
 APART = (*RIVALS, AUTO)
 """What estimators of their own train, and not the networks and settings that all other methods share."""
-PORTFOLIO = (AUTO, "ensemble", "laplace", "mean_field", "inducing")
-"""Methods of a comparison by default: different in kind, and cheap enough for many splits."""
 PRIOR_SCALE = 2.0
 
 
@@ -102,10 +100,20 @@ def work_of(name: str) -> float:
     return 6.0 if method_of(name).is_chain else 4.0 if method_of(name).slow else 1.5
 
 
+def portfolio() -> list[str]:
+    """Methods of a comparison by default."""
+    return [AUTO, *_in_order("portfolio_place")]
+
+
+def _in_order(fact: str) -> list[str]:
+    """Methods that have a place by a fact of theirs, the first one first."""
+    places = {name: getattr(method, fact) for name, method in METHODS.items()}
+    return sorted((name for name in places if places[name] is not None), key=places.__getitem__)
+
+
 def cost_rank(name: str) -> int:
     """Place among all methods from cheap to dear, by what is trained and stored: measured times would differ between runs."""
-    order = (*RIVALS, *BASELINES, "laplace", "swag", "dropout", "mean_field", "ensemble", AUTO)
-    return order.index(name) if name in order else len(order) + list(METHODS).index(name)
+    return (*RIVALS, *BASELINES, *_in_order("cost_rank"), AUTO, *METHODS).index(name)
 
 
 PRIOR_SCALES = (1.0, 3.0, 2.0)

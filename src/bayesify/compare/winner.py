@@ -17,7 +17,7 @@ from bayesify.compare.models import FAILURES
 from bayesify.compare.problems import Problem
 from bayesify.compare.scores import LEVELS
 from bayesify.compare.summary import Results, Row, Summary, significant
-from bayesify.compare.tuning import AUTO, BASELINES, RIVALS, cost_rank, effort, method_of
+from bayesify.compare.tuning import AUTO, BASELINES, RIVALS, cost_rank, effort, method_of, portfolio
 from bayesify.compare.verdict import Verdict, words_of
 from bayesify.serving.fitting import Scored, fit_table
 from bayesify.tables.files import STDIN
@@ -162,7 +162,7 @@ def _capital(words: str) -> str:
 def commands(winner: Winner, summary: Summary, problem: Problem, question: Any, folder: Path) -> list[str]:
     """What to type: predictions by the model, and the training of another method on the same table."""
     others = [row.name for row in summary.ranked if row.name not in (*RIVALS, *BASELINES, winner.method)]
-    other = (others or [name for name in ("ensemble", AUTO) if name != winner.method])[0]
+    other = (others or [name for name in (*portfolio()[1:], AUTO) if name != winner.method])[0]
     data = "table.csv" if question.data == STDIN else question.data
     ignored = [
         *question.ignore,

@@ -16,6 +16,8 @@ register(
         used_as="Laplace",
         tunes_prior=True,
         starts_at_point=True,
+        cost_rank=1,
+        portfolio_place=2,
     )
 )
 register(

@@ -35,7 +35,10 @@ __all__ = [
 ]
 
 register(Method("point", "Point (MAP)", "MacKay 1992", "P", Point, aliases=("map", "deterministic"), is_point=True))
-register(Method("mean_field", "Mean-field", "Blundell et al. 2015", "2 P", MeanField, aliases=("ffg-w", "mfvi")))
+register(
+    Method("mean_field", "Mean-field", "Blundell et al. 2015", "2 P", MeanField, aliases=("ffg-w", "mfvi"), cost_rank=4,
+           portfolio_place=3)
+)  # fmt: skip
 register(
     Method("full_covariance", "Full covariance", "Barber & Bishop 1998", "P + P (P + 1) / 2 per layer", FullCovariance,
            aliases=("fcg-w",), max_layer_weights=3000)
@@ -55,7 +58,7 @@ register(
 )
 register(
     Method("inducing", "Inducing weights", "Ritter et al. 2021", "M (d_out + d_in) + 2 M^2 per layer", InducingWeights,
-           aliases=("inducing_weights", "ffg-u"))
+           aliases=("inducing_weights", "ffg-u"), portfolio_place=4)
 )  # fmt: skip
 register(
     Method("global_inducing", "Global inducing", "Ober & Aitchison 2021", "M (d_in + sum of d_out) + M per layer", GlobalInducing,
@@ -70,10 +73,9 @@ register(
            aliases=("whvi",))
 )  # fmt: skip
 register(
-    Method(
-        "ensemble", "Ensemble", "Lakshminarayanan et al. 2017", "K P", Ensemble, aliases=("ensemble-w",), is_point=True
-    )
-)
+    Method("ensemble", "Ensemble", "Lakshminarayanan et al. 2017", "K P", Ensemble, aliases=("ensemble-w",), is_point=True,
+           cost_rank=5, portfolio_place=1)
+)  # fmt: skip
 register(
     Method(
         "dropout",
@@ -84,5 +86,6 @@ register(
         aliases=("mcd",),
         is_point=True,
         trials=({"rate": 0.05}, {"rate": 0.02}, {"rate": 0.1}),
+        cost_rank=3,
     )
 )
