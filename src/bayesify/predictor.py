@@ -133,6 +133,11 @@ class Trainable(ABC):
         """Draws per step that `fit` uses by default."""
 
     @property
+    def num_models(self) -> int | None:
+        """R where it is R models that train together, each with its own row of every parameter; `None` for one model."""
+        return None
+
+    @property
     def keeps_mode(self) -> bool:
         """Whether it trains in the mode (train or eval) that it is in."""
         return False
@@ -157,9 +162,23 @@ class Trainable(ABC):
         """
 
     def clip_gradients(self, max_norm: float, norm: Tensor) -> None:
-        """Scale the gradients, in place, to a norm of at most `max_norm`; `norm` is that of all of them."""
-        torch.nn.utils.clip_grads_with_norm_(self.module.parameters(), max_norm, norm)
+        """Scale the gradients, in place, to a norm of at most `max_norm`; `norm` is that of all of them.
+
+        Where there are several models, each one's gradient has the norm that counts for it, as if it trained alone.
+        """
+        if self.num_models is None:
+            torch.nn.utils.clip_grads_with_norm_(self.module.parameters(), max_norm, norm)
+            return
+        grads = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
+        scale = (max_norm / (norms_by_model(grads, self.num_models) + 1e-6)).clamp(max=1.0)  # [R]
+        for grad in grads:
+            grad.mul_(scale.view(-1, *[1] * (grad.ndim - 1)))
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
         """All choices as plain data and tensors, which a run that is continued must have in common with the interrupted one."""
+
+
+def norms_by_model(grads: Sequence[Tensor], num_models: int) -> Tensor:
+    """Norm of each model's gradients, [R], where each has its own row of every one of them."""
+    return torch.stack([grad.reshape(num_models, -1).norm(dim=1) for grad in grads]).norm(dim=0)

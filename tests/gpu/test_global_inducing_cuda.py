@@ -1,4 +1,6 @@
-"""Global and local inducing points, deep Gaussian processes and their recorded trainings on a GPU. Run with `-m gpu`."""
+"""Global and local inducing points, deep Gaussian processes and their captured trainings on a GPU. Run with `-m gpu`."""
+
+import functools
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from bayesify.deep_gp import DeepGP
 from bayesify.maths.convolution_geometry import Geometry
 from bayesify.maths.convolution_moments import convolution_moments
 from bayesify.maths.patch_products import patch_products
+from bayesify.training import Steps
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -82,12 +85,12 @@ def test_draws_and_divergences_are_those_of_the_cpu(kind):
 
 
 @pytest.mark.parametrize("model", [*uci.MODELS, *processes.MODELS])
-def test_a_recorded_training_of_stacks_is_one_without_recording(model, monkeypatch):
+def test_a_captured_training_of_stacks_is_one_without_capture(model, monkeypatch):
     rows = uci.stack_splits(synthetic(splits=2), device="cuda")
     schedule = stacked_training.Schedule(steps=60, batch=32)
     found = []
-    for warm_up in (3, 10**9):
-        monkeypatch.setattr(stacked_training, "WARM_UP", warm_up)
+    for capture in (True, False):
+        monkeypatch.setattr(stacked_training, "Steps", functools.partial(Steps, capture=capture))
         if model in uci.MODELS:
             (x, y), _, _ = rows
             design = Design((x.shape[-1], 8, 8, 1), uci.MODELS[model], "scale", 10)

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
 from bayesify import baselines, deep_gp, likelihoods, posteriors
-from bayesify.training import Checkpointing, Steps
+from bayesify.training import Checkpointing, ModelStack, StackedBatch, Steps
 from bayesify.training.checkpoints import Checkpoint
 
 X = torch.randn(48, 3, generator=torch.Generator().manual_seed(0)) + 0.1
@@ -372,3 +372,83 @@ def test_a_scheduler_that_raises_after_a_step_leaves_the_step_whole(norm, accumu
     assert same(broken, whole)
     for a, b in zip(theirs.state.values(), ours.state.values(), strict=True):
         assert torch.equal(a["momentum_buffer"], b["momentum_buffer"])
+
+
+BAD = (0, 4)
+
+
+def own_batches():
+    """Six batches of two models; in some of them the second has a row of zeros."""
+    rows = torch.stack([X, X.flip(0)]).view(2, 6, SIZE, 3).clone()
+    targets = rows.sum(-1, keepdim=True)
+    rows[1, BAD, 0] = 0.0
+    return [StackedBatch(rows[:, step], targets[:, step]) for step in range(6)]
+
+
+def skipping(model, batches, *, accumulate=1, **options):
+    """SGD with momentum, of which a step that is skipped leaves no trace."""
+    return bayesify.fit(
+        model,
+        batches,
+        epochs=2,
+        num_data=48,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9),
+        steps=Steps(accumulate=accumulate, clip_norm=50.0, skip_not_finite=True),
+        seed=0,
+        progress=False,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_model_of_a_stack_skips_steps_alone(accumulate):
+    """The first model trains as if alone, the second as if the steps had not been."""
+    models = [network(posteriors.Point(), norm=False) for _ in range(2)]
+    alone = copy.deepcopy(models)
+    batches = own_batches()
+    stack = ModelStack(models)
+    history = skipping(stack, batches, accumulate=accumulate)
+    stack.unstack()
+    windows = [range(start, start + accumulate) for start in range(0, 6, accumulate)]
+    bad = [window for window in windows if set(window) & set(BAD)]
+    assert [row["skipped_steps"] for row in history] == [[0, len(bad)]] * 2
+    good = [batches[step].model(1) for window in windows if window not in bad for step in window]
+    expected = [
+        skipping(alone[0], [batch.model(0) for batch in batches], accumulate=accumulate),
+        skipping(alone[1], good, accumulate=accumulate),
+    ]
+    for key in ("nll", "elbo"):
+        for index, own in enumerate(expected):
+            assert [row[f"{key}_by_model"][index] for row in history] == pytest.approx(own.column(key), rel=1e-5)
+    for trained, other in zip(models, alone, strict=True):
+        for value, known in zip(trained.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(value, known, rtol=1e-5, atol=1e-6)
+
+
+def test_a_single_model_skips_steps_and_goes_on_after_an_interruption(tmp_path):
+    batches = [batch.model(1) for batch in own_batches()]
+    whole, stopped, good = (network(posteriors.Point(), norm=False) for _ in range(3))
+    history = skipping(whole, batches)
+    assert history.column("skipped_steps") == [2, 2]
+    skipping(good, [batch for step, batch in enumerate(batches) if step not in BAD])
+    for value, known in zip(whole.parameters(), good.parameters(), strict=True):
+        torch.testing.assert_close(value, known, rtol=1e-5, atol=1e-6)
+    path = tmp_path / "run.safetensors"
+
+    def broken():
+        yield from batches[:5]
+        raise OSError("unplugged")
+
+    class Loader:
+        def __len__(self):
+            return 6
+
+        def __iter__(self):
+            return broken()
+
+    with pytest.raises(OSError, match="unplugged"):
+        skipping(stopped, Loader(), checkpoint=Checkpointing(path, every=1))
+    resumed = skipping(stopped, batches, checkpoint=path)
+    assert resumed.column("skipped_steps") == [2, 2]
+    assert resumed.column("nll") == history.column("nll")
+    assert same(stopped, whole)

@@ -89,14 +89,7 @@ def variational(
     x, y = torch.stack([data.x for data in problems]), torch.stack([data.y for data in problems])
     design = Design((1, WIDTH, WIDTH, 1), (method,) * 3, "neal", POINTS)
     networks = stack(design, x, y, [data.noise for data in problems], learn_noise=False)
-
-    def report(step: int, bound: Tensor, seconds: float) -> None:
-        print(
-            f"{method}: step {step}, bounds {[round(value, 1) for value in bound.tolist()]}, {seconds:.0f} s",
-            flush=True,
-        )
-
-    outcome = train(networks, x, y, schedule, report=report)
+    outcome = train(networks, x, y, schedule, label=method)
     found = bounds(networks, x, y, num_draws)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

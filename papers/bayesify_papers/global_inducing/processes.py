@@ -41,12 +41,7 @@ def run(
     """
     (x, y), (x_test, y_test), units = rows
     stack = ModelStack([make(x[split], y[split], model, seed=split) for split in range(len(x))])
-
-    def report(step: int, bound: Tensor, seconds: float) -> None:
-        mean = float(bound.mean()) / x.shape[1]
-        print(f"{data}, {model}: step {step}, bound {mean:.3f} an example, {seconds:.0f} s", flush=True)
-
-    outcome = train(stack, x, y, schedule, report=report)
+    outcome = train(stack, x, y, schedule, label=f"{data}, {model}")
     found = [
         score(made, (x[split], y[split]), (x_test[split], y_test[split]), float(units[split]), num_draws, seed=split)
         for split, made in enumerate(stack.unstack())

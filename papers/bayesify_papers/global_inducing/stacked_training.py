@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bayesify.training import ModelStack, StackedBatch
+from bayesify import History, fit
+from bayesify.training import ModelStack, StackedBatch, StackedBatches, Steps
 from bayesify_papers.shared.small_products import small_products
-
-WARM_UP = 3
-"""Steps on CUDA before one is recorded."""
-MOMENTS = ("exp_avg", "exp_avg_sq")
-"""What Adam keeps of each parameter."""
 
 
 def elbo(
@@ -56,11 +51,7 @@ class Schedule:
     first_weight: float = 0.1
     clip: float = 10.0
 
-    def rate(self, step: int) -> float:
-        """Learning rate at a step, counted from 0."""
-        return 0.5 * self.learning_rate * (1 + math.cos(math.pi * step / self.steps))
-
-    def kl_weight(self, step: int) -> float:
+    def kl_weight(self, step: float) -> float:
         """Factor on the KL at a step."""
         if step >= self.warmup * self.steps:
             return 1.0
@@ -85,18 +76,11 @@ class Outcome:
 
 
 def train(
-    stack: ModelStack,
-    x: Tensor,
-    y: Tensor,
-    schedule: Schedule,
-    seed: int = 0,
-    report: Callable[[int, Tensor, float], None] = lambda step, bound, seconds: None,
-    every: int = 500,
+    stack: ModelStack, x: Tensor, y: Tensor, schedule: Schedule, seed: int = 0, *, label: str = "", every: int = 500
 ) -> Outcome:
-    """Train all models of a stack, each on its own data.
+    """Train all models of a stack by `fit`, each on its own data.
 
-    A model whose gradient is not finite at a step stays where it is, and so do its moments in Adam. On CUDA the step is recorded
-    once and played back, since calls would cost many times the arithmetic.
+    A model whose gradient is not finite at a step stays where it is, and so do its moments in Adam.
 
     Args:
         stack: Changed in place.
@@ -104,95 +88,36 @@ def train(
         y: Targets, [R, N, outputs].
         schedule: How.
         seed: Of batches and noise.
-        report: Called every so many steps with the step, the bounds [R] of that batch and the seconds.
-        every: See `report`.
+        label: What is trained, for a line now and then; none by default.
+        every: Steps between lines, at most; a divisor of the schedule's.
 
     Returns:
         Seconds and skipped steps.
     """
-    start = time.perf_counter()
-    update = _Update(stack, x, y, schedule, torch.Generator(device=x.device).manual_seed(seed))
+    start, num_data, steps = time.perf_counter(), x.shape[1], math.gcd(schedule.steps, every)
+
+    def report(_: ModelStack, history: History) -> None:
+        step, bound = len(history) * steps, history[-1]["elbo"] / num_data
+        passed = time.perf_counter() - start
+        if label:
+            print(f"{label}: step {step}, bound {bound:.3f} an example, {passed:.0f} s", flush=True)
+
     with small_products():
-        for step in range(schedule.steps):
-            bound = update(step)
-            if (step + 1) % every == 0:
-                report(step + 1, bound, time.perf_counter() - start)
-    return Outcome(time.perf_counter() - start, update.skipped.tolist())
-
-
-class _Update:
-    """One step of the training of a stack; see `train`."""
-
-    def __init__(self, stack: ModelStack, x: Tensor, y: Tensor, schedule: Schedule, generator: torch.Generator) -> None:
-        self.stack, self.x, self.y, self.schedule, self.generator = stack, x, y, schedule, generator
-        self.parameters = [parameter for parameter in stack.parameters() if parameter.requires_grad]
-        self.rate = torch.tensor(schedule.learning_rate, device=x.device)
-        self.kl_weight = torch.ones((), device=x.device)
-        rate = self.rate if x.is_cuda else schedule.learning_rate
-        self.optimizer = torch.optim.Adam(self.parameters, lr=rate, capturable=x.is_cuda)
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.bound = torch.empty(0)
-        self.skipped = torch.zeros(len(x), dtype=torch.int64, device=x.device)
-
-    def __call__(self, step: int) -> Tensor:
-        """Make a step, counted from 0; the bound of each model on its batch, [R]."""
-        self.rate.fill_(self.schedule.rate(step))
-        self.kl_weight.fill_(self.schedule.kl_weight(step))
-        if not self.x.is_cuda:
-            self.optimizer.param_groups[0]["lr"] = self.schedule.rate(step)
-            self.compute()
-        elif step < WARM_UP:
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                self.compute()
-            torch.cuda.current_stream().wait_stream(stream)
-        else:
-            if self.graph is None:
-                self.graph = torch.cuda.CUDAGraph()
-                self.graph.register_generator_state(self.generator)
-                with torch.cuda.graph(self.graph):
-                    self.compute()
-            self.graph.replay()
-        return self.bound
-
-    def compute(self) -> None:
-        """Draw batches, and descend."""
-        x, y, size, num_data = self.x, self.y, self.schedule.batch, self.x.shape[1]
-        if size < num_data:
-            rows = torch.rand(len(x), num_data, generator=self.generator, device=x.device)
-            rows = rows.topk(size, dim=1).indices[..., None]
-            x = x.gather(1, rows.expand(-1, -1, x.shape[-1]))
-            y = y.gather(1, rows.expand(-1, -1, y.shape[-1]))
-        bound = elbo(self.stack, x, y, num_data, self.schedule.draws, self.kl_weight, self.generator)
-        self.optimizer.zero_grad()
-        (-bound.sum() / num_data).backward()
-        finite = _clip(self.parameters, self.schedule.clip)
-        if x.is_cuda or not bool(finite.all()):
-            self.skipped += ~finite
-            kept = [(held, held.clone()) for held in self._state()]
-            self.optimizer.step()
-            for held, before in kept:
-                held.copy_(torch.where(finite.view(-1, *[1] * (held.ndim - 1)), held, before))
-        else:
-            self.optimizer.step()
-        self.bound = bound.detach()
-
-    def _state(self) -> list[Tensor]:
-        """Parameters and moments, [R, ...] each; no moment before the first step, after which those of no gradient are 0."""
-        moments = [self.optimizer.state[parameter].get(key) for parameter in self.parameters for key in MOMENTS]
-        return [*(parameter.detach() for parameter in self.parameters), *(held for held in moments if held is not None)]
-
-
-def _clip(parameters: Sequence[Tensor], largest: float) -> Tensor:
-    """Bound the norm of each model's gradient, in place; one that is not finite becomes 0. Which ones are finite, [R]."""
-    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    squares = torch.stack([grad.flatten(1).square().sum(1) if grad.ndim > 1 else grad.square() for grad in grads])
-    norm = squares.sum(0).sqrt()  # [R]
-    factor = torch.where(norm.isfinite(), (largest / norm.clamp_min(1e-30)).clamp_max(1.0), 0.0)
-    for grad in grads:
-        grad.nan_to_num_(0.0, 0.0, 0.0).mul_(factor.to(grad).view(-1, *[1] * (grad.ndim - 1)))
-    return norm.isfinite()
+        history = fit(
+            stack,
+            StackedBatches(x, y, schedule.batch, steps),
+            epochs=schedule.steps // steps,
+            num_data=num_data,
+            learning_rate=schedule.learning_rate,
+            kl_schedule=lambda epoch: schedule.kl_weight(epoch * steps),
+            num_draws=schedule.draws,
+            steps=Steps(clip_norm=schedule.clip, skip_not_finite=True),
+            callbacks=[report],
+            seed=seed,
+            progress=False,
+        )
+    skipped = torch.tensor(history.column("skipped_steps")).sum(0)
+    return Outcome(time.perf_counter() - start, skipped.tolist())
 
 
 def bounds(stack: ModelStack, x: Tensor, y: Tensor, num_draws: int = 100, seed: int = 0) -> Tensor:

@@ -99,12 +99,7 @@ def run_networks(
         (x.shape[-1], WIDTH, WIDTH, 1), MODELS[model], prior, points, hidden_precision=hidden_precision, start=start
     )
     networks = stack(design, x.cpu(), y.cpu(), NOISE, seed=seed).to(device)
-
-    def report(step: int, bound: Tensor, seconds: float) -> None:
-        mean = float(bound.mean()) / x.shape[1]
-        print(f"{data.name}, {model}, {prior}: step {step}, bound {mean:.3f} an example, {seconds:.0f} s", flush=True)
-
-    outcome = train(networks, x, y, schedule, seed, report)
+    outcome = train(networks, x, y, schedule, seed, label=f"{data.name}, {model}, {prior}")
     bound = bounds(networks, x, y, num_draws, seed).cpu() / x.shape[1]
     scores: dict[str, Any] = {"elbo": (bound - units.log()).tolist(), "log_likelihood": [], "rmse": [], "noise": []}
     generator = torch.Generator(device=device).manual_seed(seed)

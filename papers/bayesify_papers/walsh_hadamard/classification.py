@@ -30,8 +30,8 @@ from bayesify_papers.shared.rows import show
 from bayesify_papers.walsh_hadamard import rows
 from bayesify_papers.walsh_hadamard.regression import MODELS, Report, run_stored
 from bayesify_papers.walsh_hadamard.shallow_regression import PAPER, SMOKE, add_options
-from bayesify_papers.walsh_hadamard.stacked import Stack
-from bayesify_papers.walsh_hadamard.stacked_training import Recipe, Trainer, train
+from bayesify_papers.walsh_hadamard.stacked import FastStack
+from bayesify_papers.walsh_hadamard.stacked_training import Recipe, train
 
 
 def scaled(train: np.ndarray, test: np.ndarray, cut: bool) -> tuple[Tensor, Tensor]:
@@ -93,12 +93,12 @@ def run_setting(
     def work(checkpoint: Path, report: Report) -> tuple[list[dict[str, float]], float]:
         parts = [(scaled(data.X[s.train], data.X[s.test], data.name == "eeg"), s) for s in chosen]
         sizes = [data.X.shape[1], *[width] * hidden_layers, data.num_classes]
-        stack = Stack([make(model, sizes, seed) for seed in range(len(parts))])
+        networks = [make(model, sizes, seed) for seed in range(len(parts))]
         x = torch.stack([inputs for (inputs, _), _ in parts])
         y = torch.stack([torch.from_numpy(data.y[split.train]) for _, split in parts])
-        seconds = train(Trainer(stack, x, y, recipe), checkpoint, report=report)
+        seconds = train(FastStack(networks), x, y, recipe, checkpoint, report=report)
         scores = []
-        for index, (network, ((_, test), split)) in enumerate(zip(stack.networks, parts, strict=True)):
+        for index, (network, ((_, test), split)) in enumerate(zip(networks, parts, strict=True)):
             labels = torch.from_numpy(data.y[split.test])
             prediction = network.predict(test, num_draws, generator=torch.Generator().manual_seed(index))
             assert isinstance(prediction, ClassificationPredictive)

@@ -27,8 +27,8 @@ from bayesify.transforms import next_power_of_two
 from bayesify_papers.shared import records
 from bayesify_papers.shared.batches import MemoryBatches
 from bayesify_papers.shared.published import Score, published
-from bayesify_papers.walsh_hadamard.stacked import Stack
-from bayesify_papers.walsh_hadamard.stacked_training import Recipe, Trainer, train
+from bayesify_papers.walsh_hadamard.stacked import FastStack
+from bayesify_papers.walsh_hadamard.stacked_training import Recipe, train
 
 MODELS: dict[str, Callable[[], Posterior]] = {
     "WHVI": lambda: WalshHadamard(init_std=1e-3),
@@ -268,9 +268,8 @@ def run_setting(
         if setting.model == "NNG":
             seconds = train_naturally(made, rows, recipe, report)
         else:
-            stack = Stack(made)
-            seconds = train(Trainer(stack, rows.x, rows.y, recipe), checkpoint, report=report)
-            made = stack.networks
+            stack = FastStack(made, recipe.fixed_noise_steps)
+            seconds = train(stack, rows.x, rows.y, recipe, checkpoint, report=report)
         scores = []
         for index, (network, scored, unit) in enumerate(zip(made, rows.tests, rows.units, strict=True)):
             noise_std = math.sqrt(float(network.likelihood.noise.detach())) * unit  # type: ignore[union-attr, operator]
@@ -308,7 +307,7 @@ def run_stored(
         ValueError: If what an earlier run stored is of other settings.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path, checkpoint = folder / f"{stem}.jsonl", folder / f"{stem}.ckpt"
+    path, checkpoint = folder / f"{stem}.jsonl", folder / f"{stem}.safetensors"
     if path.is_file():
         records.read_run(path.with_suffix(".json"), about)
         return records.read_lines(path)

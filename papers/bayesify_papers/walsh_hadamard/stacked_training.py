@@ -1,22 +1,21 @@
-"""Training of a stack of networks by the paper's schedule, with checkpoints to go on from."""
+"""Training of a stack of networks by the paper's schedule."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from bayesify.maths.noise import standard_normal
+from bayesify import History, fit
+from bayesify.training import StackedBatches, Steps, Update
 from bayesify_papers.shared.small_products import small_products
-from bayesify_papers.walsh_hadamard.stacked import Stack
-
-CHUNK = 100
-"""Steps whose noise and batches are drawn at once; a checkpoint lies between two chunks."""
+from bayesify_papers.walsh_hadamard.stacked import FastStack
 
 
 @dataclass(frozen=True)
@@ -55,156 +54,80 @@ class Recipe:
         """Steps in all."""
         return self.fixed_noise_steps + self.steps
 
-    def rate(self, step: int) -> float:
-        """Learning rate at a step, counted from 0."""
-        return self.learning_rate * (1 + self.decay * step) ** -self.power
+    def factor(self, step: int) -> float:
+        """Factor on the learning rate at a step, counted from 0."""
+        return (1 + self.decay * step) ** -self.power
 
 
-class Trainer:
-    """Trains a stack; every network sees batches of its own data, each example once before any a second time.
+class _Following(Update):
+    """A recipe in `fit`: what a run that is continued must have in common with the interrupted one, and processor seconds."""
 
-    Args:
-        stack: Changed in place.
-        x: Inputs, [R, N, inputs].
-        y: Targets [R, N, O], or labels [R, N].
-        recipe: Schedule.
-        seed: Of batches and noise.
-    """
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe, self.since = recipe, time.process_time()
 
-    def __init__(self, stack: Stack, x: Tensor, y: Tensor, recipe: Recipe, seed: int = 0) -> None:
-        self.stack, self.recipe, self.step = stack, recipe, 0
-        self.num_data, self.batch = x.shape[1], min(recipe.batch, x.shape[1])
-        self.x, self.y = x.reshape(-1, x.shape[-1]), y.reshape(len(stack) * self.num_data, *y.shape[2:])
-        self.generator = torch.Generator().manual_seed(seed)
-        self.queue = torch.empty(len(stack), 0, dtype=torch.int64)
-        self.offsets = (torch.arange(len(stack)) * self.num_data).unsqueeze(-1)
-        weights = [value for key, value in stack.parameters.items() if key != "raw_noise"]
-        noise = [value for key, value in stack.parameters.items() if key == "raw_noise"]
-        self.optimizer = torch.optim.Adam([{"params": part} for part in (weights, noise) if part], fused=True)
+    def identity(self) -> dict[str, Any]:
+        """See `Update`."""
+        return {"recipe": asdict(self.recipe)}
 
-    def run(self, until: int) -> None:
-        """Train to a step, a multiple of `CHUNK` or the last one."""
-        while self.step < min(until, self.recipe.total):
-            count = min(CHUNK, self.recipe.total - self.step)
-            rows = self._rows(count)
-            for index, noise in enumerate(self._noise(count)):
-                self.update(rows[index], noise)
-            self._check()
-
-    def _check(self) -> None:
-        """Raise before what is not finite is stored: a checkpoint lies between two chunks."""
-        for key, value in self.stack.parameters.items():
-            finite = value.detach().flatten(1).isfinite().all(1) if value.ndim > 1 else value.detach().isfinite()
-            if not bool(finite.all()):
-                wrong = (~finite).nonzero().flatten().tolist()
-                raise ValueError(
-                    f"Trainer: {key} of networks {wrong} is not finite after step {self.step}; lower learning_rate"
-                )
-
-    def update(self, rows: Tensor, noise: Tensor) -> None:
-        """One step.
-
-        Args:
-            rows: Row numbers of all batches in the flattened data, [R * B].
-            noise: [R, `noise_size`].
-        """
-        count = len(self.stack)
-        x = self.x.index_select(0, rows).view(count, self.batch, -1)
-        y = self.y.index_select(0, rows).view(count, self.batch, *self.y.shape[1:])
-        self.optimizer.zero_grad()
-        (-self.stack.bound(x, y, noise, self.num_data)).backward()
-        if self.step < self.recipe.fixed_noise_steps and "raw_noise" in self.stack.parameters:
-            self.stack.parameters["raw_noise"].grad = None
-        for group, factor in zip(self.optimizer.param_groups, (1.0, self.recipe.noise_rate), strict=False):
-            group["lr"] = factor * self.recipe.rate(self.step)
-        self.optimizer.step()
-        self.step += 1
-
-    def _rows(self, count: int) -> Tensor:
-        """Rows of the next steps, [count, R * B], from an endless row of permutations of each network's data."""
-        needed = count * self.batch
-        while self.queue.shape[1] < needed:
-            orders = [torch.randperm(self.num_data, generator=self.generator) for _ in range(len(self.stack))]
-            self.queue = torch.cat([self.queue, torch.stack(orders)], dim=1)
-        taken, self.queue = self.queue[:, :needed] + self.offsets, self.queue[:, needed:].clone()
-        return taken.view(len(self.stack), count, self.batch).transpose(0, 1).reshape(count, -1)
-
-    def _noise(self, count: int) -> Iterator[Tensor]:
-        shape = (len(self.stack), self.stack.noise_size)
-        like = self.stack.parameters["mean"]
-        at_once = max(1, min(count, 2**22 // max(1, math.prod(shape))))
-        for start in range(0, count, at_once):
-            size = (min(at_once, count - start), *shape)
-            if self.stack.uniform:
-                yield from torch.rand(size, dtype=like.dtype, generator=self.generator)
-            else:
-                yield from standard_normal(math.prod(size), like, self.generator).view(size)
-
-    # -- going on --------------------------------------------------------------------------------------------------
-
-    def save(self, path: Path, seconds: float) -> None:
-        """Write a checkpoint, replacing the file at once."""
-        state = {
-            "step": self.step,
-            "recipe": asdict(self.recipe),
-            "parameters": self.stack.parameters,
-            "optimizer": self.optimizer.state_dict(),
-            "generator": self.generator.get_state(),
-            "queue": self.queue,
-            "seconds": seconds,
-        }
-        partial = path.with_name(path.name + ".partial")
-        torch.save(state, partial)
-        partial.replace(path)
-
-    @torch.no_grad()
-    def load(self, path: Path) -> float:
-        """Go on from a checkpoint.
-
-        Returns:
-            Seconds that were spent until then.
-
-        Raises:
-            ValueError: If it was written under another recipe.
-        """
-        state = torch.load(path, weights_only=True)
-        if state["recipe"] != asdict(self.recipe):
-            raise ValueError(f"{path} is a checkpoint of another recipe; choose another folder or remove it")
-        for key, value in self.stack.parameters.items():
-            value.copy_(state["parameters"][key])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.step, self.queue = state["step"], state["queue"]
-        self.generator.set_state(state["generator"])
-        return float(state["seconds"])
+    def after_epoch(self) -> dict[str, float]:
+        """See `Update`."""
+        before, self.since = self.since, time.process_time()
+        return {"processor_seconds": self.since - before}
 
 
 def train(
-    trainer: Trainer,
+    stack: FastStack,
+    x: Tensor,
+    y: Tensor,
+    recipe: Recipe,
     checkpoint: Path | None = None,
     *,
+    seed: int = 0,
     every: int = 1000,
     report: Callable[[int, float], None] = lambda step, seconds: None,
 ) -> float:
-    """Train to the end, from a checkpoint where there is one.
+    """Train a stack by `fit`, from a checkpoint where there is one; its networks hold the result.
 
     Args:
-        trainer: What to train; its stack's networks hold the result.
+        stack: Made with the recipe's `fixed_noise_steps`; every network sees batches of its own data.
+        x: Inputs, [R, N, inputs].
+        y: Targets [R, N, O], or labels [R, N].
+        recipe: Schedule.
         checkpoint: File to go on from and to keep; removed by the caller when the result is stored.
-        every: Steps between checkpoints, rounded up to `CHUNK`.
+        seed: Of batches and noise.
+        every: Steps between checkpoints, at most; a divisor of the recipe's.
         report: Called with step and seconds at each.
 
     Returns:
         Processor seconds, those before an interruption included.
     """
-    before = trainer.load(checkpoint) if checkpoint is not None and checkpoint.is_file() else 0.0
-    start = time.process_time()
-    every = -(-every // CHUNK) * CHUNK
+    num_data, steps = x.shape[1], math.gcd(recipe.total, every)
+
+    def optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        noise = [value for name, value in stack.named_parameters() if name.endswith("raw_noise")]
+        weights = [value for value in parameters if all(value is not one for one in noise)]
+        groups = [{"params": weights}, {"params": noise, "lr": recipe.noise_rate * recipe.learning_rate}]
+        # `fit` divides the objective by N, which Adam's epsilon is to notice as little as the rest of its rule
+        rule = {"lr": recipe.learning_rate, "eps": 1e-8 / num_data}
+        return torch.optim.Adam(groups if noise else weights, fused=True, **rule)
+
+    def seconds(history: History) -> float:
+        return float(sum(history.column("processor_seconds")))
+
     with small_products():
-        while trainer.step < trainer.recipe.total:
-            trainer.run((trainer.step // every + 1) * every)
-            seconds = before + time.process_time() - start
-            if checkpoint is not None:
-                trainer.save(checkpoint, seconds)
-            report(trainer.step, seconds)
-    trainer.stack.hand_back()
-    return before + time.process_time() - start
+        history = fit(
+            stack,
+            StackedBatches(x, y, recipe.batch, steps),
+            epochs=recipe.total // steps,
+            num_data=num_data,
+            optimizer=optimizer,
+            scheduler=lambda made: torch.optim.lr_scheduler.LambdaLR(made, recipe.factor),
+            steps=Steps(scheduler="step"),
+            update=_Following(recipe),
+            checkpoint=checkpoint,
+            callbacks=[lambda _, history: report(len(history) * steps, seconds(history))],
+            seed=seed,
+            progress=False,
+        )
+    stack.unstack()
+    return seconds(history)

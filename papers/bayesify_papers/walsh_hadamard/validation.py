@@ -21,8 +21,8 @@ from bayesify_papers.shared.regressions import synthetic
 from bayesify_papers.shared.rows import grouped, show
 from bayesify_papers.walsh_hadamard.regression import Rows, Setting, judge, make
 from bayesify_papers.walsh_hadamard.shallow_regression import ORDER, SMOKE, setting
-from bayesify_papers.walsh_hadamard.stacked import Stack
-from bayesify_papers.walsh_hadamard.stacked_training import Recipe, Trainer, train
+from bayesify_papers.walsh_hadamard.stacked import FastStack
+from bayesify_papers.walsh_hadamard.stacked_training import Recipe, train
 
 Scores = list[dict[str, float]]
 """Mean scores over splits of each candidate."""
@@ -39,14 +39,15 @@ def run(data: uci.Table, candidates: Sequence[Setting], recipe: Recipe, splits: 
     """
     rows = Rows.of(data, data.splits[:splits], validation=True)
     count, inputs = len(rows.units), data.X.shape[1]
-    stack = Stack([make(candidate, inputs, seed) for candidate in candidates for seed in range(count)])
+    networks = [make(candidate, inputs, seed) for candidate in candidates for seed in range(count)]
+    stack = FastStack(networks, recipe.fixed_noise_steps)
     x, y = (part.repeat(len(candidates), 1, 1) for part in (rows.x, rows.y))
 
     def scores() -> Scores:
-        stack.hand_back()
+        stack.unstack()
         found = []
         for index in range(len(candidates)):
-            own = stack.networks[index * count : (index + 1) * count]
+            own = networks[index * count : (index + 1) * count]
             judged = [
                 judge(network, *scored, unit, 64, seed)
                 for seed, (network, scored, unit) in enumerate(zip(own, rows.tests, rows.units, strict=True))
@@ -59,7 +60,7 @@ def run(data: uci.Table, candidates: Sequence[Setting], recipe: Recipe, splits: 
             every = "; ".join(f"{one['rmse']:.3f} {one['mnll']:.3f}" for one in scores())
             print(f"{data.name}: step {step:,} of {recipe.total:,}: {every}", flush=True)
 
-    train(Trainer(stack, x, y, recipe), report=report)
+    train(stack, x, y, recipe, report=report)
     return scores()
 
 

@@ -1,7 +1,7 @@
 """Training: `fit`, the one loop, batches, checkpoints, history, schedules and processes."""
 
 from bayesify.training.arguments import Checkpointing, Devices, Steps, Validation
-from bayesify.training.batches import StackedBatch
+from bayesify.training.batches import StackedBatch, StackedBatches
 from bayesify.training.checking import check
 from bayesify.training.fitting import fit
 from bayesify.training.history import History
@@ -16,6 +16,7 @@ __all__ = [
     "KLSchedule",
     "ModelStack",
     "StackedBatch",
+    "StackedBatches",
     "Steps",
     "Update",
     "Validation",

@@ -24,6 +24,9 @@ class Steps:
             one batch as large as all of them together.
         clip_norm: Upper bound on the norm of the gradient.
         scheduler: When the scheduler of the learning rate steps: after each `"epoch"` or after each optimizer `"step"`.
+        skip_not_finite: Whether a step whose gradient is not finite is left out rather than an error; of several models
+            (`ModelStack`) only those stay where they are, and their moments in the optimizer, whose own gradient is
+            not finite. The history counts such steps.
         capture: Whether steps on a GPU run as CUDA graphs where nothing forbids it, with the same numbers and less waiting.
 
     Raises:
@@ -33,6 +36,7 @@ class Steps:
     accumulate: Count = 1
     clip_norm: Positive | None = None
     scheduler: Literal["epoch", "step"] = "epoch"
+    skip_not_finite: bool = False
     capture: bool = True
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -85,6 +85,54 @@ class StackedBatch(Batch):
             return leaf[:, index] if isinstance(leaf, Tensor) else leaf
 
         return StackedBatch(*pytree.tree_map(cut, (self.x, self.y, self.weights)))
+
+
+class StackedBatches:
+    """Batches of R models, each from its own rows: a loader for `fit`, in a new order each epoch by torch's global generator.
+
+    Each model sees its rows in turn, every one of them once before any a second time, for as many steps as an epoch has: data of
+    few batches would have epochs that cost more than their steps.
+
+    Args:
+        x: Inputs, [R, N, ...].
+        y: Targets, [R, N, ...].
+        size: B, at most as many as a model has rows.
+        steps: Batches of an epoch.
+        weights: Example weights, [R, N], or `None`.
+        used: The rows of each model, [R] tensors of indices; all by default.
+
+    Attributes:
+        dataset: As long as N, or as an epoch.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        size: int,
+        steps: int,
+        weights: Tensor | None = None,
+        used: Sequence[Tensor] | None = None,
+    ) -> None:
+        self.x, self.y, self.weights, self.steps = x, y, weights, steps
+        self.used = [torch.arange(y.shape[1])] * len(y) if used is None else used
+        self.size = min(size, *(len(rows) for rows in self.used))
+        self.dataset = range(min(y.shape[1], self.size * steps))
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __iter__(self) -> Iterator[StackedBatch]:
+        order = torch.stack([self._order(rows) for rows in self.used]).to(self.x.device)  # [R, steps * B]
+        models = torch.arange(len(order), device=order.device).unsqueeze(1)
+        for part in order.split(self.size, dim=1):
+            weights = None if self.weights is None else self.weights[models, part]
+            yield StackedBatch(self.x[models, part], self.y[models, part], weights)
+
+    def _order(self, rows: Tensor) -> Tensor:
+        count = self.size * self.steps
+        passes = [rows[torch.randperm(len(rows))] for _ in range(-(-count // len(rows)))]
+        return torch.cat(passes)[:count]
 
 
 BatchReader = Callable[[Any], Any]

@@ -81,8 +81,8 @@ def fit(
 
     Ctrl-C lets the present step finish and writes the checkpoint before `KeyboardInterrupt` is raised; pressed twice it
     interrupts at once. An error in a later batch leaves the model as the steps before it made it, and says how many they were;
-    so does a step whose gradients are not finite, which is not taken. On a GPU with a fused optimizer such a step is
-    reported at most 64 steps later, and none of those is taken either.
+    so does a step whose gradients are not finite, which is not taken (`Steps(skip_not_finite=True)` goes on after it).
+    On a GPU with a fused optimizer such a step is reported at most 64 steps later, and none of those is taken either.
 
     Args:
         model: A `BayesianNetwork` with a likelihood, or another `Trainable`. It comes back in the mode (train or eval) in which it
@@ -159,6 +159,7 @@ def fit(
         validation_draws=validation.num_draws if validation is not None else Validation.num_draws,
         step_scheduler=steps.scheduler,
         falling_rate=scheduler is None and optimizer is None,
+        skip_not_finite=steps.skip_not_finite,
     )
     path = Path(checkpoint.path) if checkpoint is not None else None
     stored = Checkpoint.read(path) if checkpoint and path and checkpoint.resume and path.exists() else None

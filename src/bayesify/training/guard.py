@@ -7,6 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from bayesify.predictor import norms_by_model
+
 CHECK_EVERY = 64
 """Steps on a GPU between two looks at the flag that says whether all of them were finite."""
 
@@ -39,13 +41,19 @@ class Guard:
     a GPU with a fused optimizer it sets a flag on the device, with which the optimizer leaves parameters and its own state
     alone, in this step and in those that follow; `read` raises for the first of them.
 
+    Or it skips such steps: models whose gradients are not finite then keep their rows of parameters and of the optimizer's state.
+
     Args:
         module: Owner of parameters and buffers.
         optimizer: Whose steps are guarded; `None` for steps without one, of which only buffers are kept.
+        skips: Of how many models, each with its own row of every parameter, steps are skipped; `None` raises.
+
+    Attributes:
+        finite: Which models' gradients were finite in the last step, [R], where steps are skipped.
     """
 
-    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
-        self._module, self._optimizer = module, optimizer
+    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer | None, skips: int | None = None) -> None:
+        self._module, self._optimizer, self._skips = module, optimizer, skips
         groups = [] if optimizer is None else optimizer.param_groups
         stepped = {id(value) for group in groups for value in group["params"]}
         named = [(name, value) for name, value in module.named_parameters() if value.requires_grad]
@@ -55,8 +63,13 @@ class Guard:
         self.flag = torch.zeros((), device=device)  # 1 once a gradient was not finite
         self._batch = torch.zeros((), dtype=torch.int64, device=device)  # the first such batch
         self._which = torch.zeros(len(self._named), dtype=torch.bool, device=device)  # and its parameters
+        self.finite = torch.ones(skips or 1, dtype=torch.bool, device=device)
         self._kept: list[tuple[list[_Slot], Tensor]] = []
         self.remember()
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self.finite.fill_(True)
 
     def check(self, batch: int | Tensor) -> Tensor:
         """Look at the gradients as they are; the norm of all of them.
@@ -72,6 +85,8 @@ class Guard:
         grads = {name: parameter.grad for name, parameter in self._named if parameter.grad is not None}
         if not grads:
             return self.flag.new_zeros(())
+        if self._skips is not None:
+            return self._leave_out(list(grads.values()), self._skips)
         values = [grad.coalesce().values() if grad.is_sparse else grad for grad in grads.values()]
         found = dict(zip(grads, torch._foreach_norm(values), strict=True))
         zero = self.flag.new_zeros(())
@@ -89,10 +104,22 @@ class Guard:
         self.flag.copy_(torch.where(first, 1.0, self.flag))
         return total
 
+    def _leave_out(self, grads: list[Tensor], num_models: int) -> Tensor:
+        """Set the gradients of models where they are not finite to 0; the norm of all that is left."""
+        norms = norms_by_model(grads, num_models)
+        self.finite &= norms.isfinite()
+        if norms.is_cuda or not bool(self.finite.all()):
+            for grad in grads:
+                grad.copy_(_where(self.finite, grad, torch.zeros_like(grad)))
+        return torch.linalg.vector_norm(torch.where(self.finite, norms, 0.0))
+
     def step(self) -> None:
         """The optimizer's step, which on a GPU does nothing once the flag is set."""
         optimizer = self._optimizer
         assert optimizer is not None
+        if self._skips is not None:
+            self._step_of_some(optimizer)
+            return
         if self.deferred:
             optimizer.found_inf = self.flag  # type: ignore[attr-defined]
         try:
@@ -100,6 +127,20 @@ class Guard:
         finally:
             if self.deferred:
                 del optimizer.found_inf  # type: ignore[attr-defined]
+
+    @torch.no_grad()
+    def _step_of_some(self, optimizer: torch.optim.Optimizer) -> None:
+        """The optimizer's step, after which models whose gradients are not finite are as they were before it."""
+        some = self.finite.is_cuda or not bool(self.finite.all())
+        held = [value.detach() for _, value in self._named] if some else []
+        for _, value in self._named if some else ():
+            held += [
+                part for part in optimizer.state[value].values() if torch.is_tensor(part) and part.shape == value.shape
+            ]
+        before = [part.clone() for part in held]
+        optimizer.step()
+        for part, earlier in zip(held, before, strict=True):
+            part.copy_(_where(self.finite, part, earlier))
 
     def read(self) -> None:
         """Raise for the first batch since the last look whose gradients were not finite; a wait for the device.
@@ -141,6 +182,11 @@ class Guard:
             ):
                 buffer.copy_(values.view_as(buffer))
                 part._buffers[name] = buffer  # where the network's code has assigned another tensor
+
+
+def _where(finite: Tensor, values: Tensor, otherwise: Tensor) -> Tensor:
+    """Rows of models that are finite, and others in place of the rest."""
+    return torch.where(finite.view(-1, *[1] * max(0, values.ndim - 1)), values, otherwise).view_as(values)
 
 
 def _flat(tensors: Iterable[Tensor]) -> Tensor:

@@ -14,7 +14,8 @@ class History(list[dict[str, Any]]):
 
     Keys: `epoch` (from 1), `phase` (`"map"` or `"variational"`), `nll` (negative log-likelihood per example, mean over the
     epoch's steps), `kl` (nats, whole network, mean over steps; in the MAP phase `-log p` of the mean), `kl_weight` (of the
-    last step), `elbo` (nats, whole dataset, mean over steps, with the weights that were used), `learning_rate`, `seconds`, and
+    last step), `elbo` (nats, whole dataset, mean over steps, with the weights that were used), `learning_rate`, `seconds`, of
+    several models `nll_by_model` and `elbo_by_model`, with `Steps(skip_not_finite=True)` `skipped_steps` (of each model), and
     with a validation loader `validation_nll` and `validation_accuracy` or `validation_rmse`.
 
     Attributes:

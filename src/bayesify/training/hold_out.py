@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from torch import Tensor
 from bayesify.conversion import bayesianize
 from bayesify.network import BayesianNetwork
 from bayesify.posteriors import Ensemble
-from bayesify.training.batches import StackedBatch
+from bayesify.training.batches import StackedBatch, StackedBatches
 from bayesify.training.fitting import fit
 from bayesify.training.members import Members
 
@@ -76,7 +75,12 @@ def train_held_out(
         The step at which each network was best, [R], and with `halves` these outputs, [R, N, outputs], 0 for rows seen.
     """
     omega = torch.ones(len(x), dtype=x.dtype) if weights is None else weights.to(x.dtype)
-    batches = _Batches(x, y, omega, ~held, batch_size, check_every)
+    used = [torch.from_numpy(np.flatnonzero(~part)) for part in held]
+    means = [float(omega[rows].mean()) for rows in used]
+    num_examples = float(np.mean([mean * len(rows) for mean, rows in zip(means, used, strict=True)]))
+    scaled = omega * torch.tensor([1 / mean for mean in means], dtype=x.dtype).unsqueeze(1)  # of mean 1: [R, N]
+    batches = StackedBatches(x.expand(len(y), *x.shape), y, batch_size, check_every, scaled, used)
+    num_data = batches.size * batches.steps
     outside = _padded(x, y, omega, held)
     best = torch.full((len(members),), -torch.inf, dtype=x.dtype)
     states = {name: value.detach().clone() for name, value in members.named_parameters()}
@@ -113,8 +117,8 @@ def train_held_out(
             members,
             batches,
             epochs=total,
-            num_data=batches.num_data,
-            kl_weight=batches.num_data / batches.num_examples,
+            num_data=num_data,
+            kl_weight=num_data / num_examples,
             num_draws=1,
             optimizer=lambda parameters: torch.optim.Adam(parameters, lr=learning_rate, betas=(0.9, 0.99), fused=True),
             scheduler=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(
@@ -144,35 +148,6 @@ def join_members(net: torch.nn.Module, members: Members, group: int, prior: Any)
         for name, value in joined.posterior.value.items():
             value.copy_(weights[name])
     return joined.eval()
-
-
-class _Batches:
-    """Batches of R models, each from its own rows, in a new order each time; `steps` of them are an epoch."""
-
-    def __init__(self, x: Tensor, y: Tensor, weights: Tensor, used: np.ndarray, size: int, steps: int) -> None:
-        self._x, self._y, self._weights, self._steps = x, y, weights, steps
-        self._rows = [torch.from_numpy(np.flatnonzero(part)) for part in used]
-        self._size = min(size, *(len(rows) for rows in self._rows))
-        self.num_data = self._size * steps
-        means = [float(weights[rows].mean()) for rows in self._rows]
-        self._scale = torch.tensor([1 / mean for mean in means], dtype=x.dtype)
-        self.num_examples = float(np.mean([mean * len(rows) for mean, rows in zip(means, self._rows, strict=True)]))
-
-    def __len__(self) -> int:
-        return self._steps
-
-    def __iter__(self) -> Iterator[StackedBatch]:
-        index = torch.stack([self._order(rows) for rows in self._rows])  # [R, steps * size]
-        models = torch.arange(len(index)).unsqueeze(1)
-        for part in index.split(self._size, dim=1):
-            weights = self._weights[part] * self._scale.unsqueeze(
-                1
-            )  # of mean 1, so that the data term is a mean over rows
-            yield StackedBatch(self._x[part], self._y[models, part], weights)
-
-    def _order(self, rows: Tensor) -> Tensor:
-        whole = -(-self.num_data // len(rows))
-        return torch.cat([rows[torch.randperm(len(rows))] for _ in range(whole)])[: self.num_data]
 
 
 class _Halves:

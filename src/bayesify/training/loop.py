@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -206,8 +207,8 @@ class TrainingLoop:
         settings, position = self.settings, self.position
         kl_weight = settings.kl_weight
         if phase == "variational":
-            passed = position.epoch - settings.map_epochs + min(1.0, position.examples / settings.num_data)
-            kl_weight *= settings.kl_schedule(passed)
+            part = position.batches / self.batches if self.batches else position.examples / settings.num_data
+            kl_weight *= settings.kl_schedule(position.epoch - settings.map_epochs + min(1.0, part))
         share = (position.epoch + (position.batches / self.batches if self.batches else 0)) / settings.total_epochs
         last = position.epoch + 1 == settings.total_epochs
         self.watch.before_step(phase, [batch for batch, _, _ in window], last)
@@ -220,8 +221,8 @@ class TrainingLoop:
         position.kl_weight = kl_weight
 
     def _running_means(self) -> tuple[float, float]:
-        nll, kl, _, steps = self.step.sums.read()
-        return _mean(nll) / self.position.examples, _mean(kl) / steps
+        nll, kl, _, taken = self.step.sums.read()
+        return _mean(nll) / self.position.examples, _mean(kl) / _mean(taken)
 
     def _check_finite(self) -> None:
         """Raise for steps that were not finite, or have made a parameter that is not."""
@@ -259,14 +260,19 @@ class TrainingLoop:
     # -- the end of an epoch ---------------------------------------------------------------------------------------
 
     def _row(self, phase: str) -> dict[str, Any]:
-        nll, kl, bound, steps = (self.processes.total(value) for value in self.step.sums.read())
-        row = {"epoch": self.position.epoch + 1, "phase": phase, "nll": _mean(nll) / self.position.examples}
+        nll, kl, bound, taken = (np.array(self.processes.total(value)) for value in self.step.sums.read())
+        steps = -(-self.position.batches // self.settings.accumulate)
+        skipped, taken = np.rint(steps - taken).astype(int).tolist(), np.maximum(taken, 0.5)
+        nll = nll / (self.position.examples * (taken / steps))
+        row = {"epoch": self.position.epoch + 1, "phase": phase, "nll": float(nll.mean())}
         if self.step.optimizer is None:
             return row
-        row |= {"kl": _mean(kl) / steps, "kl_weight": self.position.kl_weight, "elbo": _mean(bound) / steps}
-        if isinstance(nll, list):
-            row |= {"nll_by_model": [value / self.position.examples for value in nll]}
-            row |= {"elbo_by_model": [value / steps for value in bound]}
+        kl, bound = kl / taken, bound / taken
+        row |= {"kl": float(kl.mean()), "kl_weight": self.position.kl_weight, "elbo": float(bound.mean())}
+        if nll.ndim:
+            row |= {"nll_by_model": nll.tolist(), "elbo_by_model": bound.tolist()}
+        if self.settings.skip_not_finite:
+            row |= {"skipped_steps": skipped}
         return row | {"learning_rate": float(self.step.optimizer.param_groups[0]["lr"])}
 
     def _validate(self, validation: Validation) -> dict[str, float]:

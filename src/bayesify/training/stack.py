@@ -105,6 +105,11 @@ class ModelStack(nn.Module, Trainable):
         return self._template[0].training_draws
 
     @property
+    def num_models(self) -> int:
+        """R."""
+        return len(self)
+
+    @property
     def noise_per_example(self) -> bool:
         """Whether the models have noise for each example."""
         return self._template[0].noise_per_example
@@ -145,7 +150,8 @@ class ModelStack(nn.Module, Trainable):
         with torch.enable_grad():  # without gradients, posteriors work in place on what `vmap` does not see
             if self.loop_reason is None:
                 try:
-                    found = self._together(batch, phase, num_data, num_draws, generator)
+                    sources = self._sources if self._sources is not None else source_of(generator)
+                    found = self.together(batch, phase, num_data, num_draws, sources)
                 except (RuntimeError, NotImplementedError, UserWarning) as refusal:
                     if isinstance(refusal, torch.OutOfMemoryError) or captured:
                         raise
@@ -185,14 +191,6 @@ class ModelStack(nn.Module, Trainable):
             model.train(self.training)
         return self._models
 
-    def clip_gradients(self, max_norm: float, norm: Tensor) -> None:
-        """Scale each model's gradient, in place, to a norm of at most `max_norm`, as if the model trained alone."""
-        grads = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
-        norms = torch.stack([grad.reshape(len(self), -1).norm(dim=1) for grad in grads]).norm(dim=0)  # [R]
-        scale = (max_norm / (norms + 1e-6)).clamp(max=1.0)
-        for grad in grads:
-            grad.mul_(scale.view(-1, *[1] * (grad.ndim - 1)))
-
     def train(self, mode: bool = True) -> ModelStack:
         """Set the mode of all models."""
         self._template[0].train(mode)
@@ -214,8 +212,23 @@ class ModelStack(nn.Module, Trainable):
 
     # -- running ---------------------------------------------------------------------------------------------------
 
-    def _together(self, batch: Batch, phase: Phase, num_data: int, num_draws: int, generator: Randomness) -> Any:
-        sources = self._sources if self._sources is not None else source_of(generator)
+    def together(
+        self,
+        batch: Batch,
+        phase: Phase,
+        num_data: int,
+        num_draws: int,
+        sources: Sequence[NoiseSource] | NoiseSource,
+    ) -> tuple[Tensor, Tensor]:
+        """The two terms of all models at once, [R, S] each; a subclass may know a faster way for some of them.
+
+        Args:
+            batch: See `terms`.
+            phase: See `terms`.
+            num_data: N.
+            num_draws: S.
+            sources: Of random numbers, one per model, or one for all.
+        """
         axis = 0 if isinstance(batch, StackedBatch) else None
 
         def one(index: Tensor, values: dict[str, Tensor], rows: Any) -> tuple[Tensor, Tensor]:
@@ -227,7 +240,10 @@ class ModelStack(nn.Module, Trainable):
         dims = pytree.tree_map(lambda leaf: axis if isinstance(leaf, Tensor) else None, rows)
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message=SLOW_VMAP)
-            return torch.func.vmap(one, in_dims=(0, 0, dims), randomness="different")(index, values, rows)
+            found: tuple[Tensor, Tensor] = torch.func.vmap(one, in_dims=(0, 0, dims), randomness="different")(
+                index, values, rows
+            )
+        return found
 
     def _one_by_one(self, batch: Batch, phase: Phase, num_data: int, num_draws: int, generator: Randomness) -> Any:
         keys = list(dict.fromkeys(self._names.values()))

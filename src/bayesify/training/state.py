@@ -33,6 +33,7 @@ class Settings:
     validation_draws: int
     step_scheduler: str
     falling_rate: bool = False
+    skip_not_finite: bool = False
 
     @property
     def total_epochs(self) -> int:

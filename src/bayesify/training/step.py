@@ -100,17 +100,16 @@ class Sums:
             total.add_(value)
 
     def read(self) -> list[Any]:
-        """The sums as numbers, or lists of R of them, and the steps as a number; a wait for the device."""
-        *sums, steps = self.values.tolist()
-        return [*sums, steps[0] if isinstance(steps, list) else steps]
+        """The sums as numbers, or lists of R of them; a wait for the device."""
+        found: list[Any] = self.values.tolist()
+        return found
 
     def set(self, values: list[Any]) -> None:
         """Inverse of `read`; nothing sets all to 0."""
         if not values:
             self.values.zero_()
             return
-        *sums, steps = (torch.tensor(value, dtype=self.dtype) for value in values)
-        self.values = torch.stack([*sums, steps.expand_as(sums[0])]).to(self.values.device)
+        self.values = torch.tensor(values, dtype=self.dtype, device=self.values.device)
 
 
 class BatchError(Exception):
@@ -161,7 +160,7 @@ class Step:
         self.objective = processes.wrap(Objective(model, settings.num_data, settings.num_draws))
         self.taken, self._seen = 0, 0
         self.sums = Sums(self.device)
-        self._guard = Guard(model.module, optimizer)
+        self._guard = Guard(model.module, optimizer, (model.num_models or 1) if settings.skip_not_finite else None)
         own_part = type(update) is not Update
         self._refusal = why_not(self.device, self._guard.deferred, processes.count, settings.accumulate, own_part)
         self._rates = FixedRates(optimizer, self.device) if optimizer is not None and not self._refusal else None
@@ -200,6 +199,7 @@ class Step:
                 nll = size * self.update.take_step(window[0][0].to(self.device), generator=self.generator, share=share)
             else:
                 draws = self.generator.get_state()
+                self._guard.begin()
                 self._zero_grad()
                 for batch, part in enumerate(window, first):
                     if batch > first and not self.model.noise_per_example:
@@ -217,7 +217,7 @@ class Step:
         if self._rates is None:
             part_of_all = 1 / self.processes.count
             bound = -nll / size * self.settings.num_data - kl_weight * part_of_all * kl
-            self.sums.add(nll, part_of_all * kl, bound, part_of_all)
+            self._add_up(nll, part_of_all * kl, bound, part_of_all)
             self._guard.remember()
         self.taken += 1
         self._seen = first + len(window) - 1
@@ -245,14 +245,22 @@ class Step:
     def _run(self, phase: Phase, batch: Batch) -> None:
         """A step from one batch that waits for nothing, so that it can be captured."""
         num_data, dtype = self.settings.num_data, self.sums.dtype
+        self._guard.begin()
         self._zero_grad()
         with self.autocast():
             data, kl = self.objective(phase, batch, self.generator)
         ((self._kl_weight * kl - data) / num_data).sum().backward()
         self._clip_and_step(self._guard.check(self._number))
         data, kl = data.detach().to(dtype), kl.detach().to(dtype)
-        self.sums.add(-data / num_data * len(batch), kl, data - self._kl_weight * kl, 1.0)
+        self._add_up(-data / num_data * len(batch), kl, data - self._kl_weight * kl, 1.0)
         self._guard.remember()
+
+    def _add_up(self, *values: Tensor | float) -> None:
+        """Add a step to the epoch's sums, of models that take it."""
+        if self.settings.skip_not_finite:
+            finite = self._guard.finite if self.model.num_models is not None else self._guard.finite[0]
+            values = tuple(torch.where(finite, value, 0.0) for value in values)
+        self.sums.add(*values)
 
     def _zero_grad(self) -> None:
         for parameter in self.model.module.parameters():  # also those that the optimizer does not have

@@ -153,7 +153,7 @@ def test_table_2_goes_on_from_what_is_stored(smoke: Any, capsys: pytest.CaptureF
     facts = json.loads((tmp_path / "synthetic-whvi-1x50.json").read_text())
     assert facts["command"].endswith(f"--smoke --out {tmp_path}")
     assert facts["recipe"]["steps"] == 15
-    assert not list(tmp_path.glob("*.ckpt"))
+    assert not list(tmp_path.glob("*.safetensors"))
     assert shallow_regression.main(["--smoke", "--out", str(tmp_path)]) == 0
     second = capsys.readouterr().out
     assert "step" not in second
