@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from bayesify_papers.walsh_hadamard.stacked import FastStack
 from torch import Tensor, nn
 
 import bayesify
@@ -28,7 +29,7 @@ from bayesify.training.stack import ModelStack
 
 B, N, NOISE, DRAWS = 6, 30, 0.1, 3
 MEMBERS = {"terms", "training_draws", "config", "module", "phases", "check_ready", "clip_gradients"}
-MEMBERS |= {"keeps_mode", "noise_per_example"}
+MEMBERS |= {"keeps_mode", "noise_per_example", "num_models"}
 """What the contract asks for."""
 SEEDS = [5, 6]
 
@@ -186,6 +187,9 @@ CASES = {
     "ModelStack, local noise": Case(
         ModelStack, lambda: stack(local()), of_stack, 1, BOTH, models=True, noise_per_example=True
     ),
+    "FastStack": Case(
+        FastStack, lambda: FastStack([network(start=start) for start in range(2)], seeds=SEEDS), of_stack, 1, BOTH, True
+    ),
     "Members": Case(Members, members, of_members, models=True),
     "SWAG": Case(swag._Iterating, iterating, of_iterates),
     "fit_members": Case(
@@ -217,6 +221,7 @@ def check_facts(case: Case) -> None:
     assert any(parameter.requires_grad for parameter in model.module.parameters())
     assert (model.training_draws, model.phases) == (case.draws, case.phases)
     assert (model.keeps_mode, model.noise_per_example) == (case.keeps_mode, case.noise_per_example)
+    assert model.num_models == (2 if isinstance(model, ModelStack) else None)
     pack(model.config())  # plain data and tensors, or an error that names the place
     model.check_ready()
     if case.without_likelihood is not None:

@@ -30,20 +30,25 @@ Multiplied = tuple[Blocks, Tensor, Tensor, Tensor]
 class FastStack(ModelStack):
     r"""A `ModelStack` of perceptrons under `WalshHadamard`, `MeanField` or `Dropout` whose steps with one draw are written out.
 
-    The terms are those of `ModelStack` from the same random numbers, up to rounding, in less than half of its time: a step of 20 networks of
-    table 2 (50 units, batches of 64; processor time of one ARM core) takes 5.9 ms, as a `ModelStack` 15.2 ms.
+    The terms are those of `ModelStack` from the same random numbers, up to rounding, in less than half of its time: a step of 20
+    networks of table 2 (50 units, batches of 64; processor time of one ARM core) takes 5.9 ms, as a `ModelStack` 15.2 ms.
     Networks with more outputs than targets have their further outputs dropped.
 
     Args:
         networks: All made alike, with a `Gaussian` likelihood of one variance or a `Categorical` one; priors may differ.
         fixed_noise_steps: Steps before the noise variance is learned.
+        options: Of `ModelStack`; with seeds for each network its steps are the general ones.
 
     Raises:
         ValueError: If there is no network, a posterior, likelihood or layer is another one, or networks differ.
     """
 
-    def __init__(self, networks: Sequence[BayesianNetwork], fixed_noise_steps: int = 0) -> None:
-        super().__init__(networks)
+    precisions: Tensor
+    log_prior_stds: Tensor
+    fixed_noise_steps: Tensor
+
+    def __init__(self, networks: Sequence[BayesianNetwork], fixed_noise_steps: int = 0, **options: Any) -> None:
+        super().__init__(networks, **options)
         first = networks[0]
         self._kinds = (first.posterior, _known_likelihood(first.likelihood))  # in a tuple: no submodules
         self._layers = _known_layers(first.network)

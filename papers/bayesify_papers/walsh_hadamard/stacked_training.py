@@ -106,10 +106,11 @@ def train(
     def optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         noise = [value for name, value in stack.named_parameters() if name.endswith("raw_noise")]
         weights = [value for value in parameters if all(value is not one for one in noise)]
-        groups = [{"params": weights}, {"params": noise, "lr": recipe.noise_rate * recipe.learning_rate}]
-        # `fit` divides the objective by N, which Adam's epsilon is to notice as little as the rest of its rule
-        rule = {"lr": recipe.learning_rate, "eps": 1e-8 / num_data}
-        return torch.optim.Adam(groups if noise else weights, fused=True, **rule)
+        groups: list[dict[str, Any]] = [{"params": weights}]
+        if noise:
+            groups.append({"params": noise, "lr": recipe.noise_rate * recipe.learning_rate})
+        # `fit` divides the objective by N: with its epsilon divided likewise, Adam's step is that of the whole objective
+        return torch.optim.Adam(groups, lr=recipe.learning_rate, eps=1e-8 / num_data, fused=True)
 
     def seconds(history: History) -> float:
         return float(sum(history.column("processor_seconds")))
