@@ -13,12 +13,12 @@ python -m benchmarks.active_learning --small --folder build/al --rounds build/al
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ import bayesify
 from bayesify import acquisition, likelihoods, posteriors
 from bayesify.datasets import images
 
+from .runs import add_row, parser, read_rows
 from .timing import record, revision, revisions
 
 METHODS = ("batch_bald", "bald", "entropy", "random")
@@ -69,10 +70,6 @@ def accuracy(model: Any, x: Tensor, y: Tensor) -> dict[str, float]:
     return {"accuracy": float((found.labels == y).float().mean()), "nll": float(-found.log_prob(y).mean())}
 
 
-def entropy(predictive: Any) -> Tensor:
-    return predictive.entropy
-
-
 def run(method: str, seed: int, rounds: int, folder: Path, file: Path, small: bool) -> None:
     """One run over the pool; `full` is a training on all labels."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -89,8 +86,7 @@ def run(method: str, seed: int, rounds: int, folder: Path, file: Path, small: bo
         seconds = time.perf_counter() - begin
         entry = {"method": method, "seed": seed, "labels": counts[-1], **scores, "seconds": seconds}
         entry["revision"] = revision()
-        with file.open("a") as lines:
-            lines.write(json.dumps(entry) + "\n")
+        add_row(file, entry)
         return scores
 
     if method == "full":
@@ -99,7 +95,7 @@ def run(method: str, seed: int, rounds: int, folder: Path, file: Path, small: bo
     options: dict[str, Any] = {"num_draws": 8 if small else DRAWS}
     choose = {
         "random": acquisition.at_random,
-        "entropy": acquisition.by_score(entropy, memory="2GiB", **options),
+        "entropy": acquisition.by_score(attrgetter("entropy"), memory="2GiB", **options),
         "bald": acquisition.by_score(acquisition.bald, memory="2GiB", **options),
         "batch_bald": acquisition.by_batch_bald(memory="2GiB", num_configurations=5_000, **options),
     }[method]
@@ -148,9 +144,8 @@ def summary(lines: list[dict[str, Any]]) -> dict[str, Any]:
         known = [count for count in reached if count is not None]
         median = statistics.median(known) if known and len(known) == len(reached) else None
         curve = {}
-        for count in range(
-            START + 30, max((entry["labels"] for entry in lines if entry["method"] == method), default=0) + 1, 50
-        ):
+        most = max((entry["labels"] for entry in lines if entry["method"] == method), default=0)
+        for count in range(START + 30, most + 1, 50):
             scores = [e["accuracy"] for e in lines if (e["method"], e["labels"]) == (method, count)]
             curve[str(count)] = statistics.mean(scores)
         found[method] = {"labels to reach 95 %": reached, "median": median, "mean accuracy": curve, "last": last}
@@ -170,23 +165,15 @@ def table(figures: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--num-rounds", type=int, default=28)
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--folder", type=Path, default=Path("active-learning"))
-    parser.add_argument("--rounds", type=Path, default=Path("active-learning.jsonl"))
-    parser.add_argument("--small", action="store_true")
-    parser.add_argument("--choose", action="store_true", help="score weights of the KL in place of a run")
-    parser.add_argument("--no-summary", action="store_true", help="do not overwrite the committed summary")
-    given = parser.parse_args()
+    files = {"folder": Path("active-learning"), "rounds": Path("active-learning.jsonl")}
+    options = parser(__doc__, "workers", "small", "no_summary", seeds=3, num_rounds=28, choose=False, **files)
+    options.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
+    given = options.parse_args()
     if given.choose:
         choose_kl_weight(given.small)
         return
     given.folder.mkdir(exist_ok=True, parents=True)
-    lines = [json.loads(line) for line in given.rounds.read_text().splitlines()] if given.rounds.exists() else []
-    known = {entry["seed"] for entry in lines if entry["method"] == "full"}
+    known = {entry["seed"] for entry in read_rows(given.rounds) if entry["method"] == "full"}
     jobs = [("full", seed) for seed in range(given.seeds) if seed not in known]
     jobs += [(method, seed) for seed in range(given.seeds) for method in given.methods]
     with ProcessPoolExecutor(given.workers, mp_context=get_context("spawn")) as pool:
@@ -195,7 +182,7 @@ def main() -> None:
         for future in as_completed(waiting):
             print(*waiting[future], future.exception() or "done", flush=True)
     if not given.no_summary:
-        lines = [json.loads(line) for line in given.rounds.read_text().splitlines()]
+        lines = read_rows(given.rounds)
         record("active_learning", summary(lines), revisions=revisions(lines))
 
 

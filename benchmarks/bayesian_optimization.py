@@ -11,8 +11,6 @@ python -m benchmarks.bayesian_optimization --seeds 1 --problems branin --methods
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import statistics
 import time
@@ -31,6 +29,7 @@ from bayesify import Draws, likelihoods, posteriors, priors
 from bayesify.predictive import TargetTransform
 from bayesify.random_features import RandomFeatureGP
 
+from .runs import add_row, parser, read_rows
 from .timing import record, revision, revisions
 
 INITIAL, EVALUATIONS = 10, 30
@@ -188,9 +187,8 @@ def summary(runs: list[dict[str, Any]], batch: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in PROBLEMS:
         for method in METHODS:
-            mine = [
-                entry for entry in runs if (entry["problem"], entry["method"], entry["batch"]) == (name, method, batch)
-            ]
+            wanted = (name, method, batch)
+            mine = [entry for entry in runs if (entry["problem"], entry["method"], entry["batch"]) == wanted]
             if not mine:
                 continue
             last = sorted(entry["regret"][-1] for entry in mine)
@@ -221,20 +219,16 @@ def table(figures: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--problems", nargs="+", default=PROBLEMS, choices=PROBLEMS)
-    parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--runs", type=Path, default=Path("bayesian-optimization.jsonl"))
-    parser.add_argument("--no-summary", action="store_true", help="do not overwrite the committed summary")
-    given = parser.parse_args()
-    done = [json.loads(line) for line in given.runs.read_text().splitlines()] if given.runs.exists() else []
+    file = Path("bayesian-optimization.jsonl")
+    options = parser(__doc__, "workers", "no_summary", seeds=10, batch=4, runs=file)
+    options.add_argument("--problems", nargs="+", default=PROBLEMS, choices=PROBLEMS)
+    options.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
+    given = options.parse_args()
+    done = read_rows(given.runs)
     known = {(entry["problem"], entry["method"], entry["seed"], entry["batch"]) for entry in done}
     jobs = [(n, m, s, given.batch) for s in range(given.seeds) for n in given.problems for m in given.methods]
     jobs = [job for job in jobs if job not in known]
-    with ProcessPoolExecutor(given.workers, mp_context=get_context("spawn")) as pool, given.runs.open("a") as file:
+    with ProcessPoolExecutor(given.workers, mp_context=get_context("spawn")) as pool:
         waiting = {pool.submit(run, *job): job for job in jobs}
         for future in as_completed(waiting):
             try:
@@ -243,8 +237,7 @@ def main() -> None:
                 print(waiting[future], type(error).__name__, error, flush=True)
                 continue
             done.append(entry)
-            file.write(json.dumps(entry) + "\n")
-            file.flush()
+            add_row(given.runs, entry)
             print(*waiting[future], f"{entry['regret'][-1]:.4f}, {entry['seconds']:.1f} s", flush=True)
     if not given.no_summary:
         record("bayesian_optimization", summary(done, given.batch), revisions=revisions(done))

@@ -7,7 +7,6 @@ Deisenroth's code and ours do. Both of gpytorch's run in float32, ours computes 
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import warnings
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from torch import Tensor
 from bayesify import likelihoods
 from bayesify.deep_gp import DeepGP
 
+from .runs import parser
 from .timing import adam_step, clock, ratios, record
 
 INPUTS, BATCH, INDUCING, DRAWS, NUM_DATA = 8, 256, 100, 10, 10_000
@@ -73,9 +73,7 @@ def peer(x: Tensor, y: Tensor, shared: bool) -> Callable[[], None]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=20.0, help="time of the comparison")
-    seconds = parser.parse_args().seconds
+    seconds = parser(__doc__, seconds=20.0).parse_args().seconds
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -84,11 +82,12 @@ def main() -> None:
     steps = [ours(x, y, "global"), ours(x, y, "local"), peer(x, y, shared=True)]
     base = peer(x, y, shared=False)
     found = ratios(base, *steps, seconds=seconds)
-    figures = dict(zip(("global", "local", "gpytorch_shared"), (round(value, 3) for value in found), strict=True))
-    figures["gpytorch_ms"] = round(1e3 * statistics.median(clock(base) for _ in range(9)), 1)
+    figures = dict(zip(("global", "local", "gpytorch_shared"), found, strict=True))
+    figures["gpytorch_ms"] = 1e3 * statistics.median(clock(base) for _ in range(9))
     record(
         f"deep_gp_{'gpu' if device == 'cuda' else 'cpu'}",
         figures,
+        digits=3,
         unit="time of an Adam step as a ratio to that of gpytorch's doubly stochastic model in the same run",
         versions_of_peers={"gpytorch": __import__("gpytorch").__version__},
     )

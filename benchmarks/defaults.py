@@ -20,10 +20,7 @@ them. Where batch statistics follow the draws, `nll_own_batch` is the NLL of dra
 
 from __future__ import annotations
 
-import argparse
 import copy
-import json
-import multiprocessing
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -49,6 +46,7 @@ from bayesify.posteriors import starts
 from bayesify.predictive.base import Outputs
 from bayesify.subnetwork import selectors
 
+from . import runs
 from .laplace_defaults import digits_cnn, hidden_layer_cnn, mlp, scores
 from .timing import record, synchronize
 
@@ -274,19 +272,21 @@ def trained(name: str, seed: int, folder: Path, device: str) -> tuple[nn.Module,
     torch.manual_seed(seed)
     net = make().to(device)
     path, scored = folder / f"{name}-{seed}.pt", folder / f"{name}-{seed}-network.json"
-    if not scored.exists():
+
+    def plain() -> runs.Row:
         start = time.perf_counter()
-        net = _plain(net, data, seed, epochs)
+        own = _plain(net, data, seed, epochs)
 
         @torch.no_grad()
         def predict(x: Tensor) -> Any:
-            return Categorical().predictive(Outputs(kept=net(x).unsqueeze(0)))
+            return Categorical().predictive(Outputs(kept=own(x).unsqueeze(0)))
 
-        torch.save(net.state_dict(), path)
-        found = scored_by(predict, data, device)
-        _write(scored, _row(name, seed, "network", found, time.perf_counter() - start))
+        torch.save(own.state_dict(), path)
+        return _row(name, seed, "network", scored_by(predict, data, device), time.perf_counter() - start)
+
+    row = runs.cell(scored, plain)
     net.load_state_dict(torch.load(path, map_location=device))
-    return net.eval(), data, json.loads(scored.read_text())
+    return net.eval(), data, row
 
 
 def _plain(net: nn.Module, data: Data, seed: int, epochs: int) -> nn.Module:
@@ -326,13 +326,6 @@ def _row(name: str, seed: int, method: str, found: dict[str, float], seconds: fl
     return {"network": name, "seed": seed, "method": method, **found, "seconds": round(seconds, 2)}
 
 
-def _write(path: Path, row: dict[str, Any]) -> None:
-    temporary = path.with_suffix(".partial")
-    temporary.write_text(json.dumps(row) + "\n")
-    temporary.replace(path)
-    print(json.dumps(row), flush=True)
-
-
 Job = tuple[str, int, str, str, Path, str]
 """Network, seed, method, variant, folder, device."""
 
@@ -350,12 +343,7 @@ def cell(job: Job) -> Path:
 def measure(job: Job) -> dict[str, Any]:
     """One method on one network; an error is a result too."""
     name, seed, method, variant, folder, device = job
-    key, path = _named(method, variant), cell(job)
-    if path.exists():
-        return json.loads(path.read_text())
-    net, data, network = trained(name, seed, folder, device)
-    if method == "network":
-        return network
+    net, data, _ = trained(name, seed, folder, device)
     torch.manual_seed(seed)
     started = time.perf_counter()
     try:
@@ -371,9 +359,7 @@ def measure(job: Job) -> dict[str, Any]:
     except Exception as error:
         row = {"error": f"{type(error).__name__}: {error}"}
     synchronize()
-    row = _row(name, seed, key, row, time.perf_counter() - started)
-    _write(path, row)
-    return row
+    return _row(name, seed, _named(method, variant), row, time.perf_counter() - started)
 
 
 @contextmanager
@@ -400,8 +386,11 @@ def _variant(variant: str, seed: int, name: str) -> Iterator[Run]:
 
 
 def begun(job: Job, end: float) -> dict[str, Any] | None:
-    """`measure`, unless the time is over; what is there already is read."""
-    return measure(job) if time.time() < end or cell(job).exists() else None
+    """`measure`, or the plain network's scores, unless the time is over; what is there already is read."""
+    name, seed, method, _, folder, device = job
+    if method == "network" and (time.time() < end or cell(job).exists()):
+        return trained(name, seed, folder, device)[2]
+    return runs.cell(cell(job), lambda: measure(job), end)
 
 
 def by_name(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -411,19 +400,10 @@ def by_name(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--networks", nargs="+", default=list(NETWORKS), help="such as mlp or mlp@40")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--methods", nargs="+", default=[*BESIDE, *METHODS], choices=[*BESIDE, *METHODS])
-    parser.add_argument("--variants", nargs="+", default=[""], help="in place of defaults; see above")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--workers", type=int, default=1, help="processes")
-    parser.add_argument("--limit", type=float, default=float("inf"), help="seconds")
-    parser.add_argument("--folder", type=Path, default=Path("build/defaults"), help="of one file for each result")
-    parser.add_argument("--name", default="defaults", help="of the file of all results")
-    parser.add_argument("--stored", action="store_true", help="keep what the file has besides")
-    given = parser.parse_args()
-    given.folder.mkdir(parents=True, exist_ok=True)
+    which = {"networks": list(NETWORKS), "seeds": [0, 1, 2], "variants": [""], "name": "defaults", "stored": False}
+    options = runs.parser(__doc__, "device", "workers", "limit", folder=Path("build/defaults"), **which)
+    options.add_argument("--methods", nargs="+", default=[*BESIDE, *METHODS], choices=[*BESIDE, *METHODS])
+    given = options.parse_args()
     place = (given.folder, given.device)
     plain: list[Job] = [(name, seed, "network", "", *place) for seed in given.seeds for name in given.networks]
     rest: list[Job] = [
@@ -432,9 +412,9 @@ def main() -> None:
         for variant in given.variants
         for name, seed, *_ in plain
     ]
-    within = partial(begun, end=time.time() + given.limit)
-    with multiprocessing.get_context("spawn").Pool(given.workers, torch.set_num_threads, (1,)) as pool:
-        rows = list(pool.imap(within, plain)) + list(pool.imap_unordered(within, rest))
+    end, rows = time.time() + given.limit, []
+    for part in (plain, rest):
+        rows += runs.many(begun, [(job, end) for job in part], given.workers)
     found = [row for row in rows if row is not None]
     if len(found) < len(rows):
         raise SystemExit(f"{len(found)} of {len(rows)} results are there when the time is over")

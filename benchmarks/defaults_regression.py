@@ -10,9 +10,6 @@ is stored as `defaults_regression_before.json`.
 
 from __future__ import annotations
 
-import argparse
-import json
-import multiprocessing
 import statistics
 import time
 import warnings
@@ -25,6 +22,7 @@ from bayesify import metrics
 from bayesify.datasets import uci
 from bayesify.sklearn import BayesianRegressor
 
+from .runs import Row, cell, many, parser
 from .timing import record
 
 SETS = ("yacht", "energy", "concrete", "kin8nm")
@@ -32,18 +30,9 @@ METHODS = ("laplace", "ensemble", "mean_field", "inducing", "rank_one", "walsh_h
            "matrix_normal", "dropout", "swag")  # fmt: skip
 KEYS = ("nll", "rmse", "coverage_50", "coverage_90")
 
-Job = tuple[str, str, int, Path, float]
-"""Method, set, split, folder, and the time after which it is not begun."""
 
-
-def measure(job: Job) -> dict[str, float] | None:
+def measure(method: str, name: str, index: int) -> Row:
     """One method on one split."""
-    method, name, index, folder, end = job
-    path = folder / f"{name}-{method}-{index}.json"
-    if path.exists():
-        return json.loads(path.read_text())
-    if time.time() > end:
-        return None
     table = uci.load(name)
     split = table.splits[index]
     start = time.process_time()
@@ -53,42 +42,34 @@ def measure(job: Job) -> dict[str, float] | None:
         model.fit(table.X[split.train], table.y[split.train].ravel())
     predictive = model.predictive(table.X[split.test])
     found = metrics.evaluate(predictive, torch.from_numpy(table.y[split.test].reshape(-1, 1)))
-    row = {**{key: found[key] for key in KEYS}, "seconds": time.process_time() - start}
-    path.with_suffix(".partial").write_text(json.dumps(row))
-    path.with_suffix(".partial").replace(path)
-    print(path.stem, json.dumps(row), flush=True)
-    return row
+    return {**{key: found[key] for key in KEYS}, "seconds": time.process_time() - start}
+
+
+def stored(method: str, name: str, index: int, folder: Path, end: float) -> Row | None:
+    """`measure`, from its file if there is one."""
+    return cell(folder / f"{name}-{method}-{index}.json", lambda: measure(method, name, index), end)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--methods", nargs="+", default=list(METHODS))
-    parser.add_argument("--sets", nargs="+", default=list(SETS), choices=list(SETS))
-    parser.add_argument("--splits", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=1, help="processes")
-    parser.add_argument("--limit", type=float, default=float("inf"), help="seconds")
-    parser.add_argument(
-        "--folder", type=Path, default=Path("build/defaults_regression"), help="of one file for each result"
-    )
-    given = parser.parse_args()
-    given.folder.mkdir(parents=True, exist_ok=True)
-    end = time.time() + given.limit
-    jobs: list[Job] = [
-        (method, name, index, given.folder, end)
+    options = parser(__doc__, "workers", "limit", methods=METHODS, splits=5, folder=Path("build/defaults_regression"))
+    options.add_argument("--sets", nargs="+", default=list(SETS), choices=list(SETS))
+    given = options.parse_args()
+    place = (given.folder, time.time() + given.limit)
+    jobs = [
+        (method, name, index, *place)
         for index in range(given.splits)
         for name in given.sets
         for method in given.methods
     ]
-    with multiprocessing.get_context("spawn").Pool(given.workers, torch.set_num_threads, (1,)) as pool:
-        rows = dict(zip(jobs, pool.imap(measure, jobs), strict=True))
+    rows = dict(zip(jobs, many(stored, jobs, given.workers), strict=True))
     figures: dict[str, Any] = {}
     for name in given.sets:
         for method in given.methods:
             splits = [row for job, row in rows.items() if job[:2] == (method, name) and row is not None]
             if splits:
-                means = {key: round(statistics.mean(row[key] for row in splits), 4) for key in splits[0]}
+                means = {key: statistics.mean(row[key] for row in splits) for key in splits[0]}
                 figures[f"{name}, {method}"] = {**means, "splits": len(splits)}
-    record("defaults_regression", figures)
+    record("defaults_regression", figures, digits=4)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bayesify
-from bayesify import likelihoods, posteriors
+from bayesify import likelihoods, models, posteriors
 from bayesify.maths import fused_draws
 from benchmarks.timing import adam_step, clock, ratios, record
 
@@ -112,9 +112,7 @@ def captured_step(module: nn.Module, loss: Callable[[], Tensor]) -> Callable[[],
 
 def step_figures() -> dict[str, float]:
     x, y = torch.randn(128, 784, device="cuda"), torch.randint(0, 10, (128,), device="cuda")
-    with torch.device("cuda"):
-        layers = (nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
-    net = nn.Sequential(*layers)
+    net = models.mlp([784, 512, 512, 10]).cuda()
     bnn = bayesify.bayesianize(net, posteriors.MeanField(), likelihood=likelihoods.Categorical())
     plain = least_ms(captured_step(net, lambda: F.cross_entropy(net(x), y)), 200)
     ours = least_ms(captured_step(bnn, lambda: -bnn.elbo(x, y, num_data=60_000) / 60_000), 200)
@@ -148,8 +146,7 @@ def memory_figures() -> dict[str, float]:
 
 def main() -> None:
     figures = transformer_figures(2.0) | step_figures() | memory_figures()
-    rounded = {key: round(value, 4) for key, value in figures.items()}
-    record("draws_gpu", rounded, fused=fused_draws.ENABLED)
+    record("draws_gpu", figures, digits=4, fused=fused_draws.ENABLED)
 
 
 if __name__ == "__main__":

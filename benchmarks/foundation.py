@@ -2,49 +2,29 @@
 
 from __future__ import annotations
 
-import argparse
-
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 import bayesify
-from bayesify import likelihoods, models, posteriors
+from bayesify import models, posteriors
 
-from .timing import adam_step, ratios, record
+from .runs import parser
+from .timing import adam_step, elbo_step, passes, ratios, record, small_cnn
 
 
 def mlp_figures(seconds: float) -> dict[str, float]:
     net = models.mlp([784, 256, 256, 10])
     x, y = torch.randn(128, 784), torch.randint(0, 10, (128,))
-    bnn = bayesify.bayesianize(net, posteriors.MeanField(), likelihood=likelihoods.Categorical())
+    bnn, local = (
+        bayesify.bayesianize(net, posteriors.MeanField(local_reparameterization=way), likelihood="categorical")
+        for way in (False, True)
+    )
     with torch.no_grad():
         draws = bnn.draw(16)
-
-        def deterministic() -> None:
-            for _ in range(16):
-                net(x)
-
-        existing, fresh, pairs = ratios(
-            deterministic,
-            lambda: draws(x),
-            lambda: bnn.draw(16)(x),
-            lambda: bnn.draw(16, antithetic=True)(x),
-            seconds=seconds,
-        )
-    weight_step, local_step = ratios(
-        adam_step(net, lambda: F.cross_entropy(net(x), y)),
-        *(
-            adam_step(other, lambda other=other: -other.elbo(x, y, num_data=60_000) / 60_000)
-            for other in (
-                bnn,
-                bayesify.bayesianize(
-                    net, posteriors.MeanField(local_reparameterization=True), likelihood=likelihoods.Categorical()
-                ),
-            )
-        ),
-        seconds=seconds,
-    )
+        ways = (lambda: draws(x), lambda: bnn.draw(16)(x), lambda: bnn.draw(16, antithetic=True)(x))
+        existing, fresh, pairs = ratios(passes(net, x, 16), *ways, seconds=seconds)
+    plain = adam_step(net, lambda: F.cross_entropy(net(x), y))
+    weight_step, local_step = ratios(plain, elbo_step(bnn, x, y), elbo_step(local, x, y), seconds=seconds)
     return {
         "mlp_16_existing_draws": existing,
         "mlp_16_fresh_draws": fresh,
@@ -54,36 +34,20 @@ def mlp_figures(seconds: float) -> dict[str, float]:
     }
 
 
+@torch.no_grad()
 def conv_figures(seconds: float) -> dict[str, float]:
-    net = nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(32 * 49, 10),
-    )  # fmt: skip
-    x = torch.randn(64, 1, 28, 28)
-    bnn = bayesify.bayesianize(net, posteriors.MeanField(), likelihood=likelihoods.Categorical())
-    with torch.no_grad():
-        draws = bnn.draw(16)
-
-        def deterministic() -> None:
-            for _ in range(16):
-                net(x)
-
-        existing, fresh = ratios(deterministic, lambda: draws(x), lambda: bnn.draw(16)(x), seconds=seconds)
+    net, x = small_cnn(), torch.randn(64, 1, 28, 28)
+    bnn = bayesify.bayesianize(net, posteriors.MeanField(), likelihood="categorical")
+    draws = bnn.draw(16)
+    existing, fresh = ratios(passes(net, x, 16), lambda: draws(x), lambda: bnn.draw(16)(x), seconds=seconds)
     return {"conv_16_existing_draws": existing, "conv_16_fresh_draws": fresh}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=6.0, help="time per comparison")
-    seconds = parser.parse_args().seconds
+    seconds = parser(__doc__, "seconds").parse_args().seconds
     torch.manual_seed(0)
-    figures = {**mlp_figures(seconds), **conv_figures(seconds)}
-    record(
-        "foundation_cpu",
-        {key: round(value, 3) for key, value in figures.items()},
-        unit="time as a ratio to the deterministic network: 16 passes for draws, one Adam step for steps",
-    )
+    unit = "time as a ratio to the deterministic network: 16 passes for draws, one Adam step for steps"
+    record("foundation_cpu", {**mlp_figures(seconds), **conv_figures(seconds)}, digits=3, unit=unit)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,6 @@ On a CPU the MLP 784-256-256-10 and the three-layer convolutional network; on a 
 
 from __future__ import annotations
 
-import argparse
-
 import torch
 from bayesify_papers.function_space.networks import convolutional_network
 from torch import nn
@@ -14,7 +12,8 @@ from torch import nn
 import bayesify
 from bayesify import likelihoods, models, posteriors
 
-from .timing import adam_step, ratios, record
+from .runs import parser
+from .timing import adam_step, elbo_step, ratios, record
 
 BATCH, POINTS, NUM_DATA = 128, 10, 60_000
 
@@ -30,14 +29,12 @@ def step_ratios(
         posterior = posteriors.MeanField(init_std=1e-2)
         return bayesify.bayesianize(net, posterior, likelihood=likelihoods.Categorical()).to(device).eval()
 
-    plain = make()
     steps = []
     for choice in layers:
         bnn = make()
         space = bayesify.FunctionSpaceVI(bnn, context=bayesify.Box(0.0, 1.0, POINTS), layers=choice)  # type: ignore[arg-type]
         steps.append(adam_step(bnn, lambda space=space: -space.objective(x, y, num_data=NUM_DATA) / NUM_DATA))
-    base = adam_step(plain, lambda: -plain.elbo(x, y, num_data=NUM_DATA) / NUM_DATA)
-    return ratios(base, *steps, seconds=seconds)
+    return ratios(elbo_step(make(), x, y, NUM_DATA), *steps, seconds=seconds)
 
 
 def peak_memory(net: nn.Module, shape: tuple[int, ...], memory: int) -> float:
@@ -55,9 +52,7 @@ def peak_memory(net: nn.Module, shape: tuple[int, ...], memory: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=10.0, help="time per comparison")
-    seconds = parser.parse_args().seconds
+    seconds = parser(__doc__, seconds=10.0).parse_args().seconds
     torch.manual_seed(0)
     unit = "time of an Adam step as a ratio to that of a mean-field step of the same network in the same run"
     both = ("all", "last")
@@ -66,16 +61,12 @@ def main() -> None:
         every, last = step_ratios(net, (3, 32, 32), seconds, "cuda", both)
         figures = {"resnet18_step": every, "resnet18_step_last_layer": last}
         figures["resnet18_kl_gib_of_2"] = peak_memory(net, (3, 32, 32), 2 * 2**30)
-        record("function_space_gpu", {k: round(v, 3) for k, v in figures.items()}, unit=unit)
+        record("function_space_gpu", figures, digits=3, unit=unit)
         return
     mlp = step_ratios(models.mlp([784, 256, 256, 10]), (784,), seconds, "cpu", both)
     conv = step_ratios(convolutional_network(1, 28), (1, 28, 28), 2 * seconds, "cpu", both)
     figures = {"mlp_step": mlp[0], "mlp_step_last_layer": mlp[1], "conv_step": conv[0], "conv_step_last_layer": conv[1]}
-    record(
-        "function_space_cpu",
-        {k: round(v, 3) for k, v in figures.items()},
-        unit=unit,
-    )
+    record("function_space_cpu", figures, digits=3, unit=unit)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -15,18 +14,20 @@ import bayesify
 from bayesify import posteriors
 from bayesify.transforms import hadamard
 
+from .runs import parser
 from .timing import ratios, record
 
 BATCH = 512
 
 
+@torch.no_grad()
 def transform_on_cpu(seconds: float) -> dict[str, float]:
     """Time of the transform over that of the dense product, by size."""
     found = {}
     for size in (512, 4096, 16384):
         x, dense = torch.randn(BATCH, size), torch.randn(size, size)
         (ratio,) = ratios(lambda x=x, dense=dense: x @ dense, lambda x=x: hadamard(x), seconds=seconds)
-        found[f"transform_{size}_over_dense"] = round(ratio, 4)
+        found[f"transform_{size}_over_dense"] = ratio
     return found
 
 
@@ -44,7 +45,7 @@ def layer_on_cpu(seconds: float, width: int = 4096, batch: int = 128) -> dict[st
         return run
 
     (ratio,) = ratios(step(posteriors.WalshHadamard()), step(posteriors.MeanField()), seconds=seconds)
-    return {f"mean_field_layer_{width}_over_walsh_hadamard": round(ratio, 2)}
+    return {f"mean_field_layer_{width}_over_walsh_hadamard": ratio}
 
 
 def convolution_on_cpu(seconds: float, channels: int = 128, side: int = 16, batch: int = 32) -> dict[str, float]:
@@ -65,9 +66,10 @@ def convolution_on_cpu(seconds: float, channels: int = 128, side: int = 16, batc
         y.square().mean().backward()
 
     (ratio,) = ratios(materialize, patches, seconds=seconds)
-    return {"convolution_by_patches_over_formed": round(ratio, 2)}
+    return {"convolution_by_patches_over_formed": ratio}
 
 
+@torch.no_grad()
 def transform_on_gpu() -> dict[str, float]:
     """The same on a GPU with tf32 products, calls in a row timed by events, and inside a recorded graph."""
     torch.backends.cuda.matmul.allow_tf32 = True
@@ -85,7 +87,7 @@ def transform_on_gpu() -> dict[str, float]:
             rounds = [{name: _milliseconds(run) for name, run in runs.items()} for _ in range(15)]
             for name in ("copy", "transform"):
                 ratio = statistics.median(times[name] / times["dense"] for times in rounds)
-                found[f"{kind}{name}_{size}_over_dense"] = round(ratio, 4)
+                found[f"{kind}{name}_{size}_over_dense"] = ratio
     return found
 
 
@@ -119,31 +121,16 @@ def _milliseconds(run: Callable[[], None]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=8.0, help="time for each comparison, at least 5 rounds")
-    parser.add_argument("--threads", type=int, help="threads of torch; on a busy machine 1 gives steady ratios")
-    arguments = parser.parse_args()
-    seconds = arguments.seconds
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
+    given = parser(__doc__, seconds=8.0, threads=torch.get_num_threads()).parse_args()
+    torch.set_num_threads(given.threads)  # on a busy machine 1 gives steady ratios
     torch.manual_seed(0)
     if torch.cuda.is_available():
-        with torch.no_grad():
-            figures = transform_on_gpu()
-        record(
-            "hadamard_gpu",
-            figures,
-            unit=f"time as a ratio to the dense product with tf32, batch {BATCH}, float32",
-        )
+        unit = f"time as a ratio to the dense product with tf32, batch {BATCH}, float32"
+        record("hadamard_gpu", transform_on_gpu(), digits=4, unit=unit)
         return
-    with torch.no_grad():
-        figures = transform_on_cpu(seconds)
-    figures |= layer_on_cpu(seconds) | convolution_on_cpu(seconds)
-    record(
-        "hadamard_cpu",
-        figures,
-        unit=f"ratios of times; transforms at batch {BATCH}, layers with one draw, forward and backward pass",
-    )
+    figures = transform_on_cpu(given.seconds) | layer_on_cpu(given.seconds) | convolution_on_cpu(given.seconds)
+    unit = f"ratios of times; transforms at batch {BATCH}, layers with one draw, forward and backward pass"
+    record("hadamard_cpu", figures, digits=4, unit=unit)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,7 @@ outputs, which the links stand for; `marginal_probit` is the extended probit wit
 
 from __future__ import annotations
 
-import argparse
 import math
-import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from bayesify.likelihoods import Categorical
 from bayesify.predictive.base import Outputs
 from bayesify.predictive.gaussian import OutputGaussian
 
+from .runs import many, parser
 from .timing import record
 
 LINKS = ("mc", "probit", "bridge")
@@ -178,17 +177,12 @@ def _precision(prior: str, net: nn.Module) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="folder of fashion_mnist.npz and mnist.npz")
-    parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=list(NETWORKS))
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--workers", type=int, default=1, help="processes")
-    parser.add_argument("--name", default="laplace_defaults", help="of the file of results")
-    given = parser.parse_args()
+    options = parser(__doc__, "device", "workers", seeds=3, name="laplace_defaults")
+    options.add_argument("--data", type=Path, required=True, help="folder of fashion_mnist.npz and mnist.npz")
+    options.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=list(NETWORKS))
+    given = options.parse_args()
     jobs = [(name, given.data, seed, given.device) for name in given.networks for seed in range(given.seeds)]
-    with multiprocessing.get_context("spawn").Pool(given.workers, torch.set_num_threads, (1,)) as pool:
-        found = pool.starmap(measure, jobs, chunksize=1)
+    found = many(measure, jobs, given.workers)
     record(given.name, {f"{name}, seed {seed}": row for (name, _, seed, _), row in zip(jobs, found, strict=True)})
 
 

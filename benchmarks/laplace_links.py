@@ -13,9 +13,6 @@ The default was chosen on other networks, with seeds 0 to 2 seen under the one b
 
 from __future__ import annotations
 
-import argparse
-import json
-import multiprocessing
 import time
 import warnings
 from pathlib import Path
@@ -30,25 +27,16 @@ from bayesify.laplace.prior_precision import precision_of
 
 from .defaults import trained
 from .laplace_defaults import expectation, moments
-from .timing import record
+from .runs import Row, cell, many, parser
+from .timing import record, rounded
 
 ROWS = 5000
 """Test images, at most."""
 LINKS = ("mc", "probit", "bridge", "bridge_norm")
 
 
-Job = tuple[str, int, Path, float]
-"""Network, seed, folder, and the time after which it is not begun."""
-
-
-def measure(job: Job) -> dict[str, float] | None:
+def measure(name: str, seed: int, folder: Path) -> Row:
     """Negative log-likelihoods of test images."""
-    name, seed, folder, end = job
-    path = folder / f"{name}-{seed}-links.json"
-    if path.exists():
-        return json.loads(path.read_text())
-    if time.time() > end:
-        return None
     from laplace import Laplace as theirs
 
     warnings.simplefilter("ignore")
@@ -75,9 +63,12 @@ def measure(job: Job) -> dict[str, float] | None:
             parts = [peer(rows, link_approx=link, n_samples=1000).detach() for rows in x.split(500)]
             probs = torch.cat(parts).gather(1, y[:, None]).squeeze(1)
             found[f"laplace-torch, {prior}, {link}"] = -float(probs.log().mean())
-    found = {key: round(value, 5) for key, value in found.items()}
-    path.write_text(json.dumps(found))
-    return found
+    return rounded(found, 5)
+
+
+def stored(name: str, seed: int, folder: Path, end: float) -> Row | None:
+    """`measure`, from its file if there is one."""
+    return cell(folder / f"{name}-{seed}-links.json", lambda: measure(name, seed, folder), end)
 
 
 def compared(row: dict[str, float]) -> dict[str, float]:
@@ -88,18 +79,11 @@ def compared(row: dict[str, float]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--networks", nargs="+", default=["cnn", "mlp", "transformer", "gru", "digits_cnn"])
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--workers", type=int, default=1, help="processes")
-    parser.add_argument("--limit", type=float, default=float("inf"), help="seconds")
-    parser.add_argument("--folder", type=Path, default=Path("build/defaults"), help="of trained networks")
-    given = parser.parse_args()
-    given.folder.mkdir(parents=True, exist_ok=True)
+    which = {"networks": ("cnn", "mlp", "transformer", "gru", "digits_cnn"), "seeds": (0, 1, 2)}
+    given = parser(__doc__, "workers", "limit", folder=Path("build/defaults"), **which).parse_args()
     end = time.time() + given.limit
-    jobs: list[Job] = [(name, seed, given.folder, end) for seed in given.seeds for name in given.networks]
-    with multiprocessing.get_context("spawn").Pool(given.workers, torch.set_num_threads, (1,)) as pool:
-        found = zip(jobs, pool.map(measure, jobs, chunksize=1), strict=True)
+    jobs = [(name, seed, given.folder, end) for seed in given.seeds for name in given.networks]
+    found = zip(jobs, many(stored, jobs, given.workers), strict=True)
     rows = {job: row for job, row in found if row is not None}
     figures = {}
     for name in given.networks:

@@ -16,7 +16,6 @@ methods and seeds, and the other of table and choices, stays. Of several process
 
 from __future__ import annotations
 
-import argparse
 import copy
 import csv
 import hashlib
@@ -42,6 +41,7 @@ from bayesify.adapters.extras import load
 from bayesify.baselines import fit_members
 
 from .lora_model import CLASSES, Decoder, pretrain, python_text, snippets, with_adapters
+from .runs import add_row, parser, read_rows
 from .timing import RESULTS, adam_step, clock, record, revision, synchronize
 
 DRAWS, MEMBERS = 32, 5
@@ -377,10 +377,6 @@ def flat(figures: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
         yield from flat(value, (*path, key))
 
 
-def stored(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 def summarize(rows: list[dict[str, Any]], part: str) -> None:
     """Put rows, or choices, into the committed results, in the place of the same ones there."""
     found = json.loads((RESULTS / "lora.json").read_text())["figures"]
@@ -404,9 +400,8 @@ def table(figures: dict[str, Any]) -> str:
         mean = {key: statistics.mean(entry[key] for entry in found) for key in ("accuracy", "nll", "ece")}
         each = ", ".join(by_seed.get(seed, "–") for seed in seeds)
         numbers = f"{found[0]['numbers per weight']:.2f}" if "numbers per weight" in found[0] else "curvature"
-        rows.append(
-            f"| {method} | {mean['accuracy']:.3f} | {mean['nll']:.3f} | {mean['ece']:.3f} | {each} | {numbers} |"
-        )
+        scores = " | ".join(f"{value:.3f}" for value in mean.values())
+        rows.append(f"| {method} | {scores} | {each} | {numbers} |")
     return "\n".join(rows)
 
 
@@ -421,26 +416,22 @@ def cost_table(figures: dict[str, float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--file", type=Path, default=Path("build/lora.jsonl"), help="each run is appended to it")
-    parser.add_argument("--folder", type=Path, default=Path("build"), help="the language model is kept there")
-    parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--choose", action="store_true")
-    parser.add_argument("--part", type=int, nargs=2, default=(0, 1), help="which of how many shares of the runs")
-    parser.add_argument("--chosen", type=Path, help="a file that --choose has written, whose best settings are used")
-    parser.add_argument("--cost", action="store_true")
-    parser.add_argument("--small", action="store_true", help="a model that a CPU trains in a minute")
-    parser.add_argument("--model", help="a name or path that transformers loads")
-    parser.add_argument("--data", type=Path, help="a CSV file with columns text and label")
-    parser.add_argument("--count", type=int, default=256, help="training examples")
-    parser.add_argument("--length", type=int, default=256, help="tokens of an example")
-    parser.add_argument("--steps", type=int, default=3000, help="of pretraining")
-    parser.add_argument("--tests", type=int, default=2000, help="test examples")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--no-summary", action="store_true", help="do not touch the committed results")
-    given = parser.parse_args()
+    files = {"file": Path("build/lora.jsonl"), "folder": Path("build")}  # of rows, and of the language model
+    sizes = {
+        "count": 256,
+        "length": 256,
+        "steps": 3000,
+        "tests": 2000,
+    }  # examples, their tokens, pretraining, test examples
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    options = parser(__doc__, "part", "small", "no_summary", device=device, seeds=3, first_seed=0, **files, **sizes)
+    options.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
+    options.add_argument("--choose", action="store_true")
+    options.add_argument("--chosen", type=Path, help="a file that --choose has written, whose best settings are used")
+    options.add_argument("--cost", action="store_true")
+    options.add_argument("--model", help="a name or path that transformers loads")
+    options.add_argument("--data", type=Path, help="a CSV file with columns text and label")
+    given = options.parse_args()
     torch.set_float32_matmul_precision("high")
     if given.cost:
         small = {"width": 64, "depth": 2, "length": 32, "batch": 4, "vocabulary": 256} if given.small else {}
@@ -451,25 +442,23 @@ def main() -> None:
         return
     if given.model:
         if given.data is None:
-            parser.error("--model needs --data, a CSV file with columns text and label")
+            options.error("--model needs --data, a CSV file with columns text and label")
         problem = user_problem(given.model, given.data, given.count, given.length, given.device)
     else:
         shape = (64, 2, given.length, 300, 16) if given.small else (256, 6, given.length, given.steps, 64)
         base = base_model(given.folder, *shape, given.device)
         split = "choice" if given.choose else "test"
         problem = own_problem(base, split, given.count, given.tests, given.length, given.device)
-    given.file.parent.mkdir(parents=True, exist_ok=True)
     first = given.first_seed + (100 if given.choose else 0)
     seeds = range(first, first + given.seeds)
     if given.chosen:
         choose(given.chosen.read_text().splitlines())
     found = choices if given.choose else run
-    for entry in found(problem, given.methods, seeds, *given.part, stored(given.file)):
+    for entry in found(problem, given.methods, seeds, *given.part, read_rows(given.file)):
         entry["revision"] = revision()
-        with given.file.open("a") as file:
-            file.write(json.dumps(entry) + "\n")
+        add_row(given.file, entry)
         print(json.dumps(entry), flush=True)
-    rows = stored(given.file)
+    rows = read_rows(given.file)
     if not given.choose:
         print(table({"rows": rows}))
     if not (given.no_summary or given.small or given.model):

@@ -7,25 +7,21 @@ python -m benchmarks.many_outputs --peers    # the last layer only, beside lapla
 
 from __future__ import annotations
 
-import argparse
-import time
-from contextlib import redirect_stdout
+from typing import Any
 
 import torch
 
 import bayesify
 from bayesify import likelihoods, models
-from benchmarks.timing import record
+from benchmarks.runs import parser
+from benchmarks.timing import clock, record
 
 
-def seconds(run) -> tuple[float, object]:
+def seconds(run) -> tuple[float, Any]:
     """Of a call, the device's work included, and what it gives."""
-    sync = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
-    sync()
-    start = time.perf_counter()
-    found = run()
-    sync()
-    return time.perf_counter() - start, found
+    given = []
+    took = clock(lambda: given.append(run()))
+    return took, given[0]
 
 
 class Told(dict):
@@ -38,8 +34,7 @@ class Told(dict):
     def __setitem__(self, key: str, value: object) -> None:
         super().__setitem__(key, value)
         print(key, value, flush=True)
-        with redirect_stdout(None):
-            record(self.name, self)
+        record(self.name, self, quiet=True)
 
 
 def beside(results: Told, net: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
@@ -69,10 +64,7 @@ def beside(results: Told, net: torch.nn.Module, x: torch.Tensor, y: torch.Tensor
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--small", action="store_true")
-    parser.add_argument("--peers", action="store_true")
-    options = parser.parse_args()
+    options = parser(__doc__, "small", peers=False).parse_args()
     small = options.small
     device = "cpu" if small else "cuda"
     torch.manual_seed(0)

@@ -7,7 +7,6 @@ Then stacks of 20 networks 13-50-50-1 under several posteriors. Times are proces
 
 from __future__ import annotations
 
-import argparse
 import copy
 import statistics
 import time
@@ -24,6 +23,7 @@ from bayesify.predictor import Trainable
 from bayesify.training import ModelStack
 from bayesify.training.batches import Batch, StackedBatch
 
+from .runs import parser
 from .timing import record
 
 ROWS = 1000
@@ -92,21 +92,18 @@ def compare(family: str, count: int, sizes: list[int], batch_size: int, rounds: 
     if "ensemble_ms" in found:
         found["ensemble_times_faster"] = found["one_by_one_ms"] / found["ensemble_ms"]
     assert stack.loop_reason is None
-    return {key: round(value, 2) for key, value in found.items()}
+    return found
 
 
 def main() -> None:
-    """Measure and write the record."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15)
-    chosen = parser.parse_args()
+    chosen = parser(__doc__, rounds=15).parse_args()
     torch.set_num_threads(1)
     results: dict[str, Any] = {}
     for size in (32, 64, 128):
         results[f"ten MLPs 8-50-50-1, batch {size}"] = compare("point", 10, [8, 50, 50, 1], size, chosen.rounds)
     for family in ("mean_field", "walsh_hadamard", "dropout", "inducing"):
         results[f"20 of {family}, 13-50-50-1, batch 64"] = compare(family, 20, [13, 50, 50, 1], 64, chosen.rounds)
-    record("model_stack_cpu", results)
+    record("model_stack_cpu", results, digits=2)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ mean network with its softmax, in processor time, for batches of 500 and of 1; `
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import statistics
@@ -26,6 +25,7 @@ import bayesify
 from bayesify.metrics import evaluate
 
 from . import defaults
+from .runs import add_row, parser, read_rows
 from .timing import RESULTS, ratios, record, revision
 
 METHODS = ("mean_field", "k_tied")
@@ -52,12 +52,10 @@ def measure(network: str, seed: int, method: str, folder: Path, device: str, ima
     generator = torch.Generator().manual_seed(seed)
     many, few = (bnn.draw(count, generator=generator).detach() for count in (1000, 256))
     row: dict[str, Any] = {"network": network, "seed": seed, "method": method, "images": len(x), "revision": revision()}
-    truth = {"inside": bnn.predict(x, draws=many), "outside": bnn.predict(outside, draws=many)}
-    ways = {
-        "draws_1000": truth,
-        "draws_256": {"inside": bnn.predict(x, draws=few), "outside": bnn.predict(outside, draws=few)},
-        "moments": {"inside": bnn.predict(x, method="moments"), "outside": bnn.predict(outside, method="moments")},
-    }
+    options = {"draws_1000": {"draws": many}, "draws_256": {"draws": few}, "moments": {"method": "moments"}}
+    places = {"inside": x, "outside": outside}
+    ways = {name: {place: bnn.predict(part, **how) for place, part in places.items()} for name, how in options.items()}
+    truth = ways["draws_1000"]
     for name, found in ways.items():
         scores = evaluate(found["inside"], y)
         row[name] = {key: round(scores[key], 5) for key in ("accuracy", "nll", "ece")}
@@ -129,19 +127,12 @@ def times_table(by_machine: dict[str, dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--networks", nargs="+", default=NETWORKS, choices=list(defaults.NETWORKS))
-    parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--images", type=int, default=IMAGES)
-    parser.add_argument("--folder", type=Path, default=Path("build/defaults"), help="of trained networks")
-    parser.add_argument("--rows", type=Path, default=Path("build/moments.jsonl"))
-    parser.add_argument("--part", type=int, nargs=2, default=(0, 1), help="which of how many shares of the rows")
-    parser.add_argument("--times", action="store_true", help="measure times in place of distances")
-    parser.add_argument("--seconds", type=float, default=6.0, help="of each measurement of times")
-    parser.add_argument("--no-summary", action="store_true", help="do not overwrite the committed results")
-    given = parser.parse_args()
+    files = {"folder": Path("build/defaults"), "rows": Path("build/moments.jsonl")}
+    shared = ("device", "part", "seconds", "no_summary")
+    options = parser(__doc__, *shared, seeds=[0, 1, 2], images=IMAGES, times=False, **files)
+    options.add_argument("--networks", nargs="+", default=NETWORKS, choices=list(defaults.NETWORKS))
+    options.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
+    given = options.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     if given.times:
         torch.set_num_threads(1)
@@ -151,27 +142,23 @@ def main() -> None:
         if not given.no_summary:
             record("moments_cpu", {row["network"]: row for row in found})
         return
-    given.rows.touch()
     cells = list(itertools.product(given.networks, given.seeds, given.methods))
     first, parts = given.part
     for cell in cells[first::parts]:
         if cell not in stored(given.rows):
             row = measure(*cell, given.folder, given.device, given.images)
-            with given.rows.open("a") as lines:
-                lines.write(json.dumps(row) + "\n")
+            add_row(given.rows, row)
             print(json.dumps(row), flush=True)
     if not given.no_summary:
         rows = json.loads((RESULTS / "moments.json").read_text())["figures"]  # those of other cells stay
         rows |= {"{}, seed {}, {}".format(*cell): row for cell, row in stored(given.rows).items() if cell in cells}
         kept = {key: rows[key] for cell in CELLS if (key := "{}, seed {}, {}".format(*cell)) in rows}
-        record(
-            "moments", kept, note="Command, hardware and revision of the last run; rows that it did not run were kept."
-        )
+        note = "Command, hardware and revision of the last run; rows that it did not run were kept."
+        record("moments", kept, note=note)
 
 
 def stored(path: Path) -> dict[tuple[str, int, str], dict[str, Any]]:
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    return {(row["network"], row["seed"], row["method"]): row for row in rows}
+    return {(row["network"], row["seed"], row["method"]): row for row in read_rows(path)}
 
 
 if __name__ == "__main__":

@@ -1,15 +1,13 @@
 """Draws and training steps of whole networks on a GPU, each next to the plain network: ViT-B/16, GPT-2's shape, ResNets, an MLP.
 
-python -m benchmarks.networks_gpu [--seconds 1.5] [--rows GLOB ...] [--profile]
+python -m benchmarks.networks_gpu [--seconds 1.5] [--rows GLOB ...] [--profile: kernels too, into profiles_networks_gpu]
 """
 
 from __future__ import annotations
 
-import argparse
 import fnmatch
 import time
 from collections.abc import Callable
-from contextlib import redirect_stdout
 from typing import Any
 
 import torch
@@ -20,6 +18,7 @@ import bayesify
 from bayesify import likelihoods, models, posteriors
 from benchmarks.draws_gpu import Transformer, captured_step
 from benchmarks.resnets import draw_calls
+from benchmarks.runs import parser
 from benchmarks.timing import adam_step, clock, ratios, record
 
 Figures = dict[str, float]
@@ -141,6 +140,9 @@ def measure(runs: Runs, seconds: float, passes: int) -> Figures:
 Row = tuple[Callable[[], Runs], int]
 """What is run, and passes of the plain network in it; 0 for a CUDA graph."""
 
+LARGE = [(gpt2, "mean_field"), (gpt2, "inducing")] + [
+    (vit, kind) for kind in ("mean_field", "inducing", "walsh_hadamard")
+]
 ROWS: dict[str, Row] = {
     "gpt2/mean_field/draws": (lambda: draws(gpt2, "mean_field"), 5),
     "vit/mean_field/draws": (lambda: draws(vit, "mean_field"), 5),
@@ -151,36 +153,29 @@ ROWS: dict[str, Row] = {
         f"{name}/mean_field/draws": (lambda name=name: draws(lambda: hugging_face(name), "mean_field"), 5)
         for name in ("hf_gpt2", "hf_bert", "hf_vit")
     },
-    **{f"mlp/{kind}/captured": (lambda kind=kind: captured(mlp, kind), 0) for kind in list(POSTERIORS)[:3]},
-    **{f"resnet18/{kind}/captured": (lambda kind=kind: captured(resnet18, kind), 0) for kind in list(POSTERIORS)[:3]},
     **{
-        f"resnet18/{kind}/captured_bf16": (lambda kind=kind: captured(resnet18, kind, half=True), 0)
-        for kind in list(POSTERIORS)[:3]
+        f"{make.__name__}/{kind}/captured{'_bf16' * half}": (
+            lambda make=make, kind=kind, half=half: captured(make, kind, half),
+            0,
+        )
+        for make, half in ((mlp, False), (resnet18, False), (resnet18, True))
+        for kind in ("mean_field", "inducing", "k_tied")
     },
     **{
-        f"{name}/{kind}/captured_bf16": (lambda make=make, kind=kind: captured(make, kind, half=True), 0)
-        for name, make, kinds in (("gpt2", gpt2, 2), ("vit", vit, 3))
-        for kind in ("mean_field", "inducing", "walsh_hadamard")[:kinds]
+        f"{make.__name__}/{kind}/captured_bf16": (lambda make=make, kind=kind: captured(make, kind, half=True), 0)
+        for make, kind in LARGE
     },
-    **{f"gpt2/{kind}/step": (lambda kind=kind: step(gpt2, kind), 1) for kind in ("mean_field", "inducing")},
-    **{
-        f"vit/{kind}/step": (lambda kind=kind: step(vit, kind), 1)
-        for kind in ("mean_field", "inducing", "walsh_hadamard")
-    },
+    **{f"{make.__name__}/{kind}/step": (lambda make=make, kind=kind: step(make, kind), 1) for make, kind in LARGE},
 }
 
 
-def selected(rows: dict[str, Row], patterns: list[str]) -> dict[str, Row]:
+def selected(rows: dict[str, Any], patterns: list[str]) -> dict[str, Any]:
     """The rows whose names fit a pattern."""
     return {name: row for name, row in rows.items() if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=1.5, help="time per comparison")
-    parser.add_argument("--rows", nargs="+", default=["*"], help="patterns of the rows to measure")
-    parser.add_argument("--profile", action="store_true", help="kernels of what was timed, into profiles_networks_gpu")
-    options = parser.parse_args()
+    options = parser(__doc__, seconds=1.5, rows=["*"], profile=False).parse_args()
     from benchmarks.profiles import accounts  # which takes its runs from here
 
     torch.manual_seed(0)
@@ -192,7 +187,7 @@ def main() -> None:
         try:
             runs = make()
             found = measure(runs, options.seconds, passes)
-            figures |= {f"{name}/{key}": round(value, 3) for key, value in found.items()}
+            figures |= {f"{name}/{key}": value for key, value in found.items()}
             print(f"{name}: {found}, {time.perf_counter() - begin:.1f} s", flush=True)
             if options.profile:
                 profiles[name] = accounts(runs, max(passes, 1), 6)
@@ -200,10 +195,9 @@ def main() -> None:
             print(name, repr(error)[:300], flush=True)
         runs = {}
         torch.cuda.empty_cache()
-        with redirect_stdout(None):  # what is done stays if the run is cut
-            record("networks_gpu", figures, keep=keep, seconds=options.seconds)
-            if options.profile:
-                record("profiles_networks_gpu", profiles, keep=keep)
+        record("networks_gpu", figures, keep=keep, digits=3, quiet=True, seconds=options.seconds)
+        if options.profile:
+            record("profiles_networks_gpu", profiles, keep=keep, quiet=True)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ The aims: a file of at most 30 % of the network's own, and an expected calibrati
 
 from __future__ import annotations
 
-import argparse
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +28,7 @@ import bayesify
 from bayesify import likelihoods, metrics, models, posteriors
 from bayesify.datasets import images
 from bayesify.predictive.base import Outputs
+from benchmarks.runs import parser
 from benchmarks.timing import clock, ratios, record
 
 NUM_DRAWS = 16
@@ -85,8 +86,8 @@ def calibrate(folder: Path, device: str, images_used: int) -> None:
         own = Draws(runner, dict(zip(graph.names, stacked, strict=True)), torch.zeros(NUM_DRAWS, device=device))
         ways = {"file": own, "torch": bnn.draw(NUM_DRAWS, generator=torch.Generator().manual_seed(seed))}
         for name, draws in ways.items():
-            scores = metrics.evaluate(bnn.predict(x, draws=draws.detach()), y)
-            figures[f"{name}, seed {seed}"] = {key: round(float(scores[key]), 5) for key in ("accuracy", "nll", "ece")}
+            found = metrics.evaluate(bnn.predict(x, draws=draws.detach()), y)
+            figures[f"{name}, seed {seed}"] = {key: round(float(found[key]), 5) for key in ("accuracy", "nll", "ece")}
             print(name, seed, figures[f"{name}, seed {seed}"], flush=True)
     record("onnx_calibration", figures, images=len(x), draws=NUM_DRAWS)
 
@@ -119,8 +120,7 @@ def measure(folder: Path, images_used: int, threads: int) -> None:
         path = folder / f"probs-{kind}-{len(x)}.pt"
         if not path.exists():
             torch.save(predict(), path)
-        found = likelihoods.Categorical().predictive(Outputs(kept=torch.load(path).log().unsqueeze(0)))
-        figures |= {f"{kind}_{key}": round(float(value), 5) for key, value in metrics.evaluate(found, y).items()}
+        figures |= scores(kind, torch.load(path), y)
         facts = {"images": len(x), "draws": NUM_DRAWS, "seed": 0, "latency": "one image, one thread"}
         record("onnx_sampling_cpu", figures, **facts, onnxruntime=onnxruntime.__version__)
 
@@ -138,10 +138,15 @@ def measure_int8(folder: Path, images_used: int) -> None:
             export_onnx(bnn, path, x[:2], num_draws=1, sample=True, int8=kind == "int8")
         running = session(folder, path.stem, torch.get_num_threads())
         probs = torch.from_numpy(np.concatenate([run(running, part, 0) for part in x.split(250)]))
-        found = likelihoods.Categorical().predictive(Outputs(kept=probs.log().unsqueeze(0)))
-        figures |= {f"{kind}_{key}": round(float(value), 5) for key, value in metrics.evaluate(found, y).items()}
+        figures |= scores(kind, probs, y)
         figures[f"{kind}_megabytes"] = round(path.stat().st_size / 1e6, 2)
     record("onnx_int8", figures, images=len(x), draws=1, seed=0)
+
+
+def scores(kind: str, probs: torch.Tensor, y: torch.Tensor) -> dict[str, float]:
+    """Of class probabilities [B, K], by names that begin with a kind."""
+    found = likelihoods.Categorical().predictive(Outputs(kept=probs.log().unsqueeze(0)))
+    return {f"{kind}_{key}": round(float(value), 5) for key, value in metrics.evaluate(found, y).items()}
 
 
 def sizes_and_times(
@@ -160,11 +165,8 @@ def sizes_and_times(
         print(figures, flush=True)
     torch.onnx.export(net, (x[:1],), folder / "plain.onnx", dynamo=True, verbose=False)
     plain, one = session(folder, "plain", 1), x[:1].numpy()
-    given, seeds, drawing = (
-        plain.get_inputs()[0].name,
-        iter(range(10**9)),
-        {name: session(folder, name, 1) for name in files},
-    )
+    given, seeds = plain.get_inputs()[0].name, itertools.count()
+    drawing = {name: session(folder, name, 1) for name in files}
     ways = [lambda name=name: run(drawing[name], x[:1], next(seeds)) for name in files]
     times = ratios(lambda: plain.run(None, {given: one}), *ways, seconds=30.0)
     figures |= {f"time_over_plain_{name}": round(value, 2) for name, value in zip(files, times, strict=True)}
@@ -188,10 +190,7 @@ def run(running: Any, x: torch.Tensor, seed: int) -> np.ndarray:
 
 def table(figures: dict[str, float]) -> str:
     """The guide's table, in Markdown."""
-    lines = [
-        "| | size of the network's | passes for one image | accuracy | NLL | ECE |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
+    lines = ["| | size of the network's | passes for one image | accuracy | NLL | ECE |", "| --- |" + " --- |" * 5]
     named = {
         "the network at the mean": ("", "mean_network"),
         "torch, 16 draws": ("", "torch"),
@@ -218,14 +217,10 @@ def int8_table(figures: dict[str, float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", choices=["train", "calibrate", "measure", "int8"])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--images", type=int, default=10_000)
-    parser.add_argument("--threads", type=int, default=1, help="of the scores; times are on one thread")
-    given = parser.parse_args()
+    options = parser(__doc__, "device", epochs=3, images=10_000, threads=1)  # threads of the scores; times are on one
+    options.add_argument("stage", choices=["train", "calibrate", "measure", "int8"])
+    options.add_argument("folder", type=Path)
+    given = options.parse_args()
     if given.stage == "train":
         train(given.folder, given.device, given.epochs)
     elif given.stage == "calibrate":

@@ -8,13 +8,11 @@ leaps between two images and three, so both sides of the leap are measured.
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
 import statistics
 import subprocess
 import sys
-import time
 import warnings
 from typing import Any
 
@@ -23,7 +21,8 @@ from torch import Tensor, nn
 
 from bayesify import Laplace, likelihoods, models, subnetwork
 
-from .timing import record
+from .runs import parser
+from .timing import clock, record
 
 SIZE = 500
 CASES = {"mlp": ("mlp", 100), "resnet18": ("resnet18", 4), "resnet18_two_images": ("resnet18", 2)}
@@ -74,15 +73,13 @@ def run(case: str, who: str, repeats: int) -> dict[str, Any]:
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     times: dict[str, list[float]] = {"fit": [], "predict": []}
+    given: dict[str, Any] = {}
     for _ in range(repeats):
-        start = time.perf_counter()
-        made = fit()
-        times["fit"].append(time.perf_counter() - start)
-        start = time.perf_counter()
-        probs = predict(made)
-        times["predict"].append(time.perf_counter() - start)
+        times["fit"].append(clock(lambda: given.update(made=fit())))
+        times["predict"].append(clock(lambda: given.update(probs=predict(given["made"]))))
         if sum(map(sum, times.values())) > ENOUGH:
             break
+    made, probs = given["made"], given["probs"]
     covariance = made.covariance_matrix() if theirs is None else made.posterior_covariance
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**10
     torch.save((covariance, probs), f"peers-{case}-{who}.pt")
@@ -90,10 +87,9 @@ def run(case: str, who: str, repeats: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--one", nargs=2, metavar=("CASE", "LIBRARY"), help="measure one library in this process")
-    chosen = parser.parse_args()
+    options = parser(__doc__, repeats=3)
+    options.add_argument("--one", nargs=2, metavar=("CASE", "LIBRARY"), help="measure one library in this process")
+    chosen = options.parse_args()
     if chosen.one:
         print(json.dumps(run(*chosen.one, chosen.repeats)))
         return
@@ -111,17 +107,14 @@ def main() -> None:
             for mine, other in zip(tensors["bayesify"], tensors["laplace-torch"], strict=True)
         )
         figures |= {
-            f"{case}_fit_speedup": round(theirs["fit"] / ours["fit"], 2),
-            f"{case}_predict_speedup": round(theirs["predict"] / ours["predict"], 2),
             f"{case}_memory_share": round(ours["memory_mib"] / theirs["memory_mib"], 4),
             f"{case}_largest_difference": difference,
-            f"{case}_fit_seconds": round(ours["fit"], 4),
-            f"{case}_fit_seconds_laplace_torch": round(theirs["fit"], 4),
-            f"{case}_predict_seconds": round(ours["predict"], 4),
-            f"{case}_predict_seconds_laplace_torch": round(theirs["predict"], 4),
-            f"{case}_memory_mib": round(ours["memory_mib"], 1),
-            f"{case}_memory_mib_laplace_torch": round(theirs["memory_mib"], 1),
         }
+        for key, name in {"fit": "fit_seconds", "predict": "predict_seconds", "memory_mib": "memory_mib"}.items():
+            figures[f"{case}_{name}"] = round(ours[key], 4)
+            figures[f"{case}_{name}_laplace_torch"] = round(theirs[key], 4)
+            if key != "memory_mib":
+                figures[f"{case}_{key}_speedup"] = round(theirs[key] / ours[key], 2)
     record(
         "peers_laplace_cpu",
         figures,

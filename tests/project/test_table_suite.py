@@ -80,7 +80,8 @@ def test_finished_runs_are_not_run_again_and_collections_add_up(suite, sources, 
         {"x": generator.normal(size=60), "text": ["a", "b", None] * 20, "t": generator.normal(size=60)}
     )
     frame["when"] = pandas.date_range("2020-01-01", periods=60)
-    source = sources.Source("own", "regression", "t", "here", "own", lambda: (frame, []), (), ("when",))
+    monkeypatch.setitem(sources.READERS, "here", lambda item: (frame, []))
+    source = sources.Source("own", "regression", "t", "here", "own", dates=("when",))
     monkeypatch.setattr(sources, "SOURCES", (source,))
     assert len(sources.export(tmp_path / "tables")) == 2
     sources.exported.cache_clear()

@@ -1,0 +1,84 @@
+"""Command lines of benchmarks, and runs of many cells: in processes, up to a time, going on from what is stored."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "device": {"default": "cpu"},
+    "limit": {"type": float, "default": float("inf"), "help": "seconds after which nothing is begun"},
+    "no_summary": {"action": "store_true", "help": "do not overwrite the committed results"},
+    "part": {"type": int, "nargs": 2, "default": (0, 1), "help": "which of how many shares of the rows"},
+    "seconds": {"type": float, "default": 6.0, "help": "time of each comparison"},
+    "small": {"action": "store_true", "help": "a small problem, on a CPU"},
+    "workers": {"type": int, "default": 1, "help": "processes"},
+}
+"""Options that several benchmarks have."""
+
+Row = dict[str, Any]
+
+
+def parser(doc: str | None, *shared: str, **defaults: Any) -> argparse.ArgumentParser:
+    """The options of a benchmark: those of `OPTIONS` by name, and others of the type of their default; lists take several.
+
+    Args:
+        doc: `__doc__` of the module, shown by `--help` as it is.
+        shared: Names of `OPTIONS`.
+        defaults: By name; an option of `OPTIONS` gets another default.
+    """
+    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in shared:
+        made.add_argument(_flag(name), **OPTIONS[name])
+    for name, value in defaults.items():
+        if isinstance(value, bool):
+            made.add_argument(_flag(name), action="store_true")
+        elif isinstance(value, (list, tuple)):
+            made.add_argument(_flag(name), nargs="+", type=type(value[0]), default=list(value))
+        else:
+            made.add_argument(_flag(name), **{**OPTIONS.get(name, {}), "type": type(value), "default": value})
+    return made
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def many(work: Callable[..., Row | None], jobs: Iterable[tuple[Any, ...]], workers: int) -> Iterator[Row | None]:
+    """What jobs give, in their order, each in a process with one thread."""
+    with multiprocessing.get_context("spawn").Pool(workers, torch.set_num_threads, (1,)) as pool:
+        started = [pool.apply_async(work, job) for job in jobs]
+        yield from (one.get() for one in started)
+
+
+def cell(path: Path, make: Callable[[], Row], end: float = float("inf")) -> Row | None:
+    """The row in a file: read, or else made, written and printed, unless the time `end` is over."""
+    if not path.exists():
+        if time.time() > end:
+            return None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_suffix(".partial")
+        draft.write_text(json.dumps(make()) + "\n")
+        print(path.stem, draft.read_text(), end="", flush=True)
+        draft.replace(path)
+    row: Row = json.loads(path.read_text())
+    return row
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a file, one a line; none where there is no file."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def add_row(path: Path, row: Row) -> None:
+    """Append a row to a file at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as lines:
+        lines.write(json.dumps(row) + "\n")
