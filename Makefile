@@ -34,7 +34,8 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q 
 test: install
 	$(PYTEST)
 
-# Everything that needs no GPU, slow tests too, with the extras that are too large for `all`.
+# Everything that needs no GPU, slow tests too, with the extras that are too large for `all`. Kernels of draws run by Triton's
+# interpreter where Triton is installed (torch brings it on x86-64; on ARM: pip install triton).
 test-all: install
 	$(PIP) -e '.[lora,botorch,dask,ray]'
 	$(PYTEST) -m 'not gpu'

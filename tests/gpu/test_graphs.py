@@ -56,6 +56,19 @@ def test_recorded_draws_and_gradients_are_bit_identical(problem, monkeypatch):
     assert run(problem, 1, monkeypatch) == run(problem, 10**9, monkeypatch)
 
 
+@pytest.mark.parametrize("family", [posteriors.RankOne, posteriors.Dropout])
+def test_families_without_a_kernel_of_their_own_are_recorded_to_the_bit(family, monkeypatch):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 32), nn.ReLU(), nn.Linear(32, 3)).cuda()
+    bnn = bayesify.bayesianize(net, family(), likelihood=likelihoods.Categorical())
+    x = torch.randn(64, 5, device="cuda")
+    problem = bnn, x, (x[:, 0] > 0).long()
+    recorded = run(problem, 1, monkeypatch)
+    kept = captured_draws._CAPTURES[bnn.posterior].values()
+    assert {captured.training for _, _, captured, _ in kept if captured is not None} == {False, True}
+    assert recorded == run(problem, 10**9, monkeypatch)
+
+
 def test_two_bounds_before_one_backward_pass(problem, monkeypatch):
     monkeypatch.setattr(captured_draws, "WARMUP_CALLS", 1)
     bnn, x, y = problem

@@ -1,0 +1,36 @@
+"""Kernels of draws without a GPU: Triton's interpreter runs them on the CPU, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1] / "gpu" / "test_fused_draws_cuda.py"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
+def test_kernels_are_their_reference() -> None:
+    """Numbers, draws, KL, gradients and second derivatives of `MeanField` and `KTied`; what needs CUDA graphs is left out."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-m",
+        "gpu",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        str(TESTS),
+    ]
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    assert found.returncode == 0, found.stdout[-3000:]
+    assert "31 passed, 2 skipped" in found.stdout
