@@ -49,7 +49,7 @@ def layer_on_cpu(seconds: float, width: int = 4096, batch: int = 128) -> dict[st
 
 
 def convolution_on_cpu(seconds: float, channels: int = 128, side: int = 16, batch: int = 32) -> dict[str, float]:
-    """Time of a convolution by transformed patches over that with its kernel formed, forward and backward."""
+    """Time of a convolution by transformed patches over that with its kernel materialized, forward and backward."""
     net, x = nn.Conv2d(channels, channels, 3, padding=1), torch.randn(batch, channels, side, side, requires_grad=True)
     bnn = bayesify.bayesianize(net, posteriors.WalshHadamard())
     part: Any = bnn.posterior

@@ -174,7 +174,7 @@ def test_what_was_found_out_does_not_change_the_numbers() -> None:
     second = copy.deepcopy(first)
     x, y = torch.randn(4, 2, 2), torch.randn(4, 1)
     for part in second.posteriors:
-        part.formed, part.looked = {"layer.weight", "layer.bias"}, True
+        part.materialized, part.looked = {"layer.weight", "layer.bias"}, True
     for source in (None, generator):
         values = []
         for bnn in (first, second):
@@ -241,5 +241,5 @@ def test_a_formed_weight_is_the_same_in_every_use() -> None:
     with torch.no_grad():
         draw = bnn.draw(1, generator=generator(), local=True)[0]
         output = draw(x)
-        formed = {name: weight.materialize() for name, weight in draw.weights.items()}
-        torch.testing.assert_close(output, torch.func.functional_call(bnn.network, formed, (x,)))
+        materialized = {name: weight.materialize() for name, weight in draw.weights.items()}
+        torch.testing.assert_close(output, torch.func.functional_call(bnn.network, materialized, (x,)))

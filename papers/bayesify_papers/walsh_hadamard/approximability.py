@@ -29,7 +29,7 @@ from bayesify_papers.walsh_hadamard.rows import approximability as read_rows
 
 SIZES = (2, 4, 8, 16, 32, 64, 128, 256)
 LARGEST_ROTATION = 64
-"""Largest D whose Q, of D^2 x D numbers, is formed."""
+"""Largest D whose Q, of D^2 x D numbers, is materialized."""
 
 REPETITIONS = 20
 """Matrices of each size, as in the paper."""

@@ -3,7 +3,7 @@
     python -m bayesify_papers.walsh_hadamard.deep_regression [--datasets yacht] [--widths 64] [--out DIR] [--smoke]
 
 Schedule, splits and what the supplement leaves open are those of `shallow_regression`. From a width of 256 on the square layer
-multiplies in O(D log D) and is never formed.
+multiplies in O(D log D) and is never materialized.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from bayesify.training.batches import Batch
 from bayesify.transforms.sign_matrices import sign_matrix
 
 Multiplied = tuple[Blocks, Tensor, Tensor, Tensor]
-"""A matrix that is not formed: how blocks cover it, and $s_1$, g and $s_2$ with the axes that inputs have, [R, 1, K, D]."""
+"""A matrix that is not materialized: how blocks cover it, and $s_1$, g and $s_2$ with the axes that inputs have, [R, 1, K, D]."""
 
 
 class FastStack(ModelStack):

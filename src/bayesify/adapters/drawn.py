@@ -15,7 +15,7 @@ from bayesify.predictor import Drawable, Predictor
 def fixed_draws(
     model: Drawable | Draws, num_draws: int | None, generator: torch.Generator | None, owner: str, default: int = 1
 ) -> Draws:
-    """Draws of a model, formed and cut off from its parameters and from later training.
+    """Draws of a model, materialized and cut off from its parameters and from later training.
 
     Args:
         model: Draws already, or what can draw: a `BayesianNetwork`, a `Laplace`, a `SWAG`, ...

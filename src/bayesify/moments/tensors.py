@@ -106,7 +106,7 @@ class Moments(StructuredWeight):
         raise NoRule("a plain tensor is needed")
 
     @classmethod
-    def form(cls, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    def fallback(cls, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """A function without a rule is refused."""
         name = getattr(func, "__name__", str(func))
         raise NoRule(f"{name} has no rule for means and variances")
@@ -114,7 +114,7 @@ class Moments(StructuredWeight):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """What torch does below its functions, such as `weight.T`, is refused too."""
-        return cls.form(func.overloadpacket, args, kwargs)
+        return cls.fallback(func.overloadpacket, args, kwargs)
 
     def like(self, mean: Tensor, variance: Tensor, gain: Tensor | None = None) -> Moments:
         """Units of the same shape and layout.

@@ -109,8 +109,8 @@ class Posterior(nn.Module):
     local_reparameterization: bool = False
     """Whether noise differs between examples in the training objective."""
     looked: bool
-    """Whether the training objective was computed before, so that `formed` is known."""
-    formed: set[str]
+    """Whether the training objective was computed before, so that `materialized` is known."""
+    materialized: set[str]
     """Weights that are drawn whole in the training objective too, since the network was seen to use them more than once."""
     correlated_priors: ClassVar[bool] = False
     """Whether the KL is known under a prior that correlates the positions of a kernel; see `second_moments`."""
@@ -131,7 +131,7 @@ class Posterior(nn.Module):
         self.layers: tuple[Layer, ...] = ()
         self.bound_prior: PriorDraw | None = None
         self.runner: Any = None
-        self.formed: set[str] = set()
+        self.materialized: set[str] = set()
         self.looked = False
 
     # -- binding ---------------------------------------------------------------------------------------------------

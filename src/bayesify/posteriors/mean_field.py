@@ -170,7 +170,7 @@ class MeanField(Posterior):
         else:
             locations, variances = means, [(2 * value).exp() for value in log_std.values()]
             kl = self.kl(request.prior)
-        whole = self.formed | {weight.name for weight in self.weights if weight.aliases}
+        whole = self.materialized | {weight.name for weight in self.weights if weight.aliases}
         weights: dict[str, Tensor] = {}
         for name, location, variance in zip(names, locations, variances, strict=True):
             if name in whole:  # all uses of a weight must see one value

@@ -88,7 +88,7 @@ class InducingPointGP(nn.Module, Predictor, Trainable):
             x: Inputs.
             memory: Bytes that covariances may take at a time where gradients are off.
         """
-        # As many as fit even if gpytorch formed the covariance of all rows with each other.
+        # As many as fit even if gpytorch materialized the covariance of all rows with each other.
         rows = len(x) if torch.is_grad_enabled() else max(1, math.isqrt(memory // (4 * x.element_size())))
         means, variances = [], []
         with _quietly():

@@ -66,7 +66,7 @@ def _until_known(compute: Callable[[], Result], parts: list[Posterior], first: _
             return compute()
         except UsedAgain as again:
             for part in parts:
-                part.formed.add(again.name)
+                part.materialized.add(again.name)
             if first is not None:
                 first.restore()
 

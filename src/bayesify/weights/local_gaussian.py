@@ -33,13 +33,13 @@ class LocalGaussian(LocalWeight):
     mean_: Tensor
     variance_: Tensor
     noise_: Randomness
-    formed_: Tensor | None
+    materialized_: Tensor | None
 
     def __new__(cls, mean: Tensor, variance: Tensor, noise: Randomness = None, name: str = "") -> Self:
         """A weight from its mean and variance."""
         weight = cls.wrap(mean.shape, mean)
         weight.mean_, weight.variance_, weight.noise_ = mean, variance, noise
-        weight.formed_ = None
+        weight.materialized_ = None
         return weight.start(name)
 
     def components(self) -> tuple[Tensor, ...]:
@@ -59,9 +59,9 @@ class LocalGaussian(LocalWeight):
     def materialize(self) -> Tensor:
         """One draw of the weight, the same for all examples and in every use (a cell uses its weights at each step)."""
         self.check_unused()
-        if self.formed_ is None:
-            self.formed_ = self.mean_ + self.variance_.sqrt() * _noise(self.mean_, self.noise_)
-        return self.formed_
+        if self.materialized_ is None:
+            self.materialized_ = self.mean_ + self.variance_.sqrt() * _noise(self.mean_, self.noise_)
+        return self.materialized_
 
 
 def _noise(like: Tensor, noise: Randomness) -> Tensor:
@@ -120,7 +120,7 @@ def _away_from_zero(variance: Tensor) -> Tensor:
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if not isinstance(weight, LocalGaussian) or isinstance(x, LocalGaussian):
         return NotImplemented
-    if x.ndim != 2 or x.shape[0] != weight.examples_ or weight.formed_ is not None:
+    if x.ndim != 2 or x.shape[0] != weight.examples_ or weight.materialized_ is not None:
         return NotImplemented
     weight.check_unused()
     weight.used_ = True

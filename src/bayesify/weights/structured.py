@@ -1,4 +1,4 @@
-"""Weights that multiply without being formed."""
+"""Weights that multiply without being materialized."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Rule = Callable[..., Tensor]
 class StructuredWeight(Tensor):
     """A drawn weight that answers some functions by its own rule and is a plain tensor for all others.
 
-    A subclass holds its components (plain tensors), says how to form the plain tensor, and registers rules with
+    A subclass holds its components (plain tensors), says how to materialize the plain tensor, and registers rules with
     `rule(F.linear)`. Wherever a network uses it in a function with a rule, the rule runs and the weight is never
-    formed; everywhere else it is formed first. Like any draw it may carry a leading axis of draws in each of its
+    materialized; everywhere else it is materialized first. Like any draw it may carry a leading axis of draws in each of its
     components; `vmap` then removes that axis from each.
 
     Components must be listed by `components()` in the order in which `from_components` takes them.
@@ -107,10 +107,10 @@ class StructuredWeight(Tensor):
         if getattr(func, "__name__", "") == "__get__" or func in _METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        return cls.form(func, args, kwargs)
+        return cls.fallback(func, args, kwargs)
 
     @classmethod
-    def form(cls, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    def fallback(cls, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """Answer a function that has no rule: by the plain tensors."""
         args, kwargs = plain((args, kwargs))
         return func(*args, **kwargs)

@@ -123,7 +123,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _gains_by_forming(x: Tensor, weight: WalshHadamardWeight) -> bool:
-    """Whether W is formed: tensor cores multiply by it faster than memory serves transforms of more rows than W has."""
+    """Whether W is materialized: tensor cores multiply by it faster than memory serves transforms of more rows than W has."""
     rows = x.numel() // x.shape[-1] if x.numel() else 0
     return x.is_cuda and torch.is_autocast_enabled("cuda") and rows >= weight.blocks_.size
 
@@ -149,7 +149,7 @@ class LocalWalshHadamardWeight(LocalWeight):
     parts_: tuple[Tensor, ...]
     blocks_: Blocks
     noise_: Randomness
-    formed_: Tensor | None
+    materialized_: Tensor | None
     drawn_: Tensor
 
     def __new__(
@@ -166,7 +166,7 @@ class LocalWalshHadamardWeight(LocalWeight):
         """A weight from its factors and the distribution of g."""
         weight = cls.wrap(torch.Size((*mean.shape[:-2], blocks.rows, blocks.cols)), mean)
         weight.parts_ = (left, mean, std, lower, right)
-        weight.blocks_, weight.noise_, weight.formed_ = blocks, noise, None
+        weight.blocks_, weight.noise_, weight.materialized_ = blocks, noise, None
         return weight.start(name)
 
     def components(self) -> tuple[Tensor, ...]:
@@ -186,10 +186,10 @@ class LocalWalshHadamardWeight(LocalWeight):
     def materialize(self) -> Tensor:
         """One draw of the weight, the same in every use."""
         self.check_unused()
-        if self.formed_ is None:
+        if self.materialized_ is None:
             left, mean, _, _, right = self.parts_
-            self.formed_ = self.blocks_.assemble(materialize(left, self.draw(mean.shape), right))
-        return self.formed_
+            self.materialized_ = self.blocks_.assemble(materialize(left, self.draw(mean.shape), right))
+        return self.materialized_
 
     def draw(self, shape: tuple[int, ...]) -> Tensor:
         """Draws of g of a shape that ends in [K, D]."""
@@ -210,7 +210,7 @@ class LocalWalshHadamardWeight(LocalWeight):
 def _local_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if not isinstance(weight, LocalWalshHadamardWeight) or isinstance(x, StructuredWeight) or x.ndim < 2:
         return NotImplemented
-    if x.shape[0] != weight.examples_ or weight.formed_ is not None:
+    if x.shape[0] != weight.examples_ or weight.materialized_ is not None:
         return NotImplemented
     left, mean, _, _, right = weight.parts_
     if weight.blocks_.along == "entries":

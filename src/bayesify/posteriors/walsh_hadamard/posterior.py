@@ -24,7 +24,7 @@ from bayesify.weights.catalog import Layer, Weight
 from bayesify.weights.named_parameters import NamedParameters
 
 MULTIPLY_FROM = 256
-"""Size of a block from which a linear layer multiplies through its factors; a smaller one is quicker to form."""
+"""Size of a block from which a linear layer multiplies through its factors; a smaller one is quicker to materialize."""
 
 FORM_UP_TO = 1024
 """Size of blocks up to which a GPU forms all of a draw under autocast: tensor cores multiply by them faster than transforms run."""
@@ -57,8 +57,8 @@ class WalshHadamard(Posterior):
     $c = D^{-1/2} H g$, so W has rank D in its randomness and no density over all matrices.
 
     A matrix with other sides is padded and stacked from blocks with numbers of their own (see `Blocks`); a layer with one
-    output or one input is one block, reshaped. A kernel is seen as outputs x (inputs x kernel) and formed once a
-    draw. Linear layers with blocks of 256 and more multiply in O(D log D) and never form W, smaller ones form it, which is
+    output or one input is one block, reshaped. A kernel is seen as outputs x (inputs x kernel) and materialized once a
+    draw. Linear layers with blocks of 256 and more multiply in O(D log D) and never materialize W, smaller ones do, which is
     quicker there. Biases, and other vectors, are independent Gaussians that start at the network's.
 
     Stored for all blocks of one size together: `left` ($s_1$), `right` ($s_2$), and q(g) with `mean_value`, `log_std`
@@ -178,7 +178,7 @@ class WalshHadamard(Posterior):
     # -- drawing ---------------------------------------------------------------------------------------------------
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
-        """g of all blocks with the noise of the network in one call; weights are formed, or stay factors in linear layers."""
+        """g of all blocks with the noise of the network in one call; weights are materialized, or stay factors in linear layers."""
         weights: MutableMapping[str, Tensor] = {}
         kl: Any = 0.0
         if self.vectors is not None:
@@ -220,10 +220,10 @@ class WalshHadamard(Posterior):
         """The weights of a group from draws of its g, [S, K, D]."""
         left, right = self.left[str(size)], self.right[str(size)]
         local = request.local and self.local_reparameterization
-        formed: list[_Part] = []
+        materialized: list[_Part] = []
         for part in self.groups[size]:
             chosen = slice(part.start, part.stop)
-            if local and part.linear and part.weight.name not in self.formed:
+            if local and part.linear and part.weight.name not in self.materialized:
                 family = self.family(size)
                 factors = (left, family.mean_value, family.log_std.exp(), family.lower(), right)
                 pieces = [repeat_draws(factor[chosen], request.num_draws) for factor in factors]
@@ -234,14 +234,14 @@ class WalshHadamard(Posterior):
                 sides = [repeat_draws(side[chosen], request.num_draws) for side in (left, right)]
                 into[part.weight.name] = WalshHadamardWeight(sides[0], g[:, chosen], sides[1], part.blocks)
             else:
-                formed.append(part)
-        if formed:
-            self._form(formed, dyadic_values(g), left, right, into)
+                materialized.append(part)
+        if materialized:
+            self._materialize(materialized, dyadic_values(g), left, right, into)
 
-    def _form(
+    def _materialize(
         self, parts: list[_Part], c: Tensor, left: Tensor, right: Tensor, into: MutableMapping[str, Tensor]
     ) -> None:
-        """Weights from the D numbers that each block consists of, [..., K, D], all blocks in one call where all are formed."""
+        """Weights from the D numbers that each block consists of, [..., K, D], in one call where all are materialized."""
         whole = parts[-1].stop - parts[0].start == sum(part.blocks.count for part in parts)
         for batch in [parts] if whole else [[part] for part in parts]:
             chosen = slice(batch[0].start, batch[-1].stop)
@@ -272,9 +272,9 @@ class WalshHadamard(Posterior):
         for size, parts in self.groups.items():
             family, left, right = self.family(size), self.left[str(size)], self.right[str(size)]
             if which == "mean":
-                self._form(parts, dyadic_values(family.mean()), left, right, found)
+                self._materialize(parts, dyadic_values(family.mean()), left, right, found)
             else:
-                self._form(parts, family.reached_variance() / size, left.square(), right.square(), found)
+                self._materialize(parts, family.reached_variance() / size, left.square(), right.square(), found)
         return (
             self._around_base(found)
             if which == "mean"
