@@ -21,7 +21,7 @@ Phase = Literal["map", "variational"]
 """Which objective a step maximizes: that of the posterior mean, or the evidence lower bound."""
 
 
-class Storable(ABC):
+class Serializable(ABC):
     """What `save` writes and `load` gives back: choices as plain data, and tensors by name."""
 
     @abstractmethod
@@ -45,7 +45,7 @@ class Storable(ABC):
         return {}
 
 
-class Predictor(Storable):
+class Predictor(Serializable):
     """What gives a predictive distribution for inputs: networks under a posterior, Laplace, SWAG, ensembles, processes.
 
     Adapters, estimators, metrics, conformal prediction and reports know this contract and nothing else. Options of one method

@@ -123,7 +123,7 @@ def test_squares_of_single_examples_in_every_kind_of_layer(kind):
     before = {name: value.clone() for name, value in bnn.posterior.mean().items()}
     trainer.step(x, y, generator=torch.Generator().manual_seed(1))
     for name, square in wanted.items():
-        torch.testing.assert_close(trainer.moments["squares"][name], square, rtol=1e-8, atol=1e-10, msg=name)
+        torch.testing.assert_close(trainer.moments["second_moments"][name], square, rtol=1e-8, atol=1e-10, msg=name)
     assert any(not torch.equal(before[name], value) for name, value in bnn.posterior.mean().items())
 
 
@@ -139,7 +139,7 @@ def test_an_example_of_weight_two_is_the_example_twice(kind):
             y = torch.zeros_like(bnn(*x))
         trainer = baselines.VOGN(bnn, num_data=50, decay=0.0)
         trainer.step(x, y, example_weights=weights, generator=torch.Generator().manual_seed(1))
-        found.append((trainer.moments["squares"], bnn.posterior.mean()))
+        found.append((trainer.moments["second_moments"], bnn.posterior.mean()))
     for one, other in zip(*found, strict=True):
         for name, value in one.items():
             torch.testing.assert_close(value, other[name], rtol=1e-9, atol=1e-12, msg=name)
@@ -156,7 +156,7 @@ def test_operations_in_place_on_a_layers_output():
         bnn = bayesify.bayesianize(net, "mean_field", likelihood="gaussian")
         trainer = baselines.VOGN(bnn, num_data=8)
         trainer.step(x, y, generator=torch.Generator().manual_seed(1))
-        found.append(trainer.moments["squares"])
+        found.append(trainer.moments["second_moments"])
     for name, value in found[0].items():
         assert torch.equal(value, found[1][name]), name
 

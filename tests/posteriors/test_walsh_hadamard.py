@@ -551,13 +551,13 @@ def test_a_residual_is_around_the_network(covariance: str) -> None:
 
 def test_it_can_start_near_the_network() -> None:
     net = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 1)).double()
-    near, anew = (
+    near, fresh = (
         bayesify.bayesianize(net, posteriors.WalshHadamard(init=init)).posterior.mean()
         for init in ("network", "random")
     )
     for name, value in net.named_parameters():
         if value.ndim > 1:
-            assert (near[name] - value).norm() < 0.85 * value.norm() < (anew[name] - value).norm()
+            assert (near[name] - value).norm() < 0.85 * value.norm() < (fresh[name] - value).norm()
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def noise(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def mortal(job: dict[str, Any]) -> dict[str, Any]:
-    """Counts its attempts in a file and kills its own process for the first so many."""
+    """Counts its attempts in a file and kills its own process in the first of them."""
     count = Path(job["count"])
     with count.open("a") as file:
         file.write(".")

@@ -1,6 +1,6 @@
 """Every public callable with arguments that it takes, for tests that give it others.
 
-A call is a function that makes the callable and its arguments anew, so that one call cannot spoil the next.
+A call is a function that makes the callable and its arguments afresh, so that one call cannot spoil the next.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def swag(batches, rate=0.05, width=4, **options):
     model = baselines.SWAG(net(width), likelihoods.Gaussian(0.1), rank=3)
     model.fit(batches, EPOCHS, rate, collect_every=2, **options)
     state = {f"network.{name}": value for name, value in model.network.state_dict().items()}
-    moments = {"mean": model.mean, "squares": model.squares, "deviations": model.deviations}
+    moments = {"mean": model.mean, "squares": model.squared_deviations, "deviations": model.deviations}
     state |= {f"{kind}.{name}": value for kind, values in moments.items() for name, value in values.items()}
     return state, model.history
 

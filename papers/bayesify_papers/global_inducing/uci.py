@@ -51,7 +51,7 @@ def stack_splits(data: uci.Table, splits: int | None = None, device: str = "cpu"
 
     Args:
         data: A regression whose splits are of one size.
-        splits: Only the first so many.
+        splits: Number of splits, the first ones; all by default.
         device: Where they go.
     """
     parts: list[list[np.ndarray]] = [[], [], [], []]
@@ -86,7 +86,7 @@ def run_networks(
         model: A key of `MODELS`.
         prior: One of `PRIORS`.
         schedule: Of the training.
-        splits: Only the first so many.
+        splits: Number of splits, the first ones; all by default.
         device: Where to compute.
         num_draws: For bounds and predictions.
         seed: Of everything random.
@@ -132,7 +132,7 @@ def run(
         models: Keys of `MODELS` and of `processes.MODELS`.
         priors: For networks; deep Gaussian processes have none of these.
         schedule: Of every training.
-        splits: Only the first so many.
+        splits: Number of splits, the first ones; all by default.
         device: Where to compute.
         num_draws: For bounds and predictions.
         facts: Goes into each file.

@@ -21,7 +21,7 @@ def score(folder: Path) -> dict[str, dict[str, Any]]:
         folder: What `classification` wrote: `labels.npz`, and one file per system.
 
     Returns:
-        By system: `test` and each corrupted set with `accuracy, nll, ece, brier`; each set from elsewhere with the scores of
+        By system: `test` and each corrupted set with `accuracy, nll, ece, brier`; each foreign set with the scores of
         `metrics.ood`.
 
     Raises:

@@ -38,7 +38,7 @@ class Task:
 
 
 def spread_out(count: int, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Rows of arrays at equal distances, so many of them: the first half of MNIST's test images is not like the second."""
+    """A number of rows of arrays at equal distances: the first half of MNIST's test images is not like the second."""
     rows = np.linspace(0, len(arrays[0]) - 1, min(count, len(arrays[0]))).round().astype(int)
     return tuple(array[rows] for array in arrays)
 

@@ -250,7 +250,7 @@ def run_setting(
         data: Data set.
         setting: What to train.
         recipe: How.
-        splits: Only the first so many.
+        splits: Number of splits, the first ones; all by default.
         num_draws: Draws of a prediction.
         facts: Goes into the JSON file.
 

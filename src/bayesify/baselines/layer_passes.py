@@ -21,12 +21,12 @@ EXAMPLES_BYTES = 64 * 2**20
 
 
 class LayerPass:
-    """A forward pass with one draw, the inputs of its layers remembered.
+    """A forward pass with one draw, the inputs of its layers kept.
 
     Args:
         runner: The network.
         weights: One draw by name, without an axis of draws; they are detached.
-        rules: The layers to remember, with their rules, by module name.
+        rules: The layers whose inputs to keep, with their rules, by module name.
         args: Positional inputs of B examples.
         kwargs: Keyword inputs.
         output: Which of several outputs.
@@ -58,7 +58,7 @@ class LayerPass:
             except ValueError:  # a layer of a kind that has a rule, in a form that has none
                 return result
             self._calls[names[module]].append((kept, result))
-            return result.clone()  # an operation in place on the layer's output must not reach what is remembered
+            return result.clone()  # an operation in place on the layer's output must not reach what is kept
 
         with runner.alone() as own, ExitStack() as stack, torch.enable_grad():
             names.update({own.network.get_submodule(path): path for path in rules})
@@ -67,7 +67,7 @@ class LayerPass:
             self.outputs = select_output(own.call(self.weights, args, kwargs), output)
 
     def taps(self) -> list[Tensor]:
-        """Outputs of the remembered layers, call by call."""
+        """Outputs of these layers, call by call."""
         return [result for calls in self._calls.values() for _, result in calls]
 
     def by_layer(self, grads: Sequence[Tensor | None]) -> dict[str, list[tuple[Tensor, Tensor]]]:

@@ -211,7 +211,7 @@ class NaturalGradient(ABC):
 
     @abstractmethod
     def rules(self) -> Mapping[str, Rule]:
-        """Rules of the layers whose inputs a pass must remember, by module name."""
+        """Rules of the layers whose inputs a pass must keep, by module name."""
 
     @abstractmethod
     def curvature(
@@ -322,9 +322,11 @@ class NaturalGradient(ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state_dict`."""
         device = next(self.bnn.posteriors.parameters()).device
+        moments = dict(state["moments"])
+        if "squares" in moments:  # the name in earlier checkpoints
+            moments["second_moments"] = moments.pop("squares")
         self.moments = {
-            kind: {name: value.to(device) for name, value in values.items()}
-            for kind, values in state["moments"].items()
+            kind: {name: value.to(device) for name, value in values.items()} for kind, values in moments.items()
         }
         self.steps = state["steps"]
         if self._optimizer is not None:

@@ -68,7 +68,7 @@ class SWAG(Drawable):
 
     Attributes:
         count: Iterates that were collected.
-        mean, squares: $\bar w$, and the sum over iterates of squared deviations from it, by name.
+        mean, squared_deviations: $\bar w$, and the sum over iterates of squared deviations from it, by name.
         deviations: $D^\top$ by name, each [K, *shape].
 
     Raises:
@@ -104,7 +104,7 @@ class SWAG(Drawable):
         self.likelihood = copy.deepcopy(made).to(self._reference)
         self.history, self.count = History(), 0
         self.mean: dict[str, Tensor] = {}
-        self.squares: dict[str, Tensor] = {}
+        self.squared_deviations: dict[str, Tensor] = {}
         self.deviations: dict[str, Tensor] = {}
 
     @property
@@ -128,19 +128,19 @@ class SWAG(Drawable):
         self.count += 1
         for name, value in values.items():
             if self.count == 1:
-                self.mean[name], self.squares[name] = value.clone(), torch.zeros_like(value)
+                self.mean[name], self.squared_deviations[name] = value.clone(), torch.zeros_like(value)
                 self.deviations[name] = value.new_zeros(0, *value.shape)
             before = value - self.mean[name]
             self.mean[name] += before / self.count
             after = value - self.mean[name]
-            self.squares[name] += before * after
+            self.squared_deviations[name] += before * after
             if self.rank:
                 self.deviations[name] = torch.cat((self.deviations[name], after.unsqueeze(0)))[-self.rank :]
         return self
 
     def variance(self) -> dict[str, Tensor]:
         """v: variance of the iterates by name, of all of them and without a correction for their number."""
-        return {name: squares / max(1, self.count) for name, squares in self.squares.items()}
+        return {name: total / max(1, self.count) for name, total in self.squared_deviations.items()}
 
     @checked
     def fit(
@@ -329,14 +329,15 @@ class SWAG(Drawable):
             raise ValueError(f"SWAG: {self.count} iterates collected; call fit, or collect(net) {least} times, first")
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
-        """What was collected, by attribute and weight."""
-        return {"mean": self.mean, "squares": self.squares, "deviations": self.deviations}
+        """What was collected, by its name in files and weight."""
+        return {"mean": self.mean, "squares": self.squared_deviations, "deviations": self.deviations}
 
     def set_moments(self, count: int, moments: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Inverse of `moments`, of a number of iterates."""
         self.count, where = count, self._reference.device
         for kind, values in moments.items():
-            setattr(self, kind, {name: values[name].to(where) for name in self.weights if name in values})
+            attribute = "squared_deviations" if kind == "squares" else kind
+            setattr(self, attribute, {name: values[name].to(where) for name in self.weights if name in values})
 
     # -- storage ---------------------------------------------------------------------------------------------------
 
@@ -439,8 +440,7 @@ class _Collecting(Update):
         return {"update": {"name": "SWAG", "collect_every": self.every, "skip_epochs": self.skip}}
 
     def state_dict(self) -> dict[str, Any]:
-        swag = self.swag
-        return {"steps": self.steps, "epochs": self.epochs, "count": swag.count, "moments": swag.moments()}
+        return {"steps": self.steps, "epochs": self.epochs, "count": self.swag.count, "moments": self.swag.moments()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.steps, self.epochs = state["steps"], state["epochs"]

@@ -127,21 +127,21 @@ class VOGN(NaturalGradient):
         """Mean over examples of squared gradients, times their weights, by weight name."""
         batch = at_outputs.shape[0]
         calls = seen.by_layer(at_taps)
-        squares: dict[str, Tensor] = {}
+        second_moments: dict[str, Tensor] = {}
         general = []
         for name, value in seen.weights.items():
             path, _, leaf = name.rpartition(".")
             if name not in seen.used:
-                squares[name] = torch.zeros_like(widen(value.detach()))
+                second_moments[name] = torch.zeros_like(widen(value.detach()))
             elif self._has_rule(name) and calls[path]:
-                squares[name] = squared_gradients(self._rules[path], leaf, calls[path]).view(value.shape) / batch
+                second_moments[name] = squared_gradients(self._rules[path], leaf, calls[path]).view(value.shape) / batch
             else:  # no rule, or a layer whose weights are used without calling it
                 general.append(name)
         if general:
             self._check_uncoupled(general[0])
             found = general_squares(self._runner, seen.weights, general, args, kwargs, at_outputs, self.bnn.output)
-            squares |= {name: value / batch for name, value in found.items()}
-        return {"squares": squares}
+            second_moments |= {name: value / batch for name, value in found.items()}
+        return {"second_moments": second_moments}
 
     def _check_uncoupled(self, name: str) -> None:
         for module in self.bnn.network.modules():
@@ -160,8 +160,8 @@ class VOGN(NaturalGradient):
             for name, mean in part.mean_value.items():
                 prior = self.prior_precision[name] / total
                 slope = self.average("gradient", name, gradient[name] + prior * mean, self.momentum)
-                squares = self.average("squares", name, curvature["squares"][name], self.decay)
-                precision = squares + (prior + self.damping)
+                second_moments = self.average("second_moments", name, curvature["second_moments"][name], self.decay)
+                precision = second_moments + (prior + self.damping)
                 changed.append((name, mean, mean - learning_rate * slope / precision))
                 changed.append((f"scale of {name}", part.raw_std[name], -0.5 * (total * precision).log()))
         return changed

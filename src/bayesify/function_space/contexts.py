@@ -119,7 +119,7 @@ class Box(Context):
         return _like(x, kwargs, torch.addcmul(low, width, uniform))
 
     def _ends(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Lower end and width, kept where the inputs are: a copy to a device cannot be recorded in a CUDA graph."""
+        """Lower end and width, kept where the inputs are: a copy to a device cannot be captured in a CUDA graph."""
         key = (like.device, like.dtype)
         if key not in self._kept:
             self._kept[key] = (self.low.to(like), (self.high - self.low).to(like))
@@ -190,7 +190,7 @@ class StoredContext(Context):
                 f"{list(like.shape[1:])}; give inputs of the same shape"
             )
         place, rows = generator.device if generator is not None else like.device, held.shape[0]
-        if self.n <= rows:  # unlike a permutation, this can be recorded in a CUDA graph
+        if self.n <= rows:  # unlike a permutation, this can be captured in a CUDA graph
             index = torch.rand(rows, generator=generator, device=place).topk(self.n).indices
         else:
             index = torch.randint(rows, (self.n,), generator=generator, device=place)

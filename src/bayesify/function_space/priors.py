@@ -94,7 +94,7 @@ class Constant(FunctionPrior):
         return mean, torch.diag_embed(variance.T if kind == "full" else variance.flatten())
 
     def _on_device(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Kept where the outputs are: a copy to a device cannot be recorded in a CUDA graph."""
+        """Kept where the outputs are: a copy to a device cannot be captured in a CUDA graph."""
         key = (outputs.device, outputs.dtype)
         if key not in self._kept:
             self._kept[key] = (self.mean.to(outputs), self.variance.to(outputs))

@@ -99,7 +99,7 @@ class FunctionSpaceVI(Drawable, Trainable):
         self._jacobians = Jacobians(Runner(bnn.network, bnn.weights), list(bnn.weights), output=bnn.output)
         self.prior = copy.deepcopy(prior) if prior is not None else Constant(prior_mean, prior_variance)
         self._bind()
-        self._recorder = DivergenceCapture(bnn)
+        self._capture = DivergenceCapture(bnn)
         self._records = covariance == "diagonal" and isinstance(self.prior, Constant)
         self._bytes_per_row: dict[Any, tuple[float, tuple[int, ...]]] = {}
         self._output_shape: tuple[int, ...] = ()
@@ -243,7 +243,7 @@ class FunctionSpaceVI(Drawable, Trainable):
                 pieces = list(split_rows(args, kwargs, rows))
                 kl = SumOfPieces.apply(self._kl_of(means, variances), pieces, *self._given(means, variances))
             elif self._records:
-                kl = self._recorder(self._kl_of(means, variances), (args, dict(kwargs)), self._given(means, variances))
+                kl = self._capture(self._kl_of(means, variances), (args, dict(kwargs)), self._given(means, variances))
             else:
                 kl = self._kl(args, kwargs, means, variances)
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""One pass of a network that remembers what its layers saw, and the gradients that come back to them."""
+"""One pass of a network that keeps what its layers saw, and the gradients that come back to them."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def trace(
     differentiable: bool = False,
     lenient: bool = False,
 ) -> Trace:
-    """Run a network once and remember what some of its layers saw.
+    """Run a network once and keep what some of its layers saw.
 
     Args:
         runner: The network.
@@ -215,7 +215,7 @@ def trace(
                 return output
             raise
         tap = output if output.requires_grad else output.detach().requires_grad_()
-        passed_on = tap.clone()  # an operation in place on the layer's output must not reach what is remembered
+        passed_on = tap.clone()  # an operation in place on the layer's output must not reach what is kept
         applications.append(Application(rule, kept, tap, passed_on.grad_fn))
         return passed_on
 

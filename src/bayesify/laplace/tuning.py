@@ -57,7 +57,7 @@ def tune_prior_precision(
     Args:
         laplace: A fitted posterior.
         loader: Validation data, for `method="validation"`.
-        method: `"validation"`: mean log predictive density of the loader's data; `"evidence"`: `log_evidence()`. If left out, the
+        method: `"validation"`: mean log predictive density of the loader's data; `"evidence"`: `log_evidence()`. By default the
             first where there is a loader, else the second.
         grid: Prior precisions to try; with a precision per layer, such as the default, factors on those.
         fine: Whether to search again around the best.

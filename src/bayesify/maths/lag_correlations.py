@@ -1,4 +1,18 @@
-"""Correlations between feature maps at given lags, through their Fourier transforms."""
+r"""Correlations between feature maps at given lags, through their Fourier transforms.
+
+What it is for: regression on the patches of a convolution needs $A^\top A$, with a row of A for each position and a column for each
+channel and kernel position. Away from borders the entry of kernel positions a and b is $\sum_q x_c(q + a)\, x_e(q + b)$, which
+depends on the lag $\delta = b - a$ alone, and a 3 x 3 kernel has 25 lags for its 81 pairs (borders: `convolution_lags`).
+
+How: with $X(f)$ the transform of x over a period P, padded by zeros so that no lag wraps around,
+
+$$ \sum_q x_c(q)\, x_e(q + \delta) = \frac1P \sum_f \overline{X_c(f)}\, X_e(f)\, e^{2 \pi i f \delta / P}. $$
+
+1. `_spectrum` transforms x and y, side by side, into real and imaginary parts; a real map needs half of the frequencies.
+2. `correlate` multiplies, for each frequency, all channels by all channels in one product that sums over the examples.
+3. `_waves` holds cosine and sine of $2 \pi f \delta / P$ for the lags that are asked for: one more product sums over f.
+4. `correlate_gradient` goes the same way back: waves over lags, one product for each frequency, `_maps` from spectra to maps.
+"""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class _InverseAndLogDet(torch.autograd.Function):
 
 
 def inverse_from_factor(factor: Tensor) -> Tensor:
-    r"""$(L L^\top)^{-1}$, [..., n, n]; on CUDA by a triangular solve, which a graph can record."""
+    r"""$(L L^\top)^{-1}$, [..., n, n]; on CUDA by a triangular solve, which a graph can capture."""
     if not factor.is_cuda:
         return torch.cholesky_inverse(factor)
     eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)

@@ -102,7 +102,7 @@ class _DyadicSums(torch.autograd.Function):
 
 
 def exclusive_or(size: int, device: torch.device) -> Tensor:
-    """i ^ j at row i and column j, [D, D]; kept up to 256 x 256 where nothing watches operations or records them."""
+    """i ^ j at row i and column j, [D, D]; kept up to 256 x 256 where nothing watches operations or captures them."""
     known = _INDICES.get((size, device))
     watched = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
     if known is not None and not watched:
@@ -110,8 +110,8 @@ def exclusive_or(size: int, device: torch.device) -> Tensor:
     with torch.inference_mode(False), torch.no_grad():
         index = torch.arange(size, device=device)
         made = index.unsqueeze(-1) ^ index
-    recording = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    if size <= 256 and not watched and not recording:
+    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if size <= 256 and not watched and not capturing:
         _INDICES[size, device] = made
     return made
 

@@ -103,7 +103,7 @@ class Posterior(nn.Module):
     runs_network: ClassVar[bool] = False
     """Whether drawing runs the network; such posteriors are drawn after all others."""
     capturable: bool = False
-    """Whether drawing is a fixed sequence of operations on the device, which a CUDA graph can record."""
+    """Whether drawing is a fixed sequence of operations on the device, which a CUDA graph can capture."""
     training_draws: int = 1
     """Draws per step that `fit` uses unless told otherwise."""
     local_reparameterization: bool = False
@@ -287,7 +287,7 @@ class Posterior(nn.Module):
         copy.deepcopy(self).prune(keep)
 
     def draws_fused(self, request: DrawRequest) -> bool:
-        """Whether a draw is a few launches already, so that to record it as a CUDA graph gains nothing."""
+        """Whether a draw is a few launches already, so that to capture it as a CUDA graph gains nothing."""
         return False
 
     # -- for subclasses --------------------------------------------------------------------------------------------

@@ -122,8 +122,8 @@ class Ensemble(Posterior):
 
     def kl(self, prior: PriorDraw) -> Tensor:
         """Mean over members of `-log p`."""
-        squares = {name: prior.second_moments(name, value) / self.members for name, value in self.value.items()}
-        return prior.cross_entropy(squares, self.sizes())
+        moments = {name: prior.second_moments(name, value) / self.members for name, value in self.value.items()}
+        return prior.cross_entropy(moments, self.sizes())
 
 
 def _spread(value: Tensor) -> Tensor:

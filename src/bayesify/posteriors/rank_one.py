@@ -104,17 +104,17 @@ class RankOne(Posterior):
 
     def kl(self, prior: PriorDraw) -> Tensor:
         """`-log p` of the shared weights plus the mean over components of the factors' KL."""
-        squares: dict[str, Tensor] = {}
+        moments: dict[str, Tensor] = {}
         factors: Tensor | float = 0.0
         for layer in self.layers:
             for name, value in layer.from_matrix(self.value[layer.name]).items():
-                squares[name] = prior.second_moments(name, value)
+                moments[name] = prior.second_moments(name, value)
             for mean, raw in (
                 (self.row_mean[layer.name], self.row_raw_std[layer.name]),
                 (self.col_mean[layer.name], self.col_raw_std[layer.name]),
             ):
                 factors = factors + _factor_kl(mean, positive(raw), self.factor_prior_std) / self.components
-        return prior.cross_entropy(squares, self.sizes()) + factors
+        return prior.cross_entropy(moments, self.sizes()) + factors
 
 
 def _factor_kl(mean: Tensor, std: Tensor, prior_std: float) -> Tensor:

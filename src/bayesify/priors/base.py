@@ -62,7 +62,7 @@ class PriorDraw:
         r"""$w - \mu_w$ for one value of a weight, or several."""
         return value - self.mean[name] if name in self.mean else value
 
-    def cross_entropy(self, squares: Mapping[str, Tensor], sizes: Mapping[str, int]) -> Tensor:
+    def cross_entropy(self, second_moments: Mapping[str, Tensor], sizes: Mapping[str, int]) -> Tensor:
         r"""$-\mathbb{E}_q \log p(w)$ in nats, summed over weights.
 
         $$ \sum_w \tfrac{P_w}{2} \log 2\pi\sigma_w^2 + \frac{\mathbb{E}_q \lVert w \rVert^2}{2\sigma_w^2} $$
@@ -73,21 +73,21 @@ class PriorDraw:
            + \frac{1}{2\sigma_w^2} \operatorname{tr} (C C^\top)^{-1} \sum_f \mathbb{E}_q w_f w_f^\top $$
 
         Args:
-            squares: $\mathbb{E}_q$ of `second_moments`, by name: a scalar or [S], and [K, K] for kernels named in `factor`.
+            second_moments: $\mathbb{E}_q$ of `second_moments`, by name: a scalar or [S], and [K, K] for kernels named in `factor`.
             sizes: $P_w$, the number of scalars, by name.
         """
-        constant = 0.5 * math.log(2 * math.pi) * sum(sizes[name] for name in squares)
-        if not self.factor and not any(isinstance(self.std[name], Tensor) for name in squares):
-            scales = [0.5 / float(self.std[name]) ** 2 for name in squares]
-            logs = sum(sizes[name] * math.log(self.std[name]) for name in squares)
+        constant = 0.5 * math.log(2 * math.pi) * sum(sizes[name] for name in second_moments)
+        if not self.factor and not any(isinstance(self.std[name], Tensor) for name in second_moments):
+            scales = [0.5 / float(self.std[name]) ** 2 for name in second_moments]
+            logs = sum(sizes[name] * math.log(self.std[name]) for name in second_moments)
             if transforming():
-                together = torch.stack(list(squares.values()), dim=-1)
+                together = torch.stack(list(second_moments.values()), dim=-1)
                 halves = torch.tensor(scales, dtype=together.dtype, device=together.device)
                 return (together * halves).sum(-1) + (logs + constant)
-            scaled = torch._foreach_mul(list(squares.values()), scales)  # one launch, and no copy to the device
+            scaled = torch._foreach_mul(list(second_moments.values()), scales)  # one launch, and no copy to the device
             return torch.stack(scaled, dim=-1).sum(-1) + logs + constant
         total: Any = constant
-        for name, square in squares.items():
+        for name, square in second_moments.items():
             std = self._std(name, square)
             if name in self.factor:
                 factor = self.factor[name]  # [S, K, K]

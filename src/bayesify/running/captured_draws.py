@@ -27,7 +27,7 @@ LARGEST_SHARE = 1 / 16
 """Of a device's memory that the draws of a request take in float32, above which a graph is not worth what it keeps."""
 
 MOST_CAPTURES = 16
-"""Kinds of requests that are remembered for a posterior, the last ones: each generator is a kind of its own."""
+"""Kinds of requests that are cached for a posterior, the last ones: each generator is a kind of its own."""
 
 _LOCK = threading.RLock()
 _CAPTURES: weakref.WeakKeyDictionary[Posterior, dict[Any, Any]] = weakref.WeakKeyDictionary()

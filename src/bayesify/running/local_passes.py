@@ -38,7 +38,7 @@ def run_local(
         compute: Draws, with noise for each example where that is asked for, and runs the network.
         draw: Draws once from a `generator`, with noise for each example.
         inputs: Of the network, by position and by name.
-        posteriors: Of the network; they remember what was found.
+        posteriors: Of the network; they keep what was found.
         network: Whose buffers are set back before the first pass is done again.
         generator: The caller's own, where one was given.
     """

@@ -36,7 +36,7 @@ class RowWeight(StructuredWeight):
 
     @classmethod
     def of(cls, draws: Tensor, rows: int) -> Self:
-        """From draws [S, *shape], for a batch of so many rows."""
+        """From draws [S, *shape], for a batch of a number of rows."""
         made = cls.wrap(draws.shape[1:], draws)
         made.draws_, made.rows_ = draws, rows
         return made

@@ -367,7 +367,7 @@ class Runner:
         return build(pytree.tree_map(stack, *trees))
 
     def refuse_vmap(self, refusal: Exception) -> None:
-        """Remember that `vmap` cannot run the network, and say so, except where it is only slower."""
+        """Keep that `vmap` cannot run the network, and say so, except where it is only slower."""
         _REFUSED.add(self._origin)
         if not isinstance(refusal, SlowVmap):
             reason = str(refusal).strip().splitlines()[0]

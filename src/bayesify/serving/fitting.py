@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 HELD = 5
-"""One of so many rows is held out to score a method by name."""
+"""One row in this number is held out to score a method by name."""
 LEAST_ROWS = 20
 SHOWN = 20
 """Texts of a column that the folder names."""

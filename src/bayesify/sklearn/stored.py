@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from bayesify.datasets.scaling import Standardization
-from bayesify.predictor import Storable
+from bayesify.predictor import Serializable
 from bayesify.sklearn.columns import Columns
 from bayesify.sklearn.recipe import Fitted
 from bayesify.sklearn.rows import Rows
@@ -21,7 +21,7 @@ from bayesify.storage.serializers import STORED, stored_name
 from bayesify.tables.encoding import Encoding
 
 
-class StoredEstimator(BaseEstimator, Storable):
+class StoredEstimator(BaseEstimator, Serializable):
     """What `bayesify.save` and `load` need of an estimator. Training rows are not in the file, but for the scaled inputs that
     `unusual` compares with, so that `partial_fit` cannot go on from it."""
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bayesify.arguments.checks import Device, checked
 from bayesify.maths.value_checks import find_not_finite
 from bayesify.network import BayesianNetwork
-from bayesify.predictor import Storable
+from bayesify.predictor import Serializable
 from bayesify.registry import suggest
 from bayesify.storage import tensor_files
 from bayesify.storage.allocation import AllocationLimit
@@ -43,7 +43,7 @@ def save(model: Any, path: str | Path) -> None:
         OSError: If the file cannot be written.
     """
     name = stored_name(model)
-    plain = not isinstance(model, Storable)
+    plain = not isinstance(model, Serializable)
     state, tied = _once(tensors_of(model) if plain else model.state())
     wrong = find_not_finite((key, value) for key, value in state.items() if isinstance(value, nn.Parameter))
     if wrong is not None:

@@ -1,4 +1,4 @@
-"""Which types can be stored: those with the contract `Storable`, and plain modules; `save_load` does the writing and reading."""
+"""Which types can be stored: those with the contract `Serializable`, and plain modules; `save_load` writes and reads."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import Any, TypeVar
 from torch import nn
 
 from bayesify.network import BayesianNetwork
-from bayesify.predictor import Storable
+from bayesify.predictor import Serializable
 
 MODULE = "Module"
 """Name of a plain module in files."""
-STORED: dict[str, type[Storable]] = {}
+STORED: dict[str, type[Serializable]] = {}
 """Everything that `save` takes, by its name in files."""
 OPTIONAL = {"BayesianRegressor": "bayesify.sklearn", "BayesianClassifier": "bayesify.sklearn"}
 """What needs a package that may not be installed, and the module that registers it, imported when a file holds one."""
 
-Kind = TypeVar("Kind", bound=type[Storable])
+Kind = TypeVar("Kind", bound=type[Serializable])
 
 
 def register_predictor(kind: Kind) -> Kind:
-    """Teach `save` and `load` a predictor, or something else that is `Storable`, under the name of its class; a decorator.
+    """Teach `save` and `load` a predictor, or something else that is `Serializable`, under the name of its class; a decorator.
 
     Subclasses are stored as it is.
 
     Raises:
-        TypeError: If it is not `Storable`, as a `Predictor` is.
+        TypeError: If it is not `Serializable`, as a `Predictor` is.
         ValueError: If the name is taken.
     """
-    if not (isinstance(kind, type) and issubclass(kind, Storable)):
+    if not (isinstance(kind, type) and issubclass(kind, Serializable)):
         raise TypeError(f"register_predictor: {kind!r}; give a class that inherits from bayesify.predictor.Predictor")
     if kind.__name__ in (*STORED, MODULE):
         raise ValueError(f"register_predictor: {kind.__name__!r} is taken; give the class another name")
@@ -37,7 +37,7 @@ def register_predictor(kind: Kind) -> Kind:
     return kind
 
 
-def find_stored(name: str) -> type[Storable] | None:
+def find_stored(name: str) -> type[Serializable] | None:
     """The class that a file names, `None` where there is none.
 
     Raises:

@@ -155,7 +155,7 @@ def _part(size: int, rank: int, count: int) -> int:
 
 
 class _PartSampler:
-    """A batch sampler that yields one process's part of each batch of another, and remembers the whole batch's size."""
+    """A batch sampler that yields one process's part of each batch of another, and keeps the whole batch's size."""
 
     def __init__(self, batches: Any, rank: int, count: int) -> None:
         self._batches, self._rank, self._count = batches, rank, count

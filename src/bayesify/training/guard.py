@@ -65,7 +65,7 @@ class Guard:
         self._which = torch.zeros(len(self._named), dtype=torch.bool, device=device)  # and its parameters
         self.finite = torch.ones(skips or 1, dtype=torch.bool, device=device)
         self._kept: list[tuple[list[_Slot], Tensor]] = []
-        self.remember()
+        self.keep_buffers()
 
     def begin(self) -> None:
         """Begin a step."""
@@ -159,7 +159,7 @@ class Guard:
     # -- buffers ---------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def remember(self) -> None:
+    def keep_buffers(self) -> None:
         """Take the module's buffers, such as statistics of batch normalization, as those of the last good step."""
         groups: dict[tuple[torch.device, torch.dtype], list[_Slot]] = {}
         for part in self._module.modules():

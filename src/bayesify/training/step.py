@@ -218,7 +218,7 @@ class Step:
             part_of_all = 1 / self.processes.count
             bound = -nll / size * self.settings.num_data - kl_weight * part_of_all * kl
             self._add_up(nll, part_of_all * kl, bound, part_of_all)
-            self._guard.remember()
+            self._guard.keep_buffers()
         self.taken += 1
         self._seen = first + len(window) - 1
         self._step_scheduler(batch)
@@ -253,7 +253,7 @@ class Step:
         self._clip_and_step(self._guard.check(self._number))
         data, kl = data.detach().to(dtype), kl.detach().to(dtype)
         self._add_up(-data / num_data * len(batch), kl, data - self._kl_weight * kl, 1.0)
-        self._guard.remember()
+        self._guard.keep_buffers()
 
     def _add_up(self, *values: Tensor | float) -> None:
         """Add a step to the epoch's sums, of models that take it."""
@@ -332,7 +332,7 @@ class Step:
 
     def begin(self) -> None:
         """Begin an epoch: buffers are what they are now."""
-        self._guard.remember()
+        self._guard.keep_buffers()
         if self._rates is not None:
             self._captured.begin()
 
@@ -375,4 +375,4 @@ class Step:
             self.scheduler.load_state_dict(state["scheduler"])
             vars(self.optimizer)["_opt_called"] = True  # else the scheduler warns that no step came before its own
         self.update.load_state_dict(state["update"])
-        self._guard.remember()
+        self._guard.keep_buffers()

@@ -14,7 +14,7 @@ _MATRICES: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 def hadamard_matrix(size: Count, like: Tensor) -> Tensor:
     r"""Sylvester's matrix of signs, $(-1)^{\text{popcount}(i \wedge j)}$ at row i and column j: symmetric, $H H = D I$.
 
-    Computed on the device, so that it can be made inside a compiled or recorded function.
+    Computed on the device, so that it can be made inside a compiled or captured function.
 
     Args:
         size: D, a power of two.
@@ -34,7 +34,7 @@ def hadamard_matrix(size: Count, like: Tensor) -> Tensor:
 def sign_matrix(size: int, like: Tensor) -> Tensor:
     """`hadamard_matrix`, kept per size, type and device.
 
-    What is made under a compiler, under a mode that watches or fakes operations, or while a CUDA graph is recorded is
+    What is made under a compiler, under a mode that watches or fakes operations, or while a CUDA graph is captured is
     not kept: it belongs to them.
     """
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
