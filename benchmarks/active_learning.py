@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import bayesify
 from bayesify import acquisition, likelihoods, posteriors
 from bayesify.datasets import images
+from tools import markdown
 
 from .runs import add_row, parser, read_rows
 from .timing import record, revision, revisions
@@ -154,14 +155,14 @@ def summary(lines: list[dict[str, Any]]) -> dict[str, Any]:
 
 def table(figures: dict[str, Any]) -> str:
     """The guide's table: labels needed by each seed, in Markdown."""
-    rows = ["| | labels for 95 %, by seed | accuracy at the last round |", "| --- | --- | --- |"]
+    rows = []
     for method in METHODS:
         found = figures[method]
         most = [f"over {last['labels']}" if last else "not finished" for last in found["last"]]
         counts = [str(count or end) for count, end in zip(found["labels to reach 95 %"], most, strict=True)]
         last = [f"{last['accuracy']:.3f} ({last['labels']} labels)" for last in found["last"] if last]
-        rows.append(f"| {method.replace('_', ' ')} | {', '.join(counts)} | {', '.join(last)} |")
-    return "\n".join(rows)
+        rows.append([method.replace("_", " "), ", ".join(counts), ", ".join(last)])
+    return markdown.table(["", "labels for 95 %, by seed", "accuracy at the last round"], rows)
 
 
 def main() -> None:

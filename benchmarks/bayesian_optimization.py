@@ -28,6 +28,7 @@ import bayesify
 from bayesify import Draws, likelihoods, posteriors, priors
 from bayesify.predictive import TargetTransform
 from bayesify.random_features import RandomFeatureGP
+from tools import markdown
 
 from .runs import add_row, parser, read_rows
 from .timing import record, revision, revisions
@@ -207,15 +208,15 @@ def summary(runs: list[dict[str, Any]], batch: int) -> dict[str, Any]:
 
 def table(figures: dict[str, Any]) -> str:
     """The guide's table: median and quartiles of the regret over seeds, in Markdown."""
-    rows = ["| | " + " | ".join(figures) + " |", "| --- |" + " --- |" * len(figures)]
+    rows = []
     for method in (method for method in METHODS if any(method in figures[name] for name in figures)):
         cells = []
         for found in (figures[name].get(method) for name in figures):
             low, high = found["quartiles"] if found else (0.0, 0.0)
             few = f", {found['seeds']} seeds" if found and found["seeds"] < 10 else ""
             cells.append(f"{found['median']:.2g} ({low:.2g} to {high:.2g}{few})" if found else "-")
-        rows.append(f"| {method.replace('_', ' ')} | " + " | ".join(cells) + " |")
-    return "\n".join(rows)
+        rows.append([method.replace("_", " "), *cells])
+    return markdown.table(["", *figures], rows)
 
 
 def main() -> None:

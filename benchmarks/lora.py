@@ -39,6 +39,7 @@ from bayesify import Laplace, metrics, posteriors
 from bayesify.adapters import bayesianize_lora
 from bayesify.adapters.extras import load
 from bayesify.baselines import fit_members
+from tools import markdown
 
 from .lora_model import CLASSES, Decoder, pretrain, python_text, snippets, with_adapters
 from .runs import add_row, parser, read_rows
@@ -388,10 +389,7 @@ def summarize(rows: list[dict[str, Any]], part: str) -> None:
 def table(figures: dict[str, Any]) -> str:
     """The guide's table, in Markdown: means over the seeds that were run, ECE of each."""
     seeds = sorted({entry["seed"] for entry in figures["rows"]})
-    rows = [
-        "| | accuracy | NLL | ECE | ECE by seed | numbers per adapter weight |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
+    rows = []
     for method in METHODS:
         found = [entry for entry in figures["rows"] if entry["method"] == method]
         if not found:
@@ -400,19 +398,19 @@ def table(figures: dict[str, Any]) -> str:
         mean = {key: statistics.mean(entry[key] for entry in found) for key in ("accuracy", "nll", "ece")}
         each = ", ".join(by_seed.get(seed, "–") for seed in seeds)
         numbers = f"{found[0]['numbers per weight']:.2f}" if "numbers per weight" in found[0] else "curvature"
-        scores = " | ".join(f"{value:.3f}" for value in mean.values())
-        rows.append(f"| {method} | {scores} | {each} | {numbers} |")
-    return "\n".join(rows)
+        rows.append([method, *(f"{value:.3f}" for value in mean.values()), each, numbers])
+    return markdown.table(["", "accuracy", "NLL", "ECE", "ECE by seed", "numbers per adapter weight"], rows)
 
 
 def cost_table(figures: dict[str, float]) -> str:
     """The guide's second table: steps beside plain LoRA's, in Markdown."""
-    lines = ["| step beside plain LoRA's | time | memory | numbers per adapter weight |", "| --- | --- | --- | --- |"]
-    for model in ("GPT-2", "decoder"):
-        for method in ("mean-field", "k-tied", "inducing"):
-            found = [figures[f"{model}, {method}, {key}"] for key in ("time", "memory", "numbers per weight")]
-            lines.append(f"| {model}, {method} | " + " | ".join(f"{value:.2f}" for value in found) + " |")
-    return "\n".join(lines)
+    keys = ("time", "memory", "numbers per weight")
+    lines = [
+        [f"{model}, {method}", *(f"{figures[f'{model}, {method}, {key}']:.2f}" for key in keys)]
+        for model in ("GPT-2", "decoder")
+        for method in ("mean-field", "k-tied", "inducing")
+    ]
+    return markdown.table(["step beside plain LoRA's", "time", "memory", "numbers per adapter weight"], lines)
 
 
 def main() -> None:

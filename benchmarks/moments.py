@@ -23,6 +23,7 @@ from torch import Tensor
 
 import bayesify
 from bayesify.metrics import evaluate
+from tools import markdown
 
 from . import defaults
 from .runs import add_row, parser, read_rows
@@ -94,12 +95,7 @@ def times(network: str, seed: int, method: str, folder: Path, seconds: float) ->
 
 def table(figures: dict[str, Any]) -> str:
     """The guide's table: means over seeds, in Markdown."""
-    rows = list(figures.values())
-    lines = [
-        "| | NLL: 256 draws, one pass | ECE: 256 draws, one pass | distance to 1,000 draws: 256 draws, one pass, mean network | "
-        "mutual information: 1,000 draws, one pass |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+    rows, lines = list(figures.values()), []
     for network, method in dict.fromkeys((row["network"], row["method"]) for row in rows):
         mine = [row for row in rows if (row["network"], row["method"]) == (network, method)]
 
@@ -109,21 +105,22 @@ def table(figures: dict[str, Any]) -> str:
         cells = [", ".join(mean(way, key) for way in ("draws_256", "moments")) for key in ("nll", "ece")]
         cells.append(", ".join(mean(way, "distance inside") for way in ("draws_256", "moments", "mean_network")))
         cells.append(", ".join(mean(way, "mutual information inside") for way in ("draws_1000", "moments")))
-        lines.append(f"| {network}, {method.replace('_', ' ')} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        lines.append([f"{network}, {method.replace('_', ' ')}", *cells])
+    head = ["", "NLL: 256 draws, one pass", "ECE: 256 draws, one pass"]
+    head += ["distance to 1,000 draws: 256 draws, one pass, mean network", "mutual information: 1,000 draws, one pass"]
+    return markdown.table(head, lines)
 
 
 def times_table(by_machine: dict[str, dict[str, Any]]) -> str:
     """The guide's second table: passes of the mean network, in Markdown, from the figures of each kind of processor."""
-    titles = [f"{machine}: one pass, 16 draws" for machine in by_machine]
-    lines = ["| batch of 500 (of 1) | " + " | ".join(titles) + " |", "| --- |" + " --- |" * len(titles)]
+    lines = []
     for network in NETWORKS:
         cells = []
         for rows in (figures[network] for figures in by_machine.values()):
             many, one = rows["batch 500"], rows["batch 1"]
             cells.append(", ".join(f"{many[way]:.1f} ({one[way]:.0f})" for way in ("moments", "draws_16")))
-        lines.append(f"| {network} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        lines.append([network, *cells])
+    return markdown.table(["batch of 500 (of 1)", *(f"{name}: one pass, 16 draws" for name in by_machine)], lines)
 
 
 def main() -> None:

@@ -30,6 +30,7 @@ from bayesify.datasets import images
 from bayesify.predictive.base import Outputs
 from benchmarks.runs import parser
 from benchmarks.timing import clock, ratios, record
+from tools import markdown
 
 NUM_DRAWS = 16
 
@@ -190,7 +191,7 @@ def run(running: Any, x: torch.Tensor, seed: int) -> np.ndarray:
 
 def table(figures: dict[str, float]) -> str:
     """The guide's table, in Markdown."""
-    lines = ["| | size of the network's | passes for one image | accuracy | NLL | ECE |", "| --- |" + " --- |" * 5]
+    lines = []
     named = {
         "the network at the mean": ("", "mean_network"),
         "torch, 16 draws": ("", "torch"),
@@ -203,17 +204,17 @@ def table(figures: dict[str, float]) -> str:
         forms |= dict.fromkeys((f"{scored}_{key}" for key in ("accuracy", "nll", "ece")), "{:.4f}")
         cells = [form.format(figures[key]) if key in figures else "" for key, form in forms.items()]
         if any(cells):
-            lines.append(f"| {title} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+            lines.append([title, *cells])
+    return markdown.table(["", "size of the network's", "passes for one image", "accuracy", "NLL", "ECE"], lines)
 
 
 def int8_table(figures: dict[str, float]) -> str:
     """The guide's table of one draw in float32 and in int8, in Markdown."""
-    lines = ["| the same draw | accuracy | NLL | ECE | Brier | megabytes |", "| --- | --- | --- | --- | --- | --- |"]
+    lines = []
     for kind in ("float32", "int8"):
         cells = [f"{figures[f'{kind}_{key}']:.4f}" for key in ("accuracy", "nll", "ece", "brier")]
-        lines.append(f"| {kind} | " + " | ".join(cells) + f" | {figures[f'{kind}_megabytes']:.1f} |")
-    return "\n".join(lines)
+        lines.append([kind, *cells, f"{figures[f'{kind}_megabytes']:.1f}"])
+    return markdown.table(["the same draw", "accuracy", "NLL", "ECE", "Brier", "megabytes"], lines)
 
 
 def main() -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from tools.markdown import replaced, table
+
 ROOT = Path(__file__).parents[1]
 PAGE, RESULTS = ROOT / "docs" / "choices.md", ROOT / "benchmarks" / "results"
 SCORES = ("accuracy", "nll", "ece", "mutual_information")
@@ -28,11 +30,6 @@ def mean_rows(rows: list[tuple[Row, Row]]) -> list[str]:
         for key in SCORES
     )
     return [f"{100 * accuracy:+.1f}", f"{nll:+.3f}", f"{ece:.3f}", f"{information:.1g}"]
-
-
-def table(head: list[str], lines: list[list[str]]) -> str:
-    """A table of Markdown."""
-    return "\n".join("| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *lines))
 
 
 HEAD = ["accuracy, points", "NLL", "ECE", "mutual information"]
@@ -91,8 +88,7 @@ def page(text: str) -> str:
     """The page with each generated part as the results have it."""
     for name, make in PARTS.items():
         start, end = f"<!-- {name}: by python -m tools.choices_page -->", f"<!-- end of {name} -->"
-        before, rest = text.split(start)
-        text = f"{before}{start}\n\n{make()}\n\n{end}{rest.split(end)[1]}"
+        text = replaced(text, start, end, make())
     return text
 
 

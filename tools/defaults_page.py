@@ -9,6 +9,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from tools.markdown import replaced, table
+
 ROOT = Path(__file__).parents[1]
 PAGE, RESULTS = ROOT / "docs" / "defaults.md", ROOT / "benchmarks" / "results"
 START, END = "<!-- {}: by python -m tools.defaults_page -->", "<!-- end -->"
@@ -126,18 +128,15 @@ REASONS: dict[tuple[str, str], str] = {
 
 def exception_table(found: dict[tuple[str, str], Row]) -> str:
     """What is missed, by how much, and why."""
-    lines = ["| | network | misses | why |", "| --- | --- | --- | --- |"]
-    out = exceptions(found)
+    rows, out = [], exceptions(found)
     for (network, method), names in out.items():
         row = found[network, method]
         said = ["fails: " + row["error"]] if "error" in row else [shortfall(name, row) for name in names]
         why = REASONS.get((network, method), "not explained")
-        lines.append(f"| {TITLES[method]} | {NETWORKS[network]} | {'; '.join(said)} | {why} |")
+        rows.append([TITLES[method], NETWORKS[network], "; ".join(said), why])
     pairs = sum(map(judged, found))
-    return (
-        f"{len(out)} of {pairs} pairs of method and network miss something, by means over three seeds:\n\n"
-        + "\n".join(lines)
-    )
+    head = f"{len(out)} of {pairs} pairs of method and network miss something, by means over three seeds:\n\n"
+    return head + table(["", "network", "misses", "why"], rows)
 
 
 def shortfall(name: str, row: Row) -> str:
@@ -151,41 +150,32 @@ def shortfall(name: str, row: Row) -> str:
     return f"{name} {row[key]:.3f} (the network's {plain[key]:.3f})"
 
 
-def _ratio(row: Row) -> float:
-    return row["mutual_information_outside"] / max(row["mutual_information"], 1e-12)
+def _ratio(row: Row, kind: str = "") -> float:
+    return row[f"mutual_information_outside{kind}"] / max(row["mutual_information"], 1e-12)
 
 
 def network_table(found: dict[tuple[str, str], Row], network: str) -> str:
     """All methods on one network."""
-    out = exceptions(found)
-    lines = [
-        f"### {NETWORKS[network]}",
-        "",
-        "| | accuracy | NLL | ECE | mutual information, inside / strangers | AUROC | seconds | misses |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    rows, out = [], exceptions(found)
     for method, title in TITLES.items():
         row = found.get((network, method))
         if row is None:
             continue
         if "error" in row:
-            lines.append(f"| {title} | | | | | | | error |")
+            rows.append([title, *[""] * 6, "error"])
             continue
         inside, outside = row["mutual_information"], row["mutual_information_outside"]
         information = "" if method in ("network", "temperature") else f"{inside:.3f} / {outside:.3f}"
-        lines.append(
-            f"| {title} | {row['accuracy']:.3f} | {row['nll']:.3f} | {row['ece']:.3f} | {information} | "
-            f"{row['auroc_entropy']:.3f} | {row['seconds']:.0f} | {', '.join(out.get((network, method), []))} |"
-        )
-    return "\n".join(lines)
+        scores = [f"{row[key]:.3f}" for key in ("accuracy", "nll", "ece", "auroc_entropy")]
+        misses = ", ".join(out.get((network, method), []))
+        rows.append([title, *scores[:3], information, scores[3], f"{row['seconds']:.0f}", misses])
+    head = ["", "accuracy", "NLL", "ECE", "mutual information, inside / strangers", "AUROC", "seconds", "misses"]
+    return f"### {NETWORKS[network]}\n\n{table(head, rows)}"
 
 
 def summary(found: dict[tuple[str, str], Row]) -> str:
     """Differences to the plain network, means over networks."""
-    lines = [
-        "| | accuracy, points | NLL | ECE | AUROC | strangers' mutual information over the test images' |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
+    lines = []
     for method, title in TITLES.items():
         rows = [found.get((network, method)) for network in NETWORKS]
         both = [(row, row["plain"]) for row in rows if row is not None and "error" not in row]
@@ -195,36 +185,34 @@ def summary(found: dict[tuple[str, str], Row]) -> str:
             mean(row[key] - plain[key] for row, plain in both) for key in ("accuracy", "nll", "ece", "auroc_entropy")
         ]
         shown = "" if method == "temperature" else f"{mean(_ratio(row) for row, _ in both):.1f}"
-        lines.append(
-            f"| {title} | {100 * changes[0]:+.1f} | {changes[1]:+.3f} | {changes[2]:+.3f} | {changes[3]:+.3f} | {shown} |"
-        )
-    return "\n".join(lines)
+        lines.append([title, f"{100 * changes[0]:+.1f}", *(f"{change:+.3f}" for change in changes[1:]), shown])
+    head = ["", "accuracy, points", "NLL", "ECE", "AUROC", "strangers' mutual information over the test images'"]
+    return table(head, lines)
 
 
 def trials(found: dict[tuple[str, str], Row], method: str, variants: Sequence[tuple[str, str]]) -> str:
     """A method under several variants: accuracy, NLL and ECE on each network."""
     networks = [name for name in NETWORKS if any((name, f"{method},{key}") in found for key, _ in variants)]
-    lines = [f"| | {' | '.join(NETWORKS[name] for name in networks)} |", f"| --- |{' --- |' * len(networks)}"]
+    lines = []
     for key, title in (("", "the network"), *variants):
-        cells = []
-        for name in networks:
-            row = found.get((name, f"{method},{key}" if key else "network"))
-            cells.append(
-                "" if row is None or "error" in row else f"{row['accuracy']:.3f}, {row['nll']:.3f}, {row['ece']:.3f}"
-            )
-        lines.append(f"| {title} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows = [found.get((name, f"{method},{key}" if key else "network")) for name in networks]
+        scores = ("accuracy", "nll", "ece")
+        lines.append([title, *(", ".join(f"{row[key]:.3f}" for key in scores) if fine(row) else "" for row in rows)])
+    return table(["", *(NETWORKS[name] for name in networks)], lines)
+
+
+def fine(row: Row | None) -> bool:
+    """Whether there is a row, and no error."""
+    return row is not None and "error" not in row
 
 
 def widths() -> str:
     """Priors of four widths: bounds that are kept, and NLL less the plain network's, on the suite's networks and a user's."""
     file = json.loads((RESULTS / "default_prior_widths.json").read_text())
     found = means(list(file["figures"].values()))
-    lines = [
-        "| | bounds kept, of all | of the suite's after 3 epochs | NLL, the suite's, 3 epochs | 30 epochs "
-        "| a user's, 3 epochs | 30 epochs |",
-        "| --- |" + " --- |" * 6,
-    ]
+    lines = []
+    head = ["", "bounds kept, of all", "of the suite's after 3 epochs", "NLL, the suite's, 3 epochs", "30 epochs"]
+    head += ["a user's, 3 epochs", "30 epochs"]
     for name, totals in file["totals"].items():
         variant = f"prior={name.lower().replace('(', '').replace(')', '')}"
         cells = [f"{totals[key]:.0f}" for key in ("kept", "suite")]
@@ -236,23 +224,23 @@ def widths() -> str:
                     if (network in NETWORKS) == suite and method.split(",", 1)[-1] == ending
                 ]
                 cells.append(f"{mean(row['nll'] - row['plain']['nll'] for row in own):+.4f}")
-        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+        lines.append([f"`{name}`", *cells])
     pairs = [key for key in found if "," in key[1]]
     count, own = (
         len(part) // 4 * len(BOUNDS) for part in (pairs, [k for k in pairs if k[0] in NETWORKS and "30" not in k[1]])
     )
-    return "\n".join(lines) + f"\n\nBounds that could be kept: {count}, and {own}."
+    return table(head, lines) + f"\n\nBounds that could be kept: {count}, and {own}."
 
 
 def outside() -> str:
     """Bounds and scores on networks outside of the suite, under the default prior."""
     found = means(stored("defaults_outside"))
-    lines = ["| NLL, ECE, strangers' information over the test images', misses | CNN | MLP |", "| --- | --- | --- |"]
+    lines = []
     for method, title in TITLES.items():
         cells = []
         for network in ("strided_cnn", "mlp_6000"):
             row = found.get((network, method))
-            if row is None or "error" in row:
+            if not fine(row):
                 cells.append("" if row is None else "error")
                 continue
             shown = f"{row['nll']:.3f}, {row['ece']:.3f}"
@@ -260,30 +248,19 @@ def outside() -> str:
                 shown += f", {_ratio(row):.1f}"
             cells.append(shown + ("" if method in BESIDE or not missed(row) else f"; {', '.join(missed(row))}"))
         if any(cells):
-            lines.append(f"| {title} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+            lines.append([title, *cells])
+    return table(["NLL, ECE, strangers' information over the test images', misses", "CNN", "MLP"], lines)
 
 
 def kinds(found: dict[tuple[str, str], Row]) -> str:
     """Strangers' mutual information over the test images', by kind of strangers."""
-    lines = [
-        f"| digits / letters | {' | '.join(NETWORKS.values())} |",
-        f"| --- |{' --- |' * len(NETWORKS)}",
-    ]
+    lines = []
     for method, title in TITLES.items():
         rows = [found.get((network, method)) for network in NETWORKS]
         if method in ("network", "temperature") or not any(rows):
             continue
-        cells = [
-            " / ".join(
-                f"{row[f'mutual_information_outside_{kind}'] / max(row['mutual_information'], 1e-12):.1f}"
-                for kind in KINDS
-            )
-            if row is not None and "error" not in row
-            else ""
-            for row in rows
-        ]
-        lines.append(f"| {title} | {' | '.join(cells)} |")
+        cells = [" / ".join(f"{_ratio(row, f'_{kind}'):.1f}" for kind in KINDS) if fine(row) else "" for row in rows]
+        lines.append([title, *cells])
     below = {
         kind: sum(
             row.get(f"mutual_information_outside_{kind}", math.inf) < 2 * row.get("mutual_information", 0.0)
@@ -293,18 +270,17 @@ def kinds(found: dict[tuple[str, str], Row]) -> str:
         for kind in KINDS
     }
     said = " and ".join(f"{count} by {kind} alone" for kind, count in below.items())
-    return "\n".join(lines) + f"\n\nOf {sum(map(judged, found))} pairs of method and network, {said} would be below 2."
+    whole = table(["digits / letters", *NETWORKS.values()], lines)
+    return whole + f"\n\nOf {sum(map(judged, found))} pairs of method and network, {said} would be below 2."
 
 
 def links() -> str:
     """Last-layer Laplace beside laplace-torch's: means over the suite's seeds and over later ones, and the worst seed of each."""
     figures = json.loads((RESULTS / "laplace_links.json").read_text())["figures"]
-    lines = [
-        "| NLL | the network | ours, default | 1,000 draws of the same posterior | laplace-torch's default "
-        "| its best link, untuned | which | ours less that | on the worst seed "
-        "| ours less its best of 8, tuned by its evidence too | of 4 at our precision |",
-        "| --- |" + " --- |" * 10,
-    ]
+    lines = []
+    head = ["NLL", "the network", "ours, default", "1,000 draws of the same posterior", "laplace-torch's default"]
+    head += ["its best link, untuned", "which", "ours less that", "on the worst seed"]
+    head += ["ours less its best of 8, tuned by its evidence too", "of 4 at our precision"]
 
     def best(row: Row, *precisions: str) -> str:
         """The name of its best link, with some precisions."""
@@ -328,14 +304,14 @@ def links() -> str:
         less = [row["ours"] - row[chosen], max(entry["ours"] - entry[best(entry, "default")] for entry in seeds)]
         less += [row["ours"] - row[best(row, *names)] for names in (("default", "evidence"), ("ours",))]
         cells += [f"{value:+.4f}" for value in less]
-        lines.append(f"| {NETWORKS.get(place[0], 'CNN, digits')}, {place[1]} | {' | '.join(cells)} |")
+        lines.append([f"{NETWORKS.get(place[0], 'CNN, digits')}, {place[1]}", *cells])
     over = {key: mean(row[key] for row in rows) for key in rows[0]}
     untuned, tuned = best(over, "default"), best(over, "default", "evidence")
     said = (
         f"ours {over['ours']:.4f}, its best link {over[untuned]:.4f} ({untuned.rsplit(', ', 1)[1]}), and its best of 8 "
     )
     said += f"{over[tuned]:.4f} ({tuned.split(', ', 1)[1]})"
-    return "\n".join(lines) + f"\n\nMeans over these networks: {said}."
+    return table(head, lines) + f"\n\nMeans over these networks: {said}."
 
 
 def regression() -> str:
@@ -345,10 +321,7 @@ def regression() -> str:
     )
     sets = dict.fromkeys(key.split(", ")[0] for key in figures)
     methods = dict.fromkeys(key.split(", ")[1] for key in figures)
-    lines = [
-        f"| NLL (before), share in intervals of 50 and 90 %, seconds | {' | '.join(sets)} |",
-        f"| --- |{' --- |' * len(sets)}",
-    ]
+    lines = []
     for method in methods:
         cells = []
         for name in sets:
@@ -359,18 +332,11 @@ def regression() -> str:
             was = "" if before is None else f" ({before['nll']:.2f})"
             inside = f"{100 * row['coverage_50']:.0f} and {100 * row['coverage_90']:.0f} %"
             cells.append(f"{row['nll']:.2f}{was}, {inside}, {row['seconds']:.0f} s")
-        title = TITLES.get(method, method).split(",")[0].split(" of 5")[0]
-        lines.append(f"| {title} | {' | '.join(cells)} |")
+        lines.append([TITLES.get(method, method).split(",")[0].split(" of 5")[0], *cells])
     rows = list(figures.values())
     within = sum(0.85 <= row["coverage_90"] <= 0.95 for row in rows)
-    return "\n".join(lines) + f"\n\nIntervals of 90 % hold 85 to 95 % in {within} of {len(rows)} cells."
-
-
-def replaced(text: str, name: str, body: str) -> str:
-    """A page with what lies between two marks replaced."""
-    start = START.format(name)
-    before, rest = text.split(start)
-    return f"{before}{start}\n\n{body}\n\n{END}{rest.split(END, 1)[1]}"
+    whole = table(["NLL (before), share in intervals of 50 and 90 %, seconds", *sets], lines)
+    return whole + f"\n\nIntervals of 90 % hold 85 to 95 % in {within} of {len(rows)} cells."
 
 
 PRIORS = [(f"prior=neal{scale}", f"`Neal({scale})`") for scale in (1, 2, 4, 8)] + [("prior=standard", "`Standard()`")]
@@ -410,7 +376,7 @@ def main() -> None:
         "starts": trials(tried, "mean_field", STARTS),
     }
     for name, body in parts.items():
-        text = replaced(text, name, body)
+        text = replaced(text, START.format(name), END, body)
     PAGE.write_text(text)
     for (network, method), names in exceptions(found).items():
         print(network, method, *names)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from bayesify_papers.shared.published import published
 from bayesify_papers.shared.tables import number
 from bayesify_papers.status import met
 
+from tools.markdown import replaced, table
 from tools.paper_claims import TIMES, by_level
 
 ROOT = Path(__file__).parents[1]
@@ -39,20 +40,11 @@ def filled(text: str, folder: Path, page: str) -> str:
         page: Its name, a key of `PAGES`.
     """
     for name, make in PAGES[page].items():
-        start = START.format(name)
-        if start not in text:
-            continue
-        before, rest = text.split(start)
-        _, after = rest.split(END, 1)
-        path = folder / f"{name}.json"
-        made = make(json.loads(path.read_text())) if path.is_file() else "Not measured yet."
-        text = f"{before}{start}\n\n{made}\n\n{END}{after}"
+        path, start = folder / f"{name}.json", START.format(name)
+        if start in text:
+            made = make(json.loads(path.read_text())) if path.is_file() else "Not measured yet."
+            text = replaced(text, start, END, made)
     return text
-
-
-def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _source(content: dict[str, Any]) -> str:
@@ -99,9 +91,9 @@ def _fashion(content: dict[str, Any]) -> str:
         for entry in content["tried"]
         if entry["setting"]
     ]
-    grid = _markdown(["system", "caps", "accuracy %", "NLL", "ECE %", ""], tried)
+    grid = table(["system", "caps", "accuracy %", "NLL", "ECE %", ""], tried)
     return (
-        f"{_source(content)}{_markdown(header, rows)}\n\n"
+        f"{_source(content)}{table(header, rows)}\n\n"
         "Means and standard errors over seeds; MNIST and notMNIST are AUROC by entropy; severity 5 is the mean over the six "
         "corruptions at their strongest.\n\nWhat was tried, scored on the training images that were held out:\n\n"
         + grid
@@ -121,7 +113,7 @@ def _cifar10(content: dict[str, Any]) -> str:
     header = ["system", "parameters", "seconds of training", "accuracy %", "NLL", "ECE %", "MNIST", "Fashion-MNIST"]
     header += ["severity 5 %", "its ECE %", "NLL of the last epoch's steps"]
     return (
-        f"{_source(content)}{_markdown(header, rows)}\n\n"
+        f"{_source(content)}{table(header, rows)}\n\n"
         "One seed; MNIST and Fashion-MNIST, gray in three channels, are AUROC by entropy; severity 5 is the mean over the six "
         "corruptions at their strongest; several systems trained beside each other."
     )
@@ -136,34 +128,23 @@ def _pruning(content: dict[str, Any]) -> str:
                 published("inducing_weights").find("pruned", row["system"], float(row["keep"]), key)
                 for key in ("accuracy", "ece")
             ]
-        rows.append(
-            [
-                SYSTEMS[row["system"]].title,
-                f"{100 * row['keep']:g}",
-                "" if row["keep"] == 1 else "yes" if row["fine_tuned"] else "no",
-                f"{row['parameters']:,}",
-                *(number(100 * row[key], 2) for key in ("accuracy", "ece")),
-                *("" if score is None else number(score, 2) for score in theirs),
-            ]
-        )
+        tuned = "" if row["keep"] == 1 else "yes" if row["fine_tuned"] else "no"
+        ours = [number(100 * row[key], 2) for key in ("accuracy", "ece")]
+        paper = ["" if score is None else number(score, 2) for score in theirs]
+        kept, size = f"{100 * row['keep']:g}", f"{row['parameters']:,}"
+        rows.append([SYSTEMS[row["system"]].title, kept, tuned, size, *ours, *paper])
     header = ["system", "kept %", "fine-tuned", "parameters", "accuracy %", "ECE %", "paper: accuracy %", "ECE %"]
-    return _source(content) + _markdown(header, rows)
+    return _source(content) + table(header, rows)
 
 
 def _ablation(content: dict[str, Any]) -> str:
-    rows = [
-        [
-            SYSTEMS[row["system"]].title,
-            str(row["inducing"]),
-            *(number(row[key], 2) for key in ("max_lambda", "max_std")),
-            f"{row['parameters']:,}",
-            number(100 * row["accuracy"], 2),
-            number(100 * row["ece"], 2),
-        ]
-        for row in content["rows"]
-    ]
+    rows = []
+    for row in content["rows"]:
+        caps = [number(row[key], 2) for key in ("max_lambda", "max_std")]
+        scores = [number(100 * row[key], 2) for key in ("accuracy", "ece")]
+        rows.append([SYSTEMS[row["system"]].title, str(row["inducing"]), *caps, f"{row['parameters']:,}", *scores])
     header = ["system", "M", "`max_lambda`", "`max_std`", "parameters", "accuracy %", "ECE %"]
-    return f"First {content['num_train']:,} training images, {_source(content)}" + _markdown(header, rows)
+    return f"First {content['num_train']:,} training images, {_source(content)}" + table(header, rows)
 
 
 def _regression(content: dict[str, Any]) -> str:
@@ -175,18 +156,10 @@ def _regression(content: dict[str, Any]) -> str:
         nlls = [outcome["nll"] for outcome in outcomes]
         spread = max(abs(nll - statistics.median(nlls)) for nll in nlls)
         means = [statistics.fmean(outcome[key] for outcome in outcomes) for key in ("rmse", "gap_ratio")]
-        rows.append(
-            [
-                system,
-                str(len(nlls)),
-                number(statistics.median(nlls)),
-                number(spread),
-                number(means[0]),
-                number(means[1], 1),
-            ]
-        )
+        cells = [number(statistics.median(nlls)), number(spread), number(means[0]), number(means[1], 1)]
+        rows.append([system, str(len(nlls)), *cells])
     header = ["system", "seeds", "median test NLL", "farthest from it", "RMSE", "std in the gap / at the data"]
-    return _source(content) + _markdown(header, rows)
+    return _source(content) + table(header, rows)
 
 
 SYSTEMS_OF_FUNCTION_SPACE = {
@@ -201,18 +174,13 @@ SYSTEMS_OF_FUNCTION_SPACE = {
 
 
 def _function_space(content: dict[str, Any]) -> str:
-    rows, table = [], published("function_space")["table1"]
+    rows, printed = [], published("function_space")["table1"]
     for system, title in SYSTEMS_OF_FUNCTION_SPACE.items():
         if system not in content["rows"]:
             continue
-        entry, theirs = content["rows"][system], table[content["settings"]["dataset"]].get(system)
-        keys = (
-            ("accuracy", 100, 1),
-            ("ece", 1, 3),
-            ("nll", 1, 3),
-            ("auroc_mutual_information", 100, 1),
-            ("auroc_entropy", 100, 1),
-        )
+        entry, theirs = content["rows"][system], printed[content["settings"]["dataset"]].get(system)
+        keys = (("accuracy", 100, 1), ("ece", 1, 3), ("nll", 1, 3))
+        keys += (("auroc_mutual_information", 100, 1), ("auroc_entropy", 100, 1))
         cells = [
             "none"
             if system == "map" and key == "auroc_mutual_information"  # one draw has none
@@ -235,12 +203,10 @@ def _function_space(content: dict[str, Any]) -> str:
         [str(count), *(number(100 * mean[key], 1) for key in ("auroc_mutual_information", "auroc_entropy", "accuracy"))]
         for count, mean in sorted(points.items())
     ]
-    made = (
-        f"{_source(content)}{_markdown(header, rows)}\n\nSeconds of training, of all seeds together, beside other work."
-    )
+    made = f"{_source(content)}{table(header, rows)}\n\nSeconds of training, of all seeds together, beside other work."
     if len(by_points) <= 1:
         return made
-    return f"{made}\n\nBy the number of context inputs in a step (context notMNIST):\n\n" + _markdown(
+    return f"{made}\n\nBy the number of context inputs in a step (context notMNIST):\n\n" + table(
         ["context inputs", "AUROC %, MI", "AUROC %, entropy", "accuracy %"], by_points
     )
 
@@ -253,19 +219,13 @@ def _function_space_toy(content: dict[str, Any]) -> str:
             fit = "rmse" if "rmse" in seeds[0] else "accuracy"
             mean = {key: statistics.fmean(seed[key] for seed in seeds) for key in ("inside", "outside", fit)}
             least = min(seed["ratio"] for seed in seeds)
-            rows.append(
-                [
-                    titles[problem],
-                    titles[method],
-                    str(len(seeds)),
-                    number(mean["inside"], 2),
-                    number(mean["outside"], 2),
-                    number(least, 1),
-                    f"RMSE {number(mean[fit], 2)}" if fit == "rmse" else f"accuracy {number(100 * mean[fit], 1)} %",
-                ]
+            cells = [number(mean["inside"], 2), number(mean["outside"], 2), number(least, 1)]
+            cells.append(
+                f"RMSE {number(mean[fit], 2)}" if fit == "rmse" else f"accuracy {number(100 * mean[fit], 1)} %"
             )
+            rows.append([titles[problem], titles[method], str(len(seeds)), *cells])
     header = ["data", "method", "seeds", "at the data", "two data widths away", "least ratio of a seed", "fit"]
-    return _source(content) + _markdown(header, rows)
+    return _source(content) + table(header, rows)
 
 
 def _corrupted_cifar(content: dict[str, Any]) -> str:
@@ -286,7 +246,7 @@ def _corrupted_cifar(content: dict[str, Any]) -> str:
             rows.append([score, titles[system], *cells, f"{seconds:.0f}"])
     header = ["", "system", *(f"level {level}" for level in range(6)), "seconds"]
     return (
-        f"{_source(content)}{_markdown(header, rows)}\n\nSeconds of training, selection and fitting, beside other work. No worse "
+        f"{_source(content)}{table(header, rows)}\n\nSeconds of training, selection and fitting, beside other work. No worse "
         f"than the paper by more than its spread: {within[0]} of {len(rows)} at level 0, {within[1]} of {5 * len(rows)} above it."
     )
 

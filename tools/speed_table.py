@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import aims
+from tools.markdown import replaced, table
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "speed.md"
 START, END = "<!-- speed: from benchmarks/results, by python -m tools.speed_table -->", "<!-- end of speed -->"
 POSTERIORS = {"inducing": "`InducingWeights`, 64 x 64", "mean_field": "`MeanField`"}
 NETWORKS = {"resnet18": "ResNet-18", "resnet50": "ResNet-50"}
+TITLES = ["", "a fresh draw, 5 at a time", "alone", "a draw that exists", "fresh in bfloat16", "training step"]
 COLUMNS = ("5_draws", "one_at_a_time", "existing_draws", "bf16/5_draws", "training_step")
 ON_CPU = {
     "mlp_16_existing_draws": "16 draws that exist already, MLP 784-256-256-10",
@@ -28,57 +30,41 @@ ON_CPU = {
 def tables() -> str:
     """Both tables in Markdown, each with its machine and its command."""
     gpu, cpu = stored("resnets_gpu"), stored("foundation_cpu")
-    lines = [
+    rows = [
+        [f"{title}, {name}", *(number(gpu["figures"].get(f"{network}/{posterior}/{column}")) for column in COLUMNS)]
+        for network, title in NETWORKS.items()
+        for posterior, name in POSTERIORS.items()
+    ]
+    parts = [
         f"{gpu['hardware']['gpu']}, torch {gpu['versions']['torch']}, batch {gpu['batch']} (steps {gpu['step_batch']}), "
         f"`{gpu['command']}`:",
-        "",
-        "| | a fresh draw, 5 at a time | alone | a draw that exists | fresh in bfloat16 | training step |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for network, title in NETWORKS.items():
-        for posterior, name in POSTERIORS.items():
-            cells = [number(gpu["figures"].get(f"{network}/{posterior}/{column}")) for column in COLUMNS]
-            lines.append(f"| {title}, {name} | " + " | ".join(cells) + " |")
-    lines += [
-        "",
+        table(TITLES, rows),
         f"{cpu['hardware']['threads']} threads of a {cpu['hardware']['cpu']}, torch {cpu['versions']['torch']}, "
         f"`{cpu['command']}`:",
-        "",
-        "| | ratio |",
-        "| --- | --- |",
-        *(f"| {title} | {number(cpu['figures'].get(key))} |" for key, title in ON_CPU.items()),
+        table(["", "ratio"], [[title, number(cpu["figures"].get(key))] for key, title in ON_CPU.items()]),
     ]
-    return "\n".join([*lines, "", *captured(), "", *aims_table(), "", *reasons()])
+    return "\n\n".join([*parts, captured(), aims_table(), reasons()])
 
 
-def aims_table() -> list[str]:
+def aims_table() -> str:
     """Every aim of benchmarks/aims.toml beside what was measured on each machine, and what nothing can be below."""
-    lines = [
-        "What is asked for (`benchmarks/aims.toml`; `make bench` says what your machine meets); figures that miss it in bold:",
-        "",
-        "| | aim | floor | " + " | ".join([*aims.MACHINES, "H200"]) + " |",
-        "| --- " * (4 + len(aims.MACHINES)) + "|",
-    ]
+    rows = []
     for aim in aims.aims():
         machines = ["", "", "H200"] if aims.on_gpu(aim) else [*aims.MACHINES.values(), ""]
         found = [(aims.stored(aim, machine), aims.stored(aim, machine, "floor")) for machine in machines if machine]
         floors = dict.fromkeys(f"{floor:.3g}" for _, floor in found if floor is not None)
         shown = iter(["" if figure is None else _marked(aim, figure) for figure, _ in found])
         cells = [next(shown) if machine else "" for machine in machines]
-        lines.append("| " + " | ".join([aim["what"], f"{aim['aim']:g}", " / ".join(floors), *cells]) + " |")
-    return lines
+        rows.append([aim["what"], f"{aim['aim']:g}", " / ".join(floors), *cells])
+    return (
+        "What is asked for (`benchmarks/aims.toml`; `make bench` says what your machine meets); figures that miss it in bold:\n\n"
+        + table(["", "aim", "floor", *aims.MACHINES, "H200"], rows)
+    )
 
 
-def reasons() -> list[str]:
+def reasons() -> str:
     """Why figures miss their aims, one sentence each, beside the profile that shows it."""
-    lines = [
-        "Why the figures in bold miss, with what profiles saw (`benchmarks/profiles.py`; those of networks are of the very calls "
-        "that were timed): milliseconds, per pass for draws, the plain network's after the stroke. host: until all is launched; "
-        "waits: of the device, the whole less all kernels. `benchmarks/results/profiles_*.json` has kernels by name.",
-        "",
-        "| | reason | whole | host | waits | kernels that take longer |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
+    rows = []
     for aim in aims.aims():
         for machine in ["H200"] if aims.on_gpu(aim) else aims.MACHINES.values():
             figure = aims.stored(aim, machine)
@@ -87,8 +73,13 @@ def reasons() -> list[str]:
             title = f"{aim.get('short', aim['what'])}: {figure:.3g}, asked {aim['aim']:g}"
             title += "" if aims.on_gpu(aim) else {name: f", {key}" for key, name in aims.MACHINES.items()}[machine]
             cells = profile_cells(aim, machine)
-            lines.append("| " + " | ".join([title, aim.get("reason", ""), *cells]) + " |")
-    return lines
+            rows.append([title, aim.get("reason", ""), *cells])
+    return (
+        "Why the figures in bold miss, with what profiles saw (`benchmarks/profiles.py`; those of networks are of the very calls "
+        "that were timed): milliseconds, per pass for draws, the plain network's after the stroke. host: until all is launched; "
+        "waits: of the device, the whole less all kernels. `benchmarks/results/profiles_*.json` has kernels by name.\n\n"
+        + table(["", "reason", "whole", "host", "waits", "kernels that take longer"], rows)
+    )
 
 
 def profile_cells(aim: dict[str, Any], machine: str) -> list[str]:
@@ -119,25 +110,24 @@ def _marked(aim: dict[str, Any], figure: float) -> str:
     return f"{figure:.3g}" if aims.is_met(aim, figure) else f"**{figure:.3g}**"
 
 
-def captured() -> list[str]:
+def captured() -> str:
     """Steps of `fit` on a GPU beside those of a plain network in a loop of one's own."""
     found = stored("captured_steps")
     names = {"mlp_784_512_512_10": "MLP 784-512-512-10", "resnet18_bf16": "ResNet-18, bfloat16, channels last"}
-    lines = [
-        f"{found['hardware']['gpu']}, torch {found['versions']['torch']}, batch {found['batch']}, steps of `fit` over those of "
-        f"the plain network in an eager loop with Adam, loader included / data on the GPU already, `{found['command']}`:",
-        "",
-        "| | `MeanField` | `InducingWeights`, 64 x 64 |",
-        "| --- | --- | --- |",
-    ]
+    rows = []
     for key, title in names.items():
         figures = found["figures"][key]
         cells = [
             f"{number(figures[f'{posterior}_over_plain'])} / {number(figures[f'{posterior}_over_plain_on_device'])}"
             for posterior in ("mean_field", "inducing")
         ]
-        lines.append(f"| {title} | " + " | ".join(cells) + " |")
-    return [*lines, "", f"They were {found['note']}."] if "note" in found else lines
+        rows.append([title, *cells])
+    parts = [
+        f"{found['hardware']['gpu']}, torch {found['versions']['torch']}, batch {found['batch']}, steps of `fit` over those of "
+        f"the plain network in an eager loop with Adam, loader included / data on the GPU already, `{found['command']}`:",
+        table(["", "`MeanField`", "`InducingWeights`, 64 x 64"], rows),
+    ]
+    return "\n\n".join([*parts, *([f"They were {found['note']}."] if "note" in found else [])])
 
 
 def stored(name: str) -> dict[str, Any]:
@@ -150,9 +140,7 @@ def number(value: float | None) -> str:
 
 
 def main() -> None:
-    before, rest = PAGE.read_text().split(START)
-    _, after = rest.split(END)
-    PAGE.write_text(f"{before}{START}\n\n{tables()}\n\n{END}{after}")
+    PAGE.write_text(replaced(PAGE.read_text(), START, END, tables()))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from statistics import geometric_mean, median
 from typing import Any
 
 from benchmarks.table_sources import SOURCES
+from tools.markdown import replaced, table
 
 ROOT = Path(__file__).parents[1]
 PAGE, RESULTS = ROOT / "docs" / "tables.md", ROOT / "benchmarks" / "results" / "tables"
@@ -26,11 +27,13 @@ LEVELS, MACHINE = (50, 90, 95), "x86_64"
 NEAR, ERRORS = 0.04, 3.0
 """How far a coverage may lie from its level: 4 points, or 3 standard errors."""
 Runs = dict[int, dict[str, Any]]
+Found = dict[str, dict[str, Runs]]
+"""Runs by method, table and fold."""
 
 
-def stored() -> dict[str, dict[str, Runs]]:
+def stored() -> Found:
     """Runs by method, table and fold; ours first, then the peer that others are measured by."""
-    found: dict[str, dict[str, Runs]] = {}
+    found: Found = {}
     for path in sorted(RESULTS.glob("*.json")):
         for run in json.loads(path.read_text()):
             found.setdefault(run["method"], {}).setdefault(run["table"], {})[run["fold"]] = run
@@ -53,7 +56,7 @@ def ratio(runs: Runs, peer: Runs, key: str) -> float | None:
     return None if ours is None or theirs is None else ours / theirs
 
 
-def same_folds(found: dict[str, dict[str, Runs]], method: str, table: str) -> list[dict[str, Any]]:
+def same_folds(found: Found, method: str, table: str) -> list[dict[str, Any]]:
     """Runs of a method on the folds of a table that ours has."""
     ours, runs = found[OURS][table], found.get(method, {}).get(table, {})
     return [runs[fold] for fold in sorted(ours.keys() & runs.keys())]
@@ -93,14 +96,8 @@ def kind(task: str) -> tuple[str, str]:
 # -- sections ----------------------------------------------------------------------------------------------------------
 
 
-def summary(found: dict[str, dict[str, Runs]]) -> list[str]:
-    lines = [
-        f"Geometric mean over tables of the score as a ratio to {TITLES[PEER]} on the same rows (below 1 is better; in brackets "
-        "the number of tables where a method did not run on all), and the median of a fold's processor seconds:",
-        "",
-        "| | CRPS, numbers | CRPS, counts | log-loss, classes | seconds |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+def summary(found: Found) -> str:
+    rows = []
     for method, tables in found.items():
         cells = []
         for task in ("regression", "count", "classification"):
@@ -110,16 +107,19 @@ def summary(found: dict[str, dict[str, Runs]]) -> list[str]:
             few = f" ({len(known)})" if len(known) < len(wanted) else ""
             cells.append(f"{geometric_mean(known):.3f}{few}" if known else "")
         cells.append(spent(run for runs in tables.values() for run in runs.values()))
-        lines.append(f"| {TITLES.get(method, method)} | " + " | ".join(cells) + " |")
-    return lines
+        rows.append([TITLES.get(method, method), *cells])
+    return (
+        f"Geometric mean over tables of the score as a ratio to {TITLES[PEER]} on the same rows (below 1 is better; in brackets "
+        "the number of tables where a method did not run on all), and the median of a fold's processor seconds:\n\n"
+        + table(["", "CRPS, numbers", "CRPS, counts", "log-loss, classes", "seconds"], rows)
+    )
 
 
-def each(found: dict[str, dict[str, Runs]], task: str) -> list[str]:
+def each(found: Found, task: str) -> str:
     """A score of every method on every table of a kind, as a ratio to the peer's; the peer's own score as it is."""
     key, title = kind(task)
     methods = [method for method in found if method != PEER]
-    header = " | ".join(method for method in methods)
-    lines = [f"| table | {title} of boosted trees | {header} |", "| --- |" + " --- |" * (len(methods) + 1)]
+    rows = []
     for source in SOURCES:
         if source.task != task or source.name not in found.get(PEER, {}):
             continue
@@ -133,16 +133,12 @@ def each(found: dict[str, dict[str, Runs]], task: str) -> list[str]:
             value = values.get(method)
             shown = "" if value is None else f"{value:.2f}"
             cells.append(f"**{shown}**" if value is not None and value == best and value < 1 else shown)
-        score = mean(peer.values(), key)
-        lines.append(f"| {source.name} | {number(score)} | " + " | ".join(cells) + " |")
-    return lines
+        rows.append([source.name, number(mean(peer.values(), key)), *cells])
+    return table(["table", f"{title} of boosted trees", *methods], rows)
 
 
-def intervals(found: dict[str, dict[str, Runs]]) -> list[str]:
-    lines = [
-        "| table | 50 % | 90 % | 95 % | 90 % by third | width of 90 % / trees' | trees' 90 % | NLL |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+def intervals(found: Found) -> str:
+    rows = []
     for source in SOURCES:
         if source.task == "classification" or source.name not in found.get(OURS, {}):
             continue
@@ -162,8 +158,9 @@ def intervals(found: dict[str, dict[str, Runs]]) -> list[str]:
         theirs = same_folds(found, PEER, source.name)
         cells.append(share(*coverage(theirs, 90), 90) if theirs else "")
         cells.append(number(mean(runs.values(), "nll")))
-        lines.append(f"| {source.name} | " + " | ".join(cells) + " |")
-    return lines
+        rows.append([source.name, *cells])
+    thirds = ("90 % by third", "width of 90 % / trees'", "trees' 90 %", "NLL")
+    return table(["table", *(f"{level} %" for level in LEVELS), *thirds], rows)
 
 
 def counts(runs: Runs) -> bool:
@@ -178,22 +175,26 @@ def share(value: float, error: float, level: int) -> str:
     return f"{100 * value:.0f} ± {100 * error:.0f}{mark}"
 
 
-def classes(found: dict[str, dict[str, Runs]]) -> list[str]:
-    lines = [
-        "| table | accuracy, % | of boosted trees | calibration error, % | of boosted trees | always the most frequent class |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
+def classes(found: Found) -> str:
+    rows = []
     for source in SOURCES:
         if source.task != "classification" or source.name not in found.get(OURS, {}):
             continue
         of = [same_folds(found, method, source.name) for method in (OURS, PEER, "constant")]
         right = [f"{100 * (mean(runs, 'correct') or 0.0):.1f}" if runs else "" for runs in of]
         gaps = [f"{100 * ece(runs):.1f}" if runs else "" for runs in of]
-        lines.append(f"| {source.name} | {right[0]} | {right[1]} | {gaps[0]} | {gaps[1]} | {right[2]} |")
-    return lines
+        rows.append([source.name, *right[:2], *gaps[:2], right[2]])
+    header = [
+        "accuracy, %",
+        "of boosted trees",
+        "calibration error, %",
+        "of boosted trees",
+        "always the most frequent class",
+    ]
+    return table(["table", *header], rows)
 
 
-def losses(found: dict[str, dict[str, Runs]]) -> list[str]:
+def losses(found: Found) -> str:
     """Where boosted trees, or a coverage, say that the default is not the one to take."""
     behind, outside, closed = [], [], []
     for source in SOURCES:
@@ -214,48 +215,39 @@ def losses(found: dict[str, dict[str, Runs]]) -> list[str]:
                         [f"{source.name} ({level} %: {100 * value:.0f})"] if "✗" in share(value, error, level) else []
                     )
     worst = ", ".join(f"{name} ({value:.2f})" for value, name in sorted(behind, reverse=True))
-    return [
-        f"Behind boosted trees: {worst or 'on no table'}.",
-        "",
-        f"Intervals neither within 4 points nor within 3 standard errors of their level: {', '.join(outside) or 'none'}.",
-        "",
+    return (
+        f"Behind boosted trees: {worst or 'on no table'}.\n\n"
+        f"Intervals neither within 4 points nor within 3 standard errors of their level: {', '.join(outside) or 'none'}.\n\n"
         "By closed intervals, which hold more than their level where few counts are likely, these would be: "
-        f"{', '.join(closed) or 'none'}.",
+        f"{', '.join(closed) or 'none'}."
+    )
+
+
+def seconds(found: Found) -> str:
+    rows = []
+    for title, low, high in (("up to 1,000", 0, 1000), ("1,000 to 3,000", 1000, 3000), ("3,000 to 5,000", 3000, 5001)):
+        every = ([run for of in tables.values() for run in of.values()] for tables in found.values())
+        rows.append([title, *(spent(run for run in runs if low <= run["train"] < high) for runs in every)])
+    return table(["rows to train on", *found], rows)
+
+
+def quiet(_: Found) -> str:
+    rows = [
+        [fit["table"], f"{fit['train']:,}", f"{fit['wall']:.1f}", f"{fit['seconds']:.1f}", f"{fit['steps']:,}"]
+        for fit in json.loads(TIMES.read_text())["fits"]
     ]
+    return table(["table", "rows", "seconds", "of a processor", "steps"], rows)
 
 
-def seconds(found: dict[str, dict[str, Runs]]) -> list[str]:
-    sizes = (("up to 1,000", 0, 1000), ("1,000 to 3,000", 1000, 3000), ("3,000 to 5,000", 3000, 5001))
-    lines = ["| rows to train on | " + " | ".join(method for method in found) + " |"]
-    lines.append("| --- |" + " --- |" * len(found))
-    for title, low, high in sizes:
-        cells = []
-        for tables in found.values():
-            runs = [run for of in tables.values() for run in of.values() if low <= run["train"] < high]
-            cells.append(spent(runs))
-        lines.append(f"| {title} | " + " | ".join(cells) + " |")
-    return lines
-
-
-def quiet(_: dict[str, dict[str, Runs]]) -> list[str]:
-    stored_times = json.loads(TIMES.read_text())
-    lines = ["| table | rows | seconds | of a processor | steps |", "| --- | --- | --- | --- | --- |"]
-    for fit in stored_times["fits"]:
-        lines.append(
-            f"| {fit['table']} | {fit['train']:,} | {fit['wall']:.1f} | {fit['seconds']:.1f} | {fit['steps']:,} |"
-        )
-    return lines
-
-
-def sources(found: dict[str, dict[str, Runs]]) -> list[str]:
-    lines = ["| table | target | from | rows to train on | folds, of bayesify |", "| --- | --- | --- | --- | --- |"]
+def sources(found: Found) -> str:
+    rows = []
     for source in SOURCES:
         every = [tables[source.name] for tables in found.values() if source.name in tables]
         train = max((run["train"] for runs in every for run in runs.values()), default=0)
         folds = f"{max(map(len, every), default=0)}, {len(found.get(OURS, {}).get(source.name, {}))}"
         item = source.package if source.item == source.name else f"{source.package}, `{source.item}`"
-        lines.append(f"| {source.name} | {source.target} ({source.task}) | {item} | {train:,} | {folds} |")
-    return lines
+        rows.append([source.name, f"{source.target} ({source.task})", item, f"{train:,}", folds])
+    return table(["table", "target", "from", "rows to train on", "folds, of bayesify"], rows)
 
 
 def number(value: float | None) -> str:
@@ -267,7 +259,7 @@ def tables() -> str:
     found = stored()
     if PEER not in found:
         return "No runs are stored."
-    parts: list[tuple[str, Callable[[dict[str, dict[str, Runs]]], list[str]]]] = [
+    parts: list[tuple[str, Callable[[Found], str]]] = [
         ("## In one table", summary),
         ("## Where it loses", losses),
         (
@@ -297,13 +289,11 @@ def tables() -> str:
     about_ours = (losses, classes, intervals)
     shown = [(title, make) for title, make in parts if OURS in found or make not in about_ours]
     shown = [(title, make) for title, make in shown if make is not quiet or TIMES.exists()]
-    return "\n\n".join(f"{title}\n\n" + "\n".join(make(found)) for title, make in shown)
+    return "\n\n".join(f"{title}\n\n{make(found)}" for title, make in shown)
 
 
 def main() -> None:
-    before, rest = PAGE.read_text().split(START)
-    _, after = rest.split(END)
-    PAGE.write_text(f"{before}{START}\n\n{tables()}\n\n{END}{after}")
+    PAGE.write_text(replaced(PAGE.read_text(), START, END, tables()))
 
 
 if __name__ == "__main__":
