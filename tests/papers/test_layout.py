@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
+import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
 
 import bayesify_papers
 from bayesify_papers.catalog import CATALOG
@@ -59,6 +63,73 @@ def test_public_names_only() -> None:
                 owner = ast.unparse(node.value)
                 allowed = owner in ("self", "cls") or owner.partition(".")[0] == "torch"
                 assert allowed, f"{name(path)}:{node.lineno} reads {owner}.{node.attr}"
+
+
+def resolve(path: str) -> Any:
+    """What a dotted name stands for; `None` if it is nothing."""
+    parts = path.split(".")
+    for end in range(len(parts), 0, -1):
+        try:
+            return functools.reduce(getattr, parts[end:], importlib.import_module(".".join(parts[:end])))
+        except ImportError:
+            continue
+        except AttributeError:
+            break
+    return None
+
+
+@functools.cache
+def entries() -> frozenset[str]:
+    """What the pages of the site document: names, and where they are defined; of a module everything that it defines."""
+    pages = (ROOT.parents[1] / "docs").rglob("*.md")
+    named = {entry for page in pages for entry in re.findall(r"^::: (\S+)", page.read_text(), re.MULTILINE)}
+    return frozenset(named | {defined(entry) for entry in named})
+
+
+def defined(path: str) -> str:
+    """The name by which a class or function is defined; its own for anything else."""
+    found = resolve(path)
+    return f"{found.__module__}.{found.__qualname__}" if isinstance(found, (type, FunctionType)) else path
+
+
+def is_public(path: str) -> bool:
+    if path == "bayesify.__version__" or isinstance(resolve(path), ModuleType):
+        return True
+    return bool({path, defined(path), *(name.rpartition(".")[0] for name in (path, defined(path)))} & entries())
+
+
+def names_of_the_library(tree: ast.Module) -> Iterator[str]:
+    """Dotted names below `bayesify` that a file imports, or reads from a module that it imports."""
+    modules = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "bayesify":
+            for alias in node.names:
+                path = f"{node.module}.{alias.name}"
+                modules[alias.asname or alias.name] = path
+                yield path
+        elif isinstance(node, ast.Import):
+            modules |= {alias.asname or alias.name: alias.name for alias in node.names if alias.name == "bayesify"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+            path = modules[node.value.id]
+            if isinstance(resolve(path), ModuleType):
+                yield f"{path}.{node.attr}"
+
+
+def test_names_of_the_library_are_documented() -> None:
+    """What papers use has an entry in the API pages: give it one, or use something else."""
+    found = {path: name(file) for file in FILES for path in names_of_the_library(ast.parse(file.read_text()))}
+    assert {path: file for path, file in found.items() if not is_public(path)} == {}
+
+
+def test_public_is_told_from_private() -> None:
+    for program in (
+        "from bayesify.training.loop import TrainingLoop",
+        "from bayesify.maths import cholesky\ncholesky.jitter",
+    ):
+        assert not all(map(is_public, names_of_the_library(ast.parse(program))))
+    for program in ("import bayesify\nbayesify.fit", "from bayesify import posteriors\nposteriors.MeanField"):
+        assert all(map(is_public, names_of_the_library(ast.parse(program))))
 
 
 def lines(path: Path) -> list[str]:

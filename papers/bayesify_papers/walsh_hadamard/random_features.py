@@ -31,7 +31,6 @@ from bayesify.likelihoods import Gaussian
 from bayesify.posteriors import FullCovariance, MeanField, WalshHadamard
 from bayesify.random_features import InducingPointGP, RandomFeatureGP
 from bayesify.random_features.inducing_points import count_inducing_parameters
-from bayesify.random_features.process import INIT_STD
 from bayesify_papers.shared import figures, records
 from bayesify_papers.shared.batches import RandomBatches
 from bayesify_papers.shared.program import Program
@@ -44,6 +43,8 @@ FUNCTIONS = tuple(computer_experiments.SIMULATORS)
 TITLES = {"walsh_hadamard": "WHVI", "fourier": "Fourier features", "inducing_points": "inducing points"}
 TRAIN_SHARE = 0.2
 """Of the points; the others are for testing."""
+INIT_STD = 0.1
+"""Standard deviation of the weights before training, as `RandomFeatureGP` has by default."""
 LEARNING_RATES = {name: 5e-3 if name == "hartmann6" else 6e-4 for name in FUNCTIONS}
 
 
