@@ -35,7 +35,7 @@ test: install
 	$(PYTEST)
 
 # Everything that needs no GPU, slow tests too, with the extras that are too large for `all`. Kernels of draws run by Triton's
-# interpreter where Triton is installed (torch brings it on x86-64; on ARM: pip install triton).
+# interpreter where Triton is installed, which torch brings on x86-64.
 test-all: install
 	$(PIP) -e '.[lora,botorch,dask,ray]'
 	$(PYTEST) -m 'not gpu'

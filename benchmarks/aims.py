@@ -1,4 +1,4 @@
-"""Which aims the stored results of this machine meet.
+"""Which aims this machine meets, and what other machines were measured to do.
 
 python -m benchmarks.aims
 """
@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from benchmarks.timing import MACHINE, RESULTS, folder_of
+from benchmarks.run import commands
+from benchmarks.timing import MACHINE, RESULTS, folder_of, hardware
 
 MACHINES = {"ARM": "aarch64", "x86-64": "x86_64"}
 """Processors whose figures are kept, by the name that people know."""
@@ -32,11 +32,30 @@ def on_gpu(aim: dict[str, Any]) -> bool:
 def stored(aim: dict[str, Any], machine: str, what: str = "figure") -> float | None:
     """A figure of an aim, or its floor, as it was measured on a kind of processor; `None` where it was not."""
     key = aim.get(what)
-    if not isinstance(key, str):
-        return key
+    return _find(_content(aim, machine).get("figures", {}), key) if isinstance(key, str) else key
+
+
+def run_of(aim: dict[str, Any], machine: str) -> dict[str, Any]:
+    """The run that a figure is from: its date, command, hardware and versions."""
+    content = _content(aim, machine)
+    later = [run for run in content.get("later_runs", []) if any(aim["figure"].startswith(row) for row in run["rows"])]
+    return later[-1] if later else content
+
+
+def _content(aim: dict[str, Any], machine: str) -> dict[str, Any]:
     path = folder_of(RESULTS, aim["file"], machine) / f"{aim['file']}.json"
-    found: float | None = json.loads(path.read_text())["figures"].get(key) if path.exists() else None
-    return found
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _find(figures: Any, key: str) -> Any:
+    """A figure by its key; after a colon a part of one, by name or by number."""
+    if isinstance(figures, list):
+        return figures[int(key)]
+    if key in figures or ":" not in key:
+        return figures.get(key)
+    whole, _, part = key.rpartition(":")
+    found = _find(figures, whole)
+    return None if found is None else _find(found, part)
 
 
 def is_met(aim: dict[str, Any], figure: float) -> bool:
@@ -46,16 +65,28 @@ def is_met(aim: dict[str, Any], figure: float) -> bool:
 
 
 def main() -> None:
-    rows = [aim for aim in aims() if torch.cuda.is_available() or not on_gpu(aim)]
-    met = 0
-    for aim in rows:
+    counts, here = Counter[str](), hardware()
+    for aim in aims():
         figure, floor = stored(aim, MACHINE), stored(aim, MACHINE, "floor")
+        run = run_of(aim, MACHINE)
         verdict = "not measured" if figure is None else "met" if is_met(aim, figure) else "missed"
-        met += verdict == "met"
+        part = "gpu" if on_gpu(aim) else "cpu"
+        if figure is not None and run["hardware"][part] != here[part]:
+            verdict = f"({verdict})"
+        counts[verdict] += 1
         numbers = "" if figure is None else f"{figure:.3g}, "
         least = "" if floor is None else f", floor {floor:.3g}"
-        print(f"{verdict:12} {aim['what']}: {numbers}asked {aim['aim']:g}{least}")
-    print(f"{met} of {len(rows)} aims met")
+        print(f"{verdict:12} {aim['what']}: {numbers}asked {aim['aim']:g}{least}{_origin(run) if run else ''}")
+    print(
+        f"{counts['met']} of {counts['met'] + counts['missed']} aims that were measured on hardware like this are met"
+    )
+    print("In brackets: on other hardware. `make bench` measures again what stands under these commands:")
+    print("  " + "; ".join(commands()))
+
+
+def _origin(run: dict[str, Any]) -> str:
+    place = run["hardware"]["gpu"] or f"{run['hardware']['threads']} threads of {run['hardware']['cpu']}"
+    return f" [{place}, {run['date']}, {run['versions'].get('revision') or 'revision unknown'}; {run['command']}]"
 
 
 if __name__ == "__main__":

@@ -129,10 +129,12 @@ def curvature() -> networks_gpu.Runs:
     return {"plain": torch.no_grad()(lambda: net(x)), "curvature": fit}
 
 
-def images(network: str, kind: str) -> networks_gpu.Runs:
-    """Draws of `benchmarks.resnets` in float32."""
+def images(network: str, kind: str, half: bool = False) -> networks_gpu.Runs:
+    """Draws of `benchmarks.resnets`, in float32 or in bfloat16."""
     torch.backends.cudnn.benchmark = True
     net, x = getattr(models, network)().cuda(), torch.randn(500, 3, 32, 32, device="cuda")
+    if half:
+        net, x = (part.bfloat16().to(memory_format=torch.channels_last) for part in (net, x))
     calls = draw_calls(net, networks_gpu.POSTERIORS[kind](), x, 5)
     return dict(zip(("plain", "fresh", "alone", "existing"), calls, strict=True))
 
@@ -156,6 +158,10 @@ ROWS: dict[str, networks_gpu.Row] = {
     f"images/{network}/{kind}/draws": (lambda network=network, kind=kind: images(network, kind), 5)
     for network in ("resnet18", "resnet50")
     for kind in ("inducing", "mean_field")
+}
+ROWS |= {
+    f"images/{network}/inducing/bf16/draws": (lambda network=network: images(network, "inducing", half=True), 5)
+    for network in ("resnet18", "resnet50")
 }
 SLOW: dict[str, networks_gpu.Row] = {"resnet50/laplace/fit": (curvature, 1)}
 
@@ -236,8 +242,12 @@ def hadamard_on_cpu(size: int = 4096) -> dict[str, Any]:
     x, dense = torch.randn(512, size), torch.randn(size, size)
     out = torch.empty_like(x)
     with torch.no_grad():
-        parts = {"transform": least(lambda: hadamard(x)), "copy of its input": least(lambda: out.copy_(x))}
-        plain = {"dense product": least(lambda: x @ dense, times=8)}
+        parts = {
+            "transform": least(lambda: hadamard(x)),
+            "copy of its input": least(lambda: out.copy_(x)),
+            **{f"transform: {name}": ms for name, ms in operations(lambda: hadamard(x), 5).items()},
+        }
+        plain = {"dense product": least(lambda: x @ dense, times=4)}
     return {f"hadamard/{size}": {"plain": plain, "transform": parts}}
 
 
@@ -253,11 +263,12 @@ ON_CPU = {
     "mlp": mlp_on_cpu,
     "resnet18/inducing/draws": inducing_on_cpu,
     "hadamard/4096": hadamard_on_cpu,
+    "hadamard/16384": lambda: hadamard_on_cpu(16384),
     "deep_gp/step": deep_gp_on_cpu,
 }
 
 
-def operations(run: Callable[[], Any], repeats: int = 20, most: int = 6) -> dict[str, float]:
+def operations(run: Callable[[], Any], repeats: int = 20, most: int = 12) -> dict[str, float]:
     """Milliseconds of a call, shared out over the operations of torch as they take time in a profile, the longest by name."""
     for _ in range(3):
         run()

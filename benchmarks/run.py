@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import torch
 
@@ -13,6 +14,7 @@ ON_CPU = [
     "benchmarks.function_space",
     "benchmarks.hadamard",
     "benchmarks.global_inducing",
+    "benchmarks.laplace_cpu",
     "benchmarks.profiles --cpu",
 ]
 ON_GPU = [
@@ -21,12 +23,21 @@ ON_GPU = [
     "benchmarks.networks_gpu --profile",
     "benchmarks.captured_steps",
     "benchmarks.many_outputs",
+    "benchmarks.global_inducing --device cuda",
     "benchmarks.profiles",
 ]
+WITH_PACKAGES = {"benchmarks.deep_gp": "gpytorch"}
+"""Those beside a package that is not one of ours."""
+
+
+def commands() -> list[str]:
+    """What runs here; `make bench-peers` and `benchmarks.lora` have environments of their own."""
+    beside = [command for command, package in WITH_PACKAGES.items() if find_spec(package)]
+    return ON_CPU + beside + (ON_GPU if torch.cuda.is_available() else [])
 
 
 def main() -> None:
-    for command in ON_CPU + (ON_GPU if torch.cuda.is_available() else []):
+    for command in commands():
         subprocess.run([sys.executable, "-m", *command.split()], check=True)
 
 

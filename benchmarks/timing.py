@@ -123,12 +123,11 @@ def record(
         facts: What else is to be known.
     """
     figures = rounded(figures, digits)
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     entry = {
         "benchmark": name,
         "date": time.strftime("%Y-%m-%d"),
         "command": shlex.join(["python", "-m", _module(), *sys.argv[1:]]),
-        "hardware": {"cpu": _cpu(), "threads": torch.get_num_threads(), "gpu": gpu},
+        "hardware": hardware(),
         "versions": {
             "bayesify": bayesify.__version__,
             "revision": revision(),
@@ -182,6 +181,12 @@ def revision() -> str | None:
 def revisions(rows: Iterable[dict[str, Any]]) -> dict[str, int]:
     """Rows of each revision that they were measured with."""
     return dict(Counter(str(row.get("revision")) for row in rows))
+
+
+def hardware() -> dict[str, Any]:
+    """What this machine computes with."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {"cpu": _cpu(), "threads": torch.get_num_threads(), "gpu": gpu}
 
 
 def _cpu() -> str:

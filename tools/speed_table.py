@@ -36,11 +36,9 @@ def tables() -> str:
         for posterior, name in POSTERIORS.items()
     ]
     parts = [
-        f"{gpu['hardware']['gpu']}, torch {gpu['versions']['torch']}, batch {gpu['batch']} (steps {gpu['step_batch']}), "
-        f"`{gpu['command']}`:",
+        f"{gpu['hardware']['gpu']}, {_when(gpu)}, batch {gpu['batch']} (steps {gpu['step_batch']}), `{gpu['command']}`:",
         table(TITLES, rows),
-        f"{cpu['hardware']['threads']} threads of a {cpu['hardware']['cpu']}, torch {cpu['versions']['torch']}, "
-        f"`{cpu['command']}`:",
+        f"{cpu['hardware']['threads']} threads of a {cpu['hardware']['cpu']}, {_when(cpu)}, `{cpu['command']}`:",
         table(["", "ratio"], [[title, number(cpu["figures"].get(key))] for key, title in ON_CPU.items()]),
     ]
     return "\n\n".join([*parts, captured(), aims_table(), reasons()])
@@ -56,9 +54,11 @@ def aims_table() -> str:
         shown = iter(["" if figure is None else _marked(aim, figure) for figure, _ in found])
         cells = [next(shown) if machine else "" for machine in machines]
         rows.append([aim["what"], f"{aim['aim']:g}", " / ".join(floors), *cells])
+    derived = [f"{aim['floor']:g}: {aim['floor_from']}" for aim in aims.aims() if "floor_from" in aim]
     return (
         "What is asked for (`benchmarks/aims.toml`; `make bench` says what your machine meets); figures that miss it in bold:\n\n"
         + table(["", "aim", "floor", *aims.MACHINES, "H200"], rows)
+        + f"\n\nFloors that follow from others: {'. '.join(derived)}."
     )
 
 
@@ -75,9 +75,10 @@ def reasons() -> str:
             cells = profile_cells(aim, machine)
             rows.append([title, aim.get("reason", ""), *cells])
     return (
-        "Why the figures in bold miss, with what profiles saw (`benchmarks/profiles.py`; those of networks are of the very calls "
-        "that were timed): milliseconds, per pass for draws, the plain network's after the stroke. host: until all is launched; "
-        "waits: of the device, the whole less all kernels. `benchmarks/results/profiles_*.json` has kernels by name.\n\n"
+        "Why the figures in bold miss, with what profiles saw (`benchmarks/profiles.py`; of the calls that were timed, unless "
+        "the reason says otherwise): milliseconds, per pass for draws, the plain network's after the stroke. host: until all is "
+        "launched; waits: of the device, the whole less all kernels. The whole is the least of twelve calls, a figure the median "
+        "of many: where the host decides, their ratios differ. `benchmarks/results/profiles_*.json` has kernels by name.\n\n"
         + table(["", "reason", "whole", "host", "waits", "kernels that take longer"], rows)
     )
 
@@ -100,6 +101,7 @@ def profile_cells(aim: dict[str, Any], machine: str) -> list[str]:
         " / ".join(f"{each[part]:.3g}" for each in (ours, plain) if part in each)
         for part in ("ms", "host_ms", "idle_ms")
     ]
+    both[0] += f" = {ours['ms'] / plain['ms']:.2f}"
     more = {group: ms - plain["groups"].get(group, 0.0) for group, ms in ours["groups"].items()}
     most = sorted(more.items(), key=lambda item: -item[1])[:4]
     shown = "; ".join(f"{group} +{ms:.2g}" for group, ms in most if ms > 0.004 * plain["kernels_ms"])
@@ -123,7 +125,7 @@ def captured() -> str:
         ]
         rows.append([title, *cells])
     parts = [
-        f"{found['hardware']['gpu']}, torch {found['versions']['torch']}, batch {found['batch']}, steps of `fit` over those of "
+        f"{found['hardware']['gpu']}, {_when(found)}, batch {found['batch']}, steps of `fit` over those of "
         f"the plain network in an eager loop with Adam, loader included / data on the GPU already, `{found['command']}`:",
         table(["", "`MeanField`", "`InducingWeights`, 64 x 64"], rows),
     ]
@@ -133,6 +135,12 @@ def captured() -> str:
 def stored(name: str) -> dict[str, Any]:
     content: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
     return content
+
+
+def _when(found: dict[str, Any]) -> str:
+    """What a run was with: torch, the revision where it is known, and the day."""
+    revision = found["versions"].get("revision")
+    return f"torch {found['versions']['torch']}, {f'revision {revision}, ' if revision else ''}{found['date']}"
 
 
 def number(value: float | None) -> str:

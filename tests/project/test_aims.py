@@ -52,9 +52,27 @@ def test_verdicts(aims: Any, capsys: pytest.CaptureFixture[str], monkeypatch: py
     rows.append(rows[0] | {"what": "c", "file": "unknown_cpu"})
     monkeypatch.setattr(aims, "aims", lambda: rows)
     monkeypatch.setattr(aims, "MACHINE", "aarch64")
-    aims.main()
-    said = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in said] == ["met", "missed", "not", "1"]
+    run = aims.run_of(rows[0], "aarch64")
+    for cpu, verdicts in (
+        (run["hardware"]["cpu"], ["met", "missed", "not", "1"]),
+        ("other", ["(met)", "(missed)", "not", "0"]),
+    ):
+        monkeypatch.setattr(aims, "hardware", lambda cpu=cpu: {"cpu": cpu, "threads": 1, "gpu": None})
+        aims.main()
+        said = capsys.readouterr().out.splitlines()
+        assert [line.split()[0] for line in said[:4]] == verdicts
+        assert all(fact in said[0] for fact in (run["hardware"]["cpu"], run["date"], run["command"]))
+    assert "benchmarks.foundation" in said[-1]
+
+
+def test_parts_of_figures_and_the_runs_they_are_from(aims: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    later = {"date": "b", "rows": ["x/y"]}
+    content = {"date": "a", "figures": {"x/y": {"z": {"ms": 2}}, "k: a, b": [1, 3], "w": 4}, "later_runs": [later]}
+    monkeypatch.setattr(aims, "_content", lambda aim, machine: content)
+    found = {key: aims.stored({"figure": key}, "") for key in ("x/y:z:ms", "k: a, b:1", "w", "v", "x/y:u", "v:ms")}
+    assert found == {"x/y:z:ms": 2, "k: a, b:1": 3, "w": 4, "v": None, "x/y:u": None, "v:ms": None}
+    assert aims.run_of({"figure": "x/y:z:ms"}, "")["date"] == "b"
+    assert aims.run_of({"figure": "w"}, "")["date"] == "a"
 
 
 def test_every_missed_aim_has_a_reason_and_a_profile(aims: Any) -> None:
