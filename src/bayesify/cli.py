@@ -205,19 +205,17 @@ def _need(*modules: str) -> None:
 
 def _run(chosen: list[Method], *, seed: int, epochs: int, limited: bool) -> tuple[list[Outcome], bool]:
     """Outcomes of the methods, and whether Ctrl-C cut them short; progress goes to the error stream."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     from bayesify.demo.run import BUDGET_SECONDS, run_all
+    from bayesify.running.progress import Display
 
     outcomes: list[Outcome] = []
-    columns = (TextColumn("{task.description:<34}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        whole = progress.add_task("methods", total=len(chosen))
+    columns = ("{task.description:<34}", "bar", "count", "elapsed")
+    with Display(*columns, total=len(chosen), description="methods") as progress:
 
         def tell(method: Method, problem: Problem, share: float) -> None:
             half = 0.5 * (problem.name == "classification")
-            progress.update(whole, description=f"{method.title}: {problem.title}")
-            progress.update(whole, completed=_position(chosen, method) + half + 0.5 * share)
+            done = _position(chosen, method) + half + 0.5 * share
+            progress.update(description=f"{method.title}: {problem.title}", completed=done)
 
         try:
             for outcome in run_all(

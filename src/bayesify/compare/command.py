@@ -7,7 +7,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -220,13 +220,11 @@ class _Progress:
     """Seconds between lines."""
 
     def __init__(self, console: Console) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from bayesify.running.progress import Display
 
-        columns: tuple[Any, ...] = (TextColumn("{task.description:<34}"), BarColumn(), MofNCompleteColumn(),
-                                    TextColumn("{task.fields[left]}"))  # fmt: skip
+        columns = ("{task.description:<34}", "bar", "count", "{task.fields[left]}")
         self._console = console
-        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._bar.add_task("reading the table", total=None, left="")
+        self._bar = Display(*columns, console=console, description="reading the table", left="")
         self._start = self._said = monotonic()
 
     def tell(self, told: Told) -> None:
@@ -235,14 +233,14 @@ class _Progress:
         passed = now - self._start
         share = told.work_done / told.work
         left = "" if share < LEAST_SHARE else f"about {_duration(passed * (1 - share) / share)} left"
-        self._bar.update(self._task, description=told.name, completed=told.done, total=told.total, left=left)
+        self._bar.update(description=told.name, completed=told.done, total=told.total, left=left)
         if not self._console.is_terminal and now - self._said >= self.EVERY:
             self._said = now
             line = f"{told.done} of {told.total} runs finished after {_duration(passed)}{', ' + left if left else ''}: {told.name}"
             say(self._console, line, soft_wrap=True)
 
     def __enter__(self) -> _Progress:
-        self._bar.start()
+        self._bar.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:

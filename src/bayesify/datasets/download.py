@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 import urllib.error
 import urllib.request
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bayesify.running.progress import Display
 from bayesify.storage.atomic import write_atomically
 
 VARIABLE = "BAYESIFY_DATA"
@@ -207,47 +207,20 @@ def _copy(source: str, stream: Any, title: str, progress: bool) -> None:
         OSError: If it is cut short, or larger than a data set can be.
     """
     request = urllib.request.Request(source, headers={"User-Agent": "bayesify"})
-    with urllib.request.urlopen(request, timeout=SECONDS) as answer, _Bar(title, answer, progress) as bar:
+    with ExitStack() as stack:
+        answer = stack.enter_context(urllib.request.urlopen(request, timeout=SECONDS))
         expected, got = answer.headers.get("Content-Length"), 0
+        columns = ("{task.description}", "bar", "bytes", "left")
+        total = int(expected) if expected else None
+        bar = stack.enter_context(Display(*columns, show=progress, total=total, transient=False, description=title))
         while chunk := answer.read(CHUNK):
             stream.write(chunk)
             got += len(chunk)
-            bar.advance(len(chunk))
+            bar.update(advance=len(chunk))
             if got > MOST_BYTES:
                 raise OSError(f"more than {MOST_BYTES:,} bytes came; no data set has that many")
     if expected is not None and got != int(expected):
         raise OSError(f"the connection ended after {got} of {expected} bytes")
-
-
-class _Bar:
-    """A progress bar on a terminal; nothing elsewhere, or without `rich`."""
-
-    def __init__(self, title: str, answer: Any, show: bool) -> None:
-        self._bar: Any = None
-        if not (show and sys.stderr.isatty()):
-            return
-        try:
-            from rich.console import Console
-            from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-        except ImportError:
-            return
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=Console(stderr=True))
-        length = answer.headers.get("Content-Length")
-        self._task = self._bar.add_task(title, total=int(length) if length else None)
-
-    def __enter__(self) -> _Bar:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def advance(self, count: int) -> None:
-        if self._bar is not None:
-            self._bar.advance(self._task, count)
-
-    def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
 
 
 def checksum(path: Path) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bayesify.arguments.checks import Count, CountOrZero, checked
+from bayesify.running.progress import Display
 from bayesify.scale_out.engines import ENGINES, Run, open_engine
 from bayesify.scale_out.result_files import check_folder, read_result, result_path, write_result
 from bayesify.scale_out.workers import Finished, Function, work
@@ -194,13 +194,6 @@ def _teller(progress: bool | Tell | None, total: int, records: _Records) -> Iter
     if callable(progress):
         yield progress
         return
-    if not progress or not sys.stderr.isatty():
-        yield lambda name, done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total, completed=len(records.results))
-        yield lambda name, done, total: bar.update(task, completed=done, description=name)
+    columns = ("bar", "count", "elapsed", "{task.description}")
+    with Display(*columns, show=bool(progress), total=total, completed=len(records.results)) as bar:
+        yield lambda name, done, total: bar.update(completed=done, description=name)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bayesify.predictive.findings import Findings
+from bayesify.running.progress import Display
 
 FIRST_LINE, RARELY = 10.0, 60.0
 """Seconds before the first line where there is no terminal, and between two lines after a while: each wait is twice the last."""
@@ -31,38 +32,33 @@ class ProgressBar:
         self._terminal = show and sys.stderr.isatty()
         self._total = total
         self._batches = batches
-        self._bar: Any = None
-        self._task: Any = None
+        self._bar = Display(
+            "epoch {task.fields[epoch]}",
+            "bar",
+            "NLL {task.fields[nll]}  KL {task.fields[kl]} nats{task.fields[extra]}",
+            "left",
+            show=show,
+            total=total * batches if batches else None,
+            transient=False,
+            epoch=f"0/{total}",
+            nll="-",
+            kl="-",
+            extra="",
+        )
         self._last = time.perf_counter()
         self._wait = 0.1 if self._terminal else FIRST_LINE
 
     def __enter__(self) -> ProgressBar:
-        if self._terminal:
-            try:
-                from rich.console import Console
-                from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-            except ImportError:
-                return self
-            self._bar = Progress(
-                TextColumn("epoch {task.fields[epoch]}"),
-                BarColumn(),
-                TextColumn("NLL {task.fields[nll]}  KL {task.fields[kl]} nats{task.fields[extra]}"),
-                TimeRemainingColumn(),
-                console=Console(stderr=True),
-                transient=False,
-            )
-            steps = self._total * self._batches if self._batches else None
-            self._task = self._bar.add_task("", total=steps, epoch=f"0/{self._total}", nll="-", kl="-", extra="")
-            self._bar.start()
+        self._bar.__enter__()
         return self
 
     def step(self, epoch: int, batch: int, means: Callable[[], tuple[float, float]]) -> None:
         """Show a step, at most ten times a second on a terminal; only then NLL and KL are asked for."""
         now = time.perf_counter()
-        if not self._show or now - self._last < self._wait or (self._terminal and self._bar is None):
+        if not self._show or now - self._last < self._wait or (self._terminal and not self._bar.shown):
             return
         self._last = now
-        if self._bar is not None:
+        if self._bar.shown:
             done = (epoch - 1) * self._batches + batch if self._batches else None
             self._update(done, epoch, *means())
             return
@@ -72,7 +68,7 @@ class ProgressBar:
     def epoch(self, row: dict[str, Any]) -> None:
         """Show the numbers of a whole epoch; without a terminal, none."""
         extra = f"  validation NLL {row['validation_nll']:.4f}" if "validation_nll" in row else ""
-        if self._bar is not None:
+        if self._bar.shown:
             done = row["epoch"] * self._batches if self._batches else None
             self._update(done, row["epoch"], row["nll"], row.get("kl", math.nan), extra)
         elif self._terminal:
@@ -83,8 +79,7 @@ class ProgressBar:
 
     def tell(self, findings: Findings) -> None:
         """Say what is amiss, under the bar."""
-        if self._bar is not None:
-            self._bar.stop()
+        self._bar.stop()
         for finding in findings if self._show else ():
             print(f"fit: {finding}", file=sys.stderr, flush=True)
 
@@ -92,8 +87,7 @@ class ProgressBar:
         fields = {"epoch": f"{epoch}/{self._total}", "nll": f"{nll:.4f}", "kl": f"{kl:.1f}"}
         if extra is not None:
             fields["extra"] = extra
-        self._bar.update(self._task, completed=done, **fields)
+        self._bar.update(completed=done, **fields)
 
     def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._bar.stop()
