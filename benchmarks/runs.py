@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from bayesify.storage import write_file
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "device": {"default": "cpu"},
     "limit": {"type": float, "default": float("inf"), "help": "seconds after which nothing is begun"},
@@ -63,11 +65,9 @@ def cell(path: Path, make: Callable[[], Row], end: float = float("inf")) -> Row 
     if not path.exists():
         if time.time() > end:
             return None
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_suffix(".partial")
-        draft.write_text(json.dumps(make()) + "\n")
-        print(path.stem, draft.read_text(), end="", flush=True)
-        draft.replace(path)
+        text = json.dumps(make())
+        write_file(path, text + "\n")
+        print(path.stem, text, flush=True)
     row: Row = json.loads(path.read_text())
     return row
 

@@ -123,6 +123,8 @@ def run_one(folder: Path, out: Path, table: str, method: str, fold: int) -> str:
 
     import torch
 
+    from bayesify.storage import write_file
+
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     path = _path(out, table, method, fold)
@@ -143,10 +145,7 @@ def run_one(folder: Path, out: Path, table: str, method: str, fold: int) -> str:
         }
     except Exception:
         return traceback.format_exc(limit=-3)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(f".{os.getpid()}")
-    draft.write_text(json.dumps(entry) + "\n")
-    draft.replace(path)
+    write_file(path, json.dumps(entry) + "\n")
     return ""
 
 

@@ -20,7 +20,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from bayesify import BayesianNetwork, count_parameters
@@ -100,7 +99,7 @@ def run(
     """
     problem = Problem(source, device)
     folder.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(folder / "labels.npz", test=problem.test_labels.numpy())
+    records.write_arrays(folder / "labels.npz", test=problem.test_labels.numpy())
     about = {"dataset": source.dataset, "num_train": len(problem.x), "validation": source.validation, "seed": seed}
     about["settings"] = asdict(recipe)
 

@@ -19,8 +19,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from bayesify.scale_out import read_results
 from bayesify_papers.inducing_weights import rows, seeds
 from bayesify_papers.inducing_weights.classification import OUTSIDE, SMOKE, SMOKE_SOURCE, add_recipe, recipe_from
@@ -129,7 +127,7 @@ def prepare(study: Study, folder: Path, facts: dict[str, Any]) -> None:
     for seed in range(FIRST_SEED, FIRST_SEED + study.num_seeds):
         place = folder / f"seed-{seed}"
         place.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(place / "labels.npz", test=study.source.images().test_labels)
+        records.write_arrays(place / "labels.npz", test=study.source.images().test_labels)
     if not (folder / "study.json").is_file():
         varied = {key for settings in study.settings.values() for setting in settings for key in setting}
         fixed = {key: value for key, value in asdict(study.recipe).items() if key not in varied}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bayesify import BayesianNetwork, ClassificationPredictive
 from bayesify.predictive.base import Outputs
-from bayesify.storage import write_atomically
+from bayesify_papers.shared import records
 
 DEVICE_MEMORY = 2 * 2**30
 """Budget in bytes for activations on a GPU."""
@@ -87,9 +87,7 @@ def write(path: Path, predictions: dict[str, StoredPrediction]) -> None:
     for name, prediction in predictions.items():
         arrays[f"{name}/probs"] = prediction.class_probs.numpy()
         arrays[f"{name}/aleatoric_entropy"] = prediction.aleatoric_entropy.numpy()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with write_atomically(path) as temporary, temporary.open("wb") as stream:
-        np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]
+    records.write_arrays(path, **arrays)
 
 
 def read(path: Path) -> dict[str, StoredPrediction]:

@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from bayesify import __version__
-from bayesify.storage import write_file
+from bayesify.storage import write_atomically, write_file
 
 
 def facts(module: str, arguments: list[str]) -> dict[str, Any]:
@@ -61,6 +62,13 @@ def read_run(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
 def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write rows as JSON, one a line, replacing the file at once."""
     write_file(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_arrays(path: Path, **arrays: np.ndarray) -> None:
+    """Write an `.npz`, replacing the file at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with write_atomically(path) as temporary, temporary.open("wb") as stream:
+        np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]
 
 
 def read_lines(*paths: Path) -> list[dict[str, Any]]:

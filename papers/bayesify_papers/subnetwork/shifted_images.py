@@ -75,7 +75,7 @@ def run(
     former = records.read(path)
     if all(former.get(key) == value for key, value in about.items()):
         content["systems"] = former["systems"]
-    np.savez_compressed(folder / "labels.npz", labels=task.labels)
+    records.write_arrays(folder / "labels.npz", labels=task.labels)
     shop, scale = _workshop(folder, task, recipe, settings, seed, device)
     for name in systems:
         if any(entry.get("system") == name for entry in content["systems"].values()):

@@ -10,7 +10,6 @@ estimates. Every split of every network is stored as soon as it is there, and a 
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import time
@@ -185,23 +184,16 @@ def run(
                         largest=largest,
                         device=device,
                     )
-                    with path.open("a") as stream:
-                        stream.write("".join(json.dumps(outcome) + "\n" for outcome in made))
                     outcomes += made
+                    records.write_lines(path, outcomes)
                     scores = ", ".join(f"{one['num_weights']}: {one['log_likelihood']:.3f}" for one in made)
                     print(f"{table_.name} {kind} {index}, {network[0]} x {network[1]}: {scores}", flush=True)
     return outcomes
 
 
 def read(path: Path) -> list[Outcome]:
-    """What earlier runs stored; a last line that was cut off by a kill does not count."""
-    if not path.is_file():
-        return []
-    text = path.read_text()
-    if not text.endswith("\n"):
-        text = text[: text.rfind("\n") + 1]
-        path.write_text(text)
-    return records.read_lines(path)
+    """What earlier runs stored."""
+    return records.read_lines(path) if path.is_file() else []
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
