@@ -17,6 +17,9 @@ from bayesify.priors import Prior
 from bayesify.registry import get_method, suggest
 from bayesify.weights.module_state import below
 
+KEYS = ("posterior", "prior", "likelihood", "output", "batch_statistics")
+"""Of a whole configuration."""
+
 Choice = Any  # a posterior, a name, a dict from selector to posterior, plain data, or a path to a JSON file
 
 
@@ -55,7 +58,9 @@ def unfold_configuration(
     """
     if isinstance(posterior, (str, Path)) and str(posterior).endswith(".json"):
         posterior = read_json(posterior)
-    if isinstance(posterior, Mapping) and "posterior" in posterior and not _selects(net, posterior, "posterior"):
+    if isinstance(posterior, Mapping) and "posterior" in posterior:
+        if "posterior" in dict(net.named_children()) and set(posterior).isdisjoint(KEYS[1:]):
+            return posterior, likelihood, prior, output, statistics  # the key is a selector of that module
         whole = dict(posterior)
         check_keys(whole)
         posterior = whole["posterior"]
@@ -66,17 +71,11 @@ def unfold_configuration(
     return posterior, likelihood, prior, output, statistics
 
 
-def _selects(net: nn.Module, choice: Mapping[Any, Any], key: str) -> bool:
-    """Whether a key of the configuration is a selector here: the network has a module of that name and nothing else is said."""
-    return key in dict(net.named_children()) and not {"prior", "likelihood", "output", "batch_statistics"} & set(choice)
-
-
 def check_keys(configuration: Mapping[str, Any]) -> None:
     """Raise `ValueError` for a key of a whole configuration that means nothing."""
-    known = ("posterior", "prior", "likelihood", "output", "batch_statistics")
     for key in configuration:
-        if key not in known:
-            raise ValueError(f"bayesianize: unknown key {key!r} in the configuration; {suggest(str(key), known)}")
+        if key not in KEYS:
+            raise ValueError(f"bayesianize: unknown key {key!r} in the configuration; {suggest(str(key), KEYS)}")
 
 
 def network_arguments(config: Any) -> dict[str, Any]:
@@ -165,12 +164,8 @@ def _construct(kind: type, entry: Mapping[str, Any]) -> Any:
         return kind(**arguments)
     except TypeError as error:
         reason = str(error).partition("; it takes")[0].removeprefix(f"{kind.__name__}: ")
-        raise ValueError(f"{kind.__name__}: {reason}; its options are {', '.join(_options(kind)) or 'none'}") from None
-
-
-def _options(kind: type) -> list[str]:
-
-    return [key for key in inspect.signature(kind.__init__).parameters if key != "self"]  # type: ignore[misc]
+        options = [key for key in inspect.signature(kind.__init__).parameters if key != "self"]  # type: ignore[misc]
+        raise ValueError(f"{kind.__name__}: {reason}; its options are {', '.join(options) or 'none'}") from None
 
 
 def read_json(path: str | Path) -> Any:

@@ -107,49 +107,34 @@ class Draws:
             ValueError: If the batch is empty, or may be cut and cannot be.
         """
         budget = MEMORY_BUDGET if memory is None else parse_bytes(memory)
-        total = batch_size(args, kwargs)
+        rows = total = batch_size(args, kwargs)
         if total == 0:
             raise ValueError("predict: the batch is empty; give at least one example")
-        with self.runner.evaluating().alone(hooks=False) as runner:
-            return self._outputs(runner, args, kwargs, output, keep, budget, split_batch)
+        size = 0
+        few: Tensor | None = None
 
-    def _outputs(
-        self,
-        runner: Runner,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        output: str | int | None,
-        keep: bool | None,
-        budget: int,
-        split_batch: bool,
-    ) -> Outputs:
-        total = batch_size(args, kwargs)
-        rows, size, few = total, 0, None
-        if split_batch and total > 1:  # a single example cannot be cut
-            check_lengths(args, kwargs)
-            first = self.buffers[0] if self.buffers else None
-            rows, few = rows_within(runner, self.weights, args, kwargs, budget, first)
-            few = select_output(few, output)
-            size = len(self) * total * few.element_size() * few.numel() // few.shape[0]
-        frozen, weights, buffers = runner, self.weights, self.buffers
-        if not (keep or (keep is None and size <= budget)):
-            frozen = self.runner.evaluating().snapshot()
-            weights = {name: _copy(weight) for name, weight in weights.items()}
-            buffers = buffers and [{name: value.clone() for name, value in part.items()} for part in buffers]
-
-        def chunks() -> Iterator[Tensor]:
+        def chunks(runner: Runner, draws: Draws) -> Iterator[Tensor]:
             pieces = split_rows(args, kwargs, rows) if split_batch else iter([(args, dict(kwargs))])
             for index, (part_args, part_kwargs) in enumerate(pieces):
                 with torch.no_grad():
-                    found = select_output(frozen.run(weights, part_args, part_kwargs, buffers=buffers), output)
+                    found = runner.run(draws.weights, part_args, part_kwargs, buffers=draws.buffers)
+                    found = select_output(found, output)
                 if few is not None and index == 0 and rows < total:
                     warn_of_mixing(few, found[0])
                 yield found
 
-        if frozen is not runner:
-            return Outputs(chunks=chunks)
-        kept = list(chunks())
-        return Outputs(kept=kept[0] if len(kept) == 1 else torch.cat(kept, dim=1))
+        with self.runner.evaluating().alone(hooks=False) as runner:
+            if split_batch and total > 1:  # a single example cannot be cut
+                check_lengths(args, kwargs)
+                first = self.buffers[0] if self.buffers else None
+                rows, few = rows_within(runner, self.weights, args, kwargs, budget, first)
+                few = select_output(few, output)
+                size = len(self) * total * few.element_size() * few.numel() // few.shape[0]
+            if keep or (keep is None and size <= budget):
+                kept = list(chunks(runner, self))
+                return Outputs(kept=kept[0] if len(kept) == 1 else torch.cat(kept, dim=1))
+        frozen = self._copied(self.runner.evaluating().snapshot())
+        return Outputs(chunks=lambda: chunks(frozen.runner, frozen))
 
     def __len__(self) -> int:
         return count_draws(self.weights)
@@ -178,17 +163,23 @@ class Draws:
 
     def materialize(self) -> Draws:
         """The same draws with every structured weight as a plain tensor."""
-        weights = {
-            name: _materialize(weight) if isinstance(weight, StructuredWeight) else weight
-            for name, weight in self.weights.items()
-        }
+        weights = dict(self.weights)
+        for name, weight in weights.items():
+            if isinstance(weight, StructuredWeight):
+                weights[name] = torch.stack([part.materialize() for part in weight.unbind()])
         return Draws(self.runner, weights, self.kl, self.buffers)
 
     def detach(self) -> Draws:
         """The same draws, cut off from the parameters of the posterior and from later training of the point estimates."""
-        weights = {name: _copy(weight).detach() for name, weight in self.materialize().weights.items()}
+        plain = self.materialize()._copied(self.runner.snapshot())
+        weights = {name: weight.detach() for name, weight in plain.weights.items()}
+        return Draws(plain.runner, weights, self.kl.detach(), plain.buffers)
+
+    def _copied(self, runner: Runner) -> Draws:
+        """The same draws through another runner, with what training changes in place copied."""
+        weights = {name: _copy(weight) for name, weight in self.weights.items()}
         buffers = self.buffers and [{name: value.clone() for name, value in part.items()} for part in self.buffers]
-        return Draws(self.runner.snapshot(), weights, self.kl.detach(), buffers)
+        return Draws(runner, weights, self.kl, buffers)
 
 
 def _copy(weight: Tensor) -> Tensor:
@@ -197,7 +188,3 @@ def _copy(weight: Tensor) -> Tensor:
     if base is None or not base.is_leaf or not base.requires_grad:
         return weight
     return weight[:1].clone().expand(weight.shape) if weight.stride(0) == 0 else weight.clone()
-
-
-def _materialize(weight: StructuredWeight) -> Tensor:
-    return torch.stack([weight.at(index).materialize() for index in range(weight.shape[0])])

@@ -198,9 +198,9 @@ def _pieces(name: str, units: Tensor, mask: Tensor) -> list[Tensor]:
     if name == "attention":
         found = attend(units, units.flip(1), units.flip(2), mask, 0.5)
     elif name == "norm":
-        found = F.layer_norm(flat, (16,)).components()
+        found = F.layer_norm(flat, (16,)).components_
     else:
-        found = F.leaky_relu(maps, 0.2 if name == "leaky" else 0.0).components()
+        found = F.leaky_relu(maps, 0.2 if name == "leaky" else 0.0).components_
     return list(found)
 
 

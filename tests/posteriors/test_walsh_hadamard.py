@@ -26,6 +26,7 @@ from bayesify.maths.planar_flow import STILL, invertible, planar
 from bayesify.posteriors.walsh_hadamard.blocks import Blocks, LocalWalshHadamardWeight, WalshHadamardWeight
 from bayesify.priors import PriorDraw
 from bayesify.running.runner import Runner
+from bayesify.transforms import hadamard
 
 FAMILIES = ["diagonal", "full", "flow"]
 SHAPES = [(1, 1), (2, 3), (5, 5), (8, 8), (13, 50), (50, 13), (4, 64), (1, 50), (50, 1), (3, 1)]
@@ -79,11 +80,22 @@ def test_geometry() -> None:
     torch.testing.assert_close(stretch * (rotation @ g), w.T.flatten(), rtol=0, atol=1e-12)
 
 
+def moments(left: Tensor, right: Tensor, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Appendix A: M = S1 H diag(mu) H S2, U = S1 H (Sigma o H S2^2 H) H S1, and V, which is S2 H (Sigma o H S1^2 H) H S2 / tr U."""
+
+    def side(own: Tensor, other: Tensor) -> Tensor:
+        inner = covariance * maths.dyadic(maths.dyadic_values(other.square()))
+        return hadamard(hadamard(inner).mT) * own.unsqueeze(-1) * own
+
+    row = side(left, right)
+    return maths.materialize(left, mean, right), row, side(right, left) / row.trace()
+
+
 def test_moments_of_appendix_a() -> None:
     """Against the covariance of vec W, A Sigma A^T, which is not the Kronecker product of a matrix normal and has rank D."""
     size = 4
     left, right, mean, root = numbers(size), numbers(size), numbers(size), numbers(size, size)
-    m, u, v = maths.moments(left, right, mean, root @ root.T)
+    m, u, v = moments(left, right, mean, root @ root.T)
     stretch, rotation = maths.geometry(left, right)
     a = stretch[:, None] * rotation
     covariance = a @ root @ root.T @ a.T
@@ -101,7 +113,7 @@ def test_empirical_moments_of_appendix_a() -> None:
     """n = 20000 draws: each entry of U within k = 5 standard errors, estimated from the draws' own spread."""
     n, k, size = 20_000, 5.0, 4
     left, right, mean, root = numbers(size), numbers(size), numbers(size), numbers(size, size)
-    m, u, v = maths.moments(left, right, mean, root @ root.T)
+    m, u, v = moments(left, right, mean, root @ root.T)
     w = maths.materialize(left, mean + numbers(n, size) @ root.T, right)
     for products, expected in (((w - m) @ (w - m).mT, u), ((w - m).mT @ (w - m), v * u.trace())):
         error = (products.mean(0) - expected).abs()

@@ -89,7 +89,7 @@ def test_weights_of_other_layers_run_in_a_loop():
 
 
 def test_a_row_weight_stands_for_no_tensor():
-    weight = RowWeight.of(torch.randn(3, 2, 4), 6)
+    weight = RowWeight(torch.randn(3, 2, 4), 6)
     assert weight.shape == (2, 4)
     with pytest.raises(RuntimeError, match="another function"):
         weight + 1

@@ -7,9 +7,9 @@ $$ (A^\top A)_{(c, a), (e, b)} = \sum_{m, t} x_{mc}(s t + d a - p)\, x_{me}(s t 
 
 At stride 1 this is the correlation of maps at lag $d (b - a)$, over all positions but a few at the borders, which the
 window of a and b leaves out: the correlations come from Fourier transforms (`correlate`), and the border strips
-are subtracted. With a stride, or a precision that differs between positions, row a of the matrix is the
-weight gradient of the convolution at the strided view of the map that a selects. Either way memory is that of a
-few maps, whatever the kernel's size (Ober & Aitchison 2021, section 2.2).
+are subtracted. With a stride, row a of the matrix is the weight gradient of the convolution at the strided view of
+the map that a selects. Either way memory is that of a few maps, whatever the kernel's size (Ober & Aitchison 2021,
+section 2.2).
 """
 
 from __future__ import annotations
@@ -61,21 +61,9 @@ def convolution_moments(
     return gram, torch.cat((cross, totals.unsqueeze(-2)), -2)
 
 
-def patch_gram(x: Tensor, geometry: Geometry, precision: Tensor | None = None) -> Tensor:
-    r"""$A^\top \Lambda A$ by strided views, for any stride and any diagonal $\Lambda$.
-
-    Args:
-        x: [M, c_in, *n].
-        geometry: Of the convolution.
-        precision: The diagonal of $\Lambda$, [M, *o], or anything that expands to it; 1 by default.
-
-    Returns:
-        [G, D, D].
-    """
-    padded, bare = geometry.padded(x)
-    if precision is not None:
-        precision = precision.expand(x.shape[0], *geometry.outputs(x.shape[2:]))
-    found: Tensor = _Gram.apply(padded, precision, bare)
+def patch_gram(x: Tensor, geometry: Geometry) -> Tensor:
+    r"""$A^\top A$ by strided views, for any stride: [M, c_in, *n] -> [G, D, D]."""
+    found: Tensor = _Gram.apply(*geometry.padded(x))
     return found
 
 
@@ -105,29 +93,18 @@ def patch_sums(x: Tensor, geometry: Geometry, examples: Tensor) -> Tensor:
 # -- strided views ---------------------------------------------------------------------------------------------------
 
 
-def _convolve(x: Tensor, kernel: Tensor, geometry: Geometry) -> Tensor:
+def _settings(geometry: Geometry, transposed: bool = False) -> tuple[Any, ...]:
+    """What torch's convolutions take after their bias."""
     zeros = [0] * len(geometry.kernel)
-    return torch.convolution(x, kernel, None, geometry.stride, zeros, geometry.dilation, False, zeros, geometry.groups)
+    return geometry.stride, zeros, geometry.dilation, transposed, zeros, geometry.groups
 
 
 def _kernel_gradient(x: Tensor, outputs: Tensor, geometry: Geometry) -> Tensor:
     """The weight gradient of a convolution, [outputs' channels, c_in / G, *k]."""
-    zeros = [0] * len(geometry.kernel)
     x = _used(x, geometry)
     like = x.new_empty(1).expand(outputs.shape[1], x.shape[1] // geometry.groups, *geometry.kernel)
-    found: Tensor = torch.ops.aten.convolution_backward(
-        outputs,
-        x,
-        like,
-        None,
-        geometry.stride,
-        zeros,
-        geometry.dilation,
-        False,
-        zeros,
-        geometry.groups,
-        [False, True, False],
-    )[1]
+    backward = torch.ops.aten.convolution_backward
+    found: Tensor = backward(outputs, x, like, None, *_settings(geometry), [False, True, False])[1]
     return found
 
 
@@ -164,14 +141,11 @@ class _Cross(torch.autograd.Function):
         geometry, kernel = ctx.geometry, grads[0]
         by_x = by_targets = None
         if ctx.needs_input_grad[0]:
-            zeros = [0] * len(geometry.kernel)
-            used = torch.convolution(
-                targets, kernel, None, geometry.stride, zeros, geometry.dilation, True, zeros, geometry.groups
-            )
+            used = torch.convolution(targets, kernel, None, *_settings(geometry, transposed=True))
             rest = [size - own for size, own in zip(x.shape[2:], used.shape[2:], strict=True)]
             by_x = F.pad(used, [size for more in reversed(rest) for size in (0, more)])
         if ctx.needs_input_grad[1]:
-            by_targets = _convolve(x, kernel, geometry)
+            by_targets = torch.convolution(x, kernel, None, *_settings(geometry))
         return by_x, by_targets, None
 
 
@@ -179,34 +153,30 @@ class _Gram(torch.autograd.Function):
     """Row by row of the kernel's positions: weight gradients at strided views; the gradient is a convolution for each row."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, precision: Tensor | None, geometry: Geometry) -> Tensor:
-        ctx.save_for_backward(x, precision)
+    def forward(ctx: Any, x: Tensor, geometry: Geometry) -> Tensor:
+        ctx.save_for_backward(x)
         ctx.geometry = geometry
         groups, positions = geometry.groups, math.prod(geometry.kernel)
         width = x.shape[1] // groups
         gram = x.new_empty(groups, width, positions, width * positions)
         for index, offset in enumerate(geometry.offsets):
             view = _view(x, offset, geometry)
-            if positions == 1 and precision is None:
+            if positions == 1:
                 rows = view.unflatten(1, (groups, width)).movedim(0, 2).flatten(2)  # [G, C, M o]
                 return rows @ rows.mT
-            view = view if precision is None else view * precision.unsqueeze(1)
             gram[:, :, index] = _kernel_gradient(x, view, geometry).flatten(1).unflatten(0, (groups, width))
         return gram.flatten(1, 2)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        x, precision = ctx.saved_tensors
+        (x,) = ctx.saved_tensors
         geometry = ctx.geometry
         groups, positions = geometry.groups, math.prod(geometry.kernel)
         width = x.shape[1] // groups
         both = (grads[0] + grads[0].mT).view(groups, width, positions, width, *geometry.kernel)
         by_x = torch.zeros_like(x)
-        by_precision = None if precision is None else torch.zeros_like(precision)
         for index, offset in enumerate(geometry.offsets):
-            seen = _convolve(x, both[:, :, index].flatten(0, 1), geometry)  # [M, c_in, *o]
-            if by_precision is not None:
-                by_precision += 0.5 * (seen * _view(x, offset, geometry)).sum(1)
-                seen = seen * precision.unsqueeze(1)
+            kernel = both[:, :, index].flatten(0, 1)
+            seen = torch.convolution(x, kernel, None, *_settings(geometry))  # [M, c_in, *o]
             _view(by_x, offset, geometry).add_(seen)
-        return by_x, by_precision, None
+        return by_x, None

@@ -98,19 +98,9 @@ class Plan:
         parts = torch.empty(len(self.owners), dtype=torch.float32, device=self.device)
         with on_device(self.device):
             draw_kernel[(len(self.owners),)](
-                self.owners,
-                self.table,
-                self.precisions,
-                self.base,
-                seed,
-                out,
-                parts,
-                self.num_draws,
-                self.antithetic,
-                ROUNDS,
-                FAST,
-                num_warps=WARPS,
-            )
+                self.owners, self.table, self.precisions, self.base, seed, out, parts,
+                self.num_draws, self.antithetic, ROUNDS, FAST, num_warps=WARPS,
+            )  # fmt: skip
         return self.drawn.places(out), parts.sum().add_(self.constant)
 
     def gradients(self, seed: Tensor, grads: Sequence[Tensor | None], grad_kl: Tensor | None) -> list[Tensor]:
@@ -198,18 +188,9 @@ def make_plan(
     """A plan for Gaussians whose draws have the given types; `None` where a kernel cannot read them."""
     if not all(_is_dense(mean, log_std) for mean, log_std in zip(means, log_stds, strict=True)):
         return None
-    parts = [
-        Plan(
-            means,
-            log_stds,
-            prior_stds,
-            num_draws,
-            antithetic,
-            dtype,
-            [at for at, kind in enumerate(dtypes) if kind == dtype],
-        )
-        for dtype in dict.fromkeys(dtypes)
-    ]
+    members = {dtype: [at for at, kind in enumerate(dtypes) if kind == dtype] for dtype in dtypes}
+    kinds = (means, log_stds, prior_stds, num_draws, antithetic)
+    parts = [Plan(*kinds, dtype, own) for dtype, own in members.items()]
     return parts[0] if len(parts) == 1 else _Several(parts)
 
 
@@ -321,7 +302,7 @@ def _kernels_run(device: torch.device) -> bool:
 
 
 def kernel_normals(count: int, seed: Tensor) -> Tensor:
-    """The numbers of `philox_normals` by a kernel, [count] in float32."""
+    """The first numbers of a stream (see `maths.philox`), [count] in float32, on the device of its seed [1], below $2^{63}$."""
     from bayesify.maths.philox_kernels import normal_kernel
 
     out = torch.empty(count, dtype=torch.float32, device=seed.device)
@@ -332,8 +313,6 @@ def kernel_normals(count: int, seed: Tensor) -> Tensor:
 
 def on_device(device: torch.device) -> AbstractContextManager[Any]:
     """The device as the current one, where it is not."""
-    return (
-        torch.cuda.device(device)
-        if device.type == "cuda" and device.index != torch.cuda.current_device()
-        else nullcontext()
-    )
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        return torch.cuda.device(device)
+    return nullcontext()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -12,6 +11,9 @@ from torch import Tensor
 
 from bayesify.maths.signatures import known_signature
 from bayesify.maths.value_checks import transforming
+
+UNIT_ENTROPY = 0.5 * math.log(2 * math.pi * math.e)
+"""Differential entropy of a standard normal number, in nats."""
 
 
 class _Draw(torch.autograd.Function):
@@ -29,11 +31,17 @@ class _Draw(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         count, saved = len(ctx.prior_stds), ctx.saved_tensors  # read once: checkpointing gives them once
-        means, log_stds, stds, noise = (saved[place * count : (place + 1) * count] for place in range(4))
+        means, log_stds, stds, noise = (list(saved[place * count : (place + 1) * count]) for place in range(4))
         if torch.is_grad_enabled():  # to be differentiated again, where a number that was kept would count as constant
-            stds = None
+            stds = list(torch._foreach_exp(log_stds))
         through = [torch.zeros_like(n) if g is None else g for g, n in zip(grads[:-1], noise, strict=True)]
-        return None, None, *diagonal_gradients(ctx.prior_stds, means, log_stds, noise, through, grads[-1], stds)
+        if noise[0].shape[0] == 1:
+            through = [grad.squeeze(0) for grad in through]
+            slopes = list(torch._foreach_mul(through, [part.squeeze(0) for part in noise]))
+        else:
+            slopes = [(grad * part).sum(0) for grad, part in zip(through, noise, strict=True)]
+            through = [grad.sum(0) for grad in through]
+        return None, None, *_with_kl(ctx.prior_stds, means, stds, through, slopes, grads[-1])
 
 
 def _combine(means: list[Tensor], stds: list[Tensor], noise: list[Tensor]) -> list[Tensor]:
@@ -44,38 +52,32 @@ def _combine(means: list[Tensor], stds: list[Tensor], noise: list[Tensor]) -> li
     return [draw.unsqueeze(0) for draw in torch._foreach_addcmul(means, stds, flat)]
 
 
-def diagonal_gradients(
-    prior_stds: Sequence[float],
-    means: Sequence[Tensor],
-    log_stds: Sequence[Tensor],
-    noise: Sequence[Tensor],
-    through: Sequence[Tensor],
+def _with_kl(
+    prior_stds: list[float],
+    means: list[Tensor],
+    stds: list[Tensor],
+    through: list[Tensor],
+    slopes: list[Tensor],
     grad_kl: Tensor | None,
-    stds: Sequence[Tensor] | None = None,
 ) -> list[Tensor]:
-    """Gradients by all means, then by all log stds, from those of draws (`through`, [S, *shape] each) and of the KL."""
-    stds = list(torch._foreach_exp(list(log_stds)) if stds is None else stds)
-    if noise[0].shape[0] == 1:
-        noise = [part.squeeze(0) for part in noise]
-        through = [grad.squeeze(0) for grad in through]
-        slopes = list(torch._foreach_mul(through, noise))
-    else:
-        slopes = [(grad * part).sum(0) for grad, part in zip(through, noise, strict=True)]
-        through = [grad.sum(0) for grad in through]
+    r"""Gradients by all means, then by all log stds, with those of the KL added; `slopes` are by s, and are overwritten.
+
+    $$ \bar m = \text{through} + \overline{\mathrm{KL}}\, m / \sigma^2, \qquad
+       \overline{\log s} = (\text{slopes} + \overline{\mathrm{KL}}\, s / \sigma^2)\, s - \overline{\mathrm{KL}} $$
+    """
     if grad_kl is None:
         torch._foreach_mul_(slopes, stds)
         return [*through, *slopes]
     precisions = [std**-2 for std in prior_stds]
-    # d KL / d log s = s^2 / sigma^2 - 1, and d w / d log s = s * noise.
     if grad_kl.device.type == "cpu" and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
         weight = float(grad_kl)  # nothing waits for it here, and a factor that is a number saves passes over memory
         for slope, std, precision in zip(slopes, stds, precisions, strict=True):
             slope.add_(std, alpha=weight * precision).mul_(std).sub_(weight)
         pulls = [torch.add(g, m, alpha=weight * p) for g, m, p in zip(through, means, precisions, strict=True)]
         return [*pulls, *slopes]
-    pulls = list(torch._foreach_mul(list(means), precisions))
+    pulls = list(torch._foreach_mul(means, precisions))
     torch._foreach_mul_(pulls, grad_kl)
-    torch._foreach_add_(pulls, list(through))
+    torch._foreach_add_(pulls, through)
     shrink = torch._foreach_mul(stds, precisions)
     torch._foreach_mul_(shrink, grad_kl)
     torch._foreach_add_(slopes, shrink)
@@ -101,52 +103,37 @@ class _Moments(torch.autograd.Function):
     def forward(ctx: Any, prior_stds: list[float], *parameters: Tensor) -> Any:
         count = len(prior_stds)
         means, log_stds = list(parameters[:count]), list(parameters[count:])
-        variances = list(torch._foreach_mul(log_stds, 2.0))
-        torch._foreach_exp_(variances)
+        stds = list(torch._foreach_exp(log_stds))
         ctx.prior_stds = prior_stds
-        ctx.save_for_backward(*means, *variances)
-        norms = torch._foreach_mul(torch._foreach_norm(means), [math.sqrt(0.5) / std for std in prior_stds])
-        sums = [value.sum() for value in (*variances, *log_stds)]
-        scaled = torch._foreach_mul(sums, [0.5 / std**2 for std in prior_stds] + [-1.0] * count)
-        constant = sum(mean.numel() * (math.log(std) - 0.5) for mean, std in zip(means, prior_stds, strict=True))
-        kl = torch.stack(norms).square().sum() + torch.stack(scaled).sum() + constant
-        return *(mean.view_as(mean) for mean in means), *variances, kl
+        ctx.save_for_backward(*means, *log_stds, *stds)
+        kl = diagonal_kl(prior_stds, means, log_stds, stds)
+        return *(mean.view_as(mean) for mean in means), *torch._foreach_mul(stds, stds), kl
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         count, saved = len(ctx.prior_stds), ctx.saved_tensors
-        means, variances, grad_kl = saved[:count], list(saved[count:]), grads[-1]
-        given = [
-            torch.zeros_like(like) if g is None else g for g, like in zip(grads, (*means, *variances), strict=False)
-        ]
-        slopes = list(torch._foreach_mul(given[count:], variances))
+        means, log_stds, stds = (list(saved[place * count : (place + 1) * count]) for place in range(3))
+        if torch.is_grad_enabled():
+            stds = list(torch._foreach_exp(log_stds))
+        given = [torch.zeros_like(m) if g is None else g for g, m in zip(grads[:-1], [*means, *means], strict=True)]
+        slopes = list(torch._foreach_mul(given[count:], stds))
         torch._foreach_mul_(slopes, 2.0)
-        if grad_kl is None:
-            return None, *given[:count], *slopes
-        precisions = [std**-2 for std in ctx.prior_stds]
-        pulls = torch._foreach_mul(list(means), precisions)
-        torch._foreach_mul_(pulls, grad_kl)
-        torch._foreach_add_(pulls, given[:count])
-        # d KL / d log s = s^2 / sigma^2 - 1.
-        shrink = torch._foreach_mul(variances, precisions)
-        torch._foreach_mul_(shrink, grad_kl)
-        torch._foreach_add_(slopes, shrink)
-        torch._foreach_add_(slopes, grad_kl, alpha=-1)
-        return None, *pulls, *slopes
+        return None, *_with_kl(ctx.prior_stds, means, stds, given[:count], slopes, grads[-1])
 
 
-def _joined(values: list[Tensor]) -> Tensor:
-    return torch.cat([value.flatten() for value in values])
+def _joined(means: list[Tensor], log_stds: list[Tensor], prior_stds: list[float]) -> tuple[Tensor, Tensor, Tensor]:
+    """Means and standard deviations of all Gaussians as vectors [P], and their KL, in calls that `vmap` and autograd understand."""
+    mean, log_std = (torch.cat([value.flatten() for value in values]) for values in (means, log_stds))
+    std, counts = log_std.exp(), tuple(value.numel() for value in means)
+    scales = _repeated(tuple(prior_stds), counts, mean.dtype, mean.device)
+    constant = sum(count * (math.log(prior) - 0.5) for count, prior in zip(counts, prior_stds, strict=True))
+    return mean, std, (torch.addcmul(std.square(), mean, mean) * scales - log_std).sum() + constant
 
 
-def _joined_kl(
-    mean: Tensor, log_std: Tensor, variance: Tensor, shapes: list[torch.Size], prior_stds: list[float]
-) -> Tensor:
-    """The KL of all Gaussians, joined into vectors [P], in few calls that `vmap` and autograd understand."""
-    stds = _repeated(tuple(prior_stds), tuple(shape.numel() for shape in shapes), mean.dtype, mean.device)
-    squares = torch.addcmul(variance, mean, mean) * stds
-    constant = sum(shape.numel() * (math.log(std) - 0.5) for shape, std in zip(shapes, prior_stds, strict=True))
-    return (squares - log_std).sum() + constant
+def _split(flat: Tensor, like: list[Tensor]) -> list[Tensor]:
+    """Vectors [..., P] as values of the shapes of tensors."""
+    parts = flat.split([value.numel() for value in like], -1)
+    return [part.unflatten(-1, value.shape) for part, value in zip(parts, like, strict=True)]
 
 
 @lru_cache(maxsize=64)
@@ -172,12 +159,8 @@ def draw_diagonals(
         Draws [S, *shape] of each, and a scalar in nats.
     """
     if transforming():
-        mean, log_std, flat = _joined(means), _joined(log_stds), torch.cat([part.flatten(1) for part in noise], -1)
-        std = log_std.exp()
-        shapes = [value.shape for value in means]
-        parts = torch.addcmul(mean, std, flat).split([shape.numel() for shape in shapes], -1)
-        draws = [part.unflatten(-1, shape) for part, shape in zip(parts, shapes, strict=True)]
-        return draws, _joined_kl(mean, log_std, std.square(), shapes, prior_stds)
+        mean, std, kl = _joined(means, log_stds, prior_stds)
+        return _split(torch.addcmul(mean, std, torch.cat([part.flatten(1) for part in noise], -1)), means), kl
     *draws, kl = _Draw.apply(prior_stds, noise, *means, *log_stds)
     return draws, kl
 
@@ -196,11 +179,8 @@ def diagonal_moments(
         m and $s^2$ of each, and a scalar in nats.
     """
     if transforming():
-        mean, log_std = _joined(means), _joined(log_stds)
-        variance, shapes = (2 * log_std).exp(), [value.shape for value in means]
-        parts = variance.split([shape.numel() for shape in shapes], -1)
-        variances = [part.unflatten(-1, shape) for part, shape in zip(parts, shapes, strict=True)]
-        return means, variances, _joined_kl(mean, log_std, variance, shapes, prior_stds)
+        _, std, kl = _joined(means, log_stds, prior_stds)
+        return means, _split(std.square(), means), kl
     *moments, kl = _Moments.apply(prior_stds, *means, *log_stds)
     return moments[: len(means)], moments[len(means) :], kl
 

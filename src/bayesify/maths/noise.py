@@ -32,7 +32,7 @@ class NoiseSource:
         """Standard normal numbers of a tensor's type on its device, [count].
 
         On the CPU, where torch makes them on one core, they come from `normal_numbers`, shared out over the cores, for tensors on
-        a GPU too where the generator is the CPU's; on a GPU with Triton they are those of `philox_normals`. The torch generator
+        a GPU too where the generator is the CPU's; on a GPU with Triton they are those of `kernel_normals`. The torch generator
         gives the seed, so the same generator gives the same numbers whatever the number of cores. Elsewhere they are torch's own.
         """
         if self.by_kernel(like):
@@ -47,7 +47,7 @@ class NoiseSource:
         ).to(like.device)
 
     def by_kernel(self, like: Tensor) -> bool:
-        """Whether normal numbers for a tensor are those of `philox_normals`, which kernels make where they are needed."""
+        """Whether normal numbers for a tensor are those of `kernel_normals`, which kernels make where they are needed."""
         return has_kernel(like) and self._where(like.device).type == "cuda" and not torch.compiler.is_compiling()
 
     def seed(self, device: torch.device) -> Tensor:
@@ -152,6 +152,20 @@ class _PerModel(torch.autograd.Function):
             return make(sources, info.batch_size, *rows), 0
         parts = [make(source, 1, *(row[at : at + 1] for row in rows)) for at, source in enumerate(sources)]
         return torch.cat(parts), 0
+
+
+def choose_members(num_members: int, num_draws: int, generator: Randomness, device: torch.device) -> Tensor:
+    """Indices of members of a mixture for a number of draws, each member equally often up to one, in random order.
+
+    Every index has the uniform distribution over members, as with independent choice, but `num_draws` equal to
+    `num_members` visits each member once, which removes that part of the Monte Carlo error.
+
+    Returns:
+        [num_draws], integers.
+    """
+    source = source_of(generator)
+    order = [source.permutation(num_members, device) for _ in range(-(-num_draws // num_members))]
+    return torch.cat(order)[:num_draws]
 
 
 def standard_normal(count: int, like: Tensor, generator: Randomness = None) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from bayesify.maths.convolution_geometry import Geometry
 from bayesify.maths.fused_draws import has_kernel, on_device
+from bayesify.transforms import next_power_of_two
 
 LARGEST = 2**28
 """Numbers of extracted patches that are held at once."""
@@ -116,7 +117,7 @@ def _rows(x: Tensor, targets: Tensor, geometry: Geometry, bias: bool) -> Tensor:
     if len(sizes) == 2 and has_kernel(targets):
         from bayesify.maths.patch_kernels import gather_kernel
 
-        maps, count, wide = x.movedim(1, -1).contiguous(), x.shape[0] * sizes.numel(), _power(rows.shape[-1])
+        maps, count, wide = x.movedim(1, -1).contiguous(), x.shape[0] * sizes.numel(), next_power_of_two(rows.shape[-1])
         block = max(1, 4096 // wide)
         with on_device(x.device):
             gather_kernel[(-(-count // block),)](
@@ -139,7 +140,7 @@ def _scaled(found: Tensor, precision: Tensor, start: int, outputs: int) -> Tenso
     if has_kernel(precision):
         from bayesify.maths.patch_kernels import scale_kernel
 
-        out, wide = precision.new_empty(*found.shape[:-1], outputs), _power(outputs)
+        out, wide = precision.new_empty(*found.shape[:-1], outputs), next_power_of_two(outputs)
         count, block = out[..., 0].numel(), max(1, 4096 // wide)
         with on_device(found.device):
             scale_kernel[(-(-count // block),)](
@@ -155,7 +156,7 @@ def _folded(found: Tensor, precision: Tensor, geometry: Geometry, shape: torch.S
     if len(sizes) == 2 and has_kernel(precision):
         from bayesify.maths.patch_kernels import fold_kernel
 
-        out, wide = found.new_empty(shape[0], *shape[2:], channels), _power(channels)
+        out, wide = found.new_empty(shape[0], *shape[2:], channels), next_power_of_two(channels)
         count, block = shape[0] * shape[2:].numel(), max(1, 2048 // wide)
         with on_device(found.device):
             fold_kernel[(-(-count // block),)](
@@ -178,8 +179,3 @@ def _folded(found: Tensor, precision: Tensor, geometry: Geometry, shape: torch.S
 def _steps(geometry: Geometry) -> tuple[int, ...]:
     """Stride, dilation and padding before the map, in each axis."""
     return (*geometry.stride, *geometry.dilation, *(pad[0] for pad in geometry.padding))
-
-
-def _power(size: int) -> int:
-    """The next power of two."""
-    return 1 << (size - 1).bit_length()

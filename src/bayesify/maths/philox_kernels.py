@@ -21,7 +21,7 @@ COLUMNS = tl.constexpr(8)
 
 @triton.jit
 def _box_muller(radius, angle, FAST: tl.constexpr):
-    """See `philox_normals`."""
+    """See `bayesify.maths.philox`."""
     u = radius.to(tl.float32) * UNIT + HALF
     turn = angle.to(tl.int32, bitcast=True).to(tl.float32) * TURN
     r = tl.sqrt(-2.0 * tl.log(u))

@@ -45,14 +45,6 @@ class Regression:
         """
         return self.mean + self.root.mT @ noise.to(self.mean.dtype)
 
-    def variance(self) -> Tensor:
-        r"""Diagonal of $(I + B)^{-1}$, [*batch, G, D]: the same for each of the R outputs."""
-        return self.root.square().sum(-2)
-
-    def covariance(self) -> Tensor:
-        r"""$(I + B)^{-1}$, [*batch, G, D, D]."""
-        return self.root.mT @ self.root
-
     def closed_kl(self) -> Tensor:
         r"""KL to the prior $\mathcal{N}(0, I)$ in nats, summed over everything but the batch.
 

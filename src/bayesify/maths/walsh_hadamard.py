@@ -1,4 +1,4 @@
-r"""Matrices $W = S_1 H \operatorname{diag}(g) H S_2$: products, entries, moments, geometry (Rossi et al. 2020)."""
+r"""Matrices $W = S_1 H \operatorname{diag}(g) H S_2$: products, entries, geometry (Rossi et al. 2020)."""
 
 from __future__ import annotations
 
@@ -119,34 +119,6 @@ def exclusive_or(size: int, device: torch.device) -> Tensor:
 _INDICES: dict[tuple[int, torch.device], Tensor] = {}
 
 
-def moments(left: Tensor, right: Tensor, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Mean and the two sides' covariances of W for $g \sim \mathcal{N}(\mu, \Sigma)$ (appendix A).
-
-    $$ M = S_1 H \operatorname{diag}(\mu) H S_2, \quad
-       U = \mathbb{E}[(W - M)(W - M)^\top] = S_1 H (\Sigma \circ H S_2^2 H) H S_1 $$
-
-    $$ V = \mathbb{E}[(W - M)^\top (W - M)] / \operatorname{tr} U = S_2 H (\Sigma \circ H S_1^2 H) H S_2 / \operatorname{tr} U $$
-
-    They are exact, but W is not matrix normal: its covariance has rank D and is not $V \otimes U$.
-
-    Args:
-        left: $s_1$, [D].
-        right: $s_2$, [D].
-        mean: $\mu$, [D].
-        covariance: $\Sigma$, [D, D].
-
-    Returns:
-        M, U and V, [D, D] each.
-    """
-
-    def side(own: Tensor, other: Tensor) -> Tensor:
-        inner = covariance * dyadic(dyadic_values(other.square()))
-        return hadamard(hadamard(inner).mT) * own.unsqueeze(-1) * own
-
-    row = side(left, right)
-    return materialize(left, mean, right), row, side(right, left) / row.trace()
-
-
 def geometry(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     r"""The map from g to W as a rotation and a stretching, $\operatorname{vec} W = L Q g$ (appendix B, eq. 6).
 
@@ -180,21 +152,15 @@ def nearest(matrix: Tensor, steps: int = 50, generator: torch.Generator | None =
     Returns:
         $s_1$, g and $s_2$, [..., D] each.
     """
-    size = matrix.shape[-1]
-    index = exclusive_or(size, matrix.device)
     shape, where = matrix.shape[:-1], generator.device if generator is not None else matrix.device
     left, right = (
         torch.randint(2, shape, generator=generator, device=where).to(matrix).mul_(2).sub_(1) for _ in range(2)
     )
     tiny = torch.finfo(matrix.dtype).tiny
-
-    def sums(entries: Tensor) -> Tensor:
-        return entries.gather(-1, index.expand(entries.shape)).sum(-2)
-
     c = torch.zeros_like(left)
     for _ in range(steps):
         outer = left.unsqueeze(-1) * right.unsqueeze(-2)
-        c = sums(matrix * outer) / sums(outer.square()).clamp_min(tiny)
+        c = dyadic_sums(matrix * outer) / dyadic_sums(outer.square()).clamp_min(tiny)
         spread = dyadic(c) * right.unsqueeze(-2)
         left = (matrix * spread).sum(-1) / spread.square().sum(-1).clamp_min(tiny)
         spread = dyadic(c) * left.unsqueeze(-1)
@@ -202,4 +168,4 @@ def nearest(matrix: Tensor, steps: int = 50, generator: torch.Generator | None =
         # Only the product of the three scales matters: share it, so that none runs away.
         scale = [factor.square().mean(-1, keepdim=True).sqrt().clamp_min(tiny) for factor in (left, right)]
         left, right, c = left / scale[0], right / scale[1], c * scale[0] * scale[1]
-    return left, hadamard(c) * math.sqrt(size), right
+    return left, hadamard(c) * math.sqrt(c.shape[-1]), right

@@ -81,25 +81,11 @@ class Moments(StructuredWeight):
         name: str = "",
     ) -> Self:
         """From means and variances."""
-        made = cls.wrap(mean.shape, mean)
+        channels = channels or (0,) * (mean.ndim - 1) + (1,)
+        made = cls.wrap(mean.shape, mean, (mean, variance), (channels, None, pass_, name))
         made.mean_, made.variance_, made.origin_ = mean, variance, origin
-        made.channels_ = channels or (0,) * (mean.ndim - 1) + (1,)
-        made.pass_, made.name_ = pass_, name
+        made.channels_, made.pass_, made.name_ = channels, pass_, name
         return made
-
-    def components(self) -> tuple[Tensor, ...]:
-        """Mean and variance."""
-        return self.mean_, self.variance_
-
-    def static(self) -> Any:
-        """Layout, pass and name."""
-        return self.channels_, None, self.pass_, self.name_
-
-    @classmethod
-    def from_components(cls, components: list[Tensor], static: Any) -> Self:
-        """From mean and variance."""
-        mean, variance = components
-        return cls(mean, variance, *static)
 
     def materialize(self) -> Tensor:
         """There is no plain tensor that it stands for."""

@@ -44,14 +44,8 @@ register(
            aliases=("fcg-w",), max_layer_weights=3000)
 )  # fmt: skip
 register(
-    Method(
-        "matrix_normal",
-        "Matrix normal",
-        "Louizos & Welling 2016",
-        "P + (d_out^2 + d_in^2) / 2 per layer",
-        MatrixNormal,
-    )
-)
+    Method("matrix_normal", "Matrix normal", "Louizos & Welling 2016", "P + (d_out^2 + d_in^2) / 2 per layer", MatrixNormal)
+)  # fmt: skip
 register(Method("k_tied", "k-tied", "Swiatkowski et al. 2020", "P + k (d_out + d_in) per layer", KTied))
 register(
     Method("rank_one", "Rank-one", "Dusenberry et al. 2020", "P + 2 K (d_out + d_in) per layer", RankOne, is_point=True)
@@ -77,15 +71,6 @@ register(
            cost_rank=5, portfolio_place=1)
 )  # fmt: skip
 register(
-    Method(
-        "dropout",
-        "MC dropout",
-        "Gal & Ghahramani 2016",
-        "P",
-        Dropout,
-        aliases=("mcd",),
-        is_point=True,
-        trials=({"rate": 0.05}, {"rate": 0.02}, {"rate": 0.1}),
-        cost_rank=3,
-    )
-)
+    Method("dropout", "MC dropout", "Gal & Ghahramani 2016", "P", Dropout, aliases=("mcd",), is_point=True, cost_rank=3,
+           trials=({"rate": 0.05}, {"rate": 0.02}, {"rate": 0.1}))
+)  # fmt: skip

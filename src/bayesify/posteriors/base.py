@@ -119,6 +119,8 @@ class Posterior(nn.Module):
     point estimate; of 4, 8, 16 and 32 a rule that was fixed before chose 8 (`benchmarks/prior_widths.py`)."""
     independent: ClassVar[bool] = False
     """Whether weights are independent Gaussians, so that `mean()` and `variance()` say all of q."""
+    init_std: float | None = None
+    """Standard deviations before training, where a user gives them."""
     shares_statistics: bool = True
     """Whether draws vary around the network's weights, so that the batch statistics of its training serve them all."""
     relative_stds: Mapping[str, float] = MappingProxyType({})
@@ -182,6 +184,12 @@ class Posterior(nn.Module):
     def relative_std(self, layer: Layer) -> float:
         """Standard deviations of a layer before training by default, as a share of its root mean square."""
         return self.relative_stds.get(layer.weights[0].layer, starts.RELATIVE_STD)
+
+    def start_std(self, layer: Layer, values: Mapping[str, Tensor]) -> float:
+        """The standard deviation of a layer's weights before training, given the network's weights by name."""
+        if self.init_std is not None:
+            return self.init_std
+        return self.relative_std(layer) * starts.root_mean_square(layer, values)
 
     @abstractmethod
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
@@ -297,6 +305,24 @@ class Posterior(nn.Module):
         """All weights under this posterior."""
         return tuple(weight for layer in self.layers for weight in layer.weights)
 
+    def by_layer(self, matrix: Callable[[Layer], Tensor]) -> dict[str, Tensor]:
+        """The weights by name from a matrix `[W b]` of each layer, [*batch, rows, cols]."""
+        return {name: value for layer in self.layers for name, value in layer.from_matrix(matrix(layer)).items()}
+
+    def fixed_stds(self, prior: PriorDraw) -> dict[str, float]:
+        """The prior's standard deviation of each weight, for families that q can be the prior in where the prior is fixed.
+
+        Raises:
+            ValueError: If the prior draws its scales, or correlates a weight's entries: q does not depend on these draws.
+        """
+        for name in self.sizes():
+            if isinstance(prior.std[name], Tensor) or name in prior.factor or name in prior.mean:
+                raise ValueError(
+                    f"{type(self).__name__}: q of {name} cannot be a prior that draws its own scales or is around a network; "
+                    "use one such as Neal()"
+                )
+        return {name: float(prior.std[name]) for name in self.sizes()}
+
     def cached(self, key: Any, compute: Callable[[], Computed]) -> Computed:
         """The result of a computation on the parameters, done once per state of them where gradients are off; see `caching`."""
         return cached(self, key, compute)
@@ -327,20 +353,6 @@ class Posterior(nn.Module):
 def _correlated() -> list[str]:
     """Names of the families that take a prior with correlated positions."""
     return sorted(kind.__name__ for kind in Posterior.__subclasses__() if kind.correlated_priors)
-
-
-def fixed_std(owner: str, prior: PriorDraw, name: str) -> float:
-    """The prior's standard deviation of a weight, for families that q can be the prior in where the prior is fixed.
-
-    Raises:
-        ValueError: If the prior draws its scales, or correlates the weight's entries: q does not depend on these draws.
-    """
-    std = prior.std[name]
-    if isinstance(std, Tensor) or name in prior.factor or name in prior.mean:
-        raise ValueError(
-            f"{owner}: q of {name} cannot be a prior that draws its own scales or is around a network; use one such as Neal()"
-        )
-    return float(std)
 
 
 def repeat_draws(value: Tensor, num_draws: int) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.arguments.checks import Count, checked
-from bayesify.maths.mixture import choose_members
+from bayesify.maths.noise import choose_members
 from bayesify.posteriors.base import DrawRequest, Posterior
 from bayesify.priors import PriorDraw
 from bayesify.weights.named_parameters import NamedParameters

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import torch
@@ -10,8 +9,8 @@ from torch import Tensor, nn
 
 from bayesify.arguments.checks import Positive, checked
 from bayesify.maths.constraints import positive, raw_positive, relative_tril, strict_tril
-from bayesify.posteriors.base import DrawRequest, Posterior, fixed_std
-from bayesify.posteriors.starts import start_std
+from bayesify.maths.gaussian import UNIT_ENTROPY
+from bayesify.posteriors.base import DrawRequest, Posterior
 from bayesify.priors import PriorDraw
 from bayesify.weights.catalog import Layer, Weight
 from bayesify.weights.named_parameters import NamedParameters
@@ -60,10 +59,8 @@ class FullCovariance(Posterior):
         self.lower = NamedParameters(
             {name: mean.new_zeros(mean.numel() * (mean.numel() - 1) // 2) for name, mean in flat.items()}
         )
-        stds = {layer.name: start_std(self.init_std, layer, values, self.relative_std(layer)) for layer in self.layers}
-        self.raw_diagonal = NamedParameters(
-            {name: torch.full_like(flat[name], raw_positive(std)) for name, std in stds.items()}
-        )
+        raws = {layer.name: raw_positive(self.start_std(layer, values)) for layer in self.layers}
+        self.raw_diagonal = NamedParameters({name: torch.full_like(flat[name], raw) for name, raw in raws.items()})
 
     def scale_tril(self, layer: str) -> Tensor:
         """Cholesky factor of one layer's covariance: [P, P]."""
@@ -110,16 +107,12 @@ class FullCovariance(Posterior):
 
     def entropy(self) -> Tensor:
         """`log det L + P log(2 pi e) / 2`, summed over layers."""
-        total = sum(
-            nn.functional.softplus(raw).log().sum() + raw.numel() * 0.5 * math.log(2 * math.pi * math.e)
-            for raw in self.raw_diagonal.values()
-        )
-        return torch.as_tensor(total)
+        return torch.as_tensor(sum((positive(raw).log() + UNIT_ENTROPY).sum() for raw in self.raw_diagonal.values()))
 
     @torch.no_grad()
     def set_to_prior(self, prior: PriorDraw) -> None:
         """Means to 0, each covariance to the prior's diagonal."""
-        stds = {weight.name: fixed_std("FullCovariance", prior, weight.name) for weight in self.weights}
+        stds = self.fixed_stds(prior)
         for layer in self.layers:
             self.mean_value[layer.name].zero_()
             self.lower[layer.name].zero_()

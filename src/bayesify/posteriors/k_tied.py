@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from bayesify.arguments.checks import Count, Positive, checked
 from bayesify.maths.constraints import positive, raw_positive
 from bayesify.maths.fused_draws import DrawPlan
+from bayesify.maths.gaussian import UNIT_ENTROPY
 from bayesify.maths.philox import TILE
 from bayesify.maths.tied_draws import TiedPlan
-from bayesify.posteriors.base import DrawRequest, Posterior, fixed_std
+from bayesify.posteriors.base import DrawRequest, Posterior
 from bayesify.posteriors.by_kernels import draw_by_kernels, kernels_suit
-from bayesify.posteriors.starts import start_std
 from bayesify.priors import PriorDraw
 from bayesify.weights.layout import strides_of
 from bayesify.weights.named_parameters import NamedParameters
@@ -50,10 +50,10 @@ class KTied(Posterior):
         self.rank, self.init_std = rank, init_std
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
-        """Means at the network's weights, every standard deviation near where `start_std` says."""
+        """Means at the network's weights, every standard deviation near `start_std`."""
         means = {layer.name: layer.to_matrix(values).contiguous().clone() for layer in self.layers}
         self.mean_value = NamedParameters(means)
-        stds = {layer.name: start_std(self.init_std, layer, values, self.relative_std(layer)) for layer in self.layers}
+        stds = {layer.name: self.start_std(layer, values) for layer in self.layers}
 
         def factor(name: str, axis: int) -> Tensor:
             raw = raw_positive(math.sqrt(stds[name] / self.rank))
@@ -98,20 +98,12 @@ class KTied(Posterior):
                 return None
             rest = iter(stds)
             means, rows, cols = parts
-            return TiedPlan(
-                means,
-                rows,
-                cols,
-                [
-                    [strides_of(request.layout, each.name, each.shape) for each in layer.weights]
-                    for layer in self.layers
-                ],
-                [layer.weights[0].kind == "lookup" for layer in self.layers],
-                [[next(rest) for _ in layer.weights] for layer in self.layers],
-                request.num_draws,
-                request.antithetic,
-                request.dtype(self.weights[0].name),
-            )
+            members = [layer.weights for layer in self.layers]
+            outputs = [[strides_of(request.layout, each.name, each.shape) for each in pair] for pair in members]
+            lookups = [pair[0].kind == "lookup" for pair in members]
+            prior_stds = [[next(rest) for _ in pair] for pair in members]
+            kind = (request.num_draws, request.antithetic, request.dtype(self.weights[0].name))
+            return TiedPlan(means, rows, cols, outputs, lookups, prior_stds, *kind)
 
         names = [weight.name for weight in self.weights]
         return draw_by_kernels(self, request, names, [part for values in parts for part in values], make)
@@ -119,47 +111,31 @@ class KTied(Posterior):
     def _std_matrices(self) -> dict[str, Tensor]:
         return {layer.name: self.std_matrix(layer.name) for layer in self.layers}
 
-    def kl(self, prior: PriorDraw) -> Tensor:
-        """See `Posterior`."""
-        return self._kl(prior, self._std_matrices())
-
     def _kl(self, prior: PriorDraw, stds: Mapping[str, Tensor]) -> Tensor:
         """KL with the standard deviations that a draw has computed already."""
-        if prior.factor:
-            return super().kl(prior)
-        moments: dict[str, Tensor] = {}
-        for layer in self.layers:
-            means = layer.from_matrix(self.mean_value[layer.name])
-            for name, std in layer.from_matrix(stds[layer.name]).items():
-                moments[name] = prior.centered(name, means[name]).square().sum() + std.square().sum()
+        moments = self.second_moments(prior, self.by_layer(lambda layer: stds[layer.name].square()))
         return prior.cross_entropy(moments, self.sizes()) - self._entropy(stds)
 
     def mean(self) -> dict[str, Tensor]:
         """M."""
-        result: dict[str, Tensor] = {}
-        for layer in self.layers:
-            result.update(layer.from_matrix(self.mean_value[layer.name]))
-        return result
+        return self.by_layer(lambda layer: self.mean_value[layer.name])
 
     def variance(self) -> dict[str, Tensor]:
         """Squared entries of u v^T."""
-        result: dict[str, Tensor] = {}
-        for layer in self.layers:
-            result.update(layer.from_matrix(self.std_matrix(layer.name).square()))
-        return result
+        return self.by_layer(lambda layer: self.std_matrix(layer.name).square())
 
     def entropy(self) -> Tensor:
         """Sum of the entries' entropies."""
         return self._entropy(self._std_matrices())
 
     def _entropy(self, stds: Mapping[str, Tensor]) -> Tensor:
-        constant = sum(layer.numel for layer in self.layers) * 0.5 * math.log(2 * math.pi * math.e)
+        constant = sum(self.sizes().values()) * UNIT_ENTROPY
         return torch.stack([std.log().sum() for std in stds.values()]).sum() + constant
 
     @torch.no_grad()
     def set_to_prior(self, prior: PriorDraw) -> None:
         """Means to 0, u to 1, v to the prior's standard deviations over the rank."""
-        stds = {weight.name: fixed_std("KTied", prior, weight.name) for weight in self.weights}
+        stds = self.fixed_stds(prior)
         for layer in self.layers:
             self.mean_value[layer.name].zero_()
             self.raw_row[layer.name].fill_(raw_positive(1.0))

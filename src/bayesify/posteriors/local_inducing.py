@@ -11,15 +11,11 @@ from torch import Tensor, nn
 
 from bayesify.arguments.checks import Count, Positive, checked
 from bayesify.maths.gamma import widened
+from bayesify.maths.gaussian import UNIT_ENTROPY
 from bayesify.maths.regression import Problem, Regression
 from bayesify.maths.value_checks import should_check
 from bayesify.posteriors.base import DrawRequest, Posterior
-from bayesify.posteriors.global_inducing.likelihood import (
-    AT_PRIOR,
-    NETWORK_PRECISION,
-    HalfPrecision,
-    PriorScale,
-)
+from bayesify.posteriors.global_inducing.likelihood import AT_PRIOR, NETWORK_PRECISION, HalfPrecision, PriorScale
 from bayesify.priors import PriorDraw
 from bayesify.weights.catalog import Layer, Weight
 from bayesify.weights.named_parameters import NamedParameters
@@ -141,10 +137,7 @@ class LocalInducing(Posterior):
     def _each(self, use: Callable[[Layer, Regression, PriorScale], Tensor]) -> dict[str, Tensor]:
         """The weights by name from a matrix [rows, cols] of each layer, with the prior's scales at their means."""
         scale = self._typical()
-        result: dict[str, Tensor] = {}
-        for layer in self.layers:
-            result.update(layer.from_matrix(self._stored(use(layer, self.regression(layer, scale), scale))))
-        return result
+        return self.by_layer(lambda layer: self._stored(use(layer, self.regression(layer, scale), scale)))
 
     def _typical(self) -> PriorScale:
         assert self.bound_prior is not None
@@ -187,7 +180,7 @@ class LocalInducing(Posterior):
         total = widened(next(self.parameters()).new_zeros(()))
         for layer in self.layers:
             roots = torch.linalg.slogdet(scale.push(layer, self.regression(layer, scale).root).squeeze(0))[1]
-            total = total + layer.rows * (roots + 0.5 * layer.cols * math.log(2 * math.pi * math.e))
+            total = total + layer.rows * (roots + layer.cols * UNIT_ENTROPY)
         return self._stored(total)
 
     @torch.no_grad()

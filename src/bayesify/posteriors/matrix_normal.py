@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.arguments.checks import Positive, checked
-from bayesify.maths.constraints import raw_positive, relative_tril
-from bayesify.posteriors.base import DrawRequest, Posterior, fixed_std
-from bayesify.posteriors.starts import start_std
+from bayesify.maths.constraints import positive, raw_positive, relative_tril
+from bayesify.maths.gaussian import UNIT_ENTROPY
+from bayesify.posteriors.base import DrawRequest, Posterior
 from bayesify.priors import PriorDraw
-from bayesify.weights.catalog import Weight
+from bayesify.weights.catalog import Layer, Weight
 from bayesify.weights.named_parameters import NamedParameters
 
 
@@ -24,8 +24,7 @@ class MatrixNormal(Posterior):
 
     so that $\operatorname{Cov}(\operatorname{vec} W) = L_c L_c^\top \otimes L_r L_r^\top$. Stored: `mean_value` freely; the
     factors' diagonals through softplus, and their strictly lower parts relative to them, freely and packed: else the many
-    entries of a wide layer's factor, each a step of the optimizer from 0, would outgrow its diagonal. A layer of `rows x cols`
-    needs
+    entries of a wide layer's factor, each a step of the optimizer from 0, would outgrow its diagonal. A layer needs
     `rows cols + rows (rows + 1) / 2 + cols (cols + 1) / 2` numbers.
 
     Args:
@@ -52,13 +51,11 @@ class MatrixNormal(Posterior):
         """Means at the network's weights, both factors diagonal."""
         means = {layer.name: layer.to_matrix(values).contiguous().clone() for layer in self.layers}
         self.mean_value = NamedParameters(means)
-        stds = {layer.name: start_std(self.init_std, layer, values, self.relative_std(layer)) for layer in self.layers}
+        raws = {layer.name: raw_positive(math.sqrt(self.start_std(layer, values))) for layer in self.layers}
         for side, axis in (("row", 0), ("col", 1)):
             sizes = {name: mean.shape[axis] for name, mean in means.items()}
             lower = {name: means[name].new_zeros(size * (size - 1) // 2) for name, size in sizes.items()}
-            diagonal = {
-                name: means[name].new_full((size,), raw_positive(math.sqrt(stds[name]))) for name, size in sizes.items()
-            }
+            diagonal = {name: means[name].new_full((size,), raws[name]) for name, size in sizes.items()}
             setattr(self, f"{side}_lower", NamedParameters(lower))
             setattr(self, f"{side}_raw_diagonal", NamedParameters(diagonal))
 
@@ -80,19 +77,16 @@ class MatrixNormal(Posterior):
 
     def mean(self) -> dict[str, Tensor]:
         """M."""
-        return {
-            name: value
-            for layer in self.layers
-            for name, value in layer.from_matrix(self.mean_value[layer.name]).items()
-        }
+        return self.by_layer(lambda layer: self.mean_value[layer.name])
 
     def variance(self) -> dict[str, Tensor]:
         """Outer product of the diagonals of the two covariances."""
-        result: dict[str, Tensor] = {}
-        for layer in self.layers:
+
+        def variances(layer: Layer) -> Tensor:
             rows, cols = self.scale_trils(layer.name)
-            result.update(layer.from_matrix(torch.outer(rows.square().sum(-1), cols.square().sum(-1))))
-        return result
+            return torch.outer(rows.square().sum(-1), cols.square().sum(-1))
+
+        return self.by_layer(variances)
 
     def spatial_covariance(self, weight: Weight, variance: Tensor, positions: int) -> Tensor:
         """Trace of the rows' covariance times the sum of the columns' diagonal blocks that belong to filters."""
@@ -106,15 +100,15 @@ class MatrixNormal(Posterior):
         """`cols log det L_r + rows log det L_c + rows cols log(2 pi e) / 2`, summed over layers."""
         total: Tensor | float = 0.0
         for layer in self.layers:
-            rows = nn.functional.softplus(self.row_raw_diagonal[layer.name]).log().sum()
-            cols = nn.functional.softplus(self.col_raw_diagonal[layer.name]).log().sum()
-            total = total + layer.cols * rows + layer.rows * cols + layer.numel * 0.5 * math.log(2 * math.pi * math.e)
+            rows = positive(self.row_raw_diagonal[layer.name]).log().sum()
+            cols = positive(self.col_raw_diagonal[layer.name]).log().sum()
+            total = total + layer.cols * rows + layer.rows * cols + layer.numel * UNIT_ENTROPY
         return torch.as_tensor(total)
 
     @torch.no_grad()
     def set_to_prior(self, prior: PriorDraw) -> None:
         """Means to 0, the row factor to the identity, the column factor to the prior's standard deviations."""
-        stds = {weight.name: fixed_std("MatrixNormal", prior, weight.name) for weight in self.weights}
+        stds = self.fixed_stds(prior)
         for layer in self.layers:
             self.mean_value[layer.name].zero_()
             self.row_lower[layer.name].zero_()

@@ -13,15 +13,13 @@ from torch import Tensor, nn
 from bayesify.arguments.checks import Positive, checked
 from bayesify.maths.constraints import raw_positive
 from bayesify.maths.fused_draws import DrawPlan, make_plan
-from bayesify.maths.gaussian import diagonal_kl, diagonal_moments, draw_diagonals
+from bayesify.maths.gaussian import UNIT_ENTROPY, diagonal_kl, diagonal_moments, draw_diagonals
 from bayesify.maths.largest_entries import largest
 from bayesify.maths.philox import TILE
 from bayesify.maths.value_checks import transforming
-from bayesify.posteriors.base import DrawRequest, Posterior, fixed_std, repeat_draws
+from bayesify.posteriors.base import DrawRequest, Posterior, repeat_draws
 from bayesify.posteriors.by_kernels import draw_by_kernels, kernels_suit
-from bayesify.posteriors.starts import start_std
 from bayesify.priors import PriorDraw
-from bayesify.weights.catalog import Layer
 from bayesify.weights.local_gaussian import LocalGaussian
 from bayesify.weights.named_parameters import NamedParameters
 
@@ -72,20 +70,16 @@ class MeanField(Posterior):
         self.capturable = not local_reparameterization
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
-        """Means at the network's weights, every standard deviation where `start_std` says, half the cap at most."""
+        """Means at the network's weights, every standard deviation at `start_std`, half the cap at most by default."""
         self.unit = {weight.name: self._unit(weight.name) for weight in self.weights}
         self.mean_value = NamedParameters({name: values[name] / unit for name, unit in self.unit.items()})
-        self.raw_std = NamedParameters(
-            {
-                weight.name: torch.full_like(values[weight.name], self._raw(self._start(layer, values)))
-                for layer in self.layers
-                for weight in layer.weights
-            }
-        )
-
-    def _start(self, layer: Layer, values: Mapping[str, Tensor]) -> float:
-        found = start_std(self.init_std, layer, values, self.relative_std(layer))
-        return found if self.init_std is not None or self.max_std is None else min(found, 0.5 * self.max_std)
+        starts: dict[str, Tensor] = {}
+        for layer in self.layers:
+            std = self.start_std(layer, values)
+            if self.init_std is None and self.max_std is not None:
+                std = min(std, 0.5 * self.max_std)
+            starts |= {weight.name: torch.full_like(values[weight.name], self._raw(std)) for weight in layer.weights}
+        self.raw_std = NamedParameters(starts)
 
     def _unit(self, name: str) -> float:
         if self.units == "weight" or self.bound_prior is None:
@@ -194,7 +188,7 @@ class MeanField(Posterior):
 
     def entropy(self) -> Tensor:
         """Sum of the entries' entropies, `log s + log(2 pi e) / 2`."""
-        constant = sum(self.sizes().values()) * 0.5 * math.log(2 * math.pi * math.e)
+        constant = sum(self.sizes().values()) * UNIT_ENTROPY
         return torch.stack([log_std.sum() for log_std in self.log_std().values()]).sum() + constant
 
     def sizes(self) -> dict[str, int]:
@@ -222,15 +216,15 @@ class MeanField(Posterior):
     @torch.no_grad()
     def set_to_prior(self, prior: PriorDraw) -> None:
         """Means to 0, standard deviations to the prior's."""
-        for name in self.sizes():
-            std = fixed_std("MeanField", prior, name)
+        stds = self.fixed_stds(prior)
+        for name, std in stds.items():
             if self.max_std is not None and std >= self.max_std:
                 raise ValueError(
                     f"MeanField: the prior's std {std:.3g} of {name} is not below max_std={self.max_std}; raise the cap"
                 )
-        for name in self.sizes():
+        for name, std in stds.items():
             self.mean_value[name].zero_()
-            self.raw_std[name].fill_(self._raw(float(prior.std[name])))
+            self.raw_std[name].fill_(self._raw(std))
 
 
 def like_layout(flat: Tensor, like: Tensor) -> Tensor:

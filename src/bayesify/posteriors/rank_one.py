@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from bayesify.arguments.checks import Count, Positive, checked
 from bayesify.maths.constraints import positive, raw_positive
-from bayesify.maths.mixture import choose_members
+from bayesify.maths.noise import choose_members
 from bayesify.posteriors.base import DrawRequest, Posterior
 from bayesify.priors import PriorDraw
+from bayesify.weights.catalog import Layer
 from bayesify.weights.named_parameters import NamedParameters
 
 
@@ -83,24 +84,22 @@ class RankOne(Posterior):
 
     def mean(self) -> dict[str, Tensor]:
         """Shared weights times the average over components of the factors' means."""
-        result: dict[str, Tensor] = {}
-        for layer in self.layers:
-            factor = torch.einsum("ki,kj->ij", self.row_mean[layer.name], self.col_mean[layer.name]) / self.components
-            result.update(layer.from_matrix(self.value[layer.name] * factor))
-        return result
+        return self.by_layer(lambda layer: self.value[layer.name] * self._mean_factor(layer.name))
+
+    def _mean_factor(self, layer: str) -> Tensor:
+        return self.row_mean[layer].mT @ self.col_mean[layer] / self.components
 
     def variance(self) -> dict[str, Tensor]:
         """Second moment, from the factors' second moments, less the squared mean."""
-        result: dict[str, Tensor] = {}
-        for layer in self.layers:
+
+        def variances(layer: Layer) -> Tensor:
             name = layer.name
-            row, col = self.row_mean[name], self.col_mean[name]
-            row_square = row.square() + positive(self.row_raw_std[name]).square()
-            col_square = col.square() + positive(self.col_raw_std[name]).square()
-            square = torch.einsum("ki,kj->ij", row_square, col_square) / self.components
-            mean = torch.einsum("ki,kj->ij", row, col) / self.components
-            result.update(layer.from_matrix(self.value[name].square() * (square - mean.square())))
-        return result
+            row_square = self.row_mean[name].square() + positive(self.row_raw_std[name]).square()
+            col_square = self.col_mean[name].square() + positive(self.col_raw_std[name]).square()
+            square = row_square.mT @ col_square / self.components
+            return self.value[name].square() * (square - self._mean_factor(name).square())
+
+        return self.by_layer(variances)
 
     def kl(self, prior: PriorDraw) -> Tensor:
         """`-log p` of the shared weights plus the mean over components of the factors' KL."""
@@ -109,11 +108,9 @@ class RankOne(Posterior):
         for layer in self.layers:
             for name, value in layer.from_matrix(self.value[layer.name]).items():
                 moments[name] = prior.second_moments(name, value)
-            for mean, raw in (
-                (self.row_mean[layer.name], self.row_raw_std[layer.name]),
-                (self.col_mean[layer.name], self.col_raw_std[layer.name]),
-            ):
-                factors = factors + _factor_kl(mean, positive(raw), self.factor_prior_std) / self.components
+            for means, raws in ((self.row_mean, self.row_raw_std), (self.col_mean, self.col_raw_std)):
+                mean, std = means[layer.name], positive(raws[layer.name])
+                factors = factors + _factor_kl(mean, std, self.factor_prior_std) / self.components
         return prior.cross_entropy(moments, self.sizes()) + factors
 
 

@@ -64,20 +64,6 @@ def _amplification(norm: _NormBase) -> float:
     return max(1.0, float((mean.double().square() + variance.double()).mean() * inverse.quantile(0.5)))
 
 
-def start_std(
-    init_std: float | None, layer: Layer, values: Mapping[str, Tensor], relative: float = RELATIVE_STD
-) -> float:
-    """The standard deviation of a layer's weights before training.
-
-    Args:
-        init_std: What the user gives; `None` for a share of the root mean square of the layer's weights, bias included.
-        layer: The layer.
-        values: The network's weights by name. Where a layer's are all 0, Neal's standard deviation stands in for their size.
-        relative: The share.
-    """
-    return init_std if init_std is not None else relative * root_mean_square(layer, values)
-
-
 def root_mean_square(layer: Layer, values: Mapping[str, Tensor]) -> float:
     """Of a layer's weights, bias included; Neal's standard deviation where they are all 0 or not finite."""
     square = sum(float(values[weight.name].detach().double().square().sum()) for weight in layer.weights)

@@ -56,18 +56,9 @@ def draw(posterior: Posterior, request: DrawRequest) -> tuple[MutableMapping[str
 
 def _kind(posterior: Posterior, request: DrawRequest) -> tuple[tuple[Any, ...], tuple[int, ...]]:
     """What a graph is captured for, and where the parameters are that it reads."""
-    scales = tuple(request.prior.std.values())
-    stream = torch.cuda.current_stream().cuda_stream
-    key = (
-        torch.is_grad_enabled(),
-        request.num_draws,
-        request.antithetic,
-        id(request.noise.generator),
-        scales,
-        request.num_data,
-        stream,
-        request.autocast,
-    )
+    asked = (request.num_draws, request.antithetic, request.num_data, request.autocast)
+    scales, stream = tuple(request.prior.std.values()), torch.cuda.current_stream().cuda_stream
+    key = (torch.is_grad_enabled(), *asked, id(request.noise.generator), scales, stream)
     return key, tuple([tensor.data_ptr() for tensor in (*posterior.parameters(), *posterior.buffers())])
 
 
@@ -181,13 +172,11 @@ class _Captured:
         dtypes = {name: (layout and layout.low_precision.get(name)) or weight.dtype for name, weight in weights.items()}
         for dtype in dict.fromkeys(dtypes.values()):
             names = [name for name, kind in dtypes.items() if kind == dtype]
-            strides = [strides_of(layout, name, weights[name].shape[1:]) for name in names]
-            joined = Joined(
-                [
-                    ((len(weights[name]), *size), (math.prod(size), *stride))
-                    for name, (size, stride) in zip(names, strides, strict=True)
-                ]
-            )
+            layouts = []
+            for name in names:
+                size, stride = strides_of(layout, name, weights[name].shape[1:])
+                layouts.append(((len(weights[name]), *size), (math.prod(size), *stride)))
+            joined = Joined(layouts)
             piece = torch.empty(joined.total, dtype=dtype, device=weights[names[0]].device)
             places = zip(joined.views(piece), [weights[name] for name in names], strict=True)
             views, values = zip(*(_in_wide_numbers(*place) for place in places), strict=True)

@@ -24,20 +24,9 @@ _HOOKS = (
 _CALLED = ("_forward_hooks", "_forward_pre_hooks")
 _SLOTS = ("_parameters", "_buffers")
 _STANDARD = frozenset(nn.Module().__dict__)
-_ATOMIC: tuple[type, ...] = (
-    str,
-    bytes,
-    int,
-    float,
-    complex,
-    type(None),
-    type,
-    Tensor,
-    torch.dtype,
-    torch.device,
-    torch.Size,
-)
-_ATOMIC += (torch.Generator, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
+_ATOMIC: tuple[type, ...] = (str, bytes, int, float, complex, type(None), type, types.ModuleType)
+_ATOMIC += (types.FunctionType, types.BuiltinFunctionType)
+_ATOMIC += (Tensor, torch.dtype, torch.device, torch.Size, torch.Generator)
 _PLAIN = frozenset((*_ATOMIC, bool))
 
 _CONTAINERS = frozenset((list, dict, set, deque, OrderedDict, defaultdict))
@@ -76,12 +65,7 @@ class LightCopy:
     """
 
     def __init__(
-        self,
-        network: nn.Module,
-        *,
-        evaluate: bool = False,
-        hooks: bool = True,
-        owners: Collection[str] | None = None,
+        self, network: nn.Module, *, evaluate: bool = False, hooks: bool = True, owners: Collection[str] | None = None
     ) -> None:
         self._evaluate, self._owners = evaluate, None if hooks else owners
         self._shared: dict[int, nn.Module] = {}

@@ -158,9 +158,8 @@ class _CountBytes(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return (
-            False  # nothing here is compiled, and torch would import its compiler, for seconds, in the first operation
-        )
+        """Nothing here is compiled, and torch would import its compiler, for seconds, in the first operation."""
+        return False
 
     def __init__(self) -> None:
         super().__init__()

@@ -23,36 +23,14 @@ class NotByRows(RuntimeError):
 class RowWeight(StructuredWeight):
     r"""S draws of a linear map's weight, the s-th for the s-th block of rows of a batch: $y_{sb} = W_s x_{sb}$.
 
-    Shapes:
-        draws_: [S, *shape]; the weight itself has the shape of one draw.
-
-    Attributes:
-        draws_: The draws.
-        rows_: S B, the length of the batch.
+    Args:
+        draws: [S, *shape]; the weight itself has the shape of one draw.
+        rows: S B, the length of the batch.
     """
 
-    draws_: Tensor
-    rows_: int
-
-    @classmethod
-    def of(cls, draws: Tensor, rows: int) -> Self:
-        """From draws [S, *shape], for a batch of a number of rows."""
-        made = cls.wrap(draws.shape[1:], draws)
-        made.draws_, made.rows_ = draws, rows
-        return made
-
-    def components(self) -> tuple[Tensor, ...]:
-        """The draws."""
-        return (self.draws_,)
-
-    def static(self) -> int:
-        """The length of the batch."""
-        return self.rows_
-
-    @classmethod
-    def from_components(cls, components: list[Tensor], static: Any) -> Self:
-        """See `StructuredWeight`."""
-        return cls.of(components[0], static)
+    def __new__(cls, draws: Tensor, rows: int) -> Self:
+        """From draws."""
+        return cls.wrap(draws.shape[1:], draws, (draws,), (rows,))
 
     def materialize(self) -> Tensor:
         """There is no one tensor that it stands for."""
@@ -61,16 +39,16 @@ class RowWeight(StructuredWeight):
 
 @RowWeight.rule(F.linear)
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    given = weight if isinstance(weight, RowWeight) else bias
-    assert isinstance(given, RowWeight)
-    if isinstance(x, RowWeight) or x.ndim < 2 or x.shape[0] != given.rows_:
+    weights, biases = (part.components_[0] if isinstance(part, RowWeight) else None for part in (weight, bias))
+    given: Any = weight if weights is not None else bias
+    if isinstance(x, RowWeight) or x.ndim < 2 or (x.shape[0],) != given.static_:
         raise NotByRows(
             f"a linear map under the posterior gets a tensor of shape {tuple(x.shape)}, not the batch's rows"
         )
-    parts = x.reshape(len(given.draws_), -1, x.shape[-1])  # [S, B ..., d_in]
-    found = torch.bmm(parts, weight.draws_.mT) if isinstance(weight, RowWeight) else F.linear(parts, weight)
+    parts = x.reshape(len(given.components_[0]), -1, x.shape[-1])  # [S, B ..., d_in]
+    found = F.linear(parts, weight) if weights is None else torch.bmm(parts, weights.mT)
     if bias is not None:
-        found = found + (bias.draws_.unsqueeze(1) if isinstance(bias, RowWeight) else bias)
+        found = found + (bias if biases is None else biases.unsqueeze(1))
     return found.reshape(*x.shape[:-1], -1)
 
 
@@ -102,7 +80,7 @@ def as_rows(
         return leaf
 
     own_args, own_kwargs = pytree.tree_map(repeat, (args, dict(kwargs)))
-    return {name: RowWeight.of(value, num_draws * examples) for name, value in values.items()}, own_args, own_kwargs
+    return {name: RowWeight(value, num_draws * examples) for name, value in values.items()}, own_args, own_kwargs
 
 
 def split_draws(tree: Any, num_draws: int, rows: int) -> Any:

@@ -242,14 +242,12 @@ class Runner:
         if any(weight.kind == "matrix" and len(weight.shape) > 2 for weight in self.weights.values()):
             return "loop"
         modules = self._modules()
-        kinds = set(map(type, modules))
-        if any(issubclass(kind, _NO_BATCHING_RULE) for kind in kinds):
-            return "loop"
-        norms = {kind for kind in kinds if issubclass(kind, _BatchNorm)}
-        for module in modules if norms else ():
-            if type(module) in norms:
-                training = module.training and not self.evaluate
-                if training or module.running_mean is None:
+        for kind in set(map(type, modules)):
+            if issubclass(kind, _NO_BATCHING_RULE):
+                return "loop"
+            if issubclass(kind, _BatchNorm):
+                norms = [module for module in modules if type(module) is kind]
+                if any((norm.training and not self.evaluate) or norm.running_mean is None for norm in norms):
                     return "loop"
         if any(_keeps_cache(module) for module in modules):
             return "rows" if can_take_rows(self.network, self.weights) else "loop"
@@ -278,31 +276,20 @@ class Runner:
         Returns:
             The network's output with a leading axis of S in every tensor.
         """
-        if self._is_alone:
-            return self._run(values, args, kwargs, mode, chunk_size, buffers)
-        with self.alone(hooks=False, share=buffers is None) as own:
-            outputs = own._run(values, args, kwargs, mode, chunk_size, buffers)
-            own._give_back()
-        return outputs
-
-    def _run(
-        self,
-        values: WeightDict,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        mode: Mode | None,
-        chunk_size: int | None,
-        buffers: Sequence[WeightDict] | None,
-    ) -> Any:
+        if not self._is_alone:
+            with self.alone(hooks=False, share=buffers is None) as own:
+                outputs = own.run(values, args, kwargs, mode=mode, chunk_size=chunk_size, buffers=buffers)
+                own._give_back()
+            return outputs
         num_draws = count_draws(values)
         mode = mode or self.mode(num_draws)
         if mode == "vmap" and next(iter(values.values())).is_cuda and self._work(args, kwargs) >= HEAVY:
             mode = "loop"
-        if not isinstance(values, PlacedWeights) and any(
-            isinstance(value, StructuredWeight) and not value.batchable for value in values.values()
-        ):
-            mode = "single" if num_draws == 1 else "loop"
-        if mode == "rows" and not buffers and not any(isinstance(value, StructuredWeight) for value in values.values()):
+        given = () if isinstance(values, PlacedWeights) else values.values()
+        structured = [value for value in given if isinstance(value, StructuredWeight)]
+        if not all(value.batchable for value in structured):
+            mode = "loop"
+        if mode == "rows" and not buffers and not structured:
             try:
                 return self._rows(values, args, kwargs)
             except NotByRows:
@@ -346,11 +333,7 @@ class Runner:
         return build(split_draws(tree, num_draws, rows))
 
     def _loop(
-        self,
-        values: WeightDict,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        buffers: Sequence[WeightDict] | None,
+        self, values: WeightDict, args: tuple[Any, ...], kwargs: Mapping[str, Any], buffers: Sequence[WeightDict] | None
     ) -> Any:
         trees = []
         single = count_draws(values) == 1 and not self.evaluate  # that is the network itself: it may change its inputs

@@ -205,10 +205,8 @@ def _check_functions(network: nn.Module) -> None:
     paths = {id(part): path for path, part in network.named_modules()}
     for path, part in network.named_modules():
         for name, value in vars(part).items():
-            among = (
-                value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
-            )
-            for function in among:
+            among = value.values() if isinstance(value, dict) else value
+            for function in among if isinstance(value, (dict, list, tuple)) else [value]:
                 if not isinstance(function, types.FunctionType) or name == "_compiled_call_impl":
                     continue
                 try:
@@ -259,17 +257,15 @@ def _describe(module: nn.Module, owner: str, leaf: str, name: str, tensor: Tenso
     if isinstance(module, nn.MultiheadAttention):
         inputs = {"k_proj_weight": module.kdim, "v_proj_weight": module.vdim}
         if leaf.startswith("in_proj"):
-            return matrix(
-                module.embed_dim, f"{name.rpartition('_')[0]}", module.embed_dim, is_bias=leaf == "in_proj_bias"
-            )
+            width = module.embed_dim
+            return matrix(width, name.rpartition("_")[0], width, is_bias=leaf == "in_proj_bias")
         if leaf in ("q_proj_weight", "k_proj_weight", "v_proj_weight"):
             fan_in = inputs.get(leaf, module.embed_dim)
             return matrix(fan_in, name.removesuffix("_weight"), fan_in)
     if isinstance(module, (nn.RNNBase, nn.RNNCellBase)) and leaf.startswith(("weight_", "bias_")):
         kind, _, gate = leaf.partition("_")  # weight_ih_l0 -> weight, ih_l0
         layer = f"{owner}.{gate}" if owner else gate
-        partner = getattr(module, f"weight_{gate}")
-        fan_in = partner.shape[1]
+        fan_in = getattr(module, f"weight_{gate}").shape[1]
         return matrix(fan_in, layer, fan_in, is_bias=kind == "bias")
     return Weight(name, shape, name, "custom", None, aliases=aliases)
 
@@ -353,11 +349,6 @@ def padding_entries(net: nn.Module, weights: Mapping[str, Weight]) -> Tensor:
             found.append(start + rows[name][0] * width + torch.arange(width))
         start += weight.numel
     return torch.cat(found)
-
-
-def is_channels_last(value: Tensor) -> bool:
-    """Whether a convolution's kernel is laid out in memory with its input channels last."""
-    return value.ndim >= 4 and not value.is_contiguous() and value.stride(1) == 1
 
 
 @checked

@@ -7,7 +7,7 @@ from collections.abc import Mapping, MutableMapping
 import torch
 from torch import Tensor, nn
 
-from bayesify.weights.catalog import Weight, is_channels_last, padding_rows
+from bayesify.weights.catalog import Weight, padding_rows
 from bayesify.weights.placed import PlacedWeights
 from bayesify.weights.structured import StructuredWeight
 
@@ -18,7 +18,11 @@ class NetworkLayout:
     def __init__(self, net: nn.Module, weights: list[Weight], values: Mapping[str, Tensor]) -> None:
         self._padding = padding_rows(net, weights)
         self.low_precision = {name: value.dtype for name, value in values.items() if value.dtype == torch.bfloat16}
-        self.channels_last = {name for name, value in values.items() if is_channels_last(value)}
+        self.channels_last = {
+            name
+            for name, value in values.items()
+            if value.ndim >= 4 and not value.is_contiguous() and value.stride(1) == 1
+        }
 
     def widen(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Values in at least float32, the type of a posterior's parameters."""
@@ -31,9 +35,8 @@ class NetworkLayout:
             weights: By name.
             spread: Whether these are variances, which padding rows do not have.
         """
-        for name in (
-            self._padding.keys() & weights.keys()
-        ):  # torch does not train the rows that stand for padding either
+        # torch does not train the rows that stand for padding either
+        for name in self._padding.keys() & weights.keys():
             (row, value), weight = self._padding[name], weights[name]
             weight = weight.materialize() if isinstance(weight, StructuredWeight) else weight
             rows = (torch.zeros_like(value) if spread else value).to(weight).expand(weight.shape[0], 1, -1)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayesify.maths.noise import Randomness, standard_normal
+from bayesify.maths.noise import Randomness
 from bayesify.maths.signatures import known_signature
 from bayesify.maths.value_checks import transforming
 from bayesify.weights.structured import LocalWeight
@@ -30,42 +29,20 @@ class LocalGaussian(LocalWeight):
         mean, variance: the weight's, or with a leading axis of draws.
     """
 
-    mean_: Tensor
-    variance_: Tensor
-    noise_: Randomness
-    materialized_: Tensor | None
-
     def __new__(cls, mean: Tensor, variance: Tensor, noise: Randomness = None, name: str = "") -> Self:
         """A weight from its mean and variance."""
-        weight = cls.wrap(mean.shape, mean)
-        weight.mean_, weight.variance_, weight.noise_ = mean, variance, noise
-        weight.materialized_ = None
-        return weight.start(name)
+        return cls.wrap(mean.shape, mean, (mean, variance), (noise, name))
 
-    def components(self) -> tuple[Tensor, ...]:
-        """Mean and variance."""
-        return self.mean_, self.variance_
+    def draw(self) -> Tensor:
+        """Mean plus standard deviation times noise."""
+        mean, variance = self.components_
+        return mean + variance.sqrt() * self.normal(mean.shape, mean)
 
-    def static(self) -> Any:
-        """The source of noise and the name."""
-        return self.noise_, self.name_
-
-    @classmethod
-    def from_components(cls, components: list[Tensor], static: Any) -> Self:
-        """From mean and variance."""
-        mean, variance = components
-        return cls(mean, variance, *static)
-
-    def materialize(self) -> Tensor:
-        """One draw of the weight, the same for all examples and in every use (a cell uses its weights at each step)."""
+    def use(self) -> tuple[Tensor, ...]:
+        """Mean and variance, for a rule that draws noise for each example."""
         self.check_unused()
-        if self.materialized_ is None:
-            self.materialized_ = self.mean_ + self.variance_.sqrt() * _noise(self.mean_, self.noise_)
-        return self.materialized_
-
-
-def _noise(like: Tensor, noise: Randomness) -> Tensor:
-    return standard_normal(like.numel(), like, noise).view(like.shape)
+        self.used_ = True
+        return self.components_
 
 
 @known_signature
@@ -120,20 +97,14 @@ def _away_from_zero(variance: Tensor) -> Tensor:
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if not isinstance(weight, LocalGaussian) or isinstance(x, LocalGaussian):
         return NotImplemented
-    if x.ndim != 2 or x.shape[0] != weight.examples_ or weight.materialized_ is not None:
+    if x.ndim != 2 or not weight.is_local(x):
         return NotImplemented
-    weight.check_unused()
-    weight.used_ = True
-    bias_mean, bias_variance = bias, None
-    if isinstance(bias, LocalGaussian):
-        bias.check_unused()
-        bias.used_ = True
-        bias_mean, bias_variance = bias.mean_, bias.variance_
-    size = (len(x), weight.mean_.shape[0])
-    noise = standard_normal(math.prod(size), weight.mean_, weight.noise_).view(size)
+    mean, variance = weight.use()
+    bias_mean, bias_variance = bias.use() if isinstance(bias, LocalGaussian) else (bias, None)
+    noise = weight.normal((len(x), mean.shape[0]), mean)
     if torch.is_autocast_enabled(x.device.type) or transforming():
-        mean = F.linear(x, weight.mean_, bias_mean)
-        variance = F.linear(x.square(), weight.variance_, bias_variance)
-        return mean + _away_from_zero(variance).sqrt() * noise.to(mean.dtype)
-    output: Tensor = _LocalLinear.apply(x, weight.mean_, weight.variance_, bias_mean, bias_variance, noise)[0]
-    return output
+        output = F.linear(x, mean, bias_mean)
+        spread = F.linear(x.square(), variance, bias_variance)
+        return output + _away_from_zero(spread).sqrt() * noise.to(output.dtype)
+    drawn: Tensor = _LocalLinear.apply(x, mean, variance, bias_mean, bias_variance, noise)[0]
+    return drawn

@@ -63,20 +63,16 @@ def _match(
     first = {alias: weight.name for weight in catalog.weights.values() for alias in (weight.name, *weight.aliases)}
     if selector is None:
         return set(catalog.weights), set()
+    glob = isinstance(selector, str) and any(character in selector for character in "*?[")
     if isinstance(selector, nn.Module):
-        if not any(module is selector for module in modules.values()):
+        hits = {path for path, module in modules.items() if module is selector}
+        if not hits:
             raise ValueError(f"bayesianize: the selector {type(selector).__name__} is not a module of this network")
-        hits, glob = {path for path, module in modules.items() if module is selector}, False
+    elif glob:
+        hits = {path for path in modules if path and fnmatchcase(path, selector)}
     else:
-        glob = any(character in selector for character in "*?[")
-        if glob:
-            hits = {path for path in modules if path and fnmatchcase(path, selector)}
-        else:
-            hits = {
-                path
-                for path, module in modules.items()
-                if path == selector or any(base.__name__ == selector for base in type(module).__mro__[:-2])
-            }
+        kinds = {path: [base.__name__ for base in type(module).__mro__[:-2]] for path, module in modules.items()}
+        hits = {path for path, names in kinds.items() if path == selector or selector in names}
     matched, asked = set(), set()
     for alias, name in first.items():
         parents = [alias[:cut] for cut in range(len(alias)) if alias[cut] == "."] + [""]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+
+from bayesify.maths.noise import standard_normal
 
 Rule = Callable[..., Tensor]
 
@@ -16,13 +19,18 @@ Rule = Callable[..., Tensor]
 class StructuredWeight(Tensor):
     """A drawn weight that answers some functions by its own rule and is a plain tensor for all others.
 
-    A subclass holds its components (plain tensors), says how to materialize the plain tensor, and registers rules with
-    `rule(F.linear)`. Wherever a network uses it in a function with a rule, the rule runs and the weight is never
-    materialized; everywhere else it is materialized first. Like any draw it may carry a leading axis of draws in each of its
-    components; `vmap` then removes that axis from each.
+    A subclass is made by `wrap` from the arguments that it takes, first its components (plain tensors), then the rest; it says how
+    to materialize the plain tensor, and registers rules with `rule(F.linear)`. Wherever a network uses it in a function with a rule,
+    the rule runs and the weight is never materialized; everywhere else it is materialized first. Like any draw it may carry a
+    leading axis of draws in each of its components; `vmap` then removes that axis from each.
 
-    Components must be listed by `components()` in the order in which `from_components` takes them.
+    Attributes:
+        components_: The plain tensors that make up the weight.
+        static_: The other arguments that it is made of.
     """
+
+    components_: tuple[Tensor, ...]
+    static_: tuple[Any, ...]
 
     rules: ClassVar[dict[Callable[..., Any], Rule]] = {}
     batchable: ClassVar[bool] = True
@@ -40,7 +48,7 @@ class StructuredWeight(Tensor):
 
         pytree.register_pytree_node(
             cls,
-            lambda weight: (list(weight.components()), weight.static()),
+            lambda weight: (list(weight.components_), weight.static_),
             rebuild,
             serialized_type_name=f"bayesify.{cls.__qualname__}",
         )
@@ -56,24 +64,20 @@ class StructuredWeight(Tensor):
         return register
 
     @classmethod
-    def wrap(cls, shape: torch.Size, like: Tensor) -> Self:
-        """An empty shell of the given shape with the type and device of a component."""
-        return torch.Tensor._make_wrapper_subclass(
-            cls, shape, dtype=like.dtype, device=like.device, requires_grad=like.requires_grad
+    def wrap(cls, shape: Sequence[int], like: Tensor, components: tuple[Tensor, ...], static: tuple[Any, ...]) -> Self:
+        """The weight of a shape, with the type and device of one of its components."""
+        made = torch.Tensor._make_wrapper_subclass(
+            cls, torch.Size(shape), dtype=like.dtype, device=like.device, requires_grad=like.requires_grad
         )
-
-    @abstractmethod
-    def components(self) -> tuple[Tensor, ...]:
-        """The plain tensors that make up the weight."""
-
-    def static(self) -> Any:
-        """What `from_components` needs besides the components."""
-        return None
+        made.components_, made.static_ = components, static
+        return made
 
     @classmethod
-    @abstractmethod
-    def from_components(cls, components: list[Tensor], static: Any) -> Self:
-        """The weight from its components."""
+    def from_components(cls, components: Iterable[Tensor], static: tuple[Any, ...]) -> Self:
+        """The weight from its components and its other arguments."""
+        make: Any = cls
+        found: Self = make(*components, *static)
+        return found
 
     @abstractmethod
     def materialize(self) -> Tensor:
@@ -81,18 +85,18 @@ class StructuredWeight(Tensor):
 
     def at(self, index: int | slice) -> Self:
         """One draw, or a slice of draws, out of a weight that carries the axis of draws."""
-        return self.from_components([component[index] for component in self.components()], self.static())
+        return self.from_components((component[index] for component in self.components_), self.static_)
 
     def unbind(self, dim: int = 0) -> tuple[Self, ...]:
         """All draws one by one, out of a weight that carries the axis of draws."""
-        parts = zip(*(component.unbind(dim) for component in self.components()), strict=True)
-        return tuple(self.from_components(list(part), self.static()) for part in parts)
+        parts = zip(*(component.unbind(dim) for component in self.components_), strict=True)
+        return tuple(self.from_components(part, self.static_) for part in parts)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"{type(self).__name__}(shape={tuple(self.shape)}, dtype={self.dtype})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self.from_components([component.clone() for component in self.components()], self.static())
+        return self.from_components((component.clone() for component in self.components_), self.static_)
 
     @classmethod
     def __torch_function__(
@@ -137,21 +141,37 @@ class UsedAgain(Exception):
 class LocalWeight(StructuredWeight):
     """A weight with noise of its own for each example of a batch, in the first use only if that sees each example once.
 
+    The last two arguments of a subclass are the source of the noise and the weight's name, for errors.
+
     Attributes:
-        name_: Of the weight, for errors.
         examples_: Rows of the batch in this pass; 0 before it.
         used_: Whether a rule has drawn noise for each example in this pass.
+        materialized_: The plain draw of the weight, once there is one.
     """
 
     batchable = False
-    name_: str
-    examples_: int
-    used_: bool
+    examples_: int = 0
+    used_: bool = False
+    materialized_: Tensor | None = None
 
-    def start(self, name: str) -> Self:
-        """Before any pass."""
-        self.name_, self.examples_, self.used_ = name, 0, False
-        return self
+    @abstractmethod
+    def draw(self) -> Tensor:
+        """A plain draw of the weight."""
+
+    def materialize(self) -> Tensor:
+        """One draw of the weight, the same for all examples and in every use (a cell uses its weights at each step)."""
+        self.check_unused()
+        if self.materialized_ is None:
+            self.materialized_ = self.draw()
+        return self.materialized_
+
+    def normal(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Standard normal numbers of a shape, with the type and device of a tensor."""
+        return standard_normal(math.prod(shape), like, self.static_[-2]).view(shape)
+
+    def is_local(self, x: Tensor) -> bool:
+        """Whether the rows of an input are the pass's examples, and no plain draw was used yet."""
+        return x.shape[0] == self.examples_ and self.materialized_ is None
 
     def begin_pass(self, num_examples: int) -> None:
         """Noise is for the examples of this pass."""
@@ -160,7 +180,7 @@ class LocalWeight(StructuredWeight):
     def check_unused(self) -> None:
         """Raise `UsedAgain` where the noise of an earlier use cannot be had again."""
         if self.used_:
-            raise UsedAgain(self.name_)
+            raise UsedAgain(self.static_[-1])
 
 
 _METADATA = {

@@ -48,25 +48,13 @@ def summarize(
         remarks |= posterior.remarks()
         for name, count in posterior.count_by_weight().items():
             drawn[name] = (type(posterior).__name__, count)
-    rows = tuple(_row_of(weight, drawn, remarks, weight.name in points) for weight in weights.values())
-    return Summary(rows, shared=total - sum(row.after or 0 for row in rows))
-
-
-def _row_of(
-    weight: Weight, drawn: Mapping[str, tuple[str, int | None]], remarks: Mapping[str, str], trained: bool
-) -> Row:
-    """The row of one weight.
-
-    Args:
-        weight: Which.
-        drawn: The posterior's name and its number of trainable scalars, by weight.
-        remarks: By weight.
-        trained: Whether a weight without a posterior is trained as a point estimate.
-    """
-    tied = f"tied to {', '.join(weight.aliases)}" if weight.aliases else ""
-    remark = "; ".join(filter(None, (remarks.get(weight.name), tied)))
-    treatment, after = drawn.get(weight.name, ("point estimate", weight.numel if trained else 0))
-    return Row(weight.name, tuple(weight.shape), treatment, weight.numel, after, remark)
+    rows = []
+    for name, weight in weights.items():
+        tied = f"tied to {', '.join(weight.aliases)}" if weight.aliases else ""
+        remark = "; ".join(filter(None, (remarks.get(name), tied)))
+        treatment, after = drawn.get(name, ("point estimate", weight.numel if name in points else 0))
+        rows.append(Row(name, tuple(weight.shape), treatment, weight.numel, after, remark))
+    return Summary(tuple(rows), shared=total - sum(row.after or 0 for row in rows))
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from bayesify.maths.convolution_moments import Geometry, convolution_moments
 from bayesify.maths.patch_products import patch_products
+from bayesify.posteriors.global_inducing.inputs import OWNER
 from bayesify.posteriors.global_inducing.likelihood import HalfPrecision
-from bayesify.posteriors.global_inducing.maps import OWNER, LinearMap, argument
+from bayesify.posteriors.global_inducing.maps import LinearMap, argument
 
 
 class Convolution(LinearMap):

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.maths.gamma import widened
+from bayesify.posteriors.global_inducing.inputs import OWNER
 from bayesify.posteriors.global_inducing.likelihood import HalfPrecision
-from bayesify.weights.catalog import Layer, owner_of
-
-OWNER = "GlobalInducing"
+from bayesify.weights.catalog import Layer
 
 
 @dataclass(frozen=True)
@@ -144,21 +143,3 @@ class AttentionOutput(LinearMap):
 def argument(args: tuple[Any, ...], kwargs: Mapping[str, Any], index: int, name: str) -> Any:
     """An argument of a call, by position or by name."""
     return args[index] if index < len(args) else kwargs[name]
-
-
-def find_dense_map(network: nn.Module, layer: Layer) -> LinearMap | None:
-    """The linear map of vectors that a layer of weights is; `None` if it is something else."""
-    weight = layer.weights[0]
-    module, _ = owner_of(network, weight.name)
-    path = weight.name.rpartition(".")[0]
-    parent_path = path.rpartition(".")[0]
-    parent = network.get_submodule(parent_path) if path else None
-    if isinstance(parent, nn.MultiheadAttention) and path.rpartition(".")[2] == "out_proj":
-        return AttentionOutput(layer, parent_path)
-    if isinstance(module, nn.MultiheadAttention) and weight.kind == "matrix":
-        return AttentionInput(layer, path)
-    if isinstance(module, nn.Bilinear):
-        return BilinearMap(layer, path)
-    if isinstance(module, nn.Linear):
-        return LinearMap(layer, path)
-    return None

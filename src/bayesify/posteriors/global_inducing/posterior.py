@@ -6,11 +6,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils import _pytree as pytree
 
 from bayesify.arguments.checks import Count, Positive, checked
 from bayesify.maths.constraints import raw_positive
@@ -18,12 +20,7 @@ from bayesify.maths.gamma import widened
 from bayesify.maths.regression import Problem
 from bayesify.maths.value_checks import should_check
 from bayesify.posteriors.base import DrawRequest, Posterior
-from bayesify.posteriors.global_inducing.inputs import (
-    InducingInputs,
-    check_inputs,
-    describe_inputs,
-    first_examples,
-)
+from bayesify.posteriors.global_inducing.inputs import InducingInputs, check_inputs, describe_inputs, first_examples
 from bayesify.posteriors.global_inducing.likelihood import (
     AT_PRIOR,
     NETWORK_PRECISION,
@@ -35,7 +32,7 @@ from bayesify.posteriors.global_inducing.likelihood import (
 from bayesify.posteriors.global_inducing.maps import LinearMap
 from bayesify.posteriors.global_inducing.trace import check_targets, start_outputs, trace
 from bayesify.priors import PriorDraw
-from bayesify.running.outputs import each
+from bayesify.running.outputs import each, stack
 from bayesify.running.runner import Runner, SlowVmap, quick_vmap
 from bayesify.weights.catalog import owner_of
 from bayesify.weights.named_parameters import NamedParameters
@@ -253,12 +250,7 @@ class GlobalInducing(Posterior):
         return _stacked([one(values) for values in each(batched)])
 
     def _draw_one(
-        self,
-        runner: Runner,
-        noise: dict[str, Tensor],
-        scale: PriorScale,
-        others: dict[str, Tensor],
-        how: _Pass,
+        self, runner: Runner, noise: dict[str, Tensor], scale: PriorScale, others: dict[str, Tensor], how: _Pass
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         kls: list[Tensor] = []
         failures: list[Tensor] = []
@@ -281,51 +273,44 @@ class GlobalInducing(Posterior):
         self, runner: Runner, others: Mapping[str, Tensor], scale: PriorScale, step: Step, how: _Pass
     ) -> dict[str, Tensor]:
         """Run the network on the inducing inputs; `step` makes each layer's whitened weights, [G, D, R], when it is called."""
-        runner = runner.evaluating() if runner.network.training else runner
-        with runner.alone() as own, ExitStack() as hooks:
-            drawn = self._walk_alone(own, others, scale, step, how, hooks)
-        return {weight.name: drawn[weight.name] for weight in self.weights}
-
-    def _walk_alone(
-        self, runner: Runner, others: Mapping[str, Tensor], scale: PriorScale, step: Step, how: _Pass, hooks: ExitStack
-    ) -> dict[str, Tensor]:
-        like, network, low = next(self.parameters()), runner.network, self._type()
+        like, low = next(self.parameters()), self._type()
         device, dtype = like.device.type, like.dtype
         drawn: dict[str, Tensor] = {}
-        slots = {name: owner_of(network, name) for weight in self.weights for name in (weight.name, *weight.aliases)}
+        runner = runner.evaluating() if runner.network.training else runner
+        with runner.alone() as own, ExitStack() as hooks:
+            network = own.network
+            names = [name for weight in self.weights for name in (weight.name, *weight.aliases)]
+            slots = {name: owner_of(network, name) for name in names}
 
-        def empty() -> None:
-            for owner, leaf in slots.values():
-                owner._parameters[leaf] = None
+            def empty() -> None:
+                for owner, leaf in slots.values():
+                    owner._parameters[leaf] = None
 
-        hooks.callback(empty)
+            hooks.callback(empty)
 
-        def put(entry: LinearMap, module: nn.Module, args: Any, kwargs: Any) -> None:
-            whitened = step(entry, self._regress(entry, module, entry.seen(module, args, kwargs), scale, how)
-                            if entry.layer.name in self.pseudo_outputs else None)  # fmt: skip
-            matrix = scale.push(entry.layer, whitened.mT).flatten(-3, -2)  # [rows, D]
-            drawn.update(entry.layer.from_matrix(matrix.to(dtype)))
-            for weight in entry.layer.weights:
-                value = drawn[weight.name].to(self.types[weight.name]) if low else drawn[weight.name]
-                for name in (weight.name, *weight.aliases):
-                    owner, leaf = slots[name]
-                    owner._parameters[leaf] = value  # type: ignore[assignment]
+            def put(entry: LinearMap, module: nn.Module, args: Any, kwargs: Any) -> None:
+                whitened = step(entry, self._regress(entry, module, entry.seen(module, args, kwargs), scale, how)
+                                if entry.layer.name in self.pseudo_outputs else None)  # fmt: skip
+                matrix = scale.push(entry.layer, whitened.mT).flatten(-3, -2)  # [rows, D]
+                drawn.update(entry.layer.from_matrix(matrix.to(dtype)))
+                for weight in entry.layer.weights:
+                    value = drawn[weight.name].to(self.types[weight.name]) if low else drawn[weight.name]
+                    for name in (weight.name, *weight.aliases):
+                        owner, leaf = slots[name]
+                        owner._parameters[leaf] = value  # type: ignore[assignment]
 
-        by_module: dict[str, list[LinearMap]] = {}
-        for entry in self.maps.values():
-            by_module.setdefault(entry.hooked, []).append(entry)
-        for path, entries in by_module.items():
-
-            def meet(module: nn.Module, args: Any, kwargs: Any, entries: list[LinearMap] = entries) -> None:
+            def meet(path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
                 with torch.autocast(device, enabled=False):
-                    for entry in entries:
-                        if entry.layer.weights[0].name not in drawn:
+                    for entry in self.maps.values():
+                        if entry.hooked == path and entry.layer.weights[0].name not in drawn:
                             put(entry, module, args, kwargs)
 
-            hooks.callback(network.get_submodule(path).register_forward_pre_hook(meet, with_kwargs=True).remove)
-        hooks.enter_context(torch.autocast(device, how.autocast, how.autocast is not None, cache_enabled=False))
-        runner.call(others, *self.inducing_inputs.arguments(low))
-        return drawn
+            for path in dict.fromkeys(entry.hooked for entry in self.maps.values()):
+                hooked = network.get_submodule(path)
+                hooks.callback(hooked.register_forward_pre_hook(partial(meet, path), with_kwargs=True).remove)
+            with torch.autocast(device, how.autocast, how.autocast is not None, cache_enabled=False):
+                own.call(others, *self.inducing_inputs.arguments(low))
+        return {name: drawn[name] for name in self.sizes()}
 
     def _regress(
         self, entry: LinearMap, module: nn.Module, seen: list[Tensor], scale: PriorScale, how: _Pass
@@ -421,7 +406,7 @@ class GlobalInducing(Posterior):
             return mean
 
         self._walk(self.runner, self._others(self.runner, {}), scale, step, _Pass(careful=True))
-        return {weight.name: found[weight.name] for weight in self.weights}
+        return {name: found[name] for name in self.sizes()}
 
     def kl(self, prior: PriorDraw) -> Tensor:
         """KL(q || p) in nats, estimated from one draw."""
@@ -448,9 +433,5 @@ def _stacked(results: list[tuple[dict[str, Tensor], Tensor, Tensor]]) -> tuple[d
     if len(results) == 1:
         weights, kl, failed = results[0]
         return {name: value.unsqueeze(0) for name, value in weights.items()}, kl.unsqueeze(0), failed
-    names = results[0][0]
-    return (
-        {name: torch.stack([weights[name] for weights, _, _ in results]) for name in names},
-        torch.stack([kl for _, kl, _ in results]),
-        torch.stack([failed for _, _, failed in results]),
-    )
+    found: tuple[dict[str, Tensor], Tensor, Tensor] = pytree.tree_map(stack, *results)
+    return found

@@ -12,11 +12,18 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from bayesify.posteriors.global_inducing.convolutions import Convolution, TransposedConvolution
-from bayesify.posteriors.global_inducing.maps import OWNER, LinearMap, find_dense_map
+from bayesify.posteriors.global_inducing.inputs import OWNER
+from bayesify.posteriors.global_inducing.maps import AttentionInput, AttentionOutput, BilinearMap, LinearMap
 from bayesify.running.runner import Runner
 from bayesify.weights.catalog import Layer, owner_of
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+_MAPS: dict[type[nn.Module], type[LinearMap]] = {
+    nn.Bilinear: BilinearMap,
+    nn.Linear: LinearMap,
+    _ConvTransposeNd: TransposedConvolution,
+    _ConvNd: Convolution,
+}
 TOLERANCE = 1e-2
 """Relative change of a layer's input, by leaving examples out, above which a network is said to mix them: far above rounding."""
 
@@ -70,15 +77,16 @@ def find_map(network: nn.Module, layer: Layer) -> LinearMap:
     Raises:
         ValueError: If it is none, or none whose input can be seen from outside.
     """
-    found = find_dense_map(network, layer)
-    if found is not None:
-        return found
     weight = layer.weights[0]
     module, path = owner_of(network, weight.name)[0], weight.name.rpartition(".")[0]
-    if isinstance(module, _ConvTransposeNd):
-        return TransposedConvolution(layer, path)
-    if isinstance(module, _ConvNd):
-        return Convolution(layer, path)
+    above, _, name = path.rpartition(".")
+    if name == "out_proj" and isinstance(network.get_submodule(above), nn.MultiheadAttention):
+        return AttentionOutput(layer, above)
+    if isinstance(module, nn.MultiheadAttention) and weight.kind == "matrix":
+        return AttentionInput(layer, path)
+    for kind, found in _MAPS.items():
+        if isinstance(module, kind):
+            return found(layer, path)
     raise ValueError(
         f"{OWNER}: {weight.name} belongs to {type(module).__name__}, which is not a linear map of inputs that can be seen; give it "
         f"another posterior, such as {{'{layer.name}': MeanField(), '*': GlobalInducing(...)}}"

@@ -30,28 +30,25 @@ class InducingMatrix(nn.Module):
     """
 
     name: ClassVar[str]
+    location: nn.Parameter
 
     def __init__(self, mean: Tensor, whiten: bool) -> None:
         super().__init__()
         self.whiten = whiten
         self.count, self.rows, self.cols = mean.shape
 
-    def whitened(self, u: Tensor, factors: Factors | None) -> Tensor:
+    def whitened(self, u: Tensor, factors: Factors) -> Tensor:
         r"""$L_r^{-1} U L_c^{-\top}$ for U [G, S, M_r, M_c], or U itself where it is stored whitened."""
         if self.whiten:
             return u
-        assert factors is not None
         left = torch.linalg.solve_triangular(factors.row_tril.unsqueeze(1), u, upper=False)
         return torch.linalg.solve_triangular(factors.col_tril.unsqueeze(1), left.mT, upper=False).mT
 
-    def prior_log_det(self, factors: Factors | None) -> Tensor | float:
+    def prior_log_det(self, factors: Factors) -> Tensor | float:
         r"""$\log\lvert\Psi_c \otimes \Psi_r\rvert$ summed over matrices; 0 if whitened."""
         if self.whiten:
             return 0.0
-        assert factors is not None
-        rows = factors.row_tril.diagonal(dim1=-2, dim2=-1).log().sum()
-        cols = factors.col_tril.diagonal(dim1=-2, dim2=-1).log().sum()
-        return 2 * (self.cols * rows + self.rows * cols)
+        return 2 * (self.cols * _log_diagonal(factors.row_tril) + self.rows * _log_diagonal(factors.col_tril))
 
     @abstractmethod
     def unwhiten(self, factors: Factors) -> None:
@@ -60,9 +57,9 @@ class InducingMatrix(nn.Module):
         Started with one standard deviation, an unwhitened U then spreads as a whitened one does.
         """
 
-    @abstractmethod
     def mean(self) -> Tensor:
         """E[U] as stored: [G, M_r, M_c]."""
+        return self.location
 
     def noise_shape(self) -> tuple[int, ...]:
         """Shape of the standard normal numbers that one draw of one matrix takes."""
@@ -78,7 +75,7 @@ class InducingMatrix(nn.Module):
         """
 
     @abstractmethod
-    def kl(self, factors: Factors | None) -> Tensor:
+    def kl(self, factors: Factors) -> Tensor:
         """KL(q(U) || p(U)), summed over matrices, a scalar."""
 
     @abstractmethod
@@ -109,9 +106,8 @@ def gathered(flat: Tensor, count: int, size: tuple[int, ...], antithetic: bool) 
 class DiagonalMatrix(InducingMatrix):
     r"""Independent Gaussians (FFG-U): $q(U) = \mathcal{N}(m, \operatorname{diag}(s^2))$.
 
-    Stored: `location` m freely, `raw_std` through softplus or a scaled sigmoid under a cap. A cap of 0 makes U a
-        point estimate, whose KL is
-    $-\log p(m)$.
+    Stored: `location` m freely, `raw_std` through softplus or a scaled sigmoid under a cap. A cap of 0 makes U a point estimate,
+    whose KL is $-\log p(m)$.
     """
 
     name = "diagonal"
@@ -129,10 +125,6 @@ class DiagonalMatrix(InducingMatrix):
         """s, or `None` for a point estimate."""
         return None if self.raw_std is None else positive(self.raw_std, self.max_std)
 
-    def mean(self) -> Tensor:
-        """m."""
-        return self.location
-
     def draw(self, noise: Tensor, members: Tensor | None) -> Tensor:
         """m + s * noise."""
         std = self.std()
@@ -141,7 +133,7 @@ class DiagonalMatrix(InducingMatrix):
             return mean.expand(-1, noise.shape[1], -1, -1)
         return torch.addcmul(mean, std.unsqueeze(1), noise)
 
-    def kl(self, factors: Factors | None) -> Tensor:
+    def kl(self, factors: Factors) -> Tensor:
         """Closed form; see the class."""
         std = self.std()
         if self.whiten and std is not None:
@@ -150,9 +142,7 @@ class DiagonalMatrix(InducingMatrix):
         square = mean.square().sum() + self.prior_log_det(factors)
         if std is None:
             return 0.5 * square + self.location.numel() * HALF_LOG_TAU
-        assert factors is not None
-        spread = _inverse_diagonal(factors.row_tril)[:, :, None] * _inverse_diagonal(factors.col_tril)[:, None]
-        trace = std.square() * spread
+        trace = std.square() * _inverse_diagonals(factors)
         return 0.5 * (trace.sum() + square - std.numel()) - std.log().sum()
 
     def reached_variance(self, row: Tensor, col: Tensor, index: int) -> Tensor:
@@ -166,8 +156,7 @@ class DiagonalMatrix(InducingMatrix):
     def unwhiten(self, factors: Factors) -> None:
         """Variances given all other entries become those of the prior's correlations, which a diagonal cannot have."""
         if self.raw_std is not None:
-            given = _inverse_diagonal(factors.row_tril)[:, :, None] * _inverse_diagonal(factors.col_tril)[:, None]
-            std = positive(self.raw_std, self.max_std) * given.rsqrt()
+            std = positive(self.raw_std, self.max_std) * _inverse_diagonals(factors).rsqrt()
             cap = self.max_std
             self.raw_std.copy_(raw_softplus(std) if cap is None else torch.logit(std / cap, 1e-6).clamp_max(0.0))
 
@@ -212,20 +201,15 @@ class MatrixNormalMatrix(InducingMatrix):
         """T_r [G, M_r, M_r] and T_c [G, M_c, M_c]."""
         return tril(self.row_lower, self.row_raw_diagonal), tril(self.col_lower, self.col_raw_diagonal)
 
-    def mean(self) -> Tensor:
-        """m."""
-        return self.location
-
     def draw(self, noise: Tensor, members: Tensor | None) -> Tensor:
         """m + T_r E T_c^T."""
         rows, cols = self.trils()
         return self.location.unsqueeze(1) + rows.unsqueeze(1) @ noise @ cols.unsqueeze(1).mT
 
-    def kl(self, factors: Factors | None) -> Tensor:
+    def kl(self, factors: Factors) -> Tensor:
         """Closed form of two matrix normals."""
         rows, cols = self.trils()
         if not self.whiten:
-            assert factors is not None
             rows = torch.linalg.solve_triangular(factors.row_tril, rows, upper=False)
             cols = torch.linalg.solve_triangular(factors.col_tril, cols, upper=False)
         trace = (rows.square().sum((-2, -1)) * cols.square().sum((-2, -1))).sum()
@@ -288,10 +272,6 @@ class FullMatrix(InducingMatrix):
         """T: [G, M_r M_c, M_r M_c]."""
         return tril(self.lower, self.raw_diagonal)
 
-    def mean(self) -> Tensor:
-        """m."""
-        return self.location
-
     def noise_shape(self) -> tuple[int, ...]:
         """One number per entry of U."""
         return (self.rows * self.cols,)
@@ -301,7 +281,7 @@ class FullMatrix(InducingMatrix):
         flat = self.location.flatten(1).unsqueeze(1) + noise @ self.scale_tril().mT
         return flat.unflatten(-1, (self.rows, self.cols))
 
-    def kl(self, factors: Factors | None) -> Tensor:
+    def kl(self, factors: Factors) -> Tensor:
         """Closed form of two Gaussians."""
         factor = self.scale_tril()
         columns = factor.mT.unflatten(-1, (self.rows, self.cols))  # [G, P, M_r, M_c]: one column of T as a matrix each
@@ -369,7 +349,7 @@ class EnsembleMatrix(InducingMatrix):
         """The chosen members; all layers of a draw take the same one."""
         return self.value[members].transpose(0, 1)
 
-    def kl(self, factors: Factors | None) -> Tensor:
+    def kl(self, factors: Factors) -> Tensor:
         """0."""
         return self.value.new_zeros(())
 
@@ -378,10 +358,13 @@ class EnsembleMatrix(InducingMatrix):
         return (row.mT @ self.value[:, index] @ col).var(0, unbiased=False)
 
 
-def _inverse_diagonal(tril_factor: Tensor) -> Tensor:
-    r"""Diagonal of $(L L^\top)^{-1}$: [G, M, M] -> [G, M]."""
-    eye = torch.eye(tril_factor.shape[-1], dtype=tril_factor.dtype, device=tril_factor.device)
-    return torch.linalg.solve_triangular(tril_factor, eye, upper=False).square().sum(-2)
+def _inverse_diagonals(factors: Factors) -> Tensor:
+    r"""Diagonals of $(\Psi_r \otimes \Psi_c)^{-1}$, [G, M_r, M_c]."""
+    sides = []
+    for tril_factor in (factors.row_tril, factors.col_tril):
+        eye = torch.eye(tril_factor.shape[-1], dtype=tril_factor.dtype, device=tril_factor.device)
+        sides.append(torch.linalg.solve_triangular(tril_factor, eye, upper=False).square().sum(-2))
+    return sides[0].unsqueeze(-1) * sides[1].unsqueeze(-2)
 
 
 def _kronecker(factors: Factors) -> Tensor:
@@ -398,8 +381,7 @@ def _pack(factor: Tensor, lower: Tensor, raw_diagonal: Tensor) -> None:
     n = factor.shape[-1]
     rows, cols = torch.tril_indices(n, n, -1, device=factor.device)
     lower.copy_(factor[:, rows, cols])
-    diagonal = factor.diagonal(dim1=-2, dim2=-1)
-    raw_diagonal.copy_(raw_softplus(diagonal))
+    raw_diagonal.copy_(raw_softplus(factor.diagonal(dim1=-2, dim2=-1)))
 
 
 def make_inducing_matrix(
@@ -413,7 +395,3 @@ def make_inducing_matrix(
     if q == "full":
         return FullMatrix(mean, whiten, init_std)
     return EnsembleMatrix(mean, whiten, members, init_std)
-
-
-FAMILIES = ("diagonal", "matrix", "full", "ensemble")
-"""Names of the families of q(U)."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bayesify.arguments.checks import Count, NonNegative, Positive, checked
 from bayesify.maths.constraints import raw_positive
 from bayesify.maths.matheron import Factors, conditional_draws, conditional_mean, factorize, noise_shapes
-from bayesify.maths.mixture import choose_members
+from bayesify.maths.noise import choose_members
 from bayesify.maths.value_checks import transforming
 from bayesify.posteriors import starts
 from bayesify.posteriors.base import DrawRequest, Posterior
@@ -210,8 +210,7 @@ class InducingWeights(Posterior):
             u = [self._split_shared(conditional_draws([top])[0][0][0])]
         given, columns = [], []
         for index, block in enumerate(self.blocks):
-            family = families[index] if self.shared is None else families[0]
-            whitened = family.whitened(u[index], factors[index] if self.shared is None else None)
+            whitened = families[index].whitened(u[index], factors[index])  # where shared, one block and one family
             sigma, rest = self._sigma(block, request.prior, like)
             given.append((factors[index], whitened, scales[index], sigma, matheron[index]))
             columns.append(rest)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayesify.maths.noise import Randomness, standard_normal
+from bayesify.maths.noise import Randomness
 from bayesify.maths.walsh_hadamard import materialize, multiply
 from bayesify.transforms import next_power_of_two
 from bayesify.weights.structured import LocalWeight, StructuredWeight
@@ -84,48 +85,26 @@ class WalshHadamardWeight(StructuredWeight):
         left, g, right: [K, D], or with a leading axis of draws.
     """
 
-    left_: Tensor
-    g_: Tensor
-    right_: Tensor
-    blocks_: Blocks
-
     def __new__(cls, left: Tensor, g: Tensor, right: Tensor, blocks: Blocks) -> Self:
         """A weight from the diagonals of its factors."""
-        weight = cls.wrap(torch.Size((*g.shape[:-2], blocks.rows, blocks.cols)), g)
-        weight.left_, weight.g_, weight.right_, weight.blocks_ = left, g, right, blocks
-        return weight
-
-    def components(self) -> tuple[Tensor, ...]:
-        """Diagonals of the three factors."""
-        return self.left_, self.g_, self.right_
-
-    def static(self) -> Any:
-        """The blocks."""
-        return self.blocks_
-
-    @classmethod
-    def from_components(cls, components: list[Tensor], static: Any) -> Self:
-        """From the diagonals."""
-        left, g, right = components
-        return cls(left, g, right, static)
+        return cls.wrap((*g.shape[:-2], blocks.rows, blocks.cols), g, (left, g, right), (blocks,))
 
     def materialize(self) -> Tensor:
         """The matrix."""
-        return self.blocks_.assemble(materialize(self.left_, self.g_, self.right_))
+        return self.static_[0].assemble(materialize(*self.components_))
 
 
 @WalshHadamardWeight.rule(F.linear)
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if not isinstance(weight, WalshHadamardWeight) or isinstance(x, StructuredWeight) or _gains_by_forming(x, weight):
         return NotImplemented
-    y = weight.blocks_.multiply(x, weight.left_, weight.g_, weight.right_)
-    return _finish(y, bias)
+    return _finish(weight.static_[0].multiply(x, *weight.components_), bias)
 
 
 def _gains_by_forming(x: Tensor, weight: WalshHadamardWeight) -> bool:
     """Whether W is materialized: tensor cores multiply by it faster than memory serves transforms of more rows than W has."""
     rows = x.numel() // x.shape[-1] if x.numel() else 0
-    return x.is_cuda and torch.is_autocast_enabled("cuda") and rows >= weight.blocks_.size
+    return x.is_cuda and torch.is_autocast_enabled("cuda") and rows >= weight.static_[0].size
 
 
 def _finish(y: Tensor, bias: Tensor | None) -> Tensor:
@@ -146,10 +125,6 @@ class LocalWalshHadamardWeight(LocalWeight):
         left, mean, std, right: [K, D]; lower: [K, D, D] or [K, 0, 0] where $\Sigma$ is diagonal; or with a leading axis of draws.
     """
 
-    parts_: tuple[Tensor, ...]
-    blocks_: Blocks
-    noise_: Randomness
-    materialized_: Tensor | None
     drawn_: Tensor
 
     def __new__(
@@ -164,37 +139,21 @@ class LocalWalshHadamardWeight(LocalWeight):
         name: str = "",
     ) -> Self:
         """A weight from its factors and the distribution of g."""
-        weight = cls.wrap(torch.Size((*mean.shape[:-2], blocks.rows, blocks.cols)), mean)
-        weight.parts_ = (left, mean, std, lower, right)
-        weight.blocks_, weight.noise_, weight.materialized_ = blocks, noise, None
-        return weight.start(name)
+        shape = (*mean.shape[:-2], blocks.rows, blocks.cols)
+        return cls.wrap(shape, mean, (left, mean, std, lower, right), (blocks, noise, name))
 
-    def components(self) -> tuple[Tensor, ...]:
-        """$s_1$, then mean, standard deviation and lower factor of g, then $s_2$."""
-        return self.parts_
+    def draw(self) -> Tensor:
+        """One g for all examples."""
+        return self.assemble(self.draw_g(self.components_[1].shape))
 
-    def static(self) -> Any:
-        """The blocks, the source of noise and the name."""
-        return self.blocks_, self.noise_, self.name_
+    def assemble(self, g: Tensor) -> Tensor:
+        """The matrix of each g, [..., K, D]."""
+        return self.static_[0].assemble(materialize(self.components_[0], g, self.components_[-1]))
 
-    @classmethod
-    def from_components(cls, components: list[Tensor], static: Any) -> Self:
-        """From the factors."""
-        left, mean, std, lower, right = components
-        return cls(left, mean, std, lower, right, *static)
-
-    def materialize(self) -> Tensor:
-        """One draw of the weight, the same in every use."""
-        self.check_unused()
-        if self.materialized_ is None:
-            left, mean, _, _, right = self.parts_
-            self.materialized_ = self.blocks_.assemble(materialize(left, self.draw(mean.shape), right))
-        return self.materialized_
-
-    def draw(self, shape: tuple[int, ...]) -> Tensor:
+    def draw_g(self, shape: Sequence[int]) -> Tensor:
         """Draws of g of a shape that ends in [K, D]."""
-        _, mean, std, lower, _ = self.parts_
-        noise = standard_normal(math.prod(shape), mean, self.noise_).view(shape)
+        _, mean, std, lower, _ = self.components_
+        noise = self.normal(shape, mean)
         if lower.shape[-1]:
             noise = noise + (lower @ noise.unsqueeze(-1)).squeeze(-1)
         return torch.addcmul(mean, std, noise)
@@ -202,7 +161,7 @@ class LocalWalshHadamardWeight(LocalWeight):
     def by_example(self) -> Tensor:
         """The g of each example of a pass, [B, K, D]."""
         if not self.used_:
-            self.drawn_, self.used_ = self.draw((self.examples_, *self.parts_[1].shape)), True
+            self.drawn_, self.used_ = self.draw_g((self.examples_, *self.components_[1].shape)), True
         return self.drawn_
 
 
@@ -210,13 +169,13 @@ class LocalWalshHadamardWeight(LocalWeight):
 def _local_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if not isinstance(weight, LocalWalshHadamardWeight) or isinstance(x, StructuredWeight) or x.ndim < 2:
         return NotImplemented
-    if x.shape[0] != weight.examples_ or weight.materialized_ is not None:
+    if not weight.is_local(x):
         return NotImplemented
-    left, mean, _, _, right = weight.parts_
-    if weight.blocks_.along == "entries":
-        drawn = weight.blocks_.assemble(materialize(left, weight.by_example(), right))  # [B, rows, cols]
-        between = (1,) * (x.ndim - 2)
+    (left, mean, _, _, right), blocks = weight.components_, weight.static_[0]
+    between = (1,) * (x.ndim - 2)
+    if blocks.along == "entries":
+        drawn = weight.assemble(weight.by_example())  # [B, rows, cols]
         y = (drawn.view(x.shape[0], *between, *drawn.shape[1:]) @ x.unsqueeze(-1)).squeeze(-1)
         return _finish(y, bias)
-    g = weight.by_example().view(x.shape[0], *(1,) * (x.ndim - 2), *mean.shape)
-    return _finish(weight.blocks_.multiply(x, left, g, right), bias)
+    g = weight.by_example().view(x.shape[0], *between, *mean.shape)
+    return _finish(blocks.multiply(x, left, g, right), bias)

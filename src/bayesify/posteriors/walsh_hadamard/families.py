@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from bayesify.maths.constraints import strict_tril
 from bayesify.maths.planar_flow import STILL, invertible, planar
 from bayesify.transforms import hadamard
 
@@ -106,10 +107,7 @@ class Full(Diagonal):
 
     def lower(self) -> Tensor:
         """N, [K, D, D]."""
-        count, size = self.mean_value.shape
-        rows, cols = torch.tril_indices(size, size, -1, device=self.mean_value.device)
-        flat = self.lower_value.new_zeros(count, size * size)
-        return flat.index_copy(-1, rows * size + cols, self.lower_value).unflatten(-1, (size, size))
+        return strict_tril(self.lower_value, self.mean_value.shape[-1])
 
     def mix(self, noise: Tensor) -> tuple[Tensor, Tensor | float]:
         """(I + N) noise, [S, K, D], and 1 + the squared rows of N, [K, D]."""
@@ -202,9 +200,8 @@ class Flow(Diagonal):
     def _noise(self) -> Tensor:
         """Antithetic pairs that are the same in every call."""
         like = self.mean_value
-        half = torch.randn(
-            FLOW_DRAWS // 2, *like.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64
-        )
+        fixed = torch.Generator().manual_seed(0)
+        half = torch.randn(FLOW_DRAWS // 2, *like.shape, generator=fixed, dtype=torch.float64)
         return torch.cat([half, -half]).to(like)
 
     @torch.no_grad()

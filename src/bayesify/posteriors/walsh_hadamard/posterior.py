@@ -14,7 +14,7 @@ from bayesify.arguments.checks import Count, Positive, checked
 from bayesify.maths.gaussian import draw_diagonals
 from bayesify.maths.walsh_hadamard import dyadic, dyadic_values, nearest
 from bayesify.posteriors import starts
-from bayesify.posteriors.base import DrawRequest, Posterior, fixed_std, repeat_draws
+from bayesify.posteriors.base import DrawRequest, Posterior, repeat_draws
 from bayesify.posteriors.mean_field import MeanField
 from bayesify.posteriors.walsh_hadamard.blocks import Blocks, LocalWalshHadamardWeight, WalshHadamardWeight
 from bayesify.posteriors.walsh_hadamard.families import FAMILIES, Diagonal
@@ -148,15 +148,14 @@ class WalshHadamard(Posterior):
             matrix = part.weight.to_matrix(values[part.weight.name])
             shape = (part.blocks.count, size)
             alone = Layer(part.weight.layer, (part.weight,))
-            spread = starts.root_mean_square(alone, values)
-            std = matrix.new_full((shape[0], 1), self.init_std or self.relative_std(alone) * spread)
+            std = matrix.new_full((shape[0], 1), self.start_std(alone, values))
             if self.init == "network":
                 found.append((*nearest(part.blocks.disassemble(matrix)), std))
                 continue
             left, g, right = (
                 2.0 * torch.randint(2, shape, device=matrix.device).to(matrix.dtype) - 1 for _ in range(3)
             )
-            spread = 0.0 if self.init == "residual" else spread
+            spread = 0.0 if self.init == "residual" else starts.root_mean_square(alone, values)
             found.append((left, spread * math.sqrt(size) * g, right, std))
         return tuple(torch.cat(factors) for factors in zip(*found, strict=True))
 
@@ -193,10 +192,7 @@ class WalshHadamard(Posterior):
     def _around_base(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """All weights in order, with the network's own where W is what is added to them."""
         base = dict(self.base.items())
-        return {
-            weight.name: weights[weight.name] + base[weight.name] if weight.name in base else weights[weight.name]
-            for weight in self.weights
-        }
+        return {name: weights[name] + base[name] if name in base else weights[name] for name in self.sizes()}
 
     def _draw_g(self, request: DrawRequest) -> tuple[list[Tensor], Tensor]:
         """Draws of g of every group, [S, K, D] each, and the KL of all, a scalar or [S]."""
@@ -211,10 +207,7 @@ class WalshHadamard(Posterior):
             units, kl = draw_diagonals(means, logs, noise, [1.0] * len(stds))
             return [unit * std for unit, std in zip(units, stds, strict=True)], kl
         parts = [family.draw(eps, std) for family, eps, std in zip(families, noise, stds, strict=True)]
-        total = parts[0][1]
-        for _, kl in parts[1:]:
-            total = total + kl
-        return [g for g, _ in parts], total
+        return [g for g, _ in parts], sum((kl for _, kl in parts[1:]), parts[0][1])
 
     def _hand_out(self, size: int, g: Tensor, request: DrawRequest, into: MutableMapping[str, Tensor]) -> None:
         """The weights of a group from draws of its g, [S, K, D]."""
@@ -227,9 +220,8 @@ class WalshHadamard(Posterior):
                 family = self.family(size)
                 factors = (left, family.mean_value, family.log_std.exp(), family.lower(), right)
                 pieces = [repeat_draws(factor[chosen], request.num_draws) for factor in factors]
-                into[part.weight.name] = LocalWalshHadamardWeight.from_components(
-                    pieces, (part.blocks, request.noise, part.weight.name)
-                )
+                static = (part.blocks, request.noise, part.weight.name)
+                into[part.weight.name] = LocalWalshHadamardWeight.from_components(pieces, static)
             elif part.fast and not _forms_all(request, g):
                 sides = [repeat_draws(side[chosen], request.num_draws) for side in (left, right)]
                 into[part.weight.name] = WalshHadamardWeight(sides[0], g[:, chosen], sides[1], part.blocks)
@@ -275,11 +267,7 @@ class WalshHadamard(Posterior):
                 self._materialize(parts, dyadic_values(family.mean()), left, right, found)
             else:
                 self._materialize(parts, family.reached_variance() / size, left.square(), right.square(), found)
-        return (
-            self._around_base(found)
-            if which == "mean"
-            else {weight.name: found[weight.name] for weight in self.weights}
-        )
+        return self._around_base(found) if which == "mean" else {name: found[name] for name in self.sizes()}
 
     @torch.no_grad()
     def set_to_prior(self, prior: PriorDraw) -> None:
@@ -288,11 +276,10 @@ class WalshHadamard(Posterior):
             raise ValueError(
                 "WalshHadamard: with init='residual' q is around the network's weights; use init='network'"
             )
+        self.fixed_stds(prior)
         if self.vectors is not None:
             self.vectors.set_to_prior(prior)
         for size in self.groups:
-            for part in self.groups[size]:
-                fixed_std("WalshHadamard", prior, part.weight.name)
             self.family(size).set_to_prior(self.prior_std(size, prior))
             for side in (self.left[str(size)], self.right[str(size)]):
                 side.copy_(torch.where(side < 0, -1.0, 1.0))
@@ -304,7 +291,7 @@ class WalshHadamard(Posterior):
             family = [*self.g[str(size)].parameters(), self.left[str(size)], self.right[str(size)]]
             each = sum(parameter.numel() // parameter.shape[0] for parameter in family if parameter.requires_grad)
             counts |= {part.weight.name: each * part.blocks.count for part in parts}
-        return {weight.name: counts[weight.name] for weight in self.weights}
+        return {name: counts[name] for name in self.sizes()}
 
 
 def _forms_all(request: DrawRequest, g: Tensor) -> bool:
