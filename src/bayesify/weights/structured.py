@@ -20,8 +20,8 @@ class StructuredWeight(Tensor):
     """A drawn weight that answers some functions by its own rule and is a plain tensor for all others.
 
     A subclass is made by `wrap` from the arguments that it takes, first its components (plain tensors), then the rest; it says how
-    to materialize the plain tensor, and registers rules with `rule(F.linear)`. Wherever a network uses it in a function with a rule,
-    the rule runs and the weight is never materialized; everywhere else it is materialized first. Like any draw it may carry a
+    to materialize the plain tensor, and registers rules with `rule(F.linear)`. Wherever a network uses it in a function with a
+    rule, the rule runs and the weight is never materialized; everywhere else it is materialized first. Like any draw it may carry a
     leading axis of draws in each of its components; `vmap` then removes that axis from each.
 
     Attributes:
