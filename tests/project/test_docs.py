@@ -40,12 +40,19 @@ def test_every_public_name_has_an_entry(site):
     pages = "".join(page.read_text() for page in (site / "api").rglob("*.html"))
     modules = {"posteriors": posteriors, "priors": priors, "likelihoods": likelihoods}
     wanted = [f"bayesify.{name}" for name in bayesify.__all__ if isinstance(getattr(bayesify, name), type)]
+    wanted += [f"bayesify.{name}" for name in ("training.ModelStack", "training.StackedBatch", "scale_out.run_jobs")]
     wanted += ["bayesify.bayesianize", "bayesify.fit", "bayesify.save", "bayesify.load", "bayesify.prune"]
     wanted += [f"bayesify.posteriors.{name}" for name in posteriors.__all__]
     wanted += [f"bayesify.compare.{name}" for name in compare.__all__]
     for module in ("priors", "likelihoods"):
         wanted += [f"bayesify.{module}.{kind.__name__}" for kind in modules[module].REGISTRY.values()]
     assert [name for name in wanted if f'id="{name}"' not in pages] == []
+
+
+def test_usual_arguments_of_fit_stand_apart_from_rare_ones(site):
+    text = (site / "api" / "training" / "index.html").read_text()
+    usual, rare = text.index("Other Parameters"), text.index("kl_schedule</code>", text.index("Other Parameters"))
+    assert text.index("learning_rate</code>") < usual < rare
 
 
 def test_formulas_are_mathml(site):

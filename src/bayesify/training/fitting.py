@@ -44,22 +44,22 @@ def fit(
     train_loader: Iterable[Any],
     *,
     epochs: CountOrZero,
-    num_data: DataCount | None = None,
     learning_rate: Positive = 1e-3,
     optimizer: torch.optim.Optimizer | Callable[[Parameters], torch.optim.Optimizer] | None = None,
     scheduler: Any = None,
     validation: Iterable[Any] | Validation | None = None,
     patience: Count | None = None,
+    num_draws: Count | None = None,
+    device: str | torch.device | Devices | None = None,
+    checkpoint: str | Path | Checkpointing | None = None,
+    seed: Seed | None = None,
+    progress: bool = True,
+    num_data: DataCount | None = None,
     map_epochs: CountOrZero = 0,
     kl_weight: NonNegative = 1.0,
     kl_schedule: Callable[[float], float] | None = None,
-    num_draws: Count | None = None,
-    device: str | torch.device | Devices | None = None,
     precision: Literal["float32", "bf16"] | str = "float32",
-    checkpoint: str | Path | Checkpointing | None = None,
     callbacks: Sequence[Callback] = (),
-    seed: Seed | None = None,
-    progress: bool = True,
     read_batch: BatchReader | None = None,
     steps: Steps = Steps(),  # noqa: B008 (frozen)
     update: Update | None = None,
@@ -84,14 +84,14 @@ def fit(
     so does a step whose gradients are not finite, which is not taken (`Steps(skip_not_finite=True)` goes on after it).
     On a GPU with a fused optimizer such a step is reported at most 64 steps later, and none of those is taken either.
 
+    Most calls need the first group of arguments; those under "Other" are for data and trainings out of the ordinary.
+
     Args:
         model: A `BayesianNetwork` with a likelihood, or another `Trainable`. It comes back in the mode (train or eval) in which it
             was given.
         train_loader: Iterable of batches that starts again each epoch: pairs (inputs, targets), triples with example weights,
             dicts or dataclasses; see `bayesify.training.batches.parse_batch`.
         epochs: Passes over the data in the variational phase; 0 where only a MAP phase is wanted.
-        num_data: N, the number of examples; by default the length of the loader's dataset, or a count in one pass. More than
-            that is allowed, for data that are augmented.
         learning_rate: Of the default optimizer.
         optimizer: An instance, or a function from parameters to one; Adam by default.
         scheduler: Of the learning rate: an instance on the same optimizer, or a function from optimizer to one. By default the rate
@@ -101,18 +101,22 @@ def fit(
         validation: Batches for the validation NLL of each epoch; a `Validation` sets the number of its draws.
         patience: Stop after this many epochs without a better validation NLL, and go back to the best one. Epochs count once
             the MAP phase is over and the KL schedule has reached 1.
-        map_epochs: Epochs of the MAP phase.
-        kl_weight: Constant factor on the KL (and on `-log p` in the MAP phase); below 1 it tempers the posterior.
-        kl_schedule: Factor on the KL as a function of the variational epochs that have passed; see `KLSchedule`.
         num_draws: S, draws per step; what the posterior recommends by default.
         device: Where to train; the model is moved there. Where it is by default. `Devices` are several processes.
-        precision: `"bf16"` runs the network under autocast; parameters, draws and log-densities stay in float32.
         checkpoint: File in which the run is stored after each epoch, and from which it is continued; a `Checkpointing` stores it
             more often, or starts again.
-        callbacks: Functions of model and history, called after each epoch; one that returns `True` ends the training.
         seed: Of everything random, an integer; taken from torch's global generator by default.
         progress: Whether to show a progress bar on the terminal, or a line now and then where there is none, and at the end
             what is amiss.
+
+    Other Args:
+        num_data: N, the number of examples; by default the length of the loader's dataset, or a count in one pass. More than
+            that is allowed, for data that are augmented.
+        map_epochs: Epochs of the MAP phase.
+        kl_weight: Constant factor on the KL (and on `-log p` in the MAP phase); below 1 it tempers the posterior.
+        kl_schedule: Factor on the KL as a function of the variational epochs that have passed; see `KLSchedule`.
+        precision: `"bf16"` runs the network under autocast; parameters, draws and log-densities stay in float32.
+        callbacks: Functions of model and history, called after each epoch; one that returns `True` ends the training.
         read_batch: A function from what the loader yields to inputs and targets.
         steps: Accumulated batches, clipped gradients, when the scheduler steps, and whether steps on a GPU are captured.
         update: A method's own part in the steps, such as that of `baselines.VOGN`.
