@@ -11,40 +11,40 @@ from importlib.util import find_spec
 from typing import Any, Protocol
 
 
-class Recipe(Protocol):
-    """How a method that is not a posterior of a network is trained: a function with these arguments.
+@dataclass(frozen=True)
+class Problem:
+    """What every method that is not a posterior of a network is trained on.
 
-    Everything after the loader is given by name. The recipe copies the network instead of changing it, starts from its weights,
-    and trains them itself where the method begins with a trained network, so that all methods get the same problem.
+    Args:
+        net: A network, untrained.
+        likelihood: p(y | outputs).
+        loader: Batches (inputs, targets) that start again each epoch.
+        prior: p(weights), not bound to a network yet.
+        num_data: N, the examples in the dataset.
+        epochs: Passes over the data that a posterior would get; a method with several phases divides them.
+        seed: Of everything random.
+        point: What `baselines.recipes.train_point` makes of it, where that is known already.
     """
 
-    def __call__(
-        self,
-        net: Any,
-        likelihood: Any,
-        loader: Any,
-        *,
-        prior: Any,
-        num_data: int,
-        epochs: int,
-        seed: int,
-        **options: Any,
-    ) -> Any:
-        """Train on a problem.
+    net: Any
+    likelihood: Any
+    loader: Any
+    prior: Any
+    num_data: int
+    epochs: int
+    seed: int
+    point: Any = None
 
-        Args:
-            net: A network, untrained.
-            likelihood: p(y | outputs).
-            loader: Batches (inputs, targets) that start again each epoch.
-            prior: p(weights), not bound to a network yet.
-            num_data: N, the examples in the dataset.
-            epochs: Passes over the data that a posterior would get; a method with several phases divides them.
-            seed: Of everything random.
-            options: The method's own, from `Method.options`.
 
-        Returns:
-            A `Predictor`.
-        """
+class Recipe(Protocol):
+    """How a method that is not a posterior of a network is trained: a function from a problem to a `Predictor`.
+
+    The recipe copies the network instead of changing it, starts from its weights, and trains them itself where the method begins
+    with a trained network, so that all methods get the same problem. Options are the method's own, from `Method.options`.
+    """
+
+    def __call__(self, problem: Problem, **options: Any) -> Any:
+        """Train on a problem."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,7 @@ class Method:
         paper: Author and year of the source.
         cost: Parameters it stores, relative to P weights, in words.
         posterior: The class that `bayesianize` takes for this name; `None` for methods that are not posteriors of a network.
-        fit: How to train it on a problem: a `Recipe`, `fit(net, likelihood, loader, *, prior, num_data, epochs, seed,
-            **options)`, which returns something with `.predict`. `None` for posteriors, which all train by the same recipe.
+        fit: How to train it on a problem: a `Recipe`. `None` for posteriors, which all train by the same recipe.
         used_as: What to call in code, below `bayesify`, for methods that are not posteriors of a network.
         options: Arguments of the posterior, or of the recipe, that suit small problems, for demo and comparison.
         aliases: Other names by which it is known in papers.
@@ -69,9 +68,9 @@ class Method:
             already, and one before it would make the members of an ensemble alike.
         is_chain: Whether it is a Markov chain: its steps are draws, it weighs no rows, and it is too slow to be run several times.
         tunes_prior: Whether what it returns has `tune_prior_precision(loader)`, which needs no further training.
-        starts_at_point: Whether its recipe first trains by `baselines.recipes.train_point`, or takes `point`, a network so trained.
-        make: What its recipe trains by `fit`, a function of its arguments without `num_data` and `epochs`: a `Trainable`
-            that a `ModelStack` takes. `None` for other recipes.
+        starts_at_point: Whether its recipe first trains by `baselines.recipes.train_point`.
+        make: What its recipe trains by `fit`, a function of the same problem: a `Trainable` that a `ModelStack` takes. `None` for
+            other recipes.
         draws_in_steps: Whether its recipe takes `num_draws`, the draws of the weights in a training step.
         starts_at_rows: Name of an option that takes rows of the training data, where a number of them is given.
         cost_rank: Place among methods from cheap to dear, from 1, by what is trained and stored; those without one come after.

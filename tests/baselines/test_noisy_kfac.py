@@ -179,7 +179,7 @@ def test_sampled_fisher_has_the_exact_one_as_its_mean():
         observed = [
             sum(
                 trainer._gradient_factor("", seen.by_layer(grads)[""])
-                for grads in trainer._fisher_passes(seen, generator)
+                for grads in trainer._fisher_passes(seen, generator, None)
             )
             for _ in range(1 if fisher == "exact" else 1000)
         ]

@@ -261,12 +261,10 @@ def test_predict_runs_in_evaluation_mode_and_puts_modes_back(name: str) -> None:
 @pytest.mark.parametrize("q", [0.0, 1.0, -0.1, math.nan, [0.5, 2.0]])
 def test_bad_probability(q: Any) -> None:
     prediction, _ = predict("gaussian")
-    with pytest.raises(
-        ValueError, match=r"quantile: q=.*; give a (probability strictly between 0 and 1|finite number)"
-    ):
+    with pytest.raises(ValueError, match=r"quantile: q=.*; give a.* (strictly between 0 and 1|finite number)"):
         prediction.quantile(q)
     if isinstance(q, float):
-        with pytest.raises(ValueError, match=r"interval: level=.*; give a (probability|finite number)"):
+        with pytest.raises(ValueError, match=r"interval: level=.*; give a (number|finite number)"):
             prediction.interval(q)
 
 

@@ -14,7 +14,7 @@ from bayesify import likelihoods, metrics, priors
 from bayesify.configuration import make_posterior
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
-from bayesify.registry import METHODS, get_method
+from bayesify.registry import METHODS, Problem, get_method
 
 RECIPES = [name for name, method in METHODS.items() if method.fit is not None]
 
@@ -33,8 +33,8 @@ def train(name, task, seed=0):
     if method.extra is not None and find_spec(method.extra) is None:
         pytest.skip(method.status)
     net, likelihood, x, y = problem(task)
-    given = {"prior": priors.Neal(), "num_data": 24, "epochs": 3 if method.slow else 8, "seed": seed, **method.options}
-    return method.fit(net, likelihood, [(x, y)], **given), net, x, y
+    given = {"prior": priors.Neal(), "num_data": 24, "epochs": 3 if method.slow else 8, "seed": seed}
+    return method.fit(Problem(net, likelihood, [(x, y)], **given), **method.options), net, x, y
 
 
 def test_the_baselines_are_registered():

@@ -53,7 +53,7 @@ def test_gradients_of_many_examples_at_once_are_those_of_each(
     runner = Runner(net, catalog(net).weights, evaluate=True)
     x, vectors = torch.randn(3, 6, 4, dtype=torch.float64), torch.randn(2, 3, 5, dtype=torch.float64)
     values = {name: value.detach() for name, value in net.named_parameters()}
-    slow = general._one_by_one(runner, values, (x,), {}, vectors, None)
+    slow = general._one_by_one(lambda weights, inputs: runner.call(weights, *inputs)[0], values, ((x,), {}), vectors)
     monkeypatch.setattr(general, "_one_by_one", None)  # not needed
     quick = example_gradients(runner, values, (x,), {}, vectors)
     torch.testing.assert_close(quick, slow, rtol=1e-10, atol=1e-12)

@@ -20,7 +20,7 @@ from bayesify import baselines, likelihoods, posteriors, priors
 from bayesify.baselines.fixed_draws import FixedDraws
 from bayesify.configuration import make_posterior
 from bayesify.random_features import RandomFeatureGP
-from bayesify.registry import METHODS
+from bayesify.registry import METHODS, Problem
 from bayesify.running.runner import Runner
 from bayesify.weights.catalog import catalog
 
@@ -65,8 +65,9 @@ def train(name: str) -> Any:
     if method.fit is None:
         posterior = make_posterior({"name": name, **method.options})
         return bayesify.bayesianize(network(), posterior, likelihood=likelihoods.Gaussian(0.1))
-    given = {"prior": priors.Neal(), "num_data": 12, "epochs": 2, "seed": 0, **method.options}
-    return method.fit(network().eval(), likelihoods.Gaussian(0.1, learn=False), [(X, Y)], **given)
+    noise = likelihoods.Gaussian(0.1, learn=False)
+    problem = Problem(network().eval(), noise, [(X, Y)], prior=priors.Neal(), num_data=12, epochs=2, seed=0)
+    return method.fit(problem, **method.options)
 
 
 def predictor(model: Any, x: Tensor = X, **options: Any) -> Callable[[int], Any]:

@@ -35,7 +35,7 @@ def test_terms_are_those_of_networks_alone():
     x, y = torch.randn(4, 6, 2).double(), torch.randn(4, 6, 1).double()
     likelihoods = [HeteroscedasticGaussian().double(), StudentT(None).double()]
     members = Members(nets, likelihoods, 3.0, 6)
-    data, penalty = members.terms(StackedBatch(x, y), num_data=60)
+    data, penalty = members.terms(StackedBatch(x, y), phase="variational", num_data=60, num_draws=1)
     (data - penalty).sum().backward()
     shift = Neal(3.0)
     for index, net in enumerate(nets):

@@ -6,22 +6,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import Tensor
 
 from bayesify.running.inputs import as_inputs
 from bayesify.running.outputs import count_draws, each
 from bayesify.running.runner import Runner
 from bayesify.training.batches import BatchReader, check_repeatable, parse_batch
-
-
-def batch_norms(network: nn.Module) -> dict[str, _BatchNorm]:
-    """The layers of a network that keep statistics of the batches they have seen, by name."""
-    return {
-        path: module
-        for path, module in network.named_modules()
-        if isinstance(module, _BatchNorm) and module.running_mean is not None
-    }
+from bayesify.weights.batch_statistics import running_statistics, tracking_layers
 
 
 @torch.no_grad()
@@ -48,11 +39,11 @@ def refresh_statistics(
     check_repeatable(loader)
     found = []
     with runner.evaluating().alone() as alone:
-        layers = batch_norms(alone.network)
+        layers = tracking_layers(alone.network)
         for layer in layers.values():
             layer.training = True
         for draw in each(weights):
-            own = _fresh(layers)
+            own = {name: buffer.clone() for name, buffer in running_statistics(alone.network).items()}
             seen = 0
             for item in loader:
                 data = parse_batch(item, read_batch).to(next(iter(draw.values())).device)
@@ -66,11 +57,3 @@ def refresh_statistics(
             found.append(own)
     assert len(found) == count_draws(weights)
     return found
-
-
-def _fresh(layers: Mapping[str, _BatchNorm]) -> dict[str, Tensor]:
-    own: dict[str, Tensor] = {}
-    for path, layer in layers.items():
-        prefix = f"{path}." if path else ""
-        own.update({prefix + name: buffer.clone() for name, buffer in layer.named_buffers(recurse=False)})
-    return own

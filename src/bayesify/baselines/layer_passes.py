@@ -21,7 +21,7 @@ EXAMPLES_BYTES = 64 * 2**20
 
 
 class LayerPass:
-    """A forward pass with one draw, the inputs of its layers kept.
+    """A forward pass with one draw, the inputs of its layers kept, and the gradients that come back.
 
     Args:
         runner: The network.
@@ -34,8 +34,13 @@ class LayerPass:
     Attributes:
         outputs: The network's outputs, [B, ...], in the graph.
         weights: The draw, as leaves of the graph.
-        used: Names of the weights that the loss depends on, once its gradient was taken.
+        inputs: Positional and keyword inputs.
+        at_outputs, at_taps: Gradients of the loss, after `pull`: at the outputs, and at `taps()`.
+        used: Names of the weights that the loss depends on, after `pull`.
     """
+
+    at_outputs: Tensor
+    at_taps: Sequence[Tensor | None]
 
     def __init__(
         self,
@@ -47,6 +52,7 @@ class LayerPass:
         output: str | int | None,
     ) -> None:
         self.weights = {name: value.detach().requires_grad_() for name, value in weights.items()}
+        self.inputs = args, kwargs
         self.used: set[str] = set()
         self._rules = rules
         self._calls: dict[str, list[tuple[Tensor, Tensor]]] = {path: [] for path in rules}
@@ -70,12 +76,28 @@ class LayerPass:
         """Outputs of these layers, call by call."""
         return [result for calls in self._calls.values() for _, result in calls]
 
-    def by_layer(self, grads: Sequence[Tensor | None]) -> dict[str, list[tuple[Tensor, Tensor]]]:
-        """What each layer kept, [B, ...], with the gradient at its output, [B, ...], call by call.
+    def pull(self, loss: Tensor, others: Sequence[Tensor], example_weights: Tensor | None) -> list[Tensor | None]:
+        """Gradients of a loss by the weights and by other tensors; those inside of the network are kept.
 
         Args:
-            grads: Gradients at `taps()`, in that order.
+            loss: Of the outputs, a sum over examples times their weights.
+            others: Further tensors.
+            example_weights: [B]. A kept gradient holds the root of its example's weight, so that its square holds the weight.
         """
+        taps = self.taps()
+        targets = [self.outputs, *taps, *self.weights.values(), *others]
+        grads = torch.autograd.grad(loss, targets, allow_unused=True, retain_graph=True)
+        inside, outside = grads[: 1 + len(taps)], grads[1 + len(taps) :]
+        if example_weights is not None:
+            shrink = torch.where(example_weights > 0, example_weights.double().rsqrt(), 0.0)
+            inside = tuple(grad if grad is None else grad * _along(shrink, grad) for grad in inside)
+        assert inside[0] is not None
+        self.at_outputs, self.at_taps = inside[0], inside[1:]
+        self.used = {name for name, grad in zip(self.weights, outside, strict=False) if grad is not None}
+        return list(outside)
+
+    def by_layer(self, grads: Sequence[Tensor | None]) -> dict[str, list[tuple[Tensor, Tensor]]]:
+        """What each layer kept, [B, ...], with the gradient at its output, [B, ...], call by call, from gradients at `taps()`."""
         given = iter(grads)
         return {
             path: [(kept, grad) for kept, _ in calls if (grad := next(given)) is not None]
@@ -125,35 +147,21 @@ def squared_gradients(rule: Rule, leaf: str, calls: Sequence[tuple[Tensor, Tenso
 
 
 def general_squares(
-    runner: Runner,
-    weights: Mapping[str, Tensor],
-    names: Sequence[str],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    vectors: Tensor,
-    output: str | int | None,
+    runner: Runner, seen: LayerPass, names: Sequence[str], output: str | int | None
 ) -> dict[str, Tensor]:
-    """The same for weights of layers without a rule, by running one example at a time.
-
-    Args:
-        runner: The network.
-        weights: One draw by name.
-        names: The weights in question.
-        args: Positional inputs.
-        kwargs: Keyword inputs.
-        vectors: Gradients of the loss of each example at the network's outputs, [B, ...].
-        output: Which of several outputs.
-    """
-    fixed = {name: value.detach() for name, value in weights.items() if name not in names}
-    wanted = {name: weights[name].detach() for name in names}
-    inner = Runner(runner.network, runner.weights, {**runner.point_values, **_with_aliases(runner, fixed)})
-    found = example_gradients(inner, wanted, args, kwargs, vectors.unsqueeze(0), output)
+    """The same for weights of layers without a rule, by running one example at a time, after `LayerPass.pull`."""
+    fixed = {
+        alias: value.detach()
+        for name, value in seen.weights.items()
+        for alias in (name, *runner.weights[name].aliases)
+        if name not in names
+    }
+    wanted = {name: seen.weights[name].detach() for name in names}
+    inner = Runner(runner.network, runner.weights, {**runner.point_values, **fixed})
+    found = example_gradients(inner, wanted, *seen.inputs, seen.at_outputs.unsqueeze(0), output)
     return {name: widen(value[0]).square().sum(0) for name, value in found.items()}
 
 
-def _with_aliases(runner: Runner, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        alias: value
-        for name, value in values.items()
-        for alias in (name, *(runner.weights[name].aliases if name in runner.weights else ()))
-    }
+def _along(numbers: Tensor, value: Tensor) -> Tensor:
+    """[B] in a shape that multiplies the first axis of a tensor."""
+    return numbers.to(value).view(-1, *[1] * (value.ndim - 1))

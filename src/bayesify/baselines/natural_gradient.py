@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from bayesify.arguments.checks import Count, DataCount, Inputs, Positive, Probability, checked
-from bayesify.baselines.layer_passes import LayerPass
+from bayesify.arguments.checks import Count, DataCount, Inputs, NonNegative, Positive, Probability, checked
+from bayesify.baselines.layer_passes import LayerPass, layer_rules
 from bayesify.jacobians.rules import Rule, widen
 from bayesify.likelihoods.objectives import check_example_weights
 from bayesify.maths.value_checks import find_not_finite
@@ -25,6 +25,9 @@ from bayesify.training.history import History
 from bayesify.training.state import describe_schedule
 from bayesify.training.step import Update
 
+PASSED_ON = {"validation", "patience", "device", "checkpoint", "callbacks", "seed", "progress", "read_batch"}
+"""Arguments of `bayesify.fit` that a trainer of its own kind leaves to it."""
+
 
 class NaturalGradient(ABC):
     """A trainer that steps a Bayesian network's Gaussian posterior along its natural gradient, in place.
@@ -32,16 +35,8 @@ class NaturalGradient(ABC):
     The trained network stays an ordinary `BayesianNetwork`: prediction, storage and metrics know nothing of how it was trained.
     Weights that are not under the posterior, and what the likelihood can learn, are trained by Adam along the way.
 
-    Args:
-        bnn: The network, with a likelihood and a fixed prior; it is changed.
-        num_data: N; where `fit` is used, counted from the loader by default.
-        learning_rate: Of the mean.
-        momentum: Decay of the gradient's moving average.
-        decay: Decay of the curvature's moving average.
-        num_draws: S, draws of the weights per step.
-        antithetic: Whether draws come in pairs of opposite noise, which cancels the noise of a gradient linear in the weights.
-        kl_weight: Factor on the KL; below 1 it tempers the posterior, as if there were more data.
-        point_learning_rate: Of Adam for everything that is not under the posterior.
+    Arguments are those of `VOGN`. Draws in pairs of opposite noise (`antithetic`) cancel the noise
+    of a gradient linear in the weights; a `kl_weight` below 1 tempers the posterior, as if there were more data.
 
     Raises:
         TypeError: If `bnn` is not a `BayesianNetwork`, or its posterior is of another family.
@@ -57,14 +52,15 @@ class NaturalGradient(ABC):
         self,
         bnn: BayesianNetwork,
         *,
-        num_data: DataCount | None,
-        learning_rate: Positive,
-        momentum: Probability,
-        decay: Probability,
-        num_draws: Count,
-        antithetic: bool,
-        kl_weight: Positive,
-        point_learning_rate: Positive,
+        num_data: DataCount | None = None,
+        learning_rate: Positive = 0.1,
+        momentum: Probability = 0.9,
+        decay: Probability = 0.99,
+        damping: NonNegative = 0.0,
+        num_draws: Count = 1,
+        antithetic: bool = False,
+        kl_weight: Positive = 1.0,
+        point_learning_rate: Positive = 1e-3,
     ) -> None:
         owner = type(self).__name__
         for part in bnn.posteriors:
@@ -72,6 +68,7 @@ class NaturalGradient(ABC):
                 raise TypeError(
                     f"{owner}: the posterior is {type(part).__name__}; make the network with {self.family.__name__}()"
                 )
+            self.check_posterior(part)
         self.likelihood = bnn.require_likelihood(owner)
         prior = bnn.prior.typical()
         if not prior.fixed:
@@ -80,18 +77,21 @@ class NaturalGradient(ABC):
             )
         self.prior_precision = {name: 1 / float(value) ** 2 for name, value in prior.std.items()}
         self.bnn, self.num_data = bnn, num_data
-        self.learning_rate, self.momentum, self.decay = learning_rate, momentum, decay
+        self.learning_rate, self.momentum, self.decay, self.damping = learning_rate, momentum, decay, damping
         self.num_draws, self.antithetic, self.kl_weight = num_draws, antithetic, kl_weight
         self.steps = 0
         self.moments: dict[str, dict[str, Tensor]] = {}
         self.history = History()
-        self._runner = Runner(bnn.network, bnn.weights)
+        self._runner, self._rules = Runner(bnn.network, bnn.weights), layer_rules(bnn.network, bnn.weights)
         self._points = [
             parameter
             for parameter in (*bnn.network.parameters(), *self.likelihood.parameters())
             if parameter.requires_grad
         ]
         self._optimizer = torch.optim.Adam(self._points, lr=point_learning_rate) if self._points else None
+
+    def check_posterior(self, part: Any) -> None:  # noqa: B027 (most have no limits)
+        """Raise `ValueError` for choices of a posterior of the family that the steps do not serve."""
 
     # -- one step --------------------------------------------------------------------------------------------------
 
@@ -141,29 +141,15 @@ class NaturalGradient(ABC):
                 loss = -(log_prob if example_weights is None else log_prob * example_weights).sum()
             if not bool(torch.isfinite(loss)):
                 raise ValueError(f"{type(self).__name__}: the loss is {loss.item()}; lower the learning rate")
-            batch = log_prob.shape[0]
-            taps, names = seen.taps(), list(seen.weights)
-            targets = [seen.outputs, *taps, *seen.weights.values(), *self._points]
-            grads = torch.autograd.grad(loss, targets, allow_unused=True, retain_graph=True)
-            factor = 1 / (batch * self.num_draws)
-            at_outputs, at_taps = grads[0], grads[1 : 1 + len(taps)]
-            for name, grad in zip(names, grads[1 + len(taps) :], strict=False):
+            factor = 1 / (len(log_prob) * self.num_draws)
+            grads = seen.pull(loss, self._points, example_weights)
+            for name, grad in zip(seen.weights, grads, strict=False):
                 _add(gradient, name, grad, factor, seen.weights[name])
-                if grad is not None:
-                    seen.used.add(name)
-            for place, grad in enumerate(grads[1 + len(taps) + len(names) :]):
+            for place, grad in enumerate(grads[len(seen.weights) :]):
                 if grad is not None:
                     before = points[place]
                     points[place] = grad * factor if before is None else before + grad * factor
-            assert at_outputs is not None
-            if example_weights is not None:  # a gradient that holds w, squared, is to hold it once
-                shrink = torch.where(example_weights > 0, example_weights.double().rsqrt(), 0.0)
-                at_outputs, *others = (
-                    grad if grad is None else grad * _along(shrink, grad) for grad in (at_outputs, *at_taps)
-                )
-                at_taps = tuple(others)
-            curvature = self.curvature(seen, at_taps, at_outputs, args, kwargs, generator, example_weights)
-            for kind, values in curvature.items():
+            for kind, values in self.curvature(seen, generator, example_weights).items():
                 for name, value in values.items():
                     _add(gathered.setdefault(kind, {}), name, value, 1 / self.num_draws, value)
             total += float(loss.detach()) * factor
@@ -209,25 +195,15 @@ class NaturalGradient(ABC):
             self._optimizer.step()
             self._optimizer.zero_grad()
 
-    @abstractmethod
     def rules(self) -> Mapping[str, Rule]:
-        """Rules of the layers whose inputs a pass must keep, by module name."""
+        """Rules of the layers whose inputs a pass must keep, by module name: all that have one."""
+        return self._rules
 
     @abstractmethod
     def curvature(
-        self,
-        seen: LayerPass,
-        at_taps: tuple[Tensor | None, ...],
-        at_outputs: Tensor,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        generator: torch.Generator | None,
-        example_weights: Tensor | None = None,
+        self, seen: LayerPass, generator: torch.Generator | None, example_weights: Tensor | None
     ) -> dict[str, dict[str, Tensor]]:
-        """What one draw's pass says of the curvature per example: kinds of moments, each by name.
-
-        Gradients at taps and outputs hold the root of an example's weight, so that their squares hold the weight.
-        """
+        """What one draw's pass, pulled back, says of the curvature per example: kinds of moments, each by name."""
 
     @abstractmethod
     def update(
@@ -285,16 +261,7 @@ class NaturalGradient(ABC):
         Raises:
             TypeError: If an argument is one of `fit`'s optimizer, which this trainer is itself.
         """
-        odd = options.keys() - {
-            "validation",
-            "patience",
-            "device",
-            "checkpoint",
-            "callbacks",
-            "seed",
-            "progress",
-            "read_batch",
-        }
+        odd = options.keys() - PASSED_ON
         if odd:
             raise TypeError(f"{type(self).__name__}.fit: {min(odd)} is not one of its arguments; see bayesify.fit")
         if self.num_data is None:
@@ -366,8 +333,3 @@ class _NaturalSteps(Update):
 def _add(into: dict[str, Tensor], name: str, value: Tensor | None, factor: float, like: Tensor) -> None:
     term = torch.zeros_like(widen(like.detach())) if value is None else widen(value) * factor
     into[name] = into[name] + term if name in into else term
-
-
-def _along(numbers: Tensor, value: Tensor) -> Tensor:
-    """[B] in a shape that multiplies the first axis of a tensor."""
-    return numbers.to(value).view(-1, *[1] * (value.ndim - 1))

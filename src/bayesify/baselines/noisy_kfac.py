@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from bayesify.arguments.checks import Count, DataCount, NonNegative, Positive, Probability, checked
-from bayesify.baselines.layer_passes import EXAMPLES_BYTES, LayerPass, layer_rules
+from bayesify.baselines.layer_passes import EXAMPLES_BYTES, LayerPass
 from bayesify.baselines.natural_gradient import NaturalGradient
 from bayesify.jacobians.rules import Rule, widen
 from bayesify.likelihoods import Categorical, Likelihood
 from bayesify.likelihoods.base import as_float
 from bayesify.maths.cholesky import stable_cholesky
-from bayesify.maths.constraints import raw_softplus
+from bayesify.maths.constraints import raw_relative_tril
 from bayesify.maths.eigen import stable_eigh
 from bayesify.maths.gamma import widened
 from bayesify.maths.noise import standard_normal
@@ -107,14 +107,13 @@ class NoisyKFAC(NaturalGradient):
             learning_rate=learning_rate,
             momentum=momentum,
             decay=decay,
+            damping=damping,
             num_draws=num_draws,
             antithetic=antithetic,
             kl_weight=kl_weight,
             point_learning_rate=point_learning_rate,
         )
-        self.damping, self.fisher = damping, fisher
-        self.factor_every, self.inverse_every = factor_every, inverse_every
-        self._rules = layer_rules(bnn.network, bnn.weights)
+        self.fisher, self.factor_every, self.inverse_every = fisher, factor_every, inverse_every
         for _, layer in self._layers():
             self._check_layer(layer)
         self._inverses: dict[str, tuple[Tensor, Tensor]] = {}
@@ -142,7 +141,7 @@ class NoisyKFAC(NaturalGradient):
             )
 
     def rules(self) -> Mapping[str, Rule]:
-        """Rules of all layers under the posterior, in the steps that observe them."""
+        """Those of all layers, in the steps that observe them."""
         return self._rules if self._observes() else {}
 
     def _observes(self) -> bool:
@@ -155,21 +154,14 @@ class NoisyKFAC(NaturalGradient):
     # -- factors ---------------------------------------------------------------------------------------------------
 
     def curvature(
-        self,
-        seen: LayerPass,
-        at_taps: tuple[Tensor | None, ...],
-        at_outputs: Tensor,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        generator: torch.Generator | None,
-        example_weights: Tensor | None = None,
+        self, seen: LayerPass, generator: torch.Generator | None, example_weights: Tensor | None
     ) -> dict[str, dict[str, Tensor]]:
         """A and S of one draw, by layer name; weights of examples are in S."""
         if not self._observes():
             return {}
         inputs: dict[str, Tensor] = {}
         gradients: dict[str, Tensor] = {}
-        passes = [at_taps] if self.fisher == "empirical" else self._fisher_passes(seen, generator, example_weights)
+        passes = [seen.at_taps] if self.fisher == "empirical" else self._fisher_passes(seen, generator, example_weights)
         for index, grads in enumerate(passes):
             calls = seen.by_layer(grads)
             for _, layer in self._layers():
@@ -185,8 +177,8 @@ class NoisyKFAC(NaturalGradient):
         return {"inputs": inputs, "gradients": gradients}
 
     def _fisher_passes(
-        self, seen: LayerPass, generator: torch.Generator | None, example_weights: Tensor | None = None
-    ) -> Iterator[tuple[Tensor | None, ...]]:
+        self, seen: LayerPass, generator: torch.Generator | None, example_weights: Tensor | None
+    ) -> Iterator[Sequence[Tensor | None]]:
         root = fisher_root(self.likelihood, seen.outputs.detach())  # [B, ..., O, R]
         if example_weights is not None:
             root = root * example_weights.to(root).sqrt().view(-1, *[1] * (root.ndim - 1))
@@ -262,10 +254,10 @@ class NoisyKFAC(NaturalGradient):
             ("row", part.row_lower, part.row_raw_diagonal, rows / math.sqrt(total)),
             ("column", part.col_lower, part.col_raw_diagonal, cols),
         ):
-            below = torch.tril_indices(len(value), len(value), -1, device=value.device)
-            diagonal = value.diagonal()
-            changed.append((f"{kind} factor of {name}", lower[name], value[below[0], below[1]] / diagonal[below[0]]))
-            changed.append((f"{kind} factor of {name}", raw[name], raw_softplus(diagonal)))
+            found = raw_relative_tril(value)
+            changed += [
+                (f"{kind} factor of {name}", *pair) for pair in zip((lower[name], raw[name]), found, strict=True)
+            ]
         return changed
 
     def state_dict(self) -> dict[str, Any]:
@@ -280,13 +272,7 @@ class NoisyKFAC(NaturalGradient):
 
 
 def damped_roots(inputs: Tensor, gradients: Tensor, damping: float) -> tuple[Tensor, Tensor]:
-    r"""Lower triangular roots of $S_\gamma^{-1}$ and $A_\gamma^{-1}$; see `NoisyKFAC`.
-
-    Args:
-        inputs: A, [cols, cols].
-        gradients: S, [rows, rows].
-        damping: $\gamma$.
-    """
+    r"""Lower triangular roots of $S_\gamma^{-1}$ and $A_\gamma^{-1}$ from A, S and $\gamma$; see `NoisyKFAC`."""
     ratio = (inputs.diagonal().mean() / gradients.diagonal().mean().clamp_min(torch.finfo(gradients.dtype).tiny)).sqrt()
     ratio = ratio.clamp(1e-6, 1e6)
     by_cols, by_rows = ratio * math.sqrt(damping), math.sqrt(damping) / ratio

@@ -55,14 +55,6 @@ def nuts(
         TypeError: If `bnn` is not a `BayesianNetwork`.
         ValueError: If a count is below 1, inputs or targets are not finite, or the prior is hierarchical.
     """
-    if not isinstance(bnn, BayesianNetwork):
-        raise TypeError(
-            f"nuts: bnn is {type(bnn).__name__}; make a BayesianNetwork with bayesianize(net, likelihood=...)"
-        )
-    counts = {"num_draws": num_draws, "num_warmup": num_warmup, "thin": thin, "max_tree_depth": max_tree_depth}
-    for key, value in counts.items():
-        if value < 1:
-            raise ValueError(f"nuts: {key}={value}; give at least 1")
     try:
         from pyro.infer import MCMC
         from pyro.infer import NUTS as Kernel
@@ -71,7 +63,7 @@ def nuts(
     check_inputs(*as_inputs(x))
     if y.is_floating_point() and not bool(torch.isfinite(y).all()):
         raise ValueError("nuts: targets are not finite; remove those rows")
-    start = _start(bnn)
+    start = {name: mean.detach() for posterior in bnn.posteriors for name, mean in posterior.mean().items()}
     potential = _Potential(bnn, x, y, start)
     flat = torch.cat([value.reshape(-1) for value in start.values()]).double()
     with own_generators(), warnings.catch_warnings():
@@ -89,13 +81,6 @@ def nuts(
     reference = next(iter(start.values()))
     weights = {name: value.to(reference) for name, value in potential.split(drawn).items()}
     return Draws(potential.runner.snapshot(), weights, reference.new_full((num_draws,), float("nan")))
-
-
-def _start(bnn: BayesianNetwork) -> dict[str, Tensor]:
-    means: dict[str, Tensor] = {}
-    for posterior in bnn.posteriors:
-        means |= {name: mean.detach() for name, mean in posterior.mean().items()}
-    return means
 
 
 class _Potential:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 
 from bayesify.baselines.fixed_draws import FixedDraws
 from bayesify.baselines.noisy_kfac import NoisyKFAC
@@ -14,12 +13,11 @@ from bayesify.baselines.nuts import nuts
 from bayesify.baselines.swag import SWAG, gentle_rate
 from bayesify.baselines.vogn import VOGN
 from bayesify.conversion import bayesianize
-from bayesify.likelihoods import Likelihood
 from bayesify.network import BayesianNetwork
 from bayesify.posteriors.matrix_normal import MatrixNormal
 from bayesify.posteriors.mean_field import MeanField
 from bayesify.posteriors.point import Point
-from bayesify.priors import Prior
+from bayesify.registry import Problem
 from bayesify.running.generators import own_generators
 from bayesify.training.batches import parse_batch
 from bayesify.training.fitting import fit
@@ -29,17 +27,18 @@ BRIEF_CHAIN = 50
 """Steps of a chain below which its trajectories are shorter."""
 
 
-def train_point(
-    net: nn.Module, likelihood: Likelihood, loader: Any, *, prior: Prior, num_data: int, epochs: int, seed: int
-) -> BayesianNetwork:
+def train_point(problem: Problem) -> BayesianNetwork:
     """A network trained to the maximum a posteriori by Adam, as a Bayesian network with one draw.
 
     At a rate that falls in the second half only: in a few hundred steps one that falls throughout does not get there (two clusters
     of a cosine, 240 steps: NLL -0.04 under Laplace, and -0.65 at a constant rate), and one that never falls leaves a network
     that is trained in batches noisy (kin8nm: RMSE 0.086, and 0.082).
     """
-    bnn = bayesianize(net, Point(), likelihood=likelihood, prior=prior)
-    search_point(bnn, loader, num_data=num_data, epochs=epochs, seed=seed)
+    if problem.point is not None:
+        found: BayesianNetwork = problem.point
+        return found
+    bnn = bayesianize(problem.net, Point(), likelihood=problem.likelihood, prior=problem.prior)
+    search_point(bnn, problem.loader, num_data=problem.num_data, epochs=problem.epochs, seed=problem.seed)
     return bnn
 
 
@@ -50,79 +49,48 @@ def search_point(model: Any, loader: Any, *, num_data: int, epochs: int, seed: i
     fit(model, loader, map_epochs=half, epochs=epochs - half, learning_rate=0.05, **shares)
 
 
-def fit_swag(
-    net: nn.Module,
-    likelihood: Likelihood,
-    loader: Any,
-    *,
-    prior: Prior,
-    num_data: int,
-    epochs: int,
-    seed: int,
-    learning_rate: float = 0.01,
-    rank: int = 20,
-    point: BayesianNetwork | None = None,
-) -> SWAG:
+def fit_swag(problem: Problem, *, learning_rate: float = 0.01, rank: int = 20) -> SWAG:
     """All epochs to the maximum a posteriori, half as many to collect at a `gentle_rate`; see `bayesify.registry.Recipe`.
 
     A gentle rate trains no further: after half of the epochs the demonstration's curve was flat (NLL 0.78, and -0.53 so).
     Rows that stand for w examples on average have a gradient of w times the size: the rate is divided by it.
     """
-    shares: dict[str, Any] = {"prior": prior, "num_data": num_data, "seed": seed}
-    trained = point or train_point(net, likelihood, loader, epochs=epochs, **shares)
-    swag = SWAG(trained.mean_network(), trained.likelihood or likelihood, rank=rank)
+    trained = train_point(problem)
+    swag = SWAG(trained.mean_network(), trained.likelihood or problem.likelihood, rank=rank)
     with own_generators():  # the order of batches in the training stays
-        weights = [parse_batch(item).weights for item in loader]
+        weights = [parse_batch(item).weights for item in problem.loader]
     mean = float(torch.cat([part for part in weights if part is not None]).mean()) if weights[0] is not None else 1.0
     rate = gentle_rate(learning_rate, swag.likelihood) / max(1.0, mean)
-    return swag.fit(loader, max(2, epochs // 2), rate, progress=False, **shares)
+    shares: dict[str, Any] = {"prior": problem.prior, "num_data": problem.num_data, "seed": problem.seed}
+    return swag.fit(problem.loader, max(2, problem.epochs // 2), rate, progress=False, **shares)
 
 
 def natural_recipe(trainer: type[VOGN | NoisyKFAC], family: type[MeanField | MatrixNormal]) -> Callable[..., Any]:
     """The recipe of a trainer by natural gradients; see `bayesify.registry.Recipe`."""
 
-    def fit_natural(
-        net: nn.Module,
-        likelihood: Likelihood,
-        loader: Any,
-        *,
-        prior: Prior,
-        num_data: int,
-        epochs: int,
-        seed: int,
-        learning_rate: float = 0.1,
-        num_draws: int = 4,
-    ) -> BayesianNetwork:
-        bnn = bayesianize(net, family(init_std=0.02), likelihood=likelihood, prior=prior)
-        made = trainer(bnn, num_data=num_data, learning_rate=learning_rate, num_draws=num_draws, antithetic=True)
-        return made.fit(loader, epochs, schedule=cosine, seed=seed, progress=False).bnn
+    def fit_natural(problem: Problem, *, learning_rate: float = 0.1, num_draws: int = 4) -> BayesianNetwork:
+        posterior = family(init_std=0.02)
+        bnn = bayesianize(problem.net, posterior, likelihood=problem.likelihood, prior=problem.prior)
+        options: dict[str, Any] = {"learning_rate": learning_rate, "num_draws": num_draws, "antithetic": True}
+        made = trainer(bnn, num_data=problem.num_data, **options)
+        return made.fit(problem.loader, problem.epochs, schedule=cosine, seed=problem.seed, progress=False).bnn
 
     return fit_natural
 
 
-def fit_hmc(
-    net: nn.Module,
-    likelihood: Likelihood,
-    loader: Any,
-    *,
-    prior: Prior,
-    num_data: int,
-    epochs: int,
-    seed: int,
-    num_draws: int = 100,
-) -> FixedDraws:
+def fit_hmc(problem: Problem, *, num_draws: int = 100) -> FixedDraws:
     """As many steps of a chain of `nuts` as there are epochs, after as many of warm-up; see `bayesify.registry.Recipe`.
 
     A chain of fewer than `BRIEF_CHAIN` steps is a quick look: its steps take an eighth as many gradients.
     """
-    bnn = bayesianize(net, Point(), likelihood=likelihood, prior=prior)
-    batches = [parse_batch(item) for item in loader]
+    epochs = problem.epochs
+    bnn = bayesianize(problem.net, Point(), likelihood=problem.likelihood, prior=problem.prior)
+    batches = [parse_batch(item) for item in problem.loader]
     x = torch.cat([batch.x for batch in batches])
     y = torch.cat([batch.y for batch in batches])
     kept = max(1, min(num_draws, epochs))
     draws = nuts(
         bnn, x, y, num_draws=kept, num_warmup=max(1, epochs), thin=max(1, epochs // kept),
-        max_tree_depth=5 if epochs < BRIEF_CHAIN else 8, seed=seed,
+        max_tree_depth=5 if epochs < BRIEF_CHAIN else 8, seed=problem.seed,
     )  # fmt: skip
-    assert bnn.likelihood is not None
-    return FixedDraws(draws, bnn.likelihood)
+    return FixedDraws(draws, bnn.require_likelihood("fit_hmc"))

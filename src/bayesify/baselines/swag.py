@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.arguments.checks import Budget, Count, CountOrZero, DataCount, NonNegative, Positive, Probability, checked
-from bayesify.baselines.batch_statistics import batch_norms, refresh_statistics
+from bayesify.baselines.batch_statistics import refresh_statistics
 from bayesify.baselines.fixed_draws import FixedDraws
 from bayesify.configuration import make_likelihood, make_prior, restore_likelihood
 from bayesify.draws import Draws
@@ -30,6 +30,7 @@ from bayesify.training.batches import Batch, BatchReader, count_examples
 from bayesify.training.fitting import fit
 from bayesify.training.history import History
 from bayesify.training.step import Update
+from bayesify.weights.batch_statistics import tracking_layers
 from bayesify.weights.catalog import Weight, catalog
 from bayesify.weights.module_state import below, copy_network, fingerprint, with_prefix
 
@@ -99,8 +100,7 @@ class SWAG(Drawable):
         if not self.weights:
             raise ValueError("SWAG: no parameter of the network is trainable; set requires_grad on some")
         made = make_likelihood(likelihood)
-        if made is None:
-            raise ValueError("SWAG: likelihood=None; give one, such as likelihoods.Categorical()")
+        assert made is not None
         self.likelihood = copy.deepcopy(made).to(self._reference)
         self.history, self.count = History(), 0
         self.mean: dict[str, Tensor] = {}
@@ -240,7 +240,7 @@ class SWAG(Drawable):
             ValueError: If fewer than 2 iterates were collected, or the network has BatchNorm and there is no loader.
         """
         self._check_collected()
-        if batch_norms(self.network) and loader is None:
+        if tracking_layers(self.network) and loader is None:
             told = "whose statistics each draw needs again; give loader=, a loader over training data"
             raise ValueError(f"SWAG: the network has BatchNorm, {told}")
         like = next(iter(self.mean.values()))
@@ -259,7 +259,7 @@ class SWAG(Drawable):
             drawn = self.mean[name] + math.sqrt(self.scale) * spread
             weights[name] = drawn.to(self.network.get_parameter(name).dtype)
         runner, own = Runner(self.network, self.weights).snapshot(), None
-        if loader is not None and batch_norms(self.network):
+        if loader is not None and tracking_layers(self.network):
             own = refresh_statistics(runner, weights, loader, read_batch)
         return Draws(runner, weights, like.new_full((num_draws,), float("nan")), own)
 
@@ -305,7 +305,7 @@ class SWAG(Drawable):
         plain = copy.deepcopy(self.network)
         for name, mean in self.mean.items():
             plain.get_parameter(name).copy_(mean)
-        if batch_norms(plain):
+        if tracking_layers(plain):
             if loader is None:
                 raise ValueError("SWAG: the network has BatchNorm; give mean_network a loader over training data")
             means = {name: plain.get_parameter(name).detach().unsqueeze(0) for name in self.mean}

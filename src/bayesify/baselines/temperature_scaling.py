@@ -29,6 +29,8 @@ from bayesify.weights.module_state import below, fingerprint, restore_module, te
 
 LOWEST, HIGHEST = 1e-3, 1e3
 """Between these the temperature, or the factor on the variance, is sought."""
+POINTS, STEPS = 49, 60
+"""Of the grid between them, and of the bisection that follows."""
 
 
 @register_predictor
@@ -263,15 +265,15 @@ def _nll(
     return torch.stack([term.cpu() for term in terms]).sum() / sum(len(y) for _, y in found)
 
 
-def _minimize(loss: Any, what: str, points: int = 49, steps: int = 60) -> float:
+def _minimize(loss: Any, what: str) -> float:
     """exp of the number in [log LOWEST, log HIGHEST] where a loss is least: a grid, then bisection on its derivative."""
-    grid = torch.linspace(math.log(LOWEST), math.log(HIGHEST), points, dtype=torch.float64)
+    grid = torch.linspace(math.log(LOWEST), math.log(HIGHEST), POINTS, dtype=torch.float64)
     with torch.no_grad():
         values = torch.stack([loss(point) for point in grid])
     if not bool(torch.isfinite(values).any()):
         raise ValueError("TemperatureScaling: the log-likelihood is not finite at any value; check outputs and targets")
     best = int(values.nan_to_num(nan=math.inf).argmin())
-    if best in (0, points - 1):
+    if best in (0, POINTS - 1):
         why = "every validation example is predicted right" if best == 0 else "the outputs say nothing of the targets"
         warnings.warn(
             f"TemperatureScaling: {what} runs to its bound {math.exp(float(grid[best])):g}: {why}; use more validation data, "
@@ -280,7 +282,7 @@ def _minimize(loss: Any, what: str, points: int = 49, steps: int = 60) -> float:
         )
         return math.exp(float(grid[best]))
     low, high = float(grid[best - 1]), float(grid[best + 1])
-    for _ in range(steps):
+    for _ in range(STEPS):
         middle = 0.5 * (low + high)
         point = torch.tensor(middle, dtype=torch.float64, requires_grad=True)
         with torch.enable_grad():

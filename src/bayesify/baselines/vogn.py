@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from bayesify.arguments.checks import Count, DataCount, NonNegative, Positive, Probability, checked
-from bayesify.baselines.layer_passes import LayerPass, general_squares, layer_rules, squared_gradients
+from bayesify.baselines.layer_passes import LayerPass, general_squares, squared_gradients
 from bayesify.baselines.natural_gradient import NaturalGradient
-from bayesify.jacobians.rules import Rule, widen
-from bayesify.network import BayesianNetwork
+from bayesify.jacobians.rules import widen
 from bayesify.posteriors.mean_field import MeanField
 
 
@@ -64,82 +61,37 @@ class VOGN(NaturalGradient):
 
     family = MeanField
 
-    @checked
-    def __init__(
-        self,
-        bnn: BayesianNetwork,
-        *,
-        num_data: DataCount | None = None,
-        learning_rate: Positive = 0.1,
-        momentum: Probability = 0.9,
-        decay: Probability = 0.99,
-        damping: NonNegative = 0.0,
-        num_draws: Count = 1,
-        antithetic: bool = False,
-        kl_weight: Positive = 1.0,
-        point_learning_rate: Positive = 1e-3,
-    ) -> None:
-        super().__init__(
-            bnn,
-            num_data=num_data,
-            learning_rate=learning_rate,
-            momentum=momentum,
-            decay=decay,
-            num_draws=num_draws,
-            antithetic=antithetic,
-            kl_weight=kl_weight,
-            point_learning_rate=point_learning_rate,
-        )
-        self.damping = damping
-        for part in self._mean_fields():
-            if part.max_std is not None:
-                raise ValueError(
-                    f"VOGN: max_std={part.max_std}; leave it out, the prior bounds the standard deviations"
-                )
-            if part.units != "weight":
-                raise ValueError(
-                    f"VOGN: units={part.units!r}; use MeanField(units='weight'), whose means it steps itself"
-                )
-            if any(part.mean_value.mask(name) is not None for name in part.mean_value):
-                raise ValueError("VOGN: the posterior is pruned; train first, then prune")
-        self._rules = layer_rules(bnn.network, bnn.weights)
-
-    def _has_rule(self, name: str) -> bool:
-        return name.rpartition(".")[0] in self._rules and not self.bnn.weights[name].aliases
+    def check_posterior(self, part: MeanField) -> None:
+        """Refuses capped, unit-wise and pruned ones."""
+        if part.max_std is not None:
+            raise ValueError(f"VOGN: max_std={part.max_std}; leave it out, the prior bounds the standard deviations")
+        if part.units != "weight":
+            raise ValueError(f"VOGN: units={part.units!r}; use MeanField(units='weight'), whose means it steps itself")
+        if any(part.mean_value.mask(name) is not None for name in part.mean_value):
+            raise ValueError("VOGN: the posterior is pruned; train first, then prune")
 
     def _mean_fields(self) -> list[MeanField]:
         return [part for part in self.bnn.posteriors if isinstance(part, MeanField)]
 
-    def rules(self) -> Mapping[str, Rule]:
-        """Rules of all layers that have one."""
-        return self._rules
-
     def curvature(
-        self,
-        seen: LayerPass,
-        at_taps: tuple[Tensor | None, ...],
-        at_outputs: Tensor,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        generator: torch.Generator | None,
-        example_weights: Tensor | None = None,
+        self, seen: LayerPass, generator: torch.Generator | None, example_weights: Tensor | None
     ) -> dict[str, dict[str, Tensor]]:
         """Mean over examples of squared gradients, times their weights, by weight name."""
-        batch = at_outputs.shape[0]
-        calls = seen.by_layer(at_taps)
+        batch = len(seen.at_outputs)
+        calls = seen.by_layer(seen.at_taps)
         second_moments: dict[str, Tensor] = {}
         general = []
         for name, value in seen.weights.items():
             path, _, leaf = name.rpartition(".")
             if name not in seen.used:
                 second_moments[name] = torch.zeros_like(widen(value.detach()))
-            elif self._has_rule(name) and calls[path]:
+            elif path in self._rules and not self.bnn.weights[name].aliases and calls[path]:
                 second_moments[name] = squared_gradients(self._rules[path], leaf, calls[path]).view(value.shape) / batch
             else:  # no rule, or a layer whose weights are used without calling it
                 general.append(name)
         if general:
             self._check_uncoupled(general[0])
-            found = general_squares(self._runner, seen.weights, general, args, kwargs, at_outputs, self.bnn.output)
+            found = general_squares(self._runner, seen, general, self.bnn.output)
             second_moments |= {name: value / batch for name, value in found.items()}
         return {"second_moments": second_moments}
 

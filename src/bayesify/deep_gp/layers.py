@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bayesify.deep_gp.kernels import make_kernel
 from bayesify.maths.cholesky import stable_cholesky
-from bayesify.maths.constraints import raw_positive, tril
+from bayesify.maths.constraints import raw_positive, raw_relative_tril, relative_tril
 from bayesify.maths.gamma import widened
 from bayesify.maths.noise import standard_normal
 from bayesify.maths.positive_definite import inverse_and_log_det, quadratic_forms
@@ -248,18 +248,13 @@ class LocalLayer(Layer):
     @torch.no_grad()
     def set_covariance(self, covariance: Tensor) -> None:
         """Set the covariance of q(v) of every output, in place: [M, M]."""
-        factor = stable_cholesky(widened(covariance), self.what)
-        diagonal = factor.diagonal()
-        rows, cols = torch.tril_indices(len(factor), len(factor), -1, device=factor.device)
-        self.raw_diagonal.copy_(diagonal + (-(-diagonal).expm1()).log())
-        self.lower.copy_((factor / diagonal.unsqueeze(-1))[rows, cols])
+        lower, raw_diagonal = raw_relative_tril(stable_cholesky(widened(covariance), self.what))
+        self.raw_diagonal.copy_(raw_diagonal)
+        self.lower.copy_(lower)
 
     def scale_tril(self) -> Tensor:
         """C of each output, [O, M, M], in float64 where the device has it."""
-        raw, size = widened(self.raw_diagonal), self.raw_diagonal.shape[-1]
-        counts = torch.arange(size, device=raw.device)  # row i holds i entries
-        rows = nn.functional.softplus(raw).repeat_interleave(counts, dim=-1, output_size=self.lower.shape[-1])
-        return tril(widened(self.lower) * rows, raw)
+        return relative_tril(widened(self.lower), widened(self.raw_diagonal))
 
     def condition(self) -> tuple[Conditional, Tensor]:
         """The process with q(v) integrated out, and the KL, [1]."""

@@ -184,15 +184,11 @@ class DeepGP(nn.Module, Predictor, Trainable):
     def _conditionals(self, num_draws: int, generator: Randomness) -> tuple[list[Conditional], Tensor]:
         total: Tensor | float = 0.0
         parts: list[Conditional] = []
-        if self.inducing_inputs is None:
-            for layer in self.layers:
-                conditional, kl = layer.condition()  # type: ignore[operator]
-                parts.append(conditional)
-                total = kl + total
-            return parts, torch.as_tensor(total).expand(num_draws)
-        below = widened(self.inducing_inputs).unsqueeze(0)
+        below = None if self.inducing_inputs is None else widened(self.inducing_inputs).unsqueeze(0)
         for layer in self.layers:
-            if layer is self.layers[-1]:
+            if below is None:
+                conditional, kl = layer.condition()  # type: ignore[operator]
+            elif layer is self.layers[-1]:
                 conditional, kl = layer.condition(below)  # type: ignore[operator]
             else:
                 conditional, kl, below = layer.draw(below, num_draws, generator)  # type: ignore[operator]
@@ -269,13 +265,12 @@ class DeepGP(nn.Module, Predictor, Trainable):
         self._check(x)
         parts, kl = self.conditionals(num_draws, generator)
         mean, variance = self.propagate(parts, x, num_draws, generator)
-        closed = isinstance(self.likelihood, Gaussian)
-        values = mean if closed else self._draw_values(mean, variance, generator)
-        data = objectives.expected_log_likelihood(values, y, self.likelihood, num_data, example_weights)
-        if isinstance(self.likelihood, Gaussian):
-            spread = (variance / self.likelihood.noise.to(variance)).sum(-1)  # [S, B]
-            spread = spread if example_weights is None else spread * example_weights
-            data = data - 0.5 * num_data / len(x) * spread.sum(-1)
+        likelihood = self.likelihood
+        if isinstance(likelihood, Gaussian):
+            data = objectives.integrated_log_likelihood(mean, variance, y, likelihood, num_data, example_weights)
+        else:
+            values = self._draw_values(mean, variance, generator)
+            data = objectives.expected_log_likelihood(values, y, likelihood, num_data, example_weights)
         if should_check(data):
             self._check_result(data - kl)
         return data, kl

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bayesify.predictive.base import Outputs
-from bayesify.predictive.regression import RegressionPredictive
+from bayesify.predictive.regression import RegressionPredictive, halves
 
 
 class ProcessPredictive(RegressionPredictive):
@@ -28,7 +28,7 @@ class ProcessPredictive(RegressionPredictive):
     def __init__(self, mean: Tensor, variance: Tensor, noise: Tensor, seed: int) -> None:
         self._mean, self._variance, self._seed = mean, variance, seed
         self._noise = noise.to(mean).expand(mean.shape[1:])
-        super().__init__(Outputs(kept=torch.cat((mean, variance + self._noise), dim=-1)), _halves)
+        super().__init__(Outputs(kept=torch.cat((mean, variance + self._noise), dim=-1)), halves)
 
     @cached_property
     def _moments(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -42,8 +42,3 @@ class ProcessPredictive(RegressionPredictive):
         generator = torch.Generator().manual_seed(self._seed)
         noise = torch.randn(self._mean.shape, generator=generator, dtype=self._mean.dtype).to(self._mean.device)
         return self._mean + self._variance.sqrt() * noise
-
-
-def _halves(both: Tensor) -> tuple[Tensor, Tensor]:
-    mean, variance = both.chunk(2, dim=-1)
-    return mean, variance

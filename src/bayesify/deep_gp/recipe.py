@@ -5,24 +5,17 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bayesify.deep_gp.model import DeepGP
-from bayesify.likelihoods import Likelihood
-from bayesify.priors import Prior
+from bayesify.registry import Problem
 from bayesify.running.generators import own_generators
 from bayesify.training.batches import parse_batch
 
 
 def fit_deep_gp(
-    net: nn.Module,
-    likelihood: Likelihood,
-    loader: Any,
+    problem: Problem,
     *,
-    prior: Prior,
-    num_data: int,
-    epochs: int,
-    seed: int,
     depth: int = 2,
     num_inducing: int = 30,
     inducing: Literal["global", "local"] = "global",
@@ -30,29 +23,20 @@ def fit_deep_gp(
     num_draws: int = 4,
 ) -> DeepGP:
     """A deep Gaussian process in place of the network, whose outputs are counted; see `bayesify.registry.Recipe`."""
-    options: dict[str, Any] = {"depth": depth, "num_inducing": num_inducing, "inducing": inducing}
-    model = make_deep_gp(net, likelihood, loader, prior=prior, seed=seed, **options)
-    shares: dict[str, Any] = {"num_data": num_data, "num_draws": num_draws, "seed": seed}
-    model.fit(loader, epochs=epochs, learning_rate=learning_rate, progress=False, **shares)
+    model = make_deep_gp(problem, depth=depth, num_inducing=num_inducing, inducing=inducing)
+    shares: dict[str, Any] = {"num_data": problem.num_data, "num_draws": num_draws, "seed": problem.seed}
+    model.fit(problem.loader, epochs=problem.epochs, learning_rate=learning_rate, progress=False, **shares)
     return model
 
 
 def make_deep_gp(
-    net: nn.Module,
-    likelihood: Likelihood,
-    loader: Any,
-    *,
-    prior: Prior,
-    seed: int,
-    depth: int = 2,
-    num_inducing: int = 30,
-    inducing: Literal["global", "local"] = "global",
+    problem: Problem, *, depth: int = 2, num_inducing: int = 30, inducing: Literal["global", "local"] = "global"
 ) -> DeepGP:
     """What `fit_deep_gp` trains."""
     with own_generators():  # a loader that shuffles does not move the caller's generator
-        batches = [parse_batch(item) for item in loader]
+        batches = [parse_batch(item) for item in problem.loader]
         with torch.no_grad():
-            output: Tensor = net(batches[0].x[:2])
+            output: Tensor = problem.net(batches[0].x[:2])
     return DeepGP(
         torch.cat([batch.x for batch in batches]),
         torch.cat([batch.y for batch in batches]),
@@ -60,6 +44,6 @@ def make_deep_gp(
         num_outputs=output.shape[-1],
         num_inducing=num_inducing,
         inducing=inducing,
-        likelihood=likelihood,
-        seed=seed,
+        likelihood=problem.likelihood,
+        seed=problem.seed,
     )

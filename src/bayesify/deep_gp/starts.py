@@ -92,17 +92,12 @@ def layer_widths(width: int | Sequence[int] | None, depth: int, num_inputs: int,
     hidden = [width] * (depth - 1) if isinstance(width, int) else list(width)
     if len(hidden) != depth - 1:
         raise ValueError(f"DeepGP: {len(hidden)} widths for depth={depth}; give one per hidden layer, {depth - 1}")
-    for size in hidden:
-        if not isinstance(size, int) or size < 1:
-            raise ValueError(f"DeepGP: width={size}; give integers of at least 1")
     return (num_inputs, *hidden, num_outputs)
 
 
 def count_outputs(likelihood: Likelihood, targets: Tensor | None, given: int | None) -> int:
     """O: the given number, or what targets under a likelihood need."""
     if given is not None:
-        if given < 1:
-            raise ValueError(f"DeepGP: num_outputs={given}; give at least 1")
         return given
     if targets is None:
         raise ValueError("DeepGP: neither targets nor num_outputs; give one, so that the last layer has a size")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesify import metrics
+from bayesify import metrics, registry
 from bayesify.conversion import bayesianize
 from bayesify.datasets import toy
 from bayesify.likelihoods import Categorical, Gaussian, Likelihood
@@ -210,7 +210,7 @@ def run_all(
 
 def _own_recipe(method: Method, problem: Problem, seed: int, epochs: int) -> Any:
     assert method.fit is not None
-    return method.fit(
+    made = registry.Problem(
         problem.network(seed),
         problem.likelihood,
         problem.loader,
@@ -218,8 +218,8 @@ def _own_recipe(method: Method, problem: Problem, seed: int, epochs: int) -> Any
         num_data=len(problem.data.x),
         epochs=epochs,
         seed=seed,
-        **method.options,
     )
+    return method.fit(made, **method.options)
 
 
 def _posterior_recipe(

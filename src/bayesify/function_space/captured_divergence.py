@@ -19,10 +19,7 @@ class DivergenceCapture:
 
     The graph holds value and gradient in memory of its own, and results are copied out, so that a replay before the
     backward pass of an earlier one does no harm. A function that waits for the device (a size that depends on values) is
-    called as it is.
-
-    Args:
-        module: Whose buffers, frozen parameters and modes the function depends on; a new graph is captured if they move.
+    called as it is. A new graph is captured if buffers, frozen parameters or modes of the module move.
     """
 
     def __init__(self, module: nn.Module) -> None:

@@ -72,10 +72,7 @@ class Box(Context):
         self.for_images = low is None
         ends = IMAGE_RANGE if low is None else (low, high)
         self.low, self.high = (torch.as_tensor(end, dtype=torch.float64).detach().cpu() for end in ends)
-        if not bool(torch.isfinite(self.low).all() & torch.isfinite(self.high).all()) or 0 in (
-            self.low.numel(),
-            self.high.numel(),
-        ):
+        if any(not end.numel() or not bool(torch.isfinite(end).all()) for end in (self.low, self.high)):
             raise ValueError(f"Box: low={low}, high={high}; give finite numbers")
         try:
             below = bool((self.low < self.high).all())
@@ -99,7 +96,7 @@ class Box(Context):
 
     def draw(self, x: Any, generator: torch.Generator | None = None) -> Any:
         """Uniform numbers in the shape of one input."""
-        (like,), kwargs = _single(x, "Box")
+        like, key = _single(x, "Box")
         shape = like.shape[1:]
         if self.for_images and len(shape) != 3:
             raise ValueError(
@@ -116,7 +113,7 @@ class Box(Context):
         place = generator.device if generator is not None else like.device
         dtype = like.dtype if like.is_floating_point() else torch.float32
         uniform = torch.rand((self.n, *shape), generator=generator, device=place, dtype=dtype).to(like.device)
-        return _like(x, kwargs, torch.addcmul(low, width, uniform))
+        return _like(x, key, torch.addcmul(low, width, uniform))
 
     def _ends(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Lower end and width, kept where the inputs are: a copy to a device cannot be captured in a CUDA graph."""
@@ -132,16 +129,7 @@ class Box(Context):
 
 
 class StoredContext(Context):
-    """Inputs that are held in memory and drawn from at random; the base of `DatasetContext` and `NoisyContext`.
-
-    Args:
-        source: A tensor of inputs [N, ...], or a loader.
-        n: How many inputs a draw gives.
-        keep: Number of inputs of a loader that are held, its first ones.
-
-    Raises:
-        ValueError: If a count is below 1.
-    """
+    """Inputs that are held in memory and drawn from at random; the base of `DatasetContext` and `NoisyContext`."""
 
     @checked
     def __init__(self, source: Tensor | Iterable[Any], n: Count = 10, keep: Count = 10_000) -> None:
@@ -177,12 +165,12 @@ class StoredContext(Context):
 
     def _inputs(self, batch: Any) -> Tensor:
         x = batch if isinstance(batch, Tensor) else parse_batch(batch).x if len(batch) > 1 else batch[0]
-        (inputs,), _ = _single(x, type(self).__name__)
+        inputs, _ = _single(x, type(self).__name__)
         return inputs.detach()
 
     def draw(self, x: Any, generator: torch.Generator | None = None) -> Any:
         """Rows at random, each at most once while there are enough."""
-        (like,), kwargs = _single(x, type(self).__name__)
+        like, key = _single(x, type(self).__name__)
         held = self.held
         if held.shape[1:] != like.shape[1:]:
             raise ValueError(
@@ -197,7 +185,7 @@ class StoredContext(Context):
         if held.device != like.device:
             held = self._held = held.to(like.device)
         found = held[index.to(held.device)].to(like.dtype)
-        return _like(x, kwargs, self.change(found, generator))
+        return _like(x, key, self.change(found, generator))
 
     def change(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
         """What becomes of the rows; nothing here."""
@@ -278,10 +266,10 @@ class Mixture(Context):
 
     def draw(self, x: Any, generator: torch.Generator | None = None) -> Any:
         """The draws of all of them, one after the other."""
-        _, kwargs = _single(x, "Mixture")
+        _, key = _single(x, "Mixture")
         parts = [as_inputs(context.draw(x, generator)) for context in self.contexts]
         found = torch.cat([next(iter((*args, *named.values()))) for args, named in parts])
-        return _like(x, kwargs, found)
+        return _like(x, key, found)
 
     def config(self) -> dict[str, Any]:
         """All of them."""
@@ -313,20 +301,19 @@ def restore_context(config: dict[str, Any]) -> Context:
         return Box(config.get("low"), config.get("high"), config["n"])
     if config["name"] == "mixture":
         parts = [restore_context(part) for part in config["contexts"]]
-        return (
-            Mixture(*parts) if not any(isinstance(part, MissingContext) for part in parts) else MissingContext(config)
-        )
+        if not any(isinstance(part, MissingContext) for part in parts):
+            return Mixture(*parts)
     return MissingContext(config)
 
 
-def _single(x: Any, owner: str) -> tuple[tuple[Tensor], str | None]:
+def _single(x: Any, owner: str) -> tuple[Tensor, str | None]:
     """The one input tensor of a batch, and its name if it is given by name."""
     args, kwargs = as_inputs(x)
     if len(args) + len(kwargs) != 1 or not all(isinstance(value, Tensor) for value in (*args, *kwargs.values())):
         raise ValueError(
             f"{owner}: the network takes several inputs, this context gives one tensor; write a Context of your own"
         )
-    return ((args[0],), None) if args else ((next(iter(kwargs.values())),), next(iter(kwargs)))
+    return (args[0], None) if args else (next(iter(kwargs.values())), next(iter(kwargs)))
 
 
 def _like(x: Any, key: str | None, found: Tensor) -> Any:

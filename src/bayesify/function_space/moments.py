@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from bayesify.jacobians import Gradients, Jacobians
-from bayesify.jacobians.rules import LookupRule, widen
+from bayesify.jacobians.rules import LookupRule, fold_product, widen
 from bayesify.jacobians.trace import Use
 
 Covariance = Literal["diagonal", "full", "joint", "example"]
@@ -114,7 +114,7 @@ def _of_linear_map(a: Tensor, g: Tensor, variance: Tensor, kind: Covariance, mem
     for piece in pieces:
 
         def part(g: Tensor, a: Tensor, variance: Tensor) -> Tensor:
-            return contribution(_products(g, a).flatten(2), variance.flatten(), kind)
+            return contribution(fold_product(g.movedim(2, -1), a).flatten(2), variance.flatten(), kind)
 
         given = (g[..., piece], a, variance[piece])
         yield part(*given) if len(pieces) == 1 else _again(part, *given)
@@ -162,15 +162,6 @@ def contribution(rows: Tensor, variance: Tensor, kind: Covariance) -> Tensor:
     return (rows * variance) @ rows.transpose(-1, -2)
 
 
-def _products(g: Tensor, a: Tensor) -> Tensor:
-    """`sum_t g[k, b, t, i] a[b, t, j]`: [K, B, i, j]."""
-    if a.shape[1] == 1:
-        return g[:, :, 0].unsqueeze(-1) * a[:, 0].unsqueeze(-2)
-    vectors = g.shape[0]
-    product = g.permute(1, 0, 3, 2).flatten(1, 2) @ a  # [B, K i, j]
-    return product.unflatten(1, (vectors, -1)).movedim(1, 0)
-
-
 def _pieces(size: int, bytes_each: int, memory: int) -> list[slice]:
     """Slices of `size` entries, each of which makes a number of bytes, of which a few copies are held at a time."""
     step = max(1, memory // max(1, 6 * bytes_each))
@@ -196,7 +187,7 @@ class _SquaredSums(torch.autograd.Function):
         total = g.new_zeros(g.shape[1], g.shape[0])  # [B, K]
         sums = None
         for piece in pieces:
-            sums = _sums(g[..., piece], a)  # [B, K, i, j]
+            sums = fold_product(g[..., piece].movedim(2, -1), a).movedim(1, 0)  # [B, K, i, j]
             total += torch.mv(sums.square().flatten(2).flatten(0, 1), variance[piece].flatten()).view_as(total)
         ctx.save_for_backward(g, a, variance, sums if len(pieces) == 1 else None)
         ctx.pieces = pieces
@@ -211,7 +202,9 @@ class _SquaredSums(torch.autograd.Function):
         by_a = torch.zeros_like(a) if ctx.needs_input_grad[1] else None
         by_variance = torch.empty_like(variance) if ctx.needs_input_grad[2] else None
         for piece in ctx.pieces:
-            sums = kept if kept is not None else _sums(g[..., piece], a)
+            sums = kept
+            if kept is None:
+                sums = fold_product(g[..., piece].movedim(2, -1), a).movedim(1, 0)
             if by_variance is not None:
                 squares = sums.square().flatten(2).flatten(0, 1)  # [B K, i j]
                 by_variance[piece] = torch.mv(squares.T, weight.flatten()).view_as(variance[piece])
@@ -224,8 +217,3 @@ class _SquaredSums(torch.autograd.Function):
             if by_a is not None:
                 by_a += g[..., piece].permute(1, 2, 0, 3).flatten(2) @ slope
         return by_g, by_a, by_variance, None
-
-
-def _sums(g: Tensor, a: Tensor) -> Tensor:
-    """`sum_t g[k, b, t, i] a[b, t, j]`: [B, K, i, j]."""
-    return (g.permute(1, 0, 3, 2).flatten(1, 2) @ a).unflatten(1, (g.shape[0], -1))

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from bayesify.arguments.checks import Budget, Count, DataCount, Inputs, Memory, NonNegative, Positive, checked
+from bayesify.arguments.checks import Budget, Count, DataCount, Inputs, NonNegative, Positive, Probability, checked
 from bayesify.draws import Draws
 from bayesify.function_space import checks
 from bayesify.function_space.captured_divergence import DivergenceCapture
@@ -86,11 +86,10 @@ class FunctionSpaceVI(Drawable, Trainable):
         *,
         prior: FunctionPrior | None = None,
         layers: Literal["all", "last"] = "all",
-        jitter: float | None = None,
-        memory: Memory | str | None = None,
+        jitter: Probability | None = None,
+        memory: Budget = None,
     ) -> None:
         checks.check_network(bnn)
-        checks.check_choices(covariance, layers, jitter, context, prior)
         self.bnn, self.output = bnn, bnn.output
         self.context = context if context is not None else Box()
         self.covariance, self.layers, self.jitter = covariance, layers, jitter
@@ -400,8 +399,6 @@ class FunctionSpaceVI(Drawable, Trainable):
         """
         if method == "draws":
             return self.bnn.predict(x, num_draws, generator=generator, memory=memory, **options)
-        if method != "linearized":
-            raise ValueError(f"predict: method={method!r}; give 'draws' or 'linearized'")
         if options:
             raise TypeError(f"predict: {', '.join(options)} is for method='draws'; leave it out")
         likelihood = self.bnn.require_likelihood("predict")
@@ -415,9 +412,8 @@ class FunctionSpaceVI(Drawable, Trainable):
 
     def config(self) -> dict[str, Any]:
         """All choices as plain data: those of the network, and those of the prior over functions."""
-        describe = getattr(self.context, "config", lambda: {"name": type(self.context).__name__})
         chosen = {
-            "context": describe(),
+            "context": self.context.config(),
             "covariance": self.covariance,
             "prior": self.prior.config() or {"name": self.prior.name},
             "layers": self.layers,

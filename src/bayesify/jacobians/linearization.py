@@ -14,7 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils import _pytree as pytree
 
 from bayesify.jacobians.general import example_gradients
-from bayesify.jacobians.rules import Rule, rule_for
+from bayesify.jacobians.rules import Rule, rule_for, widen
 from bayesify.jacobians.trace import Pulled, Trace, Use, trace
 from bayesify.running.inputs import explain_shape_errors
 from bayesify.running.kernels import full_float32, twice_differentiable
@@ -236,16 +236,7 @@ class Jacobians:
 
 
 class Linearization:
-    """A network's outputs on a batch, and the way to its derivatives there.
-
-    Args:
-        jacobians: What it belongs to.
-        uses: The rules that hold for this batch, by weight.
-        passed: The pass over the batch.
-        values: Weights that were given.
-        args: Positional inputs.
-        kwargs: Keyword inputs.
-    """
+    """A network's outputs on a batch, and the way to its derivatives there, by the rules that hold for this batch."""
 
     def __init__(
         self,
@@ -256,12 +247,9 @@ class Linearization:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> None:
-        self._jacobians = jacobians
-        self._uses = uses
-        self._passed = passed
-        self._values = values
+        self._jacobians, self._uses, self._passed, self._values = jacobians, uses, passed, values
         self._args, self._kwargs = args, kwargs
-        self.outputs = passed.outputs
+        self.outputs, self.weights = passed.outputs, jacobians.runner.weights
 
     @property
     def general(self) -> tuple[str, ...]:
@@ -279,7 +267,7 @@ class Linearization:
 
     def pull(self, vectors: Tensor) -> Gradients:
         r"""$v_{kb}^\top J_b$ for vectors [K, B, ...] in the shape of the outputs."""
-        return Gradients(self._jacobians, self._passed.pull(vectors), self, vectors)
+        return Gradients(self, self._passed.pull(vectors), vectors)
 
     def identity(self) -> Tensor:
         """The vectors that give the Jacobian itself, one per output: [O, B, ...], O the outputs of an example."""
@@ -298,25 +286,12 @@ class Linearization:
 
 
 class Gradients:
-    r"""$v_{kb}^\top J_b$ for K vectors and B examples, by weight or by chosen entries of a weight.
+    r"""$v_{kb}^\top J_b$ for K vectors [K, B, ...] and B examples, by weight or by chosen entries of a weight."""
 
-    Args:
-        jacobians: What it belongs to.
-        pulled: The gradients at the layers.
-        linearization: The pass.
-        vectors: [K, B, ...].
-    """
-
-    def __init__(self, jacobians: Jacobians, pulled: Pulled, linearization: Linearization, vectors: Tensor) -> None:
-        self._jacobians = jacobians
-        self._pulled = pulled
-        self._linearization = linearization
-        self._vectors = vectors
+    def __init__(self, linearization: Linearization, pulled: Pulled, vectors: Tensor) -> None:
+        self._linearization, self._pulled, self._vectors = linearization, pulled, vectors
+        self.uses = linearization.uses
         self._by_example: dict[str, Tensor] = {}
-
-    def uses(self, name: str) -> Sequence[Use]:
-        """The rules that give a weight's derivatives for these examples; none if it has to be done in general."""
-        return self._linearization.uses(name)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -333,7 +308,7 @@ class Gradients:
         uses = self.uses(name)
         if not uses:
             return self._general(name)
-        return self._or_zero(self._pulled.dense(uses), self._jacobians.runner.weights[name].shape)
+        return self._or_zero(self._pulled.dense(uses), self._linearization.weights[name].shape)
 
     def columns(self, name: str, index: Tensor) -> Tensor:
         """By the entries of a weight with flat indices `index` [n]: [K, B, n]."""
@@ -356,7 +331,7 @@ class Gradients:
                 squares = found_part.reshape(*found_part.shape[:2], -1).square().sum((0, 1))
                 total = squares if total is None else total + squares
         if total is None:
-            size = self._jacobians.runner.weights[name].numel if index is None else len(index)
+            size = self._linearization.weights[name].numel if index is None else len(index)
             return self._or_zero(None, (size,))[0, 0]
         return total
 
@@ -371,15 +346,10 @@ class Gradients:
     def _general(self, name: str) -> Tensor:
         if name not in self._by_example:
             self._by_example = self._linearization.by_example(self._linearization.general, self._vectors)
-        found = self._by_example[name]
-        return found.float() if found.dtype in (torch.float16, torch.bfloat16) else found
+        return widen(self._by_example[name])
 
     def _or_zero(self, found: Tensor | None, shape: tuple[int, ...]) -> Tensor:
-        if found is not None:
-            return found
-        vectors = self._vectors
-        dtype = torch.float32 if vectors.dtype in (torch.float16, torch.bfloat16) else vectors.dtype
-        return torch.zeros(*self.shape, *shape, dtype=dtype, device=vectors.device)
+        return widen(self._vectors.new_zeros(*self.shape, *shape)) if found is None else found
 
 
 def _watched(uses: Uses) -> dict[nn.Module, Rule]:
@@ -387,12 +357,7 @@ def _watched(uses: Uses) -> dict[nn.Module, Rule]:
 
 
 def check_deterministic(network: nn.Module, *, evaluate: bool = False) -> None:
-    """Raise `ValueError` for layers whose outputs are random or mix the examples of a batch.
-
-    Args:
-        network: The network.
-        evaluate: Whether it is to run in evaluation mode, whatever its own mode is.
-    """
+    """Raise `ValueError` for layers whose outputs are random or mix the examples of a batch, in evaluation mode if asked for."""
     for name, module in network.named_modules():
         training = module.training and not evaluate
         if isinstance(module, _BatchNorm) and (training or module.running_mean is None):

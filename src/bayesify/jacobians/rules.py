@@ -26,6 +26,8 @@ class Rule(ABC):
     """
 
     kinds: ClassVar[tuple[type[nn.Module], ...]]
+    has_factors = False
+    """Whether the layer is one linear map, possibly applied at several positions."""
 
     def __init__(self, module: Any) -> None:
         self.module = module
@@ -42,11 +44,6 @@ class Rule(ABC):
         """Gradient by the entries with flat indices `index` [n]: [K, B, n]."""
         return self.dense(leaf, kept, g).flatten(2)[..., index]
 
-    @property
-    def has_factors(self) -> bool:
-        """Whether the layer is one linear map, possibly applied at several positions."""
-        return False
-
     def factors(self, kept: Tensor, g: Tensor) -> tuple[Tensor, Tensor] | None:
         """Inputs [B, T, d_in] and gradients [K, B, T, d_out] of a linear map applied at T positions, if it is one."""
         return None
@@ -56,6 +53,7 @@ class LinearRule(Rule):
     r"""$\partial / \partial W_{ij} = \sum_t g_{ti} a_{tj}$ over the positions t at which the layer is applied."""
 
     kinds = (nn.Linear,)
+    has_factors = True
 
     def keep(self, inputs: Tensor) -> Tensor:
         """Inputs with positions on one axis: [B, T, d_in]."""
@@ -66,8 +64,6 @@ class LinearRule(Rule):
         g = self._at_positions(g)
         if leaf == "bias":
             return g.sum(2)
-        if kept.shape[1] == 1:
-            return g.squeeze(2).unsqueeze(-1) * kept.squeeze(1).unsqueeze(-2)
         return fold_product(g.movedim(2, -1), kept)
 
     def columns(self, leaf: str, kept: Tensor, g: Tensor, index: Tensor) -> Tensor:
@@ -79,11 +75,6 @@ class LinearRule(Rule):
         if kept.shape[1] == 1:
             return g[:, :, 0, rows] * kept[:, 0, cols]
         return gather_products(g.movedim(2, -1), kept.transpose(1, 2), rows, cols)
-
-    @property
-    def has_factors(self) -> bool:
-        """It is one."""
-        return True
 
     def factors(self, kept: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and gradients, position by position."""
@@ -99,17 +90,18 @@ class ConvRule(Rule):
 
     kinds: ClassVar[tuple[type[nn.Module], ...]] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
-    def keep(self, inputs: Tensor) -> Tensor:
-        """Padded inputs: [B, C, ...]."""
-        if inputs.ndim != self._dims + 2:
-            raise ValueError("a convolution of one example without a batch")
-        mode = "constant" if self.module.padding_mode == "zeros" else self.module.padding_mode
-        padding = self.module._reversed_padding_repeated_twice
-        return F.pad(widen(inputs), padding, mode=mode) if any(padding) else widen(inputs)
+    def __init__(self, module: Any) -> None:
+        super().__init__(module)
+        self.has_factors = module.groups == 1 and not module.transposed
 
-    @property
-    def _dims(self) -> int:
-        return len(self.module.kernel_size)
+    def keep(self, inputs: Tensor) -> Tensor:
+        """Padded inputs: [B, C, ...]; those of a transposed convolution as they are."""
+        module = self.module
+        if inputs.ndim != len(module.kernel_size) + 2:
+            raise ValueError("a convolution of one example without a batch")
+        mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+        padding = () if module.transposed else module._reversed_padding_repeated_twice
+        return F.pad(widen(inputs), padding, mode=mode) if any(padding) else widen(inputs)
 
     def patches(self, padded: Tensor, sizes: tuple[int, ...]) -> Tensor:
         """A view of padded maps [B, C, ...] in which each output position sees its window: [B, C, *k, *sizes]."""
@@ -142,25 +134,18 @@ class ConvRule(Rule):
         g = widen(g)
         if leaf == "bias":
             return g.flatten(3).sum(-1)[..., index]
-        out, inside, *kernel = self._shape
-        rows, offset = index // (inside * math.prod(kernel)), index % (inside * math.prod(kernel))
-        channel, place = offset // math.prod(kernel), offset % math.prod(kernel)
-        channel = channel + (rows // (out // self.module.groups)) * inside
-        return self._gather(g.flatten(3), kept, tuple(g.shape[3:]), rows, channel, place)
+        return self._gather(g.flatten(3), kept, tuple(g.shape[3:]), index)
 
-    def _gather(
-        self, g: Tensor, padded: Tensor, sizes: tuple[int, ...], rows: Tensor, channel: Tensor, place: Tensor
-    ) -> Tensor:
-        kernel = self.module.kernel_size
-        columns, place_of = (channel * math.prod(kernel) + place).unique(return_inverse=True)
-        window = torch.unravel_index(columns % math.prod(kernel), kernel)
-        seen = self.patches(padded, sizes)[(slice(None), columns // math.prod(kernel), *window)].flatten(2)  # [B, c, P]
+    def _gather(self, g: Tensor, padded: Tensor, sizes: tuple[int, ...], index: Tensor) -> Tensor:
+        """Sums over positions of g [K, B, rows, P] times the windows of maps, for entries of the weight: [K, B, n]."""
+        kernel, (first, inside) = self.module.kernel_size, self._shape[:2]
+        size = math.prod(kernel)
+        rows, column = index // (inside * size), index % (inside * size)
+        column = column + (rows // (first // self.module.groups)) * inside * size  # over the channels of all groups
+        columns, place_of = column.unique(return_inverse=True)
+        window = torch.unravel_index(columns % size, kernel)
+        seen = self.patches(padded, sizes)[(slice(None), columns // size, *window)].flatten(2)  # [B, c, P]
         return gather_products(g, seen, rows, place_of)
-
-    @property
-    def has_factors(self) -> bool:
-        """Without groups, it is one on patches."""
-        return bool(self.module.groups == 1)
 
     def factors(self, kept: Tensor, g: Tensor) -> tuple[Tensor, Tensor] | None:
         """Patches and gradients, position by position; for convolutions without groups."""
@@ -174,12 +159,6 @@ class TransposedConvRule(ConvRule):
     """A transposed convolution: the gradient is what the windows move over, and the input what weights them."""
 
     kinds = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-
-    def keep(self, inputs: Tensor) -> Tensor:
-        """Inputs as they are: [B, C, ...]."""
-        if inputs.ndim != self._dims + 2:
-            raise ValueError("a convolution of one example without a batch")
-        return widen(inputs)
 
     @property
     def _shape(self) -> tuple[int, ...]:
@@ -207,24 +186,11 @@ class TransposedConvRule(ConvRule):
         g = widen(g)
         if leaf == "bias":
             return g.flatten(3).sum(-1)[..., index]
-        into, inside, *kernel = self._shape
-        rows, offset = index // (inside * math.prod(kernel)), index % (inside * math.prod(kernel))
-        channel, place = offset // math.prod(kernel), offset % math.prod(kernel)
-        channel = channel + (rows // (into // self.module.groups)) * inside
         found = [
-            self._gather(kept.flatten(2).unsqueeze(0), vector, tuple(kept.shape[2:]), rows, channel, place)[0]
+            self._gather(kept.flatten(2).unsqueeze(0), vector, tuple(kept.shape[2:]), index)[0]
             for vector in self._pad(g.flatten(0, 1)).unflatten(0, g.shape[:2])
         ]
         return torch.stack(found)
-
-    @property
-    def has_factors(self) -> bool:
-        """Not in this form."""
-        return False
-
-    def factors(self, kept: Tensor, g: Tensor) -> None:
-        """None here."""
-        return
 
 
 class LookupRule(Rule):
@@ -310,9 +276,10 @@ def widen(tensor: Tensor) -> Tensor:
 
 def fold_product(g: Tensor, a: Tensor) -> Tensor:
     """`sum_t g[k, b, i, t] a[b, t, j]` as one product per example, without a copy of a per vector: [K, B, i, j]."""
-    vectors = g.shape[0]
+    if a.shape[1] == 1:
+        return g * a
     product = g.movedim(0, 1).flatten(1, 2) @ a  # [B, K i, j]
-    return product.unflatten(1, (vectors, -1)).movedim(1, 0)
+    return product.unflatten(1, (g.shape[0], -1)).movedim(1, 0)
 
 
 def gather_products(g: Tensor, a: Tensor, rows: Tensor, cols: Tensor) -> Tensor:

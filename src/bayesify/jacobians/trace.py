@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesify.jacobians.convolutions import QuickBackward
 from bayesify.jacobians.rules import Rule
 from bayesify.jacobians.second_order import DifferentiableLayers, Pulling
 from bayesify.running.runner import Runner, SlowVmap, quick_vmap
@@ -30,14 +29,7 @@ class Use:
 
 @dataclass
 class Application:
-    """One call of one layer.
-
-    Args:
-        rule: The layer's.
-        kept: What the rule keeps of the inputs.
-        output: The layer's output, in the graph.
-        node: Of the graph, where the network goes on from it.
-    """
+    """One call of one layer: what its rule keeps of the inputs, its output, and the node where the network goes on from it."""
 
     rule: Rule
     kept: Tensor
@@ -46,14 +38,7 @@ class Application:
 
 
 class Trace:
-    """What the layers of a network saw in one pass over a batch.
-
-    Args:
-        outputs: The network's outputs, [B, ...].
-        applications: Calls of the traced layers, in order.
-        differentiable: Whether gradients can be differentiated again.
-        pulling: Shared with the convolutions of the pass.
-    """
+    """What the layers of a network saw in one pass over a batch, call by call, and its outputs [B, ...]."""
 
     def __init__(
         self, outputs: Tensor, applications: list[Application], differentiable: bool, pulling: Pulling
@@ -75,11 +60,7 @@ class Trace:
         return len(nodes) == 1 and nodes[0] is not None and nodes[0] is self.outputs.grad_fn
 
     def pull(self, vectors: Tensor) -> Pulled:
-        """Gradients of `sum(vectors[k, b] * outputs[b])` at the layers' outputs, for each k and b.
-
-        Args:
-            vectors: [K, B, ...], the outputs' shape after the first axis.
-        """
+        """Gradients of `sum(vectors[k, b] * outputs[b])` at the layers' outputs, for each k and b of vectors [K, B, ...]."""
         taps = [application.output for application in self._applications]
         if not taps or not self.outputs.requires_grad:
             return Pulled([])
@@ -141,12 +122,7 @@ class Trace:
 
 
 class Pulled:
-    """K gradients at every traced layer, from which the gradients by weights follow.
-
-    Args:
-        found: Calls of layers with their gradients [K, B, ...].
-        index: Which examples; all by default.
-    """
+    """K gradients [K, B, ...] at every call of a traced layer, from which those by weights follow; of some examples, or of all."""
 
     def __init__(self, found: list[tuple[Application, Tensor]], index: slice | None = None) -> None:
         self._found, self._index = found, index
@@ -224,6 +200,6 @@ def trace(
         watched = {own.module(module): rule for module, rule in modules.items()}
         for module in watched:
             stack.callback(module.register_forward_hook(watch).remove)
-        stack.enter_context(DifferentiableLayers(pulling) if differentiable else QuickBackward())
+        stack.enter_context(DifferentiableLayers(pulling))
         outputs = call(own)
     return Trace(outputs, applications, differentiable, pulling)

@@ -17,16 +17,18 @@ from bayesify.weights.catalog import Weight, group_layers
 Structure = Literal["full", "diagonal", "kronecker"]
 
 
-def curved_likelihood(likelihood: Any, curvature: str) -> Likelihood:
-    """The likelihood from any form that `Laplace` accepts.
+def check_choices(covariance: str, marginal: bool, curvature: str, num_samples: int | None) -> None:
+    """Raise `ValueError` for choices that exclude each other."""
+    if marginal and covariance != "full":
+        raise ValueError(f"Laplace: marginal=True with covariance={covariance!r}; a marginal covariance is full")
+    if num_samples is not None and curvature == "empirical":
+        raise ValueError("Laplace: num_samples with curvature='empirical', which has one vector already; leave it out")
 
-    Raises:
-        ValueError: If it is none.
-        TypeError: If it has not the curvature that is asked for.
-    """
-    made = make_likelihood(likelihood) if isinstance(likelihood, (Likelihood, str, Mapping)) else None
-    if made is None:
-        raise ValueError(f"Laplace: likelihood={likelihood!r}; give one, such as likelihoods.Categorical()")
+
+def curved_likelihood(likelihood: Any, curvature: str) -> Likelihood:
+    """The likelihood from any form that `Laplace` accepts; `TypeError` if it has not the curvature that is asked for."""
+    made = make_likelihood(likelihood)
+    assert made is not None
     if curvature == "ggn" and made.no_curvature is not None:
         raise TypeError(f"Laplace: {made.no_curvature}")
     return made
@@ -43,15 +45,7 @@ def largest_size(memory: int, dtype: torch.dtype) -> int:
 
 
 def check_budget(covariance: str, size: int, weights: Mapping[str, Weight], dtype: torch.dtype, memory: int) -> None:
-    """Raise `ValueError` if a covariance over `size` of a network's weights does not fit into a budget of bytes.
-
-    Args:
-        covariance: `"full"`, `"diagonal"` or `"kronecker"`.
-        size: Weights that are chosen.
-        weights: All that could be.
-        dtype: Of the covariance.
-        memory: The budget.
-    """
+    """Raise `ValueError` if a covariance over `size` of a network's weights does not fit into a budget of bytes."""
     if covariance == "full" and full_bytes(size, dtype) > memory:
         largest = largest_size(memory, dtype)
         raise ValueError(
@@ -78,10 +72,3 @@ def check_whole(subset: Subset, everything: Subset) -> None:
                 f"Laplace: covariance='kronecker' needs whole weights, but only {subset.count(name)} of "
                 f"{subset.weights[name].numel} entries of {name} are chosen; use 'full', or a subset by names"
             )
-
-
-def check_samples(num_samples: int | None, curvature: str) -> int | None:
-    """The number of vectors; `ValueError` for a curvature that is one vector already."""
-    if num_samples is not None and curvature == "empirical":
-        raise ValueError("Laplace: num_samples with curvature='empirical', which has one vector already; leave it out")
-    return num_samples

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from functools import cached_property
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from bayesify.jacobians import Gradients
+from bayesify.jacobians.rules import fold_product
+from bayesify.laplace.curvature import KroneckerBlock, has_factors, layer_factors
 from bayesify.laplace.subset import Subset
 from bayesify.maths.cholesky import stable_cholesky
 from bayesify.maths.eigen import stable_eigh
@@ -25,22 +30,30 @@ class WeightCovariance(ABC):
     Args:
         subset: The weights.
         prior: $\delta$, [S].
-        factor: c.
+
+    Attributes:
+        factor: c, 1 before `rescaled`.
     """
 
-    def __init__(self, subset: Subset, prior: Tensor, factor: float = 1.0) -> None:
-        self.subset = subset
-        self.prior = prior
-        self.factor = factor
+    def __init__(self, subset: Subset, prior: Tensor) -> None:
+        self.subset, self.prior, self.factor = subset, prior, 1.0
+
+    @property
+    def curved(self) -> Subset:
+        """The weights that the curvature is of."""
+        return self.subset
 
     @property
     def held(self) -> int:
         """Jacobian entries that are held at a time for each function value."""
         return max(self.subset.count(name) for name in self.subset.names)
 
-    @abstractmethod
-    def rescaled(self, factor: float) -> WeightCovariance:
-        """The same curvature under another factor on the prior precisions; nothing is computed again that need not be."""
+    def rescaled(self, factor: float) -> Self:
+        """The same curvature under another factor on the prior precisions; eigenvectors are kept where they were computed."""
+        other = copy.copy(self)
+        other.factor = factor
+        vars(other).pop("_factor", None)
+        return other
 
     @abstractmethod
     def outputs(self, gradients: Gradients, factors: list[float] | None = None) -> Tensor:
@@ -85,30 +98,16 @@ class WeightCovariance(ABC):
 
 
 class FullCovariance(WeightCovariance):
-    """A dense covariance; see `WeightCovariance`.
+    """A dense covariance, from H, [S, S]; see `WeightCovariance`."""
 
-    Args:
-        subset: The weights.
-        curvature: H, [S, S].
-        prior: [S].
-        factor: c.
-    """
-
-    def __init__(self, subset: Subset, curvature: Tensor, prior: Tensor, factor: float = 1.0) -> None:
-        super().__init__(subset, prior, factor)
+    def __init__(self, subset: Subset, curvature: Tensor, prior: Tensor) -> None:
+        super().__init__(subset, prior)
         self.curvature = curvature
 
     @property
     def held(self) -> int:
         """All of them."""
         return len(self.prior)
-
-    def rescaled(self, factor: float) -> FullCovariance:
-        """Keeps the eigenvectors, if they were computed."""
-        other = FullCovariance(self.subset, self.curvature, self.prior, factor)
-        if "_eigen" in self.__dict__:
-            other.__dict__["_eigen"] = self._eigen
-        return other
 
     @cached_property
     def _factor(self) -> Tensor:
@@ -185,26 +184,26 @@ class FullCovariance(WeightCovariance):
 
 
 class MarginalCovariance(WeightCovariance):
-    r"""$[(H + c\delta)^{-1}]_{SS}$: the part over a subset of the covariance over all weights (Daxberger et al. 2021, eq. 11).
-
-    Args:
-        subset: The S weights.
-        whole: The covariance over all P weights.
-    """
+    r"""$[(H + c\delta)^{-1}]_{SS}$: the part over a subset of the covariance over all weights (Daxberger et al. 2021, eq. 11)."""
 
     def __init__(self, subset: Subset, whole: FullCovariance) -> None:
-        super().__init__(subset, whole.prior, whole.factor)
-        self.whole = whole
+        super().__init__(subset, whole.prior)
+        self.whole, self.factor = whole, whole.factor
         self._index = torch.searchsorted(whole.subset.flat(), subset.flat()).to(whole.prior.device)
+
+    @property
+    def curved(self) -> Subset:
+        """All of them."""
+        return self.whole.subset
 
     @property
     def held(self) -> int:
         """Those of all weights."""
         return len(self.prior)
 
-    def rescaled(self, factor: float) -> MarginalCovariance:
+    def rescaled(self, factor: float) -> Self:
         """Of the whole covariance, rescaled."""
-        return MarginalCovariance(self.subset, self.whole.rescaled(factor))
+        return type(self)(self.subset, self.whole.rescaled(factor))
 
     def _padded(self, gradients: Gradients) -> Tensor:
         rows = self.subset.rows(gradients).detach()
@@ -242,60 +241,160 @@ class MarginalCovariance(WeightCovariance):
         return self.whole.tensors()
 
 
-class DiagonalCovariance(WeightCovariance):
-    """Independent weights; see `WeightCovariance`.
+class KroneckerCovariance(WeightCovariance):
+    r"""$(A \otimes G + c\,\delta_l I)^{-1}$ for each linear map, independent weights for everything else.
 
     Args:
-        subset: The weights.
-        curvature: The diagonal of H, [S].
-        prior: [S].
-        factor: c.
+        subset: The weights; whole ones under a linear map.
+        blocks: A and G of each linear map.
+        diagonal: Diagonals of the curvature of the other weights by name.
+        prior: [S], one value per linear map.
+
+    Raises:
+        ValueError: If the prior's precision differs within a linear map.
     """
 
-    def __init__(self, subset: Subset, curvature: Tensor, prior: Tensor, factor: float = 1.0) -> None:
-        super().__init__(subset, prior, factor)
-        self.curvature = curvature
+    def __init__(
+        self,
+        subset: Subset,
+        blocks: list[KroneckerBlock],
+        diagonal: dict[str, Tensor],
+        prior: Tensor,
+    ) -> None:
+        super().__init__(subset, prior)
+        self.blocks, self.diagonal, self._prior_of = blocks, diagonal, subset.split(prior)
+        self._precisions: list[Tensor] = []
+        for block in blocks:
+            values = torch.cat([self._prior_of[weight.name] for weight in block.layer.weights])
+            if not bool((values == values[0]).all()):
+                raise ValueError(
+                    f"Laplace: the prior precision differs within {block.layer.name}; a Kronecker-factored layer needs one value"
+                )
+            self._precisions.append(values[0])
 
-    def rescaled(self, factor: float) -> DiagonalCovariance:
-        """Nothing to keep."""
-        return DiagonalCovariance(self.subset, self.curvature, self.prior, factor)
+    @cached_property
+    def _eigen(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """For each block the products of eigenvalues [d_out, d_in], and the eigenvectors of G and of A."""
+        found = []
+        for block in self.blocks:
+            what = f"Laplace: the Kronecker factor of {block.layer.name}'s"
+            in_values, in_vectors = stable_eigh(block.inputs, f"{what} inputs")
+            out_values, out_vectors = stable_eigh(block.slopes, f"{what} outputs")
+            found.append((out_values.clamp_min(0)[:, None] * in_values.clamp_min(0), out_vectors, in_vectors))
+        return found
 
-    def variances(self) -> Tensor:
-        """`1 / (h + c delta)`."""
-        return 1 / (self.curvature + self.factor * self.prior)
+    def _spread(self, part: int | str, factor: float | None = None) -> Tensor:
+        """Variances of a weight [n] by its name, or in the eigenbasis of a block [d_out, d_in] by its place."""
+        factor = self.factor if factor is None else factor
+        if isinstance(part, str):
+            return 1 / (self.diagonal[part] + factor * self._prior_of[part])
+        return 1 / (self._eigen[part][0] + factor * self._precisions[part])
+
+    def _rows(self, gradients: Gradients) -> Iterator[tuple[int | str, Tensor | tuple[Tensor, Tensor]]]:
+        """Gradients by each independent weight, and by each block in its eigenbasis: [B, K, n].
+
+        A block with one position per example has two factors in their place: inputs [B, d_in] and gradients [K, B, d_out].
+        """
+        for name in self.diagonal:
+            yield name, self.subset.gradients(gradients, name).detach().movedim(1, 0)
+        for index, (_, out_vectors, in_vectors) in enumerate(self._eigen):
+            layer = self.blocks[index].layer
+            if not has_factors(layer, gradients):  # it did not see all examples
+                each = {weight.name: gradients.dense(weight.name).detach() for weight in layer.weights}
+                turned = out_vectors.T @ layer.to_matrix(each).to(out_vectors) @ in_vectors
+                yield index, turned.movedim(1, 0).flatten(2)
+                continue
+            calls = [layer_factors(*call, layer) for call in gradients.calls(layer.weights[0].name)]
+            moved = [(a @ in_vectors, g @ out_vectors) for a, g in calls]
+            if len(moved) == 1 and moved[0][0].shape[1] == 1:
+                yield index, (moved[0][0][:, 0], moved[0][1][:, :, 0])
+            else:
+                turned = torch.stack([fold_product(g.movedim(2, -1), a) for a, g in moved]).sum(0)
+                yield index, turned.movedim(1, 0).flatten(2)
 
     def outputs(self, gradients: Gradients, factors: list[float] | None = None) -> Tensor:
-        """Weight by weight, so that no Jacobian over all weights is held."""
-        scales = [self.rescaled(factor).variances() for factor in factors or [self.factor]]
-        split = [self.subset.split(scale) for scale in scales]
+        """Weight by weight and layer by layer, so that no Jacobian over all weights is held."""
+        chosen = factors or [self.factor]
         vectors, batch = gradients.shape
-        total = self.prior.new_zeros(len(scales), batch, vectors, vectors)
-        for name in self.subset.names:
-            rows = self.subset.gradients(gradients, name).detach().movedim(1, 0)  # [B, K, n]
-            for place, scale in enumerate(split):
-                total[place] += (rows * scale[name]) @ rows.transpose(-1, -2)
+        total = self.prior.new_zeros(len(chosen), batch, vectors, vectors)
+        for part, rows in self._rows(gradients):
+            for place, factor in enumerate(chosen):
+                spread = self._spread(part, factor)
+                if isinstance(rows, tuple):
+                    a, g = rows
+                    total[place] += torch.einsum("kbo,lbo,bo->bkl", g, g, a.square() @ spread.T)
+                else:
+                    total[place] += (rows * spread.reshape(-1)) @ rows.transpose(-1, -2)
         return total[0] if factors is None else total
 
     def joint(self, gradients: Gradients) -> Tensor:
-        """Weight by weight."""
+        """Weight by weight and layer by layer."""
         vectors, batch = gradients.shape
         total = self.prior.new_zeros(batch * vectors, batch * vectors)
-        for name, scale in self.subset.split(self.variances()).items():
-            rows = self.subset.gradients(gradients, name).detach().movedim(1, 0).flatten(0, 1)
-            total += (rows * scale) @ rows.T
+        for part, rows in self._rows(gradients):
+            if isinstance(rows, tuple):
+                a, g = rows
+                rows = fold_product(g.unsqueeze(-1), a.unsqueeze(1)).movedim(1, 0).flatten(2)
+            flat = rows.flatten(0, 1)
+            total += (flat * self._spread(part).reshape(-1)) @ flat.T
         return total
 
     def draw(self, num_draws: int, generator: torch.Generator | None = None) -> Tensor:
-        """Scaled normal numbers."""
-        return self.noise(num_draws, len(self.prior), generator=generator) * self.variances().sqrt()
+        """Noise in each eigenbasis, turned back."""
+        noise = self.subset.split(self.noise(num_draws, len(self.prior), generator=generator))
+        found = {name: noise[name] * self._spread(name).sqrt() for name in self.diagonal}
+        for index, block in enumerate(self.blocks):
+            _, out_vectors, in_vectors = self._eigen[index]
+            start = torch.cat([noise[weight.name] for weight in block.layer.weights], dim=-1)
+            start = start.reshape(num_draws, block.layer.rows, block.layer.cols)
+            matrix = out_vectors @ (start * self._spread(index).sqrt()) @ in_vectors.T
+            found |= {name: value.reshape(num_draws, -1) for name, value in block.layer.from_matrix(matrix).items()}
+        return torch.cat([found[name] for name in self.subset.names], dim=-1)
 
     def dense(self) -> Tensor:
-        """A diagonal matrix."""
-        return torch.diag(self.variances())
+        """All blocks in one matrix, in the subset's order."""
+        total = self.prior.new_zeros(len(self.prior), len(self.prior))
+        places = self.subset.split(torch.arange(len(self.prior), device=self.prior.device))
+        for name in self.diagonal:
+            total[places[name], places[name]] = self._spread(name)
+        for index, block in enumerate(self.blocks):
+            _, out_vectors, in_vectors = self._eigen[index]
+            basis = torch.kron(out_vectors, in_vectors)  # rows of [W b], row-major
+            rows = [places[weight.name].reshape(block.layer.rows, -1) for weight in block.layer.weights]
+            order = torch.cat(rows, dim=1).reshape(-1)
+            total[order[:, None], order] = (basis * self._spread(index).reshape(-1)) @ basis.T
+        return total
+
+    def variances(self) -> Tensor:
+        """Of independent weights, and for a block squares of the eigenvectors times the spreads."""
+        found = {name: self._spread(name) for name in self.diagonal}
+        for index, block in enumerate(self.blocks):
+            _, out_vectors, in_vectors = self._eigen[index]
+            matrix = out_vectors.square() @ self._spread(index) @ in_vectors.square().T
+            found |= {name: value.reshape(-1) for name, value in block.layer.from_matrix(matrix).items()}
+        return torch.cat([found[name] for name in self.subset.names])
 
     def log_det_ratio(self) -> Tensor:
-        """A sum of logarithms."""
-        return (self.curvature / (self.factor * self.prior)).log1p().sum()
+        """Sums of logarithms of diagonals and of products of eigenvalues."""
+        parts = [(curvature, self._prior_of[name]) for name, curvature in self.diagonal.items()]
+        parts += [(eigen[0], precision) for eigen, precision in zip(self._eigen, self._precisions, strict=True)]
+        return torch.stack([(curvature / (self.factor * prior)).log1p().sum() for curvature, prior in parts]).sum()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """A and G by layer, diagonals by weight."""
+        found = {f"diagonal/{name}": value for name, value in self.diagonal.items()}
+        for block in self.blocks:
+            found[f"inputs/{block.layer.name}"] = block.inputs
+            found[f"slopes/{block.layer.name}"] = block.slopes
+        return found
+
+
+class DiagonalCovariance(KroneckerCovariance):
+    """Independent weights, from the diagonal of H, [S]: no linear map has factors; see `WeightCovariance`."""
+
+    def __init__(self, subset: Subset, curvature: Tensor, prior: Tensor) -> None:
+        super().__init__(subset, [], subset.split(curvature), prior)
+        self.curvature = curvature
 
     def tensors(self) -> dict[str, Tensor]:
         """h."""

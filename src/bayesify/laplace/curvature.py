@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from bayesify.jacobians.rules import Rule
 from bayesify.laplace.subset import Subset
 from bayesify.likelihoods import Likelihood
 from bayesify.running.inputs import as_inputs, check_inputs
+from bayesify.running.progress import Display
 from bayesify.training.batches import Batch, BatchReader, check_repeatable, parse_batch
 from bayesify.weights.catalog import Layer, Weight, group_layers
 
@@ -86,6 +88,19 @@ class Pieces:
                 return
         if seen == 0:
             raise ValueError("Laplace: the loader has no examples; give a loader over at least one")
+
+    @contextmanager
+    def shown(self, title: str, show: bool) -> Iterator[None]:
+        """Show how many examples of a pass are done, on a terminal with `rich`; nothing elsewhere."""
+        dataset: Any = getattr(self.loader, "dataset", None)
+        total = len(dataset) if hasattr(dataset, "__len__") else None
+        if self.num_examples is not None:
+            total = min(self.num_examples, total or self.num_examples)
+        columns = ("{task.description}", "bar", "percent", "left")
+        with Display(*columns, show=show, total=total, transient=False, description=title) as bar:
+            if bar.shown:
+                self.progress = lambda count: bar.update(advance=count)
+            yield
 
 
 def rows_at_once(
@@ -256,7 +271,7 @@ class KroneckerBlock:
 
 def kronecker_curvature(
     pieces: Pieces, subset: Subset, loss: OutputCurvature
-) -> tuple[list[KroneckerBlock], dict[str, Tensor], DataTerm]:
+) -> tuple[tuple[list[KroneckerBlock], dict[str, Tensor]], DataTerm]:
     r"""Kronecker-factored curvature of linear maps and convolutions, and the diagonal of everything else.
 
     $A = \frac{1}{N T} \sum_{n,t} a_{nt} a_{nt}^\top$ and $G = \sum_{n,t,k} g_{ntk} g_{ntk}^\top$ over
@@ -265,10 +280,10 @@ def kronecker_curvature(
     masks) gets the diagonal, by a second pass over the data.
 
     Returns:
-        A block per linear map or convolution without groups, the diagonals of the other weights, and the data term.
+        A block per linear map or convolution without groups and the diagonals of the other weights, and the data term.
     """
     grouped = group_layers(subset.weights[name] for name in subset.names)
-    layers = [layer for layer in grouped if all(_is_one_map(weight) for weight in layer.weights)]
+    layers = [layer for layer in grouped if all(map(_is_one_map, layer.weights))]
     blocks: dict[str, KroneckerBlock] = {}
     counts: dict[str, int] = {}
     missed: set[str] = set()
@@ -312,7 +327,15 @@ def kronecker_curvature(
     if rest:
         partial = Subset(subset.weights, dict.fromkeys(rest))
         diagonals |= diagonal_curvature(pieces, partial, loss)[0]
-    return found, {name: diagonals[name] for name in subset.names if name in diagonals}, term
+    return (found, {name: diagonals[name] for name in subset.names if name in diagonals}), term
+
+
+CURVATURES: dict[str, Callable[[Pieces, Subset, OutputCurvature], tuple[Any, DataTerm]]] = {
+    "full": full_curvature,
+    "diagonal": diagonal_curvature,
+    "kronecker": kronecker_curvature,
+}
+"""Functions to a curvature and the data term by the structure of the covariance."""
 
 
 def layer_factors(rule: Rule, kept: Tensor, g: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:

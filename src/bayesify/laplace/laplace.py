@@ -10,20 +10,24 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from bayesify.arguments.checks import Budget, Count, Inputs, Memory, Positive, checked
+from bayesify.arguments.checks import Budget, Count, Inputs, Memory, Positive, Seed, checked
 from bayesify.draws import Draws
 from bayesify.jacobians import Jacobians, Linearization, check_deterministic
 from bayesify.laplace import curvature as curvatures
 from bayesify.laplace import storing
-from bayesify.laplace.arguments import Structure, check_budget, check_samples, check_whole, curved_likelihood
-from bayesify.laplace.covariances import DiagonalCovariance, FullCovariance, MarginalCovariance, WeightCovariance
-from bayesify.laplace.kronecker_covariance import KroneckerCovariance
+from bayesify.laplace.arguments import Structure, check_budget, check_choices, check_whole, curved_likelihood
+from bayesify.laplace.covariances import (
+    DiagonalCovariance,
+    FullCovariance,
+    KroneckerCovariance,
+    MarginalCovariance,
+    WeightCovariance,
+)
 from bayesify.laplace.prior_precision import Precision, check_precision, default_precision, precision_of, scaled
-from bayesify.laplace.progress import showing
 from bayesify.laplace.settling import is_one_layer, settle_precision
 from bayesify.laplace.subset import Subset
 from bayesify.laplace.swag_variances import swag_variances
-from bayesify.laplace.tuning import tune_prior_precision
+from bayesify.laplace.tuning import Method, tune_prior_precision
 from bayesify.likelihoods import Likelihood
 from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Outputs, Predictive
@@ -37,11 +41,8 @@ from bayesify.running.runner import Runner
 from bayesify.storage.serializers import register_predictor
 from bayesify.subnetwork.selectors import Candidates, as_selector
 from bayesify.training.batches import BatchReader, parse_batch
-from bayesify.training.random_streams import check_seed
 from bayesify.weights.catalog import catalog, padding_entries
 from bayesify.weights.module_state import copy_network, fingerprint
-
-Method = Literal["closed_form", "linearized_mc", "network_mc"]
 
 
 @register_predictor
@@ -100,15 +101,14 @@ class Laplace(Drawable):
         temperature: Positive = 1.0,
         curvature: curvatures.Curvature = "ggn",
         num_samples: Count | None = None,
-        seed: int = 0,
+        seed: Seed = 0,
         marginal: bool = False,
         memory: Memory | str = "1GiB",
         output: str | int | None = None,
     ) -> None:
-        if marginal and covariance != "full":
-            raise ValueError(f"Laplace: marginal=True with covariance={covariance!r}; a marginal covariance is full")
         if isinstance(net, BayesianNetwork):
             raise TypeError("Laplace: net is a BayesianNetwork; give the plain network, or its mean_network()")
+        check_choices(covariance, marginal, curvature, num_samples)
         made = curved_likelihood(likelihood, curvature)
         check_deterministic(net)
         known = catalog(net)
@@ -128,7 +128,7 @@ class Laplace(Drawable):
         self.likelihood.to(self.dtype)
         self.selector = as_selector(subset)
         self.covariance, self.curvature, self.marginal = covariance, curvature, marginal
-        self.num_samples, self.seed = check_samples(num_samples, curvature), check_seed(seed, "Laplace")
+        self.num_samples, self.seed = num_samples, seed
         self.memory = parse_bytes(memory)
         self.output = output
         self._link, self.temperature = link, temperature
@@ -169,7 +169,7 @@ class Laplace(Drawable):
             self.weights,
             self.values,
             self._frozen,
-            lambda count: self._diagonal(loader, read_batch, count, progress),
+            lambda count: self._curvature("diagonal", every, loader, read_batch, progress, count)[0],
             lambda: every.split(self.prior(every)),
             lambda: last_layer(self._runner, self.weights, args, kwargs, self.output),
             lambda options: swag_variances(self, loader, read_batch, options),
@@ -187,7 +187,10 @@ class Laplace(Drawable):
         default, self._default = self._default, False
         if default:
             self.base_precision = default_precision(self.weights, self.values, self.covariance, self.subset.names)
-        self.posterior = self._fit_covariance(self.subset, loader, read_batch, progress)
+        if self.covariance == "kronecker":
+            check_whole(self.subset, Subset.trained(self.network, self.weights))
+        found, self.data = self._curvature(self.covariance, self._over(self.subset), loader, read_batch, progress)
+        self.posterior = self.covariance_from(found, self.subset)
         if default:
             settle_precision(self, loader, read_batch)
         return self
@@ -209,47 +212,44 @@ class Laplace(Drawable):
         self._derivatives = {chosen: known}
         return known
 
-    def _pieces(
-        self, loader: Iterable[Any], names: Iterable[str], per_row: int, read_batch: BatchReader | None, **more: Any
-    ) -> curvatures.Pieces:
-        count = self._loss().count
-        return curvatures.Pieces(
-            loader, self._jacobians(names), self.memory, per_row, read_batch, vectors=count, **more
+    def _curvature(
+        self,
+        structure: Structure,
+        over: Subset,
+        loader: Iterable[Any],
+        read_batch: BatchReader | None,
+        progress: bool,
+        num_examples: int | None = None,
+    ) -> tuple[Any, curvatures.DataTerm]:
+        """The curvature over some weights in a structure, and the data term, in a pass over all or the first examples."""
+        loss = curvatures.OutputCurvature(self.likelihood, self.curvature, self.num_samples, self.seed)
+        pieces = curvatures.Pieces(
+            loader,
+            self._jacobians(over.names),
+            self.memory,
+            over.size if structure == "full" else 0,
+            read_batch,
+            num_examples,
+            vectors=loss.count,
+            one_by_one=structure == "diagonal",
         )
+        with pieces.shown(f"{structure} curvature", progress):
+            return curvatures.CURVATURES[structure](pieces, over, loss)
 
-    def _loss(self) -> curvatures.OutputCurvature:
-        return curvatures.OutputCurvature(self.likelihood, self.curvature, self.num_samples, self.seed)
+    def _over(self, subset: Subset) -> Subset:
+        """The weights that the curvature is of, for a posterior over some."""
+        return Subset.trained(self.network, self.weights) if self.marginal else subset
 
-    def _diagonal(
-        self, loader: Iterable[Any], read_batch: BatchReader | None, num_examples: int | None, progress: bool
-    ) -> dict[str, Tensor]:
-        everything = Subset(self.weights, dict.fromkeys(self.weights))
-        pieces = self._pieces(loader, self.weights, 0, read_batch, num_examples=num_examples, one_by_one=True)
-        with showing(pieces, loader, "diagonal", progress):
-            diagonal, _ = curvatures.diagonal_curvature(pieces, everything, self._loss())
-        return diagonal
-
-    def _fit_covariance(
-        self, subset: Subset, loader: Iterable[Any], read_batch: BatchReader | None, progress: bool
-    ) -> WeightCovariance:
-        loss = self._loss()
-        if self.covariance == "full":
-            over = Subset.trained(self.network, self.weights) if self.marginal else subset
-            pieces = self._pieces(loader, over.names, over.size, read_batch)
-            with showing(pieces, loader, "curvature", progress):
-                total, self.data = curvatures.full_curvature(pieces, over, loss)
-            whole = FullCovariance(over, total, self.prior(over))
-            return MarginalCovariance(subset, whole) if self.marginal else whole
+    def covariance_from(self, found: Any, subset: Subset) -> WeightCovariance:
+        """The Gaussian over a subset from a curvature of this structure: one of `bayesify.laplace.curvature`."""
+        if self.covariance == "kronecker":
+            blocks, rest = found
+            return KroneckerCovariance(subset, blocks, rest, self.prior(subset))
         if self.covariance == "diagonal":
-            pieces = self._pieces(loader, subset.names, 0, read_batch, one_by_one=True)
-            with showing(pieces, loader, "curvature", progress):
-                diagonal, self.data = curvatures.diagonal_curvature(pieces, subset, loss)
-            return DiagonalCovariance(subset, torch.cat([diagonal[name] for name in subset.names]), self.prior(subset))
-        check_whole(subset, Subset.trained(self.network, self.weights))
-        pieces = self._pieces(loader, subset.names, 0, read_batch)
-        with showing(pieces, loader, "curvature", progress):
-            blocks, rest, self.data = curvatures.kronecker_curvature(pieces, subset, loss)
-        return KroneckerCovariance(subset, blocks, rest, self.prior(subset))
+            return DiagonalCovariance(subset, torch.cat([found[name] for name in subset.names]), self.prior(subset))
+        over = self._over(subset)
+        whole = FullCovariance(over, found, self.prior(over))
+        return MarginalCovariance(subset, whole) if self.marginal else whole
 
     def prior(self, subset: Subset) -> Tensor:
         """Prior precision of each chosen weight as it was given, before tuning: [S]."""
@@ -312,14 +312,11 @@ class Laplace(Drawable):
         The weights that are not chosen count as fixed. Exact for a linear model with Gaussian noise at its posterior mean, all
         weights chosen.
         """
-        subset, posterior = self.fitted()
-        if isinstance(posterior, MarginalCovariance):
-            subset = posterior.whole.subset
-        return self.evidence_of(posterior, subset)
+        return self.evidence_of(self.fitted()[1])
 
-    def evidence_of(self, posterior: WeightCovariance, subset: Subset) -> Tensor:
+    def evidence_of(self, posterior: WeightCovariance) -> Tensor:
         """`log_evidence` under another Gaussian over the chosen weights."""
-        mean = subset.take(self.values).to(self.dtype)
+        mean = posterior.curved.take(self.values).to(self.dtype)
         penalty = 0.5 * (posterior.factor * posterior.prior * mean.square()).sum()
         return self.data.log_likelihood - penalty - 0.5 * posterior.log_det_ratio()
 

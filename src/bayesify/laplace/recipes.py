@@ -6,34 +6,32 @@ from typing import Any
 
 from torch import nn
 
-from bayesify import subnetwork
 from bayesify.baselines.recipes import train_point
 from bayesify.laplace.arguments import largest_size
 from bayesify.laplace.laplace import Laplace
 from bayesify.likelihoods import Likelihood
-from bayesify.network import BayesianNetwork
 from bayesify.priors import Prior
+from bayesify.registry import Problem
 from bayesify.running.memory import parse_bytes
+from bayesify.subnetwork import largest_variance
 from bayesify.weights.catalog import catalog
 
 
-def fit_laplace(
-    net: nn.Module,
-    likelihood: Likelihood,
-    loader: Any,
-    *,
-    prior: Prior,
-    num_data: int,
-    epochs: int,
-    seed: int,
-    subset: Any = "all",
-    memory: int | str = "1GiB",
-    point: BayesianNetwork | None = None,
-) -> Laplace:
+def fit_laplace(problem: Problem, *, subset: Any = "all", memory: int | str = "1GiB") -> Laplace:
     """A full covariance over all weights, Kronecker-factored where that is too large; see `bayesify.registry.Recipe`."""
-    trained = point or train_point(net, likelihood, loader, prior=prior, num_data=num_data, epochs=epochs, seed=seed)
-    around, chosen = trained.mean_network().eval(), trained.likelihood or likelihood
-    return laplace_around(around, chosen, loader, prior=prior, subset=subset, memory=memory)
+    trained = train_point(problem)
+    around, likelihood = trained.mean_network().eval(), trained.likelihood or problem.likelihood
+    return laplace_around(around, likelihood, problem.loader, prior=problem.prior, subset=subset, memory=memory)
+
+
+def fit_subnetwork(problem: Problem, *, size: int | float = 0.3, memory: int | str = "1GiB") -> Laplace:
+    """A full covariance over the weights with the largest variances; see `bayesify.registry.Recipe`.
+
+    The default takes 30 % of the weights, at most 2,000.
+    """
+    total = sum(parameter.numel() for parameter in problem.net.parameters() if parameter.requires_grad)
+    number = round(size * total) if isinstance(size, float) else size
+    return fit_laplace(problem, subset=largest_variance(max(1, min(number, total, 2000))), memory=memory)
 
 
 def laplace_around(
@@ -46,16 +44,9 @@ def laplace_around(
     memory: int | str = "1GiB",
     most: int | None = None,
 ) -> Laplace:
-    """The posterior around a trained network under a prior over its weights.
+    """The posterior around a trained network, in evaluation mode, under a prior that is not bound to it yet.
 
-    Args:
-        net: In evaluation mode.
-        likelihood: p(y | outputs).
-        loader: Batches (inputs, targets), or with weights of the examples.
-        prior: p(weights), not bound to the network yet.
-        subset: Of the weights.
-        memory: Budget.
-        most: Weights above which the covariance over all is Kronecker-factored; by default where a full one exceeds the memory.
+    With more than `most` weights the covariance over all is Kronecker-factored; by default where a full one exceeds the memory.
     """
     known = catalog(net)
     weights = {name: weight for name, weight in known.weights.items() if name not in known.refused}
@@ -66,27 +57,3 @@ def laplace_around(
     precisions = {name: float(std) ** -2 for name, std in stds.items()}
     laplace = Laplace(net, likelihood, subset, "full" if fits else "kronecker", precisions, memory=memory)
     return laplace.fit(loader)
-
-
-def fit_subnetwork(
-    net: nn.Module,
-    likelihood: Likelihood,
-    loader: Any,
-    *,
-    prior: Prior,
-    num_data: int,
-    epochs: int,
-    seed: int,
-    size: int | float = 0.3,
-    memory: int | str = "1GiB",
-    point: BayesianNetwork | None = None,
-) -> Laplace:
-    """A full covariance over the weights with the largest variances; see `bayesify.registry.Recipe`.
-
-    The default takes 30 % of the weights, at most 2,000.
-    """
-    total = sum(parameter.numel() for parameter in net.parameters() if parameter.requires_grad)
-    number = round(size * total) if isinstance(size, float) else size
-    selector = subnetwork.largest_variance(max(1, min(number, total, 2000)))
-    options: dict[str, Any] = {"prior": prior, "num_data": num_data, "epochs": epochs, "seed": seed, "memory": memory}
-    return fit_laplace(net, likelihood, loader, subset=selector, point=point, **options)

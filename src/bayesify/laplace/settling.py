@@ -39,13 +39,8 @@ def settle_precision(laplace: Laplace, loader: Iterable[Any], read_batch: BatchR
     A layer's features have a scale of their own, which their number does not tell and the evidence does. But where there are few
     rows for the weights, it asks for a prior so wide that the Gaussian reaches far beyond where the log-likelihood is quadratic:
     predictions then are less sure than the network even of the rows that it was trained on. So the precision is the smallest one,
-    from that of the evidence up to the default, with at most `MOST_RISE` nats of such a loss.
-
-    Args:
-        laplace: Fitted with the default precision, which is left as it is but for classes and one layer of at most `EIGEN_LIMIT`
-            weights.
-        loader: The training data.
-        read_batch: See `Laplace.fit`.
+    from that of the evidence up to the default, with at most `MOST_RISE` nats of such a loss. It stays as it is but for classes and
+    one layer of at most `EIGEN_LIMIT` weights.
     """
     subset, _ = laplace.fitted()
     if subset.size > EIGEN_LIMIT or laplace.likelihood.task != "classification" or not is_one_layer(laplace):

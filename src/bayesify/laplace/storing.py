@@ -6,14 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor, nn
 
-from bayesify.laplace.covariances import (
-    DiagonalCovariance,
-    FullCovariance,
-    MarginalCovariance,
-    WeightCovariance,
-)
 from bayesify.laplace.curvature import DataTerm, KroneckerBlock
-from bayesify.laplace.kronecker_covariance import KroneckerCovariance
 from bayesify.laplace.subset import Subset
 from bayesify.subnetwork.selectors import from_indices
 from bayesify.weights.catalog import catalog, group_layers
@@ -23,6 +16,8 @@ if TYPE_CHECKING:
     from bayesify.laplace.laplace import Laplace
 
 Fresh = TypeVar("Fresh", bound="Laplace")
+FITTED = {"factor", "data", "outputs_per_example", "weights"}
+"""Entries of the configuration that are no arguments of `Laplace`."""
 
 
 def config_of(laplace: Laplace) -> dict[str, Any]:
@@ -60,20 +55,8 @@ def arguments_of(net: nn.Module, config: Any, state: dict[str, Tensor]) -> dict[
     net = copy_network(net, "load")
     for name in catalog(net).weights:
         net.get_parameter(name).requires_grad_(name in config["weights"])
-    options = (
-        "likelihood",
-        "covariance",
-        "curvature",
-        "num_samples",
-        "seed",
-        "marginal",
-        "memory",
-        "output",
-        "prior_precision",
-        "link",
-        "temperature",
-    )
-    return {"net": net, "subset": from_indices(state["subset"]), **{key: config[key] for key in options}}
+    given = {key: value for key, value in config.items() if key not in FITTED}
+    return {**given, "net": net, "subset": from_indices(state["subset"])}
 
 
 def fill(laplace: Fresh, config: Any, state: dict[str, Tensor]) -> Fresh:
@@ -84,22 +67,22 @@ def fill(laplace: Fresh, config: Any, state: dict[str, Tensor]) -> Fresh:
     laplace.outputs_per_example = config["outputs_per_example"]
     laplace.subset = Subset.of_flat(laplace.weights, state["subset"].cpu())
     tensors = {name: value.to(laplace.device) for name, value in below("posterior", state).items()}
-    laplace.posterior = _covariance(laplace, laplace.subset, tensors).rescaled(config["factor"])
+    found = _curvature(laplace, laplace.subset, tensors)
+    laplace.posterior = laplace.covariance_from(found, laplace.subset).rescaled(config["factor"])
     return laplace
 
 
-def _covariance(laplace: Laplace, subset: Subset, tensors: dict[str, Tensor]) -> WeightCovariance:
+def _curvature(laplace: Laplace, subset: Subset, tensors: dict[str, Tensor]) -> Any:
+    """What `WeightCovariance.tensors` was made from."""
+    if laplace.covariance == "full":
+        return tensors["curvature"]
     if laplace.covariance == "diagonal":
-        return DiagonalCovariance(subset, tensors["curvature"], laplace.prior(subset))
-    if laplace.covariance == "kronecker":
-        layers = {layer.name: layer for layer in group_layers(subset.weights[name] for name in subset.names)}
-        blocks = [
-            KroneckerBlock(layers[name], tensors[f"inputs/{name}"], tensors[f"slopes/{name}"])
-            for name in layers
-            if f"inputs/{name}" in tensors
-        ]
-        rest = {key.removeprefix("diagonal/"): value for key, value in tensors.items() if key.startswith("diagonal/")}
-        return KroneckerCovariance(subset, blocks, rest, laplace.prior(subset))
-    over = Subset.trained(laplace.network, laplace.weights) if laplace.marginal else subset
-    whole = FullCovariance(over, tensors["curvature"], laplace.prior(over))
-    return MarginalCovariance(subset, whole) if laplace.marginal else whole
+        return subset.split(tensors["curvature"])
+    layers = {layer.name: layer for layer in group_layers(subset.weights[name] for name in subset.names)}
+    blocks = [
+        KroneckerBlock(layers[name], tensors[f"inputs/{name}"], tensors[f"slopes/{name}"])
+        for name in layers
+        if f"inputs/{name}" in tensors
+    ]
+    rest = {key.removeprefix("diagonal/"): value for key, value in tensors.items() if key.startswith("diagonal/")}
+    return blocks, rest

@@ -101,15 +101,7 @@ class Subset:
         return torch.cat([self.gradients(gradients, name) for name in self.entries], dim=-1)
 
     def fill(self, offsets: Tensor, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Whole weights with offsets added at the chosen entries.
-
-        Args:
-            offsets: [n, S].
-            values: Point estimates by name.
-
-        Returns:
-            [n, *shape] by name.
-        """
+        """Whole weights by name, [n, *shape], with offsets [n, S] added to the point estimates of the chosen entries."""
         filled = {}
         for name, part in self.split(offsets).items():
             value, index = values[name], self.entries[name]

@@ -19,14 +19,7 @@ if TYPE_CHECKING:
 def swag_variances(
     laplace: Laplace, loader: Iterable[Any], read_batch: BatchReader | None, options: Mapping[str, Any]
 ) -> dict[str, Tensor]:
-    """Variance of each trainable weight over the epochs of SGD from the trained network, by name; the network stays as it is.
-
-    Args:
-        laplace: Gives network, likelihood and which weights are trainable.
-        loader: Yields batches as for `bayesify.fit`.
-        read_batch: A function from what the loader yields to inputs and targets.
-        options: Arguments of `SWAG.fit`.
-    """
+    """Variance of each trainable weight over the epochs of `SWAG.fit` from the trained network, which stays as it is."""
     net = copy.deepcopy(laplace.network)
     for name in laplace.weights:
         net.get_parameter(name).requires_grad_(True)

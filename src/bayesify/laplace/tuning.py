@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from bayesify.laplace.covariances import EIGEN_LIMIT, DiagonalCovariance, FullCovariance, MarginalCovariance
+from bayesify.laplace.covariances import EIGEN_LIMIT, DiagonalCovariance, FullCovariance
 from bayesify.likelihoods import Gaussian
 from bayesify.maths.constraints import raw_positive
 from bayesify.predictive.findings import Finding
@@ -21,13 +21,17 @@ from bayesify.training.batches import Batch, BatchReader, parse_batch, total_cou
 if TYPE_CHECKING:
     from bayesify.laplace.laplace import Laplace
 
-Prediction = Literal["closed_form", "linearized_mc", "network_mc"]
+Method = Literal["closed_form", "linearized_mc", "network_mc"]
+"""How predictions are made; see `Laplace.predict`."""
 
 COARSE = tuple(10.0**power for power in range(-4, 5))
 """The paper's grid for images: a prior precision between 1e-4 and 1e4."""
 
 MORE_STEPS = 4
 """Values that are added beyond an end of the grid while the best is there."""
+
+NOISE_STEPS = 50
+"""Of the fixed point for the noise."""
 
 FINE_STEPS = 9
 """Values of the second grid, between the neighbors of the best value of the first."""
@@ -42,7 +46,7 @@ def tune_prior_precision(
     grid: Sequence[float] = COARSE,
     fine: bool = True,
     noise: bool = False,
-    prediction: Prediction = "closed_form",
+    prediction: Method = "closed_form",
     num_draws: int = 32,
     read_batch: BatchReader | None = None,
     generator: torch.Generator | None = None,
@@ -133,18 +137,17 @@ def tune_prior_precision(
 
 def evidences(laplace: Laplace, base: float) -> Callable[[list[float]], list[float]]:
     """A function from prior precisions to log evidences; base is the one for which the factor is 1."""
-    subset, posterior = laplace.fitted()
-    over = posterior.whole.subset if isinstance(posterior, MarginalCovariance) else subset
+    posterior = laplace.fitted()[1]
     if isinstance(posterior, FullCovariance) and len(posterior.prior) <= EIGEN_LIMIT:
         posterior.spectrum()
-    return lambda values: [float(laplace.evidence_of(posterior.rescaled(value / base), over)) for value in values]
+    return lambda values: [float(laplace.evidence_of(posterior.rescaled(value / base))) for value in values]
 
 
 def scores_on(
     laplace: Laplace,
     batches: Sequence[Batch],
     base: float,
-    prediction: Prediction = "closed_form",
+    prediction: Method = "closed_form",
     num_draws: int = 32,
     generator: torch.Generator | None = None,
 ) -> Callable[[list[float]], list[float]]:
@@ -200,7 +203,7 @@ def scores_on(
     return score
 
 
-def _fit_noise(laplace: Laplace, steps: int = 50) -> None:
+def _fit_noise(laplace: Laplace) -> None:
     r"""MacKay's fixed point for the noise: $\sigma^2 = \mathrm{SSE} / (N O - \gamma)$, $\gamma$ the effective parameters."""
     likelihood = laplace.likelihood
     if not isinstance(likelihood, Gaussian) or likelihood.noise.ndim:
@@ -213,7 +216,7 @@ def _fit_noise(laplace: Laplace, steps: int = 50) -> None:
     mean = subset.take(laplace.values).double()
     norm = float((posterior.prior.double() * mean.square()).sum())
     count, variance, factor = laplace.num_outputs, start, posterior.factor
-    for _ in range(steps):
+    for _ in range(NOISE_STEPS):
         effective = float((spectrum / (spectrum + factor * variance)).sum())
         factor = effective / max(norm, 1e-12)
         variance = laplace.data.squared_error / max(count - effective, 1e-6)
@@ -231,9 +234,8 @@ def set_noise(laplace: Laplace, variance: float) -> None:
         raise ValueError("Laplace: set_noise needs covariance='full' or 'diagonal' without marginal=True")
     ratio = float(likelihood.noise.detach()) / variance
     likelihood.raw_noise.copy_(torch.tensor(raw_positive(variance), dtype=torch.float64))
-    laplace.posterior = type(posterior)(
-        posterior.subset, posterior.curvature * ratio, posterior.prior, posterior.factor
-    )
+    scaled = type(posterior)(posterior.subset, posterior.curvature * ratio, posterior.prior)
+    laplace.posterior = scaled.rescaled(posterior.factor)
     count = laplace.num_outputs
     laplace.data.log_likelihood = -0.5 * (
         count * math.log(2 * math.pi * variance) + laplace.data.squared_error / variance

@@ -31,16 +31,10 @@ class Likelihood(nn.Module):
     name: ClassVar[str]
     task: ClassVar[str]
     """`"regression"` or `"classification"`."""
-
-    @property
-    def outputs_per_target(self) -> int:
-        """Outputs that the network needs for each target (for each class, where targets are classes)."""
-        return 1
-
-    @property
-    def no_curvature(self) -> str | None:
-        """Why there is no Fisher matrix, and what to use; `None` where there is one."""
-        return None
+    outputs_per_target: int = 1
+    """Outputs that the network needs for each target (for each class, where targets are classes)."""
+    no_curvature: str | None = None
+    """Why there is no Fisher matrix, and what to use; `None` where there is one."""
 
     def config(self) -> dict[str, Any]:
         """The likelihood as plain data: its name and its arguments."""
@@ -188,17 +182,14 @@ class NumberLikelihood(Likelihood):
     """
 
     task = "regression"
-    parts: ClassVar[str] = "a mean"
+    parts: str = "a mean"
     """What the outputs of one target are, in words."""
+    family: Family
+    """The distribution of one number."""
 
     def __init__(self) -> None:
         super().__init__()
         self._given: dict[str, Any] = {}
-
-    @property
-    @abstractmethod
-    def family(self) -> Family:
-        """The distribution of one number."""
 
     @staticmethod
     @abstractmethod
@@ -292,15 +283,10 @@ def _split(split: Callable[..., tuple[Tensor, ...]], numbers: dict[str, Tensor],
     return split(as_float(outputs), **numbers)
 
 
-def reweighted(density: Tensor, weight: Tensor) -> Tensor:
-    """A log-density with its own values, and its gradients times a weight."""
+def reweighted(density: Tensor, weight: Tensor, beside: Tensor) -> Tensor:
+    """A log-density with its own values, but with its gradients times a weight and those of another one beside them."""
     fixed = density.detach()
-    return fixed + weight.detach() * (density - fixed)
-
-
-def taught(density: Tensor) -> Tensor:
-    """Zeros with a log-density's gradients: what trains a number beside the objective."""
-    return density - density.detach()
+    return fixed + weight.detach() * (density - fixed) + (beside - beside.detach())
 
 
 def spread_factor(factor: Tensor) -> Tensor:

@@ -191,8 +191,6 @@ def _proportional_sample(probs: Tensor, count: int, generator: torch.Generator |
 
 def _class_log_probs(outputs: Tensor, axis: int) -> Tensor:
     logits = as_float(outputs).movedim(axis, -1)
-    if (
-        logits.stride(-1) != 1 and logits.mT.is_contiguous()
-    ):  # one class of all examples after the other, which takes half the time
+    if logits.stride(-1) != 1 and logits.mT.is_contiguous():  # class by class, which takes half the time
         return F.log_softmax(logits.mT, dim=-2).mT
     return F.log_softmax(logits, dim=-1)

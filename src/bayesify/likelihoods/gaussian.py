@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bayesify.arguments.checks import Positive, checked
 from bayesify.likelihoods.base import NumberLikelihood, as_float
-from bayesify.predictive.families.gaussian import GAUSSIAN, GaussianFamily
+from bayesify.predictive.families.gaussian import GAUSSIAN
 from bayesify.predictive.gaussian import GaussianRegressionPredictive, Link, OutputGaussian
 from bayesify.predictive.regression import RegressionPredictive, with_variance
 
@@ -29,6 +29,7 @@ class Gaussian(NumberLikelihood):
     """
 
     name = "gaussian"
+    family = GAUSSIAN
     integrates_gaussians = True
     raw_noise: Tensor
 
@@ -41,11 +42,6 @@ class Gaussian(NumberLikelihood):
     def noise(self) -> Tensor:
         """Noise variance: a scalar, or [O]."""
         return self._stored("noise")
-
-    @property
-    def family(self) -> GaussianFamily:
-        """Gaussians."""
-        return GAUSSIAN
 
     def numbers(self) -> dict[str, Tensor]:
         """The variance."""

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from bayesify.arguments.checks import Share, checked
-from bayesify.likelihoods.base import NumberLikelihood, reweighted, taught
-from bayesify.predictive.families.gaussian import GAUSSIAN, GaussianFamily, gaussian_log_density
+from bayesify.likelihoods.base import NumberLikelihood, reweighted
+from bayesify.predictive.families.gaussian import GAUSSIAN, gaussian_log_density
 from bayesify.predictive.gaussian import GaussianRegressionPredictive, Link, OutputGaussian
 from bayesify.predictive.regression import RegressionPredictive
 
@@ -29,7 +29,9 @@ class HeteroscedasticGaussian(NumberLikelihood):
     """
 
     name = "heteroscedastic_gaussian"
+    family = GAUSSIAN
     integrates_gaussians = True
+    outputs_per_target = 2
     parts = "a mean and a log-variance"
 
     @checked
@@ -38,16 +40,6 @@ class HeteroscedasticGaussian(NumberLikelihood):
         self._beta = beta
         if beta:
             self._store("noise", 1.0, True)
-
-    @property
-    def outputs_per_target(self) -> int:
-        """2."""
-        return 2
-
-    @property
-    def family(self) -> GaussianFamily:
-        """Gaussians."""
-        return GAUSSIAN
 
     @staticmethod
     def split(outputs: Tensor, **numbers: Tensor) -> tuple[Tensor, ...]:
@@ -62,8 +54,8 @@ class HeteroscedasticGaussian(NumberLikelihood):
         if not self._beta:
             return density
         shared = self._stored("noise").to(mean)
-        own = taught(gaussian_log_density(y, mean.detach(), shared))
-        return reweighted(density, (variance.detach() / shared.detach()) ** self._beta) + own
+        beside = gaussian_log_density(y, mean.detach(), shared)
+        return reweighted(density, (variance / shared) ** self._beta, beside)
 
     def held_out_score(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Minus the CRPS, which one row with a variance far too small does not decide, as it does the likelihood."""

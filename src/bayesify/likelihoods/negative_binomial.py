@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bayesify.arguments.checks import Positive, checked
 from bayesify.likelihoods.base import NumberLikelihood
-from bayesify.predictive.families.counts import NEGATIVE_BINOMIAL, CountFamily
+from bayesify.predictive.families.counts import NEGATIVE_BINOMIAL
 
 
 class NegativeBinomial(NumberLikelihood):
@@ -32,32 +32,26 @@ class NegativeBinomial(NumberLikelihood):
     """
 
     name = "negative_binomial"
+    family = NEGATIVE_BINOMIAL
+    parts = "a logarithm of the mean"
 
     @checked
     def __init__(self, dispersion: Positive | Sequence[Positive] | Tensor | None = 0.5, learn: bool = True) -> None:
         super().__init__()
         self._dispersion = None if dispersion is None else self._store("dispersion", dispersion, learn)
         self._learn = learn
-
-    @property
-    def outputs_per_target(self) -> int:
-        """2 where the dispersion comes from the network, else 1."""
-        return 2 if self._dispersion is None else 1
-
-    @property
-    def parts(self) -> str:  # type: ignore[override]
-        """What the outputs of one target are, in words."""
-        return "a logarithm of the mean" + (" and one of the dispersion" if self._dispersion is None else "")
+        if dispersion is None:
+            self.outputs_per_target, self.parts = 2, "a logarithm of the mean and one of the dispersion"
+            self.no_curvature = (
+                "likelihoods.NegativeBinomial: no closed form of the Fisher matrix is known where the network says the "
+                "dispersion; give a dispersion, NegativeBinomial(0.5), or use a method without curvature, such as 'ensemble' or "
+                "'mean_field'"
+            )
 
     @property
     def dispersion(self) -> Tensor | None:
         r"""$\alpha$, a scalar or [O]; `None` where it comes from the network."""
         return None if self._dispersion is None else self._stored("dispersion")
-
-    @property
-    def family(self) -> CountFamily:
-        """Negative binomial distributions."""
-        return NEGATIVE_BINOMIAL
 
     def numbers(self) -> dict[str, Tensor]:
         """The dispersion."""
@@ -70,16 +64,6 @@ class NegativeBinomial(NumberLikelihood):
             return outputs.clamp(-20, 20), numbers["dispersion"].to(outputs)
         log_mean, log_dispersion = outputs.chunk(2, dim=-1)
         return log_mean.clamp(-20, 20), log_dispersion.clamp(-12, 8).exp()
-
-    @property
-    def no_curvature(self) -> str | None:
-        """Where the network says the dispersion."""
-        if self._dispersion is not None:
-            return None
-        return (
-            "likelihoods.NegativeBinomial: no closed form of the Fisher matrix is known where the network says the dispersion; "
-            "give a dispersion, NegativeBinomial(0.5), or use a method without curvature, such as 'ensemble' or 'mean_field'"
-        )
 
     def fisher(self, outputs: Tensor) -> Tensor:
         """`diag(mu / (1 + alpha mu))`.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from bayesify.likelihoods import Likelihood
+from bayesify.likelihoods import Gaussian, Likelihood
 from bayesify.maths.value_checks import should_check
 
 
@@ -20,7 +20,7 @@ def expected_log_likelihood(
     *,
     exact: bool = False,
 ) -> Tensor:
-    r"""The data term of a bound: $\frac{N}{B} \sum_{b} \omega_b \log p(y_b | f_s(x_b))$ for each draw.
+    r"""The data term of a bound: $\frac{N}{B} \sum_{b} \omega_b \log p(y_b | f_s(x_b))$ for each draw, [S], in nats.
 
     Args:
         outputs: [S, B, ...].
@@ -29,9 +29,6 @@ def expected_log_likelihood(
         num_data: N, the number of examples in the whole dataset.
         example_weights: $\omega$, [B]; 1 by default.
         exact: Whether it is `log_prob` with its own gradients, for samplers, in place of what training maximizes.
-
-    Returns:
-        [S], in nats.
 
     Raises:
         ValueError: If `num_data` is below the batch size, or weights do not fit.
@@ -51,6 +48,21 @@ def expected_log_likelihood(
     return num_data / batch * log_prob.sum(-1)
 
 
+def integrated_log_likelihood(
+    mean: Tensor,
+    variance: Tensor,
+    y: Tensor,
+    likelihood: Gaussian,
+    num_data: int,
+    example_weights: Tensor | None = None,
+) -> Tensor:
+    r"""The data term under Gaussian outputs, [S, B, O] each: that of the means less $\frac NB \sum_b \omega_b v_b / 2 \sigma^2$."""
+    data = expected_log_likelihood(mean, y, likelihood, num_data, example_weights)
+    spread = (variance / likelihood.noise.to(variance)).sum(-1)  # [S, B]
+    spread = spread if example_weights is None else spread * example_weights
+    return data - 0.5 * num_data / spread.shape[-1] * spread.sum(-1)
+
+
 def check_example_weights(weights: Tensor, batch: int) -> None:
     """Raise `ValueError` for weights that are not one finite number of at least 0 for each example of a batch."""
     if weights.shape != (batch,):
@@ -66,12 +78,7 @@ def elbo(log_likelihood: Tensor, kl: Tensor, kl_weight: float = 1.0) -> Tensor:
         log_likelihood: The data term of each draw, [S].
         kl: KL of each draw, [S] or a scalar.
         kl_weight: $\beta$; 1 is the bound, less is a tempered posterior.
-
-    Raises:
-        ValueError: If `kl_weight` is negative.
     """
-    if not kl_weight >= 0:
-        raise ValueError(f"elbo: kl_weight={kl_weight}; give a number of at least 0, 1 for the bound itself")
     return log_likelihood.mean() - kl_weight * kl.mean()
 
 

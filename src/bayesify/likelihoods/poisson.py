@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bayesify.likelihoods.base import NumberLikelihood
-from bayesify.predictive.families.counts import POISSON, CountFamily
+from bayesify.predictive.families.counts import POISSON
 
 
 class Poisson(NumberLikelihood):
@@ -17,12 +17,8 @@ class Poisson(NumberLikelihood):
     """
 
     name = "poisson"
+    family = POISSON
     parts = "a logarithm of the mean"
-
-    @property
-    def family(self) -> CountFamily:
-        """Poisson distributions."""
-        return POISSON
 
     @staticmethod
     def split(outputs: Tensor, **numbers: Tensor) -> tuple[Tensor, ...]:

@@ -45,6 +45,11 @@ class Quantiles(NumberLikelihood):
     """
 
     name = "quantiles"
+    family: QuantileFunction
+    no_curvature = (
+        "likelihoods.Quantiles: the pinball loss is flat but for kinks and has no Hessian; use likelihoods.StudentT(None) or "
+        "HeteroscedasticGaussian(), or a method without curvature, such as 'ensemble' or 'mean_field'"
+    )
 
     @checked
     def __init__(
@@ -63,7 +68,8 @@ class Quantiles(NumberLikelihood):
             )
         self._levels = chosen
         self._scale, self._learn = self._store("scale", scale, learn), learn
-        self._family = QuantileFunction(chosen)
+        self.family = QuantileFunction(chosen)
+        self.outputs_per_target, self.parts = len(chosen), f"{len(chosen)} quantiles"
         middle = min(range(len(chosen)), key=lambda index: abs(chosen[index] - 0.5))
         spacing = torch.special.ndtri(torch.tensor(chosen, dtype=torch.float64)).diff()
         self._above, self._below = spacing[middle:].clone(), spacing[:middle].clone()
@@ -71,27 +77,12 @@ class Quantiles(NumberLikelihood):
     @property
     def levels(self) -> tuple[float, ...]:
         """Of the quantiles."""
-        return self._family.levels
+        return self.family.levels
 
     @property
     def scale(self) -> Tensor:
         """s, a scalar or [O]."""
         return self._stored("scale")
-
-    @property
-    def outputs_per_target(self) -> int:
-        """One for each level."""
-        return len(self._levels)
-
-    @property
-    def parts(self) -> str:  # type: ignore[override]
-        """What the outputs of one target are, in words."""
-        return f"{len(self._levels)} quantiles"
-
-    @property
-    def family(self) -> QuantileFunction:
-        """Distributions given by quantiles at these levels."""
-        return self._family
 
     def numbers(self) -> dict[str, Tensor]:
         """Distances of the standard normal quantiles, below and above the middle."""
@@ -119,14 +110,6 @@ class Quantiles(NumberLikelihood):
         error = y.unsqueeze(-1) - knots
         slope = torch.tensor(self._levels, dtype=error.dtype, device=error.device) - (error < 0).to(error)
         return (slope * error).mean(-1) * -2
-
-    @property
-    def no_curvature(self) -> str:
-        """The pinball loss has none."""
-        return (
-            "likelihoods.Quantiles: the pinball loss is flat but for kinks and has no Hessian; use likelihoods.StudentT(None) or "
-            "HeteroscedasticGaussian(), or a method without curvature, such as 'ensemble' or 'mean_field'"
-        )
 
     def fisher(self, outputs: Tensor) -> Tensor:
         """Refused.

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from bayesify.arguments.checks import Positive, Range, Share, checked
-from bayesify.likelihoods.base import NumberLikelihood, reweighted, taught
-from bayesify.predictive.families.student_t import STUDENT_T, StudentTFamily
+from bayesify.likelihoods.base import NumberLikelihood, reweighted
+from bayesify.predictive.families.student_t import STUDENT_T
 
 
 class StudentT(NumberLikelihood):
@@ -39,6 +39,8 @@ class StudentT(NumberLikelihood):
     """
 
     name = "student_t"
+    family = STUDENT_T
+    parts = "a location"
 
     @checked
     def __init__(
@@ -51,19 +53,11 @@ class StudentT(NumberLikelihood):
         super().__init__()
         self._scale = None if scale is None else self._store("scale", scale, learn)
         self._degrees, self._learn, self._beta = float(degrees), learn, beta
+        if scale is None:
+            self.outputs_per_target, self.parts = 2, "a location and a logarithm of the squared scale"
         if scale is None and beta:
             self._store("noise", 1.0, True)
         self._store("degrees", float(degrees) - 2, learn)
-
-    @property
-    def outputs_per_target(self) -> int:
-        """2 where the scale comes from the network, else 1."""
-        return 2 if self._scale is None else 1
-
-    @property
-    def parts(self) -> str:  # type: ignore[override]
-        """What the outputs of one target are, in words."""
-        return "a location and a logarithm of the squared scale" if self._scale is None else "a location"
 
     @property
     def scale(self) -> Tensor | None:
@@ -74,11 +68,6 @@ class StudentT(NumberLikelihood):
     def degrees(self) -> Tensor:
         r"""$\nu$, a scalar."""
         return 2 + self._stored("degrees")
-
-    @property
-    def family(self) -> StudentTFamily:
-        """Student-t distributions."""
-        return STUDENT_T
 
     def numbers(self) -> dict[str, Tensor]:
         """Scale and degrees."""
@@ -100,8 +89,8 @@ class StudentT(NumberLikelihood):
             return density
         location, square, degrees = self.components(outputs)
         shared = self._stored("noise").to(location)
-        own = taught(self.family.log_density(y, location.detach(), shared, degrees.detach()))
-        return reweighted(density, (square / shared) ** self._beta) + own
+        beside = self.family.log_density(y, location.detach(), shared, degrees.detach())
+        return reweighted(density, (square / shared) ** self._beta, beside)
 
     def fisher(self, outputs: Tensor) -> Tensor:
         r"""$\operatorname{diag}((\nu + 1) / ((\nu + 3) s^2), \nu / (2 \nu + 6))$, the latter where the network says the scale."""

@@ -62,11 +62,17 @@ def relative_tril(relative: Tensor, raw_diagonal: Tensor) -> Tensor:
     r"""A Cholesky factor $\operatorname{diag}(s) (I + N)$, N strictly lower: a step changes a row by a share of its size.
 
     Args:
-        relative: N row by row, [n (n - 1) / 2].
-        raw_diagonal: Of s (softplus), [n].
+        relative: N row by row, [*batch, n (n - 1) / 2].
+        raw_diagonal: Of s (softplus), [*batch, n].
 
     Returns:
-        [n, n].
+        [*batch, n, n].
     """
     size = positive(raw_diagonal)
-    return size.unsqueeze(-1) * strict_tril(relative, len(size)) + torch.diag(size)
+    return size.unsqueeze(-1) * strict_tril(relative, size.shape[-1]) + torch.diag_embed(size)
+
+
+def raw_relative_tril(factor: Tensor) -> tuple[Tensor, Tensor]:
+    """Inverse of `relative_tril` for one factor [n, n]: N row by row, and the raw diagonal."""
+    rows, cols = torch.tril_indices(len(factor), len(factor), -1, device=factor.device)
+    return factor[rows, cols] / factor.diagonal()[rows], raw_softplus(factor.diagonal())

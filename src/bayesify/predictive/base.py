@@ -182,8 +182,9 @@ class Predictive:
         kept = self._source.kept
         if kept is None:
             return f"{type(self).__name__}(outputs computed chunk by chunk)"
-        draws = f"{kept.shape[0]} draws" if self.is_mixture else "closed form"
-        return f"{type(self).__name__}({draws}, {kept.shape[1]} examples, outputs {list(kept.shape[2:])})"
+        parts = f"{kept.shape[0]} draws" if self.is_mixture else "closed form", f"{kept.shape[1]} examples"
+        shape = (f"outputs {list(kept.shape[2:])}",) if self.is_mixture else ()
+        return f"{type(self).__name__}({', '.join((*parts, *shape))})"
 
 
 def check_finite(tensor: Tensor, what: str) -> None:

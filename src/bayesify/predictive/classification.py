@@ -55,9 +55,8 @@ class ClassificationPredictive(Predictive):
         """Probability of each class, classes last: [B, ..., C]; for binary outputs [B, ..., 2]."""
         if self._source.kept is None or "_summary" in vars(self):
             return self._summary[0]
-        probs: Tensor = self._source.map(
-            lambda outputs: self._log_probs(outputs).exp().mean(0)
-        )  # entropies when asked for
+        # Entropies when asked for.
+        probs: Tensor = self._source.map(lambda outputs: self._log_probs(outputs).exp().mean(0))
         return probs
 
     @property

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import cached_property, lru_cache, partial
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
 from typing import Literal
 
 import torch
@@ -15,7 +15,7 @@ from bayesify.maths.eigen import stable_eigh
 from bayesify.maths.gamma import widened
 from bayesify.predictive.base import ELEMENTS_AT_ONCE, Outputs
 from bayesify.predictive.classification import ClassificationPredictive
-from bayesify.predictive.regression import RegressionPredictive, match_targets, with_variance
+from bayesify.predictive.regression import RegressionPredictive, halves, match_targets
 
 Link = Literal["mc", "probit", "bridge"]
 """How class probabilities come from a Gaussian over logits; see `GaussianClassPredictive`."""
@@ -87,13 +87,7 @@ def marginals(covariance: Tensor, shape: Sequence[int], axis: int | None) -> Ten
 
 
 def class_blocks(covariance: Tensor, shape: Sequence[int], axis: int) -> Tensor:
-    """The covariances over classes at each position, [B, P, K, K], from those over all outputs of an example.
-
-    Args:
-        covariance: [B, O, O].
-        shape: Of the outputs, [B, ...].
-        axis: That of the classes, counted from the end.
-    """
+    """The covariances over classes, an axis counted from the end, at each position: [B, O, O] -> [B, P, K, K]."""
     index = torch.arange(covariance.shape[-1], device=covariance.device).view(1, *shape[1:]).movedim(axis, -1)
     index = index.reshape(-1, index.shape[-1])  # [P, K]
     return covariance[:, index.unsqueeze(-1), index.unsqueeze(-2)]
@@ -118,7 +112,7 @@ class GaussianRegressionPredictive(RegressionPredictive):
         self._gaussian = outputs
         self._correlated = correlated and mean[0].numel() > 1 and outputs.covariance.ndim == 3
         self._parts = (mean, variance, noise)
-        super().__init__(Outputs(kept=mean.unsqueeze(0)), partial(with_variance, variance=variance + noise))
+        super().__init__(Outputs(kept=torch.cat((mean, variance + noise), -1).unsqueeze(0)), halves)
 
     @property
     def outputs(self) -> Tensor:
@@ -141,20 +135,6 @@ class GaussianRegressionPredictive(RegressionPredictive):
         log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         found = -0.5 * white.square().sum(-1) - log_det - 0.5 * white.shape[-1] * math.log(2 * math.pi)
         return found.to(mean.dtype)
-
-    def _rowwise(self, function: Callable[..., Tensor], y: Tensor) -> Tensor:
-        mean = self._parts[0].unsqueeze(0)
-        return function(mean, match_targets(y, self.mean))
-
-    def quantile(self, q: float | list[float]) -> Tensor:  # type: ignore[override]
-        """The value that y stays below with probability q: [B, O], or [Q, B, O]."""
-        levels = [q] if isinstance(q, (int, float)) else list(q)
-        for level in levels:
-            if not 0 < level < 1:
-                raise ValueError(f"quantile: q={level}; give a probability strictly between 0 and 1")
-        scores = torch.special.ndtri(torch.tensor(levels, dtype=torch.float64)).tolist()
-        result = torch.stack([self.mean + z * self.std for z in scores])
-        return result[0] if isinstance(q, (int, float)) else result
 
 
 class GaussianClassPredictive(ClassificationPredictive):
@@ -203,9 +183,8 @@ class GaussianClassPredictive(ClassificationPredictive):
         found = []
         for center, spread in zip(mean.flatten(0, -2).split(rows), covariance.flatten(0, -3).split(rows), strict=True):
             values, vectors = stable_eigh(spread, "Predictive: the covariance of the outputs")
-            root = (
-                vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
-            ) @ vectors.mT  # symmetric: the same on every machine
+            # Symmetric: the same on every machine.
+            root = (vectors * values.clamp_min(0).sqrt().unsqueeze(-2)) @ vectors.mT
             log_probs = (center + (noise @ root).transpose(0, 1)).log_softmax(-1)  # [S, rows, K]
             entropy = -(log_probs.exp() * log_probs).sum(-1).mean(0)
             found.append((log_probs.logsumexp(0) - math.log(len(noise)), entropy))

@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from bayesify.arguments.checks import checked
+from bayesify.arguments.checks import Level, checked
 from bayesify.predictive.base import Outputs, Predictive, check_finite
 from bayesify.predictive.families.base import Family
 from bayesify.predictive.families.gaussian import GAUSSIAN
@@ -136,7 +136,7 @@ class RegressionPredictive(Predictive):
         return self._rowwise(levels, y)
 
     @checked
-    def quantile(self, q: float | Sequence[float]) -> Tensor:
+    def quantile(self, q: Level | Sequence[Level]) -> Tensor:
         """The value that y stays below with probability q, exact for the mixture, and no smaller for a larger q.
 
         Solved in float64 by Newton steps on the mixture's distribution function, kept inside a bracket that shrinks with each; of
@@ -154,9 +154,6 @@ class RegressionPredictive(Predictive):
         levels = [q] if isinstance(q, (int, float)) else list(q)
         if not levels:
             raise ValueError("quantile: q holds no probability; give at least one")
-        for level in levels:
-            if not 0 < level < 1:
-                raise ValueError(f"quantile: q={level}; give a probability strictly between 0 and 1")
 
         def solve(outputs: Tensor) -> Tensor:
             parameters = self._components(outputs)
@@ -169,10 +166,8 @@ class RegressionPredictive(Predictive):
         return result[0] if isinstance(q, (int, float)) else result
 
     @checked
-    def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
+    def interval(self, level: Level = 0.9) -> tuple[Tensor, Tensor]:
         """The central interval that holds y with probability `level`: lower and upper end, each [B, O]."""
-        if not 0 < level < 1:
-            raise ValueError(f"interval: level={level}; give a probability strictly between 0 and 1")
         lower, upper = self.quantile([(1 - level) / 2, (1 + level) / 2])
         return lower, upper
 
@@ -206,6 +201,12 @@ def _composed(
 def with_variance(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     """Components of Gaussians around outputs, with a given variance."""
     return mean, variance.to(mean)
+
+
+def halves(both: Tensor) -> tuple[Tensor, Tensor]:
+    """Components of Gaussians whose means and variances stand side by side."""
+    mean, variance = both.chunk(2, dim=-1)
+    return mean, variance
 
 
 def match_targets(y: Tensor, mean: Tensor) -> Tensor:

@@ -1,8 +1,7 @@
 """Priors over weights: Gaussians, around 0 or a network, with fixed scales or with scales that have a posterior of their own."""
 
-from bayesify.priors.around import AroundNetwork
 from bayesify.priors.base import Prior, PriorDraw, kernel_positions
-from bayesify.priors.fixed import Gaussian, Neal, Standard
+from bayesify.priors.fixed import AroundNetwork, Gaussian, Neal, Standard
 from bayesify.priors.scale import Scale
 from bayesify.priors.spatial import SpatialInverseWishart
 

@@ -91,7 +91,8 @@ class PriorDraw:
             std = self._std(name, square)
             if name in self.factor:
                 factor = self.factor[name]  # [S, K, K]
-                inverse = torch.linalg.solve_triangular(factor, _eye(factor), upper=False)
+                eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
+                inverse = torch.linalg.solve_triangular(factor, eye, upper=False)
                 log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
                 total = total + sizes[name] / factor.shape[-1] * log_det
                 square = ((inverse @ square) * inverse).sum((-1, -2))  # tr C^-1 M C^-T
@@ -139,10 +140,6 @@ class PriorDraw:
         """A weight's scale as a tensor of the type and device of another; a number is not copied to the device but made there."""
         std = self.std[name]
         return std.to(like) if isinstance(std, Tensor) else like.new_full((), std)
-
-
-def _eye(like: Tensor) -> Tensor:
-    return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
 
 
 class Prior(nn.Module):

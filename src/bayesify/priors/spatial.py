@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from bayesify.maths.constraints import strict_tril
 from bayesify.maths.noise import Randomness
 from bayesify.maths.positive_definite import inverse_from_factor
 from bayesify.maths.wishart import bartlett, bartlett_mean, wishart_kl
@@ -66,10 +67,8 @@ class SpatialInverseWishart(Prior):
     def scale_matrix(self, size: int) -> Tensor:
         r"""$(K + 1) I + \Psi$ of the kernels with K positions, [G, K, K]."""
         packed, log_diagonal = self.lower[str(size)], self.log_diagonal[str(size)]
-        rows, cols = torch.tril_indices(size, size, -1, device=packed.device)
         eye = torch.eye(size, dtype=packed.dtype, device=packed.device)
-        unit = eye.expand(len(packed), size, size).flatten(-2).index_copy(-1, rows * size + cols, packed)
-        root = log_diagonal.exp().unsqueeze(-1) * unit.unflatten(-1, (size, size))
+        root = log_diagonal.exp().unsqueeze(-1) * (eye + strict_tril(packed, size))
         return (size + 1) * eye + root @ root.mT
 
     def draw(self, num_draws: int, generator: Randomness = None) -> PriorDraw:

@@ -57,7 +57,6 @@ class RandomFourierFeatures(nn.Module):
                 f"RandomFourierFeatures: num_features={num_features}; give an even number, a cosine and a sine each"
             )
         scales = starting_lengthscales("RandomFourierFeatures", num_inputs, lengthscale)
-        check_scale("RandomFourierFeatures", "amplitude", amplitude)
         self.num_inputs, self.num_features = num_inputs, num_features
         self.raw_lengthscale = nn.Parameter(torch.tensor([raw_positive(scale) for scale in scales]), learn)
         self.raw_amplitude = nn.Parameter(torch.tensor(raw_positive(amplitude)), learn)
@@ -143,19 +142,11 @@ def starting_lengthscales(owner: str, num_inputs: int, given: float | Sequence[f
     r"""D lengthscales from a number, D numbers, or nothing, which stands for $\sqrt{D} / 2$.
 
     Raises:
-        ValueError: If there are not D of them, or one is not positive and finite.
+        ValueError: If there are not D of them.
     """
     if given is None:
         return [math.sqrt(num_inputs) / 2] * num_inputs
     scales = [float(given)] * num_inputs if isinstance(given, (int, float)) else [float(scale) for scale in given]
     if len(scales) != num_inputs:
         raise ValueError(f"{owner}: {len(scales)} lengthscales for {num_inputs} inputs; give one each, or a number")
-    for scale in scales:
-        check_scale(owner, "lengthscale", scale)
     return scales
-
-
-def check_scale(owner: str, key: str, value: float) -> None:
-    """Raise `ValueError` for a scale that is not positive and finite."""
-    if not 0 < value < math.inf:
-        raise ValueError(f"{owner}: {key}={value}; give a positive number")

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from bayesify.arguments.checks import Budget, Count, DataCount, Memory, Positive, checked
 from bayesify.likelihoods import Gaussian
+from bayesify.likelihoods.objectives import integrated_log_likelihood
 from bayesify.predictive.gaussian import OutputGaussian
 from bayesify.predictive.regression import RegressionPredictive
 from bayesify.predictor import Phase, Predictor, Trainable
-from bayesify.random_features.features import check_scale, starting_lengthscales
+from bayesify.random_features.features import starting_lengthscales
 from bayesify.random_features.process import MEMORY, NOISE
 from bayesify.running.inputs import check_inputs
 from bayesify.running.memory import parse_bytes
@@ -68,9 +69,6 @@ class InducingPointGP(nn.Module, Predictor, Trainable):
             raise ValueError(
                 f"InducingPointGP: inducing inputs of shape {tuple(inducing_inputs.shape)}; give [M, D] with M of at least 1"
             )
-        if covariance not in ("diagonal", "full"):
-            raise ValueError(f"InducingPointGP: covariance={covariance!r}; give 'diagonal' or 'full'")
-        check_scale("InducingPointGP", "amplitude", amplitude)
         scales = starting_lengthscales("InducingPointGP", inducing_inputs.shape[-1], lengthscale)
         self.likelihood = Gaussian(noise=noise).to(inducing_inputs)
         self.process = _make_process(inducing_inputs, covariance)
@@ -121,10 +119,9 @@ class InducingPointGP(nn.Module, Predictor, Trainable):
     ) -> tuple[Tensor, Tensor]:
         """The two terms of `elbo` apart, scalars."""
         check_inputs((x,), {})
-        mean, variance = self.function_moments(x)
-        expected = (self.likelihood.log_density(mean, y) - 0.5 * variance / self.likelihood.noise).sum(-1)  # [B]
-        data = (expected if example_weights is None else expected * example_weights).sum()
-        return num_data / len(x) * data, self.kl()
+        mean, variance = (part.unsqueeze(0) for part in self.function_moments(x))
+        data = integrated_log_likelihood(mean, variance, y, self.likelihood, num_data, example_weights)
+        return data[0], self.kl()
 
     # -- what `fit` asks for ---------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bayesify.arguments.checks import Budget, Count, Inputs, Memory, Positive, Seed, checked
 from bayesify.configuration import make_likelihood, make_posterior
 from bayesify.likelihoods import Gaussian, Likelihood, objectives
-from bayesify.maths.constraints import positive
+from bayesify.maths.constraints import positive, raw_relative_tril
 from bayesify.maths.noise import Randomness
 from bayesify.maths.value_checks import should_check
 from bayesify.network import BayesianNetwork
@@ -156,10 +156,8 @@ class RandomFeatureGP(BayesianNetwork):
         assert isinstance(self.likelihood, Gaussian)
         check_inputs((x,), {})
         mean, variance = self.function_moments(x)
-        at_mean = objectives.expected_log_likelihood(mean.unsqueeze(0), y, self.likelihood, num_data, example_weights)
-        spread = (variance / self.likelihood.noise).sum(-1)  # [B]
-        spread = spread if example_weights is None else spread * example_weights
-        data = at_mean - 0.5 * num_data / len(x) * spread.sum()
+        moments, likelihood = (mean.unsqueeze(0), variance.unsqueeze(0)), self.likelihood
+        data = objectives.integrated_log_likelihood(*moments, y, likelihood, num_data, example_weights)
         kl = self.kl().expand(1)
         if should_check(data) and not bool(torch.isfinite((data - kl).detach()).all()):
             objectives.check_result((data - kl).sum(), self.posterior.mean(), mean)
@@ -193,8 +191,6 @@ class RandomFeatureGP(BayesianNetwork):
         """
         if method in ("draws", "moments"):
             return super().predict(x, num_draws, generator=generator, memory=memory, method=method, **options)
-        if method != "closed_form":
-            raise ValueError(f"RandomFeatureGP.predict: method={method!r}; give 'draws', 'closed_form' or 'moments'")
         if options:
             raise TypeError(f"RandomFeatureGP.predict: {', '.join(options)} is for method='draws'; leave it out")
         likelihood = self.require_likelihood("predict")
@@ -265,9 +261,7 @@ class RandomFeatureGP(BayesianNetwork):
         for index, (layer, noise) in enumerate(zip(posterior.layers, noises, strict=True)):
             precision = gram / noise + torch.eye(size, dtype=torch.float64, device=x.device)
             covariance = torch.cholesky_inverse(torch.linalg.cholesky(precision))
-            factor = torch.linalg.cholesky(covariance)
-            diagonal = factor.diagonal()
-            below = torch.tril_indices(size, size, -1, device=x.device)
+            lower, raw_diagonal = raw_relative_tril(torch.linalg.cholesky(covariance))
             posterior.mean_value[layer.name].copy_(covariance @ inner[:, index] / noise)
-            posterior.raw_diagonal[layer.name].copy_(diagonal + (-(-diagonal).expm1()).log())
-            posterior.lower[layer.name].copy_((factor / diagonal.unsqueeze(-1))[below[0], below[1]])
+            posterior.raw_diagonal[layer.name].copy_(raw_diagonal)
+            posterior.lower[layer.name].copy_(lower)

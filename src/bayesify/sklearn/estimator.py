@@ -381,8 +381,7 @@ class BayesianEstimator(StoredEstimator):
 
     def _check_options(self, method: Method) -> None:
         known = inspect.signature(method.fit or method.posterior).parameters  # type: ignore[arg-type]
-        given = ("net", "likelihood", "loader", "prior", "num_data", "epochs", "seed", "point") if method.fit else ()
-        names = [name for name in known if name not in given]
+        names = [name for name in known if name != "problem"]
         for name in self.method_options or {}:
             if name not in names:
                 raise ValueError(

@@ -25,7 +25,7 @@ from bayesify.posteriors import Point
 from bayesify.predictive.base import Predictive
 from bayesify.predictor import Predictor
 from bayesify.priors import Neal
-from bayesify.registry import Method
+from bayesify.registry import Method, Problem
 from bayesify.running.generators import own_generators
 from bayesify.sklearn.rows import BATCH_SIZE, FULL_BATCH, Batches, Rows, stacked
 from bayesify.training.arguments import Steps
@@ -133,15 +133,18 @@ def train(net: nn.Module, likelihood: Likelihood, rows: Rows, plan: Plan, *, set
     return _by_recipe(net, likelihood, rows, plan)
 
 
-def _by_recipe(net: nn.Module, likelihood: Likelihood, rows: Rows, plan: Plan, **more: Any) -> Any:
+def _by_recipe(net: nn.Module, likelihood: Likelihood, rows: Rows, plan: Plan, point: Any = None) -> Any:
     method = plan.method
     assert method.fit is not None
     if method.is_chain:  # its recipe does not weigh rows
         rows = rows.repeated()
-    if method.draws_in_steps:
-        more["num_draws"] = plan.num_draws
+    more = {"num_draws": plan.num_draws} if method.draws_in_steps else {}
+    return method.fit(_problem(net, likelihood, rows, plan, point), **{**more, **method.options, **plan.options})
+
+
+def _problem(net: nn.Module, likelihood: Likelihood, rows: Rows, plan: Plan, point: Any = None) -> Problem:
     batches = plan.batches(rows)
-    return method.fit(
+    return Problem(
         net,
         _fixed(likelihood),
         batches,
@@ -149,7 +152,7 @@ def _by_recipe(net: nn.Module, likelihood: Likelihood, rows: Rows, plan: Plan, *
         num_data=len(rows),  # with weights as they are, the data term of all batches is their weighted sum
         epochs=plan.count_epochs(len(batches)),
         seed=plan.seed,
-        **{**more, **method.options, **plan.options},
+        point=point,
     )
 
 
@@ -201,8 +204,7 @@ def _make(
     method: Method, net: nn.Module, likelihood: Likelihood, rows: Rows, plan: Plan, options: Mapping[str, Any]
 ) -> Any:
     assert method.make is not None
-    prior = Neal(plan.prior_scale)
-    return method.make(net, _fixed(likelihood), plan.batches(rows), prior=prior, seed=plan.seed, **options)
+    return method.make(_problem(net, likelihood, rows, plan), **options)
 
 
 def _seeded(function: Callable[..., Any], *problem: Any, **more: Any) -> Any:

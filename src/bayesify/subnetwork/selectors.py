@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from numbers import Integral
+from operator import methodcaller
 from random import Random
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,14 +87,13 @@ class Selector(ABC):
 
 
 class _OfSize(Selector):
-    name: ClassVar[str]
+    """A number of weights, or a share of them, chosen by a function of the candidates and how many."""
 
-    def __init__(self, size: int | float) -> None:
+    def __init__(self, name: str, size: int | float, choose: Callable[[Candidates, int], Tensor]) -> None:
         if not size > 0 or (size > 1 and not isinstance(size, Integral)):
-            raise ValueError(
-                f"subnetwork.{self.name}: size={size}; give a number of weights, an int, or a share of 0 to 1"
-            )
+            raise ValueError(f"subnetwork.{name}: size={size}; give a number of weights, an int, or a share of 0 to 1")
         self.size: int | float = int(size) if isinstance(size, Integral) else float(size)
+        self.choose = choose
 
     def count(self, candidates: Candidates) -> int:
         """`size`, or that share of the weights, at least one."""
@@ -105,118 +106,80 @@ class _OfSize(Selector):
             )
         return self.size
 
+    def select(self, candidates: Candidates) -> Tensor:
+        return self.choose(candidates, self.count(candidates))
+
 
 NARROWED = 0.1
 """Curvature as a share of the prior precision from which on the data count as saying something about a weight."""
 
 
-class _LargestVariance(_OfSize):
-    name = "largest_variance"
-
-    def __init__(self, size: int | float, num_examples: int | None, skip_flat: bool) -> None:
-        super().__init__(size)
-        self.num_examples = num_examples
-        self.skip_flat = skip_flat
-
-    def select(self, candidates: Candidates) -> Tensor:
-        curvature = candidates.flat(candidates.curvatures(self.num_examples))
-        precision = candidates.flat(candidates.precisions())
-        variances = 1 / (curvature + precision)
-        count = self.count(candidates)
-        if self.skip_flat:
-            curved = int((curvature > 0).sum())
-            if curved == 0:
-                raise ValueError(
-                    "subnetwork.largest_variance: no weight has any curvature, the outputs do not depend on them near the data; "
-                    "look at the network's outputs, or give skip_flat=False"
-                )
-            if curved < len(curvature):
-                candidates.remarks.append(f"{1 - curved / len(curvature):.1%} without curvature left out")
-            last = torch.where(
-                curvature > 0, curvature / precision - 1, -2.0
-            )  # below every variance, the flattest at the end
-            variances = torch.where(curvature >= NARROWED * precision, variances, last)
-            count = min(count, curved)
+def _by_variance(candidates: Candidates, count: int, num_examples: int | None, skip_flat: bool) -> Tensor:
+    curvature = candidates.flat(candidates.curvatures(num_examples))
+    precision = candidates.flat(candidates.precisions())
+    variances = 1 / (curvature + precision)
+    if not skip_flat:
         return candidates.scored(variances, count)
+    curved = int((curvature > 0).sum())
+    if curved == 0:
+        raise ValueError(
+            "subnetwork.largest_variance: no weight has any curvature, the outputs do not depend on them near the data; "
+            "look at the network's outputs, or give skip_flat=False"
+        )
+    if curved < len(curvature):
+        candidates.remarks.append(f"{1 - curved / len(curvature):.1%} without curvature left out")
+    last = torch.where(curvature > 0, curvature / precision - 1, -2.0)  # below every variance, the flattest at the end
+    return candidates.scored(torch.where(curvature >= NARROWED * precision, variances, last), min(count, curved))
 
 
-class _LargestSwagVariance(_OfSize):
-    name = "largest_swag_variance"
-
-    def __init__(self, size: int | float, options: Mapping[str, Any]) -> None:
-        super().__init__(size)
-        if options["epochs"] < 2:
-            raise ValueError("subnetwork.largest_swag_variance: epochs=1; give at least 2, which variances are over")
-        self.options = dict(options)
-
-    def select(self, candidates: Candidates) -> Tensor:
-        return candidates.scored(candidates.flat(candidates.iterates(self.options)), self.count(candidates))
+def _by_iterates(candidates: Candidates, count: int, options: Mapping[str, Any]) -> Tensor:
+    return candidates.scored(candidates.flat(candidates.iterates(options)), count)
 
 
-class _LargestMagnitude(_OfSize):
-    name = "largest_magnitude"
-
-    def select(self, candidates: Candidates) -> Tensor:
-        return candidates.scored(candidates.flat(candidates.values).abs(), self.count(candidates))
+def _by_magnitude(candidates: Candidates, count: int) -> Tensor:
+    return candidates.scored(candidates.flat(candidates.values).abs(), count)
 
 
-class _Random(_OfSize):
-    name = "random"
-
-    def __init__(self, size: int | float, seed: int) -> None:
-        super().__init__(size)
-        self.seed = seed
-
-    def select(self, candidates: Candidates) -> Tensor:
-        free = candidates.without_fixed(torch.arange(candidates.total))
-        return free[Random(self.seed).sample(range(len(free)), self.count(candidates))]
+def _at_random(candidates: Candidates, count: int, seed: int) -> Tensor:
+    free = candidates.without_fixed(torch.arange(candidates.total))
+    return free[Random(seed).sample(range(len(free)), count)]
 
 
-class _Names(Selector):
-    def __init__(self, names: Sequence[str]) -> None:
-        if isinstance(names, str) or not names:
-            raise ValueError(f"subnetwork.from_names: names={names!r}; give a list with at least one parameter's name")
-        self.names = list(names)
+class _Whole(Selector):
+    """Whole weights, whose names a function of the candidates finds."""
 
-    def _checked(self, candidates: Candidates) -> Sequence[str]:
-        chosen: dict[str, None] = {}
-        for name in self.names:
-            if any(sign in name for sign in "*?["):
-                matched = [known for known in candidates.weights if fnmatchcase(known, name)]
-                if not matched:
-                    raise ValueError(f"subnetwork: {name!r} matches no trainable parameter of the network")
-                chosen |= dict.fromkeys(matched)
-                continue
-            chosen[name] = None
-            if name in candidates.frozen:
-                raise ValueError(f"subnetwork: {name} is frozen (requires_grad=False); leave it out, or unfreeze it")
-            if name not in candidates.weights:
-                raise ValueError(
-                    f"subnetwork: the network has no parameter {name!r}; it has {', '.join(candidates.weights)}"
-                )
-        return list(chosen)
+    def __init__(self, find: Callable[[Candidates], Collection[str]]) -> None:
+        self.find = find
 
     def count(self, candidates: Candidates) -> int:
         return len(self.select(candidates))
 
     def select(self, candidates: Candidates) -> Tensor:
-        return candidates.without_fixed(_positions(candidates, self._checked(candidates)))
+        names, parts, start = self.find(candidates), [], 0
+        for name, weight in candidates.weights.items():
+            if name in names:
+                parts.append(torch.arange(start, start + weight.numel))
+            start += weight.numel
+        return candidates.without_fixed(torch.cat(parts))
 
 
-class _LastLayer(_Names):
-    def __init__(self) -> None:
-        self.names = []
-
-    def _checked(self, candidates: Candidates) -> Sequence[str]:
-        return candidates.last()
-
-
-class _Everything(_Names):
-    def __init__(self) -> None:
-        self.names = []
-
-    def _checked(self, candidates: Candidates) -> Sequence[str]:
-        return list(candidates.weights)
+def _named(candidates: Candidates, names: Sequence[str]) -> Collection[str]:
+    chosen: set[str] = set()
+    for name in names:
+        if any(sign in name for sign in "*?["):
+            matched = [known for known in candidates.weights if fnmatchcase(known, name)]
+            if not matched:
+                raise ValueError(f"subnetwork: {name!r} matches no trainable parameter of the network")
+            chosen.update(matched)
+            continue
+        chosen.add(name)
+        if name in candidates.frozen:
+            raise ValueError(f"subnetwork: {name} is frozen (requires_grad=False); leave it out, or unfreeze it")
+        if name not in candidates.weights:
+            raise ValueError(
+                f"subnetwork: the network has no parameter {name!r}; it has {', '.join(candidates.weights)}"
+            )
+    return chosen
 
 
 class _Indices(Selector):
@@ -297,15 +260,6 @@ def as_mask(values: Any) -> Tensor:
     return found.bool()
 
 
-def _positions(candidates: Candidates, names: Sequence[str]) -> Tensor:
-    parts, start = [], 0
-    for name, weight in candidates.weights.items():
-        if name in names:
-            parts.append(torch.arange(start, start + weight.numel))
-        start += weight.numel
-    return torch.cat(parts)
-
-
 @checked
 def largest_variance(size: Count | float, num_examples: Count | None = None, *, skip_flat: bool = True) -> Selector:
     r"""The weights with the largest variance $1 / (H_{dd} + \lambda)$ under the diagonal Laplace posterior.
@@ -324,7 +278,8 @@ def largest_variance(size: Count | float, num_examples: Count | None = None, *, 
     Raises:
         ValueError: If the size is not positive, or a share is above 1.
     """
-    return _LargestVariance(size, num_examples, skip_flat)
+    choose = partial(_by_variance, num_examples=num_examples, skip_flat=skip_flat)
+    return _OfSize("largest_variance", size, choose)
 
 
 @checked
@@ -354,8 +309,10 @@ def largest_swag_variance(
     Raises:
         ValueError: If the size or the number of epochs is out of range.
     """
+    if epochs < 2:
+        raise ValueError("subnetwork.largest_swag_variance: epochs=1; give at least 2, which variances are over")
     options = {"epochs": epochs, "learning_rate": learning_rate, "momentum": momentum, "weight_decay": weight_decay}
-    return _LargestSwagVariance(size, {**options, "seed": seed})
+    return _OfSize("largest_swag_variance", size, partial(_by_iterates, options={**options, "seed": seed}))
 
 
 @checked
@@ -366,7 +323,7 @@ def random(size: Count | float, seed: Seed = 0) -> Selector:
         size: Number of weights, or a share as a float.
         seed: Of the choice.
     """
-    return _Random(size, seed)
+    return _OfSize("random", size, partial(_at_random, seed=seed))
 
 
 @checked
@@ -376,17 +333,17 @@ def largest_magnitude(size: Count | float) -> Selector:
     Args:
         size: Number of weights, or a share as a float.
     """
-    return _LargestMagnitude(size)
+    return _OfSize("largest_magnitude", size, _by_magnitude)
 
 
 def last_layer() -> Selector:
     """All weights of the layer that runs last: the neural-linear model."""
-    return _LastLayer()
+    return _Whole(methodcaller("last"))
 
 
 def everything() -> Selector:
     """All trainable weights."""
-    return _Everything()
+    return _Whole(partial(_named, names=["*"]))
 
 
 @checked
@@ -406,7 +363,9 @@ def from_names(names: Sequence[str]) -> Selector:
     Args:
         names: At least one name or glob, such as `"*lora_*"`, which takes the trainable ones that it matches.
     """
-    return _Names(names)
+    if isinstance(names, str) or not names:
+        raise ValueError(f"subnetwork.from_names: names={names!r}; give a list with at least one parameter's name")
+    return _Whole(partial(_named, names=list(names)))
 
 
 @checked

@@ -39,22 +39,19 @@ class Batch:
         """How much each example counts, [B], float64 on the CPU: its weight, else 1."""
         return torch.ones(len(self), dtype=torch.float64) if self.weights is None else self.weights.cpu().double()
 
+    def map(self, function: Callable[[Tensor], Tensor]) -> tuple[Any, Tensor, Tensor | None]:
+        """Inputs, targets and weights with a function of each tensor in its place."""
+        found: tuple[Any, Tensor, Tensor | None]
+        found = pytree.tree_map_only(Tensor, function, (self.x, self.y, self.weights))
+        return found
+
     def to(self, device: torch.device) -> Batch:
         """The same batch on a device."""
-
-        def move(leaf: Any) -> Any:
-            return leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf
-
-        return type(self)(*pytree.tree_map(move, (self.x, self.y, self.weights)))
+        return type(self)(*self.map(lambda leaf: leaf.to(device, non_blocking=True)))
 
     def rows(self, index: slice) -> Batch:
         """Some of the examples; inputs that do not have the batch's length are kept whole."""
-
-        def cut(leaf: Any) -> Any:
-            fits = isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[0] == len(self)
-            return leaf[index] if fits else leaf
-
-        return Batch(*pytree.tree_map(cut, (self.x, self.y, self.weights)))
+        return Batch(*self.map(lambda leaf: leaf[index] if leaf.ndim and leaf.shape[0] == len(self) else leaf))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,19 +69,11 @@ class StackedBatch(Batch):
 
     def model(self, index: int) -> Batch:
         """The batch of one model."""
-
-        def pick(leaf: Any) -> Any:
-            return leaf[index] if isinstance(leaf, Tensor) else leaf
-
-        return Batch(*pytree.tree_map(pick, (self.x, self.y, self.weights)))
+        return Batch(*self.map(lambda leaf: leaf[index]))
 
     def rows(self, index: slice) -> StackedBatch:
         """Some of each model's examples."""
-
-        def cut(leaf: Any) -> Any:
-            return leaf[:, index] if isinstance(leaf, Tensor) else leaf
-
-        return StackedBatch(*pytree.tree_map(cut, (self.x, self.y, self.weights)))
+        return StackedBatch(*self.map(lambda leaf: leaf[:, index]))
 
 
 class StackedBatches:
@@ -207,10 +196,7 @@ def _from_fields(fields: dict[str, Any]) -> Batch:
 
 
 def _checked(x: Any, y: Any, weights: Any = None) -> Batch:
-    def as_tensor(leaf: Any) -> Any:
-        return torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf
-
-    x, y, weights = pytree.tree_map(as_tensor, (x, y, weights))
+    x, y, weights = pytree.tree_map_only(np.ndarray, torch.from_numpy, (x, y, weights))
     for what, value in (("targets", y), ("example weights", weights)):
         if not isinstance(value, Tensor) and not (value is None and what != "targets"):
             raise TypeError(f"a batch's {what} are {type(value).__name__}; give a tensor with one row per example")

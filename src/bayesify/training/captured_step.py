@@ -90,8 +90,7 @@ class CapturedSteps:
     def _capture(self, key: Any, phase: Phase, batch: Batch) -> bool:
         """Capture a step, which does not run in it; whether that succeeded."""
         device = self._generator.device
-        given = (batch.x, batch.y, batch.weights)
-        copied = pytree.tree_map_only(Tensor, lambda leaf: leaf.to(device, copy=True), given)
+        copied = batch.map(lambda leaf: leaf.to(device, copy=True))
         fixed = [leaf for leaf in pytree.tree_leaves(copied) if isinstance(leaf, Tensor)]
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
@@ -100,9 +99,8 @@ class CapturedSteps:
             graph, _ = capture(lambda: self._run(phase, type(batch)(*copied)), [self._generator], self._pool)
         except (RuntimeError, ValueError, NotImplementedError) as error:
             places = (self._generator, torch.cuda.default_generators[device.index or 0])
-            for generator, state in zip(
-                places, before, strict=True
-            ):  # a state that was being captured is of no more use
+            for generator, state in zip(places, before, strict=True):
+                # A state that was being captured is of no more use.
                 fresh = torch.Generator(device)
                 fresh.set_state(state)
                 generator.graphsafe_set_state(fresh)

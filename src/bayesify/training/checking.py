@@ -12,16 +12,14 @@ from torch import nn
 
 from bayesify.arguments.checks import Count, DataCount, NonNegative, Seed, checked
 from bayesify.network import BayesianNetwork
-from bayesify.predictive.base import Outputs, Predictive
+from bayesify.predictive.base import Predictive
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.findings import Finding, Findings, joined
 from bayesify.predictive.regression import RegressionPredictive
 from bayesify.predictor import Predictor, Trainable
-from bayesify.running.inputs import as_inputs
-from bayesify.running.outputs import select_output
 from bayesify.training import rules
 from bayesify.training.batches import Batch, BatchReader, count_examples, first_batches
-from bayesify.training.validation import Totals, validated
+from bayesify.training.validation import Totals, predict_plain, validated
 from bayesify.training.watch import MOST_WINDOWS, member_nll, relative_spread
 
 
@@ -112,9 +110,7 @@ def _predict(start: nn.Module | Predictor, batch: Batch, like: Predictor, genera
         return start.predict(batch.x, generator=generator)
     if like.likelihood is None:
         raise ValueError("check: the model has no likelihood; give it one, or start= as a predictor")
-    args, kwargs = as_inputs(batch.x)
-    outputs = select_output(copy.deepcopy(start).eval()(*args, **kwargs), like.output)
-    return like.likelihood.predictive(Outputs(kept=outputs.unsqueeze(0)))
+    return predict_plain(copy.deepcopy(start).eval(), batch.x, like.likelihood, like.output)
 
 
 def _information(prediction: Predictive) -> float:

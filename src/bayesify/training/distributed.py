@@ -75,13 +75,10 @@ class Processes:
 
 
 class FabricProcesses(Processes):
-    """Several processes, each of which works on its part of every batch.
+    """Several processes under a launched `Fabric`, each of which works on its part of every batch.
 
     The loader's batch is the whole batch: rank r of R takes its examples r, r + R, ... A map-style `DataLoader` loads only
     those; of anything else each process loads all and keeps its part.
-
-    Args:
-        fabric: A launched `lightning_fabric.Fabric`.
     """
 
     def __init__(self, fabric: Any) -> None:
@@ -134,7 +131,8 @@ class FabricProcesses(Processes):
 
         A batch with fewer examples than processes leaves some without; those get one example of the batch, counted as 0.
         """
-        if isinstance(loader, DataLoader) and loader.batch_sampler is not None and not _streams(loader):
+        streams = isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset)
+        if isinstance(loader, DataLoader) and loader.batch_sampler is not None and not streams:
             sampler = _PartSampler(loader.batch_sampler, self.rank, self.count)
             for item in iterate(_with_sampler(loader, sampler)):
                 batch, whole = parse_batch(item, reader), sampler.sizes.popleft()
@@ -144,10 +142,6 @@ class FabricProcesses(Processes):
             batch = parse_batch(item, reader)
             own = _part(len(batch), self.rank, self.count)
             yield batch.rows(slice(self.rank, None, self.count) if own else slice(0, 1)), own, len(batch)
-
-
-def _streams(loader: DataLoader[Any]) -> bool:
-    return isinstance(loader.dataset, IterableDataset)
 
 
 def _part(size: int, rank: int, count: int) -> int:
@@ -191,11 +185,7 @@ def count_nodes() -> int:
 
 
 def make_fabric(devices: Devices, *, unused: bool) -> Any:
-    """A Fabric over several devices of one kind.
-
-    Args:
-        devices: How many, of which kind, started how.
-        unused: Whether steps may leave trainable parameters without a gradient, as those of the MAP phase do.
+    """A Fabric over several devices. `unused`: steps may leave parameters without a gradient, as those of the MAP phase do.
 
     Raises:
         ImportError: If Lightning Fabric is not installed.

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from bayesify.running.generators import own_generators
-from bayesify.training.random_streams import loader_generators, seeded_globals
+from bayesify.training.random_streams import loader_generators_kept, seeded_globals
 
 ROWS = 8
 """Rows that are looked at, the first and the last among them."""
@@ -50,13 +50,9 @@ def _places(count: int) -> list[int]:
 
 
 def _seen(loader: Any, look: Callable[[int], Any], place: int) -> str:
-    generators = loader_generators(loader)
-    states = [generator.get_state() for generator in generators]
-    with own_generators(), seeded_globals(0):
+    with loader_generators_kept(loader), own_generators(), seeded_globals(0):
         torch.manual_seed(0)
         found = look(place)
-    for generator, state in zip(generators, states, strict=True):
-        generator.set_state(state)
     digest = hashlib.sha256()
     for leaf in pytree.tree_leaves(found):
         digest.update(_bytes(leaf))

@@ -29,7 +29,6 @@ from bayesify.training.distributed import FabricProcesses, Processes, count_node
 from bayesify.training.history import History
 from bayesify.training.loop import Callback, TrainingLoop
 from bayesify.training.optimizers import check_optimizer, make_optimizer, make_scheduler
-from bayesify.training.random_streams import check_seed
 from bayesify.training.schedules import KLSchedule
 from bayesify.training.state import Settings
 from bayesify.training.step import Update
@@ -169,7 +168,6 @@ def fit(
     stored = Checkpoint.read(path) if checkpoint and path and checkpoint.resume and path.exists() else None
     if seed is None:
         seed = int(stored.settings["seed"] if stored is not None else torch.randint(2**63 - 1, ()))
-    seed = check_seed(seed)
 
     def train(processes: Processes) -> History:
         if device is not None or processes.count > 1:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor, nn
 
@@ -166,7 +164,7 @@ class Guard:
             for name, buffer in part._buffers.items():
                 if buffer is not None:
                     groups.setdefault((buffer.device, buffer.dtype), []).append((part, name, buffer))
-        now = [(slots, _flat(buffer for _, _, buffer in slots)) for slots in groups.values()]
+        now = [(slots, torch.cat([slot[2].detach().reshape(-1) for slot in slots])) for slots in groups.values()]
         if not self.deferred or [len(flat) for _, flat in self._kept] != [len(flat) for _, flat in now]:
             self._kept = now
             return
@@ -177,9 +175,8 @@ class Guard:
     def restore(self) -> None:
         """Set the buffers back to those of the last good step."""
         for slots, flat in self._kept:
-            for (part, name, buffer), values in zip(
-                slots, flat.split([slot[2].numel() for slot in slots]), strict=True
-            ):
+            parts = flat.split([slot[2].numel() for slot in slots])
+            for (part, name, buffer), values in zip(slots, parts, strict=True):
                 buffer.copy_(values.view_as(buffer))
                 part._buffers[name] = buffer  # where the network's code has assigned another tensor
 
@@ -187,7 +184,3 @@ class Guard:
 def _where(finite: Tensor, values: Tensor, otherwise: Tensor) -> Tensor:
     """Rows of models that are finite, and others in place of the rest."""
     return torch.where(finite.view(-1, *[1] * max(0, values.ndim - 1)), values, otherwise).view_as(values)
-
-
-def _flat(tensors: Iterable[Tensor]) -> Tensor:
-    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])

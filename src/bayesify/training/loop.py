@@ -29,6 +29,7 @@ from bayesify.training.random_streams import (
     DataStream,
     derive_seed,
     loader_generators,
+    loader_generators_kept,
     network_state,
     seeded_globals,
     set_network_state,
@@ -44,24 +45,10 @@ Callback = Callable[[Any, History], Any]
 
 
 class TrainingLoop:
-    """One run of `fit` in one process.
+    """One run of `fit` in one process, with its arguments as `fit` has made them.
 
-    Args:
-        model: What is trained, on its device.
-        loader: Training batches.
-        optimizer: Over the model's parameters; `None` where the update takes the steps.
-        scheduler: Of the learning rate, or `None`.
-        settings: See `Settings`.
-        seed: Of everything random in the run.
-        validation: Validation batches, or `None`.
-        reader: See `parse_batch`.
-        processes: The processes that train together.
-        checkpoint: Where to store the run, or `None`.
-        callbacks: Called after each epoch.
-        progress: Whether to show a progress bar.
-        num_data_given: Whether the number of examples is the caller's, to be compared with those of the first epoch.
-        update: A method's own part in the steps.
-        capture: Whether steps may be captured as CUDA graphs.
+    The optimizer is `None` where the update takes the steps. `num_data_given`: the number of examples is the caller's, to be
+    compared with those of the first epoch.
     """
 
     def __init__(
@@ -299,14 +286,8 @@ class TrainingLoop:
     def _validate_start(self, predict: Callable[[Any], Predictive]) -> Score:
         """Scores of the starting network on validation data, whose loader is left as it was."""
         assert self.validation is not None
-        generators = loader_generators(self.validation.loader)
-        states = [generator.get_state() for generator in generators]
-        try:
-            with seeded_globals(self.seed):
-                return self._scores(predict, self.validation).score()
-        finally:
-            for generator, state in zip(generators, states, strict=True):
-                generator.set_state(state)
+        with loader_generators_kept(self.validation.loader), seeded_globals(self.seed):
+            return self._scores(predict, self.validation).score()
 
     def _close_epoch(self, phase: str, row: dict[str, Any]) -> None:
         settings, position, scheduler = self.settings, self.position, self.step.scheduler

@@ -91,23 +91,9 @@ class Members(nn.Module, Trainable):
         return x
 
     def terms(
-        self,
-        batch: Batch,
-        *,
-        phase: Phase = "variational",
-        num_data: int,
-        num_draws: int = 1,
-        generator: torch.Generator | None = None,
+        self, batch: Batch, *, phase: Phase, num_data: int, num_draws: int, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The two terms of each network's objective in nats of its whole dataset, [R, 1] each; see `Trainable.terms`.
-
-        Args:
-            batch: Rows [R, B, D] of each network, targets [R, B, ...] and weights [R, B].
-            phase: There is one.
-            num_data: N.
-            num_draws: 1.
-            generator: Not used: dropout has torch's, which `fit` seeds.
-        """
+        """The two terms of each network's objective, [R, 1] each, for rows [R, B, D]; dropout takes torch's generator."""
         data = self._mean(batch, "training_density") * num_data
         penalty = self.values.square() @ self._half_precisions
         return data.unsqueeze(1), penalty.unsqueeze(1)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from bayesify.arguments.checks import checked
+from typing import Annotated
+
+from bayesify.arguments.checks import Range, checked
 from bayesify.network import BayesianNetwork
 
 
 @checked
-def prune(bnn: BayesianNetwork, keep: float) -> BayesianNetwork:
+def prune(bnn: BayesianNetwork, keep: Annotated[float, Range(above=0, most=1)]) -> BayesianNetwork:
     """Keep a fraction of the numbers of a posterior and forget the others, in place (Ritter et al. 2021, section 4.3).
 
     `InducingWeights` keeps the largest entries of each Z, `MeanField` the weights with the largest |mean| / std of the whole
@@ -26,8 +28,6 @@ def prune(bnn: BayesianNetwork, keep: float) -> BayesianNetwork:
         ValueError: If `keep` is not above 0 and at most 1, more than is left, or a posterior cannot be pruned; nothing is
             changed then.
     """
-    if isinstance(keep, bool) or not isinstance(keep, (int, float)) or not 0 < keep <= 1:
-        raise ValueError(f"prune: keep={keep}; give a fraction above 0 and at most 1")
     parts = bnn.posteriors
     for part in parts:
         part.check_prunable(keep)

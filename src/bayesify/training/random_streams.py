@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import operator
 import random
 import types
 from collections.abc import Iterable, Iterator
@@ -16,25 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-
-def check_seed(seed: Any, owner: str = "fit") -> int:
-    """A seed as Python's integer, so that NumPy's 1 is 1.
-
-    Raises:
-        TypeError: If it is not an integer; a boolean is none.
-    """
-    try:
-        if isinstance(seed, (bool, np.bool_)):
-            raise TypeError
-        return operator.index(seed)
-    except TypeError:
-        raise TypeError(f"{owner}: seed={seed!r}; give an integer") from None
+from bayesify.arguments.checks import checked
 
 
+@checked
 def derive_seed(seed: int, *purpose: object) -> int:
     """A seed for one purpose of a run, unrelated to the seeds of its other purposes: 63 bits of a SHA-256."""
     plain = (part.item() if isinstance(part, np.generic) else part for part in purpose)
-    text = repr((check_seed(seed, "derive_seed"), *plain)).encode()
+    text = repr((seed, *plain)).encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
 
 
@@ -143,6 +131,18 @@ def loader_generators(loader: Any) -> list[torch.Generator | PlainGenerator]:
         else:
             waiting += _parts(one)
     return found
+
+
+@contextmanager
+def loader_generators_kept(loader: Any) -> Iterator[None]:
+    """Set the `loader_generators` back at the end to where they are."""
+    generators = loader_generators(loader)
+    states = [generator.get_state() for generator in generators]
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
 
 
 def _parts(one: Any) -> list[Any]:

@@ -14,12 +14,7 @@ LARGEST_SHARE = 0.25
 
 
 class ResidentLoader:
-    """The batches of a `DataLoader` over tensors, in its order and from its random numbers, gathered on the device.
-
-    Args:
-        loader: Over a `TensorDataset`.
-        device: Where its tensors are held.
-    """
+    """The batches of a `DataLoader` over a `TensorDataset`, in its order and from its random numbers, gathered on the device."""
 
     def __init__(self, loader: DataLoader[Any], device: torch.device) -> None:
         self.loader, self.device = loader, device

@@ -79,9 +79,8 @@ def still_falling(values: Sequence[float], share: float) -> float | None:
     return -change if found else None
 
 
-def convergence(nll: Sequence[float], objective: Sequence[float], remedy: str = "") -> list[Finding]:
+def convergence(nll: Sequence[float], objective: Sequence[float]) -> list[Finding]:
     """A finding if the NLL per example, or the whole objective per example, still falls at the end."""
-    remedy = remedy or "train for more epochs, or with a higher learning rate"
     for name, values in (("NLL", nll), ("negative bound", objective)):
         gain = still_falling(values, LEAST_SHARE[name])
         if gain is not None:
@@ -89,7 +88,7 @@ def convergence(nll: Sequence[float], objective: Sequence[float], remedy: str = 
                 f"not converged: the {name} still fell by {gain:.2g} nats an example in the last third of the training, or of "
                 "its part before a falling learning rate got small"
             )
-            return [Finding("not_converged", sentence, remedy)]
+            return [Finding("not_converged", sentence, "train for more epochs, or with a higher learning rate")]
     return []
 
 
@@ -189,9 +188,7 @@ def statistics_differ(training: float, now: Score) -> list[Finding]:
 def scales_still(before: Mapping[str, float], after: Mapping[str, float]) -> list[Finding]:
     """A finding if weights hardly vary between draws and their spread is where it started.
 
-    Args:
-        before: Standard deviation relative to the root mean square, by weight, before the training.
-        after: The same after it.
+    Both are standard deviations relative to the root mean square, by weight, before and after the training.
     """
     known = [name for name in after if before.get(name, 0) > 0 and after[name] > 0]
     if not known or max(after[name] for name in known) > NO_SPREAD:

@@ -144,6 +144,7 @@ class ModelStack(nn.Module, Trainable):
         Returns:
             Expected log-likelihood and KL, [R, S] each.
         """
+        options = {"phase": phase, "num_data": num_data, "num_draws": num_draws}
         watched = torch.is_grad_enabled()
         captured = next(self.parameters()).is_cuda and torch.cuda.is_current_stream_capturing()
         before = [] if captured else self._random_state(generator)
@@ -156,16 +157,16 @@ class ModelStack(nn.Module, Trainable):
                     if isinstance(refusal, torch.OutOfMemoryError) or captured:
                         raise
                     self._set_random_state(generator, before)
-                    found = self._one_by_one(batch, phase, num_data, num_draws, generator)  # a mistake fails here too
+                    found = self._one_by_one(batch, options, generator)  # a mistake fails here too
                     self.loop_reason = f"vmap refused ({str(refusal).strip().splitlines()[0]})"
                     if not isinstance(refusal, UserWarning):
                         warnings.warn(f"ModelStack: {self.loop_reason}; the models run one by one", stacklevel=3)
                 else:
                     if not captured and not bool(torch.isfinite(found[0].detach().sum() + found[1].detach().sum())):
                         self._set_random_state(generator, before)  # a factor that needs care, or an error with a name
-                        found = self._one_by_one(batch, phase, num_data, num_draws, generator)
+                        found = self._one_by_one(batch, options, generator)
             else:
-                found = self._one_by_one(batch, phase, num_data, num_draws, generator)
+                found = self._one_by_one(batch, options, generator)
         data, kl = found
         if self._own_num_data is not None:
             data = data * (data.new_tensor(self._own_num_data) / num_data).unsqueeze(-1)
@@ -229,10 +230,11 @@ class ModelStack(nn.Module, Trainable):
             num_draws: S.
             sources: Of random numbers, one per model, or one for all.
         """
+        options = {"phase": phase, "num_data": num_data, "num_draws": num_draws}
         axis = 0 if isinstance(batch, StackedBatch) else None
 
         def one(index: Tensor, values: dict[str, Tensor], rows: Any) -> tuple[Tensor, Tensor]:
-            return self._run(values, Batch(*rows), phase, num_data, num_draws, StackedNoise(sources, index))
+            return self._run(values, Batch(*rows), options, StackedNoise(sources, index))
 
         rows = (batch.x, batch.y, batch.weights)
         values = {key: getattr(self, key) for key in dict.fromkeys(self._names.values())}
@@ -245,29 +247,23 @@ class ModelStack(nn.Module, Trainable):
             )
         return found
 
-    def _one_by_one(self, batch: Batch, phase: Phase, num_data: int, num_draws: int, generator: Randomness) -> Any:
+    def _one_by_one(self, batch: Batch, options: dict[str, Any], generator: Randomness) -> Any:
         keys = list(dict.fromkeys(self._names.values()))
         found = []
         for index, row in enumerate(zip(*(getattr(self, key).unbind(0) for key in keys), strict=True)):
             source = self._sources[index] if self._sources is not None else source_of(generator)
             part = batch.model(index) if isinstance(batch, StackedBatch) else batch
             values = dict(zip(keys, row, strict=True))
-            found.append(self._run(values, part, phase, num_data, num_draws, source))
+            found.append(self._run(values, part, options, source))
         return tuple(torch.stack(part) for part in zip(*found, strict=True))
 
     def _run(
-        self,
-        values: dict[str, Tensor],
-        batch: Batch,
-        phase: Phase,
-        num_data: int,
-        num_draws: int,
-        noise: NoiseSource,
+        self, values: dict[str, Tensor], batch: Batch, options: dict[str, Any], noise: NoiseSource
     ) -> tuple[Tensor, Tensor]:
         """The two terms of one model, [S] each, with its parameters and buffers in the template."""
         template = self._template[0]
         with _swapped(template, {name: values[key] for name, key in self._names.items()}):
-            return template.terms(batch, phase=phase, num_data=num_data, num_draws=num_draws, generator=noise)
+            return template.terms(batch, generator=noise, **options)
 
     def _random_state(self, generator: Randomness) -> list[Tensor]:
         sources = self._sources if self._sources is not None else [source_of(generator)]

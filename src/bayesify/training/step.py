@@ -123,16 +123,6 @@ class BatchError(Exception):
 class Step:
     """Takes the steps of a run in one process: by gradients of the objective and an optimizer.
 
-    Args:
-        model: What is trained, on its device.
-        optimizer: Over its parameters; `None` where an `Update` takes the steps.
-        scheduler: Of the learning rate, or `None`.
-        settings: See `Settings`.
-        processes: The processes that train together.
-        seed: Of the run.
-        update: A method's own part.
-        capture: Whether steps may be captured as CUDA graphs.
-
     Attributes:
         generator: Source of draws.
         taken: Steps that were taken.
@@ -165,9 +155,8 @@ class Step:
         self._refusal = why_not(self.device, self._guard.deferred, processes.count, settings.accumulate, own_part)
         self._rates = FixedRates(optimizer, self.device) if optimizer is not None and not self._refusal else None
         self._captured = CapturedSteps(self._run, model.module, self.generator)
-        self._highest = (
-            [float(group["lr"]) for group in optimizer.param_groups] if settings.falling_rate and optimizer else []
-        )
+        falls = optimizer.param_groups if settings.falling_rate and optimizer is not None else []
+        self._highest = [float(group["lr"]) for group in falls]
         if not capture:
             self._captured.reason = "not asked for"
         self._kl_weight = torch.zeros((), device=self.device)
@@ -209,7 +198,8 @@ class Step:
                     nll, kl = nll - data, kl + penalty
                     if last or self.processes.count == 1:
                         norm = self._guard.check(batch)
-                self._apply(norm, first)
+                self._before_scheduler(first)
+                self._clip_and_step(norm)
         except Exception as error:
             self._guard.restore()
             plain = ValueError(str(error)) if isinstance(error, NotFiniteError) else error
@@ -277,10 +267,6 @@ class Step:
             loss.sum().backward()
         dtype = self.sums.dtype
         return data.detach().to(dtype) / self.settings.num_data * own, kl.detach().to(dtype) * (whole / size)
-
-    def _apply(self, norm: Tensor, batch: int) -> None:
-        self._before_scheduler(batch)
-        self._clip_and_step(norm)
 
     def _clip_and_step(self, norm: Tensor) -> None:
         if self.settings.clip_norm is not None:
@@ -354,14 +340,12 @@ class Step:
 
     def state_dict(self) -> dict[str, Any]:
         """What the steps change besides module and generators."""
+        optimizer = None if self.optimizer is None else self.optimizer.state_dict()
         return {
-            "optimizer": None if self.optimizer is None else self._optimizer_state(self.optimizer.state_dict()),
+            "optimizer": optimizer if self._rates is None or optimizer is None else self._rates.plain(optimizer),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "update": self.update.state_dict(),
         }
-
-    def _optimizer_state(self, state: dict[str, Any]) -> dict[str, Any]:
-        return state if self._rates is None else self._rates.plain(state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state_dict`."""

@@ -6,12 +6,15 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from bayesify.predictive.base import Predictive
+from bayesify.likelihoods import Likelihood
+from bayesify.predictive.base import Outputs, Predictive
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive, match_targets
 from bayesify.predictor import Predictor, Trainable
+from bayesify.running.inputs import as_inputs
+from bayesify.running.outputs import select_output
 from bayesify.training.batches import Batch, BatchReader, parse_batch
 from bayesify.training.rules import Score
 
@@ -27,6 +30,13 @@ def validated(model: Trainable, owner: str = "fit") -> Predictor:
             return part
     remedy = "leave validation out" if owner == "fit" else "give the predictor that the training made"
     raise TypeError(f"{owner}: {type(model).__name__} does not predict while it trains; {remedy}")
+
+
+def predict_plain(network: nn.Module, x: Any, likelihood: Likelihood, output: str | int | None) -> Predictive:
+    """The prediction of a plain network, as one draw."""
+    args, kwargs = as_inputs(x)
+    outputs = select_output(network(*args, **kwargs), output)
+    return likelihood.predictive(Outputs(kept=outputs.unsqueeze(0)))
 
 
 class Totals:
@@ -69,13 +79,7 @@ def validate(
     device: torch.device,
     reader: BatchReader | None = None,
 ) -> Totals:
-    """Mean negative log predictive density per example, and accuracy or root mean squared error; weighted by example weights.
-
-    Args:
-        predict: From inputs to a prediction.
-        loader: Validation batches.
-        device: Where batches go.
-        reader: See `parse_batch`.
+    """Scores of predictions for the batches of a validation loader, weighted by example weights.
 
     Raises:
         ValueError: If there are no batches, or one is not valid.

@@ -13,18 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.network import BayesianNetwork
-from bayesify.predictive.base import Outputs, Predictive
+from bayesify.predictive.base import Predictive
 from bayesify.predictive.findings import Finding, Findings, joined
 from bayesify.predictor import Drawable, Phase, Predictor, Trainable
 from bayesify.running.generators import own_generators
-from bayesify.running.inputs import as_inputs
-from bayesify.running.outputs import select_output
 from bayesify.training import rules
 from bayesify.training.batches import Batch
 from bayesify.training.history import History
 from bayesify.training.rules import Score
 from bayesify.training.state import Settings
-from bayesify.training.validation import Totals, validated
+from bayesify.training.validation import Totals, predict_plain, validated
 from bayesify.weights.batch_statistics import tracking_layers
 
 MOST_WINDOWS = 96
@@ -107,14 +105,7 @@ class Watch:
     """Watches one run of `fit`: the objective in windows, the starting network, the spread of the weights.
 
     Nothing that it does changes a number of the run, takes a random number of it or makes a step wait, and no failure of it ends
-    the run.
-
-    Args:
-        model: What is trained.
-        settings: Of the run.
-        batches: In an epoch, `None` if unknown.
-        device: Where batches go.
-        processes: How many train together; what is measured is measured in the first.
+    the run. Where several processes train together, what is measured is measured in the first.
     """
 
     def __init__(
@@ -135,11 +126,7 @@ class Watch:
     # -- while it runs ---------------------------------------------------------------------------------------------
 
     def begin(self, score: Callable[[Callable[[Any], Predictive]], Score] | None = None) -> None:
-        """Before the first step of a run that is not continued.
-
-        Args:
-            score: Scores a function from inputs to predictions on validation data, where there are some.
-        """
+        """Before the first step of a run that is not continued; `score` scores a function to predictions on validation data."""
         if not self._looks:
             return
         with self._aside():
@@ -185,16 +172,16 @@ class Watch:
 
     def _predict_start(self, x: Any) -> Predictive:
         """The prediction of the starting network alone."""
-        bnn, (args, kwargs) = self.model.module, as_inputs(x)
+        bnn = self.model.module
         assert self._network is not None
         assert isinstance(bnn, BayesianNetwork)
         assert bnn.likelihood is not None
-        outputs = select_output(self._network(*args, **kwargs), bnn.output)
+        prediction = predict_plain(self._network, x, bnn.likelihood, bnn.output)
         if not self.first:
-            self.first = rules.probabilities_as_logits(bnn.likelihood, outputs)
+            self.first = rules.probabilities_as_logits(bnn.likelihood, prediction.outputs[0])
             for finding in self.first:
                 warnings.warn(f"fit: {finding}", stacklevel=2)
-        return bnn.likelihood.predictive(Outputs(kept=outputs.unsqueeze(0)))
+        return prediction
 
     def after_step(self, sums: Tensor, examples: int) -> None:
         """After a step: the epoch's sums so far, and the step's examples."""
@@ -256,9 +243,7 @@ class Watch:
         elif self.start is not None and self._last:  # as `predict` does, whatever the training batches said
             now = score_batches(self.model, self._last, self.device)
             found.append(rules.worse_than_start(self.start, now, held_out=False))
-            weighted = any(
-                batch.weights is not None for batch in self._last
-            )  # by examples in training, by weights here
+            weighted = any(batch.weights is not None for batch in self._last)  # a mean over examples in training
             if statistics_follow_draws(self.model.module) and not weighted:
                 found.append(rules.statistics_differ(recent, now))
         bnn = self.model.module
@@ -326,13 +311,13 @@ def statistics_follow_draws(model: nn.Module) -> bool:
     return not tracking_layers(model.network).keys() <= set(model.frozen_statistics)
 
 
-def score_batches(model: Trainable, batches: Sequence[Batch], device: torch.device, num_draws: int = DRAWS) -> Score:
+def score_batches(model: Trainable, batches: Sequence[Batch], device: torch.device) -> Score:
     """How well a model predicts some batches."""
     predictor, totals = validated(model), Totals()
     for batch in batches:
         part = batch.to(device)
         generator = torch.Generator(device).manual_seed(0)
-        totals.add(predictor.predict(part.x, num_draws=num_draws, generator=generator), part)
+        totals.add(predictor.predict(part.x, DRAWS, generator=generator), part)
     return totals.score()
 
 

@@ -79,6 +79,8 @@ class Family(ABC):
         """Quantiles of the mixture, in float64 by Newton steps inside brackets that shrink with each: [Q, B, O]."""
         wide = tuple(widened(part) for part in parameters)  # rounded once, which keeps the order
         each = self.component_quantiles(levels, *wide)
+        if each.shape[1] == 1:
+            return each[:, 0].to(parameters[0].dtype)
         scale = self.moments(*wide)[1].expand_as(each[0]).sqrt().amin(0)
         step = self._rows_at_once(each[:, 0], *wide)
         found = [
