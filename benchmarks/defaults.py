@@ -42,7 +42,7 @@ from bayesify.baselines import SWAG, TemperatureScaling
 from bayesify.datasets import images
 from bayesify.laplace import prior_precision
 from bayesify.likelihoods import Categorical
-from bayesify.posteriors import starts
+from bayesify.posteriors.common import starts
 from bayesify.predictive.base import Outputs
 from bayesify.subnetwork import selectors
 

@@ -16,6 +16,7 @@ from types import ModuleType
 import pytest
 
 import bayesify
+from bayesify.registry import METHODS
 
 ROOT = Path(bayesify.__file__).parent
 
@@ -207,11 +208,20 @@ def test_no_cycles_between_rooms() -> None:
 def test_the_graph_is_read() -> None:
     """The reader of imports sees what is there."""
     assert "bayesify.draws" in graph()["bayesify.network"]
-    assert "bayesify.posteriors.base" in graph()["bayesify.posteriors.mean_field"]
+    assert "bayesify.posteriors.common.base" in graph()["bayesify.posteriors.mean_field"]
 
 
 def test_few_files_stand_outside_the_rooms() -> None:
     assert len(list(ROOT.glob("*.py"))) <= 10
+
+
+def test_the_folder_of_posteriors_lists_the_methods() -> None:
+    """One file or package per family; what they share is in `common`."""
+    files = {path.stem for path in (ROOT / "posteriors").iterdir() if path.suffix == ".py" or path.is_dir()}
+    families = {
+        method.posterior.__module__.split(".")[2] for method in METHODS.values() if method.posterior is not None
+    }
+    assert files - {"__init__", "__pycache__", "common"} == families
 
 
 def test_files_have_one_subject() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bayesify import likelihoods, priors
 from bayesify.likelihoods import Likelihood
-from bayesify.posteriors.base import Posterior
+from bayesify.posteriors.common.base import Posterior
 from bayesify.priors import Prior
 from bayesify.registry import get_method, suggest
 from bayesify.weights.module_state import below

@@ -19,9 +19,9 @@ from bayesify.likelihoods import Likelihood, objectives
 from bayesify.maths.noise import Randomness, source_of
 from bayesify.maths.value_checks import should_check
 from bayesify.moments import predict_moments
-from bayesify.posteriors.base import DrawRequest, Posterior
-from bayesify.posteriors.collection import Posteriors, shares_statistics
-from bayesify.posteriors.starts import relative_stds
+from bayesify.posteriors.common.base import DrawRequest, Posterior
+from bayesify.posteriors.common.collection import Posteriors, shares_statistics
+from bayesify.posteriors.common.starts import relative_stds
 from bayesify.predictive.base import Predictive
 from bayesify.predictor import Drawable, Phase, Trainable
 from bayesify.priors import Prior

@@ -9,7 +9,7 @@ from torch import nn
 import bayesify
 from bayesify import likelihoods, posteriors
 from bayesify.maths import matheron
-from bayesify.posteriors.base import DrawRequest
+from bayesify.posteriors.common.base import DrawRequest
 from bayesify.running import captured_draws
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

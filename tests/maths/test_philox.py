@@ -14,7 +14,7 @@ from tails import check_tails
 from bayesify.maths import fused_draws
 from bayesify.maths.noise import NoiseSource
 from bayesify.maths.philox import TILE
-from bayesify.posteriors.base import DrawRequest
+from bayesify.posteriors.common.base import DrawRequest
 from bayesify.posteriors.mean_field import like_layout
 from bayesify.priors import PriorDraw
 

@@ -15,7 +15,7 @@ from torch import nn
 import bayesify
 from bayesify import likelihoods, posteriors
 from bayesify.maths.noise import NoiseSource
-from bayesify.posteriors.base import DrawRequest
+from bayesify.posteriors.common.base import DrawRequest
 from bayesify.weights.placed import PlacedWeights
 
 

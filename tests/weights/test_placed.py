@@ -8,7 +8,7 @@ from torch import nn
 
 import bayesify
 from bayesify import likelihoods, posteriors
-from bayesify.posteriors.base import DrawRequest
+from bayesify.posteriors.common.base import DrawRequest
 from bayesify.running.captured_draws import _Captured, _in_wide_numbers
 from bayesify.running.outputs import at, each
 from bayesify.weights.placed import PlacedWeights

@@ -19,8 +19,7 @@ from bayesify.baselines import NoisyKFAC
 from bayesify.datasets import Standardization, uci
 from bayesify.likelihoods import Gaussian
 from bayesify.models import mlp
-from bayesify.posteriors import Dropout, MatrixNormal, MeanField, WalshHadamard
-from bayesify.posteriors.base import Posterior
+from bayesify.posteriors import Dropout, MatrixNormal, MeanField, Posterior, WalshHadamard
 from bayesify.priors import Neal
 from bayesify.training.schedules import cosine
 from bayesify.transforms import next_power_of_two

@@ -15,8 +15,7 @@ from bayesify.maths.constraints import positive
 from bayesify.maths.noise import NoiseSource
 from bayesify.maths.walsh_hadamard import exclusive_or
 from bayesify.network import BayesianNetwork
-from bayesify.posteriors import Dropout, MeanField, WalshHadamard
-from bayesify.posteriors.base import Posterior
+from bayesify.posteriors import Dropout, MeanField, Posterior, WalshHadamard
 from bayesify.posteriors.walsh_hadamard.blocks import Blocks
 from bayesify.predictor import Phase
 from bayesify.training import ModelStack, StackedBatch

@@ -12,7 +12,7 @@ from bayesify.arguments.checks import Count, checked
 from bayesify.draws import Draws
 from bayesify.maths.pieces import SumOfPieces
 from bayesify.network import BayesianNetwork
-from bayesify.posteriors.base import DrawRequest
+from bayesify.posteriors.common.base import DrawRequest
 from bayesify.posteriors.ensemble import Ensemble
 from bayesify.predictor import Phase, Trainable
 from bayesify.running.runner import Runner

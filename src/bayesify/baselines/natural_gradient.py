@@ -15,7 +15,7 @@ from bayesify.jacobians.rules import Rule, widen
 from bayesify.likelihoods.objectives import check_example_weights
 from bayesify.maths.value_checks import find_not_finite
 from bayesify.network import BayesianNetwork
-from bayesify.posteriors.base import Posterior
+from bayesify.posteriors.common.base import Posterior
 from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_errors
 from bayesify.running.outputs import each
 from bayesify.running.runner import Runner

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from bayesify.posteriors.starts import root_mean_square
+from bayesify.posteriors.common.starts import root_mean_square
 from bayesify.weights.catalog import Layer, Weight, group_layers
 
 Precision = float | dict[str, float]

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from bayesify.likelihoods import Likelihood
 from bayesify.likelihoods.base import as_float
 from bayesify.moments.tensors import Moments, NoRule, Pass
-from bayesify.posteriors.base import Posterior
+from bayesify.posteriors.common.base import Posterior
 from bayesify.predictive.base import Outputs, Predictive
 from bayesify.predictive.gaussian import OutputGaussian
 from bayesify.running.caching import cached, recent

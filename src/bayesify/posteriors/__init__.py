@@ -1,6 +1,6 @@
 """Posteriors over the weights of a network, one file a family."""
 
-from bayesify.posteriors.base import DrawRequest, Posterior
+from bayesify.posteriors.common.base import DrawRequest, Posterior
 from bayesify.posteriors.dropout import Dropout
 from bayesify.posteriors.ensemble import Ensemble
 from bayesify.posteriors.full_covariance import FullCovariance

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from bayesify.arguments.checks import Probability, checked
-from bayesify.posteriors.base import DrawRequest, Posterior, repeat_draws
+from bayesify.posteriors.common.base import DrawRequest, Posterior, repeat_draws
 from bayesify.weights.catalog import Weight
 from bayesify.weights.named_parameters import NamedParameters
 

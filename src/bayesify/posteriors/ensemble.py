@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bayesify.arguments.checks import Count, checked
 from bayesify.maths.noise import choose_members
-from bayesify.posteriors.base import DrawRequest, Posterior
+from bayesify.posteriors.common.base import DrawRequest, Posterior
 from bayesify.priors import PriorDraw
 from bayesify.weights.named_parameters import NamedParameters
 

@@ -14,7 +14,7 @@ from bayesify.maths.gamma import widened
 from bayesify.maths.gaussian import UNIT_ENTROPY
 from bayesify.maths.regression import Problem, Regression
 from bayesify.maths.value_checks import should_check
-from bayesify.posteriors.base import DrawRequest, Posterior
+from bayesify.posteriors.common.base import DrawRequest, Posterior
 from bayesify.posteriors.global_inducing.likelihood import AT_PRIOR, NETWORK_PRECISION, HalfPrecision, PriorScale
 from bayesify.priors import PriorDraw
 from bayesify.weights.catalog import Layer, Weight

@@ -17,8 +17,8 @@ from bayesify.maths.gaussian import UNIT_ENTROPY, diagonal_kl, diagonal_moments,
 from bayesify.maths.largest_entries import largest
 from bayesify.maths.philox import TILE
 from bayesify.maths.value_checks import transforming
-from bayesify.posteriors.base import DrawRequest, Posterior, repeat_draws
-from bayesify.posteriors.by_kernels import draw_by_kernels, kernels_suit
+from bayesify.posteriors.common.base import DrawRequest, Posterior, repeat_draws
+from bayesify.posteriors.common.by_kernels import draw_by_kernels, kernels_suit
 from bayesify.priors import PriorDraw
 from bayesify.weights.local_gaussian import LocalGaussian
 from bayesify.weights.named_parameters import NamedParameters

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from bayesify.posteriors.base import DrawRequest, Posterior, repeat_draws
+from bayesify.posteriors.common.base import DrawRequest, Posterior, repeat_draws
 from bayesify.weights.named_parameters import NamedParameters
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from bayesify.arguments.checks import Count, Positive, checked
 from bayesify.maths.constraints import positive, raw_positive
 from bayesify.maths.noise import choose_members
-from bayesify.posteriors.base import DrawRequest, Posterior
+from bayesify.posteriors.common.base import DrawRequest, Posterior
 from bayesify.priors import PriorDraw
 from bayesify.weights.catalog import Layer
 from bayesify.weights.named_parameters import NamedParameters

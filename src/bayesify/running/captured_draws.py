@@ -21,7 +21,7 @@ from bayesify.weights.named_parameters import MASK
 from bayesify.weights.placed import PlacedWeights
 
 if TYPE_CHECKING:
-    from bayesify.posteriors.base import DrawRequest, Posterior
+    from bayesify.posteriors.common.base import DrawRequest, Posterior
 
 LARGEST_SHARE = 1 / 16
 """Of a device's memory that the draws of a request take in float32, above which a graph is not worth what it keeps."""

@@ -15,7 +15,7 @@ from bayesify.weights.structured import UsedAgain
 
 if TYPE_CHECKING:
     from bayesify.draws import Draws
-    from bayesify.posteriors.base import Posterior
+    from bayesify.posteriors.common.base import Posterior
 
 Result = TypeVar("Result")
 

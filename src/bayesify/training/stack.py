@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from bayesify.maths.noise import NoiseSource, Randomness, StackedNoise, source_of
 from bayesify.network import BayesianNetwork
-from bayesify.posteriors.base import Posterior
+from bayesify.posteriors.common.base import Posterior
 from bayesify.predictor import Phase, Trainable
 from bayesify.priors.varied import Varied
 from bayesify.running.runner import SLOW_VMAP

@@ -16,7 +16,7 @@ from bayesify.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
 from bayesify.models import mlp
 from bayesify.network import BayesianNetwork
 from bayesify.posteriors import Dropout, FullCovariance, MeanField, WalshHadamard
-from bayesify.posteriors.base import Posterior
+from bayesify.posteriors.common.base import Posterior
 from bayesify.priors import Neal
 from bayesify.training import ModelStack, StackedBatch, StackedBatches
 from bayesify.training.random_streams import derive_seed

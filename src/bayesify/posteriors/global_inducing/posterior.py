@@ -19,7 +19,7 @@ from bayesify.maths.constraints import raw_positive
 from bayesify.maths.gamma import widened
 from bayesify.maths.regression import Problem
 from bayesify.maths.value_checks import should_check
-from bayesify.posteriors.base import DrawRequest, Posterior
+from bayesify.posteriors.common.base import DrawRequest, Posterior
 from bayesify.posteriors.global_inducing.inputs import InducingInputs, check_inputs, describe_inputs, first_examples
 from bayesify.posteriors.global_inducing.likelihood import (
     AT_PRIOR,

@@ -15,8 +15,8 @@ from bayesify.maths.constraints import raw_positive
 from bayesify.maths.matheron import Factors, conditional_draws, conditional_mean, factorize, noise_shapes
 from bayesify.maths.noise import choose_members
 from bayesify.maths.value_checks import transforming
-from bayesify.posteriors import starts
-from bayesify.posteriors.base import DrawRequest, Posterior
+from bayesify.posteriors.common import starts
+from bayesify.posteriors.common.base import DrawRequest, Posterior
 from bayesify.posteriors.inducing_weights.augmentation import Augmentation, network_start, random_start
 from bayesify.posteriors.inducing_weights.matrix import InducingMatrix, gathered, make_inducing_matrix
 from bayesify.priors import PriorDraw

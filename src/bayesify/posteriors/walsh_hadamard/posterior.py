@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from bayesify.arguments.checks import Count, Positive, checked
 from bayesify.maths.gaussian import draw_diagonals
 from bayesify.maths.walsh_hadamard import dyadic, dyadic_values, nearest
-from bayesify.posteriors import starts
-from bayesify.posteriors.base import DrawRequest, Posterior, repeat_draws
+from bayesify.posteriors.common import starts
+from bayesify.posteriors.common.base import DrawRequest, Posterior, repeat_draws
 from bayesify.posteriors.mean_field import MeanField
 from bayesify.posteriors.walsh_hadamard.blocks import Blocks, LocalWalshHadamardWeight, WalshHadamardWeight
 from bayesify.posteriors.walsh_hadamard.families import FAMILIES, Diagonal

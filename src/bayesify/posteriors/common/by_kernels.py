@@ -11,7 +11,7 @@ from torch import Tensor
 from bayesify.maths.fused_draws import DrawPlan, fused_draws
 from bayesify.maths.noise import NoiseSource, SeededNoise
 from bayesify.maths.value_checks import transforming
-from bayesify.posteriors.base import DrawRequest, Posterior
+from bayesify.posteriors.common.base import DrawRequest, Posterior
 from bayesify.running.caching import recent
 from bayesify.weights.placed import PlacedWeights
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.maths.noise import NoiseSource
-from bayesify.posteriors import starts
+from bayesify.posteriors.common import starts
 from bayesify.priors import PriorDraw
 from bayesify.running.caching import Computed, cached
 from bayesify.weights.catalog import Layer, Weight
