@@ -11,8 +11,6 @@ python -m benchmarks.active_learning --choose > kl-weights.jsonl
 python -m benchmarks.active_learning --small --folder build/al --rounds build/al.jsonl --no-summary
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import time

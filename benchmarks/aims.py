@@ -3,8 +3,6 @@
 python -m benchmarks.aims
 """
 
-from __future__ import annotations
-
 import json
 import tomllib
 from collections import Counter

@@ -9,8 +9,6 @@ python -m benchmarks.bayesian_optimization --workers 5
 python -m benchmarks.bayesian_optimization --seeds 1 --problems branin --methods gp ensemble --runs build/runs.jsonl
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import time

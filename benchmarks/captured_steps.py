@@ -3,8 +3,6 @@
 python -m benchmarks.captured_steps
 """
 
-from __future__ import annotations
-
 import time
 
 import torch

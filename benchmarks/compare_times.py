@@ -4,8 +4,6 @@ python benchmarks/compare_times.py --rows 500 --quick
 python benchmarks/compare_times.py --rows 20000
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

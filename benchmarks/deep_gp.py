@@ -5,8 +5,6 @@ and inducing inputs of its own. `gpytorch_shared` gives its hidden outputs one k
 Deisenroth's code and ours do. Both of gpytorch's run in float32, ours computes kernel matrices in float64.
 """
 
-from __future__ import annotations
-
 import statistics
 import warnings
 from collections.abc import Callable

@@ -18,8 +18,6 @@ precisions for each layer, `flat=` below which share of it a weight's curvature 
 them. Where batch statistics follow the draws, `nll_own_batch` is the NLL of draws that 500 test images at a time normalize.
 """
 
-from __future__ import annotations
-
 import copy
 import time
 import warnings

@@ -8,8 +8,6 @@ in the targets' unit, RMSE, the shares of targets in the intervals of 50 and 90 
 is stored as `defaults_regression_before.json`.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 import warnings

@@ -3,8 +3,6 @@
 python -m benchmarks.draws_gpu
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a draw, a prediction and a training step cost next to a deterministic network, on the CPU."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 

@@ -3,8 +3,6 @@
 On a CPU the MLP 784-256-256-10 and the three-layer convolutional network; on a GPU ResNet-18.
 """
 
-from __future__ import annotations
-
 import torch
 from bayesify_papers.function_space.networks import convolutional_network
 from torch import nn

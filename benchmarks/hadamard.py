@@ -1,7 +1,5 @@
 """The Walsh-Hadamard transform next to the dense product, and a layer that uses it next to a mean-field one."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 from typing import Any

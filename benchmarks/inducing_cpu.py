@@ -1,7 +1,5 @@
 """What an inducing ResNet-18 costs next to the deterministic one on the CPU: four draws, and a training step."""
 
-from __future__ import annotations
-
 import copy
 import statistics
 from collections.abc import Callable

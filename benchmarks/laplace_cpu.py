@@ -1,7 +1,5 @@
 """A subnetwork of a ResNet-18 on the CPU: time and peak memory to choose, to fit and to predict."""
 
-from __future__ import annotations
-
 import resource
 
 import torch

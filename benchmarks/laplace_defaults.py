@@ -7,8 +7,6 @@ strangers) and on scikit-learn's digits (strangers: noise). `mc_1000` is the exp
 outputs, which the links stand for; `marginal_probit` is the extended probit with the logits' own variances.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

@@ -14,8 +14,6 @@ Rows that the file has are not run again. At the end the table goes to benchmark
 methods and seeds, and the other of table and choices, stays. Of several processes (`--part`) each writes all that the file has.
 """
 
-from __future__ import annotations
-
 import copy
 import csv
 import hashlib

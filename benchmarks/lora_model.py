@@ -1,7 +1,5 @@
 """A small language model of bytes, text that ships with Python and torch, and low-rank adapters named as peft names them."""
 
-from __future__ import annotations
-
 import math
 import random
 import sysconfig

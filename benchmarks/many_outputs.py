@@ -5,8 +5,6 @@ python -m benchmarks.many_outputs --small    # a small ResNet-18 with 50 classes
 python -m benchmarks.many_outputs --peers    # the last layer only, beside laplace-torch and curvlinops
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

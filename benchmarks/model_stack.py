@@ -5,8 +5,6 @@ of their own, and an `Ensemble` by `fit`'s objective, whose members share batche
 Then stacks of 20 networks 13-50-50-1 under several posteriors. Times are processor time, for machines that others use too.
 """
 
-from __future__ import annotations
-
 import copy
 import statistics
 import time

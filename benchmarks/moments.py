@@ -9,8 +9,6 @@ Distances are means over examples of half the sum of absolute differences betwee
 mean network with its softmax, in processor time, for batches of 500 and of 1; `draws_16` are fresh.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import statistics

@@ -3,8 +3,6 @@
 python -m benchmarks.networks_gpu [--seconds 1.5] [--rows GLOB ...] [--profile: kernels too, into profiles_networks_gpu]
 """
 
-from __future__ import annotations
-
 import fnmatch
 import time
 from collections.abc import Callable

@@ -12,8 +12,6 @@ predictions in FOLDER, so that a run that was cut goes on.
 The aims: a file of at most 30 % of the network's own, and an expected calibration error within 0.005 of torch's.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable

@@ -6,8 +6,6 @@ runs it in an environment of its own, since laplace-torch asks for packages that
 leaps between two images and three, so both sides of the leap are measured.
 """
 
-from __future__ import annotations
-
 import json
 import resource
 import statistics

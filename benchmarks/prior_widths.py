@@ -17,8 +17,6 @@ none.
 3. Of these, the one with the lowest NLL less the plain network's, mean over all pairs, is chosen.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Sequence

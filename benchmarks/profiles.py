@@ -5,8 +5,6 @@ python -m benchmarks.profiles [--rows GLOB ...] [--limit SECONDS]  # rows of oth
 python -m benchmarks.profiles --cpu [--rows GLOB ...]
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """What draws and training steps of Bayesian ResNets cost next to the deterministic networks, on a GPU."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """All benchmarks that this machine can run: those on the CPU, and those on a GPU where there is one."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from importlib.util import find_spec

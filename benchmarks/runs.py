@@ -1,7 +1,5 @@
 """Command lines of benchmarks, and runs of many cells: in processes, up to a time, going on from what is stored."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing

@@ -5,8 +5,6 @@
 The aim is at most 1.5 on a CPU; fresh draws, whose random numbers cost more than the passes, are beside it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

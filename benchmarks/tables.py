@@ -10,8 +10,6 @@
 its seconds are processor time.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

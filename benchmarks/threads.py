@@ -3,8 +3,6 @@
 python -m benchmarks.threads
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

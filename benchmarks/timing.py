@@ -1,7 +1,5 @@
 """Ratios of times measured side by side in one run, and the record of where and how they were measured."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """The tables of docs/choices.md, from files of benchmarks/results; run it after those benchmarks."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from statistics import fmean

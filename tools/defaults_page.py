@@ -1,7 +1,5 @@
 """The tables of docs/defaults.md, from results of `benchmarks.defaults` and what is beside it; run it after them."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Sequence

@@ -3,8 +3,6 @@
 python -m tools.every_table     # from tools/every_table.toml, tools/paper_claims.py, the papers' published.toml and papers/results
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Formulas of the site as MathML, made when the site is built: pages need no script and no network to show them."""
 
-from __future__ import annotations
-
 import html
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """The tables of the guides, from the stored results; run it after a benchmark to bring the pages up to date."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

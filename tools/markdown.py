@@ -1,7 +1,5 @@
 """Tables of Markdown, and pages with parts that programs write."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 

@@ -4,8 +4,6 @@ The claims are in `every_table.toml`. Each function takes the folder of a paper'
 numbers in words.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

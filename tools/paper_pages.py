@@ -3,8 +3,6 @@
 python -m tools.paper_pages
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 from collections.abc import Callable

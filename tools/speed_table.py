@@ -1,7 +1,5 @@
 """The tables of docs/speed.md, from the stored results; run it after a benchmark to bring the page up to date."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

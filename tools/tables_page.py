@@ -1,7 +1,5 @@
 """The tables of docs/tables.md, from the runs in benchmarks/results/tables; run it after `python -m benchmarks.tables collect`."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Every experiment of the five papers (`catalog.toml`): its name, what runs it, what it costs, and what reads its results."""
 
-from __future__ import annotations
-
 import importlib
 import tomllib
 from collections.abc import Mapping, Sequence

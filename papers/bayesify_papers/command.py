@@ -1,7 +1,5 @@
 """The command `bayesify reproduce`: experiments by name, their runs on any engine, all results in one file."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

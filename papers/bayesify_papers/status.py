@@ -24,8 +24,6 @@ figures, one for every claim that a paper shows without numbers, or that was tri
     reason                         the numbers behind it, or why there are none
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

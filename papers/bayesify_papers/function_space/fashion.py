@@ -13,8 +13,6 @@ Fashion-MNIST in three channels where SVHN cannot be had; `--no-ablation` trains
 them (`map` is the ensemble too), `--prior` takes another prior of weights than the paper's, `--patience` stops mean-field early.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace

@@ -1,7 +1,5 @@
 """Figures of the toy problems: function-space and mean-field inference side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

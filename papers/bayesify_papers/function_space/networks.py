@@ -1,7 +1,5 @@
 """The networks of the paper's appendix 3; it gives the number of layers and no more, widths are ours."""
 
-from __future__ import annotations
-
 from torch import nn
 
 

@@ -9,8 +9,6 @@ data widths out over its mean at the data. Snelson's own 200 points are used whe
 installed.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import sys

@@ -1,7 +1,5 @@
 """One training of one system on images: from a job, which is plain data, to predictions in a file and scores."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -13,8 +13,6 @@ again; trainings whose scores the folder holds are not run again. With `--no-tra
 device. 32 draws, in float32, for predictions and for the bound: each on its own part of the training images, all of them once.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Mapping, Sequence

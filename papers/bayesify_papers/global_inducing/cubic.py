@@ -10,8 +10,6 @@ time. Both start at random networks. What is scored is the standard deviation of
 is drawn where matplotlib is installed; results of seeds that the folder holds are kept.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict

@@ -16,8 +16,6 @@ hidden layers is rand-gi, so that its best bound is no lower. Results that the f
 folder.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import sys

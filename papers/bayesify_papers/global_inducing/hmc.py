@@ -1,7 +1,5 @@
 """Hamiltonian Monte Carlo over the weights of many small networks side by side: a reference that is cheap for each."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Fully connected networks of one shape, each layer under a posterior of its own kind, side by side."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

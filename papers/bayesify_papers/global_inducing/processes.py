@@ -1,7 +1,5 @@
 """Deep Gaussian processes of two and five layers on UCI splits, with global inducing points and with DSVI."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

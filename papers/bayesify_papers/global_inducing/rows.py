@@ -1,7 +1,5 @@
 """Results of the experiments as rows, beside the published numbers: each reader takes the folder that an experiment wrote."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from bayesify_papers.shared.published import published

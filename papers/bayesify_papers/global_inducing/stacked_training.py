@@ -1,7 +1,5 @@
 """Training of stacked networks and their scores."""
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import dataclass

@@ -10,8 +10,6 @@ deep Gaussian processes of two and five layers (`dgp2-gi`, `dgp2-dsvi`, `dgp5-gi
 of its own; jobs whose file exists are not run again.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Sequence

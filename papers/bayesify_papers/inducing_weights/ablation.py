@@ -6,8 +6,6 @@ The paper varies them on a ResNet-18 and CIFAR-10 and shows a figure without num
 `fashion` on the first images of Fashion-MNIST, one change at a time from its settings.
 """
 
-from __future__ import annotations
-
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence

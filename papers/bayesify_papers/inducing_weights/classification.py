@@ -10,8 +10,6 @@ images; the third only scores. A run that was interrupted goes on with the same 
 the folder that BAYESIFY_DATA names. `fashion` chooses the caps and runs several seeds.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

@@ -11,8 +11,6 @@ Trainings run at the same time in worker processes, a run that was interrupted g
 and the second command scores what is there.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace

@@ -3,8 +3,6 @@
 python -m bayesify_papers.inducing_weights.parameters [--sizes 16 32 64 128 256]
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 

@@ -7,8 +7,6 @@ fine-tuned by a new Adam at a learning rate of 1e-4, for a sixth as many epochs 
 small network of `fashion`, under the caps chosen there.
 """
 
-from __future__ import annotations
-
 import copy
 import statistics
 import sys

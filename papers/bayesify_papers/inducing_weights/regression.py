@@ -9,8 +9,6 @@ test NLL of different seeds together; `--no-caps` leaves it free. Every training
 the same folder goes on.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 import time

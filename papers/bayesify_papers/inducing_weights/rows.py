@@ -1,7 +1,5 @@
 """Results of the experiments as rows, beside the published numbers: each reader takes the folder that an experiment wrote."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

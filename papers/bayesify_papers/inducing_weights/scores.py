@@ -1,7 +1,5 @@
 """Scores of stored predictions, and what is asked of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Scores of several seeds of the same systems: means and standard errors."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The systems that the paper compares on images, and the recipe that trains them all alike."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

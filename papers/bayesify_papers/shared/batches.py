@@ -1,7 +1,5 @@
 """Batches of tensors that lie on the device already."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import torch

@@ -1,7 +1,5 @@
 """Figures of experiments, where matplotlib is installed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """Images of a source on a device: what networks are trained on, what they predict, how well."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache

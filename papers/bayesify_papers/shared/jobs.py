@@ -1,7 +1,5 @@
 """Trainings as jobs: several at a time on one device, kept as files, gone on with after an interruption."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The residual networks that two papers train on images."""
 
-from __future__ import annotations
-
 from torch import nn
 
 from bayesify.models.resnet import BasicBlock, Bottleneck, ResNet

@@ -1,7 +1,5 @@
 """Numbers that the papers published: `published.toml` in each paper's folder."""
 
-from __future__ import annotations
-
 import tomllib
 from functools import cache
 from importlib import resources

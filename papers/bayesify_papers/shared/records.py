@@ -1,7 +1,5 @@
 """Result files: where, when and how a result was made, and what it is."""
 
-from __future__ import annotations
-
 import json
 import platform
 import sys

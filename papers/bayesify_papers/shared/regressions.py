@@ -1,7 +1,5 @@
 """Small regressions made from a seed, for trying everything out."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from bayesify.datasets import uci

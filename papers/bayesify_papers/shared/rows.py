@@ -13,8 +13,6 @@ A row is plain data:
     timing                True for measured times, which differ from run to run
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Scores of predictions that need no package but torch, and statistics of several runs."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence

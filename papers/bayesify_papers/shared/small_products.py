@@ -1,7 +1,5 @@
 """Batched products of small matrices on a CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Which images an experiment trains and tests on, as plain data that a worker process can be given."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Tables in plain text, for terminals and logs alike."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

@@ -8,8 +8,6 @@ The same systems and the same options as `rotated_mnist`. The paper averages ove
 folder of the data or can be downloaded; Fashion-MNIST and notMNIST in three channels are always there.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """Scores of stored predictions on shifted images."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

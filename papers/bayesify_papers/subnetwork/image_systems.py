@@ -1,7 +1,5 @@
 """The systems that the paper compares on images: from a trained network to a function that predicts probabilities."""
 
-from __future__ import annotations
-
 import math
 import time
 import warnings

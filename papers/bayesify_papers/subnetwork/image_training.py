@@ -1,7 +1,5 @@
 """MAP estimates of residual networks on images, as in appendix C.3."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass

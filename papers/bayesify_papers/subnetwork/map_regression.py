@@ -1,7 +1,5 @@
 """MAP estimates of small regression networks, as in appendices C.1 and C.2."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

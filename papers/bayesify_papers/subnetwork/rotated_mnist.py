@@ -13,8 +13,6 @@ up to two pixels, and the subnetwork has the weights (no biases, no normalizatio
 estimate.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Mapping, Sequence

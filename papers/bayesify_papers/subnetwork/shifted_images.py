@@ -1,7 +1,5 @@
 """Predictions of all systems on shifted images: made, stored set by set, scored."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Mapping, Sequence

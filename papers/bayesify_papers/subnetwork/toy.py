@@ -9,8 +9,6 @@ lies in the folder of the data; `cosine` is made from a seed. Subnetworks are ch
 1 / (H + lambda)), as in its authors' code for images (the largest variance over iterates of SGD), and at random.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable, Sequence

@@ -8,8 +8,6 @@ covers as many weights as each smaller network has, chosen by largest variance, 
 estimates. Every split of every network is stored as soon as it is there, and a run goes on where an earlier one ended.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 import time

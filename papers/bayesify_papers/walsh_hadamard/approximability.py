@@ -8,8 +8,6 @@ so the distance is never above the root mean square of the matrix itself, about 
 $\operatorname{vec} W = L Q g$ with L diagonal and orthonormal columns of Q, for random $s_1$, g and $s_2$.
 """
 
-from __future__ import annotations
-
 import statistics
 import sys
 import time

@@ -7,8 +7,6 @@ how the sets are divided; here a split is a random tenth for testing (`datasets.
 training rows; EEG has a few huge spikes, so its columns are cut to 5 standard deviations of the central 98 % first.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict

@@ -6,8 +6,6 @@ Schedule, splits and what the supplement leaves open are those of `shallow_regre
 multiplies in O(D log D) and is never materialized.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

@@ -9,8 +9,6 @@ training is stored as it ends: the same command with the same folder continues. 
 own functions and folder, are brought together by `--merge` and the files that they wrote.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import sys

@@ -9,8 +9,6 @@ the noise variance starts at 0.1. Energy and naval have two targets (`both_targe
 `--faithful` takes what is known of the authors' code for WHVI (`FAITHFUL`).
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import sys

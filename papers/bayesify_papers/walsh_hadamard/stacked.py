@@ -1,7 +1,5 @@
 """The fast path of a stack of perceptrons: the steps of `ModelStack`, written out for three posteriors."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import accumulate, pairwise

@@ -1,7 +1,5 @@
 """Training of a stack of networks by the paper's schedule."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterable

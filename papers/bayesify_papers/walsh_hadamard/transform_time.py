@@ -6,8 +6,6 @@ Without `--measure` it prints the ratios that `python -m benchmarks.hadamard` le
 here: by number of features D at batch 512, and by batch at D = 512, on the GPU if there is one.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import statistics

@@ -6,8 +6,6 @@ All candidates and all splits of a data set train side by side. A candidate is a
 (`--prior-scales` gives the prior's own) and a factor by which g is made smaller (`--shrink`, see `regression.rescale`).
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
