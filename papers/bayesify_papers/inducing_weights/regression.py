@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -78,17 +78,9 @@ gap over that at the training inputs), `seconds` of training."""
 
 
 def _inducing(q: Literal["diagonal", "full", "ensemble"], max_lambda: float) -> Callable[[bool], Posterior]:
-    return lambda caps: InducingWeights(
-        INDUCING,
-        INDUCING,
-        q=q,
-        members=MEMBERS,
-        max_lambda=max_lambda if caps else None,
-        fit_to_layer=True,
-        init="random",
-        init_std=1e-3,
-        init_lambda=1e-4,
-    )
+    start: dict[str, Any] = {"init": "random", "init_std": 1e-3, "init_lambda": 1e-4, "fit_to_layer": True}
+    start |= {"rows": INDUCING, "cols": INDUCING, "members": MEMBERS}
+    return lambda caps: InducingWeights(q=q, max_lambda=max_lambda if caps else None, **start)
 
 
 SYSTEMS: dict[str, Callable[[bool], Posterior]] = {
@@ -149,31 +141,18 @@ def predictor(system: str, data: toy.Regression, training: Training, seed: int) 
     """Train a system, or run the chain, and give what predicts by the same functions for every x."""
     if system == REFERENCE:
         bnn = make("FFG-W", seed)
-        draws = nuts(
-            bnn,
-            data.x,
-            data.y,
-            num_draws=training.chain,
-            num_warmup=training.chain * training.thin,
-            thin=training.thin,
-            seed=seed,
-        )
-
-        def by_chain(x: Tensor) -> RegressionPredictive:
-            assert bnn.likelihood is not None
-            made = bnn.likelihood.predictive(draws.outputs((x,), {}))
-            assert isinstance(made, RegressionPredictive)
-            return made
-
-        return by_chain
+        length = {"num_draws": training.chain, "num_warmup": training.chain * training.thin, "thin": training.thin}
+        draws = nuts(bnn, data.x, data.y, seed=seed, **length)
+        assert bnn.likelihood is not None
+        likelihood = bnn.likelihood
+        return lambda x: cast(RegressionPredictive, likelihood.predictive(draws.outputs((x,), {})))
     trained = train(system, data, training, seed)
 
-    def by_draws(x: Tensor) -> RegressionPredictive:
-        made = trained.predict(x, training.prediction_draws, generator=torch.Generator().manual_seed(seed))
-        assert isinstance(made, RegressionPredictive)
-        return made
+    def predict(x: Tensor) -> RegressionPredictive:
+        generator = torch.Generator().manual_seed(seed)
+        return cast(RegressionPredictive, trained.predict(x, training.prediction_draws, generator=generator))
 
-    return by_draws
+    return predict
 
 
 def judge(system: str, seed: int, predict: Predict, data: toy.Regression, seconds: float) -> Outcome:

@@ -104,38 +104,22 @@ class System:
         return 1 if self.point else recipe.prediction_draws
 
 
-def _inducing(recipe: Recipe) -> Posterior:
-    size = recipe.inducing
-    return InducingWeights(
-        size,
-        size,
-        max_lambda=recipe.max_lambda,
-        max_std=recipe.max_std,
-        fit_to_layer=False,
-        init="random",
-        init_std=1e-3,
-        init_lambda=1e-4,
-    )
+def _inducing(recipe: Recipe, max_lambda: float, **options: Any) -> Posterior:
+    start: dict[str, Any] = {"init": "random", "init_std": 1e-3, "init_lambda": 1e-4, "fit_to_layer": False}
+    return InducingWeights(recipe.inducing, recipe.inducing, max_lambda=max_lambda, **start, **options)
+
+
+def _inducing_gaussian(recipe: Recipe) -> Posterior:
+    return _inducing(recipe, recipe.max_lambda, max_std=recipe.max_std)
 
 
 def _inducing_ensemble(recipe: Recipe) -> Posterior:
-    size, cap = recipe.inducing, recipe.ensemble_max_lambda
-    return InducingWeights(
-        size,
-        size,
-        q="ensemble",
-        members=recipe.members,
-        max_lambda=cap,
-        fit_to_layer=False,
-        init="random",
-        init_std=1e-3,
-        init_lambda=1e-4,
-    )
+    return _inducing(recipe, recipe.ensemble_max_lambda, q="ensemble", members=recipe.members)
 
 
 SYSTEMS: dict[str, System] = {
     "deterministic": System("Deterministic", lambda recipe: Point(), point=True),
-    "ffg_u": System("FFG-U", _inducing),
+    "ffg_u": System("FFG-U", _inducing_gaussian),
     "ensemble_u": System("Ensemble-U", _inducing_ensemble, members=True),
     "ffg_w": System("FFG-W", lambda recipe: MeanField(1e-4, recipe.mean_field_max_std), prior=Standard),
     "ensemble_w": System("Ensemble-W", lambda recipe: Point(), point=True, apart=True),

@@ -26,6 +26,7 @@ from bayesify.baselines import SWAG, VOGN
 from bayesify.laplace.covariances import DiagonalCovariance, FullCovariance
 from bayesify.likelihoods import Categorical
 from bayesify.posteriors import Dropout, MeanField
+from bayesify_papers.shared.batches import MemoryBatches
 from bayesify_papers.shared.published import published
 from bayesify_papers.subnetwork import image_training
 from bayesify_papers.subnetwork.image_training import Recipe, batches
@@ -196,16 +197,8 @@ def _laplace(
     """The posterior at the paper's prior precision, and at those that validation images choose."""
     settings, start = shop.settings, time.perf_counter()
     base = PAPER["prior_precision"].get(name, 1.0)
-    laplace = Laplace(
-        shop.map_estimate,
-        Categorical(),
-        subset=subset,
-        covariance=covariance,
-        prior_precision=base,
-        link="probit",
-        memory=settings.memory,
-    )
-    laplace.fit(shop.fit_batches())
+    options: dict[str, Any] = {"prior_precision": base, "link": "probit", "memory": settings.memory}
+    laplace = Laplace(shop.map_estimate, Categorical(), subset, covariance, **options).fit(shop.fit_batches())
     facts: dict[str, Any] = {**known, "fit_seconds": round(time.perf_counter() - start, 1)}
 
     def predict(x: Tensor) -> Tensor:
@@ -309,45 +302,29 @@ def _subnetwork(shop: Workshop) -> Iterator[Variant]:
     yield from _laplace(shop, "subnetwork", chosen, select_seconds=round(time.perf_counter() - start, 1))
 
 
+def _sgd_goes_on(
+    shop: Workshop, loader: MemoryBatches, epochs: int, learning_rate: float, *, weight_decay: float, rank: int
+) -> SWAG:
+    """Iterates of SGD at a constant learning rate from the MAP estimate on."""
+    options: dict[str, Any] = {"momentum": shop.recipe.momentum, "precision": shop.precision, "seed": shop.seed}
+    swag = SWAG(shop.map_estimate, Categorical(), rank=rank)
+    return swag.fit(loader, epochs, learning_rate, weight_decay=weight_decay, progress=False, **options)
+
+
 def moving_weights(shop: Workshop) -> Tensor:
     """The weights that vary most while SGD goes on from the MAP estimate, as indices into all parameters laid end to end.
 
     Only those of convolutions and of the last layer, [S].
     """
     settings = shop.settings
-    swag = SWAG(shop.map_estimate, Categorical(), rank=0)
-    swag.fit(
-        batches(shop.x, shop.y, settings.select_batch, shop.recipe),
-        settings.select_epochs,
-        settings.select_learning_rate,
-        momentum=shop.recipe.momentum,
-        weight_decay=settings.select_weight_decay,
-        precision=shop.precision,
-        seed=shop.seed,
-        progress=False,
-    )
-    variances = swag.variance()
+    loader = batches(shop.x, shop.y, settings.select_batch, shop.recipe)
+    how: dict[str, Any] = {"weight_decay": settings.select_weight_decay, "rank": 0}
+    variances = _sgd_goes_on(shop, loader, settings.select_epochs, settings.select_learning_rate, **how).variance()
     scores = [
         (variances[name] if parameter.ndim > 1 else torch.full_like(parameter, -torch.inf)).detach().reshape(-1)
         for name, parameter in shop.map_estimate.named_parameters()
     ]
     return torch.cat(scores).topk(settings.size).indices
-
-
-def _random(shop: Workshop) -> Iterator[Variant]:
-    yield from _laplace(shop, "random", subnetwork.random(shop.settings.size, seed=shop.seed))
-
-
-def _largest_magnitude(shop: Workshop) -> Iterator[Variant]:
-    yield from _laplace(shop, "largest_magnitude", subnetwork.largest_magnitude(shop.settings.size))
-
-
-def _last_layer(shop: Workshop) -> Iterator[Variant]:
-    yield from _laplace(shop, "last_layer", "last_layer")
-
-
-def _diagonal(shop: Workshop) -> Iterator[Variant]:
-    yield from _laplace(shop, "diagonal", "all", covariance="diagonal")
 
 
 def _bayesian(bnn: BayesianNetwork, shop: Workshop) -> Predict:
@@ -386,17 +363,8 @@ def _swag(shop: Workshop) -> Iterator[Variant]:
     """SGD at a constant learning rate from the MAP estimate on; each draw has batch statistics of its own."""
     settings, start = shop.settings, time.perf_counter()
     loader = batches(shop.x, shop.y, settings.apart_batch, shop.recipe)
-    swag = SWAG(shop.map_estimate, Categorical(), rank=min(20, settings.swag_epochs))
-    swag.fit(
-        loader,
-        settings.swag_epochs,
-        settings.swag_learning_rate,
-        momentum=shop.recipe.momentum,
-        weight_decay=shop.recipe.weight_decay,
-        precision=shop.precision,
-        seed=shop.seed,
-        progress=False,
-    )
+    how: dict[str, Any] = {"weight_decay": shop.recipe.weight_decay, "rank": min(20, settings.swag_epochs)}
+    swag = _sgd_goes_on(shop, loader, settings.swag_epochs, settings.swag_learning_rate, **how)
     generator = torch.Generator().manual_seed(shop.seed)
     draws = swag.draw(settings.draws, generator=generator, loader=shop.fit_batches(batch=500))
     facts = {"train_seconds": round(time.perf_counter() - start, 1)}
@@ -430,10 +398,12 @@ def _vogn(shop: Workshop) -> Iterator[Variant]:
 SYSTEMS: dict[str, Callable[[Workshop], Iterator[Variant]]] = {
     "map": _map,
     "subnetwork": _subnetwork,
-    "random": _random,
-    "largest_magnitude": _largest_magnitude,
-    "last_layer": _last_layer,
-    "diagonal": _diagonal,
+    "random": lambda shop: _laplace(shop, "random", subnetwork.random(shop.settings.size, seed=shop.seed)),
+    "largest_magnitude": lambda shop: _laplace(
+        shop, "largest_magnitude", subnetwork.largest_magnitude(shop.settings.size)
+    ),
+    "last_layer": lambda shop: _laplace(shop, "last_layer", "last_layer"),
+    "diagonal": lambda shop: _laplace(shop, "diagonal", "all", covariance="diagonal"),
     "dropout": _dropout,
     "swag": _swag,
     "vogn": _vogn,

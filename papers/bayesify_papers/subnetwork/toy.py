@@ -104,21 +104,18 @@ def systems(num_weights: int, seed: int, curvature: Tensor, moved: Tensor) -> di
         f"Last layer ({WIDTH})": {"subset": "last_layer", "marginal": True},
         f"Full ({num_weights})": {},
     }
-    for share in SHARES:
-        size = math.ceil(share * num_weights)
-        made[f"Largest variance {share:.0%} ({size})"] = {"subset": subnetwork.largest_variance(size, skip_flat=False)}
-    live = int((curvature > 0).sum())
-    order = curvature.masked_fill(curvature == 0, math.inf).argsort()
-    for share in SHARES:
-        size = min(live, math.ceil(share * num_weights))
-        made[f"Live weights {share:.0%} ({size})"] = {"subset": subnetwork.from_indices(order[:size])}
-    order = moved.argsort(descending=True)
-    for share in SHARES:
-        size = math.ceil(share * num_weights)
-        made[f"SWAG variance {share:.0%} ({size})"] = {"subset": subnetwork.from_indices(order[:size])}
-    for share in SHARES:
-        size = math.ceil(share * num_weights)
-        made[f"Random {share:.0%} ({size})"] = {"subset": subnetwork.random(size, seed=seed)}
+    flat, moving = curvature.masked_fill(curvature == 0, math.inf).argsort(), moved.argsort(descending=True)
+    rules: dict[str, Callable[[int], Any]] = {
+        "Largest variance": lambda size: subnetwork.largest_variance(size, skip_flat=False),
+        "Live weights": lambda size: subnetwork.from_indices(flat[:size]),
+        "SWAG variance": lambda size: subnetwork.from_indices(moving[:size]),
+        "Random": lambda size: subnetwork.random(size, seed=seed),
+    }
+    for rule, choose in rules.items():
+        for share in SHARES:
+            size = math.ceil(share * num_weights)
+            size = min(int((curvature > 0).sum()), size) if rule == "Live weights" else size
+            made[f"{rule} {share:.0%} ({size})"] = {"subset": choose(size)}
     return made
 
 
@@ -141,17 +138,8 @@ def predictors(data: Data, recipe: map_regression.Recipe, seed: int) -> dict[str
     moved = torch.cat([variance.flatten() for variance in swag.variance().values()])
     for title, options in systems(num_weights, seed, diagonal.curvature, moved).items():
         laplace = Laplace(net, likelihood, prior_precision=PRIOR_PRECISION, **options).fit([(data.x, data.y)])
-        made[title] = _predictor(laplace)
+        made[title] = laplace.predict  # type: ignore[assignment]
     return made
-
-
-def _predictor(laplace: Laplace) -> Predict:
-    def predict(x: Tensor) -> RegressionPredictive:
-        made = laplace.predict(x)
-        assert isinstance(made, RegressionPredictive)
-        return made
-
-    return predict
 
 
 def _point(net: nn.Module, likelihood: Gaussian) -> Predict:
