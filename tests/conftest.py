@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copyreg
 import gc
 from collections.abc import Iterator
 from functools import cache
@@ -17,6 +18,7 @@ def seed_the_only_generator(seed: int) -> torch.Generator:
 
 if not torch.accelerator.is_available():
     torch.manual_seed = seed_the_only_generator
+copyreg._slotnames = cache(copyreg._slotnames)  # for each OrderedDict of a module that is copied it would look again
 
 
 @pytest.fixture(autouse=True)

@@ -24,9 +24,9 @@ def linear(data: toy.Linear, prior=None) -> bayesify.BayesianNetwork:
 
 
 def test_mean_and_covariance_are_the_exact_ones():
-    """Of a Gaussian target the chain's draws are close to independent: n = 200 counts as 60, with 5 standard errors."""
+    """Of a Gaussian target the chain's draws are close to independent: n = 140 counts as 60, with 5 standard errors."""
     data = toy.linear(num_data=8, num_features=3, noise=0.5)
-    draws = nuts(linear(data), data.x, data.y, num_draws=200, num_warmup=80, seed=0)
+    draws = nuts(linear(data), data.x, data.y, num_draws=140, num_warmup=60, seed=0)
     weights = draws.weights["weight"][:, 0].double()  # [S, D]
     exact, effective = data.posterior, 60
     std = exact.covariance.diagonal().sqrt()

@@ -183,14 +183,18 @@ class Embeds(nn.Module):
         return self.out(h if h.ndim == 2 else h.sum(1))
 
 
+def embedded(bag: bool, padding: int) -> tuple[Embeds, int, Tensor, Tensor]:
+    torch.manual_seed(0)
+    tokens, y = torch.randint(0, 5, (20, 4)), torch.randn(20, 1, dtype=torch.float64)
+    return Embeds(bag, padding).double(), padding % 5, tokens, y
+
+
 @pytest.mark.filterwarnings("ignore:.*vmap refused")
 @pytest.mark.parametrize("bag", [False, True])
 @pytest.mark.parametrize("padding", [0, 3, -1])
 @pytest.mark.parametrize("covariance", ["full", "diagonal", "kronecker", "marginal"])
 def test_padding_rows_have_no_posterior(bag: bool, padding: int, covariance: Any, tmp_path: Any) -> None:
-    torch.manual_seed(0)
-    net, row = Embeds(bag, padding).double(), padding % 5
-    tokens, y = torch.randint(0, 5, (20, 4)), torch.randn(20, 1, dtype=torch.float64)
+    net, row, tokens, y = embedded(bag, padding)
     kind = {"covariance": "full", "marginal": True} if covariance == "marginal" else {"covariance": covariance}
     model = bayesify.Laplace(net, likelihoods.Gaussian(0.1), **kind).fit([(tokens, y)])
     drawn = model.draw(50).weights["table.weight"]
@@ -201,6 +205,12 @@ def test_padding_rows_have_no_posterior(bag: bool, padding: int, covariance: Any
     torch.testing.assert_close(
         bayesify.load(tmp_path / "model", net).predict(tokens).variance, model.predict(tokens).variance
     )
+
+
+@pytest.mark.parametrize("bag", [False, True])
+@pytest.mark.parametrize("padding", [0, 3, -1])
+def test_padding_rows_are_in_no_subnetwork(bag: bool, padding: int) -> None:
+    net, row, tokens, y = embedded(bag, padding)
     fixed = set(range(3 * row, 3 * row + 3))
     selectors = [subnetwork.largest_variance(7), subnetwork.random(10, seed=1), subnetwork.largest_magnitude(9)]
     selectors += [

@@ -264,6 +264,11 @@ COUNTS = {  # M: FFG-U, Ensemble-U with 5 members; Ritter et al. 2021, table of 
 }
 
 
+@pytest.fixture(scope="module")
+def resnet50():
+    return models.resnet50()
+
+
 @pytest.mark.parametrize(
     "size",
     [
@@ -274,17 +279,18 @@ COUNTS = {  # M: FFG-U, Ensemble-U with 5 members; Ritter et al. 2021, table of 
         pytest.param(256, marks=pytest.mark.slow),
     ],
 )
-def test_parameter_counts_of_resnet50(size):
-    net = models.resnet50()
-    assert bayesify.count_parameters(net) == 23_520_842
+def test_parameter_counts_of_resnet50(resnet50, size):
+    assert bayesify.count_parameters(resnet50) == 23_520_842
     for q, expected in zip(("diagonal", "ensemble"), COUNTS[size], strict=True):
-        bnn = bayesify.bayesianize(net, posteriors.InducingWeights(size, size, q=q, fit_to_layer=False, init="random"))
+        bnn = bayesify.bayesianize(
+            resnet50, posteriors.InducingWeights(size, size, q=q, fit_to_layer=False, init="random")
+        )
         assert bayesify.count_parameters(bnn) == expected
         assert bnn.summary().after == expected
 
 
-def test_parameter_count_of_the_mean_field_resnet50():
-    assert bayesify.count_parameters(bayesify.bayesianize(models.resnet50(), "mean_field")) == 46_988_564
+def test_parameter_count_of_the_mean_field_resnet50(resnet50):
+    assert bayesify.count_parameters(bayesify.bayesianize(resnet50, "mean_field")) == 46_988_564
 
 
 def test_layers_of_equal_size_are_drawn_as_if_alone():
@@ -350,10 +356,10 @@ def test_a_full_covariance_that_is_too_large_is_refused():
         bayesify.bayesianize(nn.Linear(100, 100), posteriors.InducingWeights(64, 64, q="full"))
 
 
-def test_the_file_of_the_bayesian_resnet50_is_a_quarter_of_the_deterministic_one(tmp_path):
-    net = models.resnet50()
-    bayesify.save(net, tmp_path / "network")
-    bayesify.save(bayesify.bayesianize(net, posteriors.InducingWeights(64, 64, init="random")), tmp_path / "bayesian")
+def test_the_file_of_the_bayesian_resnet50_is_a_quarter_of_the_deterministic_one(resnet50, tmp_path):
+    bayesify.save(resnet50, tmp_path / "network")
+    bnn = bayesify.bayesianize(resnet50, posteriors.InducingWeights(64, 64, init="random"))
+    bayesify.save(bnn, tmp_path / "bayesian")
     sizes = {name: (tmp_path / name).stat().st_size for name in ("network", "bayesian")}
     assert sizes["bayesian"] <= 0.246 * sizes["network"]
 

@@ -5,6 +5,9 @@ python -m bayesify_papers.inducing_weights.parameters [--sizes 16 32 64 128 256]
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
+
+from torch import nn
 
 from bayesify import bayesianize, count_parameters, prune
 from bayesify.models import resnet50
@@ -26,6 +29,11 @@ BIASES = 20
 """What a count may differ by: the paper prunes no bias of FFG-W, of which there are 10 means and 10 standard deviations."""
 
 
+@cache
+def _network() -> nn.Module:
+    return resnet50()
+
+
 def count(posterior: Posterior | None, keep: float = 1.0) -> int:
     """Trainable scalars of the network under a posterior, or of the network itself.
 
@@ -33,7 +41,7 @@ def count(posterior: Posterior | None, keep: float = 1.0) -> int:
         posterior: Over all weights but those of normalization layers; `None` for the plain network.
         keep: Share of what can be pruned that is kept.
     """
-    net = resnet50()
+    net = _network()
     if posterior is None:
         return count_parameters(net)
     bnn = bayesianize(net, posterior)

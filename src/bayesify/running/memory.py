@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -167,11 +167,20 @@ class _CountBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
-        known = {_storage(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
-        for leaf in pytree.tree_leaves(output):
-            if isinstance(leaf, Tensor) and _storage(leaf) not in known:  # a view holds no memory of its own
+        known = {_storage(leaf) for leaf in _tensors((*args, *(kwargs or {}).values()))}
+        for leaf in _tensors((output,)):
+            if _storage(leaf) not in known:  # a view holds no memory of its own
                 self.bytes += leaf.numel() * leaf.element_size()
         return output
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Those among an operation's arguments or results, which are tensors and lists of them; faster than a tree of any kind."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
 
 
 def _storage(tensor: Tensor) -> int:
