@@ -1,5 +1,7 @@
 """What a draw, a prediction and a training step cost next to a deterministic network, on the CPU."""
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 
@@ -9,6 +11,9 @@ from bayesify import models, posteriors
 from .runs import parser
 from .timing import adam_step, elbo_step, passes, ratios, record, small_cnn
 
+WITHOUT_KERNELS = {"rank_one": posteriors.RankOne, "dropout": posteriors.Dropout}
+"""Posteriors whose noise is vectors: what their draws cost beside passes, the passes left out."""
+
 
 def mlp_figures(seconds: float) -> dict[str, float]:
     net = models.mlp([784, 256, 256, 10])
@@ -17,10 +22,12 @@ def mlp_figures(seconds: float) -> dict[str, float]:
         bayesify.bayesianize(net, posteriors.MeanField(local_reparameterization=way), likelihood="categorical")
         for way in (False, True)
     )
+    others = [bayesify.bayesianize(net, make(), likelihood="categorical").eval() for make in WITHOUT_KERNELS.values()]
     with torch.no_grad():
         draws = bnn.draw(16)
         ways = (lambda: draws(x), lambda: bnn.draw(16)(x), lambda: bnn.draw(16, antithetic=True)(x))
         existing, fresh, pairs = ratios(passes(net, x, 16), *ways, seconds=seconds)
+        drawn = ratios(passes(net, x, 16), *(partial(other.draw, 16) for other in others), seconds=seconds)
     plain = adam_step(net, lambda: F.cross_entropy(net(x), y))
     weight_step, local_step = ratios(plain, elbo_step(bnn, x, y), elbo_step(local, x, y), seconds=seconds)
     return {
@@ -29,6 +36,7 @@ def mlp_figures(seconds: float) -> dict[str, float]:
         "mlp_16_fresh_draws_antithetic": pairs,
         "mlp_mean_field_step": weight_step,
         "mlp_mean_field_step_local": local_step,
+        **{f"mlp_16_draws_alone_{name}": ratio for name, ratio in zip(WITHOUT_KERNELS, drawn, strict=True)},
     }
 
 

@@ -20,6 +20,8 @@ ON_CPU = {
     "mlp_16_fresh_draws_antithetic": "the same in antithetic pairs",
     "mlp_mean_field_step": "training step of it, one draw of the weights",
     "mlp_mean_field_step_local": "the same with local reparameterization",
+    "mlp_16_draws_alone_rank_one": "16 fresh draws of it, `RankOne`, without their passes",
+    "mlp_16_draws_alone_dropout": "16 fresh draws of it, `Dropout`, without their passes",
     "conv_16_existing_draws": "16 draws that exist already, small convolutional network",
     "conv_16_fresh_draws": "16 fresh draws of it, `MeanField`",
 }
@@ -37,7 +39,10 @@ def tables() -> str:
         f"{gpu['hardware']['gpu']}, {_when(gpu)}, batch {gpu['batch']} (steps {gpu['step_batch']}), `{gpu['command']}`:",
         table(TITLES, rows),
         f"{cpu['hardware']['threads']} threads of a {cpu['hardware']['cpu']}, {_when(cpu)}, `{cpu['command']}`:",
-        table(["", "ratio"], [[title, number(cpu["figures"].get(key))] for key, title in ON_CPU.items()]),
+        table(
+            ["", "ratio"],
+            [[title, number(cpu["figures"][key])] for key, title in ON_CPU.items() if key in cpu["figures"]],
+        ),
     ]
     return "\n\n".join([*parts, captured(), aims_table(), reasons()])
 

@@ -75,7 +75,8 @@ class StackDraw(torch.autograd.Function):
     $\bar i = A_r \bar l$, $\bar o = - A_r^\top s \bar i$, and
     $\bar A_c = l^\top \bar W + \bar o^\top E$, $\bar A_r = i \bar l^\top - s \bar i o^\top$, $\bar B_c = \bar o^\top E_3$,
     $\bar s = \langle \bar W, E \rangle - \langle \bar i, A_r o \rangle$: three products with matrices of the weights' size
-    in place of four. Products of the rows' side are one for all groups.
+    in place of four. Products of the rows' side are one for all groups. The noise E is kept for the backward pass, in the type of
+    the products too where that is another: $\bar A_c$ and $\bar s$ are products with it.
     """
 
     @staticmethod

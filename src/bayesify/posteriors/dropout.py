@@ -22,7 +22,8 @@ class Dropout(Posterior):
     that would drop inputs of the data. Nor are layers before the last BatchNorm of a network, in the order of `named_modules()`,
     whose statistics suit no single mask (Li et al. 2019), unless all selected layers come before it. q has no density; what
     stands in for the KL is $-\mathbb{E}_q \log p(W)$, so that a rate of 0 is `Point`. Stored: `value` (M), starting at the
-    network's weights.
+    network's weights. Noise is one number for each input of a layer: on a GPU there is no kernel of its own for it, and repeated
+    draws are captured as CUDA graphs.
 
     Args:
         rate: Probability that an input is dropped.

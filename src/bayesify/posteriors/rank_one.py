@@ -28,6 +28,9 @@ class RankOne(Posterior):
     `row_mean`, `col_mean` freely, starting at 1 (10 % apart if there are several
     components, 3 % in networks with BatchNorm); `row_raw_std`, `col_raw_std` through softplus.
 
+    Noise is two vectors for a matrix, so that a draw takes what writing the weights takes: there is no kernel of its own on a GPU,
+    where repeated draws are captured as CUDA graphs (`running/captured_draws.py`).
+
     Shapes:
         value: [rows, cols]; row_mean, row_raw_std: [K, rows]; col_mean, col_raw_std: [K, cols].
 
