@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import copyreg
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +28,22 @@ def fixed_seed() -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
+
+
+@pytest.fixture
+def add_method() -> Iterator[Callable[[Any], Any]]:
+    """Registers a method for one test."""
+    from bayesify.registry import METHODS, register
+
+    added: list[str] = []
+
+    def add(method: Any) -> Any:
+        added.append(register(method).name)
+        return method
+
+    yield add
+    for name in added:
+        del METHODS[name]
 
 
 @pytest.fixture(scope="session")

@@ -215,6 +215,11 @@ def test_few_files_stand_outside_the_rooms() -> None:
     assert len(list(ROOT.glob("*.py"))) <= 10
 
 
+def test_tests_mirror_the_package() -> None:
+    rooms = {path.name for path in ROOT.iterdir() if (path / "__init__.py").is_file()}
+    assert rooms - {path.name for path in Path(__file__).parent.iterdir() if any(path.glob("test_*.py"))} == set()
+
+
 def test_the_folder_of_posteriors_lists_the_methods() -> None:
     """One file or package per family; what they share is in `common`."""
     files = {path.stem for path in (ROOT / "posteriors").iterdir() if path.suffix == ".py" or path.is_dir()}
