@@ -247,7 +247,7 @@ def test_device_moves_the_network():
         ({"optimizer": lambda p: torch.optim.LBFGS(p)}, "LBFGS"),
         ({"optimizer": torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1)}, "no parameter of this network"),
         ({"validation": []}, "validation loader yields no examples"),
-        ({"device": "gpu"}, "device='gpu' is no device of torch; give 'cpu', 'cuda' for a GPU"),
+        ({"device": "gpu"}, "device='gpu'; give a device such as 'cpu' or 'cuda:0'"),
         ({"checkpoint": "."}, "checkpoint='.' is a folder; give the path of a file"),
     ],
 )

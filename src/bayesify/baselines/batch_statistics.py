@@ -19,19 +19,10 @@ from bayesify.weights.batch_statistics import running_statistics, tracking_layer
 def refresh_statistics(
     runner: Runner, weights: Mapping[str, Tensor], loader: Iterable[Any], read_batch: BatchReader | None = None
 ) -> list[dict[str, Tensor]]:
-    """Mean and variance of every BatchNorm layer's inputs over a dataset, for each draw.
+    """Mean and variance of every BatchNorm layer's inputs over a dataset, for each draw: buffers by name.
 
     One pass over the loader per draw, BatchNorm layers in training mode and everything else in evaluation mode. Batches
     count by their size, so that the means are those of the dataset and the variances the batches' mean ones.
-
-    Args:
-        runner: The network.
-        weights: By name, each [S, *shape].
-        loader: Batches of training data.
-        read_batch: A function from what the loader yields to inputs and targets.
-
-    Returns:
-        Buffers by name, one dict per draw.
 
     Raises:
         ValueError: If the loader yields nothing.

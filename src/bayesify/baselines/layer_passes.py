@@ -122,15 +122,10 @@ def layer_rules(network: nn.Module, weights: Mapping[str, Weight]) -> dict[str, 
 
 
 def squared_gradients(rule: Rule, leaf: str, calls: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Sum over examples of the squared gradient of one weight: its shape.
+    """Sum over examples of the squared gradient of one weight of a layer: its shape.
 
-    A linear layer that sees each example once needs one product of squares; anything else forms the gradients of as many
+    A linear layer that sees each example once needs one product of squares; anything else materializes the gradients of as many
     examples at a time as fit into `EXAMPLES_BYTES`.
-
-    Args:
-        rule: Of the layer.
-        leaf: The weight's own name there.
-        calls: What the layer kept and the gradients at its output, call by call.
     """
     if len(calls) == 1 and isinstance(rule.module, nn.Linear) and calls[0][1].ndim == 2:
         kept, grad = calls[0][0].squeeze(1), widen(calls[0][1]).square()

@@ -227,14 +227,9 @@ class NaturalGradient(ABC):
         return self.num_data / self.kl_weight
 
     def average(self, kind: str, name: str, value: Tensor, decay: float, times: int | None = None) -> Tensor:
-        """A moving average brought up to date and freed of its start at 0 (as Adam does).
+        """A moving average of a kind of moment brought up to date by an observation, and freed of its start at 0 (as Adam does).
 
-        Args:
-            kind: Which moment.
-            name: Of which weight or layer.
-            value: The new observation.
-            decay: Weight of the past.
-            times: How often it was brought up to date, this time included; the number of steps by default.
+        `times`: how often it was brought up to date, this time included; the number of steps by default.
         """
         known = self.moments.setdefault(kind, {})
         past = known.get(name)

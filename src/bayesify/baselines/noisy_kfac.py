@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bayesify.arguments.checks import Count, DataCount, NonNegative, Positive, Probability, checked
 from bayesify.baselines.layer_passes import EXAMPLES_BYTES, LayerPass
 from bayesify.baselines.natural_gradient import NaturalGradient
-from bayesify.jacobians.rules import Rule, widen
+from bayesify.jacobians.rules import Rule, layer_factors, widen
 from bayesify.likelihoods import Categorical, Likelihood
 from bayesify.likelihoods.base import as_float
 from bayesify.maths.cholesky import stable_cholesky
@@ -201,11 +201,7 @@ class NoisyKFAC(NaturalGradient):
             rows = max(1, EXAMPLES_BYTES // (4 * layer.cols * max(1, grad[0].numel() // layer.rows)))
             for start in range(0, examples, rows):
                 part = slice(start, start + rows)
-                factors = self._rules[path].factors(kept[part], grad[None, part])
-                assert factors is not None
-                a = factors[0]
-                ones = a.new_ones(*a.shape[:-1], 1)
-                a = torch.cat([ones if weight.is_bias else a for weight in layer.weights], dim=-1).flatten(0, 1)
+                a = layer_factors(self._rules[path], kept[part], grad[None, part], layer)[0].flatten(0, 1)
                 total = total + a.T @ a / examples
         return torch.as_tensor(total)
 

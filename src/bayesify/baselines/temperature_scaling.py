@@ -254,9 +254,7 @@ def rescale(
 
 
 def _nll(
-    found: list[tuple[Predictive, Tensor]],
-    temperature: float | Tensor = 1.0,
-    variance_scale: float | Tensor = 1.0,
+    found: list[tuple[Predictive, Tensor]], temperature: float | Tensor = 1.0, variance_scale: float | Tensor = 1.0
 ) -> Tensor:
     terms = []
     for prediction, y in found:

@@ -148,7 +148,10 @@ class DeepGP(nn.Module, Predictor, Trainable):
                 precision = torch.ones_like(precision)
                 if targets is not None:
                     start, counts = around_centers(inputs, targets, centers)
-                    precision = (counts * self._typical_precision()).clamp_min(1e-2)
+                    likelihood, curvature = self.likelihood, 0.25  # of log p(y | f)
+                    if isinstance(likelihood, Gaussian):
+                        curvature = 1 / float(likelihood.noise.detach().mean())
+                    precision = (counts * curvature).clamp_min(1e-2)
             if self.inducing == "global":
                 layers.append(GlobalLayer(self.kernel, start, precision, num_inputs, **more))
             else:
@@ -159,10 +162,6 @@ class DeepGP(nn.Module, Predictor, Trainable):
                 data, below = data @ matrix, below @ matrix
         self.layers = nn.ModuleList(layers)
         self.inducing_inputs = nn.Parameter(centers.clone()) if self.inducing == "global" else None
-
-    def _typical_precision(self) -> float:
-        """Curvature of the log-likelihood in f of one example, for the start of the last layer."""
-        return 1 / float(self.likelihood.noise.detach().mean()) if isinstance(self.likelihood, Gaussian) else 0.25
 
     # -- drawing ---------------------------------------------------------------------------------------------------
 
@@ -271,20 +270,15 @@ class DeepGP(nn.Module, Predictor, Trainable):
         else:
             values = self._draw_values(mean, variance, generator)
             data = objectives.expected_log_likelihood(values, y, likelihood, num_data, example_weights)
-        if should_check(data):
-            self._check_result(data - kl)
+        if should_check(data) and not bool(torch.isfinite(data - kl).all()):
+            self._check_parameters()
+            raise ValueError("elbo is not finite although all parameters are; standardize the inputs and targets")
         return data, kl
 
     @staticmethod
     def _draw_values(mean: Tensor, variance: Tensor, generator: Randomness) -> Tensor:
         noise = standard_normal(mean.numel(), mean, generator).view(mean.shape)
         return mean + variance.clamp_min(1e-12).sqrt() * noise
-
-    def _check_result(self, value: Tensor) -> None:
-        if bool(torch.isfinite(value).all()):
-            return
-        self._check_parameters()
-        raise ValueError("elbo is not finite although all parameters are; standardize the inputs and targets")
 
     def _check_parameters(self) -> None:
         for name, parameter in self.named_parameters():

@@ -12,15 +12,9 @@ from bayesify.predictive.regression import RegressionPredictive, halves
 
 
 class ProcessPredictive(RegressionPredictive):
-    r"""$p(y) = \frac1S \sum_s \mathcal{N}(y; \mu_s, v_s + \text{noise})$.
+    r"""$p(y) = \frac1S \sum_s \mathcal{N}(y; \mu_s, v_s + \text{noise})$, all [S, B, O], the noise a scalar or [O].
 
     Mean and variance are those of f given each draw of the layers below. With one layer there is nothing to draw.
-
-    Args:
-        mean: $\mu_s$, [S, B, O].
-        variance: $v_s$, [S, B, O].
-        noise: A scalar, or [O].
-        seed: Of `outputs`.
     """
 
     is_mixture = False

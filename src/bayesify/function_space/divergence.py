@@ -92,17 +92,10 @@ def _factorize(covariance: Tensor, jitter: float, whose: str) -> Tensor:
 def gaussian_kl(
     kind: str, ours: tuple[Tensor, Tensor], prior: tuple[Tensor, Tensor], num_weights: int, jitter: float | None
 ) -> Tensor:
-    """KL between Gaussians over function values, a scalar in nats.
-
-    Args:
-        kind: See `FunctionSpaceVI`.
-        ours: Mean [B, O], and variance [B, O], covariance [O, B, B] or [B O, B O].
-        prior: The same of the prior.
-        num_weights: Weights that our covariance comes from, its rank at most.
-        jitter: See `FunctionSpaceVI`.
+    """KL between Gaussians over function values, a scalar in nats: mean [B, O], and variance or covariance; see `FunctionSpaceVI`.
 
     Raises:
-        ValueError: If there are more function values than weights and no jitter.
+        ValueError: If there are more function values than weights, which bound the rank of our covariance, and no jitter.
     """
     (mean, found), (prior_mean, prior_found) = ours, prior
     if kind == "diagonal":

@@ -181,21 +181,16 @@ class FunctionSpaceVI(Drawable, Trainable):
         means, variances = self._means(), self._variances()
         rows = self._rows(args, kwargs, means, self.memory if memory is None else parse_bytes(memory))
         if torch.is_grad_enabled() or kind in ("full", "joint") or rows >= batch_size(args, kwargs):
-            return self._moments(args, kwargs, kind, means, variances)
-        parts = [self._moments(*part, kind, means, variances) for part in split_rows(args, kwargs, rows)]
+            return self._moments((args, kwargs), kind, means, variances)
+        parts = [self._moments(part, kind, means, variances) for part in split_rows(args, kwargs, rows)]
         mean, found = (torch.cat(list(kept)) for kept in zip(*parts, strict=True))
         return mean, found
 
     def _moments(
-        self,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        kind: Covariance,
-        means: Mapping[str, Tensor],
-        variances: Mapping[str, Tensor],
+        self, inputs: tuple[Any, Any], kind: Covariance, means: Mapping[str, Tensor], variances: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
         self._jacobians.check_deterministic()
-        point = self._jacobians.at(args, kwargs, means, differentiable=torch.is_grad_enabled())
+        point = self._jacobians.at(*inputs, means, differentiable=torch.is_grad_enabled())
         gradients = point.pull(point.identity())
         found = output_covariance(self._jacobians, gradients, variances, kind, self.memory)
         mean = point.outputs.reshape(point.outputs.shape[0], -1).to(found.dtype)  # [B, O]
@@ -238,13 +233,13 @@ class FunctionSpaceVI(Drawable, Trainable):
             self._settle(args, kwargs)
             means, variances = self._means(), self._variances()
             rows = self._rows(args, kwargs, means, self.memory)
+            part, given = self._kl_of(means, variances)
             if self.covariance == "diagonal" and rows < batch_size(args, kwargs):
-                pieces = list(split_rows(args, kwargs, rows))
-                kl = SumOfPieces.apply(self._kl_of(means, variances), pieces, *self._given(means, variances))
+                kl = SumOfPieces.apply(part, list(split_rows(args, kwargs, rows)), *given)
             elif self._records:
-                kl = self._capture(self._kl_of(means, variances), (args, dict(kwargs)), self._given(means, variances))
+                kl = self._capture(part, (args, dict(kwargs)), given)
             else:
-                kl = self._kl(args, kwargs, means, variances)
+                kl = self._kl((args, kwargs), means, variances)
         except ValueError as error:
             if str(error).startswith("inputs of"):
                 raise ValueError(f"context {error}") from error
@@ -252,39 +247,26 @@ class FunctionSpaceVI(Drawable, Trainable):
         check_kl(kl)
         return kl
 
-    def _kl(
-        self,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        means: Mapping[str, Tensor],
-        variances: Mapping[str, Tensor],
-    ) -> Tensor:
+    def _kl(self, inputs: tuple[Any, Any], means: Mapping[str, Tensor], variances: Mapping[str, Tensor]) -> Tensor:
         kind = self.covariance
-        mean, found = self._moments(args, kwargs, kind, means, variances)
-        prior_mean, prior_found = self.prior.moments(args, kwargs, mean.detach(), kind)
+        mean, found = self._moments(inputs, kind, means, variances)
+        prior = self.prior.moments(*inputs, mean.detach(), kind)
         weights = sum(value.numel() for value in variances.values())
-        return gaussian_kl(kind, (mean, found), (prior_mean, prior_found), weights, self.jitter)
-
-    def _given(self, means: Mapping[str, Tensor], variances: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """All that the KL is differentiated by."""
-        return *means.values(), *variances.values(), *self._points().values()
-
-    def _points(self) -> dict[str, Tensor]:
-        """Parameters of the network that are trained as points."""
-        return {name: value for name, value in self.bnn.network.named_parameters() if value.requires_grad}
+        return gaussian_kl(kind, (mean, found), prior, weights, self.jitter)
 
     def _kl_of(
         self, means: Mapping[str, Tensor], variances: Mapping[str, Tensor]
-    ) -> Callable[[tuple[Any, Any], Sequence[Tensor]], Tensor]:
-        """The KL as a function of inputs and of tensors in the order of `_given`."""
-        points, first, second = list(self._points()), len(means), len(means) + len(variances)
+    ) -> tuple[Callable[[tuple[Any, Any], Sequence[Tensor]], Tensor], tuple[Tensor, ...]]:
+        """The KL as a function of inputs and of all tensors that it is differentiated by, and these."""
+        points = {name: value for name, value in self.bnn.network.named_parameters() if value.requires_grad}
+        first, second = len(means), len(means) + len(variances)
 
         def part(inputs: tuple[Any, Any], given: Sequence[Tensor]) -> Tensor:
             moved = dict(zip(points, given[second:], strict=True))
             values = {**moved, **dict(zip(means, given[:first], strict=True))}
-            return self._kl(*inputs, values, dict(zip(variances, given[first:second], strict=True)))
+            return self._kl(inputs, values, dict(zip(variances, given[first:second], strict=True)))
 
-        return part
+        return part, (*means.values(), *variances.values(), *points.values())
 
     # -- the objective ---------------------------------------------------------------------------------------------
 

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from bayesify.weights.catalog import Layer
+
 ENTRIES_AT_ONCE = 2**24
 """Products that gathering chosen entries holds at a time."""
 
@@ -272,6 +274,15 @@ def rule_for(module: nn.Module) -> Rule | None:
 def widen(tensor: Tensor) -> Tensor:
     """Half precision as float32, in which products are added up."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def layer_factors(rule: Rule, kept: Tensor, g: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+    """Inputs [B, T, d_in], with ones in place of a bias, and gradients [K, B, T, d_out] of one call of a linear map."""
+    factors = rule.factors(kept.detach(), g.detach())
+    assert factors is not None
+    a, slopes = factors
+    ones = a.new_ones(*a.shape[:2], 1)
+    return torch.cat([ones if weight.is_bias else a for weight in layer.weights], dim=-1), slopes
 
 
 def fold_product(g: Tensor, a: Tensor) -> Tensor:

@@ -129,18 +129,10 @@ class _Convolution(torch.autograd.Function):
                 by_x = torch.convolution(g, weight, None, stride, padding, dilation, True, missing, groups)
         if not ctx.pulling.on:
             if ctx.needs_input_grad[1]:
+                sizes, none = (stride, padding, dilation), [0] * len(stride)
+                wanted = [False, True, False]
                 by_weight = torch.ops.aten.convolution_backward(
-                    g,
-                    x,
-                    weight,
-                    None,
-                    stride,
-                    padding,
-                    dilation,
-                    False,
-                    [0] * len(stride),
-                    groups,
-                    [False, True, False],
+                    g, x, weight, None, *sizes, False, none, groups, wanted
                 )[1]
             if ctx.needs_input_grad[2]:
                 by_bias = g.flatten(2).sum((0, 2))

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from bayesify.jacobians import Gradients
-from bayesify.jacobians.rules import fold_product
-from bayesify.laplace.curvature import KroneckerBlock, has_factors, layer_factors
+from bayesify.jacobians.rules import fold_product, layer_factors
+from bayesify.laplace.curvature import KroneckerBlock, has_factors
 from bayesify.laplace.subset import Subset
 from bayesify.maths.cholesky import stable_cholesky
 from bayesify.maths.eigen import stable_eigh
@@ -255,11 +255,7 @@ class KroneckerCovariance(WeightCovariance):
     """
 
     def __init__(
-        self,
-        subset: Subset,
-        blocks: list[KroneckerBlock],
-        diagonal: dict[str, Tensor],
-        prior: Tensor,
+        self, subset: Subset, blocks: list[KroneckerBlock], diagonal: dict[str, Tensor], prior: Tensor
     ) -> None:
         super().__init__(subset, prior)
         self.blocks, self.diagonal, self._prior_of = blocks, diagonal, subset.split(prior)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bayesify.jacobians import Gradients, Jacobians, Linearization
-from bayesify.jacobians.rules import Rule
+from bayesify.jacobians.rules import layer_factors
 from bayesify.laplace.subset import Subset
 from bayesify.likelihoods import Likelihood
 from bayesify.running.inputs import as_inputs, check_inputs
@@ -336,17 +336,6 @@ CURVATURES: dict[str, Callable[[Pieces, Subset, OutputCurvature], tuple[Any, Dat
     "kronecker": kronecker_curvature,
 }
 """Functions to a curvature and the data term by the structure of the covariance."""
-
-
-def layer_factors(rule: Rule, kept: Tensor, g: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-    """Inputs [B, T, d_in], a column of ones for a bias included, and gradients [K, B, T, d_out] of one call of a layer."""
-    factors = rule.factors(kept.detach(), g.detach())
-    assert factors is not None
-    a, slopes = factors
-    columns = [a] if any(not weight.is_bias for weight in layer.weights) else []
-    if any(weight.is_bias for weight in layer.weights):
-        columns.append(a.new_ones(*a.shape[:2], 1))
-    return torch.cat(columns, dim=-1), slopes
 
 
 def has_factors(layer: Layer, gradients: Gradients) -> bool:

@@ -16,13 +16,9 @@ Precision = float | dict[str, float]
 
 
 def check_precision(value: Any, weights: Mapping[str, Weight], values: Mapping[str, Tensor]) -> Precision:
-    """A prior precision as numbers.
+    """A prior precision as numbers, from a form that `Laplace` takes.
 
-    Args:
-        value: A number; a mapping from a weight's name, the name of a module above it, or a pattern, to a number; or `"size"` for
-            the inverse mean square of each layer's weights.
-        weights: All of them.
-        values: Theirs.
+    Keys are names of weights or of modules above them, or patterns; `"size"` is the inverse mean square of each layer's weights.
 
     Raises:
         ValueError: If a number is not positive, a key matches no weight, or a weight has no number.

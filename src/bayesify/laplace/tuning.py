@@ -190,10 +190,7 @@ def scores_on(
             total = 0.0
             for part in batches:
                 made = laplace.predict(
-                    part.x,
-                    num_draws,
-                    generator=torch.Generator(laplace.device).manual_seed(seed),
-                    method=prediction,
+                    part.x, num_draws, generator=torch.Generator(laplace.device).manual_seed(seed), method=prediction
                 )
                 total += float(part.counts @ made.log_prob(part.y).cpu().double())
             return total / total_count(batches)

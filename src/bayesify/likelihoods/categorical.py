@@ -162,18 +162,10 @@ class Categorical(Likelihood):
 
 
 def _proportional_sample(probs: Tensor, count: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    r"""Some classes and weights w with $\mathbb{E} \sum_c w_c f(c) = \sum_c p_c f(c)$ for every f, by systematic sampling.
+    r"""K classes and weights w [..., K] with $\mathbb{E} \sum_c w_c f(c) = \sum_c p_c f(c)$ for every f, by systematic sampling.
 
     The n likeliest classes, each with more than the share of the later ones, are certain; the others are met by steps of that
     share from a random start (Madow 1949).
-
-    Args:
-        probs: [..., C].
-        count: K.
-        generator: Of the start.
-
-    Returns:
-        Classes and weights, each [..., K].
     """
     ordered, classes = probs.sort(-1, descending=True)
     tails = ordered.flip(-1).cumsum(-1)  # of the least likely ones: 1 less the others would be rounding

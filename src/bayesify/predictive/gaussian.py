@@ -51,8 +51,7 @@ class OutputGaussian:
     def logits(self, axis: int | None) -> tuple[Tensor, Tensor]:
         """Means [B, ..., K] and covariances [B, P, K, K] over the classes at each of an example's positions.
 
-        Args:
-            axis: That of the classes, counted from the end; `None`: each output is the difference of two logits.
+        The axis of the classes is counted from the end; without one each output is the difference of two logits.
         """
         if axis is None:
             halves = 0.5 * torch.stack((-self.mean, self.mean), -1)

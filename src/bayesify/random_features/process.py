@@ -144,15 +144,8 @@ class RandomFeatureGP(BayesianNetwork):
     ) -> tuple[Tensor, Tensor]:
         """The two terms of `elbo` apart: [1] each in closed form, whatever `num_draws`; else [S]."""
         if not self.has_exact_bound:
-            return super().elbo_terms(
-                x,
-                y,
-                num_data=num_data,
-                num_draws=num_draws,
-                example_weights=example_weights,
-                generator=generator,
-                antithetic=antithetic,
-            )
+            options: dict[str, Any] = {"num_draws": num_draws, "generator": generator, "antithetic": antithetic}
+            return super().elbo_terms(x, y, num_data=num_data, example_weights=example_weights, **options)
         assert isinstance(self.likelihood, Gaussian)
         check_inputs((x,), {})
         mean, variance = self.function_moments(x)

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
-from bayesify.arguments.checks import Count, Positive, checked
+from bayesify.arguments.checks import Count, Device, Positive, checked
 from bayesify.predictor import Trainable
 from bayesify.training.batches import check_repeatable, count_batches
 
@@ -87,11 +85,8 @@ class Devices:
     """
 
     count: Count
-    kind: str | None = None
+    kind: Device | None = None
     launch: Literal["script", "fork"] = "script"
-
-    def __post_init__(self) -> None:
-        parse_device(self.kind)
 
 
 @checked
@@ -134,15 +129,3 @@ def check_precision(precision: str) -> None:
         )
     if precision not in ("float32", "bf16"):
         raise ValueError(f"fit: precision={precision!r}; give 'float32' or 'bf16'")
-
-
-def parse_device(device: str | torch.device | None) -> torch.device | None:
-    """A device of torch from its name."""
-    if device is None:
-        return None
-    try:
-        return torch.device(device)
-    except (RuntimeError, TypeError):
-        raise ValueError(
-            f"fit: device={device!r} is no device of torch; give 'cpu', 'cuda' for a GPU, or 'cuda:1' for the second one"
-        ) from None

@@ -257,9 +257,7 @@ def total_count(batches: Iterable[Batch]) -> float:
 def min_examples(loader: Any, seen: int | None = None) -> int | None:
     """Examples that a loader's dataset has at least, `None` if that is not known.
 
-    Args:
-        loader: The loader; the lengths of its dataset and its sampler count, where it cuts the batches itself.
-        seen: Examples of one epoch, once there was one: for loaders that do not say, or whose batches are chosen elsewhere.
+    The lengths of a loader's dataset and its sampler count, where it cuts the batches itself, else the examples seen in an epoch.
     """
     dataset: Any = getattr(loader, "dataset", None)
     sampler: Any = getattr(loader, "sampler", None)

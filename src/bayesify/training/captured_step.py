@@ -23,12 +23,7 @@ class CapturedSteps:
 
     A graph works on fixed memory: a batch is copied to where its graph reads it, and all else that changes between steps must be
     a tensor that changes in place. Steps that wait for the device, or whose batches hold more than tensors, are not
-    captured; `reason` says why.
-
-    Args:
-        run: The step, free of waits for the device once values are not looked at.
-        module: Owner of parameters, buffers and modes; graphs are made again when these move.
-        generator: Source of draws.
+    captured; `reason` says why. Graphs are made again when parameters, buffers or modes of the module move.
     """
 
     def __init__(self, run: Run, module: nn.Module, generator: torch.Generator) -> None:

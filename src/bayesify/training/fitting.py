@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.multiprocessing import ProcessRaisedException
 
-from bayesify.arguments.checks import Count, CountOrZero, DataCount, NonNegative, Positive, Seed, checked
+from bayesify.arguments.checks import Count, CountOrZero, DataCount, Device, NonNegative, Positive, Seed, checked
 from bayesify.predictor import Trainable
 from bayesify.storage import tensor_files
 from bayesify.storage.atomic import remove_leftovers
@@ -21,14 +21,13 @@ from bayesify.training.arguments import (
     Validation,
     check_model,
     check_precision,
-    parse_device,
 )
 from bayesify.training.batches import BatchReader, check_num_data, check_repeatable, count_examples, min_examples
 from bayesify.training.checkpoints import Checkpoint, model_state, set_model_state
 from bayesify.training.distributed import FabricProcesses, Processes, count_nodes, make_fabric
 from bayesify.training.history import History
 from bayesify.training.loop import Callback, TrainingLoop
-from bayesify.training.optimizers import check_optimizer, make_optimizer, make_scheduler
+from bayesify.training.optimizers import make_optimizer, make_scheduler
 from bayesify.training.schedules import KLSchedule
 from bayesify.training.state import Settings
 from bayesify.training.step import Update
@@ -49,7 +48,7 @@ def fit(
     validation: Iterable[Any] | Validation | None = None,
     patience: Count | None = None,
     num_draws: Count | None = None,
-    device: str | torch.device | Devices | None = None,
+    device: Device | Devices | None = None,
     checkpoint: str | Path | Checkpointing | None = None,
     seed: Seed | None = None,
     progress: bool = True,
@@ -135,7 +134,6 @@ def fit(
     """
     check_model(model, map_epochs)
     check_precision(precision)
-    check_optimizer(optimizer)
     if epochs + map_epochs == 0:
         raise ValueError("fit: epochs=0 and map_epochs=0; give at least one epoch")
     if patience is not None and validation is None:
@@ -171,7 +169,7 @@ def fit(
 
     def train(processes: Processes) -> History:
         if device is not None or processes.count > 1:
-            model.module.to(processes.device(parse_device(devices.kind)))
+            model.module.to(processes.device(None if devices.kind is None else torch.device(devices.kind)))
         own = update is not None and update.takes_steps
         made = None if own else make_optimizer(optimizer, model.module, learning_rate)
         loop = TrainingLoop(

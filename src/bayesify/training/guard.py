@@ -16,12 +16,7 @@ _Slot = tuple[nn.Module, str, Tensor]
 
 
 class NotFiniteError(ValueError):
-    """Gradients of a batch are not finite; neither parameters nor buffers nor the optimizer have seen them.
-
-    Args:
-        names: Parameters whose gradients they are.
-        batch: Which batch it was, as `Guard.check` was told.
-    """
+    """Gradients of a batch are not finite; neither parameters nor buffers nor the optimizer have seen them."""
 
     def __init__(self, names: list[str], batch: int) -> None:
         more = f" and {len(names) - 3} more parameters" if len(names) > 3 else ""
@@ -70,12 +65,9 @@ class Guard:
         self.finite.fill_(True)
 
     def check(self, batch: int | Tensor) -> Tensor:
-        """Look at the gradients as they are; the norm of all of them.
+        """Look at the gradients as they are; the norm of all of them. `batch` was added last, a tensor in a captured step.
 
         The norm is over squares, which is what optimizers keep: a gradient whose square overflows counts as not finite.
-
-        Args:
-            batch: Which batch was added to them last; a tensor where the look is captured.
 
         Raises:
             NotFiniteError: If they are not finite and this can be told at once; buffers are set back.

@@ -17,14 +17,7 @@ from bayesify.training.members import Members
 
 
 def make_folds(num_rows: int, num_folds: int, seed: int, groups: np.ndarray | None = None) -> np.ndarray:
-    """Which fold each row belongs to, [N]: of equal size up to one row, at random.
-
-    Args:
-        num_rows: N.
-        num_folds: K, at most N.
-        seed: Of the order.
-        groups: Codes [N], such as classes, of which every fold gets its share.
-    """
+    """Which of K folds each row belongs to, [N]: of equal size up to one row, at random, with their share of groups, [N]."""
     order = np.random.default_rng(seed).permutation(num_rows)
     if groups is not None:
         order = order[np.argsort(groups[order], kind="stable")]

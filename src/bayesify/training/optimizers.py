@@ -8,15 +8,6 @@ import torch
 from torch import Tensor, nn
 
 
-def check_optimizer(choice: Any) -> None:
-    """Raise `TypeError` for what is neither an optimizer nor a function to one."""
-    if choice is not None and not isinstance(choice, torch.optim.Optimizer) and not callable(choice):
-        raise TypeError(
-            f"fit: optimizer={choice!r}; give an optimizer, or a function to one such as "
-            "lambda parameters: torch.optim.Adam(parameters, lr=1e-3); by default it is Adam at learning_rate"
-        )
-
-
 def make_optimizer(choice: Any, module: nn.Module, learning_rate: float) -> torch.optim.Optimizer:
     """The optimizer of a module's trainable parameters: the given one, what a function makes, or fused Adam."""
     trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]

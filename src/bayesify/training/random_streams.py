@@ -76,11 +76,7 @@ def seeded_globals(seed: int) -> Iterator[None]:
 
 
 class PlainGenerator:
-    """A generator of NumPy or Python with the state of one of torch: bytes in a tensor.
-
-    Args:
-        source: A bit generator or a `RandomState` of NumPy, or Python's `random.Random`.
-    """
+    """A generator of NumPy or Python with the state of one of torch: bytes in a tensor."""
 
     def __init__(self, source: np.random.BitGenerator | np.random.RandomState | random.Random) -> None:
         self._source = source

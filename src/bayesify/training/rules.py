@@ -36,13 +36,7 @@ DWARFED = 10.0
 
 @dataclass(frozen=True)
 class Score:
-    """How well a network does on some examples.
-
-    Args:
-        nll: Mean negative log predictive density.
-        accuracy: Share of right labels, `None` in regression.
-        count: Examples.
-    """
+    """How well a network does on some examples: mean negative log predictive density, and accuracy, `None` in regression."""
 
     nll: float
     accuracy: float | None
@@ -123,10 +117,7 @@ def learned_little(nll: float, labels: Tensor) -> list[Finding]:
 def kl_dwarfs(nll: Sequence[float], kl: float, start: Score | None = None) -> list[Finding]:
     """A finding if the KL outweighs the data term and the fit to the data has suffered.
 
-    Args:
-        nll: Per example, in windows of equal length; the last counts.
-        kl: Weighted, per example, at the end.
-        start: Of the network that the training started from, on training data.
+    Both per example: the NLL in windows of equal length, of which the last counts, and the weighted KL at the end.
     """
     size = max(1, len(nll) // 8)
     smooth = [fmean(nll[place : place + size]) for place in range(0, len(nll) - size + 1, size)]

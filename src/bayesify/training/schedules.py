@@ -46,10 +46,7 @@ def cosine(share: float) -> float:
 def falling(epoch: float, map_epochs: int, epochs: int) -> float:
     """The factor on the learning rate by default: 1 in a MAP phase, then half a cosine to 0 at the end of the run.
 
-    Args:
-        epoch: Epochs of both phases that are done, a fraction within an epoch.
-        map_epochs: Of the MAP phase.
-        epochs: Of the variational phase; where it has none, the rate falls in the MAP phase.
+    `epoch` is how many of both phases are done, a fraction within one; without a variational phase the rate falls in the MAP phase.
     """
     if epochs == 0:
         return cosine(epoch / map_epochs)

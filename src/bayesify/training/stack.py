@@ -214,12 +214,7 @@ class ModelStack(nn.Module, Trainable):
     # -- running ---------------------------------------------------------------------------------------------------
 
     def together(
-        self,
-        batch: Batch,
-        phase: Phase,
-        num_data: int,
-        num_draws: int,
-        sources: Sequence[NoiseSource] | NoiseSource,
+        self, batch: Batch, phase: Phase, num_data: int, num_draws: int, sources: Sequence[NoiseSource] | NoiseSource
     ) -> tuple[Tensor, Tensor]:
         """The two terms of all models at once, [R, S] each; a subclass may know a faster way for some of them.
 

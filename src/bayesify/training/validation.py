@@ -74,10 +74,7 @@ class Totals:
 
 @torch.no_grad()
 def validate(
-    predict: Callable[[Any], Predictive],
-    loader: Iterable[Any],
-    device: torch.device,
-    reader: BatchReader | None = None,
+    predict: Callable[[Any], Predictive], loader: Iterable[Any], device: torch.device, reader: BatchReader | None = None
 ) -> Totals:
     """Scores of predictions for the batches of a validation loader, weighted by example weights.
 
