@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayesify.jacobians.general import example_gradients
-from bayesify.jacobians.rules import Rule, rule_for, widen
+from bayesify.jacobians.rules import Rule, rule_for
+from bayesify.maths.gamma import as_float
 from bayesify.running.outputs import select_output
 from bayesify.running.runner import Runner
 from bayesify.weights.catalog import Weight, owner_of
@@ -128,7 +129,7 @@ def squared_gradients(rule: Rule, leaf: str, calls: Sequence[tuple[Tensor, Tenso
     examples at a time as fit into `EXAMPLES_BYTES`.
     """
     if len(calls) == 1 and isinstance(rule.module, nn.Linear) and calls[0][1].ndim == 2:
-        kept, grad = calls[0][0].squeeze(1), widen(calls[0][1]).square()
+        kept, grad = calls[0][0].squeeze(1), as_float(calls[0][1]).square()
         return grad.sum(0) if leaf == "bias" else grad.T @ kept.square()
     examples = calls[0][1].shape[0]
     parameter_size = max(1, rule.dense(leaf, calls[0][0][:1], calls[0][1][None, :1]).numel())
@@ -154,7 +155,7 @@ def general_squares(
     wanted = {name: seen.weights[name].detach() for name in names}
     inner = Runner(runner.network, runner.weights, {**runner.point_values, **fixed})
     found = example_gradients(inner, wanted, *seen.inputs, seen.at_outputs.unsqueeze(0), output)
-    return {name: widen(value[0]).square().sum(0) for name, value in found.items()}
+    return {name: as_float(value[0]).square().sum(0) for name, value in found.items()}
 
 
 def _along(numbers: Tensor, value: Tensor) -> Tensor:

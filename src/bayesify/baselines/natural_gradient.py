@@ -11,8 +11,9 @@ from torch import Tensor
 
 from bayesify.arguments.checks import Count, DataCount, Inputs, NonNegative, Positive, Probability, checked
 from bayesify.baselines.layer_passes import LayerPass, layer_rules
-from bayesify.jacobians.rules import Rule, widen
+from bayesify.jacobians.rules import Rule
 from bayesify.likelihoods.objectives import check_example_weights
+from bayesify.maths.gamma import as_float
 from bayesify.maths.value_checks import find_not_finite
 from bayesify.network import BayesianNetwork
 from bayesify.posteriors.common.base import Posterior
@@ -326,5 +327,5 @@ class _NaturalSteps(Update):
 
 
 def _add(into: dict[str, Tensor], name: str, value: Tensor | None, factor: float, like: Tensor) -> None:
-    term = torch.zeros_like(widen(like.detach())) if value is None else widen(value) * factor
+    term = torch.zeros_like(as_float(like.detach())) if value is None else as_float(value) * factor
     into[name] = into[name] + term if name in into else term

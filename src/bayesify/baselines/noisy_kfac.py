@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from bayesify.arguments.checks import Count, DataCount, NonNegative, Positive, Probability, checked
 from bayesify.baselines.layer_passes import EXAMPLES_BYTES, LayerPass
 from bayesify.baselines.natural_gradient import NaturalGradient
-from bayesify.jacobians.rules import Rule, layer_factors, widen
+from bayesify.jacobians.rules import Rule, layer_factors
 from bayesify.likelihoods import Categorical, Likelihood
-from bayesify.likelihoods.base import as_float
 from bayesify.maths.cholesky import stable_cholesky
 from bayesify.maths.constraints import raw_relative_tril
 from bayesify.maths.eigen import stable_eigh
-from bayesify.maths.gamma import widened
+from bayesify.maths.gamma import as_float, widened
 from bayesify.maths.noise import standard_normal
 from bayesify.network import BayesianNetwork
 from bayesify.posteriors.matrix_normal import MatrixNormal
@@ -210,7 +209,7 @@ class NoisyKFAC(NaturalGradient):
         positions = 0
         for _, grad in calls:
             at_channels = grad if isinstance(self._rules[path].module, nn.Linear) else grad.movedim(1, -1)
-            flat = widen(at_channels).reshape(-1, at_channels.shape[-1])
+            flat = as_float(at_channels).reshape(-1, at_channels.shape[-1])
             positions += flat.shape[0] // grad.shape[0]
             total = total + flat.T @ flat / grad.shape[0]
         return torch.as_tensor(total) / positions

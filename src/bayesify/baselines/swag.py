@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from bayesify.configuration import make_likelihood, make_prior, restore_likeliho
 from bayesify.draws import Draws
 from bayesify.likelihoods import Gaussian, Likelihood
 from bayesify.likelihoods.objectives import expected_log_likelihood
+from bayesify.maths.gamma import as_float
 from bayesify.maths.noise import standard_normal
 from bayesify.maths.value_checks import should_check
 from bayesify.predictive.base import Predictive
@@ -99,9 +100,7 @@ class SWAG(Drawable):
         }
         if not self.weights:
             raise ValueError("SWAG: no parameter of the network is trainable; set requires_grad on some")
-        made = make_likelihood(likelihood)
-        assert made is not None
-        self.likelihood = copy.deepcopy(made).to(self._reference)
+        self.likelihood = cast(Likelihood, copy.deepcopy(make_likelihood(likelihood))).to(self._reference)
         self.history, self.count = History(), 0
         self.mean: dict[str, Tensor] = {}
         self.squared_deviations: dict[str, Tensor] = {}
@@ -457,4 +456,4 @@ def _iterate(net: nn.Module, weight: Weight) -> Tensor:
         raise ValueError(f"SWAG: {weight.name} is {shapes}; collect the network it was made from")
     if not bool(torch.isfinite(value).all()):
         raise ValueError(f"SWAG: {weight.name} is not finite; lower the learning rate")
-    return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
+    return as_float(value)

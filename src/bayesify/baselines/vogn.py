@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayesify.baselines.layer_passes import LayerPass, general_squares, squared_gradients
 from bayesify.baselines.natural_gradient import NaturalGradient
-from bayesify.jacobians.rules import widen
+from bayesify.maths.gamma import as_float
 from bayesify.posteriors.mean_field import MeanField
 
 
@@ -84,7 +84,7 @@ class VOGN(NaturalGradient):
         for name, value in seen.weights.items():
             path, _, leaf = name.rpartition(".")
             if name not in seen.used:
-                second_moments[name] = torch.zeros_like(widen(value.detach()))
+                second_moments[name] = torch.zeros_like(as_float(value.detach()))
             elif path in self._rules and not self.bnn.weights[name].aliases and calls[path]:
                 second_moments[name] = squared_gradients(self._rules[path], leaf, calls[path]).view(value.shape) / batch
             else:  # no rule, or a layer whose weights are used without calling it

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from bayesify.jacobians import Gradients, Jacobians
-from bayesify.jacobians.rules import LookupRule, fold_product, widen
+from bayesify.jacobians.rules import LookupRule, fold_product
 from bayesify.jacobians.trace import Use
+from bayesify.maths.gamma import as_float
 
 Covariance = Literal["diagonal", "full", "joint", "example"]
 
@@ -48,7 +49,7 @@ def output_covariance(
 
 
 def _of_weight(gradients: Gradients, name: str, variance: Tensor, kind: Covariance, memory: int) -> Iterator[Tensor]:
-    variance = widen(variance)
+    variance = as_float(variance)
     uses = gradients.uses(name)
     calls = gradients.calls(name)
     if len(calls) == 1 and uses[0].leaf == "weight":

@@ -202,13 +202,11 @@ class NeuralTangent(FunctionPrior):
         self._follow(outputs)
         point = self._jacobians.at(args, kwargs, self._values)
         with torch.no_grad():
-            found = output_covariance(
-                self._jacobians, point.pull(point.identity()), self._variances, kind, self._memory
-            ).to(outputs.dtype)
+            gradients = point.pull(point.identity())
+            found = output_covariance(self._jacobians, gradients, self._variances, kind, self._memory).to(outputs.dtype)
         mean = point.outputs.detach().reshape(outputs.shape).to(outputs.dtype)
-        return (
-            mean if self.mean is None else torch.full_like(mean, self.mean)
-        ), found.T if kind == "diagonal" else found
+        mean = mean if self.mean is None else torch.full_like(mean, self.mean)
+        return mean, found.T if kind == "diagonal" else found
 
     def _follow(self, outputs: Tensor) -> None:
         """Move what was kept to where the network is now, and from one full precision to the other."""

@@ -14,8 +14,9 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils import _pytree as pytree
 
 from bayesify.jacobians.general import example_gradients
-from bayesify.jacobians.rules import Rule, rule_for, widen
+from bayesify.jacobians.rules import Rule, rule_for
 from bayesify.jacobians.trace import Pulled, Trace, Use, trace
+from bayesify.maths.gamma import as_float
 from bayesify.running.inputs import explain_shape_errors
 from bayesify.running.kernels import full_float32, twice_differentiable
 from bayesify.running.memory import batch_size, count_activation_bytes, split_rows, spread_rows
@@ -346,10 +347,10 @@ class Gradients:
     def _general(self, name: str) -> Tensor:
         if name not in self._by_example:
             self._by_example = self._linearization.by_example(self._linearization.general, self._vectors)
-        return widen(self._by_example[name])
+        return as_float(self._by_example[name])
 
     def _or_zero(self, found: Tensor | None, shape: tuple[int, ...]) -> Tensor:
-        return widen(self._vectors.new_zeros(*self.shape, *shape)) if found is None else found
+        return as_float(self._vectors.new_zeros(*self.shape, *shape)) if found is None else found
 
 
 def _watched(uses: Uses) -> dict[nn.Module, Rule]:

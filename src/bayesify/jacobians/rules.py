@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from bayesify.maths.gamma import as_float
 from bayesify.weights.catalog import Layer
 
 ENTRIES_AT_ONCE = 2**24
@@ -59,7 +60,7 @@ class LinearRule(Rule):
 
     def keep(self, inputs: Tensor) -> Tensor:
         """Inputs with positions on one axis: [B, T, d_in]."""
-        return widen(inputs).reshape(inputs.shape[0], -1, inputs.shape[-1])
+        return as_float(inputs).reshape(inputs.shape[0], -1, inputs.shape[-1])
 
     def dense(self, leaf: str, kept: Tensor, g: Tensor) -> Tensor:
         """Products of gradients and inputs, summed over positions."""
@@ -84,7 +85,7 @@ class LinearRule(Rule):
 
     @staticmethod
     def _at_positions(g: Tensor) -> Tensor:
-        return widen(g).reshape(*g.shape[:2], -1, g.shape[-1])
+        return as_float(g).reshape(*g.shape[:2], -1, g.shape[-1])
 
 
 class ConvRule(Rule):
@@ -103,7 +104,7 @@ class ConvRule(Rule):
             raise ValueError("a convolution of one example without a batch")
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
         padding = () if module.transposed else module._reversed_padding_repeated_twice
-        return F.pad(widen(inputs), padding, mode=mode) if any(padding) else widen(inputs)
+        return F.pad(as_float(inputs), padding, mode=mode) if any(padding) else as_float(inputs)
 
     def patches(self, padded: Tensor, sizes: tuple[int, ...]) -> Tensor:
         """A view of padded maps [B, C, ...] in which each output position sees its window: [B, C, *k, *sizes]."""
@@ -116,7 +117,7 @@ class ConvRule(Rule):
 
     def dense(self, leaf: str, kept: Tensor, g: Tensor) -> Tensor:
         """One product of gradients and patches per group."""
-        g = widen(g)
+        g = as_float(g)
         if leaf == "bias":
             return g.flatten(3).sum(-1)
         groups, (kernels, batch) = self.module.groups, g.shape[:2]
@@ -133,7 +134,7 @@ class ConvRule(Rule):
 
     def columns(self, leaf: str, kept: Tensor, g: Tensor, index: Tensor) -> Tensor:
         """Only the chosen sums over positions."""
-        g = widen(g)
+        g = as_float(g)
         if leaf == "bias":
             return g.flatten(3).sum(-1)[..., index]
         return self._gather(g.flatten(3), kept, tuple(g.shape[3:]), index)
@@ -154,7 +155,7 @@ class ConvRule(Rule):
         if not self.has_factors:
             return None
         patches = self.patches(kept, tuple(g.shape[3:])).reshape(kept.shape[0], -1, math.prod(g.shape[3:]))
-        return patches.transpose(1, 2), widen(g).flatten(3).transpose(2, 3)
+        return patches.transpose(1, 2), as_float(g).flatten(3).transpose(2, 3)
 
 
 class TransposedConvRule(ConvRule):
@@ -172,7 +173,7 @@ class TransposedConvRule(ConvRule):
 
     def dense(self, leaf: str, kept: Tensor, g: Tensor) -> Tensor:
         """One product of inputs and the gradient's windows per group and vector."""
-        g = widen(g)
+        g = as_float(g)
         if leaf == "bias":
             return g.flatten(3).sum(-1)
         groups, batch, sizes = self.module.groups, kept.shape[0], tuple(kept.shape[2:])
@@ -185,7 +186,7 @@ class TransposedConvRule(ConvRule):
 
     def columns(self, leaf: str, kept: Tensor, g: Tensor, index: Tensor) -> Tensor:
         """Only the chosen sums over positions."""
-        g = widen(g)
+        g = as_float(g)
         if leaf == "bias":
             return g.flatten(3).sum(-1)[..., index]
         found = [
@@ -225,7 +226,7 @@ class LookupRule(Rule):
 
     def without_padding(self, kept: Tensor, g: Tensor) -> Tensor:
         """Gradients [K, B, T, D] with those at the padding index set to 0."""
-        g = widen(g).reshape(*g.shape[:2], -1, g.shape[-1])
+        g = as_float(g).reshape(*g.shape[:2], -1, g.shape[-1])
         if self.module.padding_idx is None:
             return g
         return g * (kept != self.module.padding_idx).unsqueeze(-1).to(g.dtype)
@@ -238,7 +239,7 @@ class NormRule(Rule):
 
     def keep(self, inputs: Tensor) -> Tensor:
         """Normalized inputs: [B, ...]."""
-        x, module = widen(inputs), self.module
+        x, module = as_float(inputs), self.module
         if isinstance(module, _BatchNorm):
             if module.running_mean is None or module.running_var is None:
                 raise ValueError("batch normalization without running statistics")
@@ -252,7 +253,7 @@ class NormRule(Rule):
 
     def dense(self, leaf: str, kept: Tensor, g: Tensor) -> Tensor:
         """Summed over the positions that share a scale."""
-        g = widen(g)
+        g = as_float(g)
         product = g if leaf == "bias" else g * kept
         if isinstance(self.module, (_BatchNorm, nn.GroupNorm)):
             return product.flatten(3).sum(-1) if product.ndim > 3 else product
@@ -269,11 +270,6 @@ def rule_for(module: nn.Module) -> Rule | None:
         if isinstance(module, rule.kinds):
             return rule(module)
     return None
-
-
-def widen(tensor: Tensor) -> Tensor:
-    """Half precision as float32, in which products are added up."""
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def layer_factors(rule: Rule, kept: Tensor, g: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from bayesify.jacobians import Gradients, Jacobians, Linearization
 from bayesify.jacobians.rules import layer_factors
 from bayesify.laplace.subset import Subset
 from bayesify.likelihoods import Likelihood
+from bayesify.maths.gamma import as_float
 from bayesify.running.inputs import as_inputs, check_inputs
 from bayesify.running.progress import Display
 from bayesify.training.batches import Batch, BatchReader, check_repeatable, parse_batch
@@ -150,7 +151,7 @@ class OutputCurvature:
         outputs = outputs.detach()
         if self.kind == "empirical":
             with torch.enable_grad():
-                leaf = outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs.clone()
+                leaf = as_float(outputs.clone())
                 leaf.requires_grad_()
                 log_prob = self.likelihood.log_prob(leaf, batch.y, has_draws=False).sum()
                 vectors = torch.autograd.grad(log_prob, leaf)[0].unsqueeze(0)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from bayesify.arguments.checks import checked, refuse
 from bayesify.maths.constraints import positive, raw_positive
+from bayesify.maths.gamma import as_float
 from bayesify.maths.value_checks import should_check
 from bayesify.predictive.base import Outputs, Predictive
 from bayesify.predictive.families.base import Family
@@ -151,9 +152,8 @@ class Likelihood(nn.Module):
         Returns:
             [K, B, ...]: K vectors in the shape of the outputs, one for each entry of an example's outputs.
         """
-        return spread_factor(
-            self._factor(as_float(outputs) if outputs.ndim > 1 else as_float(outputs).unsqueeze(-1))
-        ).reshape(-1, *outputs.shape)
+        wide = as_float(outputs) if outputs.ndim > 1 else as_float(outputs).unsqueeze(-1)
+        return spread_factor(self._factor(wide)).reshape(-1, *outputs.shape)
 
     def fisher_samples(
         self, outputs: Tensor, count: int, y: Tensor | None = None, *, generator: torch.Generator | None = None
@@ -300,11 +300,6 @@ def spread_factor(factor: Tensor) -> Tensor:
     index = torch.arange(positions, device=flat.device)
     spread[index, :, :, index] = flat.permute(1, 2, 0, 3)
     return spread.reshape(positions * count, batch, *places, size)
-
-
-def as_float(outputs: Tensor) -> Tensor:
-    """Outputs in at least float32: half precision loses the small differences that log-densities live on."""
-    return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
 
 
 def random_signs(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:

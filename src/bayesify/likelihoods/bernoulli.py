@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayesify.likelihoods.base import Likelihood, as_float
+from bayesify.likelihoods.base import Likelihood
+from bayesify.maths.gamma import as_float
 from bayesify.predictive.base import Outputs
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.gaussian import GaussianClassPredictive, Link, OutputGaussian

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bayesify.arguments.checks import Axis, Index, checked
-from bayesify.likelihoods.base import Likelihood, as_float, random_signs, spread_factor
+from bayesify.likelihoods.base import Likelihood, random_signs, spread_factor
+from bayesify.maths.gamma import as_float
 from bayesify.maths.value_checks import transforming
 from bayesify.predictive.base import Outputs
 from bayesify.predictive.classification import ClassificationPredictive

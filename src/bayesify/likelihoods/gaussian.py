@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from bayesify.arguments.checks import Positive, checked
-from bayesify.likelihoods.base import NumberLikelihood, as_float
+from bayesify.likelihoods.base import NumberLikelihood
+from bayesify.maths.gamma import as_float
 from bayesify.predictive.families.gaussian import GAUSSIAN
 from bayesify.predictive.gaussian import GaussianRegressionPredictive, Link, OutputGaussian
 from bayesify.predictive.regression import RegressionPredictive, with_variance

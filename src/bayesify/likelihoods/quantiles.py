@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bayesify.arguments.checks import Positive, checked, refuse
-from bayesify.likelihoods.base import NumberLikelihood, as_float
+from bayesify.likelihoods.base import NumberLikelihood
+from bayesify.maths.gamma import as_float
 from bayesify.predictive.families.quantile_function import QuantileFunction
 
 LEVELS = (0.01, *(step / 20 for step in range(1, 20)), 0.99)

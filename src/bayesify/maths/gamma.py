@@ -59,3 +59,8 @@ def inverse_root_moments(shape: Tensor, rate: Tensor) -> tuple[Tensor, Tensor]:
 def widened(value: Tensor) -> Tensor:
     """The value in float64, where its device has that type."""
     return value if value.device.type == "mps" else value.double()
+
+
+def as_float(value: Tensor) -> Tensor:
+    """The value in float32 at least: half precision loses the small differences that log-densities and sums live on."""
+    return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value

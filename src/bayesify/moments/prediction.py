@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from bayesify.likelihoods import Likelihood
-from bayesify.likelihoods.base import as_float
+from bayesify.maths.gamma import as_float
 from bayesify.moments.tensors import Moments, NoRule, Pass
 from bayesify.posteriors.common.base import Posterior
 from bayesify.predictive.base import Outputs, Predictive

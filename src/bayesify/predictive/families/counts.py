@@ -53,10 +53,6 @@ class CountFamily(Family):
     def ratio(self, k: int, *parameters: Tensor) -> Tensor:
         """P(Y = k + 1) / P(Y = k)."""
 
-    def component_quantile(self, q: float, *parameters: Tensor) -> Tensor:
-        """The smallest count k with P(Y <= k) of at least q."""
-        return self.quantiles([q], *(part.unsqueeze(0) for part in parameters))[0]
-
     def quantiles(self, levels: Sequence[float], *parameters: Tensor) -> Tensor:
         """The smallest counts k with P(Y <= k) of at least each level: [Q, B, O]."""
         wide = tuple(widened(part) for part in parameters)

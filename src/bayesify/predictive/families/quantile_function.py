@@ -43,9 +43,8 @@ class QuantileFunction(Family):
         first, last, below, above = knots[..., 0], knots[..., -1], self.levels[0], 1 - self.levels[-1]
         middle = 0.5 * (knots[..., 1:] + knots[..., :-1])
         mean = (mass * middle).sum(-1) + below * (first - left) + above * (last + right)
-        within = (mass * (middle - mean.unsqueeze(-1)).square()).sum(-1) + (mass * knots.diff(dim=-1).square()).sum(
-            -1
-        ) / 12
+        squares = (middle - mean.unsqueeze(-1)).square() + knots.diff(dim=-1).square() / 12
+        within = (mass * squares).sum(-1)
         low = (first - left - mean).square() + left.square()
         high = (last + right - mean).square() + right.square()
         return mean, within + below * low + above * high

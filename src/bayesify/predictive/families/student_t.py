@@ -41,10 +41,6 @@ class StudentTFamily(Family):
         t = (y - location) / square.sqrt()
         return _standard_cdf(widened(t), widened(degrees)).to(t.dtype)
 
-    def component_quantile(self, q: float, *parameters: Tensor) -> Tensor:
-        """Location plus scale times the standard quantile."""
-        return self.component_quantiles([q], *parameters)[0]
-
     def component_quantiles(self, levels: Sequence[float], *parameters: Tensor) -> Tensor:
         """Of several probabilities, found between the normal quantiles and those of two degrees: [Q, S, B, O]."""
         location, square, degrees = parameters
