@@ -105,35 +105,25 @@ class MeanField(Posterior):
         """`m + s * noise`, or local Gaussians inside the training objective if asked for."""
         if self.draws_fused(request) and (fused := self._draw_fused(request)) is not None:
             return fused
-        log_std = self.log_std()
+        names, means, logs = list(self.mean_value), self._means(), list(self.log_std().values())
+        prior_stds = [float(request.prior.std[name]) for name in names] if request.prior.fixed else None
         if request.local and self.local_reparameterization:
-            return self._draw_locally(request, log_std)
-        names, means = list(self.mean_value), self._means()
-        noise = self._noise(request, means)
-        prior_stds = [request.prior.std[name] for name in names]
-        if not torch.is_grad_enabled() and not transforming():
-            logs = list(log_std.values())
+            return self._draw_locally(request, means, logs, prior_stds)
+        tile = TILE if request.noise.by_kernel(means[0]) else 1
+        flat = request.normals([mean.numel() for mean in means], means[0], tile)
+        noise = [like_layout(part, mean) for part, mean in zip(flat, means, strict=True)]  # [S, *shape]
+        if torch.is_grad_enabled() or transforming():
+            if prior_stds is not None:
+                drawn, kl = draw_diagonals(means, logs, noise, prior_stds)
+            else:
+                drawn = [torch.addcmul(mean, log.exp(), eps) for mean, log, eps in zip(means, logs, noise, strict=True)]
+                kl = self.kl(request.prior)
+        else:
             stds = list(torch._foreach_exp(logs))
-            fixed = request.prior.fixed
-            kl = diagonal_kl([float(std) for std in prior_stds], means, logs, stds) if fixed else self.kl(request.prior)
+            kl = self.kl(request.prior) if prior_stds is None else diagonal_kl(prior_stds, means, logs, stds)
             # The noise is ours alone: no second buffer.
             drawn = [torch.addcmul(*parts, out=parts[2]) for parts in zip(means, stds, noise, strict=True)]
-        elif request.prior.fixed:
-            drawn, kl = draw_diagonals(means, list(log_std.values()), noise, [float(std) for std in prior_stds])
-        else:
-            drawn = [
-                torch.addcmul(mean, log_std[name].exp(), eps)
-                for name, mean, eps in zip(names, means, noise, strict=True)
-            ]
-            kl = self.kl(request.prior)
         return {name: self.mean_value.scatter(name, draw) for name, draw in zip(names, drawn, strict=True)}, kl
-
-    def _noise(self, request: DrawRequest, means: list[Tensor]) -> list[Tensor]:
-        """Noise of each weight, [S, *shape]."""
-        flat = request.normals(
-            [mean.numel() for mean in means], means[0], TILE if request.noise.by_kernel(means[0]) else 1
-        )
-        return [like_layout(part, mean) for part, mean in zip(flat, means, strict=True)]
 
     def draws_fused(self, request: DrawRequest) -> bool:
         """See `Posterior`: where the parameters are what a kernel reads, whole and as they are."""
@@ -155,18 +145,16 @@ class MeanField(Posterior):
 
         return draw_by_kernels(self, request, list(self.unit), [*means, *log_stds], make)
 
-    def _draw_locally(self, request: DrawRequest, log_std: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
-        names, means = list(self.mean_value), self._means()
-        prior_stds = [request.prior.std[name] for name in names]
-        if request.prior.fixed:
-            fixed = [float(std) for std in prior_stds]
-            locations, variances, kl = diagonal_moments(means, list(log_std.values()), fixed)
+    def _draw_locally(
+        self, request: DrawRequest, means: list[Tensor], logs: list[Tensor], prior_stds: list[float] | None
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        if prior_stds is not None:
+            locations, variances, kl = diagonal_moments(means, logs, prior_stds)
         else:
-            locations, variances = means, [(2 * value).exp() for value in log_std.values()]
-            kl = self.kl(request.prior)
+            locations, variances, kl = means, [(2 * value).exp() for value in logs], self.kl(request.prior)
         whole = self.materialized | {weight.name for weight in self.weights if weight.aliases}
         weights: dict[str, Tensor] = {}
-        for name, location, variance in zip(names, locations, variances, strict=True):
+        for name, location, variance in zip(self.mean_value, locations, variances, strict=True):
             if name in whole:  # all uses of a weight must see one value
                 (eps,) = request.normals([location.numel()], location)
                 one = torch.addcmul(location, variance.sqrt(), like_layout(eps, location))
