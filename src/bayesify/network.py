@@ -82,8 +82,8 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
     ) -> None:
         super().__init__()
         known = catalog(net)
-        selection = select(net, known, [selector for selector, _ in posteriors])
-        taken = [weight for _, weights in selection.taken for weight in weights]
+        selected, self._left = select(net, known, [selector for selector, _ in posteriors])
+        taken = [weight for _, weights in selected for weight in weights]
         for name in [weight.name for weight in taken if net.get_parameter(weight.name).dtype == torch.float16]:
             raise ValueError(
                 f"bayesianize: {name} is float16, which cannot hold small standard deviations; "
@@ -91,8 +91,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
             )
         self.network = copy_network(net, "bayesianize", share_frozen=share_frozen)
         self._catalog = known
-        self._left = selection.left
-        self._selectors = [selector for selector, _ in selection.taken]
+        self._selectors = [selector for selector, _ in selected]
         self.output = output
         modules = {weight.name: owner_of(net, weight.name)[0] for weight in taken}
         values = take_out(self.network, taken)
@@ -109,7 +108,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         context = (self.prior.live(), Runner(self.network, self._weights), shares)
         self.posteriors = Posteriors(
             posterior.bind(group_layers(weights), values, modules, *context)
-            for (_, posterior), (_, weights) in zip(posteriors, selection.taken, strict=True)
+            for (_, posterior), (_, weights) in zip(posteriors, selected, strict=True)
         )
         self.posteriors.bind_buffers(running_statistics(self.network))
         self.likelihood = copy.deepcopy(likelihood).to(reference) if likelihood is not None else None

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bayesify.maths.convolution_moments import Geometry, convolution_moments, patch_cross, patch_gram, patch_sums
+from bayesify.maths.convolution_moments import Geometry, convolution_moments, patch_cross, patch_gram
 from bayesify.maths.lag_correlations import fast_size
 
 M, R = 3, 2
@@ -97,15 +97,6 @@ def test_strided_views_at_any_stride(geometry: Geometry) -> None:
     a = patches(x, geometry)
     same((patch_gram(x, geometry),), (a.mT @ a,), (x,))
     same((patch_cross(x, v, geometry),), (a.mT @ rows(v, geometry.groups),), (x, v))
-
-
-@pytest.mark.parametrize("geometry", GEOMETRIES[::5], ids=name)
-def test_sums_of_patches(geometry: Geometry) -> None:
-    x, _ = data(geometry)
-    examples = torch.rand(M, dtype=torch.float64).requires_grad_()
-    a = patches(x, geometry)
-    column = examples.repeat_interleave(a.shape[1] // M).unsqueeze(-1)
-    same((patch_sums(x, geometry, examples),), ((a.mT @ column).squeeze(-1),), (x, examples))
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=name)

@@ -50,8 +50,9 @@ def convolution_moments(
         gram, cross = patch_gram(x, geometry), patch_cross(x, targets, geometry)
         if ones is None:
             return gram, cross
-        totals = ones @ targets.reshape(*targets.shape[:2], -1).sum(-1)
-        sums, totals = patch_sums(x, geometry, ones), totals.view(geometry.groups, -1)
+        totals = (ones @ targets.reshape(*targets.shape[:2], -1).sum(-1)).view(geometry.groups, -1)
+        total, once = torch.tensordot(ones, x, 1).unsqueeze(0), x.new_ones(1, geometry.groups, *targets.shape[2:])
+        sums = patch_cross(total, once, geometry).squeeze(-1)  # of all patches of each example, times its number
     else:
         gram, cross, sums, totals = lag_moments(x, targets, geometry, ones, scale)
         if ones is None:
@@ -72,22 +73,6 @@ def patch_cross(x: Tensor, targets: Tensor, geometry: Geometry) -> Tensor:
     padded, bare = geometry.padded(x)
     gradient: Tensor = _Cross.apply(padded, targets, bare)  # [c_out, c_in / G, *k]
     return gradient.flatten(1).unflatten(0, (geometry.groups, -1)).mT
-
-
-def patch_sums(x: Tensor, geometry: Geometry, examples: Tensor) -> Tensor:
-    """Sum of all patches of each example times a number for the example: the product of A with a column for the bias.
-
-    Args:
-        x: [M, c_in, *n].
-        geometry: Of the convolution.
-        examples: [M].
-
-    Returns:
-        [G, D].
-    """
-    total = torch.tensordot(examples, x, 1).unsqueeze(0)
-    ones = x.new_ones(1, geometry.groups, *geometry.outputs(x.shape[2:]))
-    return patch_cross(total, ones, geometry).squeeze(-1)
 
 
 # -- strided views ---------------------------------------------------------------------------------------------------

@@ -30,8 +30,7 @@ def running_statistics(network: nn.Module) -> dict[str, Tensor]:
     """The buffers in which normalization layers keep statistics of the batches they have seen, by name."""
     return {
         f"{path}.{name}" if path else name: buffer
-        for path, module in network.named_modules()
-        if isinstance(module, _NormBase)
+        for path, module in tracking_layers(network).items()
         for name, buffer in module.named_buffers(recurse=False)
     }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from torch import nn
@@ -12,20 +11,9 @@ from bayesify.registry import suggest
 from bayesify.weights.catalog import Catalog, Weight
 
 
-@dataclass
-class Selection:
-    """Weights by the selector that took them, and why each other weight was left alone.
-
-    Args:
-        taken: Pairs of selector and its weights, in the order of the selectors; `None` selects everything.
-        left: Reason by name for every weight that stays a point estimate.
-    """
-
-    taken: list[tuple[str | None, list[Weight]]] = field(default_factory=list)
-    left: dict[str, str] = field(default_factory=dict)
-
-
-def select(network: nn.Module, catalog: Catalog, selectors: list[str | nn.Module | None]) -> Selection:
+def select(
+    network: nn.Module, catalog: Catalog, selectors: list[str | nn.Module | None]
+) -> tuple[list[tuple[str | None, list[Weight]]], dict[str, str]]:
     """Give each weight to the first selector that matches it.
 
     A selector is a dotted name of a module or parameter, a glob over such names whose `*` crosses dots, the name of a
@@ -33,11 +21,15 @@ def select(network: nn.Module, catalog: Catalog, selectors: list[str | nn.Module
     weights below it. Scale and shift of normalization layers stay point estimates unless the selector names them or
     matches nothing else; frozen parameters always do.
 
+    Returns:
+        Pairs of selector and its weights, in the order of the selectors, and the reason by name for every weight that stays a
+        point estimate.
+
     Raises:
         ValueError: If a selector is left without a weight.
     """
     free = {name: weight for name, weight in catalog.weights.items() if name not in catalog.refused}
-    result = Selection(left=dict(catalog.refused.items()))
+    taken: list[tuple[str | None, list[Weight]]] = []
     modules = dict(network.named_modules(remove_duplicate=False))
     for selector in selectors:
         matched, asked = _match(selector, modules, catalog)
@@ -49,11 +41,12 @@ def select(network: nn.Module, catalog: Catalog, selectors: list[str | nn.Module
             raise ValueError(_why_empty(selector, matched, catalog, modules))
         for weight in wanted:
             del free[weight.name]
-        result.taken.append((_label(selector, modules), wanted))
+        taken.append((_label(selector, modules), wanted))
+    left = dict(catalog.refused)
     for name, weight in free.items():
         norm = weight.kind == "norm"
-        result.left[name] = "normalization layer; name it to include it" if norm else "no selector matches it"
-    return result
+        left[name] = "normalization layer; name it to include it" if norm else "no selector matches it"
+    return taken, left
 
 
 def _match(
