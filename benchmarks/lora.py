@@ -39,7 +39,7 @@ from bayesify.adapters.extras import load
 from bayesify.baselines import fit_members
 from tools import markdown
 
-from .lora_model import CLASSES, Decoder, pretrain, python_text, snippets, with_adapters
+from .lora_model import CLASSES, Decoder, Rows, pretrain, python_text, snippets, with_adapters
 from .runs import add_row, parser, read_rows
 from .timing import RESULTS, adam_step, clock, record, revision, synchronize
 
@@ -84,19 +84,6 @@ LAPLACE: dict[str, tuple[Any, dict[str, Any], bool]] = {
 }
 """Weights under the posterior, options of `Laplace`, and whether the evidence chooses a factor on the prior precision."""
 METHODS = (*SETTINGS, *LAPLACE)
-
-
-class Rows(Dataset[Any]):
-    """Keyword inputs, each [N, ...], and labels [N]."""
-
-    def __init__(self, x: dict[str, Tensor], y: Tensor) -> None:
-        self.x, self.y = x, y
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def __getitem__(self, index: int) -> Any:
-        return {key: part[index] for key, part in self.x.items()}, self.y[index]
 
 
 @dataclass

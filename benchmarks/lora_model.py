@@ -4,16 +4,31 @@ import math
 import random
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 CLASSES = ("distributed", "distributions", "nn", "onnx")
 """Folders of torch: the task is to tell from a snippet of code which one it is from."""
 
 SPLITS = {"train": range(12), "choice": range(12, 16), "test": range(16, 20)}
 """Files of a class by their place modulo 20: settings are chosen on files that the table does not use."""
+
+
+class Rows(Dataset[Any]):
+    """Keyword inputs, each [N, ...], and labels [N]."""
+
+    def __init__(self, x: dict[str, Tensor], y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, index: int) -> Any:
+        return {key: part[index] for key, part in self.x.items()}, self.y[index]
 
 
 class Attention(nn.Module):

@@ -1,6 +1,6 @@
 """papers/tables.json and docs/experiments/every-table.md: what the five papers published, with our numbers beside theirs.
 
-python -m tools.every_table     # from tools/every_table.toml, tools/paper_claims.py, the papers' published.toml and papers/results
+python -m tools.every_table     # from tools/every_table.toml, tools/paper_claims, the papers' published.toml and papers/results
 """
 
 import importlib

@@ -16,7 +16,7 @@ from bayesify_papers.shared.tables import number
 from bayesify_papers.status import met
 
 from tools.markdown import replaced, table
-from tools.paper_claims import TIMES, by_level
+from tools.paper_claims.subnetwork import TIMES, by_level
 
 ROOT = Path(__file__).parents[1]
 START, END = "<!-- results: {} -->", "<!-- end of results -->"

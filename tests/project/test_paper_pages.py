@@ -52,7 +52,7 @@ def test_a_table_is_made_again_between_its_marks(pages, tmp_path):
 def test_numbers_in_sentences_are_those_of_the_files(monkeypatch):
     """What the pages say in words, made again from tables.json and the results."""
     monkeypatch.syspath_prepend(str(ROOT))
-    claims = importlib.import_module("tools.paper_claims")
+    claims = importlib.import_module("tools.paper_claims.subnetwork")
     content = json.loads((ROOT / "papers" / "tables.json").read_text())
     cells = content["cells"]
     text = {path.stem: path.read_text() for path in (ROOT / "docs" / "experiments").glob("*.md")}

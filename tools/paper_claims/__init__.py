@@ -1,0 +1,33 @@
+"""What the papers show in figures without numbers, or on data that could not be had, checked against committed results.
+
+The claims are in `every_table.toml`. Each function, in the module of its paper, takes the folder of the paper's results and gives
+whether one is shown, with the numbers in words.
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from tools.paper_claims.reading import Verdict
+
+
+def verdict(figure: Mapping[str, Any], root: Path) -> Verdict:
+    """Whether a claim of `every_table.toml` is shown, and the numbers.
+
+    Args:
+        figure: The entry: `check` names a function in the module of the paper, `not_run` says why there is none, or no file for
+            it; `note` is said after the numbers.
+        root: Of the repository.
+    """
+    if "check" not in figure:
+        return None, figure["not_run"]
+    paper = figure["paper"].replace("-", "_")
+    try:
+        check = getattr(import_module(f"{__name__}.{paper}"), figure["check"])
+        found: Verdict = check(root / "papers" / "results" / paper)
+    except FileNotFoundError as missing:
+        missing_file = f"the command was not run: there is no {Path(missing.filename).name}"
+        return None, figure.get("not_run", missing_file)
+    shown, numbers = found
+    return shown, f"{numbers}; {figure['note']}" if "note" in figure else numbers

@@ -1,0 +1,82 @@
+"""What the paper on Walsh-Hadamard claims in figures; see `tools.paper_claims`."""
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+from tools.paper_claims.reading import Verdict, listed, read
+
+TRAININGS = 90
+"""Of the random features' command: functions, seeds, systems and sizes."""
+
+
+def approximability(folder: Path) -> Verdict:
+    """The distance of a random matrix to the family is bounded as D grows."""
+    rows = read(folder / "approximability.json")["rows"]
+    found, zero = {row["size"]: row["median"] for row in rows}, max(row["zero_matrix"] for row in rows)
+    return max(found.values()) < zero + 0.01, (
+        f"median distance by D: {listed(found)}; it rises to that of the matrix of zeros, {zero:.2f}, "
+        "which bounds it: 3 D numbers cannot follow D^2 at random"
+    )
+
+
+def random_features_beat_fourier(folder: Path) -> Verdict:
+    """WHVI over reshaped features largely outperforms Fourier features with as many parameters."""
+    found, about = _features(folder)
+    ratios = [own["walsh_hadamard"] / own["fourier"] for own in found.values()]
+    wins = sum(ratio < 1 for ratio in ratios)
+    return wins > 0.75 * len(found) and min(ratios) < 0.8, (
+        f"{about}: below in {wins} of {len(found)} settings, by RMSE ratios of {', '.join(f'{one:.2f}' for one in ratios)}: ahead, "
+        "but not by much"
+    )
+
+
+def inducing_points_beat_features(folder: Path) -> Verdict:
+    """It does not reach inducing points."""
+    found, about = _features(folder)
+    wins = sum(own["inducing_points"] < own["walsh_hadamard"] for own in found.values())
+    return wins > len(found) / 2, (
+        f"{about}: inducing points have the lower RMSE in {wins} of {len(found)} settings; on the rough functions the features "
+        "are ahead"
+    )
+
+
+def _features(folder: Path) -> tuple[dict[Any, dict[str, float]], str]:
+    """Mean RMSE by setting and system, where all systems were run, and how much was."""
+    groups: dict[Any, dict[str, list[float]]] = {}
+    rows = read(folder / "random_features.json")["rows"]
+    for row in rows:
+        own = groups.setdefault((row["function"], row["covariance"], row["block"]), {})
+        own.setdefault(row["system"], []).append(row["rmse"])
+    means = {key: {system: statistics.fmean(values) for system, values in own.items()} for key, own in groups.items()}
+    whole = {key: own for key, own in means.items() if len(own) == 3}
+    return whole, f"after {len(rows)} of the command's {TRAININGS} trainings"
+
+
+def transform_on_cpu(folder: Path) -> Verdict:
+    """On a CPU the transform is faster than a dense product from 1,024 features on."""
+    rows = read(folder / "transform_time.json")["rows"]
+    found = {row["size"]: row["ratio"] for row in rows if row["by"] == "features"}
+    even = min(size for size in found if all(found[other] < 1 for other in found if other >= size))
+    earlier = ", earlier than in the paper" if even < 512 else ""
+    words = f"time over the dense product's, batch 512, one core, by D: {listed(found)}: faster from {even} on{earlier}"
+    return even <= 1024, words
+
+
+def transform_on_gpu(folder: Path) -> Verdict:
+    """On a GPU the transform is faster at every size."""
+    figures = read(folder.parents[2] / "benchmarks" / "results" / "hadamard_gpu.json")["figures"]
+    found = {size: figures[f"transform_{size}_over_dense"] for size in (512, 4096, 16384)}
+    recorded = {size: figures[f"recorded_transform_{size}_over_dense"] for size in found}
+    return max(found.values()) < 1, (
+        f"time over the dense product's with tf32, batch 512, H200, by D: {listed(found)}; replayed from a CUDA graph "
+        f"{listed(recorded)}: at 512 launching takes longer than computing"
+    )
+
+
+def geometry(folder: Path) -> Verdict:
+    """W is a rotation of g stretched along the axes: vec W = L Q g with L diagonal and the columns of Q orthonormal."""
+    rows = read(folder / "geometry.json")["rows"]
+    far = max(max(row["from_product"], row["from_orthonormal"]) for row in rows)
+    sizes = ", ".join(str(row["size"]) for row in rows)
+    return far < 1e-12, f"D = {sizes}: entries of vec W - L Q g and of Q^T Q - I up to {far:.0e}, in float64"
