@@ -276,7 +276,8 @@ def operations(run: Callable[[], Any], repeats: int = 20, most: int = 12) -> dic
     times = Counter({event.key: event.self_cpu_time_total for event in found.key_averages()})
     whole = least(run, times=repeats) / sum(times.values())
     times = Counter({key: share * whole for key, share in times.items()})
-    named = {name.removeprefix("aten::"): round(ms, 3) for name, ms in times.most_common(most)}
+    least_named = sum(times.values()) / 100
+    named = {name.removeprefix("aten::"): round(ms, 3) for name, ms in times.most_common(most) if ms > least_named}
     return named | {"other operations": round(sum(times.values()) - sum(named.values()), 3)}
 
 
