@@ -44,7 +44,7 @@ def test_of_tied_methods_a_cheap_one_with_wrong_uncertainty_is_not_taken():
     assert verdict.pick == "ensemble"
     assert verdict.sentences[:2] == (
         "The cheapest of them is a plain network, but its stated uncertainty is less accurate.",
-        "Take Ensemble: the cheapest of those whose uncertainty is most accurate.",
+        "Take Ensemble: the cheapest of those whose stated uncertainty is most accurate.",
     )
 
 
@@ -163,14 +163,34 @@ def test_methods_are_ranked_on_common_splits_and_failures_come_last():
     assert summary.row("point").clearly_behind
 
 
-def test_order_and_standing_agree():
-    """A method below one that is clearly behind is behind too, though its own scores vary too much to tell."""
+def test_a_method_whose_scores_vary_too_much_to_tell_is_tied_and_not_taken():
+    """Within its paired error of the best, though another method between them is clearly behind: nothing is clear."""
     base = noisy(1.0, 0.01)
-    summary, _ = verdict_of(
-        ensemble=base, point=[value + 0.1 for value in base], mean_field=[0.8, 1.9, 0.9, 1.4, 1.2], laplace=base[::-1]
+    apart = [value + difference for value, difference in zip(base, [0.9, -0.6, 0.7, -0.5, 0.0], strict=True)]
+    runs = {"constant": [value + 9 for value in base], "ensemble": base, "laplace": [value + 0.05 for value in base]}
+    summary, verdict = verdict_of(**runs, point=apart)
+    assert [row.name for row in summary.ranked] == ["ensemble", "laplace", "point", "constant"]
+    assert [row.standing for row in summary.ranked] == [LEADS, BEHIND, LEADS, BEHIND]
+    assert (verdict.certainty, verdict.pick) == ("tie", "ensemble")
+    assert verdict.headline == "Ensemble and a plain network predict price equally well here."
+    assert verdict.sentences[:2] == (
+        "Scores of a plain network vary so much from split to split that nothing can be said of them.",
+        "Take Ensemble: the best of them on average.",
     )
+    _, verdict = verdict_of(**runs)
+    assert (verdict.certainty, verdict.headline) == ("clear", "Use Ensemble.")
+
+
+def test_order_and_standing_agree():
+    """A method below one that is clearly behind is behind too, though its own scores vary too much for a test of its own."""
+    base = noisy(1.0, 0.01)
+    mean_field = [value + difference for value, difference in zip(base, [0.8, 0.1, 0.7, 0.1, 0.0], strict=True)]
+    summary, _ = verdict_of(
+        ensemble=base, point=[value + 0.1 for value in base], mean_field=mean_field, laplace=base[::-1]
+    )
+    assert not summary.row("mean_field").tied
     assert not summary.row("mean_field").clearly_behind
-    assert [row.leads for row in summary.ranked] == [True, True, False, False]
+    assert [row.standing for row in summary.ranked] == [LEADS, LEADS, BEHIND, BEHIND]
     assert all(a.means["nll"] <= b.means["nll"] for a, b in itertools.pairwise(summary.rows))
     assert [row.behind is None for row in summary.rows] == [True, False, False, False]
 

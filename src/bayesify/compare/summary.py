@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -88,7 +89,7 @@ class Row:
         failure: Why some or all runs failed; empty if none did.
         behind: How far its NLL lies above the best method's; `None` for the best and where there is no rank.
         p: Of that difference, adjusted for the number of methods; NaN if it cannot be tested.
-        standing: `LEADS` if it and all methods above it are tied with the best, `BEHIND` if it or one above it is clearly behind.
+        standing: `LEADS` if it is tied with the best, else `BEHIND` if it or one above it is clearly behind.
     """
 
     name: str
@@ -114,7 +115,7 @@ class Row:
     @property
     def tied(self) -> bool:
         """Whether it is within a standard error of the best method, or too little behind to be worth naming, or untested."""
-        return self.behind is None or not self.behind.mean > max(WORTH, self.behind.error)
+        return self.behind is None or not (self.behind.mean > max(WORTH, self.behind.error) or self.clearly_behind)
 
 
 def is_clear(difference: Difference, p: float | None = None) -> bool:
@@ -163,6 +164,11 @@ class Summary:
     def leading(self) -> list[Row]:
         """The best method and those that are tied with it."""
         return [row for row in self.ranked if row.leads]
+
+    @property
+    def contenders(self) -> list[Row]:
+        """Those of `leading` that are above all others: without methods that are tied because their scores vary so much."""
+        return list(itertools.takewhile(lambda row: row.leads, self.ranked))
 
     def difference(self, worse: str, better: str) -> Difference:
         """How far one ranked method's NLL lies above another's."""
@@ -219,11 +225,8 @@ def summarize(results: Results, methods: Sequence[str], task: Task) -> Summary:
     rows: list[Row] = []
     for name in order:
         row = _row(name, common, results, behind=behind.get(name), p=p.get(name, math.nan))
-        above = rows[-1].standing if rows else LEADS
-        standing = (
-            BEHIND if row.clearly_behind or above == BEHIND else LEADS if row.tied and above == LEADS else DOUBTFUL
-        )
-        rows.append(replace(row, standing=standing))
+        behind_too = row.clearly_behind or any(above.standing == BEHIND for above in rows)
+        rows.append(replace(row, standing=LEADS if row.tied else BEHIND if behind_too else DOUBTFUL))
     for name in methods:
         if name not in order and (finished[name] or failures[name]):
             good = [split for split in finished[name] if "error" not in results[name, split]]

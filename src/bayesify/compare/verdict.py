@@ -78,10 +78,10 @@ def judge(summary: Summary, results: Results, target: str, classes: Sequence[str
     if best is None:
         return None
     certainty = _certainty(summary)
-    tied = [row for row in summary.leading if row.name != "constant"] or [best]
-    pick = _pick(tied, summary.task, summary.num_rows) if certainty == "tie" else best
+    tied = _no_guesses(summary.leading)
+    pick = _pick(_no_guesses(summary.contenders), summary.task, summary.num_rows) if certainty == "tie" else best
     networks = [row for row in summary.ranked if row.name not in RIVALS]
-    bayesian = [row for row in networks if row.leads and row.name not in BASELINES]
+    bayesian = [row for row in networks if row in summary.contenders and row.name not in BASELINES]
     network = pick if pick in networks else next(iter([*bayesian, *networks]), None)
     shown = pick if certainty != "nothing" or pick.name != "constant" or network is None else network
     sentences = [
@@ -109,6 +109,19 @@ def _certainty(summary: Summary) -> str:
     if len(summary.leading) > 1:
         return "tie"
     return "clear" if all(row.standing == BEHIND for row in ranked[1:]) else "likely"
+
+
+def _no_guesses(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row.name != "constant"] or list(rows)
+
+
+def why_picked(pick: Row, summary: Summary) -> str:
+    """Why a method is taken among tied ones, in words."""
+    rows = _no_guesses(summary.contenders)
+    if len(rows) == 1:
+        return "the best of them on average"
+    cheapest = pick is min(rows, key=lambda row: cost_rank(row.name))
+    return f"the cheapest of {'them' if cheapest else 'those whose stated uncertainty is most accurate'}"
 
 
 def _pick(rows: Sequence[Row], task: Task, num_rows: int) -> Row:
@@ -156,13 +169,13 @@ def _choice(
     if certainty == "tie":
         if len(tied) > MOST_NAMES:
             told.append(f"These splits cannot tell {_list([_words(row) for row in tied])} apart.")
-        cheapest = min(tied, key=lambda row: cost_rank(row.name))
-        reason = (
-            "the cheapest of them" if pick is cheapest else "the cheapest of those whose uncertainty is most accurate"
-        )
+        uneven = [_words(row) for row in tied if row not in summary.contenders]
+        if uneven:
+            told.append(f"Scores of {_list(uneven)} vary so much from split to split that nothing can be said of them.")
+        cheapest = min(_no_guesses(summary.contenders), key=lambda row: cost_rank(row.name))
         if pick is not cheapest:
             told.append(f"The cheapest of them is {_words(cheapest)}, but its stated uncertainty is less accurate.")
-        told.append(f"Take {_words(pick)}: {reason}.")
+        told.append(f"Take {_words(pick)}: {why_picked(pick, summary)}.")
         widest = summary.difference(tied[-1].name, tied[0].name)
         if 0 < widest.mean < WORTH and widest.p < SIGNIFICANCE:
             told.append(f"Differences between them are real but too small to matter: at most {_more(widest.mean)}.")
@@ -353,7 +366,7 @@ def _rejection(row: Row, summary: Summary, results: Results) -> list[str]:
     if summary.task == "classification" and row.means["accuracy"] == 1:
         return []
     told = "Its uncertainty does not tell which rows it errs on: turning away the least certain fifth does not help."
-    others = [other for other in summary.leading if other is not row]
+    others = [other for other in summary.contenders if other is not row]
     other = next((other for other in others if _helps(other, summary, results)), None)
     if other is not None:
         told += f" That of {_words(other)}, which predicts as well, does: {_effect(other, summary, results)}."

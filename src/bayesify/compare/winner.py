@@ -17,8 +17,8 @@ from bayesify.compare.models import FAILURES
 from bayesify.compare.problems import Problem
 from bayesify.compare.scores import LEVELS
 from bayesify.compare.summary import Results, Row, Summary, significant
-from bayesify.compare.tuning import AUTO, BASELINES, RIVALS, cost_rank, effort, method_of, portfolio
-from bayesify.compare.verdict import Verdict, words_of
+from bayesify.compare.tuning import AUTO, BASELINES, RIVALS, effort, method_of, portfolio
+from bayesify.compare.verdict import Verdict, why_picked, words_of
 from bayesify.serving.fitting import Scored, fit_table
 from bayesify.tables.files import STDIN
 from bayesify.training.random_streams import derive_seed
@@ -142,10 +142,8 @@ def _reason(verdict: Verdict, summary: Summary) -> str:
             f"is bayesify's best method here, {own},{close} with {_error(kept)} ({words_of(pick.name)}: {_error(pick)})."
         )
     if verdict.certainty == "tie":
-        tied = [row for row in summary.leading if row.name != "constant"]
-        cheapest = min(tied, key=lambda row: cost_rank(row.name))
-        among = "them" if cheapest is kept else "those whose stated uncertainty is most accurate"
-        return f"{len(tied)} methods are tied; the model is {own}, the cheapest of {among}."
+        tied = sum(row.name != "constant" for row in summary.leading)
+        return f"{tied} methods are tied; the model is {own}, {why_picked(kept, summary)}."
     return f"The model is {own}{', by a single split' if verdict.certainty == 'untested' else ''}."
 
 
