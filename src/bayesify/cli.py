@@ -12,7 +12,7 @@ from rich.table import Table
 
 from bayesify.compare.command import compare
 from bayesify.serving.command import fit, predict
-from bayesify.serving.terminal import say
+from bayesify.serving.terminal import INTERRUPTED, names_of, need, refuse, say
 
 if TYPE_CHECKING:
     from bayesify.demo.run import Outcome, Problem
@@ -33,8 +33,6 @@ app.command()(fit)
 app.command()(predict)
 
 REPORT_NAME = "report.html"
-INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells have it."""
 
 
 def main() -> None:
@@ -60,14 +58,8 @@ def methods() -> None:
     from bayesify.registry import METHODS
 
     listing = Table(box=None, header_style="bold", pad_edge=False)
-    for heading, no_wrap in (
-        ("name", True),
-        ("method", False),
-        ("paper", False),
-        ("parameters", False),
-        ("status", False),
-    ):
-        listing.add_column(heading, no_wrap=no_wrap)
+    for heading in ("name", "method", "paper", "parameters", "status"):
+        listing.add_column(heading, no_wrap=heading == "name")
     for method in METHODS.values():
         status = method.status + (", slow" if method.slow else "")
         listing.add_row(method.name, method.title, method.paper, method.cost, status)
@@ -104,15 +96,14 @@ def demo(
     """
     chosen = _choose(only, everything)
     path = _report_path(out)
-    _need("matplotlib", "jinja2")
+    need("demo", "matplotlib", "jinja2")
     from bayesify.demo.report import render_demo
     from bayesify.demo.run import EPOCHS, QUICK_EPOCHS, problems
     from bayesify.storage import write_file
 
     outcomes, interrupted = _run(chosen, seed=seed, epochs=QUICK_EPOCHS if quick else EPOCHS, limited=not everything)
     if not outcomes:
-        Console(stderr=True).print("Interrupted before a method was finished; no report was written.")
-        raise typer.Exit(INTERRUPTED)
+        refuse("Interrupted before a method was finished; no report was written.", INTERRUPTED)
     finished = {outcome.method.name for outcome in outcomes if outcome.problem == "classification"}
     unfinished = [method.title for method in chosen if method.name not in finished]
     _print_table(outcomes)
@@ -151,9 +142,8 @@ def reproduce(
     results.jsonl of the folder.
     """
     if find_spec("bayesify_papers") is None:
-        message = "bayesify reproduce needs the experiments, a package of their own; clone the repository: pip install ./papers"
-        say(Console(stderr=True), message)
-        raise typer.Exit(1)
+        needed = "the experiments, a package of their own; clone the repository: pip install ./papers"
+        refuse(f"bayesify reproduce needs {needed}", 1)
     from bayesify_papers.command import run_command
 
     raise typer.Exit(
@@ -179,9 +169,8 @@ def _choose(only: str, everything: bool) -> list[Method]:
 
     if not only.strip():
         return chosen_methods(everything)
-    names = [name.strip() for name in only.split(",") if name.strip()]
     try:
-        return list({method.name: method for method in map(get_method, names)}.values())
+        return list({method.name: method for method in map(get_method, names_of(only))}.values())
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--methods") from error
 
@@ -196,13 +185,6 @@ def _report_path(folder: Path) -> Path:
     return folder / REPORT_NAME
 
 
-def _need(*modules: str) -> None:
-    missing = [module for module in modules if find_spec(module) is None]
-    if missing:
-        say(Console(stderr=True), f"bayesify demo needs {', '.join(missing)}; pip install 'bayesify[all]'")
-        raise typer.Exit(1)
-
-
 def _run(chosen: list[Method], *, seed: int, epochs: int, limited: bool) -> tuple[list[Outcome], bool]:
     """Outcomes of the methods, and whether Ctrl-C cut them short; progress goes to the error stream."""
     from bayesify.demo.run import BUDGET_SECONDS, run_all
@@ -214,21 +196,16 @@ def _run(chosen: list[Method], *, seed: int, epochs: int, limited: bool) -> tupl
 
         def tell(method: Method, problem: Problem, share: float) -> None:
             half = 0.5 * (problem.name == "classification")
-            done = _position(chosen, method) + half + 0.5 * share
+            done = chosen.index(method) + half + 0.5 * share
             progress.update(description=f"{method.title}: {problem.title}", completed=done)
 
         try:
-            for outcome in run_all(
-                chosen, seed=seed, epochs=epochs, budget=BUDGET_SECONDS if limited else None, report=tell
-            ):
+            budget = BUDGET_SECONDS if limited else None
+            for outcome in run_all(chosen, seed=seed, epochs=epochs, budget=budget, report=tell):
                 outcomes.append(outcome)
         except KeyboardInterrupt:
             return outcomes, True
     return outcomes, False
-
-
-def _position(chosen: list[Method], method: Method) -> int:
-    return [other.name for other in chosen].index(method.name)
 
 
 def _print_table(outcomes: list[Outcome]) -> None:

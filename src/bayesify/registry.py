@@ -176,3 +176,10 @@ def suggest(name: str, known: Any) -> str:
     """Words for an error message: the nearest known name, or all of them."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+
+
+def reason_of(error: Exception, most: int = 300) -> str:
+    """An error in a table of results: its kind and the first line of what it says."""
+    lines = str(error).strip().splitlines()
+    words = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return words if len(words) <= most else words[: most - 1] + "…"

@@ -1,5 +1,8 @@
 """An exported file predicts in ONNX Runtime what the library predicts from the same draws."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -137,18 +140,18 @@ def test_weights_without_a_posterior_are_stored_once(tmp_path):
 
 def test_a_file_that_is_not_right_is_not_written(tmp_path, monkeypatch):
     bnn = bayesify.bayesianize(nn.Linear(3, 3), posteriors.MeanField(), likelihood=likelihoods.Categorical())
-    monkeypatch.setattr(adapter, "_write", _write_another(adapter._write))
+    monkeypatch.setattr(adapter, "_exported", _export_another(adapter._exported))
     with pytest.raises(ValueError, match=r"probs differs by .* no file was written"):
         export_onnx(bnn, tmp_path / "model.onnx", X, num_draws=2)
     assert list(tmp_path.iterdir()) == []
 
 
-def _write_another(write):
+def _export_another(export):
     def wrong(graph, *rest):
         other = adapter.copy.deepcopy(graph)
         for parameter in other.parameters():
             parameter.data += 0.1 * torch.randn_like(parameter)
-        write(other, *rest)
+        return export(other, *rest)
 
     return wrong
 
@@ -170,8 +173,9 @@ def test_mistakes_are_named(tmp_path):
 
 
 def test_draws_that_can_be_counted_are_all_exported(tmp_path, monkeypatch):
-    monkeypatch.setattr(adapter, "_write", lambda graph, path, *_: path.touch())
-    monkeypatch.setattr(adapter, "_compare", lambda wanted, *_: float(len(wanted)))
+    written = SimpleNamespace(save=lambda path, **_: Path(path).touch())
+    monkeypatch.setattr(adapter, "_exported", lambda *_: written)
+    monkeypatch.setattr(adapter._Trial, "difference", lambda *_: 0.0)
     bnn = bayesify.bayesianize(nn.Linear(2, 1), "mean_field", likelihood=likelihoods.Gaussian(0.1))
     made = export_onnx(bnn.draw(4), tmp_path / "four.onnx", torch.randn(3, 2), likelihood=bnn.likelihood)
     assert made.num_draws == 4

@@ -39,7 +39,7 @@ def test_bad_arguments_are_named(arguments, message):
 
 
 def test_missing_extra_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr("bayesify.cli.find_spec", lambda name: None)
+    monkeypatch.setattr("bayesify.serving.terminal.find_spec", lambda name: None)
     result = runner.invoke(app, ["demo", "--out", str(tmp_path)])
     assert result.exit_code == 1
     assert "pip install 'bayesify[all]'" in " ".join(result.stderr.split())

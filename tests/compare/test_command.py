@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from bayesify import registry
 from bayesify.cli import app
-from bayesify.compare import InputError, Question, command, compare, comparison, tuning
+from bayesify.compare import InputError, Question, command, compare, comparison, question, tuning
 from bayesify.compare.page import render
 from bayesify.compare.record import as_record
 from bayesify.compare.rivals import PACKAGES, installed
@@ -36,9 +36,8 @@ pytestmark = pytest.mark.usefixtures("brief")
 def methods(monkeypatch):
     known = dict(registry.METHODS)
     monkeypatch.setattr(registry, "METHODS", known)
-    for module in (tuning, comparison):
+    for module in (tuning, question):
         monkeypatch.setattr(module, "METHODS", known)
-    monkeypatch.setattr("bayesify.compare.models.METHODS", known)
     return known
 
 
@@ -160,8 +159,8 @@ def test_a_resumed_comparison_is_identical(csv, tmp_path, whole):
 
 def test_the_same_seed_gives_the_same_table_and_another_one_does_not(csv, tmp_path):
     def table(seed, folder):
-        question = Question(str(csv), "price", methods=["laplace"], seed=seed, splits=1)
-        return without_times(as_record(compare(question, tmp_path / folder, workers=1)))
+        asked = Question(str(csv), "price", methods=["laplace"], seed=seed, splits=1)
+        return without_times(as_record(compare(asked, tmp_path / folder, workers=1)))
 
     first = table(3, "a")
     assert table(3, "b") == first

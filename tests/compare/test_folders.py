@@ -140,7 +140,7 @@ def test_a_data_file_that_was_exchanged_is_noticed(tmp_path):
     from bayesify.compare.runs import run_method
 
     problems = [
-        read_problem(str(write_table(tmp_path / f"{seed}.csv", seed)), target="y", max_rows=99, seed=0)
+        read_problem(Question(str(write_table(tmp_path / f"{seed}.csv", seed)), target="y", max_rows=99, seed=0))
         for seed in (1, 2)
     ]
     with open_folder(tmp_path / "out", problems[0], {}, resume=False) as data:

@@ -8,6 +8,7 @@ import pytest
 
 from bayesify.compare.leakage import find_copies
 from bayesify.compare.problems import read_problem
+from bayesify.compare.question import Question
 from bayesify.compare.splits import count_folds, make_parts
 from bayesify.tables.columns import read_features
 from bayesify.tables.errors import InputError
@@ -15,7 +16,7 @@ from bayesify.tables.errors import InputError
 
 def problem_of(frame, tmp_path, target="y", **options):
     frame.to_csv(tmp_path / "t.csv", index=False)
-    return read_problem(str(tmp_path / "t.csv"), target=target, max_rows=10_000, seed=0, **options)
+    return read_problem(Question(str(tmp_path / "t.csv"), target=target, max_rows=10_000, seed=0, **options))
 
 
 def noise(rows, columns=4, seed=0):

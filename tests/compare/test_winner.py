@@ -39,7 +39,7 @@ def train(monkeypatch, tmp_path, task="regression", classes=(), noises=None, **m
 
     monkeypatch.setattr(winner, "fit_table", fit_table)
     verdict = judge(summary, found, "price", classes)
-    made = train_winner(problem, summary, found, verdict, tmp_path, noises or {}, quick=False, seed=3)
+    made = train_winner(Question("-", seed=3), problem, summary, found, verdict, tmp_path, noises or {})
     return made, asked, (summary, problem)
 
 
@@ -118,12 +118,12 @@ def test_a_training_that_fails_is_told(monkeypatch, tmp_path):
     _, _, (summary, problem) = train(monkeypatch, tmp_path, laplace=[1.0, 1.01], constant=[3.0, 3.0])
     monkeypatch.setattr(winner, "fit_table", fail)
     found = {("laplace", split): {**result(1.0), "choice": CHOICE} for split in range(2)}
-    made = train_winner(problem, summary, found, judge(summary, found, "price"), tmp_path, {}, quick=False, seed=0)
+    question = Question("-", "price")
+    made = train_winner(question, problem, summary, found, judge(summary, found, "price"), tmp_path, {})
     assert (made.folder, made.words) == (
         "",
         "The model is Laplace. It could not be trained on all rows: the table is odd",
     )
-    question = Question("-", "price")
     assert commands(made, summary, problem, question, tmp_path) == [
         "bayesify fit table.csv --target price --method ensemble --out houses-ensemble"
     ]

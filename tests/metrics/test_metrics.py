@@ -305,7 +305,11 @@ class TestRejection:
         (lambda: metrics.evaluate(categorical(random(2, 3, 4)), torch.zeros(3, 4)), ValueError, "do not fit"),
         (lambda: metrics.evaluate(random(2, 3), torch.zeros(3)), TypeError, "give a Predictive"),
         (lambda: metrics.reliability(categorical(random(2, 3, 4)), torch.zeros(3), 0), ValueError, "num_bins=0"),
-        (lambda: metrics.calibration_curve(gaussian(random(2, 3, 1)), torch.ones(3), [1.0]), ValueError, "level 1.0"),
+        (
+            lambda: metrics.calibration_curve(gaussian(random(2, 3, 1)), torch.ones(3), [1.0]),
+            ValueError,
+            "strictly between 0 and 1",
+        ),
         (lambda: metrics.rejection_curve(categorical(random(2, 3, 4)), torch.zeros(3), by="x"), ValueError, "by='x'"),
         (
             lambda: metrics.rejection_curve(gaussian(random(2, 3, 1)), torch.zeros(3)),

@@ -241,13 +241,13 @@ def test_noise_of_many_rows_and_batches():
     [
         ({"method": "mean_feild"}, "did you mean 'mean_field'?"),
         ({"activation": "tanj"}, "did you mean 'tanh'?"),
-        ({"hidden": 50}, r"hidden=50; give a tuple"),
-        ({"hidden": (5, 0)}, r"hidden\[1\]=0; give an integer of at least 1"),
+        ({"hidden": 50}, r"hidden=50; give a list, each entry an integer of at least 1"),
+        ({"hidden": (5, 0)}, r"hidden=\(5, 0\); give a list, each entry an integer of at least 1"),
         ({"epochs": 0}, "epochs=0"),
         ({"prior_scale": -1}, "prior_scale=-1; give a positive number"),
         ({"method": "ensemble", "method_options": {"memberz": 3}}, "did you mean 'members'?"),
         ({"method": "laplace", "method_options": {"epochs": 3}}, "'laplace' does not take"),
-        ({"noise": 0.0}, "noise=0.0; it is a variance"),
+        ({"noise": 0.0}, "noise=0.0; give a positive number"),
     ],
 )
 def test_bad_parameters_are_refused(parameters, message):

@@ -11,6 +11,7 @@ import torch
 
 import bayesify
 from bayesify.sklearn import BayesianClassifier, BayesianRegressor
+from bayesify.sklearn.columns import Columns
 from bayesify.sklearn.unusual import tail_share
 
 QUICK = {"epochs": 40, "learning_rate": 0.01, "hidden": (16,), "random_state": 0}
@@ -49,6 +50,14 @@ def test_a_frame_of_all_kinds(fitted):
     assert len(model.choices_["tried"]) >= 3
     with pytest.raises(AttributeError, match="depends on the row"):
         _ = model.noise_
+
+
+def test_a_number_called_like_the_days_of_a_date_is_a_column():
+    frame = pandas.DataFrame({"age (days)": [1.0, 2.0, 4.0, np.nan], "kind": ["a", "b", "a", "b"]})
+    columns, inputs = Columns.learn(frame, "here")
+    again = Columns.restore(columns.config())
+    np.testing.assert_array_equal(again(frame, "here"), inputs)
+    assert set(inputs[:, 0]) == {1.0, 2.0, 4.0}
 
 
 def test_positive_targets_have_positive_intervals(fitted):

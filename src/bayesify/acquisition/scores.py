@@ -47,10 +47,9 @@ def expected_improvement(predictive: RegressionPredictive, best: float, *, maxim
         ValueError: If there are several targets.
     """
     sign = 1.0 if maximize else -1.0
-    if predictive.mean[0].numel() != 1:
-        raise ValueError(
-            f"expected_improvement: {predictive.mean[0].numel()} targets per example; give a prediction of one"
-        )
+    count = predictive.mean[0].numel()
+    if count != 1:
+        raise ValueError(f"expected_improvement: {count} targets per example; give a prediction of one")
     if predictive.is_mixture:
         return _per_example((sign * (predictive.draw_means - best)).clamp_min(0).mean(0))
     gap, std = sign * (predictive.mean - best), predictive.epistemic.sqrt()

@@ -67,21 +67,15 @@ def to_inference_data(
     if x is not None:
         args, kwargs = as_inputs(x)
         check_inputs(args, kwargs)
-        outputs = [_outputs(chain, args, kwargs, output_of(models[0], output)) for chain in chains]
+        key = output_of(models[0], output)
+        outputs = [select_output(chain.outputs(args, kwargs, output=key, keep=True).kept, None) for chain in chains]
         groups["posterior_predictive"] = _together([{"outputs": each} for each in outputs])
         if y is not None:
             law = likelihood_of(models[0], likelihood, "to_inference_data")
             scores = [{"y": law.log_prob(each, y, has_draws=True)} for each in outputs]
             groups["log_likelihood"] = _together(scores)
             groups["observed_data"] = {"y": y.detach().cpu().numpy()}
-    data = arviz.from_dict(**groups)
-    return data
-
-
-def _outputs(chain: Draws, args: tuple[Any, ...], kwargs: dict[str, Any], key: str | int | None) -> Tensor:
-    source = chain.outputs(args, kwargs, output=key, keep=True)
-    assert source.kept is not None
-    return select_output(source.kept, None)
+    return arviz.from_dict(**groups)
 
 
 def _together(chains: Sequence[Mapping[str, Tensor]]) -> dict[str, np.ndarray]:

@@ -194,8 +194,7 @@ class BoTorchModel(_Model):
             offset = {name: weight - center[name] for name, weight in weights.items()}
             return sum(torch.func.jvp(run, (center,), (offset,)))  # value and change
 
-        found: Tensor = torch.func.vmap(linearized)(dict(draws.weights))
-        return found
+        return torch.func.vmap(linearized)(dict(draws.weights))
 
     def _rows(self, X: Tensor) -> Tensor:
         """Inputs of the network, [b q, D]."""

@@ -159,36 +159,27 @@ class PredictiveScores(_Callback):
         """Start again."""
         self._scores = None
 
-    def on_test_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Start again."""
-        self._scores = None
-
     def on_validation_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *rest: Any) -> None:
         """Add a batch."""
-        self._add(outputs, batch, pl_module)
-
-    def on_test_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *rest: Any) -> None:
-        """Add a batch."""
-        self._add(outputs, batch, pl_module)
+        if not isinstance(outputs, Predictive):
+            raise TypeError(
+                f"PredictiveScores: the step returned {type(outputs).__name__}; return what predict(x) returns, "
+                "as BayesianModule does"
+            )
+        if self._scores is None:
+            classes = hasattr(outputs, "class_probs")
+            self._scores = collection("classification" if classes else "regression").to(pl_module.device)
+        self._scores.update(outputs, parse_batch(batch, self._reader).y)
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Log."""
         self._log(pl_module, "val_")
 
+    on_test_epoch_start, on_test_batch_end = on_validation_epoch_start, on_validation_batch_end
+
     def on_test_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Log."""
         self._log(pl_module, "test_")
-
-    def _add(self, prediction: Any, item: Any, module: Any) -> None:
-        if not isinstance(prediction, Predictive):
-            raise TypeError(
-                f"PredictiveScores: the step returned {type(prediction).__name__}; return what predict(x) returns, "
-                "as BayesianModule does"
-            )
-        if self._scores is None:
-            classes = hasattr(prediction, "class_probs")
-            self._scores = collection("classification" if classes else "regression").to(module.device)
-        self._scores.update(prediction, parse_batch(item, self._reader).y)
 
     def _log(self, module: Any, prefix: str) -> None:
         if self._scores is not None:

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.adapters.drawn import check_draws, fixed_draws, likelihood_of, output_of
-from bayesify.adapters.extras import load
-from bayesify.adapters.onnx_sampling import NOISE, SEED, SamplingGraph, normals, quantized, repeat
+from bayesify.adapters.onnx_sampling import NOISE, SEED, SamplingGraph, normals, package, quantized, repeat
 from bayesify.arguments.checks import Count, Inputs, Positive, checked
 from bayesify.draws import Draws
 from bayesify.likelihoods import Likelihood
@@ -159,7 +158,7 @@ def export_onnx(
             no file is left then.
     """
     for module in ("onnx", "onnxscript", "onnxruntime"):
-        load(module, extra="onnx", owner="export_onnx")
+        package(module)
     check_file(path)
     check_draws(model, "export_onnx")
     law = likelihood_of(model, likelihood, "export_onnx")
@@ -174,48 +173,34 @@ def export_onnx(
         )
     names = keys or (("x",) if len(inputs) == 1 else tuple(f"x{index}" for index in range(len(inputs))))
     outputs = REGRESSION if law.task == "regression" else CLASSIFICATION
-    target, chosen = Path(path), output_of(model, output)
+    trial = _Trial(Path(path), inputs, names, outputs, tolerance)
     if sample:
-        return _export_sampling(
-            model, law, target, inputs, names, outputs, num_draws or 16, chosen, keys, sample, tolerance, int8
-        )
+        if not isinstance(model, BayesianNetwork):
+            raise TypeError(
+                f"export_onnx: sample={sample!r} needs a BayesianNetwork, not {type(model).__name__}; use sample=False"
+            )
+        graph = SamplingGraph(model, output_of(model, output), keys)
+        return _export_sampling(graph, _Moments(law), trial, num_draws or 16, from_seed=sample != NOISE, int8=int8)
     if int8:
         raise ValueError(
             "export_onnx: int8=True is for sample=True; quantize files of fixed draws by ONNX Runtime's tools"
         )
     draws = fixed_draws(model, num_draws, generator, "export_onnx", default=16)
-    graph = PredictiveGraph(draws, law, chosen, keys)
-    batches = _batches(inputs)
-    wanted = [graph(*rows) for rows in batches]
-    with write_atomically(target) as temporary:
-        _write(graph, temporary, inputs, names, outputs)
-        difference = _compare(wanted, temporary, batches, names, outputs, tolerance)
-    return Exported(target, names, outputs, len(draws), difference)
+    whole = PredictiveGraph(draws, law, output_of(model, output), keys)
+    wanted = [whole(*rows) for rows in trial.batches]
+    with write_atomically(path) as temporary:
+        program = _exported(whole, inputs, names, outputs, (tuple({0: BATCH} for _ in inputs),))
+        program.save(str(temporary), external_data=False)
+        difference = trial.difference(wanted, temporary)
+    return Exported(trial.path, names, outputs, len(draws), difference)
 
 
 def _export_sampling(
-    model: Any,
-    law: Likelihood,
-    target: Path,
-    inputs: tuple[Tensor, ...],
-    names: tuple[str, ...],
-    outputs: tuple[str, ...],
-    num_draws: int,
-    output: str | int | None,
-    keys: tuple[str, ...],
-    sample: bool | str,
-    tolerance: float,
-    int8: bool,
+    graph: SamplingGraph, average: _Moments, trial: _Trial, num_draws: int, *, from_seed: bool, int8: bool
 ) -> Exported:
-    if not isinstance(model, BayesianNetwork):
-        raise TypeError(
-            f"export_onnx: sample={sample!r} needs a BayesianNetwork, not {type(model).__name__}; use sample=False"
-        )
-    graph, average = SamplingGraph(model, output, keys), _Moments(law)
-    from_seed, seed = sample != NOISE, 12345
+    inputs, names, outputs, sizes, seed = trial.inputs, trial.names, trial.outputs, trial.batches, 12345
     noise = torch.from_numpy(np.stack([normals(seed, index, graph.noise_size) for index in range(num_draws)]))
     taken = {SEED: np.array(seed)} if from_seed else {NOISE: noise.numpy()}
-    sizes = _batches(inputs)
     drawn: list[list[Tensor]] = [[] for _ in sizes]
     for values in noise:  # a draw is made once for all batches, and is gone before the next
         weights = graph.draw(values)
@@ -225,20 +210,19 @@ def _export_sampling(
     axes = (None, tuple({0: BATCH} for _ in inputs))
     one = _exported(graph, (noise[0], *inputs), (NOISE, *names), ("result",), axes, optimize=False)
     # Constants of a few entries are folded, so that shapes are known; transposed or repeated matrices are not stored again.
-    optimizer = load("onnxscript.optimizer", extra="onnx", owner="export_onnx")
+    optimizer = package("onnxscript.optimizer")
     optimizer.inline(one.model)
     optimizer.fold_constants(one.model, input_size_limit=64, output_size_limit=64)
     optimizer.remove_unused_nodes(one.model)
     summary = _exported(average, (together[0],), ("drawn",), outputs, ({1: BATCH},))
-    proto = load("onnx_ir", extra="onnx", owner="export_onnx").to_proto
+    proto = package("onnx_ir").to_proto
     made = repeat(proto(one.model), proto(summary.model), names, num_draws, graph.noise_size, from_seed=from_seed)
-    with write_atomically(target) as temporary:
+    with write_atomically(trial.path) as temporary:
         temporary.write_bytes(made.SerializeToString())
-        wanted = [average(found) for found in together]
-        difference = _compare(wanted, temporary, sizes, names, outputs, tolerance, taken)
+        difference = trial.difference([average(found) for found in together], temporary, taken)
         if int8:
             temporary.write_bytes(quantized(made).SerializeToString())
-    return Exported(target, (*names, *taken), outputs, num_draws, difference, graph.noise_size)
+    return Exported(trial.path, (*names, *taken), outputs, num_draws, difference, graph.noise_size)
 
 
 class _Moments(nn.Module):
@@ -248,13 +232,6 @@ class _Moments(nn.Module):
 
     def forward(self, outputs: Tensor) -> tuple[Tensor, ...]:
         return moments(outputs, self.likelihood)
-
-
-def _write(
-    graph: nn.Module, path: Path, inputs: tuple[Tensor, ...], names: tuple[str, ...], outputs: tuple[str, ...]
-) -> None:
-    program = _exported(graph, inputs, names, outputs, (tuple({0: BATCH} for _ in inputs),))
-    program.save(str(path), external_data=False)
 
 
 def _exported(
@@ -285,43 +262,48 @@ def _exported(
         finally:
             talk.setLevel(level)
     # The exporter writes where in whose folders each operation came from.
-    load("onnx_ir.passes.common", extra="onnx", owner="export_onnx").ClearMetadataAndDocStringPass()(program.model)
+    package("onnx_ir.passes.common").ClearMetadataAndDocStringPass()(program.model)
     return program
 
 
-def _batches(inputs: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
-    """The given rows, the first alone, and the first once more: three sizes of batch."""
-    return [inputs, tuple(value[:1] for value in inputs), tuple(torch.cat((value, value[:1])) for value in inputs)]
+@dataclass(frozen=True)
+class _Trial:
+    """A file, its inputs and outputs, and how far it may be from torch."""
 
+    path: Path
+    inputs: tuple[Tensor, ...]
+    names: tuple[str, ...]
+    outputs: tuple[str, ...]
+    tolerance: float
 
-def _compare(
-    expectations: Iterable[tuple[Tensor, ...]],
-    path: Path,
-    batches: list[tuple[Tensor, ...]],
-    names: tuple[str, ...],
-    outputs: tuple[str, ...],
-    tolerance: float,
-    taken: Mapping[str, Any] | None = None,
-) -> float:
-    """Largest difference of the file's outputs from torch's, batch by batch; `taken` are other inputs of the file."""
-    session = load("onnxruntime", extra="onnx", owner="export_onnx").InferenceSession(
-        str(path), providers=["CPUExecutionProvider"]
-    )
-    largest = 0.0
-    for rows, wanted in zip(batches, expectations, strict=True):
-        feed = {name: value.detach().cpu().numpy() for name, value in zip(names, rows, strict=True)} | dict(taken or {})
-        for name, expected, got in zip(outputs, wanted, session.run(list(outputs), feed), strict=True):
-            found = torch.from_numpy(got).to(expected)
-            if found.shape != expected.shape:
-                raise ValueError(
-                    f"export_onnx: {name} has shape {tuple(found.shape)} in ONNX Runtime and {tuple(expected.shape)} in torch; "
-                    "the network fixes its number of examples somewhere"
-                )
-            difference = float(((found - expected).abs() / (1 + expected.abs())).max())
-            if not difference <= tolerance:
-                raise ValueError(
-                    f"export_onnx: {name} differs by {difference:.2g} between torch and ONNX Runtime, more than "
-                    f"tolerance={tolerance}; no file was written"
-                )
-            largest = max(largest, difference)
-    return largest
+    @property
+    def batches(self) -> list[tuple[Tensor, ...]]:
+        """The given rows, the first alone, and the first once more: three sizes of batch."""
+        first = tuple(value[:1] for value in self.inputs)
+        return [self.inputs, first, tuple(map(torch.cat, zip(self.inputs, first, strict=True)))]
+
+    def difference(
+        self, expectations: Iterable[tuple[Tensor, ...]], path: Path, taken: Mapping[str, Any] | None = None
+    ) -> float:
+        """Largest difference of a file's outputs from torch's, batch by batch; `taken` are other inputs of the file."""
+        runtime = package("onnxruntime")
+        session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        largest = 0.0
+        for rows, wanted in zip(self.batches, expectations, strict=True):
+            feed = {name: value.detach().cpu().numpy() for name, value in zip(self.names, rows, strict=True)}
+            got = session.run(list(self.outputs), {**feed, **(taken or {})})
+            for name, expected, values in zip(self.outputs, wanted, got, strict=True):
+                found = torch.from_numpy(values).to(expected)
+                if found.shape != expected.shape:
+                    raise ValueError(
+                        f"export_onnx: {name} has shape {tuple(found.shape)} in ONNX Runtime and {tuple(expected.shape)} in "
+                        "torch; the network fixes its number of examples somewhere"
+                    )
+                difference = float(((found - expected).abs() / (1 + expected.abs())).max())
+                if not difference <= self.tolerance:
+                    raise ValueError(
+                        f"export_onnx: {name} differs by {difference:.2g} between torch and ONNX Runtime, more than "
+                        f"tolerance={self.tolerance}; no file was written"
+                    )
+                largest = max(largest, difference)
+        return largest

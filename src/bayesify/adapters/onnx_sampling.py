@@ -24,17 +24,8 @@ SEED = "seed"
 NOISE = "noise"
 
 _VIEWS = (
-    "t",
-    "transpose",
-    "permute",
-    "unsqueeze",
-    "squeeze",
-    "view",
-    "_unsafe_view",
-    "reshape",
-    "expand",
-    "select",
-    "slice",
+    *("t", "transpose", "permute", "unsqueeze", "squeeze", "view", "_unsafe_view", "reshape"),
+    *("expand", "select", "slice"),
 )
 _WITHOUT_OPERATOR = ("linalg", "cholesky", "triangular_solve", "_standard_gamma", "randperm", "eigh", "inverse")
 _MULTIPLIERS = (0x7FEB352D, 0x846CA68B)
@@ -115,8 +106,7 @@ class SamplingGraph(nn.Module):
     def run(self, weights: dict[str, Tensor], *inputs: Tensor) -> Tensor:
         """The output of the network with these weights, [B, ...]."""
         args, kwargs = ((), dict(zip(self._keys, inputs, strict=True))) if self._keys else (inputs, {})
-        found: Tensor = select_output(torch.func.functional_call(self.network, weights, args, kwargs), self._output)
-        return found
+        return select_output(torch.func.functional_call(self.network, weights, args, kwargs), self._output)
 
 
 def _trace(bnn: BayesianNetwork) -> tuple[fx.GraphModule, list[str], int]:
@@ -205,6 +195,11 @@ def _is_view(node: fx.Node) -> bool:
     return node.op == "call_function" and str(node.target).split(".")[-2:][0] in _VIEWS
 
 
+def package(module: str) -> Any:
+    """A module that files are made with."""
+    return load(module, extra="onnx", owner="export_onnx")
+
+
 def normals(seed: int, draw: int, count: int) -> np.ndarray[Any, np.dtype[np.float32]]:
     r"""The normal numbers that a file makes for one of its draws, [count].
 
@@ -247,7 +242,7 @@ def repeat(one: Any, moments: Any, inputs: Sequence[str], num_draws: int, count:
         count: K.
         from_seed: Make noise inside from an input `seed`, as `normals` does; else take it from an input `noise`, [S, K].
     """
-    onnx = load("onnx", extra="onnx", owner="export_onnx")
+    onnx = package("onnx")
     builder, (result,) = _Builder(onnx), one.graph.output
     vectors = [f"{NOISE}_{index}" for index in range(num_draws)]
     if from_seed:
@@ -264,30 +259,22 @@ def repeat(one: Any, moments: Any, inputs: Sequence[str], num_draws: int, count:
         else:
             builder.nodes.append(node)
     for index, vector in enumerate(vectors):
-        builder.copy(
-            (node for node in one.graph.node if drawn.intersection(node.output)),
-            drawn,
-            f"draw{index}_",
-            {NOISE: vector},
-        )
+        nodes = (node for node in one.graph.node if drawn.intersection(node.output))
+        builder.copy(nodes, drawn, f"draw{index}_", {NOISE: vector})
     axis = builder.constant(np.array([0], dtype=np.int64))
     each = [builder.node("Unsqueeze", f"draw{index}_{result.name}", axis) for index in range(num_draws)]
     stacked = builder.node("Concat", *each, axis=0)
     builder.constants.extend(one.graph.initializer)
-    inside = {name for node in moments.graph.node for name in node.output} | {
-        entry.name for entry in moments.graph.initializer
-    }
-    names = [entry.name for entry in moments.graph.output]
-    builder.copy(
-        moments.graph.node, inside, "moments_", {moments.graph.input[0].name: stacked, **{name: name for name in names}}
-    )
+    inside = {name for node in moments.graph.node for name in node.output}
+    inside |= {entry.name for entry in moments.graph.initializer}
+    renamed = {moments.graph.input[0].name: stacked} | {entry.name: entry.name for entry in moments.graph.output}
+    builder.copy(moments.graph.node, inside, "moments_", renamed)
     for entry in moments.graph.initializer:
         builder.constants.append(onnx.TensorProto.FromString(entry.SerializeToString()))
         builder.constants[-1].name = f"moments_{entry.name}"
     given = [entry for entry in one.graph.input if entry.name in inputs]
-    graph = onnx.helper.make_graph(
-        builder.nodes, "bayesify", [*given, taken], list(moments.graph.output), builder.constants
-    )
+    ends = [*given, taken], list(moments.graph.output)
+    graph = onnx.helper.make_graph(builder.nodes, "bayesify", *ends, builder.constants)
     model = onnx.helper.make_model(graph, opset_imports=list(one.opset_import), ir_version=one.ir_version)
     onnx.checker.check_model(model)
     return model
@@ -295,7 +282,7 @@ def repeat(one: Any, moments: Any, inputs: Sequence[str], num_draws: int, count:
 
 def quantized(model: Any) -> Any:
     """The same model with its large matrices stored as 8-bit integers, each row with a scale of its own."""
-    onnx = load("onnx", extra="onnx", owner="export_onnx")
+    onnx = package("onnx")
     builder, made = _Builder(onnx, "int8"), type(model).FromString(model.SerializeToString())
     for entry in model.graph.initializer:
         values = onnx.numpy_helper.to_array(entry)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bayesify.adapters.extras import load
 from bayesify.arguments.checks import Count, Level, checked
+from bayesify.metrics.calibration import reliability
 from bayesify.metrics.scores import COVERAGE_LEVELS, ECE_BINS, brier
 from bayesify.metrics.targets import match_labels, match_values
 from bayesify.predictive.base import Outputs, Predictive
@@ -63,15 +64,15 @@ class PredictiveScore(Metric):
         """What is averaged, one number for each prediction."""
         raise NotImplementedError
 
-    def _classes(self, prediction: Predictive) -> ClassificationPredictive:
+    def _classes(self, prediction: Predictive, y: Tensor) -> tuple[ClassificationPredictive, Tensor]:
         if not isinstance(prediction, ClassificationPredictive):
             raise TypeError(f"{type(self).__name__}: prediction={type(prediction).__name__}; give one of classes")
-        return prediction
+        return prediction, match_labels(prediction, y)
 
-    def _values(self, prediction: Predictive) -> RegressionPredictive:
+    def _values(self, prediction: Predictive, y: Tensor) -> tuple[RegressionPredictive, Tensor]:
         if not isinstance(prediction, RegressionPredictive):
             raise TypeError(f"{type(self).__name__}: prediction={type(prediction).__name__}; give one of a regression")
-        return prediction
+        return prediction, match_values(prediction, y)
 
 
 def as_predictive(prediction: Predictive | Tensor) -> Predictive:
@@ -96,9 +97,8 @@ class NLL(PredictiveScore):
 
     def terms(self, prediction: Predictive, y: Tensor) -> Tensor:
         """One number per example."""
-        if isinstance(prediction, ClassificationPredictive):
-            return -prediction.log_prob(match_labels(prediction, y))
-        return -prediction.log_prob(match_values(self._values(prediction), y))
+        matched = self._classes if isinstance(prediction, ClassificationPredictive) else self._values
+        return -prediction.log_prob(matched(prediction, y)[1])
 
 
 class Accuracy(PredictiveScore):
@@ -108,8 +108,8 @@ class Accuracy(PredictiveScore):
 
     def terms(self, prediction: Predictive, y: Tensor) -> Tensor:
         """1 where it is right."""
-        found = self._classes(prediction)
-        return found.labels == match_labels(found, y)
+        found, labels = self._classes(prediction, y)
+        return found.labels == labels
 
 
 class BrierScore(PredictiveScore):
@@ -117,8 +117,8 @@ class BrierScore(PredictiveScore):
 
     def terms(self, prediction: Predictive, y: Tensor) -> Tensor:
         """One number per prediction."""
-        found = self._classes(prediction)
-        return brier(found.class_probs, match_labels(found, y))
+        found, labels = self._classes(prediction, y)
+        return brier(found.class_probs, labels)
 
 
 class CalibrationError(PredictiveScore):
@@ -145,13 +145,10 @@ class CalibrationError(PredictiveScore):
     @checked
     def update(self, prediction: Predictive | Tensor, y: Tensor) -> None:
         """Add a batch; see `PredictiveScore`."""
-        found = self._classes(as_predictive(prediction))
-        correct = (found.labels == match_labels(found, y)).flatten().double()
-        confidence = found.confidence.flatten().double()
-        edges = torch.linspace(0, 1, self.num_bins + 1, dtype=torch.float64, device=confidence.device)
-        bins = (torch.bucketize(confidence, edges, right=True) - 1).clamp(0, self.num_bins - 1)
-        self.gaps += torch.bincount(bins, correct - confidence, minlength=self.num_bins).to(self.gaps.device)
-        self.count += len(bins)
+        diagram = reliability(*self._classes(as_predictive(prediction), y), self.num_bins)
+        gaps = (diagram.accuracy - diagram.confidence).nan_to_num(0.0) * diagram.count
+        self.gaps += gaps.to(self.gaps.device)
+        self.count += diagram.count.sum().to(self.count.device)
 
     def compute(self) -> Tensor:
         """The error over all batches so far, a scalar."""
@@ -163,12 +160,12 @@ class RMSE(PredictiveScore):
 
     def terms(self, prediction: Predictive, y: Tensor) -> Tensor:
         """Squared errors, [B, O]."""
-        found = self._values(prediction)
-        return (found.mean - match_values(found, y)).square()
+        found, values = self._values(prediction, y)
+        return (found.mean - values).square()
 
     def compute(self) -> Tensor:
         """The root of the mean over all batches so far, a scalar."""
-        return (self.total / self.count).sqrt()
+        return super().compute().sqrt()
 
 
 class CRPS(PredictiveScore):
@@ -176,8 +173,8 @@ class CRPS(PredictiveScore):
 
     def terms(self, prediction: Predictive, y: Tensor) -> Tensor:
         """One number per example and output, [B, O]."""
-        found = self._values(prediction)
-        return found.crps(match_values(found, y))
+        found, values = self._values(prediction, y)
+        return found.crps(values)
 
 
 class Coverage(PredictiveScore):
@@ -191,7 +188,7 @@ class Coverage(PredictiveScore):
         ValueError: If `level` is not strictly between 0 and 1.
     """
 
-    higher_is_better = None
+    higher_is_better: bool | None = None
 
     @checked
     def __init__(self, level: Level = 0.9, **options: Any) -> None:
@@ -200,29 +197,18 @@ class Coverage(PredictiveScore):
 
     def terms(self, prediction: Predictive, y: Tensor) -> Tensor:
         """1 where the interval holds the target, [B, O]."""
-        found = self._values(prediction)
-        return found.centrality(match_values(found, y)) <= self.level
+        found, values = self._values(prediction, y)
+        return found.centrality(values) <= self.level
 
 
-class IntervalWidth(PredictiveScore):
-    """Mean width of the central interval of a level, in y's unit: how sharp a prediction is.
+class IntervalWidth(Coverage):
+    """Mean width of the central interval of a level, in y's unit: how sharp a prediction is; arguments as for `Coverage`."""
 
-    Args:
-        level: Probability that the interval holds.
-        options: Of `torchmetrics.Metric`.
-
-    Raises:
-        ValueError: If `level` is not strictly between 0 and 1.
-    """
-
-    @checked
-    def __init__(self, level: Level = 0.9, **options: Any) -> None:
-        super().__init__(**options)
-        self.level = level
+    higher_is_better = False
 
     def terms(self, prediction: Predictive, y: Tensor) -> Tensor:
         """One number per example and output, [B, O]."""
-        lower, upper = self._values(prediction).interval(self.level)
+        lower, upper = self._values(prediction, y)[0].interval(self.level)
         return upper - lower
 
 

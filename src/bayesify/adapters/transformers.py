@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.adapters.extras import load
+from bayesify.arguments.checks import Count, DataCount, NonNegative, checked
 from bayesify.configuration import make_posterior
 from bayesify.conversion import bayesianize
 from bayesify.likelihoods import Likelihood
@@ -121,19 +122,18 @@ class BayesianTrainer(_Trainer):
         ValueError: If it has no likelihood, a number is out of range, N is not known, or weight decay is asked for.
     """
 
+    @checked
     def __init__(
         self,
         model: BayesianNetwork,
         args: Any = None,
         *,
-        num_data: int | None = None,
-        num_draws: int = 1,
-        kl_weight: float = 1.0,
-        prediction_draws: int = 16,
+        num_data: DataCount | None = None,
+        num_draws: Count = 1,
+        kl_weight: NonNegative = 1.0,
+        prediction_draws: Count = 16,
         **options: Any,
     ) -> None:
-        if not isinstance(model, BayesianNetwork):
-            raise TypeError(f"BayesianTrainer: {type(model).__name__}; give what bayesianize_head(model) returns")
         model.require_likelihood("BayesianTrainer")
         if getattr(args, "weight_decay", 0.0):
             raise ValueError(
@@ -144,9 +144,6 @@ class BayesianTrainer(_Trainer):
             num_data = len(dataset)
         if num_data is None:
             raise ValueError("BayesianTrainer: the number of training examples is not known; give num_data")
-        for key, value in (("num_data", num_data), ("num_draws", num_draws), ("prediction_draws", prediction_draws)):
-            if value < 1:
-                raise ValueError(f"BayesianTrainer: {key}={value}; give at least 1")
         super().__init__(TrainerModel(model, num_data, num_draws, kl_weight, prediction_draws), args, **options)
 
     _signature_columns: list[str] | None
@@ -154,8 +151,7 @@ class BayesianTrainer(_Trainer):
     @property
     def bnn(self) -> BayesianNetwork:
         """The Bayesian network."""
-        network: BayesianNetwork = self.accelerator.unwrap_model(self.model).bnn
-        return network
+        return self.accelerator.unwrap_model(self.model).bnn
 
     def _set_signature_columns_if_needed(self) -> None:
         """Keep the columns that the network itself takes."""

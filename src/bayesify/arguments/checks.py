@@ -120,30 +120,21 @@ T = TypeVar("T")
 _ROOMS = ("priors", "likelihoods", "subnetwork")
 """Rooms that messages name, as names in them are not theirs alone."""
 _MEANT = {
-    "lr": ("learning_rate",),
-    "step_size": ("learning_rate",),
-    "n_epochs": ("epochs",),
-    "num_epochs": ("epochs",),
-    "max_epochs": ("epochs",),
-    "val_loader": ("validation",),
-    "valid_loader": ("validation",),
-    "validation_loader": ("validation",),
-    "validation_data": ("validation",),
-    "verbose": ("progress",),
-    "beta": ("kl_weight",),
-    "n_samples": ("num_draws",),
-    "num_samples": ("num_draws",),
-    "samples": ("num_draws",),
-    "S": ("num_draws",),
-    "random_state": ("seed",),
-    "sigma": ("noise", "init_std", "std"),
-    "std": ("init_std",),
-    "model": ("net", "bnn"),
-    "network": ("net", "bnn"),
-    "temperature": ("kl_weight",),
-    "early_stopping": ("patience",),
+    "learning_rate": ("lr", "step_size"),
+    "epochs": ("n_epochs", "num_epochs", "max_epochs"),
+    "validation": ("val_loader", "valid_loader", "validation_loader", "validation_data"),
+    "progress": ("verbose",),
+    "kl_weight": ("beta", "temperature"),
+    "num_draws": ("n_samples", "num_samples", "samples", "S"),
+    "seed": ("random_state",),
+    "noise": ("sigma",),
+    "init_std": ("sigma", "std"),
+    "std": ("sigma",),
+    "net": ("model", "network"),
+    "bnn": ("model", "network"),
+    "patience": ("early_stopping",),
 }
-"""Names of other libraries, and those that they may mean here."""
+"""Names here, and those of other libraries that may mean them."""
 
 
 def checked(thing: T) -> T:
@@ -229,13 +220,15 @@ def _owner(function: Any, args: tuple[Any, ...]) -> str:
 def _unknown(owner: str, name: str, names: set[str]) -> str:
     """What to say of an argument that there is none of: the one that was meant, or all of them."""
     close = difflib.get_close_matches(name, names, 1)
-    meant = next((known for known in _MEANT.get(name, ()) if known in names), close[0] if close else None)
+    meant = next(
+        (own for own, others in _MEANT.items() if name in others and own in names), close[0] if close else None
+    )
     remedy = f"give {meant}=" if meant else f"it takes {', '.join(sorted(names - {'self'}))}"
     return f"{owner}: got an unexpected keyword argument {name!r}; {remedy}"
 
 
 def _plan(function: Any, by_name: dict[str, Taker], accepted: set[str]) -> list[tuple[str, Taker | None]]:
-    names = {**vars(sys.modules[function.__module__])}
+    names = dict(vars(sys.modules[function.__module__]))
     plan: list[tuple[str, Taker | None]] = []
     parameters = inspect.signature(function).parameters.values()
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
@@ -280,11 +273,8 @@ def _taker(annotation: Any) -> Taker | None:
         return _mapping(_taker(parts[1]) if len(parts) == 2 else None)
     if kind in (Sequence, list, tuple):
         return _sequence(_taker(parts[0]) if parts else None)
-    if (
-        not isinstance(kind, type)
-        or kind in (object, Any, inspect.Parameter.empty)
-        or getattr(kind, "_is_protocol", False)
-    ):
+    says_nothing = kind in (object, Any, inspect.Parameter.empty) or getattr(kind, "_is_protocol", False)
+    if not isinstance(kind, type) or says_nothing:
         return None
     words = f"a {kind.__name__}" if kind.__name__[0] not in "AEIOU" else f"an {kind.__name__}"
     words = _WORDS.get(kind, words + vars(kind).get("remedy", ""))
@@ -296,7 +286,6 @@ _WORDS: dict[type, str] = {
     np.ndarray: "an array",
     nn.Module: "a torch.nn.Module",
     torch.Generator: "a torch.Generator",
-    Path: "a path",
 }
 
 
@@ -325,22 +314,18 @@ def _flag(value: Any) -> Any:
     return value if isinstance(value, bool) else _Refused("True or False")
 
 
-def _text(value: Any) -> Any:
-    return value if isinstance(value, str) else _Refused("a text")
-
-
-def _path(value: Any) -> Any:
-    return value if isinstance(value, os.PathLike) else _Refused("a path")
+def _none(value: Any) -> Any:
+    return None if value is None else _Refused("None")
 
 
 _SIMPLE: dict[Any, Taker] = {
     int: _whole,
     float: _real,
     bool: _flag,
-    str: _text,
-    Path: _path,
-    type(None): lambda value: None if value is None else _Refused("None"),
-    None: lambda value: None if value is None else _Refused("None"),
+    str: lambda value: value if isinstance(value, str) else _Refused("a text"),
+    Path: lambda value: value if isinstance(value, os.PathLike) else _Refused("a path"),
+    type(None): _none,
+    None: _none,
 }
 
 
@@ -404,7 +389,8 @@ def _entries(values: Iterable[Any], entry: Taker | None) -> _Refused | None:
 def _sequence(entry: Taker | None) -> Taker:
     def take(value: Any) -> Any:
         if isinstance(value, str | bytes) or not isinstance(value, Sequence | np.ndarray):
-            return _Refused("a list" if entry is None else f"a list, each entry {_entry_words(entry)}")
+            wanted = None if entry is None else entry(object())
+            return _Refused(f"a list, each entry {wanted.words}" if isinstance(wanted, _Refused) else "a list")
         refused = _entries(value, entry)
         return value if refused is None else _Refused(f"a list, each entry {refused.words}", refused.kind_fits)
 
@@ -419,8 +405,3 @@ def _mapping(entry: Taker | None) -> Taker:
         return value if refused is None else _Refused(f"a dictionary, each value {refused.words}", refused.kind_fits)
 
     return take
-
-
-def _entry_words(entry: Taker) -> str:
-    refused = entry(object())
-    return refused.words if isinstance(refused, _Refused) else "a value"

@@ -6,16 +6,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bayesify.compare.comparison import Comparison, Question, compare
+    from bayesify.compare.comparison import Comparison, compare
+    from bayesify.compare.question import Question
     from bayesify.tables.errors import InputError
 
+HOMES = {
+    "Comparison": "bayesify.compare.comparison",
+    "InputError": "bayesify.tables.errors",
+    "Question": "bayesify.compare.question",
+    "compare": "bayesify.compare.comparison",
+}
 __all__ = ["Comparison", "InputError", "Question", "compare"]
 
 
 def __getattr__(name: str) -> Any:
     # Loaded when asked for: the command line imports this package to show its help.
-    if name not in __all__:
+    if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(
-        import_module("bayesify.tables.errors" if name == "InputError" else "bayesify.compare.comparison"), name
-    )
+    return getattr(import_module(HOMES[name]), name)

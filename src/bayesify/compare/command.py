@@ -2,43 +2,25 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from bayesify.serving.terminal import plain, say
+from bayesify.serving import terminal
+from bayesify.serving.terminal import INTERRUPTED, names_of, need, plain, refuse, say
 
 if TYPE_CHECKING:
     from bayesify.compare.comparison import Comparison, Told
 
-INTERRUPTED = 130
 WIDE = 110
 """Columns of a terminal that shows the whole table."""
 LEAST_SHARE = 0.05
 """Share of the work from which on the time that is left is told."""
-NEEDED = ("pandas", "sklearn", "jinja2", "scipy")
-
-
-class Task(StrEnum):
-    """What a target poses."""
-
-    regression = "regression"
-    classification = "classification"
-
-
-class Engine(StrEnum):
-    """Where runs are done."""
-
-    local = "local"
-    dask = "dask"
-    ray = "ray"
 
 
 def compare(
@@ -49,7 +31,7 @@ def compare(
             help="A CSV, Excel, Parquet or JSON file, - for standard input, or a data set such as iris.",
         ),
     ],
-    target: Annotated[str, typer.Option(help="The column to predict.")] = "",
+    target: terminal.Target = "",
     only: Annotated[
         str,
         typer.Option(
@@ -61,19 +43,19 @@ def compare(
     splits: Annotated[
         int, typer.Option(help="Splits (default: 10, with --quick 5; half as many from 2,000 rows on).")
     ] = 0,
-    task: Annotated[Task | None, typer.Option(help="If it is not to be detected.")] = None,
+    task: terminal.TaskName = None,
     ood: Annotated[
         Path | None,
         typer.Option(help="Out-of-distribution rows with the same columns; tests whether they are detected."),
     ] = None,
-    ignore: Annotated[str, typer.Option(help="Columns to leave out, separated by commas.")] = "",
+    ignore: terminal.Ignore = "",
     group: Annotated[
         str, typer.Option(help="A column; rows with the same cell are on the same side of every split.")
     ] = "",
     time: Annotated[str, typer.Option(help="A column; train on earlier rows, test on later ones.")] = "",
-    sheet: Annotated[str, typer.Option(help="Of a spreadsheet (default: the first that holds anything).")] = "",
-    encoding: Annotated[str, typer.Option(help="Of a text file, such as latin-1 (default: detected).")] = "",
-    missing: Annotated[str, typer.Option(help="Texts that stand for empty cells, separated by commas.")] = "",
+    sheet: terminal.Sheet = "",
+    encoding: terminal.Encoding = "",
+    missing: terminal.Missing = "",
     max_rows: Annotated[
         int, typer.Option(help="Use a random choice of more rows than these; 20,000, or 5,000 with --quick.")
     ] = 0,
@@ -83,7 +65,7 @@ def compare(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the finished runs in the folder.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON in place of the table.")] = False,
-    engine: Annotated[Engine, typer.Option(help="Where runs are done.")] = Engine.local,
+    engine: Annotated[Literal["local", "dask", "ray"], typer.Option(help="Where runs are done.")] = "local",
     workers: Annotated[int, typer.Option(help="Runs at a time (default: one per processor core).")] = 0,
 ) -> None:
     """Compare methods on your own table, and say which one to use and how sure to be.
@@ -92,22 +74,17 @@ def compare(
     validation rows, prints the scores and writes an HTML report; its path is the last line. The recommended method is trained
     on all rows, for bayesify predict. Every finished run is kept: Ctrl-C reports what is there, and --resume continues.
     """
-    errors = Console(stderr=True)
     from bayesify.tables.errors import InputError
     from bayesify.tables.files import Reading, check_there
 
     try:
         check_there(data)  # before anything large is loaded
     except InputError as error:
-        say(errors, f"bayesify compare: {error}", soft_wrap=True)
-        raise typer.Exit(2) from error
-    absent = [module for module in NEEDED if find_spec(module) is None]
-    if absent:
-        say(errors, f"bayesify compare needs {', '.join(absent)}; pip install 'bayesify[all]'")
-        raise typer.Exit(1)
-    from bayesify.compare.comparison import Question
+        refuse(f"bayesify compare: {error}", 2)
+    need("compare", "pandas", "sklearn", "jinja2", "scipy")
     from bayesify.compare.comparison import compare as run
     from bayesify.compare.folder import REPORT
+    from bayesify.compare.question import Question
     from bayesify.compare.record import as_json as to_json
 
     folder = out
@@ -115,9 +92,9 @@ def compare(
         question = Question(
             data,
             target or None,
-            None if task is None else task.value,
-            _names(only),
-            _names(ignore),
+            task,
+            names_of(only),
+            names_of(ignore),
             ood,
             splits or None,
             max_rows or None,
@@ -125,44 +102,36 @@ def compare(
             seed,
             group or None,
             time or None,
-            Reading(sheet, encoding, _names(missing)),
+            Reading(sheet, encoding, names_of(missing)),
         )
         folder = out or Path(f"bayesify-compare-{question.name}")
         page = (folder / REPORT).absolute()
-        with _Progress(errors) as progress:
+        with _Progress(Console(stderr=True)) as progress:
             comparison = run(
                 question,
                 folder,
                 resume=resume,
-                engine=engine.value,
+                engine=engine,
                 workers=workers or None,
                 progress=progress.tell,
                 report=partial(_write, folder),
             )
     except (InputError, FileNotFoundError) as error:
-        say(errors, f"bayesify compare: {error}", soft_wrap=True)
-        raise typer.Exit(2) from error
+        refuse(f"bayesify compare: {error}", 2)
     except OSError as error:
         reason = f"{folder} cannot be written: {error.strerror or error}; finished runs are kept."
-        say(errors, f"bayesify compare: {reason} Mend that and run the same command with --resume.", soft_wrap=True)
-        raise typer.Exit(1) from error
-    except KeyboardInterrupt as error:
-        errors.print("Interrupted before a run was finished; nothing is there to report.")
-        raise typer.Exit(INTERRUPTED) from error
+        refuse(f"bayesify compare: {reason} Mend that and run the same command with --resume.", 1)
+    except KeyboardInterrupt:
+        refuse("Interrupted before a run was finished; nothing is there to report.", INTERRUPTED)
     if as_json:
         print(to_json(comparison))
     else:
         _print(comparison)
         print(plain(page))
     if comparison.unfinished:
-        errors.print("Interrupted; the same command with --resume continues.")
-        raise typer.Exit(INTERRUPTED)
+        refuse("Interrupted; the same command with --resume continues.", INTERRUPTED)
     if comparison.summary.best is None:
         raise typer.Exit(1)
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _write(folder: Path, comparison: Comparison, running: str = "") -> None:
@@ -178,9 +147,8 @@ def _write(folder: Path, comparison: Comparison, running: str = "") -> None:
 
 def _print(comparison: Comparison) -> None:
     from bayesify.compare.summary import COLUMNS, cell
-    from bayesify.compare.verdict import judge
 
-    summary, console = comparison.summary, Console()
+    summary, console, verdict = comparison.summary, Console(), comparison.verdict
     hidden = {"coverage_50", "coverage_95", "kilobytes"}
     if console.width < WIDE:
         hidden |= {"calibration", "ece", "predict_ms"}
@@ -201,7 +169,6 @@ def _print(comparison: Comparison) -> None:
         say(console, note, style="dim")
     for caution in comparison.problem.cautions:
         say(console, caution, style="yellow")
-    verdict = judge(summary, comparison.results, comparison.problem.target, comparison.problem.classes)
     if verdict is not None:
         say(console, f"\n{verdict.headline}", style="bold")
         for sentence in verdict.sentences:

@@ -12,30 +12,16 @@ from typing import Any
 from bayesify.arguments.checks import Count, checked
 from bayesify.compare.folder import drop_failed, open_folder
 from bayesify.compare.problems import Problem, read_problem
-from bayesify.compare.rivals import installed
+from bayesify.compare.question import Question
 from bayesify.compare.runs import Job, estimate_noise, run_method
 from bayesify.compare.splits import SMALL, count_folds
 from bayesify.compare.summary import Results, Summary, summarize
-from bayesify.compare.tuning import (
-    ALWAYS,
-    APART,
-    AUTO,
-    BASELINES,
-    effort,
-    portfolio,
-    title_of,
-    trains_together,
-    work_of,
-)
-from bayesify.compare.verdict import judge
+from bayesify.compare.tuning import APART, title_of, trains_together, work_of
+from bayesify.compare.verdict import Verdict, judge
 from bayesify.compare.winner import Winner, commands, train_winner
-from bayesify.registry import METHODS, get_method
 from bayesify.scale_out import ENGINES, JobsFailed, run_jobs
 from bayesify.scale_out.result_files import check_folder, read_result
-from bayesify.serving.sources import short_name
 from bayesify.tables.errors import InputError
-from bayesify.tables.files import Reading
-from bayesify.tables.targets import Task
 
 NOISE = "noise-"
 """Starts the names of runs that estimate a regression's noise, on which those of networks depend."""
@@ -68,72 +54,6 @@ Report = Callable[["Comparison", str], None]
 """Is given what is finished and, while runs go on, how far they are."""
 
 
-@checked
-@dataclass(frozen=True)
-class Question:
-    """What is to be compared.
-
-    Args:
-        data: A path, or the name of a data set.
-        target: The column to predict; not needed for a name.
-        task: `"regression"` or `"classification"`, if it is not to be detected.
-        methods: Names from the registry, or `"all"` (default: a small portfolio). Baselines and rivals are added.
-        ignore: Columns to leave out.
-        ood: A table of out-of-distribution inputs.
-        splits: How many; by `quick` if `None`.
-        max_rows: More rows are thinned at random; by `quick` if `None`.
-        quick: Whether to train briefly on fewer splits.
-        seed: Of everything random.
-        group: A column; rows with the same cell are on the same side of every split.
-        time: A column; splits train on earlier rows and test on later ones.
-        reading: How the file is to be read.
-
-    Raises:
-        InputError: If a count is out of range or a method is unknown.
-    """
-
-    data: str
-    target: str | None = None
-    task: Task | None = None
-    methods: Sequence[str] = ()
-    ignore: Sequence[str] = ()
-    ood: str | Path | None = None
-    splits: int | None = None
-    max_rows: int | None = None
-    quick: bool = False
-    seed: int = 0
-    group: str | None = None
-    time: str | None = None
-    reading: Reading = field(default_factory=Reading)
-
-    def __post_init__(self) -> None:
-        if self.splits is not None and self.splits < 1:
-            raise InputError(f"--splits {self.splits}: give at least 1")
-        if self.max_rows is not None and self.max_rows < 1:
-            raise InputError(f"--max-rows {self.max_rows}: give at least 1")
-        if self.seed < 0:
-            raise InputError(f"--seed {self.seed}: give 0 or more")
-        self.chosen()
-
-    def chosen(self) -> list[str]:
-        """The methods, baselines first.
-
-        Raises:
-            InputError: If a name is unknown; the message suggests the nearest.
-        """
-        wanted = [AUTO, *METHODS] if "all" in self.methods else self.methods or portfolio()
-        try:
-            names = [name if name in (*BASELINES, *APART) else get_method(name).name for name in wanted]
-        except ValueError as error:
-            raise InputError(f"--methods: {error}") from error
-        return list(dict.fromkeys((*ALWAYS, *installed(), *BASELINES, *names)))
-
-    @property
-    def name(self) -> str:
-        """Of the file or data set, as folders may be called."""
-        return short_name(self.data)
-
-
 @dataclass(frozen=True)
 class Comparison:
     """What a comparison found.
@@ -159,6 +79,11 @@ class Comparison:
     unfinished: tuple[str, ...] = ()
     winner: Winner | None = None
     commands: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """What it recommends; `None` if no method finished."""
+        return judge(self.summary, self.results, self.problem.target, self.problem.classes)
 
 
 @checked
@@ -197,21 +122,9 @@ def compare(
     """
     if engine not in ENGINES:
         raise InputError(f"--engine {engine}: choose from {', '.join(ENGINES)}")
-    folder, amount = check_folder("compare", folder), effort(question.quick)
-    problem = read_problem(
-        question.data,
-        target=question.target,
-        task=question.task,
-        ignore=question.ignore,
-        ood=Path(question.ood) if question.ood is not None else None,
-        max_rows=question.max_rows or amount.max_rows,
-        seed=question.seed,
-        group=question.group,
-        time=question.time,
-        reading=question.reading,
-    )
-    most = len(problem.standard) or (count_folds(len(problem)) if problem.times is not None else amount.splits)
-    splits = question.splits or min(amount.splits if len(problem) < SMALL else -(-amount.splits // 2), most)
+    folder, problem, usual = check_folder("compare", folder), read_problem(question), question.effort.splits
+    most = len(problem.standard) or (count_folds(len(problem)) if problem.times is not None else usual)
+    splits = question.splits or min(usual if len(problem) < SMALL else -(-usual // 2), most)
     if problem.standard and splits > most:
         raise InputError(f"--splits {splits}: {problem.name} comes with {most} splits")
     settings = {"target": problem.target, "quick": question.quick, "seed": question.seed}
@@ -230,22 +143,12 @@ def compare(
 
 def _with_winner(found: Comparison, folder: Path) -> Comparison:
     """With the recommended method trained on all rows, in the folder, and what to type next."""
-    question, problem, summary = found.question, found.problem, found.summary
-    verdict = judge(summary, found.results, problem.target, problem.classes)
+    question, problem, summary, verdict = found.question, found.problem, found.summary, found.verdict
     if verdict is None:
         return found
     stored = {split: read_result(folder, f"{NOISE}{split}") for split in range(found.num_splits)}
-    winner = train_winner(
-        problem,
-        summary,
-        found.results,
-        verdict,
-        folder,
-        {split: float(run[1]["noise"]) for split, run in stored.items() if run is not None},
-        quick=question.quick,
-        seed=question.seed,
-        missing=tuple(question.reading.missing),
-    )
+    noises = {split: float(run[1]["noise"]) for split, run in stored.items() if run is not None}
+    winner = train_winner(question, problem, summary, found.results, verdict, folder, noises)
     if winner is None:
         return found
     return replace(found, winner=winner, commands=tuple(commands(winner, summary, problem, question, folder)))
@@ -275,15 +178,8 @@ class _Runs:
         methods = self._question.chosen()
         summary = summarize(results, methods, self._problem.task)
         unfinished = [name for name in methods for split in range(self._splits) if (name, split) not in results]
-        return Comparison(
-            self._question,
-            self._problem,
-            tuple(methods),
-            self._splits,
-            results,
-            summary,
-            tuple(dict.fromkeys(unfinished)),
-        )
+        about = self._question, self._problem, tuple(methods), self._splits
+        return Comparison(*about, results, summary, tuple(dict.fromkeys(unfinished)))
 
     def run(self, data: Path, engine: str, workers: int | None) -> Results:
         """Of every method and split; after Ctrl-C, of those that are finished."""
@@ -301,9 +197,8 @@ class _Runs:
                 ) from failure
             results = self._by_split(failure.results)
             for name, reason in failure.reasons.items():
-                results |= {
-                    (self._names[name][0], split): {"error": reason.splitlines()[-1]} for split in self._names[name][1]
-                }
+                method, own = self._names[name]
+                results |= {(method, split): {"error": reason.splitlines()[-1]} for split in own}
             return results
         except ImportError as error:
             raise InputError(f"--engine {engine}: {error}") from error
@@ -315,15 +210,12 @@ class _Runs:
 
     def _plan(self, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """The runs that can be done: networks once the noise is known."""
-        jobs: dict[str, Any] = {
-            name: {**self._shared, "split": split} for split, name in enumerate(self._noises)
-        }  # fmt: skip
+        jobs: dict[str, Any] = {name: {**self._shared, "split": split} for split, name in enumerate(self._noises)}
         ready = all(name in known for name in self._noises)
         for name, (method, own) in self._names.items():
             if method in APART or ready:
-                noises = [
-                    known[f"{NOISE}{split}"]["noise"] if self._noises and method not in APART else None for split in own
-                ]
+                with_noise = self._noises and method not in APART
+                noises = [known[f"{NOISE}{split}"]["noise"] if with_noise else None for split in own]
                 jobs[name] = {**self._shared, "splits": own, "method": method, "noises": noises}
         return jobs
 

@@ -12,7 +12,7 @@ from bayesify.compare.leakage import strongest
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
-from bayesify.tables.columns import DAYS, Features
+from bayesify.tables.columns import Features
 from bayesify.tables.preparation import Preparation
 
 EXAMPLES = 6
@@ -59,11 +59,9 @@ def examples(prediction: Predictive, rows: np.ndarray, values: np.ndarray) -> li
 
 def columns_of(features: Features) -> dict[str, tuple[list[int], list[int]]]:
     """The table's columns, each with the positions of its numbers and of its codes; the parts of a date are one column."""
-    dates = [name.removesuffix(DAYS) for name in features.number_names if name.endswith(DAYS)]
     found: dict[str, tuple[list[int], list[int]]] = {}
-    for place, name in enumerate(features.number_names):
-        date = next((date for date in dates if name.startswith(f"{date} (")), name)
-        found.setdefault(date, ([], []))[0].append(place)
+    for place, name in enumerate(features.sources):
+        found.setdefault(name, ([], []))[0].append(place)
     for place, name in enumerate(features.code_names):
         found.setdefault(name, ([], []))[1].append(place)
     return found

@@ -18,7 +18,7 @@ from bayesify.storage.locks import InUse, locked
 from bayesify.tables.errors import InputError
 
 SETTINGS, DATA, RESULTS, REPORT, LOCK = "settings.json", "data.npz", "results.json", "report.html", ".lock"
-FORMAT = 3
+FORMAT = 4
 WORDS = {"target": "--target", "seed": "--seed", "format": "format"}
 """How settings are called in messages."""
 
@@ -93,13 +93,10 @@ def _read(path: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def drop_failed(folder: Path) -> int:
-    """Forget runs that failed or whose files are damaged, so that they are done again; returns how many."""
-    dropped = 0
+def drop_failed(folder: Path) -> None:
+    """Forget runs that failed or whose files are damaged, so that they are done again."""
     for path in (folder / "jobs").glob("*.json"):
         found = read_result(folder, path.stem)
         runs = found[1].get("runs", []) if found is not None and isinstance(found[1], dict) else None
         if runs is None or any("error" in run for run in runs):
             path.unlink()
-            dropped += 1
-    return dropped

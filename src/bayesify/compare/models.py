@@ -9,25 +9,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from bayesify.baselines.temperature_scaling import TemperatureScaling
+from bayesify.compare.splits import thinned
 from bayesify.compare.tuning import BASELINES, PRIOR_SCALE, TEMPERATURE, effort, method_of
 from bayesify.datasets.scaling import Standardization
 from bayesify.likelihoods import Categorical, Gaussian, Likelihood
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.regression import RegressionPredictive
-from bayesify.registry import METHODS
 from bayesify.running.generators import own_generators
 from bayesify.sklearn.rows import BATCH_SIZE, FULL_BATCH, Rows, standardization
 from bayesify.sklearn.settling import ROUND_EFFORT, ROUNDS, settle
-from bayesify.sklearn.training import (
-    Plan,
-    limit_scaling,
-    make_network,
-    predict,
-    train_several,
-)
+from bayesify.sklearn.training import Plan, limit_scaling, make_network, predict, train_several
 from bayesify.sklearn.units import UnitsPredictive
 from bayesify.training.random_streams import derive_seed
 
@@ -67,16 +60,13 @@ class Data:
         """Outputs of the network."""
         return self.num_classes or 1
 
-    def rows(self) -> Rows:
-        """The rows in standardized units."""
-        targets = self.y if self.num_classes else self.y_units(self.y[:, None])
-        return Rows(self.x_units(self.x), targets, np.ones(len(self.x)))
+    def rows(self, x: np.ndarray, y: np.ndarray) -> Rows:
+        """Rows of the table in standardized units."""
+        return Rows(self.x_units(x), y if self.num_classes else self.y_units(y[:, None]), np.ones(len(x)))
 
     def thinned(self, most: int, seed: int) -> Data:
         """At most N of the rows, chosen at random."""
-        if len(self.x) <= most:
-            return self
-        chosen = np.sort(np.random.default_rng(seed).choice(len(self.x), most, replace=False))
+        chosen = thinned(len(self.x), most, seed)
         return Data(self.x[chosen], self.y[chosen], self.num_classes)
 
 
@@ -98,8 +88,7 @@ class Trained:
 
     def __call__(self, x: np.ndarray) -> Predictive:
         """The predictive distribution of rows in the units of the table."""
-        with own_generators(), torch.no_grad():
-            torch.manual_seed(derive_seed(self.seed, "prediction"))
+        with own_generators(seed=derive_seed(self.seed, "prediction")), torch.no_grad():
             inputs = torch.from_numpy(self.data.x_units(x))
             found = predict(self.model, inputs, self.num_draws, derive_seed(self.seed, "draws"))
         if not isinstance(found, RegressionPredictive):
@@ -111,12 +100,11 @@ class Trained:
 def noise_of(data: Data, *, quick: bool, seed: int) -> float:
     """Noise variance of standardized targets, at most, by the evidence of the plain network; see `sklearn.settling.settle`."""
     net = make_network(data.x.shape[1], HIDDEN, "tanh", 1, derive_seed(seed, "network"))
-    with own_generators():
-        torch.manual_seed(derive_seed(seed, "noise"))
+    with own_generators(seed=derive_seed(seed, "noise")):
         plan = _plan("point", len(data.x), quick, seed, {}, False)
         all_rounds = ROUNDS * ROUND_EFFORT  # together as long as methods train, which start at the network too
         shorter = replace(plan, epochs=math.ceil(plan.count_epochs(1) / all_rounds))
-        likelihood = settle(net, data.rows(), shorter).likelihood
+        likelihood = settle(net, data.rows(data.x, data.y), shorter).likelihood
         assert isinstance(likelihood, Gaussian)
         return float(likelihood.noise.detach())
 
@@ -160,38 +148,34 @@ def train_models(
     found: dict[int, Trained | Exception] = {}
     for places in groups.values():
         try:
-            models = _train([(name, cases[place], choices[place]) for place in places], quick, tuning)
+            models = _train(name, [(cases[place], choices[place]) for place in places], quick, tuning)
             found |= dict(zip(places, models, strict=True))
         except FAILURES as error:
             for place in places:
                 found[place] = error
                 if len(places) > 1:
-                    found |= {
-                        place: train_models(name, [cases[place]], [choices[place]], quick=quick, tuning=tuning)[0]
-                    }
+                    alone = train_models(name, [cases[place]], [choices[place]], quick=quick, tuning=tuning)
+                    found[place] = alone[0]
     return [found[place] for place in range(len(cases))]
 
 
-def _train(entries: Sequence[tuple[str, Case, Mapping[str, Any]]], quick: bool, tuning: bool) -> list[Trained]:
-    amount, name = effort(quick), entries[0][0]
-    method = method_of(name)
-    nets, likelihoods, plans, datas = list[Any](), list[Likelihood](), list[Plan](), list[Data]()
-    for _, case, choice in entries:
+def _train(name: str, entries: Sequence[tuple[Case, Mapping[str, Any]]], quick: bool, tuning: bool) -> list[Trained]:
+    method, problems, datas = method_of(name), [], []
+    for case, choice in entries:
         data, seed = case.data, case.seed
         if method.is_chain:
-            data = data.thinned(amount.chain_rows, derive_seed(seed, "chain"))
-        plan = _plan(name, len(data.x), quick, seed, choice, tuning)
+            data = data.thinned(effort(quick).chain_rows, derive_seed(seed, "chain"))
+        net = make_network(data.x.shape[1], HIDDEN, "tanh", data.num_outputs, derive_seed(seed, "network"))
         likelihood: Likelihood = Categorical()
         if case.noise is not None:
             likelihood = Gaussian(case.noise * choice["noise_factor"]).double()
-        nets.append(make_network(data.x.shape[1], HIDDEN, "tanh", data.num_outputs, derive_seed(seed, "network")))
-        likelihoods.append(likelihood)
-        plans.append(plan)
+        plan = _plan(name, len(data.x), quick, seed, choice, tuning)
+        problems.append((net, likelihood, data.rows(data.x, data.y), plan))
         datas.append(data)
-    made = train_several(nets, likelihoods, [data.rows() for data in datas], plans)
+    made = train_several(*map(list, zip(*problems, strict=True)))
     trained = []
-    for (_, case, _), model, data in zip(entries, made, datas, strict=True):
-        batch = _standardized(data, *case.validation)
+    for (case, _), model, data in zip(entries, made, datas, strict=True):
+        batch = data.rows(*case.validation).tensors()[:2]
         if method.tunes_prior and not tuning:
             model.tune_prior_precision([batch])
         if name == TEMPERATURE and not tuning:
@@ -200,29 +184,17 @@ def _train(entries: Sequence[tuple[str, Case, Mapping[str, Any]]], quick: bool, 
     return trained
 
 
-def _standardized(data: Data, x: np.ndarray, y: np.ndarray) -> tuple[Tensor, Tensor]:
-    targets = y if data.num_classes else data.y_units(y[:, None])
-    return torch.from_numpy(data.x_units(x)), torch.from_numpy(targets)
-
-
 def _plan(name: str, rows: int, quick: bool, seed: int, choice: Mapping[str, Any], tuning: bool) -> Plan:
     amount, method = effort(quick), method_of(name)
-    if method.slow:
-        steps = amount.slow_tuning_steps if tuning else amount.slow_steps
-    else:
-        steps = amount.tuning_steps if tuning else amount.steps
+    in_full, in_tuning = (
+        (amount.slow_steps, amount.slow_tuning_steps) if method.slow else (amount.steps, amount.tuning_steps)
+    )
+    steps = in_tuning if tuning else in_full
     batches = 1 if rows <= FULL_BATCH else -(-rows // BATCH_SIZE)
     least = amount.least_epochs // 4 if tuning else amount.least_epochs
     epochs = max(-(-steps // batches), min(steps, least))
     if method.is_chain:
         epochs = amount.chain_steps
-    return Plan(
-        METHODS[method.name],
-        dict(choice.get("options", {})),
-        float(choice.get("prior_scale", PRIOR_SCALE)),
-        epochs,
-        None,
-        rows if method.is_chain else None,
-        1 if name in BASELINES else amount.num_draws,
-        seed,
-    )
+    options, scale = dict(choice.get("options", {})), float(choice.get("prior_scale", PRIOR_SCALE))
+    batch_size, num_draws = rows if method.is_chain else None, 1 if name in BASELINES else amount.num_draws
+    return Plan(method, options, scale, epochs, None, batch_size, num_draws, seed)

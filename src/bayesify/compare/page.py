@@ -17,7 +17,7 @@ from bayesify.compare.plots import ranking
 from bayesify.compare.scores import LEVELS, THIRDS
 from bayesify.compare.summary import COLUMNS, MISSING, WORTH, Column, Row, cell, show, significant
 from bayesify.compare.tuning import APART, title_of
-from bayesify.compare.verdict import judge, recalls
+from bayesify.compare.verdict import recalls
 from bayesify.tables.columns import DAYS, Features, date_of
 from bayesify.version import __version__
 
@@ -57,7 +57,7 @@ def render(comparison: Comparison, running: str = "") -> str:
     """
     summary, problem, question = comparison.summary, comparison.problem, comparison.question
     columns = COLUMNS[summary.task]
-    verdict = judge(summary, comparison.results, problem.target, problem.classes)
+    verdict = comparison.verdict
     shown = None if verdict is None else summary.row(verdict.pick if verdict.network is None else verdict.network)
     if verdict is not None and verdict.certainty in ("clear", "likely", "tie"):
         shown = summary.row(verdict.pick if comparison.winner is None else comparison.winner.method)
@@ -70,7 +70,7 @@ def render(comparison: Comparison, running: str = "") -> str:
         num_columns=problem.features.num_columns,
         classes=list(problem.classes),
         splits=len(summary.splits),
-        parts=_parts(comparison),
+        parts=next((result["rows"] for result in comparison.results.values() if "rows" in result), {}),
         hidden=HIDDEN[0],
         seed=question.seed,
         quick=question.quick,
@@ -173,14 +173,6 @@ def _recalls(row: Row, comparison: Comparison) -> list[list[str]]:
     ]
 
 
-def _parts(comparison: Comparison) -> dict[str, int]:
-    for result in comparison.results.values():
-        if "rows" in result:
-            rows: dict[str, int] = result["rows"]
-            return rows
-    return {}
-
-
 def _ranking(comparison: Comparison) -> str:
     ranked = comparison.summary.ranked
     if not ranked:
@@ -198,18 +190,12 @@ def _table_row(row: Row, columns: Sequence[Column], rows: Sequence[Row]) -> dict
     for column in columns:
         text, _, spread = cell(row, column).partition(" ± ")
         cells.append({"text": text, "spread": spread, "best": not row.failure and _is_best(row, column, ranked)})
-    if row.failure or row.behind is None:
-        standing = ""
-    elif math.isnan(row.p):
-        standing = "not tested"
-    else:
-        standing = row.standing
     return {
         "title": row.title,
         "name": row.name,
         "cells": cells if row.means else [],
         "failure": row.failure,
-        "standing": standing,
+        "standing": "" if row.behind is None else "not tested" if math.isnan(row.p) else row.standing,
         "first": row.behind is None and not row.failure,
     }
 
@@ -219,11 +205,9 @@ def _is_best(row: Row, column: Column, ranked: Sequence[Row]) -> bool:
     mine = row.means.get(column.key)
     if mine is None or len(values) < 2:
         return False
-    if column.better == "high":
-        return show(mine, column) == show(max(values), column)
-    if column.better == "low":
-        return show(mine, column) == show(min(values), column)
-    goal = float(column.better)
+    if isinstance(column.better, str):
+        return show(mine, column) == show(max(values) if column.better == "high" else min(values), column)
+    goal = column.better
     return abs(mine - goal) <= min(abs(value - goal) for value in values) + 1e-9
 
 
@@ -286,9 +270,7 @@ def _panels(comparison: Comparison) -> list[dict[str, Any]]:
 def _choices(comparison: Comparison) -> list[tuple[str, str]]:
     """What validation rows chose, for each ranked method."""
     found = []
-    for row in comparison.summary.ranked:
-        if row.name in APART:
-            continue
+    for row in (row for row in comparison.summary.ranked if row.name not in APART):
         words = Counter(_choice(comparison.results[row.name, split]["choice"]) for split in row.splits)
         found.append((row.title, "; ".join(f"{text} ({count} of {len(row.splits)})" for text, count in words.items())))
     return found

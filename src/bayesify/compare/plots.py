@@ -6,13 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
+from typing import Any
 
 import numpy as np
 
 Numbers = Sequence[float] | np.ndarray
 WIDTH, HEIGHT = 320, 220
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 10, 42
-INK, LINE, FAINT, SECOND = "#1b3a5c", "#2f7ab8", "#b9c4d0", "#c2571a"
+INK, LINE, FAINT, SECOND, GRID = "#1b3a5c", "#2f7ab8", "#b9c4d0", "#c2571a", "#e6ebf0"
 
 
 @dataclass
@@ -50,16 +51,14 @@ class Plot:
     def line(self, xs: Numbers, ys: Numbers, color: str = LINE, *, dash: str = "", width: float = 2) -> Plot:
         """A line through points."""
         points = " ".join(f"{self._across(x):.1f},{self._up(y):.1f}" for x, y in zip(xs, ys, strict=True))
-        style = f' stroke-dasharray="{dash}"' if dash else ""
-        self.marks.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="{width}"{style}/>')
+        style = {"stroke_dasharray": dash} if dash else {}
+        self.marks.append(tag("polyline", points=points, fill="none", stroke=color, stroke_width=width, **style))
         return self
 
     def points(self, xs: Numbers, ys: Numbers, color: str = LINE, radius: float = 3) -> Plot:
         """Dots."""
         for x, y in zip(xs, ys, strict=True):
-            self.marks.append(
-                f'<circle cx="{self._across(x):.1f}" cy="{self._up(y):.1f}" r="{radius}" fill="{color}"/>'
-            )
+            self.marks.append(tag("circle", cx=self._across(x), cy=self._up(y), r=radius, fill=color))
         return self
 
     def bars(self, edges: Sequence[float], heights: Sequence[float], color: str = FAINT) -> Plot:
@@ -67,45 +66,43 @@ class Plot:
         base = self._up(self.y[0])
         for left, right, height in zip(edges, edges[1:], heights, strict=False):
             x, top = self._across(left), self._up(height)
-            width = max(0.0, self._across(right) - x - 1)
-            self.marks.append(
-                f'<rect x="{x:.1f}" y="{top:.1f}" width="{width:.1f}" height="{max(0.0, base - top):.1f}" fill="{color}"/>'
-            )
+            width, height = max(0.0, self._across(right) - x - 1), max(0.0, base - top)
+            self.marks.append(tag("rect", x=x, y=top, width=width, height=height, fill=color))
         return self
-
-    def band(self, low: float, high: float, y: float, color: str = LINE, width: float = 8) -> Plot:
-        """A horizontal bar at a height."""
-        return self.line([low, high], [y, y], color, width=width)
 
     def svg(self) -> str:
         """The figure as an element of a page."""
-        parts = [
-            f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(self.title)}">',
-            *(_grid_line(self._across(tick), None) for tick in ticks(*self.x)),
-            *(_grid_line(None, self._up(tick)) for tick in ticks(*self.y)),
-            *self.marks,
-        ]
-        for tick in ticks(*self.x):
-            text = _label(tick, "x" in self.percent)
-            parts.append(
-                f'<text x="{self._across(tick):.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{text}</text>'
-            )
-        for tick in ticks(*self.y):
-            text = _label(tick, "y" in self.percent)
-            parts.append(f'<text x="{LEFT - 6}" y="{self._up(tick) + 4:.1f}" text-anchor="end">{text}</text>')
-        middle = (LEFT + WIDTH - RIGHT) / 2
-        parts.append(f'<text x="{middle}" y="{HEIGHT - 6}" text-anchor="middle">{escape(self.x_label)}</text>')
+        across = [(self._across(tick), _label(tick, "x" in self.percent)) for tick in ticks(*self.x)]
+        up = [(self._up(tick), _label(tick, "y" in self.percent)) for tick in ticks(*self.y)]
         center = (TOP + HEIGHT - BOTTOM) / 2
-        parts.append(
-            f'<text x="12" y="{center}" text-anchor="middle" transform="rotate(-90 12 {center})">{escape(self.y_label)}</text>'
-        )
-        return "".join((*parts, "</svg>"))
+        parts = [
+            *(_line((x, x), (TOP, HEIGHT - BOTTOM)) for x, _ in across),
+            *(_line((LEFT, WIDTH - RIGHT), (y, y)) for y, _ in up),
+            *self.marks,
+            *(_text(x, HEIGHT - BOTTOM + 16, text) for x, text in across),
+            *(_text(LEFT - 6, y + 4, text, "end") for y, text in up),
+            _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, self.x_label),
+            _text(12, center, self.y_label, transform=f"rotate(-90 12 {center})"),
+        ]
+        opening = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(self.title)}">'
+        return "".join((opening, *parts, "</svg>"))
 
 
-def _grid_line(x: float | None, y: float | None) -> str:
-    if x is not None:
-        return f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}" stroke="#e6ebf0"/>'
-    return f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e6ebf0"/>'
+def tag(kind: str, text: str = "", **attributes: Any) -> str:
+    """An element of a figure; coordinates to a tenth."""
+    shown = ""
+    for key, value in attributes.items():
+        number = f"{value:.1f}" if isinstance(value, float) else value
+        shown += f' {key.replace("_", "-")}="{number}"'
+    return f"<{kind}{shown}>{escape(text)}</{kind}>"
+
+
+def _line(xs: tuple[float, float], ys: tuple[float, float], color: str = GRID, **style: Any) -> str:
+    return tag("line", x1=xs[0], x2=xs[1], y1=ys[0], y2=ys[1], stroke=color, **style)
+
+
+def _text(x: float, y: float, text: str, anchor: str = "middle", **style: Any) -> str:
+    return tag("text", text, x=x, y=y, text_anchor=anchor, **style)
 
 
 def _widened(ends: tuple[float, float]) -> tuple[float, float]:
@@ -164,31 +161,24 @@ def ranking(rows: Sequence[tuple[str, float, float, bool]], baseline: float | No
     def across(value: float) -> float:
         return left + (width - left - right) * (min(max(value, low), high) - low) / (high - low)
 
-    parts = [
-        f'<svg class="ranking" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)} of every method">'
-    ]
+    parts = []
     for tick in ticks(low, high):
-        x = across(tick)
-        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="4" y2="{height - bottom}" stroke="#e6ebf0"/>')
-        parts.append(f'<text x="{x:.1f}" y="{height - bottom + 18}" text-anchor="middle">{_label(tick, False)}</text>')
+        parts.append(_line((across(tick), across(tick)), (4, height - bottom)))
+        parts.append(_text(across(tick), height - bottom + 18, _label(tick, False)))
     if baseline is not None and low <= baseline <= high:
         x = across(baseline)
-        parts.append(
-            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="4" y2="{height - bottom}" stroke="{SECOND}" stroke-dasharray="5 3"/>'
-        )
+        parts.append(_line((x, x), (4, height - bottom), SECOND, stroke_dasharray="5 3"))
     for position, (title, mean, error, close) in enumerate(rows):
         y = 4 + row_height * (position + 0.5)
         color = INK if position == 0 else LINE if close else "#8592a0"
-        parts.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{escape(title)}</text>')
+        parts.append(_text(left - 8, y + 4, title, "end"))
         if mean > high:
-            parts.append(
-                f'<text x="{width - right}" y="{y + 4:.1f}" text-anchor="end" fill="{color}">{mean:.3g} →</text>'
-            )
+            parts.append(_text(width - right, y + 4, f"{mean:.3g} →", "end", fill=color))
             continue
-        parts.append(
-            f'<line x1="{across(mean - error):.1f}" x2="{across(mean + error):.1f}" y1="{y}" y2="{y}" '
-            f'stroke="{color}" stroke-width="3"/><circle cx="{across(mean):.1f}" cy="{y}" r="5" fill="{color}"/>'
-        )
-    middle = (left + width - right) / 2
-    parts.append(f'<text x="{middle}" y="{height - 6}" text-anchor="middle">{escape(label)}</text></svg>')
-    return "".join(parts)
+        parts.append(_line((across(mean - error), across(mean + error)), (y, y), color, stroke_width=3))
+        parts.append(tag("circle", cx=across(mean), cy=y, r=5, fill=color))
+    parts.append(_text((left + width - right) / 2, height - 6, label))
+    opening = (
+        f'<svg class="ranking" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)} of every method">'
+    )
+    return "".join((opening, *parts, "</svg>"))

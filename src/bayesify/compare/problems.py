@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bayesify.compare.leakage import describe, find_copies
-from bayesify.compare.splits import LEAST_ROWS, Parts, make_parts
+from bayesify.compare.question import Question
+from bayesify.compare.splits import LEAST_ROWS, Parts, make_parts, thinned
 from bayesify.registry import suggest
 from bayesify.serving.sources import read_source
 from bayesify.tables.columns import Features, read_features, times_of
 from bayesify.tables.errors import InputError
-from bayesify.tables.files import Reading, read_table
+from bayesify.tables.files import read_table
 from bayesify.tables.targets import Task, find_column, read_target
 from bayesify.training.random_streams import derive_seed
 
@@ -92,10 +93,11 @@ class Problem:
             "about": np.array([self.name, self.task, self.target]),
             "values": self.values,
             "classes": np.array(self.classes, dtype=np.str_),
-            **_arrays(self.features, "inside"),
         }
-        if self.outside is not None:
-            found |= _arrays(self.outside, "outside")
+        for place, features in (("inside", self.features), ("outside", self.outside)):
+            if features is not None:
+                found[f"{place}_schema"] = np.array(json.dumps(features.config()))
+                found |= {f"{place}_numbers": features.numbers, f"{place}_codes": features.codes}
         found |= {key: value for key, value in (("groups", self.groups), ("times", self.times)) if value is not None}
         for index, (train, test) in enumerate(self.standard):
             found |= {f"train_{index}": train, f"test_{index}": test}
@@ -106,94 +108,48 @@ class Problem:
         """From a file that `numpy.savez` made of `arrays`."""
         with np.load(path, allow_pickle=False) as stored:
             arrays = {key: stored[key] for key in stored}
-        name, task, target = arrays["about"].tolist()
+
+        def features(place: str) -> Features:
+            schema = Features.restore(json.loads(arrays[f"{place}_schema"].item()))
+            return replace(schema, numbers=arrays[f"{place}_numbers"], codes=arrays[f"{place}_codes"])
+
         pairs: list[tuple[np.ndarray, np.ndarray]] = []
         while f"train_{len(pairs)}" in arrays:
             pairs.append((arrays[f"train_{len(pairs)}"], arrays[f"test_{len(pairs)}"]))
+        name, task, target = arrays["about"].tolist()
         return cls(
             name,
             task,
             target,
-            _features(arrays, "inside"),
+            features("inside"),
             arrays["values"],
             tuple(arrays["classes"].tolist()),
-            _features(arrays, "outside") if "outside_numbers" in arrays else None,
+            features("outside") if "outside_schema" in arrays else None,
             tuple(pairs),
             groups=arrays.get("groups"),
             times=arrays.get("times"),
         )
 
 
-def _arrays(features: Features, prefix: str) -> dict[str, np.ndarray]:
-    levels = [level for levels in features.levels for level in levels]
-    return {
-        f"{prefix}_numbers": features.numbers,
-        f"{prefix}_number_names": np.array(features.number_names, dtype=np.str_),
-        f"{prefix}_codes": features.codes,
-        f"{prefix}_code_names": np.array(features.code_names, dtype=np.str_),
-        f"{prefix}_levels": np.array(levels, dtype=np.str_),
-        f"{prefix}_level_counts": np.array([len(levels) for levels in features.levels], dtype=np.int64),
-    }
-
-
-def _features(arrays: dict[str, np.ndarray], prefix: str) -> Features:
-    levels, start = [], 0
-    every = arrays[f"{prefix}_levels"].tolist()
-    for count in arrays[f"{prefix}_level_counts"].tolist():
-        levels.append(tuple(every[start : start + count]))
-        start += count
-    return Features(
-        arrays[f"{prefix}_numbers"],
-        tuple(arrays[f"{prefix}_number_names"].tolist()),
-        arrays[f"{prefix}_codes"],
-        tuple(arrays[f"{prefix}_code_names"].tolist()),
-        tuple(levels),
-    )
-
-
 # -- from files and names ----------------------------------------------------------------------------------------------
 
 
-def read_problem(
-    data: str,
-    *,
-    target: str | None = None,
-    task: Task | None = None,
-    ignore: Sequence[str] = (),
-    ood: Path | None = None,
-    max_rows: int,
-    seed: int,
-    group: str | None = None,
-    time: str | None = None,
-    reading: Reading | None = None,
-) -> Problem:
-    """The problem that a file or a name poses.
-
-    Args:
-        data: A path, or the name of a data set: one of UCI's, or one that scikit-learn brings.
-        target: The column to predict; not needed for a name.
-        task: If it is not to be detected.
-        ignore: Columns to leave out.
-        ood: A table of out-of-distribution inputs.
-        max_rows: More rows than these are thinned at random.
-        seed: Of that choice.
-        group: A column; rows with the same cell stay on the same side of every split.
-        time: A column of dates or numbers; splits train on earlier rows and test on later ones.
-        reading: How the file is to be read.
+def read_problem(question: Question) -> Problem:
+    """The problem that the file or the data set of a question poses.
 
     Raises:
         InputError: If data, target or task do not fit.
         FileNotFoundError: If a data set by name is in no folder and cannot be downloaded.
     """
-    reading = reading or Reading()
-    source = read_source(data, reading)
+    source = read_source(question.data, question.reading)
     frame, where, standard, notes = source.frame, source.where, source.standard, list(source.notes)
-    target, task = target or source.target, task or source.task
+    ignore, group, time, seed = question.ignore, question.group, question.time, question.seed
+    max_rows = question.max_rows or question.effort.max_rows
     if len(frame) < LEAST_ROWS:
         raise InputError(
             f"{where}: has {len(frame)} row{'s' * (len(frame) > 1)}; a comparison needs at least {LEAST_ROWS}"
         )
-    target = find_column(frame, target, where)
+    target = find_column(frame, question.target or source.target, where)
     if group is not None and time is not None:
         raise InputError("--group and --time: give one of them")
     for option, column in (*(("ignore", name) for name in ignore), ("group", group), ("time", time)):
@@ -201,7 +157,7 @@ def read_problem(
             raise InputError(f"--{option} {column}: {where} has no such column; {suggest(column, list(frame.columns))}")
         if column == target:
             raise InputError(f"--{option} {column}: that is the target; name another column")
-    found = read_target(frame[target], task)
+    found = read_target(frame[target], question.task or source.task)
     inputs = frame.drop(columns=[target, *ignore, *([] if group is None or group in ignore else [group])])
     rows, values = found.rows, found.values
     if time is not None:
@@ -213,8 +169,7 @@ def read_problem(
     if len(rows) != len(frame):
         standard = ()
     if len(rows) > max_rows:
-        chosen = np.random.default_rng(derive_seed(seed, "rows")).choice(len(rows), max_rows, replace=False)
-        chosen.sort()
+        chosen = thinned(len(rows), max_rows, derive_seed(seed, "rows"))
         notes.append(
             f"Of {len(rows):,} rows a random {max_rows:,} were used, to keep the time short; --max-rows takes more."
         )
@@ -242,15 +197,14 @@ def read_problem(
         frame[[*inputs.columns, target]].iloc[rows].reset_index(drop=True),
     )  # fmt: skip
     problem.parts(0, seed)
-    return problem if ood is None else _with_outside(problem, ood, target, seed, reading)
+    return problem if question.ood is None else _with_outside(problem, Path(question.ood), question)
 
 
-def _with_outside(problem: Problem, path: Path, target: str, seed: int, reading: Reading) -> Problem:
-    frame, notes = read_table(path, replace(reading, sheet=""))
-    frame = frame.drop(columns=[target], errors="ignore")
+def _with_outside(problem: Problem, path: Path, question: Question) -> Problem:
+    frame, notes = read_table(path, replace(question.reading, sheet=""))
+    frame = frame.drop(columns=[problem.target], errors="ignore")
     if len(frame) > MOST_OOD_ROWS:
-        chosen = np.random.default_rng(derive_seed(seed, "outside")).choice(len(frame), MOST_OOD_ROWS, replace=False)
-        frame = frame.iloc[np.sort(chosen)]
+        frame = frame.iloc[thinned(len(frame), MOST_OOD_ROWS, derive_seed(question.seed, "outside"))]
         notes.append(f"Of {path.name} a random {MOST_OOD_ROWS:,} rows were used.")
     try:
         outside = read_features(frame, like=problem.features)

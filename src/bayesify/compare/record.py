@@ -9,7 +9,6 @@ from typing import Any
 
 from bayesify.compare.comparison import Comparison
 from bayesify.compare.runs import TIMES
-from bayesify.compare.verdict import judge
 from bayesify.version import __version__
 
 
@@ -19,7 +18,7 @@ def as_record(comparison: Comparison) -> dict[str, Any]:
     Numbers that are not known are `None`. `times` differ from run to run; all else is the same for the same seed.
     """
     summary, problem, question = comparison.summary, comparison.problem, comparison.question
-    verdict = judge(summary, comparison.results, problem.target, problem.classes)
+    verdict = comparison.verdict
     return {
         "bayesify": __version__,
         "data": problem.name,

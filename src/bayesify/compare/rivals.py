@@ -174,13 +174,11 @@ def _classifier(name: str, data: Data, seed: int) -> RivalModel:
 
 
 def _smooth(probs: np.ndarray, rows: int) -> np.ndarray:
-    smooth: np.ndarray = (rows * probs + SMOOTHING / probs.shape[1]) / (rows + SMOOTHING)
-    return smooth
+    return (rows * probs + SMOOTHING / probs.shape[1]) / (rows + SMOOTHING)
 
 
 def _fit(name: str, x: np.ndarray, y: np.ndarray, seed: int) -> Guess:
-    predict: Guess = _make(name, x, regression=True, seed=seed).fit(x, y).predict
-    return predict
+    return _make(name, x, regression=True, seed=seed).fit(x, y).predict
 
 
 PACKAGES = {

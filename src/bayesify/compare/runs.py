@@ -6,7 +6,8 @@ import math
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,9 @@ from bayesify.compare.problems import Problem
 from bayesify.compare.rivals import train_apart
 from bayesify.compare.scores import score_classification, score_regression
 from bayesify.compare.tuning import APART, candidates, effort, obstacle
-from bayesify.predictive.base import Predictive
-from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
+from bayesify.registry import reason_of
+from bayesify.storage.save_load import save
 from bayesify.tables.preparation import Preparation
 from bayesify.training.random_streams import derive_seed
 from bayesify.weights.catalog import count_parameters
@@ -76,7 +77,7 @@ def run_method(path: str, job: Job) -> Result:
         with _alone():
             return {"runs": _run(problem, job)}
     except Exception as error:
-        return {"runs": [{"error": _reason(error)}] * len(job["splits"])}
+        return {"runs": [{"error": reason_of(error)}] * len(job["splits"])}
 
 
 def _read(path: str, job: Job) -> Problem:
@@ -110,7 +111,7 @@ def _run(problem: Problem, job: Job) -> list[Result]:
     results: list[Result] = []
     for one, (_, inputs), values, entries, found in zip(ones, prepared, targets, tried, trained, strict=True):
         if isinstance(found, Exception):
-            results.append({"error": _reason(found)})
+            results.append({"error": reason_of(found)})
             continue
         results.append(_score(problem, one, inputs, values, entries, *found, seconds))
     return results
@@ -129,19 +130,13 @@ def _score(
     """What is known of one trained model."""
     parts = problem.parts(job["split"], job["seed"])
     test, calibration = trained(inputs["test"]), trained(inputs["calibration"])
-    if isinstance(test, RegressionPredictive):
-        assert isinstance(calibration, RegressionPredictive)
-        scores, curves = score_regression(test, targets["test"], calibration, targets["calibration"])
-    else:
-        assert isinstance(test, ClassificationPredictive)
-        assert isinstance(calibration, ClassificationPredictive)
-        scores, curves = score_classification(test, targets["test"], calibration, targets["calibration"])
+    score: Callable[..., Any] = score_classification if problem.classes else score_regression
+    scores, curves = score(test, targets["test"], calibration, targets["calibration"])
     result: Result = {
         "scores": scores,
         "curves": curves,
         "times": {**seconds, "predict_ms": _predict_milliseconds(trained, inputs["test"])},
-        "parameters": _count(trained.model),
-        "bytes": _size(trained.model),
+        **_costs(trained.model),
         "choice": choice,
         "tried": tried if len(tried) > 1 else [],
         "rows": {name: len(rows) for name, rows in vars(parts).items()} | {"trained": len(trained.data.x)},
@@ -236,58 +231,34 @@ def _seed(job: Job) -> int:
 def _predict_milliseconds(trained: Trained, x: np.ndarray) -> float:
     rows = np.resize(np.arange(len(x)), TIMED_ROWS)
     start = time.process_time()
-    _reduce(trained(x[rows]))
+    prediction = trained(x[rows])
+    getattr(prediction, "variance" if isinstance(prediction, RegressionPredictive) else "class_probs")  # it may be lazy
     return 1000 * (time.process_time() - start)
 
 
-def _reduce(prediction: Predictive) -> None:
-    """Work that a lazy prediction has put off."""
-    if isinstance(prediction, RegressionPredictive):
-        prediction.variance.sum()
-    elif isinstance(prediction, ClassificationPredictive):
-        prediction.class_probs.sum()
-
-
-def _count(model: Any) -> int | None:
-    """Trainable scalars, or all stored ones of a model that is no module; `None` for what is no network."""
+def _costs(model: Any) -> dict[str, int | None]:
+    """Trainable scalars, or all stored ones of a model that is no module, and bytes of its file; `None` for what is no network."""
     if model is None:
-        return None
-    if isinstance(model, nn.Module):
-        return count_parameters(model)
-    return sum(tensor.numel() for tensor in model.state().values())
-
-
-def _size(model: Any) -> int | None:
-    """Bytes of the model's file."""
-    if model is None:
-        return None
-    from bayesify.storage.save_load import save
-
+        return {"parameters": None, "bytes": None}
+    module = isinstance(model, nn.Module)
+    count = count_parameters(model) if module else sum(tensor.numel() for tensor in model.state().values())
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.safetensors"
         try:
             save(model, path)
         except (TypeError, ValueError):
-            return None
-        return path.stat().st_size
+            return {"parameters": count, "bytes": None}
+        return {"parameters": count, "bytes": path.stat().st_size}
 
 
-class _alone:
+@contextmanager
+def _alone() -> Iterator[None]:
     """One thread, so that runs side by side do not fight and sums have one order; and no warnings."""
-
-    def __enter__(self) -> None:
-        self._threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        self._warnings = warnings.catch_warnings()
-        self._warnings.__enter__()
-        warnings.simplefilter("ignore")
-
-    def __exit__(self, *error: Any) -> None:
-        self._warnings.__exit__(*error)
-        torch.set_num_threads(self._threads)
-
-
-def _reason(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    words = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    return words if len(words) <= 300 else words[:299] + "…"
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.set_num_threads(threads)

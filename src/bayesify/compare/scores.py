@@ -52,13 +52,14 @@ def score_regression(
     calibrated = conformal.Intervals("scaled").fit(calibration, torch.from_numpy(y_calibration))
     for level in LEVELS:
         name = f"{100 * level:.0f}"
-        lower, upper = test.interval(level)
-        found[f"width_{name}"] = float((upper - lower).mean())
+        start, end = test.interval(level)
+        found[f"width_{name}"] = float((end - start).mean())
         low, high = (_flat(end) for end in calibrated.interval(test, level))
         known = conformal.enough_rows(len(y_calibration), level)
         found[f"conformal_coverage_{name}"] = float(((low <= y) & (y <= high)).mean()) if known else None
         found[f"conformal_width_{name}"] = float((high - low).mean()) if known else None
-    inside = _held(test, y)
+    lower, upper = (_flat(end) for end in test.interval(0.9))
+    inside = (lower <= y) & (y <= upper)
     for name, part in zip(THIRDS, np.array_split(np.argsort(mean, kind="stable"), 3), strict=True):
         found[f"coverage_90_{name}"] = float(inside[part].mean()) if len(part) else None
     _check(found)
@@ -128,13 +129,6 @@ def score_classification(
 def _losses(test: Predictive, targets: torch.Tensor) -> list[float]:
     """The NLL of each row, rounded for a file: [N]."""
     return [round(float(loss), 5) for loss in -test.log_prob(targets)]
-
-
-def _held(test: RegressionPredictive, y: np.ndarray) -> np.ndarray:
-    """Which targets their 90 % intervals hold, [N]."""
-    lower, upper = (_flat(end) for end in test.interval(0.9))
-    inside: np.ndarray = (lower <= y) & (y <= upper)
-    return inside
 
 
 def _check(found: Scores) -> None:

@@ -38,6 +38,13 @@ class Parts:
     test: np.ndarray
 
 
+def thinned(count: int, most: int, seed: int) -> np.ndarray:
+    """Numbers of at most some of the rows, chosen at random, in order."""
+    if count <= most:
+        return np.arange(count)
+    return np.sort(np.random.default_rng(seed).choice(count, most, replace=False))
+
+
 def count_folds(rows: int) -> int:
     """Folds of one repetition, and blocks of a split by time."""
     return 5 if rows < SMALL else 10

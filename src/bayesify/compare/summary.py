@@ -46,32 +46,27 @@ class Column:
     better: str | float = "low"
 
 
-COVERAGES = tuple(
-    Column(f"coverage_{level}", f"{level} % cover", "%", 100, 0, level / 100) for level in (50, 90, 95)
-)  # fmt: skip
 COSTS = (
     Column("train_seconds", "Training", "s", 1, 1),
     Column("predict_ms", "Prediction", "ms / 1,000 rows", 1, 0),
     Column("parameters", "Parameters", "", 1, 0),
     Column("kilobytes", "File", "kB", 1, 0),
 )
-COLUMNS: dict[Task, tuple[Column, ...]] = {
+SCORES: dict[Task, tuple[Column, ...]] = {
     "regression": (
-        Column("nll", "NLL", "nats", 1, 3),
         Column("rmse", "RMSE"),
         Column("crps", "CRPS"),
         Column("calibration", "Calibration error", "%", 100, 1),
-        *COVERAGES,
-        *COSTS,
     ),
     "classification": (
-        Column("nll", "NLL", "nats", 1, 3),
         Column("accuracy", "Accuracy", "%", 100, 1, "high"),
         Column("brier", "Brier", "", 1, 3),
         Column("ece", "Calibration error", "%", 100, 1),
-        *COVERAGES,
-        *COSTS,
     ),
+}
+COVERAGES = tuple(Column(f"coverage_{level}", f"{level} % cover", "%", 100, 0, level / 100) for level in (50, 90, 95))
+COLUMNS: dict[Task, tuple[Column, ...]] = {
+    task: (Column("nll", "NLL", "nats", 1, 3), *own, *COVERAGES, *COSTS) for task, own in SCORES.items()
 }
 """What the table shows for each task."""
 
@@ -211,15 +206,8 @@ def summarize(results: Results, methods: Sequence[str], task: Task) -> Summary:
         for name in order
         if all("losses" in results[name, split]["curves"] for split in common)
     }
-    found = Summary(
-        task,
-        (),
-        tuple(common),
-        {name: scores[name] for name in order},
-        losses,
-        _num_rows(results, common),
-        _test_share(results),
-    )
+    ranked = {name: scores[name] for name in order}
+    found = Summary(task, (), tuple(common), ranked, losses, _num_rows(results, common), _test_share(results))
     behind = {name: found.difference(name, order[0]) for name in order[1:]}
     p = adjusted({name: difference.p for name, difference in behind.items()})
     rows: list[Row] = []
@@ -298,14 +286,12 @@ def show(value: float | None, column: Column) -> str:
     return significant(shown)
 
 
-def significant(value: float, digits: int = 3) -> str:
-    """A number with some digits that count and no exponent unless it is needed."""
+def significant(value: float) -> str:
+    """A number with three digits that count and no exponent unless it is needed."""
     if value == 0:
         return "0"
     magnitude = math.floor(math.log10(abs(value)))
-    if not -5 < magnitude < 9:
-        return f"{value:.{digits - 1}e}"
-    return f"{value:,.{max(0, digits - 1 - magnitude)}f}"
+    return f"{value:,.{max(0, 2 - magnitude)}f}" if -5 < magnitude < 9 else f"{value:.2e}"
 
 
 def cell(row: Row, column: Column, *, spread: bool = True) -> str:
@@ -314,7 +300,4 @@ def cell(row: Row, column: Column, *, spread: bool = True) -> str:
     text = show(mean, column)
     if text == MISSING or not spread or error is None or column in COSTS or "e+" in text:
         return text
-    if column.digits is not None:
-        return f"{text} ± {error * column.factor:.{column.digits}f}"
-    digits = len(text.partition(".")[2])
-    return f"{text} ± {error * column.factor:,.{digits}f}"
+    return f"{text} ± {error * column.factor:,.{len(text.partition('.')[2])}f}"

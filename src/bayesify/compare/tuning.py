@@ -142,11 +142,7 @@ def candidates(name: str, task: str, quick: bool) -> list[dict[str, Any]]:
         return [first]
     if task == "regression" and not method.learns_noise and name not in BASELINES:
         return [
-            {
-                **first,
-                "noise_factor": factor,
-                "options": options[position % len(options)],
-            }
+            {**first, "noise_factor": factor, "options": options[position % len(options)]}
             for position, factor in enumerate(NOISE_FACTORS[: amount.candidates])
         ]
     if len(options) > 1:

@@ -148,17 +148,15 @@ def _headline(
     if all(row.name in RIVALS or row.standing == BEHIND for row in summary.ranked):
         names = _list([_words(row) for row in tied])
         verb = "predicts" if len(tied) == 1 and tied[0].name not in PLURAL else "predict"
-        return f"{names[0].upper()}{names[1:]} {verb} {target} better here than any network."
+        return f"{capital(names)} {verb} {target} better here than any network."
     if certainty == "clear":
         return f"Use {_words(best)}."
     if certainty == "likely":
         return f"{_capital(best)} {_verb(best, 'predicts', 'predict')} {target} best here, though not beyond doubt."
-    names = (
-        _list([_words(row) for row in tied])
-        if len(tied) <= MOST_NAMES
-        else f"{len(tied)} of {len(summary.ranked)} methods"
-    )
-    return f"{names[0].upper()}{names[1:]} predict {target} equally well here."
+    names = _list([_words(row) for row in tied])
+    if len(tied) > MOST_NAMES:
+        names = f"{len(tied)} of {len(summary.ranked)} methods"
+    return f"{capital(names)} predict {target} equally well here."
 
 
 def _choice(
@@ -187,9 +185,7 @@ def _choice(
     judged = certainty in ("clear", "likely", "tie")
     rival = next((row for row in summary.ranked if row.name in RIVALS and row.name != "constant"), None)
     if rival is not None and network is not None and judged:
-        first, second = (
-            (network, rival) if summary.ranked.index(network) < summary.ranked.index(rival) else (rival, network)
-        )
+        first, second = sorted((network, rival), key=summary.ranked.index)
         if not (first.leads and second.leads):
             gain = _more(summary.difference(second.name, first.name).mean)
             told.append(
@@ -240,8 +236,7 @@ def _majority(summary: Summary, results: Results, classes: Sequence[str]) -> tup
 def _confusion(row: Row, summary: Summary, results: Results, number: int) -> np.ndarray:
     """Counts by true and by predicted class over all splits, [C, C]."""
     tables = [results[row.name, split]["curves"].get("confusion", [0] * number**2) for split in summary.splits]
-    counts: np.ndarray = np.sum(tables, axis=0).reshape(number, number)
-    return counts
+    return np.sum(tables, axis=0).reshape(number, number)
 
 
 def recalls(
@@ -443,9 +438,13 @@ def _words(row: Row) -> str:
     return words_of(row.name)
 
 
-def _capital(row: Row) -> str:
-    words = _words(row)
+def capital(words: str) -> str:
+    """Words at the start of a sentence."""
     return f"{words[0].upper()}{words[1:]}"
+
+
+def _capital(row: Row) -> str:
+    return capital(_words(row))
 
 
 def _verb(row: Row, one: str, many: str) -> str:

@@ -15,10 +15,12 @@ import numpy as np
 
 from bayesify.compare.models import FAILURES
 from bayesify.compare.problems import Problem
+from bayesify.compare.question import Question
 from bayesify.compare.scores import LEVELS
+from bayesify.compare.splits import thinned
 from bayesify.compare.summary import Results, Row, Summary, significant
-from bayesify.compare.tuning import AUTO, BASELINES, RIVALS, effort, method_of, portfolio
-from bayesify.compare.verdict import Verdict, why_picked, words_of
+from bayesify.compare.tuning import AUTO, BASELINES, RIVALS, method_of, portfolio
+from bayesify.compare.verdict import PLURAL, Verdict, capital, why_picked, words_of
 from bayesify.serving.fitting import Scored, fit_table
 from bayesify.tables.files import STDIN
 from bayesify.training.random_streams import derive_seed
@@ -43,16 +45,13 @@ class Winner:
 
 
 def train_winner(
+    question: Question,
     problem: Problem,
     summary: Summary,
     results: Results,
     verdict: Verdict,
     folder: Path,
     noises: Mapping[int, float],
-    *,
-    quick: bool,
-    seed: int,
-    missing: tuple[str, ...] = (),
 ) -> Winner | None:
     """Train the recommended network on all rows that were compared and write it; `None` where no network was ranked.
 
@@ -60,26 +59,23 @@ def train_winner(
     those of the comparison.
 
     Args:
+        question: What was asked.
         problem: With its table.
         summary: The ranking.
         results: Of the runs behind it.
         verdict: What is recommended.
         folder: Of the comparison.
         noises: Noise variance of standardized targets by split, of a regression.
-        quick: How much work runs did.
-        seed: Of the comparison.
-        missing: Texts that stand for empty cells.
     """
     name, table = verdict.network, problem.table
     if name is None or table is None:
         return None
     row = summary.row(name)
     assert row is not None
-    words, amount = _reason(verdict, summary), effort(quick)
+    words, amount = _reason(verdict, summary), question.effort
     notes = [f"bayesify compare: {verdict.headline} {words}", *problem.notes, *problem.cautions]
     if name != AUTO and method_of(name).is_chain and len(table) > amount.chain_rows:
-        generator = np.random.default_rng(derive_seed(seed, "chain"))
-        table = table.iloc[np.sort(generator.choice(len(table), amount.chain_rows, replace=False))]
+        table = table.iloc[thinned(len(table), amount.chain_rows, derive_seed(question.seed, "chain"))]
         notes.append(f"A Markov chain is slow: a random {len(table):,} of the rows were used.")
     try:
         with warnings.catch_warnings():
@@ -91,9 +87,9 @@ def train_winner(
                 notes=notes,
                 method=name,
                 task=problem.task,
-                seed=seed,
+                seed=question.seed,
                 scored=_scored(row, summary, results),
-                missing=missing,
+                missing=tuple(question.reading.missing),
                 epochs=amount.winner_epochs,
                 **({} if name == AUTO else _settings(name, row, results, noises, problem)),
             )
@@ -135,10 +131,10 @@ def _reason(verdict: Verdict, summary: Summary) -> str:
     if verdict.certainty == "nothing":
         return f"The model is {own}, which predicts no better than a constant guess: do not rely on it."
     if pick.name in RIVALS:
-        are, them = ("are", "them") if pick.name == "boosted_trees" else ("is", "it")
+        are, them = ("are", "them") if pick.name in PLURAL else ("is", "it")
         close = f" which these splits cannot tell from {them}," if kept.leads and pick.leads else ""
         return (
-            f"{_capital(words_of(pick.name))} {are} no network of bayesify, and only pickle could store {them}; the model "
+            f"{capital(words_of(pick.name))} {are} no network of bayesify, and only pickle could store {them}; the model "
             f"is bayesify's best method here, {own},{close} with {_error(kept)} ({words_of(pick.name)}: {_error(pick)})."
         )
     if verdict.certainty == "tie":
@@ -153,19 +149,12 @@ def _error(row: Row) -> str:
     return f"{100 * (row.means['accuracy'] or 0.0):.1f} % of rows right"
 
 
-def _capital(words: str) -> str:
-    return f"{words[0].upper()}{words[1:]}"
-
-
-def commands(winner: Winner, summary: Summary, problem: Problem, question: Any, folder: Path) -> list[str]:
+def commands(winner: Winner, summary: Summary, problem: Problem, question: Question, folder: Path) -> list[str]:
     """What to type: predictions by the model, and the training of another method on the same table."""
     others = [row.name for row in summary.ranked if row.name not in (*RIVALS, *BASELINES, winner.method)]
     other = (others or [name for name in (*portfolio()[1:], AUTO) if name != winner.method])[0]
     data = "table.csv" if question.data == STDIN else question.data
-    ignored = [
-        *question.ignore,
-        *([question.group] if question.group and question.group not in question.ignore else []),
-    ]
+    ignored = dict.fromkeys((*question.ignore, *([question.group] if question.group else [])))
     options = {
         "--target": problem.target,
         "--method": other,

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from bayesify.arguments.checks import checked
-from bayesify.conformal.intervals import as_prediction, centers, interval_scores
-from bayesify.conformal.thresholds import as_targets, rank_of
-from bayesify.predictive.regression import RegressionPredictive, match_targets
+from bayesify.conformal.intervals import as_calibration, as_prediction, centers, interval_scores
+from bayesify.conformal.thresholds import rank_of
 
 ROWS_AT_ONCE = 2**22
 """Entries of an array over new rows and calibration rows."""
@@ -57,11 +56,8 @@ class CrossIntervals:
                 f"conformal.CrossIntervals: {len(predictions)} predictions and {len(targets)} sets of targets; give one of each "
                 "for every model, and at least two models"
             )
-        self._folds = []
-        for prediction, y in zip(predictions, targets, strict=True):
-            known = as_prediction(prediction, self.score)
-            center = known.mean if isinstance(known, RegressionPredictive) else known[0]
-            self._folds.append((known, match_targets(as_targets(y).to(center), center)))
+        pairs = zip(predictions, targets, strict=True)
+        self._folds = [as_calibration(prediction, y, self.score) for prediction, y in pairs]
         return self
 
     @checked
@@ -81,31 +77,22 @@ class CrossIntervals:
                 "give what each of its models says"
             )
         rank = rank_of(level, sum(len(y) for _, y in self._folds))
-        lower, upper, scores = [], [], []
-        for (known, y), prediction in zip(self._folds, predictions, strict=True):
-            scores.append(interval_scores(self.score, known, y, level))
-            first, second = centers(self.score, as_prediction(prediction, self.score), level)
-            lower.append(first)
-            upper.append(second)
+        scores = [interval_scores(self.score, known, y, level) for known, y in self._folds]
+        new = [centers(self.score, as_prediction(prediction, self.score), level) for prediction in predictions]
         rows = max(1, ROWS_AT_ONCE // sum(part.numel() for part in scores))
         parts = [
             self._ends(
-                scores,
-                [part[start : start + rows] for part in lower],
-                [part[start : start + rows] for part in upper],
-                rank,
+                scores, [(first[start : start + rows], second[start : start + rows]) for first, second in new], rank
             )
-            for start in range(0, len(lower[0]), rows)
+            for start in range(0, len(new[0][0]), rows)
         ]
         low, high = zip(*parts, strict=True)
         return torch.cat(low), torch.cat(high)
 
-    def _ends(
-        self, scores: list[Tensor], first: list[Tensor], second: list[Tensor], rank: int
-    ) -> tuple[Tensor, Tensor]:
+    def _ends(self, scores: list[Tensor], new: list[tuple[Tensor, Tensor]], rank: int) -> tuple[Tensor, Tensor]:
         """The ends for some new rows: from values over all calibration rows, [n, B, O]."""
         low, high = [], []
-        for score, a, b in zip(scores, first, second, strict=True):
+        for score, (a, b) in zip(scores, new, strict=True):
             q = score.unsqueeze(1)  # [n_k, 1, O]
             low.append(a - q if self.score == "quantiles" else a - q * b)
             high.append(b + q if self.score == "quantiles" else a + q * b)

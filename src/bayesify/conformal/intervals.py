@@ -65,9 +65,7 @@ class Intervals(Rule):
             ValueError: If targets or groups do not fit.
             TypeError: If the prediction is none of numbers, or has not what the score needs.
         """
-        known = as_prediction(prediction, self.score)
-        center = known.mean if isinstance(known, RegressionPredictive) else known[0]
-        targets = match_targets(as_targets(y).to(center), center)
+        known, targets = as_calibration(prediction, y, self.score)
         by_level = self.score == "quantiles" and isinstance(known, RegressionPredictive)
         scores = partial(interval_scores, self.score, known, targets)
         self.calibrate(scores if by_level else scores(level=0.5), listed(groups, len(targets)))
@@ -100,6 +98,13 @@ class Intervals(Rule):
     def config(self) -> dict[str, Any]:
         """The score."""
         return {"score": self.score}
+
+
+def as_calibration(prediction: Any, y: Any, score: str) -> tuple[Any, Tensor]:
+    """What was said of calibration rows, and their targets, [n, O]."""
+    known = as_prediction(prediction, score)
+    center = known.mean if isinstance(known, RegressionPredictive) else known[0]
+    return known, match_targets(as_targets(y).to(center), center)
 
 
 def as_prediction(prediction: Any, score: str) -> Any:

@@ -39,9 +39,8 @@ class Conformal(Predictor):
     @checked
     def __init__(self, model: Any, rule: Intervals | Sets | None = None) -> None:
         if not isinstance(model, Predictor):
-            raise refuse(
-                "conformal.Conformal", "model", model, "a predictor; for arrays use conformal.Intervals or Sets"
-            )
+            words = "a predictor; for arrays use conformal.Intervals or Sets"
+            raise refuse("conformal.Conformal", "model", model, words)
         self.model, self.rule = model, rule
         self.likelihood, self.output, self.findings = model.likelihood, model.output, model.findings
 

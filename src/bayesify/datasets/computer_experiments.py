@@ -200,11 +200,8 @@ def sample(name: str, n: Count | None = None, seed: Seed = 0, noise: NonNegative
         raise ValueError(f"computer_experiments.sample: unknown function {name!r}; known: {', '.join(SIMULATORS)}")
     simulator = SIMULATORS[name]
     count = simulator.num_points if n is None else n
-    if count < 1:
-        raise ValueError(f"computer_experiments.sample: n={count}; give at least 1")
-    unit = torch.quasirandom.SobolEngine(simulator.num_inputs, scramble=True, seed=seed).draw(
-        count, dtype=torch.float64
-    )
+    points = torch.quasirandom.SobolEngine(simulator.num_inputs, scramble=True, seed=seed)
+    unit = points.draw(count, dtype=torch.float64)
     y = simulator(simulator.rescale(unit))
     if noise > 0:
         generator = torch.Generator().manual_seed(seed)

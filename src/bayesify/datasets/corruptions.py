@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from bayesify.arguments.checks import Seed, checked
-from bayesify.datasets.images import to_bytes
+from bayesify.datasets.images import check_images, to_bytes
 
 SEVERITIES: dict[str, tuple[float, ...]] = {
     "gaussian_noise": (0.04, 0.06, 0.08, 0.09, 0.10),
@@ -42,18 +42,9 @@ def corrupt(images: np.ndarray, kind: str, severity: int, *, seed: Seed = 0) -> 
         raise ValueError(f"corrupt: kind={kind!r}; give one of {', '.join(SEVERITIES)}")
     if severity not in range(1, 6):
         raise ValueError(f"corrupt: severity={severity}; give an integer from 1 to 5")
-    if images.ndim != 4 or images.dtype != np.uint8:
-        raise ValueError(f"corrupt: images are {images.dtype}{list(images.shape)}; give uint8 [N, C, H, W]")
+    check_images("corrupt", images)
     amount = SEVERITIES[kind][severity - 1]
     return to_bytes(_FUNCTIONS[kind](images / 255.0, amount, np.random.default_rng(seed)))
-
-
-def _gaussian_noise(x: np.ndarray, std: float, generator: np.random.Generator) -> np.ndarray:
-    return x + std * generator.standard_normal(x.shape)
-
-
-def _shot_noise(x: np.ndarray, photons: float, generator: np.random.Generator) -> np.ndarray:
-    return generator.poisson(x * photons) / photons
 
 
 def _impulse_noise(x: np.ndarray, share: float, generator: np.random.Generator) -> np.ndarray:
@@ -90,8 +81,8 @@ def _brightness(x: np.ndarray, addend: float, generator: np.random.Generator) ->
 
 
 _FUNCTIONS: dict[str, Callable[[np.ndarray, float, np.random.Generator], np.ndarray]] = {
-    "gaussian_noise": _gaussian_noise,
-    "shot_noise": _shot_noise,
+    "gaussian_noise": lambda x, std, generator: x + std * generator.standard_normal(x.shape),
+    "shot_noise": lambda x, photons, generator: generator.poisson(x * photons) / photons,
     "impulse_noise": _impulse_noise,
     "gaussian_blur": _gaussian_blur,
     "contrast": _contrast,

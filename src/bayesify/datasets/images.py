@@ -95,6 +95,13 @@ def load(name: str, folder: str | Path | None = None, *, download: bool = True) 
     return Images(name, train_images, train_labels, test_images, test_labels)
 
 
+def check_images(owner: str, images: np.ndarray, square: bool = False) -> None:
+    """Raise `ValueError` for what are no images, [N, C, H, W], or, where they are to be, not as high as wide."""
+    if images.ndim != 4 or images.dtype != np.uint8 or (square and images.shape[2] != images.shape[3]):
+        wanted = "[N, C, H, H]" if square else "[N, C, H, W]"
+        raise ValueError(f"{owner}: images are {images.dtype}{list(images.shape)}; give uint8 {wanted}")
+
+
 def _with_channels(images: np.ndarray) -> np.ndarray:
     return images[:, None] if images.ndim == 3 else images
 
@@ -122,9 +129,6 @@ def synthetic(
     Raises:
         ValueError: If a count is below 1.
     """
-    for key, value in {"num_train": num_train, "num_test": num_test, "side": side, "num_classes": num_classes}.items():
-        if value < 1:
-            raise ValueError(f"synthetic: {key}={value}; give at least 1")
     waves = np.random.default_rng(0).uniform(0.3, 1.5, (num_classes, 4))
     up, across = np.meshgrid(np.arange(side), np.arange(side), indexing="ij")
     patterns = np.stack([0.5 + 0.5 * np.sin(a * up + b * across + 4 * c) * np.cos(d * up) for a, b, c, d in waves])

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from bayesify.arguments.checks import checked
-from bayesify.datasets.images import to_bytes
+from bayesify.datasets.images import check_images, to_bytes
 
 CHUNK = 1000
 """Images that are rotated at a time."""
@@ -27,10 +27,7 @@ def rotate(images: np.ndarray, degrees: float) -> np.ndarray:
     Raises:
         ValueError: If the images are not uint8 [N, C, H, H], or the angle is not finite.
     """
-    if images.ndim != 4 or images.dtype != np.uint8 or images.shape[2] != images.shape[3]:
-        raise ValueError(f"rotate: images are {images.dtype}{list(images.shape)}; give uint8 [N, C, H, H]")
-    if not math.isfinite(degrees):
-        raise ValueError(f"rotate: degrees={degrees}; give a finite number")
+    check_images("rotate", images, square=True)
     if degrees % 90 == 0:
         return np.ascontiguousarray(np.rot90(images, int(degrees // 90) % 4, axes=(2, 3)))
     corners = _corners(images.shape[2], math.radians(degrees % 360))

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from bayesify.arguments.checks import checked
+from bayesify.arguments.plain import Plain
 
 
 @dataclass(frozen=True)
-class Standardization:
+class Standardization(Plain):
     """A shift and a scale that give the data they were made from mean 0 and variance 1 in every column or channel.
 
     Args:
@@ -20,6 +21,11 @@ class Standardization:
 
     mean: np.ndarray
     std: np.ndarray
+
+    @classmethod
+    def identity(cls, columns: int) -> Standardization:
+        """Of tables whose columns stay as they are."""
+        return cls(np.zeros((1, columns)), np.ones((1, columns)))
 
     @classmethod
     @checked

@@ -242,7 +242,6 @@ def linear(
     Raises:
         ValueError: If a count is below 1, or `prior_std` or `noise` is not positive.
     """
-    _check_scales("linear", prior_std, noise)
     generator = torch.Generator().manual_seed(seed)
     weight = prior_std * torch.randn(num_features, generator=generator)
     x = torch.randn(num_data, num_features, generator=generator)
@@ -276,7 +275,8 @@ def linear_posterior(x: Tensor, y: Tensor, prior_std: Positive | Tensor, noise: 
         raise ValueError(f"linear_posterior: x {tuple(x.shape)} and y {tuple(y.shape)} do not fit; give [N, D] and [N]")
     if not bool(torch.isfinite(x).all() & torch.isfinite(y).all()):
         raise ValueError("linear_posterior: x or y holds NaN or infinity; give finite numbers")
-    _check_scales("linear_posterior", prior_std, noise)
+    if not bool((torch.as_tensor(prior_std) > 0).all()):
+        raise ValueError(f"linear_posterior: prior_std={prior_std}; give positive numbers")
     x, y = x.double(), y.double().flatten()
     prior_var = torch.as_tensor(prior_std, dtype=torch.float64).square().expand(x.shape[1])
     precision = x.T @ x / noise + torch.diag(1 / prior_var)  # [D, D]
@@ -308,10 +308,3 @@ def _regression(
 
 def _uniform(count: int, low: float, high: float, generator: torch.Generator) -> Tensor:
     return low + (high - low) * torch.rand(count, 1, generator=generator)
-
-
-def _check_scales(owner: str, prior_std: float | Tensor, noise: float) -> None:
-    if not bool((torch.as_tensor(prior_std) > 0).all()):
-        raise ValueError(f"toy.{owner}: prior_std={prior_std}; give a positive number")
-    if not noise > 0:
-        raise ValueError(f"toy.{owner}: noise={noise}; it is a variance, give a positive number")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,10 +75,6 @@ SHORT = {"regression": "1-D: ", "classification": "Moons: ", "both": ""}
 PLACES = {"regression": "the 1-D problem", "classification": "two moons"}
 
 
-def _one_line(heading: str) -> str:
-    return heading.replace("\n", " ")
-
-
 def _score(outcome: Outcome | None, name: str, form: str, factor: float = 1.0) -> str:
     if outcome is None:
         return MISSING
@@ -118,26 +114,24 @@ def render_demo(
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(Path(__file__).with_name("demo.html").read_text(encoding="utf-8"))
     by_problem = {problem.name: problem for problem in problems}
-    curve, moons = by_problem["regression"], by_problem["classification"]
+    columns = [(group, heading.replace("\n", " "), unit) for group, heading, unit in COLUMNS]
+    draw: dict[str, Callable[..., str]] = {"regression": figures.bands, "classification": figures.entropy_map}
+    panels: dict[str, list[tuple[Outcome, str]]] = {name: [] for name in draw}
+    for outcome in outcomes:
+        if not outcome.failed:
+            name = outcome.problem
+            panels[name].append((outcome, draw[name](by_problem[name].data, outcome)))
     return template.render(
         version=__version__,
         seed=seed,
         hidden=HIDDEN,
         draws=PREDICTION_DRAWS,
-        columns=[(group, _one_line(heading), unit) for group, heading, unit in COLUMNS],
-        labels=[f"{SHORT[group]}{_one_line(heading)}, {unit}" for group, heading, unit in COLUMNS],
+        columns=columns,
+        labels=[f"{SHORT[group]}{heading}, {unit}" for group, heading, unit in columns],
         rows=table(outcomes),
         unfinished=list(unfinished),
         quick=quick,
         num_data={name: len(problem.data.x) for name, problem in by_problem.items()},
-        bands=[
-            (outcome, figures.bands(curve.data, outcome))
-            for outcome in outcomes
-            if outcome.problem == "regression" and not outcome.failed
-        ],
-        maps=[
-            (outcome, figures.entropy_map(moons.data, outcome))
-            for outcome in outcomes
-            if outcome.problem == "classification" and not outcome.failed
-        ],
+        bands=panels["regression"],
+        maps=panels["classification"],
     )

@@ -20,7 +20,7 @@ from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
 from bayesify.predictor import Predictor
 from bayesify.priors import Neal
-from bayesify.registry import METHODS, Method
+from bayesify.registry import METHODS, Method, reason_of
 from bayesify.running.generators import own_generators
 from bayesify.training.fitting import fit
 from bayesify.weights.catalog import count_parameters
@@ -79,8 +79,7 @@ class Problem:
 
     def network(self, seed: int) -> nn.Module:
         """A network with one hidden layer, the same for the same seed."""
-        with own_generators():
-            torch.manual_seed(seed)
+        with own_generators(seed=seed):
             return nn.Sequential(nn.Linear(self.num_inputs, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, self.num_outputs))
 
     @property
@@ -162,8 +161,7 @@ def run(
     torch.set_num_threads(1)  # these networks are so small that a second thread only waits
     start = time.process_time()
     try:
-        with own_generators():
-            torch.manual_seed(seed)
+        with own_generators(seed=seed):
             if method.fit is not None:
                 model, note = _own_recipe(method, problem, seed, epochs), ""
             else:
@@ -173,7 +171,7 @@ def run(
         counted = count_parameters(model) if isinstance(model, nn.Module) else None
         return Outcome(method, problem.name, scores, seconds, counted, figure, note)
     except Exception as error:
-        return Outcome(method, problem.name, seconds=time.process_time() - start, note=_reason(error))
+        return Outcome(method, problem.name, seconds=time.process_time() - start, note=reason_of(error, 200))
     finally:
         torch.set_num_threads(threads)
 
@@ -282,10 +280,3 @@ def _score(model: Predictor, problem: Problem, seed: int) -> tuple[dict[str, flo
         assert isinstance(grid, ClassificationPredictive)
         figure = {"probs": grid.probs[:, 1], "entropy": grid.entropy}
     return scores, {name: values.detach().cpu() for name, values in figure.items()}
-
-
-def _reason(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    text = lines[0] if lines else ""
-    words = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return words if len(words) <= 200 else words[:199] + "…"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bayesify.arguments.checks import Count, checked
+from bayesify.arguments.checks import Count, Level, checked
 from bayesify.metrics.targets import match_labels, match_values
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
@@ -85,7 +85,7 @@ class CalibrationCurve:
 
 @checked
 def calibration_curve(
-    predictive: RegressionPredictive, y: Tensor, levels: Sequence[float] | None = None
+    predictive: RegressionPredictive, y: Tensor, levels: Sequence[Level] | None = None
 ) -> CalibrationCurve:
     r"""Expected and observed coverage of a regression's central intervals (Kuleshov et al. 2018).
 
@@ -103,9 +103,6 @@ def calibration_curve(
     chosen = [step / 20 for step in range(1, 20)] if levels is None else [float(level) for level in levels]
     if not chosen:
         raise ValueError("calibration_curve: no levels; give at least one between 0 and 1")
-    for level in chosen:
-        if not 0 < level < 1:
-            raise ValueError(f"calibration_curve: level {level}; give a probability strictly between 0 and 1")
     centrality = predictive.centrality(match_values(predictive, y)).flatten().double()
     expected = torch.tensor(chosen, dtype=torch.float64, device=centrality.device)
     return CalibrationCurve(expected, (centrality <= expected[:, None]).double().mean(1))

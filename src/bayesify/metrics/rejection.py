@@ -59,9 +59,6 @@ def rejection_curve(
         ValueError: If labels do not fit, `by` is unknown, or `num_points` is below 1.
         TypeError: If a prediction is not a classification.
     """
-    for part in (predictive, *(() if outside is None else (outside,))):
-        if not isinstance(part, ClassificationPredictive):
-            raise TypeError(f"rejection_curve: {type(part).__name__}; it is about classification only")
     scores = uncertainties(predictive)
     if by not in scores:
         raise ValueError(f"rejection_curve: by={by!r}; give one of {', '.join(scores)}")
@@ -73,12 +70,7 @@ def rejection_curve(
         correct = torch.cat((correct, correct.new_zeros(len(score) - len(correct))))
     ranks = dense_ranks(score, by)
     expected = (torch.bincount(ranks, correct) / torch.bincount(ranks))[ranks]
-    kept_accuracy = _running_mean(expected[torch.argsort(ranks)])
-    best_accuracy = _running_mean(correct.sort(descending=True).values)
+    orders = torch.stack((expected[torch.argsort(ranks)], correct.sort(descending=True).values))
     steps = torch.arange(num_points, device=score.device)
     kept = len(score) - steps * len(score) // num_points
-    return RejectionCurve(steps / num_points, kept_accuracy[kept - 1], best_accuracy[kept - 1])
-
-
-def _running_mean(values: Tensor) -> Tensor:
-    return values.cumsum(0) / torch.arange(1, len(values) + 1, device=values.device)
+    return RejectionCurve(steps / num_points, *(orders.cumsum(1)[:, kept - 1] / kept))

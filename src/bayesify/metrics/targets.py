@@ -9,15 +9,20 @@ from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive, match_targets
 
 
+def _some(y: Tensor) -> Tensor:
+    y = torch.as_tensor(y)
+    if y.numel() == 0:
+        raise ValueError("metrics: no targets; give at least one example")
+    return y
+
+
 def match_values(predictive: RegressionPredictive, y: Tensor) -> Tensor:
     """Targets of a regression in the shape of its means, [B, O].
 
     Raises:
         ValueError: If they do not fit, are empty or not finite.
     """
-    y = torch.as_tensor(y).to(predictive.mean.device)
-    if y.numel() == 0:
-        raise ValueError("metrics: no targets; give at least one example")
+    y = _some(y).to(predictive.mean.device)
     if y.is_floating_point() and not bool(torch.isfinite(y).all()):
         raise ValueError("metrics: targets hold NaN or infinity; remove such rows first")
     return match_targets(y, predictive.mean).to(predictive.mean.dtype)
@@ -29,14 +34,10 @@ def match_labels(predictive: ClassificationPredictive, y: Tensor) -> Tensor:
     Raises:
         ValueError: If they do not fit, are empty, or are no class.
     """
-    y = torch.as_tensor(y).to(predictive.labels.device)
-    if y.numel() == 0:
-        raise ValueError("metrics: no targets; give at least one example")
     labels = predictive.labels
-    if y.shape != labels.shape and (*y.shape, 1) == labels.shape:
-        y = y.unsqueeze(-1)
-    if y.shape != labels.shape and y.shape == (*labels.shape, 1):
-        y = y.squeeze(-1)
+    y = _some(y).to(labels.device)
+    if y.shape != labels.shape and labels.shape in ((*y.shape, 1), y.shape[:-1]) and y.numel() == labels.numel():
+        y = y.reshape(labels.shape)
     if y.shape != labels.shape:
         raise ValueError(
             f"metrics: labels of shape {tuple(y.shape)} do not fit predictions of shape {tuple(labels.shape)}; "

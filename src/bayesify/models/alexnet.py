@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from bayesify.arguments.checks import Count, checked
 
 IMAGE_SIDE = 32
+MULTIPLES, POOLED = (1, 3, 6, 4, 4), (1, 2, 5)
+"""Channels of the convolutions as multiples of the width, and those that pooling follows, counted from 1."""
 
 
 class AlexNet(nn.Module):
@@ -32,25 +34,16 @@ class AlexNet(nn.Module):
         super().__init__()
         if width % 4:
             raise ValueError(f"AlexNet: width={width}; give a positive multiple of 4")
-        wide, wider, wide_out = 3 * width, 6 * width, 4 * width
-        self.features = nn.Sequential(
-            OrderedDict(
-                conv1=_convolution(in_channels, width),
-                relu1=nn.ReLU(),
-                pool1=nn.MaxPool2d(2),
-                conv2=_convolution(width, wide),
-                relu2=nn.ReLU(),
-                pool2=nn.MaxPool2d(2),
-                conv3=_convolution(wide, wider),
-                relu3=nn.ReLU(),
-                conv4=_convolution(wider, wide_out),
-                relu4=nn.ReLU(),
-                conv5=_convolution(wide_out, wide_out),
-                relu5=nn.ReLU(),
-                pool5=nn.MaxPool2d(2),
-            )
-        )
-        flat = wide_out * (IMAGE_SIDE // 8) ** 2  # 64 * width: 4096 in the paper
+        layers: OrderedDict[str, nn.Module] = OrderedDict()
+        channels = in_channels
+        for place, multiple in enumerate(MULTIPLES, start=1):
+            layers[f"conv{place}"] = nn.Conv2d(channels, multiple * width, 3, padding=1)
+            layers[f"relu{place}"] = nn.ReLU()
+            if place in POOLED:
+                layers[f"pool{place}"] = nn.MaxPool2d(2)
+            channels = multiple * width
+        self.features = nn.Sequential(layers)
+        flat = channels * (IMAGE_SIDE // 8) ** 2  # 64 * width: 4096 in the paper
         self.fc1 = nn.Linear(flat, flat)
         self.fc2 = nn.Linear(flat, flat)
         self.fc3 = nn.Linear(flat, num_classes)
@@ -67,12 +60,7 @@ class AlexNet(nn.Module):
                 f"AlexNet: images of {x.shape[-2]} x {x.shape[-1]} pixels; give {IMAGE_SIDE} x {IMAGE_SIDE}"
             )
         x = self.features(x).flatten(1)
-        scores: Tensor = self.fc3(self.relu(self.fc2(self.relu(self.fc1(x)))))
-        return scores
-
-
-def _convolution(channels_in: int, channels: int) -> nn.Conv2d:
-    return nn.Conv2d(channels_in, channels, 3, padding=1)
+        return self.fc3(self.relu(self.fc2(self.relu(self.fc1(x)))))
 
 
 def alexnet(num_classes: int = 10, in_channels: int = 3, width: int = 64) -> AlexNet:

@@ -92,11 +92,9 @@ class ResNet(nn.Module):
         if variant == "cifar":
             self.conv1 = nn.Conv2d(in_channels, width, 3, 1, 1, bias=False)
             self.maxpool: nn.Module = nn.Identity()
-        elif variant == "imagenet":
+        else:
             self.conv1 = nn.Conv2d(in_channels, width, 7, 2, 3, bias=False)
             self.maxpool = nn.MaxPool2d(3, 2, 1)
-        else:
-            raise ValueError(f"ResNet: variant={variant!r}; give 'cifar' or 'imagenet'")
         self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU()
         wide = block.expansion * width
@@ -114,8 +112,7 @@ class ResNet(nn.Module):
         """Images [B, C, H, W] -> class scores [B, num_classes]."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        scores: Tensor = self.fc(self.avgpool(x).flatten(1))
-        return scores
+        return self.fc(self.avgpool(x).flatten(1))
 
 
 def _stage(

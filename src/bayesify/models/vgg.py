@@ -47,8 +47,7 @@ class VGG16(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Images [B, C, H, W] with H and W of at least 32 -> class scores [B, num_classes]."""
-        scores: Tensor = self.fc(self.avgpool(self.features(x)).flatten(1))
-        return scores
+        return self.fc(self.avgpool(self.features(x)).flatten(1))
 
 
 def vgg16(num_classes: int = 10, in_channels: int = 3, width: int = 32, batch_norm: bool = False) -> VGG16:

@@ -132,9 +132,8 @@ def _embedding(x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Moments:
         return NotImplemented
     use(weight)
     mean = F.embedding(x, weight.mean_)
-    return Moments(
-        mean, F.embedding(x, weight.variance_), (0, *[1] * (mean.ndim - 1))
-    )  # rows of their own: independent
+    independent = (0, *[1] * (mean.ndim - 1))  # rows of their own
+    return Moments(mean, F.embedding(x, weight.variance_), independent)
 
 
 def _fixed(what: str, *values: Any) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -45,16 +45,16 @@ def _leaky(mean: Tensor, variance: Tensor, slope: float) -> tuple[Tensor, Tensor
     return slope * mean + (1 - slope) * found, variance * mixed, slope + (1 - slope) * below
 
 
-@lru_cache(maxsize=4)
-def _rule(points: int) -> list[tuple[float, float]]:
-    nodes, weights = np.polynomial.hermite_e.hermegauss(points)
+@cache
+def _rule() -> list[tuple[float, float]]:
+    nodes, weights = np.polynomial.hermite_e.hermegauss(POINTS)
     return list(zip(nodes.tolist(), (weights / math.sqrt(2 * math.pi)).tolist(), strict=True))
 
 
 def quadrature(x: Moments, function: Callable[[Tensor], Tensor]) -> Moments:
     """Any smooth function, by a Gauss-Hermite rule."""
     std = x.variance_.sqrt()
-    values = [(node, weight, function(torch.add(x.mean_, std, alpha=node))) for node, weight in _rule(POINTS)]
+    values = [(node, weight, function(torch.add(x.mean_, std, alpha=node))) for node, weight in _rule()]
     zero = torch.zeros_like(std)
     mean = sum((weight * value for _, weight, value in values), zero)
     spread = sum((weight * (value - mean).square() for _, weight, value in values), zero)
@@ -62,11 +62,7 @@ def quadrature(x: Moments, function: Callable[[Tensor], Tensor]) -> Moments:
     return x.like(mean, spread, slope / std.clamp_min(1e-15))
 
 
-@Moments.rule(F.relu)
-@Moments.rule(torch.relu)
-@Moments.rule(torch.relu_)
-@Moments.rule(Tensor.relu)
-@Moments.rule(Tensor.relu_)
+@Moments.rule(F.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_)
 def _relu(x: Moments, inplace: bool = False) -> Moments:
     return leaky(x, 0.0)
 
@@ -84,37 +80,14 @@ def _by_quadrature(function: Callable[..., Tensor]) -> None:
     Moments.rule(function)(own)
 
 
-for _function in (
-    torch.tanh,
-    Tensor.tanh,
-    F.tanh,
-    torch.sigmoid,
-    Tensor.sigmoid,
-    F.sigmoid,
-    F.gelu,
-    F.silu,
-    F.softplus,
-):
-    _by_quadrature(_function)
-for _function in (
-    F.elu,
-    F.selu,
-    F.celu,
-    F.mish,
-    F.softsign,
-    F.logsigmoid,
-    F.hardtanh,
-    F.relu6,
-    F.hardswish,
-    F.hardsigmoid,
-):
+_SMOOTH: tuple[Callable[..., Tensor], ...] = (
+    *(torch.tanh, Tensor.tanh, F.tanh, torch.sigmoid, Tensor.sigmoid, F.sigmoid, F.gelu, F.silu, F.softplus, F.elu),
+    *(F.selu, F.celu, F.mish, F.softsign, F.logsigmoid, F.hardtanh, F.relu6, F.hardswish, F.hardsigmoid),
+)
+for _function in _SMOOTH:
     _by_quadrature(_function)
 
 
-@Moments.rule(F.dropout)
-@Moments.rule(F.dropout1d)
-@Moments.rule(F.dropout2d)
-@Moments.rule(F.dropout3d)
-@Moments.rule(F.alpha_dropout)
+@Moments.rule(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout)
 def _dropout(x: Moments, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     return NotImplemented if training else x

@@ -139,8 +139,7 @@ def _run(runner: Runner, weights: Weights, args: Any, kwargs: Any, output: str |
         protect = not leaves_inputs(runner.network)
         found = select_output(runner.call(values, args, kwargs, protect=protect), output)
     except NoRule as refusal:
-        place = _layer(runner.network, refusal)
-        raise ValueError(f"predict: method='moments' cannot pass {place}: {refusal}; use method='draws'") from refusal
+        raise _refusal(_layer(runner.network, refusal), refusal) from refusal
     if not isinstance(found, Moments):
         return found, torch.zeros_like(found).flatten(1)
     if found.ndim != 2 or found.shape[1] > LARGEST_COVARIANCE:
@@ -148,14 +147,16 @@ def _run(runner: Runner, weights: Weights, args: Any, kwargs: Any, output: str |
     return found.mean_, covariance(found, PASSES * counter.plain - counter.spent)
 
 
+def _refusal(place: str, reason: object) -> ValueError:
+    return ValueError(f"predict: method='moments' cannot pass {place}: {reason}; use method='draws'")
+
+
 def _check_recurrent(network: nn.Module) -> None:
     """Refuse recurrent layers by name: their kernels take plain weights, and use them at every step."""
     for name, module in network.named_modules():
         if isinstance(module, nn.RNNBase):
             place = f"{name or 'the network'} ({type(module).__name__})"
-            raise ValueError(
-                f"predict: method='moments' cannot pass {place}: recurrent layers have no rule; use method='draws'"
-            )
+            raise _refusal(place, "recurrent layers have no rule")
 
 
 def _layer(network: nn.Module, error: BaseException) -> str:
@@ -191,9 +192,8 @@ def covariance(outputs: Moments, budget: float) -> Tensor:
     while units is not None:
         start, spread, gain = units, units.variance_, None
         origin = units.origin_
-        while (
-            origin is not None and origin.gain is not None and origin.input is not None
-        ):  # elementwise functions first
+        # Elementwise functions first.
+        while origin is not None and origin.gain is not None and origin.input is not None:
             gain = origin.gain if gain is None else gain * origin.gain
             units, origin = origin.input, origin.input.origin_
         if origin is None or origin.weight is None or budget < back.cost(origin.weight):

@@ -12,18 +12,6 @@ from torch import Tensor
 
 from bayesify.moments.tensors import Moments, NoRule, channels_last, moments_of
 
-
-def rules(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register one rule for several functions."""
-
-    def register(own: Callable[..., Any]) -> Callable[..., Any]:
-        for function in functions:
-            Moments.rule(function)(own)
-        return own
-
-    return register
-
-
 # -- arithmetic ------------------------------------------------------------------------------------------------------
 
 
@@ -32,7 +20,7 @@ def _layout(*values: Any) -> Moments:
     return max((value for value in values if isinstance(value, Moments)), key=lambda value: (value.ndim, value.numel()))
 
 
-@rules(torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__)
+@Moments.rule(torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__)
 def _add(x: Any, y: Any, *, alpha: float = 1) -> Moments:
     """Random operands count as independent, a residual connection's too."""
     (mean, variance), (other, spread) = moments_of(x), moments_of(y)
@@ -46,12 +34,12 @@ def _add(x: Any, y: Any, *, alpha: float = 1) -> Moments:
     return Moments(found, kept.expand_as(found), (0,) * (found.ndim - layout.ndim) + layout.channels_)
 
 
-@rules(torch.sub, Tensor.sub, Tensor.__sub__)
+@Moments.rule(torch.sub, Tensor.sub, Tensor.__sub__)
 def _subtract(x: Any, y: Any, *, alpha: float = 1) -> Moments:
     return _add(x, y, alpha=-alpha)
 
 
-@rules(torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.multiply, Tensor.mul_, Tensor.__imul__)
+@Moments.rule(torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.multiply, Tensor.mul_, Tensor.__imul__)
 def _multiply(x: Any, y: Any) -> Moments:
     (mean, variance), (other, spread) = moments_of(x), moments_of(y)
     if variance is not None and spread is not None:
@@ -66,17 +54,17 @@ def _multiply(x: Any, y: Any) -> Moments:
     return layout.like(found, layout.variance_ * gain**2, gain)
 
 
-@rules(torch.div, Tensor.div, Tensor.__truediv__, torch.true_divide)
+@Moments.rule(torch.div, Tensor.div, Tensor.__truediv__, torch.true_divide)
 def _divide(x: Any, y: Any) -> Any:
     return NotImplemented if isinstance(y, Moments) else _multiply(x, 1 / y)
 
 
-@rules(torch.neg, Tensor.neg, Tensor.__neg__)
+@Moments.rule(torch.neg, Tensor.neg, Tensor.__neg__)
 def _negative(x: Moments) -> Moments:
     return _multiply(x, -1.0)
 
 
-@rules(torch.mean, Tensor.mean)
+@Moments.rule(torch.mean, Tensor.mean)
 def _mean(x: Moments, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Moments:
     """Deviations average over positions, variances over channels."""
     if dim is None:
@@ -112,14 +100,10 @@ def _check_maps(x: Moments) -> None:
         raise NoRule("pooling of anything but maps [B, C, ...] with random channels has no rule")
 
 
-for _pool in (
-    F.avg_pool1d,
-    F.avg_pool2d,
-    F.avg_pool3d,
-    F.adaptive_avg_pool1d,
-    F.adaptive_avg_pool2d,
-    F.adaptive_avg_pool3d,
-):
+_AVERAGES: tuple[Callable[..., Tensor], ...] = (
+    *(F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d),
+)
+for _pool in _AVERAGES:
     _average(_pool)
 
 
@@ -136,7 +120,7 @@ def _largest(pool: Callable[..., Any], *functions: Callable[..., Any]) -> None:
         spread, index = (part.movedim(1, -1).flatten(1, -2) for part in (spread, index))  # [B, P, C]
         return x.like(mean, spread.gather(1, index).view(mean.movedim(1, -1).shape).movedim(-1, 1))
 
-    rules(*functions)(own)
+    Moments.rule(*functions)(own)
 
 
 _largest(F.max_pool1d, torch.max_pool1d, F.max_pool1d)
@@ -185,16 +169,16 @@ def _merged(flags: list[int], sizes: list[int], new: list[int]) -> list[int]:
     return [1] * len(new)
 
 
-def _see(x: Moments, change: Callable[[Tensor], Tensor]) -> Moments:
-    mean = change(x.mean_)
-    if mean.shape == x.shape:
-        return x
-    return Moments(mean, change(x.variance_), reshaped(x.shape, x.channels_, mean.shape))
-
-
 def _shape_rule(function: Callable[..., Tensor]) -> None:
     change = Tensor.reshape if function is Tensor.view else function  # maps may have their channels last in memory
-    Moments.rule(function)(lambda x, *args, **kwargs: _see(x, lambda part: change(part, *args, **kwargs)))
+
+    def own(x: Moments, *args: Any, **kwargs: Any) -> Moments:
+        mean = change(x.mean_, *args, **kwargs)
+        if mean.shape == x.shape:
+            return x
+        return Moments(mean, change(x.variance_, *args, **kwargs), reshaped(x.shape, x.channels_, mean.shape))
+
+    Moments.rule(function)(own)
 
 
 _CHANGES: tuple[Callable[..., Tensor], ...] = (
@@ -205,31 +189,30 @@ for _change in _CHANGES:
     _shape_rule(_change)
 
 
-@rules(Tensor.contiguous, Tensor.clone, torch.clone, Tensor.detach)
+@Moments.rule(Tensor.contiguous, Tensor.clone, torch.clone, Tensor.detach)
 def _same(x: Moments, *args: Any, **kwargs: Any) -> Moments:
     return x
 
 
-@rules(Tensor.permute, torch.permute)
+@Moments.rule(Tensor.permute, torch.permute)
 def _permute(x: Moments, *dims: Any) -> Moments:
     order = [axis % x.ndim for axis in (dims[0] if isinstance(dims[0], (tuple, list)) else dims)]
     return Moments(x.mean_.permute(order), x.variance_.permute(order), tuple(x.channels_[axis] for axis in order))
 
 
-@rules(Tensor.transpose, torch.transpose)
+@Moments.rule(Tensor.transpose, torch.transpose)
 def _transpose(x: Moments, first: int, second: int) -> Moments:
     order = list(range(x.ndim))
     order[first], order[second] = order[second], order[first]
     return _permute(x, order)
 
 
-@rules(Tensor.__getitem__)
+@Moments.rule(Tensor.__getitem__)
 def _index(x: Any, index: Any) -> Any:
     """By slices, numbers and new axes."""
     parts = index if isinstance(index, tuple) else (index,)
-    if not isinstance(x, Moments) or not all(
-        part is None or part is ... or isinstance(part, (int, slice)) for part in parts
-    ):
+    plain = all(part is None or part is ... or isinstance(part, (int, slice)) for part in parts)
+    if not isinstance(x, Moments) or not plain:
         return NotImplemented
     taken = sum(part is not None and part is not ... for part in parts)
     full: list[Any] = []
@@ -246,7 +229,7 @@ def _index(x: Any, index: Any) -> Any:
     return Moments(x.mean_[index], x.variance_[index], tuple(layout))
 
 
-@rules(torch.cat, torch.concat)
+@Moments.rule(torch.cat, torch.concat)
 def _cat(values: Sequence[Any], dim: int = 0) -> Moments:
     parts = [moments_of(value) for value in values]
     spreads = [torch.zeros_like(mean) if spread is None else spread for mean, spread in parts]
@@ -256,7 +239,6 @@ def _cat(values: Sequence[Any], dim: int = 0) -> Moments:
     return Moments(torch.cat([mean for mean, _ in parts], dim), torch.cat(spreads, dim), layouts.pop())
 
 
-@rules(F.pad)
+@Moments.rule(F.pad)
 def _pad(x: Moments, pad: Any, mode: str = "constant", value: float | None = None) -> Moments:
-    zeros = () if mode != "constant" else (0.0,)
-    return x.like(F.pad(x.mean_, pad, mode, value), F.pad(x.variance_, pad, mode, *zeros))
+    return x.like(F.pad(x.mean_, pad, mode, value), F.pad(x.variance_, pad, mode))

@@ -129,7 +129,7 @@ def channels_last(maps: Tensor) -> Tensor:
         return maps
     return torch.empty_like(maps, memory_format=torch.channels_last).copy_(
         maps
-    )  # of one channel too, unlike `contiguous`
+    )  # `contiguous` leaves one channel alone
 
 
 PIECE = 2**17

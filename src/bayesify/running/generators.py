@@ -13,17 +13,23 @@ _OWNED = threading.local()
 
 
 @contextmanager
-def own_generators(devices: Iterable[torch.device | int] = ()) -> Iterator[None]:
+def own_generators(devices: Iterable[torch.device | int] = (), *, seed: int | None = None) -> Iterator[None]:
     """torch's global generators for this thread alone, set back at the end; a second thread that asks for them waits.
 
     Two trainings at once would otherwise take each other's random numbers. Predictions with a generator of their own never
     come here.
+
+    Args:
+        devices: Whose generators are set back too, besides the CPU's.
+        seed: That they start at; by default they go on from where they are.
     """
     devices = list(devices)
     with _IN_USE, torch.random.fork_rng(devices=devices):
         before = owned_generators()
         places = [device if isinstance(device, int) else device.index or 0 for device in devices]
         _OWNED.now = [*before, torch.default_generator, *(torch.cuda.default_generators[place] for place in places)]
+        if seed is not None:
+            torch.manual_seed(seed)
         try:
             yield
         finally:

@@ -12,6 +12,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent import futures
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from typing import Any
@@ -22,8 +23,8 @@ Call = Callable[..., Finished]
 Run = Callable[[Call, Sequence[tuple[Any, ...]]], Iterator[Finished]]
 """From a function and its arguments, the job's name first, to the results, each as soon as it is there."""
 
-PACKAGES = {"local": ["joblib"], "dask": ["distributed"], "ray": ["ray"]}
-EXTRAS = {"local": "scale", "dask": "dask", "ray": "ray"}
+NEEDED = {"local": ("joblib", "scale"), "dask": ("distributed", "dask"), "ray": ("ray", "ray")}
+"""The package that each engine stands on, and the extra that brings it."""
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
@@ -49,16 +50,17 @@ class Engine(ABC):
         """A handle of a job that was sent away."""
 
     @abstractmethod
-    def wait(self, handles: Iterable[Any]) -> Any:
+    def wait(self, handles: list[Any]) -> Any:
         """One of the handles whose job has ended."""
 
-    @abstractmethod
     def result(self, handle: Any) -> Finished:
         """How a job ended; raises if its worker died."""
+        return handle.result()
 
-    @abstractmethod
     def cancel(self, handles: Iterable[Any]) -> None:
         """Give up jobs that are on their way."""
+        for handle in handles:
+            handle.cancel()
 
 
 def run_all(engine: Engine, call: Call, arguments: Sequence[tuple[Any, ...]]) -> Iterator[Finished]:
@@ -70,7 +72,7 @@ def run_all(engine: Engine, call: Call, arguments: Sequence[tuple[Any, ...]]) ->
             while queue and len(running) < max(1, engine.capacity()):
                 each = queue.popleft()
                 running[engine.submit(call, each)] = each[0]
-            handle = engine.wait(running)
+            handle = engine.wait(list(running))
             name = running.pop(handle)
             try:
                 finished = engine.result(handle)
@@ -106,16 +108,9 @@ class Processes(Engine):
         """A future of the pool."""
         return self._executor().submit(call, *arguments)
 
-    def wait(self, handles: Iterable[Any]) -> Any:
+    def wait(self, handles: list[Any]) -> Any:
         """One future that is done."""
-        from concurrent.futures import FIRST_COMPLETED, wait
-
-        return next(iter(wait(list(handles), return_when=FIRST_COMPLETED).done))
-
-    def result(self, handle: Any) -> Finished:
-        """The future's result."""
-        result: Finished = handle.result()
-        return result
+        return next(iter(futures.wait(handles, return_when="FIRST_COMPLETED").done))
 
     def cancel(self, handles: Iterable[Any]) -> None:
         """Those that no process has begun; the others end with their processes, when the engine is closed."""
@@ -155,21 +150,11 @@ class Dask(Engine):
         """A future of the client."""
         return self._client.submit(call, *arguments, pure=False)
 
-    def wait(self, handles: Iterable[Any]) -> Any:
+    def wait(self, handles: list[Any]) -> Any:
         """One future that is done."""
         from distributed import wait
 
-        return next(iter(wait(list(handles), return_when="FIRST_COMPLETED").done))
-
-    def result(self, handle: Any) -> Finished:
-        """The future's result."""
-        result: Finished = handle.result()
-        return result
-
-    def cancel(self, handles: Iterable[Any]) -> None:
-        """Cancel futures."""
-        for handle in handles:
-            handle.cancel()
+        return next(iter(wait(handles, return_when="FIRST_COMPLETED").done))
 
 
 class Ray(Engine):
@@ -183,12 +168,11 @@ class Ray(Engine):
 
             if not ray.is_initialized():
                 local: dict[str, Any] = {"num_cpus": self.workers or usable_cores(), "include_dashboard": False}
-                ray.init(
-                    log_to_driver=False, logging_level=logging.ERROR, **({} if "RAY_ADDRESS" in os.environ else local)
-                )
+                own = {} if "RAY_ADDRESS" in os.environ else local
+                ray.init(log_to_driver=False, logging_level=logging.ERROR, **own)
                 self._stack.callback(ray.shutdown)
         self._ray = ray
-        self._remotes: dict[Any, Any] = {}
+        self._remote = ray.remote(_call).options(num_cpus=1, max_retries=0)
         return self
 
     def capacity(self) -> int:
@@ -197,18 +181,15 @@ class Ray(Engine):
 
     def submit(self, call: Call, arguments: tuple[Any, ...]) -> Any:
         """A reference to the result."""
-        if call not in self._remotes:
-            self._remotes[call] = self._ray.remote(_call).options(num_cpus=1, max_retries=0)
-        return self._remotes[call].remote(call, arguments)
+        return self._remote.remote(call, arguments)
 
-    def wait(self, handles: Iterable[Any]) -> Any:
+    def wait(self, handles: list[Any]) -> Any:
         """One reference whose result is there."""
-        return self._ray.wait(list(handles), num_returns=1)[0][0]
+        return self._ray.wait(handles, num_returns=1)[0][0]
 
     def result(self, handle: Any) -> Finished:
         """The result itself."""
-        result: Finished = self._ray.get(handle)
-        return result
+        return self._ray.get(handle)
 
     def cancel(self, handles: Iterable[Any]) -> None:
         """Cancel tasks."""
@@ -235,11 +216,10 @@ def open_engine(engine: str, workers: int | None, threads: int) -> Iterator[Run]
     if engine == "local" and (workers or usable_cores()) == 1:
         yield lambda call, arguments: (call(*each) for each in arguments)
         return
-    if missing := [package for package in PACKAGES[engine] if find_spec(package) is None]:
+    package, extra = NEEDED[engine]
+    if find_spec(package) is None:
         advice = " or use one worker" if engine == "local" else ""
-        raise ImportError(
-            f"engine {engine!r} needs {', '.join(missing)}; pip install 'bayesify[{EXTRAS[engine]}]'{advice}"
-        )
+        raise ImportError(f"engine {engine!r} needs {package}; pip install 'bayesify[{extra}]'{advice}")
     with ENGINES[engine](workers, threads) as opened:
         yield lambda call, arguments: run_all(opened, call, arguments)
 

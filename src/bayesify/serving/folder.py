@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from bayesify.arguments.plain import Plain
 from bayesify.serving.card import render_card
 from bayesify.sklearn import BayesianClassifier, BayesianRegressor
 from bayesify.storage import write_file
@@ -22,7 +23,7 @@ FORMAT = 3
 
 
 @dataclass(frozen=True)
-class Column:
+class Column(Plain):
     """A column of the training rows.
 
     Args:
@@ -45,7 +46,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class About:
+class About(Plain):
     """What is known about a model in a folder.
 
     Args:
@@ -82,7 +83,7 @@ class About:
     missing: tuple[str, ...] = ()
     commas: tuple[str, ...] = ()
     version: str = __version__
-    format: int = field(default=FORMAT)
+    format: int = FORMAT
 
     @property
     def remarks(self) -> list[str]:
@@ -112,7 +113,7 @@ class ModelFolder:
         (folder / ABOUT).unlink(missing_ok=True)
         save(self.estimator, folder / MODEL)
         write_file(folder / CARD, render_card(self.about))
-        facts = json.loads(json.dumps(asdict(self.about)))
+        facts = json.loads(json.dumps(self.about.config()))
         facts["sha256"] = _digest(facts)
         write_file(folder / ABOUT, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
 
@@ -159,12 +160,7 @@ def read_about(folder: Path) -> About:
             )
         if found.pop("sha256") != _digest(found):
             raise ValueError("contents do not match the checksum")
-        columns, target = tuple(_column(column) for column in found.pop("columns")), found.pop("target_column")
-        return About(
-            **{**found, **{key: tuple(found[key]) for key in ("notes", "missing", "commas")}},
-            target_column=_column(target),
-            columns=columns,
-        )
+        return About.restore(found)
     except InputError:
         raise
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -174,7 +170,3 @@ def read_about(folder: Path) -> About:
 def _digest(facts: Mapping[str, Any]) -> str:
     """A checksum of plain data, whatever their order."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-
-
-def _column(entry: Mapping[str, Any]) -> Column:
-    return Column(**{**entry, "texts": tuple(entry["texts"])})

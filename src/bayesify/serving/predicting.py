@@ -19,6 +19,8 @@ from bayesify.sklearn.scores import Scores
 from bayesify.tables.columns import as_numbers, cells_of
 from bayesify.tables.errors import InputError
 from bayesify.tables.files import Reading
+from bayesify.tables.targets import label_of
+from bayesify.tables.written_numbers import is_number
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -137,7 +139,7 @@ def _predict(
         labels = [_cell(label) for label in estimator.classes_[probs.argmax(1)]]
         cells = zip(labels, *(_texts(column) for column in probs.T), flags.tolist(), strict=True)
         known = frame[target].notna().to_numpy() if target in frame else np.zeros(len(frame), dtype=bool)
-        values = np.array([_label(cell) for cell in cells_of(frame[target][known])]) if known.any() else np.empty(0)
+        values = np.array([label_of(cell) for cell in cells_of(frame[target][known])]) if known.any() else np.empty(0)
         part = Scores.of_classes(probs[known], list(map(str, estimator.classes_)), values) if known.any() else Scores()
         return cells, flags, part
     found = estimator.predictive(inputs)
@@ -224,22 +226,7 @@ def _texts(values: np.ndarray) -> list[str]:
     return [f"{value:.6g}" for value in values.tolist()]
 
 
-def _label(cell: object) -> str:
-    """A class as `read_target` names it."""
-    if isinstance(cell, (float, np.floating)) and float(cell).is_integer():
-        return str(int(cell))
-    return str(cell).strip()
-
-
 def _cell(text: object) -> str:
     """A text for a cell: one that a spreadsheet would run begins with an apostrophe."""
     found = str(text)
-    return f"'{found}" if found.startswith(FORMULA) and not _is_number(found) else found
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    return f"'{found}" if found.startswith(FORMULA) and not is_number(found) else found

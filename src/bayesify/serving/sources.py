@@ -18,22 +18,8 @@ if TYPE_CHECKING:
 
 SCIKIT_LEARN = {"diabetes": "load_diabetes", "iris": "load_iris", "breast_cancer": "load_breast_cancer"}
 """Data sets that scikit-learn brings, and their loaders there."""
-EXTENSIONS = (
-    ".gz",
-    ".bz2",
-    ".xz",
-    ".zip",
-    ".csv",
-    ".tsv",
-    ".txt",
-    ".xlsx",
-    ".xls",
-    ".parquet",
-    ".json",
-    ".jsonl",
-    ".ndjson",
-    ".data",
-)
+PACKED = (".gz", ".bz2", ".xz", ".zip")
+EXTENSIONS = (*PACKED, ".csv", ".tsv", ".txt", ".xlsx", ".xls", ".parquet", ".json", ".jsonl", ".ndjson", ".data")
 """What ends the names of files with tables."""
 
 

@@ -186,5 +186,4 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
             X: [N, D] numbers, or a data frame.
         """
         best = self.predict_proba(X).argmax(1)
-        labels: np.ndarray = self.classes_[best]
-        return labels
+        return self.classes_[best]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from bayesify.arguments.plain import Plain
 from bayesify.tables.columns import Features, read_features
 from bayesify.tables.errors import InputError
 from bayesify.tables.preparation import Preparation
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Columns:
+class Columns(Plain):
     """How the rows of a data frame become numbers: kinds of columns, levels, medians, all from the training rows.
 
     Args:
@@ -72,40 +72,15 @@ class Columns:
     def read(self, frame: DataFrame, owner: str) -> Features:
         """Columns of other rows, before they become inputs; see `__call__`."""
         frame = _named(frame, owner)
-        used = {name for name in self.names if self._uses(name)}
-        missing = [name for name in self.names if name in used and name not in frame.columns]
+        known = {*self.schema.code_names, *self.schema.number_names, *self.schema.sources}
+        used = [name for name in self.names if name in known]
+        missing = [name for name in used if name not in frame.columns]
         if missing:
             raise InputError(f"{owner}: column {missing[0]!r} is missing; give the columns of the training rows")
         try:
-            return read_features(
-                frame[[name for name in self.names if name in used]].reset_index(drop=True), like=self.schema
-            )
+            return read_features(frame[used].reset_index(drop=True), like=self.schema)
         except InputError as error:
             raise _told(error, owner) from None
-
-    def _uses(self, name: str) -> bool:
-        schema = self.schema
-        known = name in schema.code_names or name in schema.number_names
-        return known or any(part.startswith(f"{name} (") for part in schema.number_names)
-
-    def config(self) -> dict[str, Any]:
-        """As plain data."""
-        return {
-            "names": list(self.names),
-            "schema": self.schema.config(),
-            "preparation": self.preparation.config(),
-            "notes": list(self.notes),
-        }
-
-    @classmethod
-    def restore(cls, config: Mapping[str, Any]) -> Self:
-        """From `config`."""
-        return cls(
-            tuple(map(str, config["names"])),
-            Features.restore(config["schema"]),
-            Preparation.restore(config["preparation"]),
-            tuple(map(str, config["notes"])),
-        )
 
 
 def is_pandas(X: Any) -> bool:

@@ -7,7 +7,6 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from numbers import Real
 from typing import Any, Self
 
 import numpy as np
@@ -16,7 +15,7 @@ from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from bayesify.arguments.checks import LARGEST, MOST, Level, checked
+from bayesify.arguments.checks import LARGEST, Count, CountOrZero, Level, Positive, checked, refuse
 from bayesify.datasets.scaling import Standardization
 from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Predictive
@@ -60,19 +59,19 @@ class BayesianEstimator(StoredEstimator):
     def __init__(
         self,
         method: str = AUTO,
-        hidden: Sequence[int] | None = None,
+        hidden: Sequence[Count] | None = None,
         *,
         activation: str | None = None,
         network: nn.Module | None = None,
         method_options: Mapping[str, Any] | None = None,
-        prior_scale: float = 2.0,
-        epochs: int | None = None,
-        learning_rate: float | None = None,
-        batch_size: int | None = None,
-        num_draws: int = 4,
-        prediction_draws: int = 100,
+        prior_scale: Positive = 2.0,
+        epochs: Count | None = None,
+        learning_rate: Positive | None = None,
+        batch_size: Count | None = None,
+        num_draws: Count = 4,
+        prediction_draws: Count = 100,
         standardize: bool = True,
-        memory_rows: int = 10_000,
+        memory_rows: CountOrZero = 10_000,
         random_state: Any = None,
         verbose: bool = False,
     ) -> None:
@@ -111,9 +110,7 @@ class BayesianEstimator(StoredEstimator):
         self._x_units = self._units(rows.x, rows.weights)
 
     def _units(self, values: np.ndarray, weights: np.ndarray) -> Standardization:
-        if self.standardize:
-            return standardization(values, weights)
-        return Standardization(np.zeros((1, values.shape[1])), np.ones((1, values.shape[1])))
+        return standardization(values, weights) if self.standardize else Standardization.identity(values.shape[1])
 
     @abstractmethod
     def _fit_members(self, rows: Rows, settings: Settings) -> Fitted:
@@ -136,7 +133,7 @@ class BayesianEstimator(StoredEstimator):
                 f"{type(self).__name__}: partial_fit has no earlier rows to train on beside the new ones (memory_rows=0, or the "
                 "estimator comes from a file); fit again on all rows"
             )
-        whole = self._merged(self._kept.joined(rows))
+        whole = self._merged(Rows.of((self._kept, rows)))
         by_posterior = isinstance(self.model_, BayesianNetwork) and method is not None and method.posterior is not None
         if by_posterior and method.name == self.method_:  # type: ignore[union-attr]
             rows, plan = self._prepared(whole), self._plan(method)  # type: ignore[arg-type]
@@ -164,21 +161,16 @@ class BayesianEstimator(StoredEstimator):
     def _start(self, rows: Rows, method: Method | None) -> None:
         self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         self._fitted = None
-        self._train(rows, method)
-
-    def _train(self, rows: Rows, method: Method | None) -> None:
         if method is None:
             self._encoding = Encoding.of(rows.x, rows.weights, self.standardize)
             encoded = Rows(self._encoding(rows.x), rows.y, rows.weights)
-            with own_generators():
-                torch.manual_seed(derive_seed(self._seed, "training"))
+            with own_generators(seed=derive_seed(self._seed, "training")):
                 self._fitted = self._fit_members(encoded, self._settings())
             self.model_, self.method_ = self._fitted.model, AUTO
             return
         self._choose_units(rows)
         net = self._make_network()
-        with own_generators():
-            torch.manual_seed(derive_seed(self._seed, "training"))
+        with own_generators(seed=derive_seed(self._seed, "training")):
             prepared, plan = self._prepared(rows), self._plan(method)
             start = self._begin(net, prepared, plan)
             self.model_ = train(start.network, start.likelihood, prepared, plan, settled=start.rows is not None)
@@ -308,43 +300,25 @@ class BayesianEstimator(StoredEstimator):
         Raises:
             ValueError: If a parameter is not valid.
         """
-        owner = type(self).__name__
-        self._check_kinds()
-        method = None if self.method == AUTO else self._find_method()
-        self._check_numbers()
-        if method is not None:
-            self._check_options(method)
-            return method
-        if self.network is not None:
-            raise ValueError(f"{owner}: method='auto' makes its own network; give hidden, or a method by name")
-        names = ("members",)
-        for name in self.method_options or {}:
-            if name not in names:
-                raise ValueError(
-                    f"{owner}: method_options has {name!r}, which 'auto' does not take; {suggest(str(name), names)}"
-                )
-        return None
-
-    def _check_kinds(self) -> None:
-        owner = type(self).__name__
-        kinds: list[tuple[str, Any, Any, str]] = [
-            ("method", self.method, str, "a name or alias from the registry"),
-            ("activation", self.activation, str | None, f"one of {', '.join(ACTIVATIONS)}"),
-            ("network", self.network, nn.Module | None, "a torch.nn.Module, or None"),
-            ("method_options", self.method_options, Mapping | None, "a dictionary of the method's arguments, or None"),
-            ("standardize", self.standardize, bool | np.bool_, "True or False"),
-            ("verbose", self.verbose, bool | np.bool_, "True or False"),
-        ]
-        for key, value, kind, words in kinds:
-            if not isinstance(value, kind):
-                raise ValueError(f"{owner}: {key}={value!r}; give {words}")
+        kind, owner = type(self), type(self).__name__
+        # As scikit-learn wants it, parameters are compared with their annotations when they are used, not when they are given.
+        checked(kind.__init__)(kind.__new__(kind), **self.get_params(deep=False))
         try:
             check_random_state("a flag" if isinstance(self.random_state, bool | np.bool_) else self.random_state)
         except ValueError:
-            raise ValueError(
-                f"{owner}: random_state={self.random_state!r}; give an integer from 0 to 2**32 - 1, a "
-                "numpy.random.RandomState, or None"
-            ) from None
+            words = "an integer from 0 to 2**32 - 1, a numpy.random.RandomState, or None"
+            raise refuse(owner, "random_state", self.random_state, words) from None
+        if self.activation is not None and self.activation not in ACTIVATIONS:
+            raise ValueError(f"{owner}: activation={self.activation!r}; {suggest(self.activation, ACTIVATIONS)}")
+        method = None if self.method == AUTO else self._find_method()
+        if method is not None:
+            known = inspect.signature(method.fit or method.posterior).parameters  # type: ignore[arg-type]
+            self._check_options(method.name, [name for name in known if name != "problem"])
+            return method
+        if self.network is not None:
+            raise ValueError(f"{owner}: method='auto' makes its own network; give hidden, or a method by name")
+        self._check_options(AUTO, ["members"])
+        return None
 
     def _find_method(self) -> Method:
         owner = type(self).__name__
@@ -356,36 +330,11 @@ class BayesianEstimator(StoredEstimator):
             raise ImportError(f"{owner}: method={method.name!r} {method.status}; pip install 'bayesify[all]'")
         return method
 
-    def _check_numbers(self) -> None:
-        owner = type(self).__name__
-        if self.activation is not None and self.activation not in ACTIVATIONS:
-            raise ValueError(f"{owner}: activation={self.activation!r}; {suggest(str(self.activation), ACTIVATIONS)}")
-        names = ("epochs", "batch_size", "num_draws", "prediction_draws", "memory_rows")
-        counts: dict[str, Any] = {name: getattr(self, name) for name in names}
-        hidden = () if self.hidden is None else self.hidden
-        if isinstance(hidden, (str, int)) or not isinstance(hidden, (Sequence, np.ndarray)):
-            raise ValueError(f"{owner}: hidden={hidden!r}; give a tuple of widths such as (50,), () for none")
-        counts |= {f"hidden[{index}]": width for index, width in enumerate(hidden)}
-        for key, value in counts.items():
-            optional = key in ("epochs", "batch_size") and value is None
-            least = 0 if key == "memory_rows" else 1
-            whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-            if not optional and not (whole and least <= value <= MOST):
-                raise ValueError(f"{owner}: {key}={value!r}; give an integer of at least {least} and at most {MOST:,}")
-        numbers: dict[str, Any] = {"prior_scale": self.prior_scale, "learning_rate": self.learning_rate}
-        for key, value in numbers.items():
-            optional = key == "learning_rate" and value is None
-            number = isinstance(value, Real) and not isinstance(value, bool)
-            if not optional and not (number and 0 < value <= LARGEST):
-                raise ValueError(f"{owner}: {key}={value!r}; give a positive number of at most {LARGEST}")
-
-    def _check_options(self, method: Method) -> None:
-        known = inspect.signature(method.fit or method.posterior).parameters  # type: ignore[arg-type]
-        names = [name for name in known if name != "problem"]
+    def _check_options(self, method: str, names: list[str]) -> None:
         for name in self.method_options or {}:
             if name not in names:
                 raise ValueError(
-                    f"{type(self).__name__}: method_options has {name!r}, which {method.name!r} does not take; "
+                    f"{type(self).__name__}: method_options has {name!r}, which {method!r} does not take; "
                     f"{suggest(str(name), names) if names else 'it takes none'}"
                 )
 
@@ -417,8 +366,7 @@ class BayesianEstimator(StoredEstimator):
         Raises:
             ValueError: If the share is not between 0 and 1.
         """
-        found: np.ndarray = self.unusual_share(X) <= share
-        return found
+        return self.unusual_share(X) <= share
 
     def unusual_share(self, X: Any) -> np.ndarray:
         """The share of training rows that are at least as unlike the others as each row is: [N], near 0 for an unusual row.
@@ -443,11 +391,8 @@ def _place(X: Any) -> str:
         bad = np.argwhere(~np.isfinite(np.asarray(X, dtype=np.float64)))
     except (TypeError, ValueError):
         return ""
-    return (
-        f" (first in column {bad[0, 1]}, row {bad[0, 0]}, counted from 0)"
-        if bad.ndim == 2 and bad.shape[1:] == (2,) and len(bad)
-        else ""
-    )
+    found = len(bad) > 0 and bad.shape[1:] == (2,)
+    return f" (first in column {bad[0, 1]}, row {bad[0, 0]}, counted from 0)" if found else ""
 
 
 def _spread(predictive: Predictive) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bayesify.arguments.plain import Plain
 from bayesify.predictive.base import Outputs
 
 FEW, MANY = 60, 600
@@ -26,7 +27,7 @@ LIMIT = 6.0
 
 
 @dataclass(frozen=True)
-class Recalibration:
+class Recalibration(Plain):
     r"""An increasing map G of probabilities: where a predictive says $P(Y \le y) = u$, $G(u)$ was seen (Kuleshov et al. 2018).
 
     In normal scores, $\Phi^{-1} \circ G \circ \Phi$ is linear between knots and of slope 1 beyond them.
@@ -68,8 +69,7 @@ class Recalibration:
         if not self.said:
             return list(levels)
         scores = _as_scores(torch.tensor(levels, dtype=torch.float64))
-        u: list[float] = torch.special.ndtr(self._map(scores, self.seen, self.said)[0]).clamp(1e-12, 1 - 1e-12).tolist()
-        return u
+        return torch.special.ndtr(self._map(scores, self.seen, self.said)[0]).clamp(1e-12, 1 - 1e-12).tolist()
 
     def log_slope(self, u: Tensor) -> Tensor:
         """log G'(u)."""
@@ -88,23 +88,13 @@ class Recalibration:
         left = (piece - 1).clamp_min(0)
         return b[left] + slopes[piece] * (scores - a[left]), slopes[piece]
 
-    def config(self) -> dict[str, Any]:
-        """As plain data."""
-        return {"said": list(self.said), "seen": list(self.seen)}
-
-    @classmethod
-    def restore(cls, config: Mapping[str, Any]) -> Self:
-        """From `config`."""
-        return cls(tuple(map(float, config["said"])), tuple(map(float, config["seen"])))
-
 
 def _as_scores(u: Tensor) -> Tensor:
     return torch.special.ndtri(u.double()).clamp(-LIMIT, LIMIT)
 
 
 def _scores(levels: np.ndarray) -> np.ndarray:
-    found: np.ndarray = _as_scores(torch.from_numpy(levels)).numpy()
-    return found
+    return _as_scores(torch.from_numpy(levels)).numpy()
 
 
 def ensemble_places(likelihood: Any, every: Tensor, holder: np.ndarray, z: Tensor, weights: np.ndarray) -> np.ndarray:
@@ -144,5 +134,4 @@ def ensemble_places(likelihood: Any, every: Tensor, holder: np.ndarray, z: Tenso
     moved = torch.cat((center + stretch * apart, own[..., 1:].expand(count, -1, -1)), dim=-1)
     smaller = math.sqrt(max(LEAST_SHARE, 1 - between * (1 - 1 / count) / mean((z - center).square())))
     found = likelihood.predictive(Outputs(kept=moved)).cdf(center + smaller * (z - center))[:, 0]
-    places_of_rows: np.ndarray = found.double().numpy()
-    return places_of_rows
+    return found.double().numpy()

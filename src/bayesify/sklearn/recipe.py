@@ -115,6 +115,10 @@ class Settings:
         activation = self.activation or ACTIVATION
         return make_network(num_inputs, self.hidden or (), activation, num_outputs, seed, self.dropout).float()
 
+    def folds(self, rows: Rows, labels: np.ndarray | None = None) -> np.ndarray:
+        """The member that holds out each row, [N]."""
+        return make_folds(len(rows), min(self.members, len(rows)), derive_seed(self.seed, "folds"), labels)
+
 
 @dataclass(frozen=True)
 class Fitted:
@@ -175,8 +179,9 @@ class Fitted:
         """From `config`, with the model's own configuration and tensors."""
         given = dict(config)
         hidden, num_outputs = tuple(int(width) for width in given["hidden"]), int(given["num_outputs"])
-        dropout = float(given["dropout"])
-        net = make_network(num_inputs, hidden, str(given["activation"]), num_outputs, 0, dropout).float()
+        net = make_network(
+            num_inputs, hidden, str(given["activation"]), num_outputs, 0, float(given["dropout"])
+        ).float()
         given |= {
             "hidden": hidden,
             "shift": torch.tensor(given["shift"], dtype=torch.float64),
@@ -206,8 +211,7 @@ def fit_classes(rows: Rows, num_classes: int, settings: Settings) -> Fitted:
         settings: The rest.
     """
     settings, y = settings.suited(len(rows), classes=True), torch.from_numpy(rows.y)
-    folds = make_folds(len(rows), min(settings.members, len(rows)), derive_seed(settings.seed, "folds"), rows.y)
-    trained = _train(rows, [y], folds, [Categorical()], num_classes, settings, settings.members)
+    trained = _train(rows, [y], settings.folds(rows, rows.y), [Categorical()], num_classes, settings, settings.members)
     found = Categorical().predictive(Outputs(kept=trained.outputs[0]))
     probs, labels = found.class_probs.double().numpy(), [str(code) for code in range(num_classes)]
     scores = Scores.of_classes(probs, labels, rows.y, LEVELS_OF_SCORES, rows.weights).means()
@@ -366,7 +370,7 @@ class _Numbers:
             generator = torch.Generator().manual_seed(derive_seed(settings.seed, "ties"))
             below = self.predictive.cdf((y - 1).clamp_min(0)) * (y > 0)
             u = below + (u - below) * torch.rand(u.shape, generator=generator, dtype=u.dtype)
-        folds = make_folds(len(rows), min(settings.members, len(rows)), derive_seed(settings.seed, "folds"))
+        folds = settings.folds(rows)
         single = y.shape[1] == 1 and settings.noise is None
         recalibration = Recalibration.of(u[:, 0].numpy(), rows.weights) if single else Recalibration()
         if single and likelihood not in COUNTS and len(self.trained.every[self.group]) > 2:
@@ -425,7 +429,7 @@ def _train_numbers(rows: Rows, pairs: Sequence[tuple[str, str]], settings: Setti
         starts.append(start)
         targets.append(((t - shift) / scale).float())
     num_outputs = y.shape[1] * max(likelihood.outputs_per_target for likelihood in likelihoods)
-    folds = make_folds(len(rows), min(settings.members, len(rows)), derive_seed(settings.seed, "folds"))
+    folds = settings.folds(rows)
     trained = _train(rows, targets, folds, likelihoods, num_outputs, settings, used, starts)
     seen = torch.from_numpy(folds < used)
     found = []

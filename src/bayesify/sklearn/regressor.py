@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from numbers import Real
 from typing import Any, Self
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from sklearn.base import RegressorMixin
 from torch import Tensor, nn
 
-from bayesify.arguments.checks import LARGEST, Level, checked
+from bayesify.arguments.checks import Count, CountOrZero, Level, Positive, checked
 from bayesify.baselines.temperature_scaling import TemperatureScaling
 from bayesify.datasets.scaling import Standardization
 from bayesify.likelihoods import Gaussian
@@ -21,17 +20,9 @@ from bayesify.predictive.transformed import TargetTransform
 from bayesify.registry import suggest
 from bayesify.sklearn.estimator import AUTO, BayesianEstimator
 from bayesify.sklearn.recalibration import Recalibration
-from bayesify.sklearn.recipe import (
-    COUNTS,
-    NUMBER_LIKELIHOODS,
-    Fitted,
-    Settings,
-    fit_numbers,
-    make_likelihood,
-)
+from bayesify.sklearn.recipe import COUNTS, NUMBER_LIKELIHOODS, Fitted, Settings, fit_numbers, make_likelihood
 from bayesify.sklearn.rows import Rows
 from bayesify.sklearn.settling import Start, settle
-from bayesify.sklearn.stored import restore_units, units_config
 from bayesify.sklearn.training import Plan
 from bayesify.sklearn.units import TRANSFORMS, UnitsPredictive
 from bayesify.storage.serializers import register_predictor
@@ -91,22 +82,22 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
     def __init__(
         self,
         method: str = AUTO,
-        hidden: Sequence[int] | None = None,
+        hidden: Sequence[Count] | None = None,
         *,
         likelihood: str = "auto",
         target_transform: str = "auto",
         activation: str | None = None,
         network: nn.Module | None = None,
         method_options: Mapping[str, Any] | None = None,
-        prior_scale: float = 2.0,
-        noise: float | None = None,
-        epochs: int | None = None,
-        learning_rate: float | None = None,
-        batch_size: int | None = None,
-        num_draws: int = 4,
-        prediction_draws: int = 100,
+        prior_scale: Positive = 2.0,
+        noise: Positive | None = None,
+        epochs: Count | None = None,
+        learning_rate: Positive | None = None,
+        batch_size: Count | None = None,
+        num_draws: Count = 4,
+        prediction_draws: Count = 100,
         standardize: bool = True,
-        memory_rows: int = 10_000,
+        memory_rows: CountOrZero = 10_000,
         random_state: Any = None,
         verbose: bool = False,
     ) -> None:
@@ -177,14 +168,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         return self._partial_fit(self._training_rows(X, y, sample_weight, first=not hasattr(self, "model_")))
 
     def _training_rows(self, X: Any, y: Any, sample_weight: Any, first: bool) -> Rows:
-        number = isinstance(self.noise, Real) and not isinstance(self.noise, bool)
-        if self.noise is not None and not (number and 0 < self.noise <= LARGEST):
-            raise ValueError(
-                f"BayesianRegressor: noise={self.noise!r}; it is a variance, give a positive number, or None to learn it"
-            )
-        X, y, weights = self._rows(
-            X, y, sample_weight, reset=first, least=2 if first else 1, multi_output=True, y_numeric=True
-        )
+        least = 2 if first else 1
+        X, y, weights = self._rows(X, y, sample_weight, reset=first, least=least, multi_output=True, y_numeric=True)
         with self._telling("y as numbers"):
             y = y.astype(np.float64)
         self._check_choices(y)
@@ -199,10 +184,9 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
 
     def _check_choices(self, y: np.ndarray) -> None:
         """Raise `ValueError` for a likelihood or transform that is unknown, or that targets do not fit."""
-        for key, value, known in (
-            ("likelihood", self.likelihood, NUMBER_LIKELIHOODS),
-            ("target_transform", self.target_transform, TRANSFORMS),
-        ):
+        known_names = {"likelihood": NUMBER_LIKELIHOODS, "target_transform": TRANSFORMS}
+        for key, known in known_names.items():
+            value = getattr(self, key)
             if value != AUTO and value not in known:
                 raise ValueError(f"BayesianRegressor: {key}={value!r}; {suggest(str(value), (AUTO, *known))}")
         if self.target_transform != AUTO and not TargetTransform.takes(self.target_transform, torch.from_numpy(y)):
@@ -226,16 +210,12 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         super()._choose_units(rows)
         self._transform = "none" if self.target_transform == AUTO else self.target_transform
         y = self._transformed(rows.y)
-        self._y_units = (
-            Standardization(np.zeros((1, y.shape[1])), np.ones((1, y.shape[1])))
-            if self.likelihood in COUNTS
-            else self._units(y, rows.weights)
-        )
+        counts = self.likelihood in COUNTS
+        self._y_units = Standardization.identity(y.shape[1]) if counts else self._units(y, rows.weights)
 
     def _transformed(self, y: np.ndarray) -> np.ndarray:
         one = torch.ones(y.shape[1], dtype=torch.float64)
-        found: np.ndarray = TargetTransform.scaled(self._transform, 0 * one, one).forward(torch.from_numpy(y)).numpy()
-        return found
+        return TargetTransform.scaled(self._transform, 0 * one, one).forward(torch.from_numpy(y)).numpy()
 
     def _scale_targets(self, rows: Rows) -> Rows:
         return Rows(rows.x, self._y_units(self._transformed(rows.y)), rows.weights)
@@ -251,14 +231,14 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
     def _task_config(self) -> dict[str, Any]:
         own: dict[str, Any] = {}
         if self._fitted is None:
-            own = {"transform": self._transform, "y_units": units_config(self._y_units)}
+            own = {"transform": self._transform, "y_units": self._y_units.config()}
             own["recalibration"] = self._recalibration.config()
         return {"flat": self._flat, "targets": self._targets, **own}
 
     def _restore_task(self, config: Mapping[str, Any]) -> None:
         self._flat, self._targets = bool(config["flat"]), int(config["targets"])
         if "y_units" in config:
-            self._transform, self._y_units = str(config["transform"]), restore_units(config["y_units"])
+            self._transform, self._y_units = str(config["transform"]), Standardization.restore(config["y_units"])
             self._recalibration = Recalibration.restore(config["recalibration"])
 
     def _fit_members(self, rows: Rows, settings: Settings) -> Fitted:
@@ -278,8 +258,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         if not isinstance(self.model_.likelihood, Gaussian):
             raise AttributeError("BayesianRegressor: noise_ is for one noise in all rows; here it depends on the row")
         factor = self.model_.variance_scale if isinstance(self.model_, TemperatureScaling) else 1.0
-        found: np.ndarray = factor * self._y_units.std[0] ** 2 * self.model_.likelihood.noise.detach().numpy()
-        return found
+        return factor * self._y_units.std[0] ** 2 * self.model_.likelihood.noise.detach().numpy()
 
     # -- prediction ------------------------------------------------------------------------------------------------
 

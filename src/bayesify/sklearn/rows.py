@@ -82,13 +82,10 @@ class Rows:
         index = np.repeat(np.arange(len(self)), counts)
         return Rows(self.x[index], self.y[index], np.ones(len(index)))
 
-    def joined(self, other: Rows) -> Rows:
-        """These rows and then others."""
-        return Rows(
-            np.concatenate((self.x, other.x)),
-            np.concatenate((self.y, other.y)),
-            np.concatenate((self.weights, other.weights)),
-        )
+    @classmethod
+    def of(cls, parts: Sequence[Rows]) -> Rows:
+        """Several one after the other."""
+        return cls(*(np.concatenate([getattr(part, key) for part in parts]) for key in ("x", "y", "weights")))
 
     def thinned(self, size: int, seed: int) -> Rows:
         """At most N of the rows, chosen with probabilities that grow with their weights; they stand for all of them.
@@ -153,7 +150,7 @@ def standardization(values: np.ndarray, weights: np.ndarray) -> Standardization:
         weights: [N], not negative, with a positive sum.
     """
     if not len(values):
-        return Standardization(np.zeros((1, values.shape[1])), np.ones((1, values.shape[1])))
+        return Standardization.identity(values.shape[1])
     share = (weights / weights.sum())[:, None]
     mean = (share * values).sum(0, keepdims=True)
     std = np.sqrt((share * np.square(values - mean)).sum(0, keepdims=True))

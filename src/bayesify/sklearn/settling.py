@@ -99,10 +99,9 @@ def settle(net: nn.Module, rows: Rows, plan: Plan) -> Start:
         rows: Standardized; of more than `FULL_BATCH`, as many stand for all in the evidence.
         plan: How to train.
     """
-    part = rows.thinned(FULL_BATCH, derive_seed(plan.seed, "evidence"))
-    found, evidence = _rounds(net, rows, part, plan, START_NOISE)
+    found, evidence = _rounds(net, rows, plan, START_NOISE)
     if found.leverage is not None and float(found.leverage.mean()) > DOUBTFUL:
-        other, more = _rounds(net, rows, part, plan, ALL_NOISE)
+        other, more = _rounds(net, rows, plan, ALL_NOISE)
         found = other if more > evidence else found
     return found
 
@@ -110,12 +109,12 @@ def settle(net: nn.Module, rows: Rows, plan: Plan) -> Start:
 def settle_further(start: Start, rows: Rows, plan: Plan) -> Start:
     """`settle` from what an earlier one found, on other rows."""
     assert isinstance(start.likelihood, Gaussian)
-    part = rows.thinned(FULL_BATCH, derive_seed(plan.seed, "evidence"))
-    return _rounds(start.network, rows, part, plan, start.likelihood.noise.detach())[0]
+    return _rounds(start.network, rows, plan, start.likelihood.noise.detach())[0]
 
 
-def _rounds(net: nn.Module, rows: Rows, part: Rows, plan: Plan, start: float | torch.Tensor) -> tuple[Start, float]:
+def _rounds(net: nn.Module, rows: Rows, plan: Plan, start: float | torch.Tensor) -> tuple[Start, float]:
     """Training and noise in turns from one noise, and the log evidence of the last of them."""
+    part = rows.thinned(FULL_BATCH, derive_seed(plan.seed, "evidence"))
     x, y, weights = part.tensors()
     noise, leverage, evidence = torch.ones_like(y[0]) * start, torch.zeros_like(y), -math.inf
     residuals = y

@@ -19,6 +19,7 @@ from bayesify.sklearn.rows import Rows
 from bayesify.sklearn.unusual import Neighbors
 from bayesify.storage.serializers import STORED, stored_name
 from bayesify.tables.encoding import Encoding
+from bayesify.weights.module_state import below, with_prefix
 
 
 class StoredEstimator(BaseEstimator, Serializable):
@@ -73,7 +74,7 @@ class StoredEstimator(BaseEstimator, Serializable):
             "names": None if names is None else [str(name) for name in names],
             "columns": None if self._columns is None else self._columns.config(),
             "encoding": None if self._fitted is None else self._encoding.config(),
-            "x_units": None if self._fitted is not None else units_config(self._x_units),
+            "x_units": None if self._fitted is not None else self._x_units.config(),
             "fitted": None if self._fitted is None else self._fitted.config(),
             "task": self._task_config(),
             "type": stored_name(self.model_),
@@ -82,8 +83,7 @@ class StoredEstimator(BaseEstimator, Serializable):
 
     def state(self) -> dict[str, Tensor]:
         """Tensors of the model, and the rows that `unusual` compares with."""
-        found = {f"model.{name}": value for name, value in self.model_.state().items()}
-        return found | {f"neighbors.{name}": value for name, value in self._neighbors.tensors().items()}
+        return with_prefix("model", self.model_.state()) | with_prefix("neighbors", vars(self._neighbors))
 
     @classmethod
     def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
@@ -95,27 +95,16 @@ class StoredEstimator(BaseEstimator, Serializable):
             made.feature_names_in_ = np.array(config["names"], dtype=object)
         made._columns = None if config["columns"] is None else Columns.restore(config["columns"])
         made._restore_task(config["task"])
-        parts = _split(state)
-        made._neighbors = Neighbors.restore(parts["neighbors"])
+        tensors, made._neighbors = below("model", state), Neighbors(**below("neighbors", state))
         made._fitted = None
         if config["fitted"] is None:
-            made._x_units = restore_units(config["x_units"])
-            made.model_ = STORED[config["type"]].restore(made._make_network(), config["model"], parts["model"])
+            made._x_units = Standardization.restore(config["x_units"])
+            made.model_ = STORED[config["type"]].restore(made._make_network(), config["model"], tensors)
         else:
             made._encoding = Encoding.restore(config["encoding"])
-            made._fitted = Fitted.restore(config["fitted"], made._encoding.num_inputs, config["model"], parts["model"])
+            made._fitted = Fitted.restore(config["fitted"], made._encoding.num_inputs, config["model"], tensors)
             made.model_ = made._fitted.model
         return made
-
-
-def units_config(units: Standardization) -> dict[str, Any]:
-    """A shift and a scale as plain data."""
-    return {"mean": units.mean.tolist(), "std": units.std.tolist()}
-
-
-def restore_units(config: Mapping[str, Any]) -> Standardization:
-    """From `units_config`."""
-    return Standardization(np.array(config["mean"], dtype=np.float64), np.array(config["std"], dtype=np.float64))
 
 
 def _plain(value: Any) -> Any:
@@ -123,11 +112,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tolist()
     return value.item() if isinstance(value, np.generic) else value
-
-
-def _split(state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    found: dict[str, dict[str, Tensor]] = {"model": {}, "neighbors": {}}
-    for name, value in state.items():
-        part, _, rest = name.partition(".")
-        found[part][rest] = value
-    return found

@@ -210,8 +210,7 @@ def _make(
 def _seeded(function: Callable[..., Any], *problem: Any, **more: Any) -> Any:
     """A function's result with the global generator at the seed of the problem's plan."""
     plan = next(part for part in problem if isinstance(part, Plan))
-    with own_generators():
-        torch.manual_seed(derive_seed(plan.seed, "training"))
+    with own_generators(seed=derive_seed(plan.seed, "training")):
         return function(*problem, **more)
 
 
@@ -256,9 +255,8 @@ def scale_temperature(
     scaled = TemperatureScaling(model)
     if len(rows) >= 2:
         outputs, held = _out_of_fold(net, _fixed(likelihood), rows, plan)
-        same = nn.Linear(outputs.shape[1], outputs.shape[1], bias=False).to(
-            outputs
-        )  # outputs are all that a temperature sees
+        # Outputs are all that a temperature sees.
+        same = nn.Linear(outputs.shape[1], outputs.shape[1], bias=False).to(outputs)
         nn.init.eye_(same.weight)
         copies = np.maximum(1, np.round(held.weights)).astype(np.int64)
         batch = outputs.repeat_interleave(torch.from_numpy(copies), 0), torch.from_numpy(np.repeat(held.y, copies, 0))
@@ -285,9 +283,7 @@ def _out_of_fold(net: nn.Module, likelihood: Likelihood, rows: Rows, plan: Plan)
     train_posteriors(bnns, [rows[of_row != fold] for fold in used], [plan] * len(bnns), start=False)
     held = [rows[of_row == fold] for fold in used]
     found = [bnn.predict(torch.from_numpy(part.x)).outputs[0] for bnn, part in zip(bnns, held, strict=True)]
-    return torch.cat(found), Rows(
-        *(np.concatenate([getattr(part, key) for part in held]) for key in ("x", "y", "weights"))
-    )
+    return torch.cat(found), Rows.of(held)
 
 
 def train_posteriors(
@@ -411,8 +407,7 @@ def make_network(
         dropout: Share of the hidden units that a training step leaves out.
     """
     widths = [num_inputs, *hidden, num_outputs]
-    with own_generators():
-        torch.manual_seed(seed)
+    with own_generators(seed=seed):
         layers: list[nn.Module] = []
         for d_in, d_out in pairwise(widths):
             layers += [nn.Linear(d_in, d_out), ACTIVATIONS[activation](), *([nn.Dropout(dropout)] if dropout else [])]
@@ -423,11 +418,8 @@ def own_network(net: nn.Module, num_inputs: int, num_outputs: int, owner: str) -
     """A copy of the user's network in float64, once it is clear that it fits the data.
 
     Raises:
-        TypeError: If it is not a module.
         ValueError: If it does not take rows of that width or gives another number of outputs.
     """
-    if not isinstance(net, nn.Module):
-        raise TypeError(f"{owner}: network is {type(net).__name__}; give a torch.nn.Module")
     copied = copy.deepcopy(net).double()
     modes = [(module, module.training) for module in copied.modules()]
     try:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -66,21 +65,6 @@ class Neighbors:
         both = np.minimum(tail_share(found, self.distances), tail_share(spreads.double(), self.spreads))
         return np.minimum(2 * both, 1.0)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """What is stored."""
-        return {
-            "rows": self.rows,
-            "center": self.center,
-            "scale": self.scale,
-            "distances": self.distances,
-            "spreads": self.spreads,
-        }
-
-    @classmethod
-    def restore(cls, tensors: Mapping[str, Any]) -> Self:
-        """From `tensors`."""
-        return cls(**tensors)
-
 
 def tail_share(values: Tensor, known: Tensor) -> np.ndarray:
     r"""The share of known values that are at least as large as each value, with 1 added to both counts, [N].
@@ -97,8 +81,7 @@ def tail_share(values: Tensor, known: Tensor) -> np.ndarray:
     top = known[-min(count, max(TAIL, count // 10)) :].double().clamp_min(1e-12)
     alpha = 1 / (top / top[0]).log().mean().clamp_min(1e-3)
     beyond = (top[-1] / values.double().clamp_min(1e-12)).clamp_max(1.0) ** alpha
-    found: np.ndarray = torch.where(values > known[-1], share * beyond, share).numpy()
-    return found
+    return torch.where(values > known[-1], share * beyond, share).numpy()
 
 
 def _nearest(x: Tensor, rows: Tensor, count: int, skip_first: bool = False) -> Tensor:

@@ -24,9 +24,8 @@ class AllocationLimit(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return (
-            False  # nothing here is compiled, and torch would import its compiler, for seconds, in the first operation
-        )
+        # Nothing here is compiled, and torch would import its compiler, for seconds, in the first operation.
+        return False
 
     def __init__(self, tensors: list[Tensor]) -> None:
         super().__init__()
@@ -50,7 +49,11 @@ def _allocated(func: Any, args: Any, kwargs: Any) -> int:
     schema = func._schema
     if all(entry.alias_info is not None for entry in schema.returns):
         return 0  # a view, or in place
-    args, kwargs = pytree.tree_map_only(Tensor, _without_memory, (args, dict(kwargs)))
+    args, kwargs = pytree.tree_map_only(
+        Tensor,
+        lambda one: torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device="meta"),
+        (args, dict(kwargs)),
+    )
     if any(entry.name == "device" for entry in schema.arguments):
         kwargs["device"] = torch.device("meta")
     kwargs.pop("generator", None)
@@ -59,7 +62,3 @@ def _allocated(func: Any, args: Any, kwargs: Any) -> int:
     except (RuntimeError, TypeError, ValueError):
         return 0
     return sum(leaf.numel() * leaf.element_size() for leaf in pytree.tree_leaves(made) if isinstance(leaf, Tensor))
-
-
-def _without_memory(tensor: Tensor) -> Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +54,8 @@ def save(model: Any, path: str | Path) -> None:
         "config": config,
         "fingerprint": fingerprint(model) if plain else model.fingerprint(),
         "tied": tied,
-        "not_finite": [
-            key for key, value in state.items() if find_not_finite([(key, value)])
-        ],  # buffers, such as masks
+        # Buffers, such as masks.
+        "not_finite": [key for key, value in state.items() if find_not_finite([(key, value)])],
     }
     clash = state.keys() & tensors.keys()
     if clash:
@@ -92,74 +90,60 @@ def load(path: str | Path, net: nn.Module | None = None, *, map_location: Device
         raise TypeError("load: net is a BayesianNetwork; give the plain network that it was made from")
     header, tensors = tensor_files.read(path, "model")
     try:
-        contents = _unpack(header, tensors)
+        config, state = _unpack(header, tensors)
     except Exception as error:
         raise ValueError(
             f"{path}: its header is not one that save writes ({_reason(error)}); it is damaged or made by hand, use a copy"
         ) from error
     expected = header.get("not_finite")
-    wrong = find_not_finite((key, value) for key, value in contents.state.items() if key not in (expected or ()))
+    wrong = find_not_finite((key, value) for key, value in state.items() if key not in (expected or ()))
     if expected is not None and wrong is not None:
         raise ValueError(f"{path}: {wrong} is not finite in it; use an earlier copy")
-    name = contents.name
+    name = header["type"]
     kind = find_stored(name)
     if kind is None and name != MODULE:
         raise ValueError(f"{path}: holds a {name!r}, which is unknown here; {suggest(name, [*STORED, MODULE])}")
-    needs_network = kind is None or bool(contents.fingerprint)
+    stored = dict(header["fingerprint"])
+    needs_network = kind is None or bool(stored)
     if not needs_network:
         net = nn.Identity()
     elif net is None:
         raise TypeError(f"{path}: holds a {name}; give the torch.nn.Module that it was made from")
     else:
-        _check_fingerprint(path, contents.fingerprint, fingerprint(net))
+        _check_fingerprint(path, stored, fingerprint(net))
     if map_location is not None:
         net = copy.deepcopy(net).to(torch.device(map_location))
     try:
         with AllocationLimit([*tensors.values(), *net.parameters(), *net.buffers()]):
             if kind is None:
-                return restore_module(net, contents.state)
-            restored = kind.restore(net, contents.config, contents.state)
+                return restore_module(net, state)
+            restored = kind.restore(net, config, state)
     except Exception as error:  # whatever a stranger's configuration sets off
         raise ValueError(
-            f"{path}: does not fit this network ({_reason(error)}); it was written by bayesify {contents.version}"
+            f"{path}: does not fit this network ({_reason(error)}); it was written by bayesify {header['library_version']}"
         ) from error
     if map_location is not None and isinstance(restored, nn.Module) and not needs_network:
         restored = restored.to(torch.device(map_location))
     return restored
 
 
-@dataclass(frozen=True)
-class _Contents:
-    """What a file says."""
-
-    name: str
-    version: str
-    config: Any
-    state: dict[str, Tensor]
-    fingerprint: dict[str, str]
-
-
-def _unpack(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> _Contents:
+def _unpack(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
+    """The configuration and the model's own tensors, once the header is as `save` writes it."""
     packed = header["config"]
     used = _references(packed)
     state = {name: tensor for name, tensor in tensors.items() if name not in used}
     state |= {name: state[first] for name, first in dict(header["tied"]).items()}
-    for key in ("type", "library_version"):
-        if not isinstance(header[key], str):
-            raise ValueError(f"{key} is not text")
-    for name, value in dict(header["fingerprint"]).items():
-        if not isinstance(value, str):
-            raise ValueError(f"the fingerprint of {name!r} is not text")
-    config = tensor_files.unpack(packed, tensors)
-    return _Contents(header["type"], header["library_version"], config, state, dict(header["fingerprint"]))
+    texts = (header["type"], header["library_version"], *dict(header["fingerprint"]).values())
+    if not all(isinstance(value, str) for value in texts):
+        raise ValueError("type, version and fingerprint are not texts")
+    return tensor_files.unpack(packed, tensors), state
 
 
 def _reason(error: Exception) -> str:
     """The first two lines of an error for a message; the kind where the text alone says too little."""
     words = " ".join(line.strip() for line in str(error).strip().splitlines()[:2])[:300]
-    return (
-        words if isinstance(error, (ValueError, RuntimeError)) and words else f"{type(error).__name__} {words}".strip()
-    )
+    known = isinstance(error, (ValueError, RuntimeError)) and words
+    return words if known else f"{type(error).__name__} {words}".strip()
 
 
 def _check_fingerprint(path: str | Path, stored: Mapping[str, str], given: Mapping[str, str]) -> None:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bayesify.arguments.plain import Plain
 from bayesify.tables.errors import InputError
+from bayesify.tables.written_numbers import is_number
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -40,7 +42,7 @@ ORDERED = re.compile(r"^\s*(\d{1,2})[-/.](\d{1,2})[-/.]\d{2,4}")
 
 
 @dataclass(frozen=True)
-class Features:
+class Features(Plain):
     """All inputs of a table, not yet filled or scaled.
 
     Args:
@@ -66,14 +68,7 @@ class Features:
 
     def schema(self) -> Features:
         """The same columns and levels without rows: what `read_features` needs for a second table."""
-        return Features(
-            np.empty((0, len(self.number_names))),
-            self.number_names,
-            np.empty((0, len(self.code_names)), dtype=np.int64),
-            self.code_names,
-            self.levels,
-            day_first=self.day_first,
-        )
+        return Features.restore(self.config())
 
     def config(self) -> dict[str, Any]:
         """Columns and levels as plain data."""
@@ -87,10 +82,11 @@ class Features:
     @classmethod
     def restore(cls, config: Mapping[str, Any]) -> Features:
         """The schema of `config`."""
-        numbers, categories = tuple(map(str, config["numbers"])), tuple(map(str, config["categories"]))
+        numbers, categories, day_first = (
+            tuple(map(str, config[key])) for key in ("numbers", "categories", "day_first")
+        )
         levels = tuple(tuple(map(str, level)) for level in config["levels"])
         none = np.empty((0, len(categories)), dtype=np.int64)
-        day_first = tuple(map(str, config["day_first"]))
         return cls(np.empty((0, len(numbers))), numbers, none, categories, levels, day_first=day_first)
 
     @property
@@ -221,7 +217,7 @@ def kind_of(name: str, column: Series) -> str:
     odd = next((cell for cell in present if isinstance(cell, (list, dict, set, np.ndarray, bytes))), None)
     if odd is not None:
         raise InputError(f"column {name!r} holds {type(odd).__name__} values; leave it out with --ignore {name}")
-    numeric = np.array([_is_numeric(cell) for cell in present])
+    numeric = np.array([isinstance(cell, (bool, int, float, np.number)) or is_number(str(cell)) for cell in present])
     if numeric.mean() >= MOSTLY:
         _refuse_others(name, column, numeric, "numbers")
         return "number"
@@ -235,24 +231,13 @@ def kind_of(name: str, column: Series) -> str:
 def _refuse_others(name: str, column: Series, fits: np.ndarray, what: str) -> None:
     if fits.all():
         return
-    rows = [index for index, cell in enumerate(cells_of(column)) if cell is not None]
-    first = int(np.flatnonzero(~fits)[0])
-    wrong = [cell for cell in cells_of(column) if cell is not None][first]
+    present = [(row, cell) for row, cell in enumerate(cells_of(column)) if cell is not None]
+    row, wrong = present[int(np.flatnonzero(~fits)[0])]
     raise InputError(
-        f"column {name!r} holds {what}, but {str(wrong)[:40]!r} in row {column.index[rows[first]] + 1} below the header "
+        f"column {name!r} holds {what}, but {str(wrong)[:40]!r} in row {column.index[row] + 1} below the header "
         f"({int((~fits).sum())} of {len(fits)} cells hold no {what}); correct or empty such cells, or leave the column out "
         f"with --ignore {name}"
     )
-
-
-def _is_numeric(cell: Any) -> bool:
-    if isinstance(cell, (bool, int, float, np.number)):
-        return True
-    try:
-        float(str(cell))
-    except ValueError:
-        return False
-    return True
 
 
 def cells_of(column: Series) -> list[Any]:
@@ -387,9 +372,6 @@ def _day_first(name: str, column: Series, known: bool | None) -> tuple[bool, str
         return known, ""
     if day is not None or month is not None:
         return day is not None, ""
-    first = "." in found[0][0]
-    order = "day" if first else "month"
-    return (
-        first,
-        f"Column {name!r}: dates such as {found[0][0].strip()} were read with the {order} first; no cell tells.",
-    )
+    example = found[0][0].strip()
+    order = "day" if "." in example else "month"
+    return order == "day", f"Column {name!r}: dates such as {example} were read with the {order} first; no cell tells."

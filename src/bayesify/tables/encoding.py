@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
+
+from bayesify.arguments.plain import Plain
 
 BINS, BINS_OF_MANY, MANY = 8, 16, 1_500
 """Pieces of a number's encoding, and those for more rows than `MANY`."""
@@ -15,7 +16,7 @@ SOFT_LIMIT = 3.0
 
 
 @dataclass(frozen=True)
-class Encoding:
+class Encoding(Plain):
     r"""How inputs enter a network.
 
     A number x becomes $z / \sqrt{1 + (z/3)^2}$ with $z = (x - \mu)/\sigma$, which stays within (-3, 3), and beside it its
@@ -65,19 +66,6 @@ class Encoding:
     def num_inputs(self) -> int:
         """E."""
         return len(self.mean) + sum(max(len(bounds) - 1, 0) for bounds in self.bounds)
-
-    def config(self) -> dict[str, Any]:
-        """As plain data."""
-        return {"mean": self.mean.tolist(), "std": self.std.tolist(), "bounds": [part.tolist() for part in self.bounds]}
-
-    @classmethod
-    def restore(cls, config: Mapping[str, Any]) -> Self:
-        """From `config`."""
-        return cls(
-            np.array(config["mean"], dtype=np.float64),
-            np.array(config["std"], dtype=np.float64),
-            tuple(np.array(part, dtype=np.float64) for part in config["bounds"]),
-        )
 
 
 def _bounds(column: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -14,32 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from bayesify.tables.errors import InputError
 from bayesify.tables.packed import ZIP, read_workbook, unpack
-from bayesify.tables.written_numbers import read_written
+from bayesify.tables.written_numbers import is_number, read_written
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 MISSING_MARKS = (
-    "",
-    "?",
-    "NA",
-    "N/A",
-    "n/a",
-    "na",
-    "NaN",
-    "nan",
-    "-nan",
-    "NULL",
-    "null",
-    "None",
-    "none",
-    "<NA>",
-    "#N/A",
-    "#DIV/0!",
-    "#VALUE!",
-    "NaT",
-    "-",
-    "--",
+    *("", "?", "-", "--", "NA", "N/A", "n/a", "na", "<NA>", "#N/A", "NaN", "nan", "-nan", "NaT"),
+    *("NULL", "null", "None", "none", "#DIV/0!", "#VALUE!"),
 )
 """Cells that stand for "not known"."""
 RAGGED = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
@@ -179,10 +161,8 @@ def _read_parquet(path: str, content: bytes) -> DataFrame:
         raise InputError(f"{path}: Parquet needs pyarrow; pip install 'bayesify[compare]', or save as CSV") from error
     try:
         with parquet.ParquetFile(BufferReader(content)) as file:
-            about, texts = (
-                file.metadata,
-                {field.name: field.type for field in file.schema_arrow if _is_text(field.type)},
-            )
+            about = file.metadata
+            texts = {field.name: field.type for field in file.schema_arrow if _is_text(field.type)}
             _check_names(path, [str(name).strip() for name in file.schema_arrow.names])
         groups = [about.row_group(index) for index in range(about.num_row_groups)]
         values = sum(group.column(index).num_values for group in groups for index in range(group.num_columns))
@@ -243,7 +223,7 @@ def _read_csv(path: str, text: str, missing: Sequence[str], reading: Reading) ->
     import pandas
 
     header = text.lstrip("\r\n").split("\n", 1)[0]
-    separator = _separator(header)
+    separator = max(SEPARATORS, key=header.count)
     names = next(csv.reader([header.rstrip("\r")], delimiter=separator), [])
     _check_names(path, [name.strip() for name in names if name.strip()])
     options: dict[str, Any] = {
@@ -265,7 +245,7 @@ def _read_csv(path: str, text: str, missing: Sequence[str], reading: Reading) ->
                 "put texts with a separator in them in quotes"
             ) from error
         raise InputError(f"{path}: is no table: {_first_line(error)}") from error
-    if all(_is_number(name) for name in names) and len(names) > 1:
+    if all(is_number(name) for name in names) and len(names) > 1:
         raise InputError(
             f"{path}: the first line holds numbers only ({', '.join(names[:3])}, ...); "
             "put the columns' names in the first line"
@@ -308,23 +288,10 @@ def _encodings(content: bytes) -> list[str]:
     return [] if 0 in content[:100_000] else ["utf-8-sig", "cp1252"]
 
 
-def _separator(header: str) -> str:
-    counts = {separator: header.count(separator) for separator in SEPARATORS}
-    return max(SEPARATORS, key=lambda separator: counts[separator])
-
-
 def _decimal_commas(text: str) -> bool:
     cells = [cell.strip() for line in text[:50_000].split("\n")[1:-1] for cell in line.split(";")]
-    with_comma = sum(_is_number(cell.replace(",", ".", 1)) and "," in cell for cell in cells)
-    return with_comma > sum(_is_number(cell) and "." in cell for cell in cells)
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
+    with_comma = sum(is_number(cell.replace(",", ".", 1)) and "," in cell for cell in cells)
+    return with_comma > sum(is_number(cell) and "." in cell for cell in cells)
 
 
 def _first_line(error: Exception) -> str:

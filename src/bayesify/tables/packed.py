@@ -107,22 +107,15 @@ def read_workbook(
         )
     if find_spec("openpyxl") is None:
         raise InputError(f"{where}: is a spreadsheet; pip install openpyxl, or save the sheet as CSV")
-    options: dict[str, Any] = {
-        "na_values": list(missing),
-        "keep_default_na": False,
-        "dtype": dict.fromkeys(texts, str),
-    }
+    options: dict[str, Any] = {"na_values": list(missing), "keep_default_na": False, "dtype": dict.fromkeys(texts, str)}
     try:
         with pandas.ExcelFile(io.BytesIO(content), engine="openpyxl") as book:
             names = [str(name) for name in book.sheet_names]
             if sheet and sheet not in names:
                 raise InputError(f"{where}: has no sheet {sheet!r}; there are {', '.join(names)}")
             for name in [sheet] if sheet else names:
-                frame = (
-                    pandas.read_excel(book, sheet_name=name, **options)
-                    .dropna(axis=0, how="all")
-                    .dropna(axis=1, how="all")
-                )
+                frame = pandas.read_excel(book, sheet_name=name, **options)
+                frame = frame.dropna(axis=0, how="all").dropna(axis=1, how="all")
                 if len(frame.columns):
                     shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
                     note = f"Sheet {name!r} was read, of {len(names)} ({shown}); --sheet takes another."

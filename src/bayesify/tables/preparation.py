@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
+from bayesify.arguments.plain import Plain
 from bayesify.tables.columns import Features
 
 MOST_LEVELS = 20
@@ -20,7 +19,7 @@ else decides a whole score."""
 
 
 @dataclass(frozen=True)
-class Preparation:
+class Preparation(Plain):
     """How rows become inputs: medians for missing numbers beside a mark, one input per frequent level.
 
     A level that is rare, or was not in the training rows, is the input "other"; a missing category has none of its inputs set.
@@ -55,17 +54,17 @@ class Preparation:
         """
         numbers, codes = features.numbers[rows], features.codes[rows]
         medians = np.zeros(numbers.shape[1])
-        low, high = np.full(numbers.shape[1], -np.inf), np.full(numbers.shape[1], np.inf)
+        largest = np.finfo(np.float64).max
+        low, high = np.full(numbers.shape[1], -largest), np.full(numbers.shape[1], largest)
         for index in range(numbers.shape[1]):
             known = numbers[~np.isnan(numbers[:, index]), index]
             if len(known):
                 medians[index] = np.median(known)
                 width = known.max() - known.min()
                 low[index], high[index] = known.min() - SPREAD * width, known.max() + SPREAD * width
-        marked = tuple(int(index) for index in np.flatnonzero(np.isnan(numbers).any(0)))
-        full = tuple(int(index) for index in np.flatnonzero((codes != -1).all(0)))
+        marked, full = np.flatnonzero(np.isnan(numbers).any(0)), np.flatnonzero((codes != -1).all(0))
         levels = tuple(_frequent(codes[:, index]) for index in range(codes.shape[1]))
-        draft = cls(medians, low, high, marked, full, levels, np.ones(0, bool))
+        draft = cls(medians, low, high, tuple(marked.tolist()), tuple(full.tolist()), levels, np.ones(0, bool))
         inputs = draft._all(features, rows)
         return replace(draft, kept=(inputs != inputs[:1]).any(0))
 
@@ -96,32 +95,6 @@ class Preparation:
             if not self.kept[place - 1]:
                 found |= features.codes[:, index] == -2
         return found
-
-    def config(self) -> dict[str, Any]:
-        """As plain data."""
-        return {
-            "medians": self.medians.tolist(),
-            "low": np.nan_to_num(self.low).tolist(),
-            "high": np.nan_to_num(self.high).tolist(),
-            "marked": list(self.marked),
-            "full": list(self.full),
-            "levels": [list(own) for own in self.levels],
-            "kept": self.kept.tolist(),
-        }
-
-    @classmethod
-    def restore(cls, config: Mapping[str, Any]) -> Preparation:
-        """From `config`."""
-        medians, low, high = (np.array(config[key], dtype=np.float64) for key in ("medians", "low", "high"))
-        return cls(
-            medians,
-            low,
-            high,
-            tuple(int(index) for index in config["marked"]),
-            tuple(int(index) for index in config["full"]),
-            tuple(tuple(int(level) for level in own) for own in config["levels"]),
-            np.array(config["kept"], dtype=bool),
-        )
 
     def _all(self, features: Features, rows: np.ndarray) -> np.ndarray:
         numbers, codes = features.numbers[rows], features.codes[rows]

@@ -10,6 +10,7 @@ import numpy as np
 from bayesify.registry import suggest
 from bayesify.tables.columns import as_numbers, cells_of, kind_of
 from bayesify.tables.errors import InputError
+from bayesify.tables.written_numbers import is_number
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -141,8 +142,8 @@ def _are_counts(numbers: np.ndarray) -> bool:
 
 def _classes(name: str, column: Series, rows: np.ndarray, notes: list[str]) -> Target:
     cells = cells_of(column)
-    labels = np.array([_label(cells[row]) for row in rows], dtype=object)
-    known, counts = np.unique(labels.astype(str), return_counts=True)
+    labels = np.array([label_of(cells[row]) for row in rows])
+    known, counts = np.unique(labels, return_counts=True)
     if len(known) == 1:
         raise InputError(
             f"the target {name!r} is {str(known[0])!r} in every row; a classification needs rows of at least two classes"
@@ -151,11 +152,10 @@ def _classes(name: str, column: Series, rows: np.ndarray, notes: list[str]) -> T
         raise InputError(
             f"the target {name!r} has {len(known):,} different values; a classification takes up to {MOST_CLASSES} classes"
         )
-    rare = {str(label) for label, count in zip(known, counts, strict=True) if count < LEAST_PER_CLASS}
-    kept = np.array([str(label) not in rare for label in labels], dtype=bool)
-    classes = [str(label) for label in known if str(label) not in rare]
+    rare, classes = (known[chosen].tolist() for chosen in (counts < LEAST_PER_CLASS, counts >= LEAST_PER_CLASS))
+    kept = np.isin(labels, classes)
     if rare:
-        named = ", ".join(repr(label) for label in sorted(rare)[:5])
+        named = ", ".join(repr(label) for label in rare[:5])
         notes.append(
             f"{int((~kept).sum())} rows were left out, of classes with fewer than {LEAST_PER_CLASS} rows: {named}."
         )
@@ -163,21 +163,15 @@ def _classes(name: str, column: Series, rows: np.ndarray, notes: list[str]) -> T
         raise InputError(
             f"the target {name!r} has fewer than two classes with {LEAST_PER_CLASS} rows; give more rows of each class"
         )
-    if all(_number(label) is not None for label in classes):
+    if all(is_number(label) for label in classes):
         classes.sort(key=float)
     position = {label: index for index, label in enumerate(classes)}
-    codes = np.array([position[str(label)] for label in labels[kept]], dtype=np.int64)
+    codes = np.array([position[label] for label in labels[kept].tolist()], dtype=np.int64)
     return Target(name, "classification", codes, rows[kept], tuple(classes), tuple(notes))
 
 
-def _label(cell: object) -> str:
+def label_of(cell: object) -> str:
+    """What a class is called: whole numbers without a point, texts without space around them."""
     if isinstance(cell, (float, np.floating)) and float(cell).is_integer():
         return str(int(cell))
-    return str(cell).strip() if isinstance(cell, str) else str(cell)
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
+    return str(cell).strip()

@@ -51,7 +51,7 @@ def read_written(
             continue
         cells = column.tolist()
         words = [cell for cell in cells if isinstance(cell, str)]
-        if all(_is_plain(text) for text in words) and not known:
+        if all(is_number(text) for text in words) and not known:
             continue
         styles = (EUROPEAN, ENGLISH) if decimal_comma or known else (ENGLISH, EUROPEAN)
         found = [[parse(cell, style) if isinstance(cell, str) else cell for cell in cells] for style in styles]
@@ -60,7 +60,7 @@ def read_written(
         numbers = [cell for before, cell in zip(cells, found[best], strict=True) if isinstance(before, str)]
         if sum(isinstance(cell, float) for cell in numbers) < MOSTLY * len(words):
             continue
-        example = next((text for text in words if not _is_plain(text) and parse(text, styles[best]) is not text), None)
+        example = next((text for text in words if not is_number(text) and parse(text, styles[best]) is not text), None)
         if example is None and not known:
             continue
         if example is not None:
@@ -75,7 +75,7 @@ def read_written(
 
 def parse(text: str, style: re.Pattern[str]) -> float | str:
     """The number that a text is in a style, or the text itself."""
-    if _is_plain(text) and style is ENGLISH:
+    if is_number(text) and style is ENGLISH:
         return float(text)
     dress = DRESS.match(text)
     if dress is None or bool(dress[1]) != bool(dress[5]):
@@ -87,7 +87,8 @@ def parse(text: str, style: re.Pattern[str]) -> float | str:
     return -float(plain) if "-" in (dress[2], dress[3]) or dress[1] else float(plain)
 
 
-def _is_plain(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Whether Python reads a text as a number."""
     try:
         float(text)
     except ValueError:

@@ -52,9 +52,8 @@ def hadamard(x: Tensor, normalize: bool = True) -> Tensor:
         TypeError: If x is not a tensor of real floating-point numbers.
         ValueError: If x has no dimension, or the last one is not a power of two.
     """
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise TypeError(f"hadamard: x is {kind}; give a tensor of real floating-point numbers, such as x.float()")
+    if not x.is_floating_point():
+        raise TypeError(f"hadamard: x is {x.dtype}; give a tensor of real floating-point numbers, such as x.float()")
     if x.ndim == 0:
         raise ValueError("hadamard: x is a scalar; give at least one dimension")
     size = x.shape[-1]
@@ -70,8 +69,7 @@ def hadamard(x: Tensor, normalize: bool = True) -> Tensor:
         return plain_transform(x, scale)
     if _nobody_differentiates(x):
         return transform(x, scale)
-    result: Tensor = _Hadamard.apply(x, scale)
-    return result
+    return _Hadamard.apply(x, scale)
 
 
 def _nobody_differentiates(x: Tensor) -> bool:
@@ -111,16 +109,12 @@ _Hadamard.forward.__signature__ = inspect.signature(_Hadamard.forward)  # type: 
 
 def transform(x: Tensor, scale: float) -> Tensor:
     """`scale` times the transform with entries 1 and -1, by the way that suits device, size and batch; no gradient."""
-    if x.is_cuda and _has_kernel(x):
+    # Float64 and small sizes go the plain way.
+    if x.is_cuda and x.dtype != torch.float64 and x.shape[-1] > DENSE and _triton_is_there():
         from bayesify.transforms.triton_kernel import fused_transform
 
         return fused_transform(x, scale)
     return plain_transform(x, scale)
-
-
-def _has_kernel(x: Tensor) -> bool:
-    """Whether the fused kernel takes x: what it does not, float64 and small sizes among it, goes the plain way."""
-    return x.dtype != torch.float64 and x.shape[-1] > DENSE and _triton_is_there()
 
 
 @lru_cache(maxsize=1)

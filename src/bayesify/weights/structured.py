@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,7 +13,8 @@ from torch.utils import _pytree as pytree
 
 from bayesify.maths.noise import standard_normal
 
-Rule = Callable[..., Tensor]
+Rule = Callable[..., Any]
+Own = TypeVar("Own", bound=Rule)
 
 
 class StructuredWeight(Tensor):
@@ -54,11 +55,11 @@ class StructuredWeight(Tensor):
         )
 
     @classmethod
-    def rule(cls, function: Callable[..., Any]) -> Callable[[Rule], Rule]:
-        """Register a rule for a torch function; it is called with the function's own arguments."""
+    def rule(cls, *functions: Callable[..., Any]) -> Callable[[Own], Own]:
+        """Register a rule for torch functions; it is called with the function's own arguments."""
 
-        def register(own: Rule) -> Rule:
-            cls.rules[function] = own
+        def register(own: Own) -> Own:
+            cls.rules |= dict.fromkeys(functions, own)
             return own
 
         return register

@@ -1,0 +1,87 @@
+"""What is to be compared, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bayesify.arguments.checks import checked
+from bayesify.compare.rivals import installed
+from bayesify.compare.tuning import ALWAYS, APART, AUTO, BASELINES, Effort, effort, portfolio
+from bayesify.registry import METHODS, get_method
+from bayesify.serving.sources import short_name
+from bayesify.tables.errors import InputError
+from bayesify.tables.files import Reading
+from bayesify.tables.targets import Task
+
+
+@checked
+@dataclass(frozen=True)
+class Question:
+    """What is to be compared.
+
+    Args:
+        data: A path, or the name of a data set.
+        target: The column to predict; not needed for a name.
+        task: `"regression"` or `"classification"`, if it is not to be detected.
+        methods: Names from the registry, or `"all"` (default: a small portfolio). Baselines and rivals are added.
+        ignore: Columns to leave out.
+        ood: A table of out-of-distribution inputs.
+        splits: How many; by `quick` if `None`.
+        max_rows: More rows are thinned at random; by `quick` if `None`.
+        quick: Whether to train briefly on fewer splits.
+        seed: Of everything random.
+        group: A column; rows with the same cell are on the same side of every split.
+        time: A column; splits train on earlier rows and test on later ones.
+        reading: How the file is to be read.
+
+    Raises:
+        InputError: If a count is out of range or a method is unknown.
+    """
+
+    data: str
+    target: str | None = None
+    task: Task | None = None
+    methods: Sequence[str] = ()
+    ignore: Sequence[str] = ()
+    ood: str | Path | None = None
+    splits: int | None = None
+    max_rows: int | None = None
+    quick: bool = False
+    seed: int = 0
+    group: str | None = None
+    time: str | None = None
+    reading: Reading = field(default_factory=Reading)
+
+    def __post_init__(self) -> None:
+        if self.splits is not None and self.splits < 1:
+            raise InputError(f"--splits {self.splits}: give at least 1")
+        if self.max_rows is not None and self.max_rows < 1:
+            raise InputError(f"--max-rows {self.max_rows}: give at least 1")
+        if self.seed < 0:
+            raise InputError(f"--seed {self.seed}: give 0 or more")
+        self.chosen()
+
+    def chosen(self) -> list[str]:
+        """The methods, baselines first.
+
+        Raises:
+            InputError: If a name is unknown; the message suggests the nearest.
+        """
+        wanted = [AUTO, *METHODS] if "all" in self.methods else self.methods or portfolio()
+        try:
+            names = [name if name in (*BASELINES, *APART) else get_method(name).name for name in wanted]
+        except ValueError as error:
+            raise InputError(f"--methods: {error}") from error
+        return list(dict.fromkeys((*ALWAYS, *installed(), *BASELINES, *names)))
+
+    @property
+    def name(self) -> str:
+        """Of the file or data set, as folders may be called."""
+        return short_name(self.data)
+
+    @property
+    def effort(self) -> Effort:
+        """How much work runs do."""
+        return effort(self.quick)
