@@ -1,7 +1,8 @@
 """Many small models at once: a step of all of them together against a step of each, one after the other, in one process.
 
 An ensemble of ten MLPs 8-50-50-1 on 1,000 rows, as maximum a posteriori estimates: a `ModelStack` whose members have batches
-of their own, and an `Ensemble` by `fit`'s objective, whose members share batches, both against ten networks with ten optimizers.
+of their own, an `Ensemble` by `fit`'s objective, whose members share batches, and `Members`, by which the default estimators train,
+all against ten networks with ten optimizers; and ten epochs of the `Ensemble` by `fit` against `fit` of each network.
 Then stacks of 20 networks 13-50-50-1 under several posteriors. Times are processor time, for machines that others use too.
 """
 
@@ -18,8 +19,9 @@ from bayesify import bayesianize, posteriors, priors
 from bayesify.likelihoods import Gaussian
 from bayesify.models import mlp
 from bayesify.predictor import Trainable
-from bayesify.training import ModelStack
+from bayesify.training import ModelStack, fit
 from bayesify.training.batches import Batch, StackedBatch
+from bayesify.training.members import Members
 
 from .runs import parser
 from .timing import record
@@ -84,13 +86,32 @@ def compare(family: str, count: int, sizes: list[int], batch_size: int, rounds: 
     if family == "point":
         ensemble = make(1, lambda: posteriors.Ensemble(count), sizes)[0]
         functions.append(step(ensemble, Batch(x[0], y[0]), count))
-        names.append("ensemble_ms")
+        alone = Members([mlp(sizes) for _ in models], [Gaussian(0.1)], 1.0, batch_size)
+        functions.append(step(alone, StackedBatch(x, y)))
+        names += ["ensemble_ms", "members_ms"]
     found = dict(zip(names, milliseconds(functions, rounds), strict=True))
     found["times_faster"] = found["one_by_one_ms"] / found["stack_ms"]
     if "ensemble_ms" in found:
         found["ensemble_times_faster"] = found["one_by_one_ms"] / found["ensemble_ms"]
+        found["members_times_faster"] = found["one_by_one_ms"] / found["members_ms"]
     assert stack.loop_reason is None
     return found
+
+
+def trainings(count: int, sizes: list[int], batch_size: int, epochs: int = 10) -> dict[str, float]:
+    """An `Ensemble` by `fit` against its members as networks of their own, one after the other; the better of two runs each."""
+    x = torch.randn(ROWS, sizes[0])
+    batches = list(zip(x.split(batch_size), x[:, :1].sin().split(batch_size), strict=True))
+    seconds: dict[str, list[float]] = {"ensemble_s": [], "one_by_one_s": []}
+    for _ in range(2):
+        together = make(1, lambda: posteriors.Ensemble(count), sizes)
+        for name, models in (("ensemble_s", together), ("one_by_one_s", make(count, posteriors.Point, sizes))):
+            start = time.process_time()
+            for model in models:
+                fit(model, batches, epochs=epochs, seed=0, progress=False)
+            seconds[name].append(time.process_time() - start)
+    found = {name: min(times) for name, times in seconds.items()}
+    return {**found, "ensemble_times_faster": found["one_by_one_s"] / found["ensemble_s"]}
 
 
 def main() -> None:
@@ -99,6 +120,7 @@ def main() -> None:
     results: dict[str, Any] = {}
     for size in (32, 64, 128):
         results[f"ten MLPs 8-50-50-1, batch {size}"] = compare("point", 10, [8, 50, 50, 1], size, chosen.rounds)
+    results["ten MLPs 8-50-50-1 by fit, batch 64"] = trainings(10, [8, 50, 50, 1], 64)
     for family in ("mean_field", "walsh_hadamard", "dropout", "inducing"):
         results[f"20 of {family}, 13-50-50-1, batch 64"] = compare(family, 20, [13, 50, 50, 1], 64, chosen.rounds)
     record("model_stack_cpu", results, digits=2)

@@ -10,7 +10,7 @@ from bayesify.likelihoods import HeteroscedasticGaussian, StudentT
 from bayesify.posteriors import Point
 from bayesify.priors import Neal
 from bayesify.training.batches import Batch, StackedBatch
-from bayesify.training.hold_out import _Halves, join_members, make_folds, train_held_out
+from bayesify.training.hold_out import _Halves, make_folds, train_held_out
 from bayesify.training.members import Members
 
 ROWS, FOLDS = 60, 3
@@ -92,7 +92,7 @@ def test_each_member_is_best_on_the_rows_it_holds_out_and_all_are_one_ensemble()
     assert judged is None
     assert steps.min() >= 10
     assert steps.max() <= 200
-    joined = join_members(nets[0], members, 0, Neal(10.0))
+    joined = members.unstack()
     with torch.no_grad():
         alone = members(x.expand(FOLDS, -1, -1))[..., :1].mean(0)
     assert torch.allclose(joined.predict(x).mean, alone, atol=1e-6)

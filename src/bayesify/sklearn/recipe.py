@@ -16,14 +16,13 @@ from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Outputs
 from bayesify.predictive.regression import RegressionPredictive
 from bayesify.predictive.transformed import TargetTransform
-from bayesify.priors import Neal
 from bayesify.sklearn.recalibration import Recalibration, ensemble_places
 from bayesify.sklearn.rows import Rows
 from bayesify.sklearn.scores import LEVELS as LEVELS_OF_SCORES
 from bayesify.sklearn.scores import Scores
 from bayesify.sklearn.training import make_network
 from bayesify.sklearn.units import TRANSFORMS, UnitsPredictive
-from bayesify.training.hold_out import join_members, make_folds, train_held_out
+from bayesify.training.hold_out import make_folds, train_held_out
 from bayesify.training.members import Members
 from bayesify.training.random_streams import derive_seed
 
@@ -216,7 +215,7 @@ def fit_classes(rows: Rows, num_classes: int, settings: Settings) -> Fitted:
     probs, labels = found.class_probs.double().numpy(), [str(code) for code in range(num_classes)]
     scores = Scores.of_classes(probs, labels, rows.y, LEVELS_OF_SCORES, rows.weights).means()
     return Fitted(
-        trained.ensemble(0),
+        trained.members.unstack(),
         "categorical",
         score=scores["log_loss"],
         out_of_fold=scores,
@@ -283,24 +282,16 @@ class _Trained:
     """Trained members: networks of each likelihood, and outputs of the rows that each has not seen.
 
     Args:
-        net: One of the networks before training.
         members: The networks.
-        prior: Of their weights.
         every: Outputs of all K networks of each likelihood for all rows, [K, N, outputs].
         outputs: One [1, N, outputs] for each likelihood; 0 for rows that nobody has held out.
         steps: At which each network was best.
     """
 
-    net: nn.Module
     members: Members
-    prior: Neal
     every: list[Tensor]
     outputs: list[Tensor]
     steps: tuple[int, ...]
-
-    def ensemble(self, group: int) -> BayesianNetwork:
-        """The networks of one likelihood as one."""
-        return join_members(self.net, self.members, group, self.prior)
 
 
 def _train(
@@ -346,7 +337,7 @@ def _train(
         every = every.unflatten(0, (len(targets), count))  # [G, K, N, outputs]
     mine = torch.from_numpy(own).unsqueeze(-1).to(every)
     outputs = [(mine * group).sum(0, keepdim=True) for group in every]
-    return _Trained(nets[0], members, Neal(scale), list(every), outputs, tuple(int(step) for step in steps))
+    return _Trained(members, list(every), outputs, tuple(int(step) for step in steps))
 
 
 @dataclass(frozen=True)
@@ -387,7 +378,7 @@ class _Numbers:
             part = self.predictive.of_rows(torch.from_numpy(np.flatnonzero(own)), map_of_others, floor)
             found += Scores.of_numbers(part, rows.y[own, 0], LEVELS_OF_SCORES, rows.weights[own])
         return Fitted(
-            self.trained.ensemble(self.group),
+            self.trained.members.unstack(self.group),
             likelihood,
             transform,
             self.shift,

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from bayesify.conversion import bayesianize
-from bayesify.network import BayesianNetwork
-from bayesify.posteriors import Ensemble
 from bayesify.training.batches import StackedBatch, StackedBatches
 from bayesify.training.fitting import fit
 from bayesify.training.members import Members
@@ -128,19 +123,6 @@ def train_held_out(
             value.copy_(states[name])
     members.eval()
     return steps, None if judged is None else judged.of_rows()
-
-
-def join_members(net: torch.nn.Module, members: Members, group: int, prior: Any) -> BayesianNetwork:
-    """The networks of one likelihood as the members of one network under `Ensemble`."""
-    count = len(members) // len(members.likelihoods)
-    likelihood: Any = members.likelihoods[group]
-    joined = bayesianize(net, Ensemble(count), likelihood=likelihood, prior=prior)
-    weights = members.network_weights(group * count, count)
-    assert isinstance(joined.posterior, Ensemble)
-    with torch.no_grad():
-        for name, value in joined.posterior.value.items():
-            value.copy_(weights[name])
-    return joined.eval()
 
 
 class _Halves:

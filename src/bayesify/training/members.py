@@ -8,8 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesify.conversion import bayesianize
 from bayesify.likelihoods import Likelihood
+from bayesify.network import BayesianNetwork
+from bayesify.posteriors import Ensemble
 from bayesify.predictor import Phase, Trainable
+from bayesify.priors import Neal
 from bayesify.training.batches import Batch
 
 
@@ -19,10 +23,11 @@ class Members(nn.Module, Trainable):
     $$ \sum_r \Bigl( \sum_n \log p_r(y_{rn} | f_r(x_{rn})) + \log p(w_r) \Bigr), \qquad
        p(w) = \mathcal{N}(0, \text{scale}^2 / \text{fan-in}) $$
 
-    What `ModelStack` does for any network, without `vmap`: a step of small networks takes a third of the time. Matrices are
-    stored [R, inputs, outputs], because products with a transposed right factor are several times slower on some processors,
-    and all numbers of a network in one row of `values` [R, P]: of small networks a step's cost is the number of its operations.
-    Dropout takes its masks from one pool of random numbers at random places. The constant of $\log p(w)$ is left out.
+    What `ModelStack` does for any models, without `vmap`: a step of small networks takes a third of the time. Networks share
+    a likelihood, of which there may be several kinds, as models of a `ModelStack` do not; `unstack` gives ordinary models back.
+    Matrices are stored [R, inputs, outputs], because products with a transposed right factor are several times slower on some
+    processors, and all numbers of a network in one row of `values` [R, P]: of small networks a step's cost is the number of its
+    operations. Dropout takes its masks from one pool of random numbers at random places. The constant of $\log p(w)$ is left out.
 
     Args:
         nets: All alike: `nn.Linear`, activation and `nn.Dropout` in turn, the last linear; they are not changed.
@@ -40,6 +45,7 @@ class Members(nn.Module, Trainable):
         own = [[part for layer in net for part in (layer.weight.T.reshape(-1), layer.bias)] for net in layers]
         self.values = nn.Parameter(torch.stack([torch.cat(parts) for parts in own]).detach())
         self.likelihoods = nn.ModuleList(likelihoods)
+        self._first, self._prior = (nets[0],), Neal(prior_scale)  # in a tuple: no submodule
         self._activations = [layer for layer in nets[0] if not isinstance(layer, (nn.Linear, nn.Dropout))]
         self._dropout = max((layer.p for layer in nets[0] if isinstance(layer, nn.Dropout)), default=0.0)
         self._half_precisions = torch.cat(
@@ -112,11 +118,18 @@ class Members(nn.Module, Trainable):
         values = torch.cat(found)  # [R, B]
         return values.mean(1) if batch.weights is None else (values * batch.weights).mean(1)
 
-    def network_weights(self, first: int, count: int) -> dict[str, Tensor]:
-        """Weights of some networks by the names that an `nn.Sequential` gives them, each [count, *shape]."""
-        step, parts = 3 if self._dropout else 2, self.layers(self.values.detach()[first : first + count])
-        found = {f"{step * index}.weight": part.transpose(1, 2) for index, part in enumerate(parts[::2])}
-        return found | {f"{step * index}.bias": part[:, 0] for index, part in enumerate(parts[1::2])}
+    @torch.no_grad()
+    def unstack(self, group: int = 0) -> BayesianNetwork:
+        """The networks of one likelihood, as they are now, as the members of one network under `Ensemble`."""
+        count = len(self) // len(self.likelihoods)
+        likelihood: Any = self.likelihoods[group]
+        joined = bayesianize(self._first[0], Ensemble(count), likelihood=likelihood, prior=self._prior)
+        assert isinstance(joined.posterior, Ensemble)
+        step, parts = 3 if self._dropout else 2, self.layers(self.values[group * count : (group + 1) * count])
+        for index, (weight, bias) in enumerate(zip(parts[::2], parts[1::2], strict=True)):
+            joined.posterior.value[f"{step * index}.weight"].copy_(weight.transpose(1, 2))
+            joined.posterior.value[f"{step * index}.bias"].copy_(bias[:, 0])
+        return joined.eval()
 
 
 class _Perceptrons(torch.autograd.Function):
