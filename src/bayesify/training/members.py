@@ -23,7 +23,7 @@ class Members(nn.Module, Trainable):
     $$ \sum_r \Bigl( \sum_n \log p_r(y_{rn} | f_r(x_{rn})) + \log p(w_r) \Bigr), \qquad
        p(w) = \mathcal{N}(0, \text{scale}^2 / \text{fan-in}) $$
 
-    What `ModelStack` does for any models, without `vmap`: a step of small networks takes a third of the time. Networks share
+    What `ModelStack` does for any models, without `vmap`: a step of small networks takes half of the time. Networks share
     a likelihood, of which there may be several kinds, as models of a `ModelStack` do not; `unstack` gives ordinary models back.
     Matrices are stored [R, inputs, outputs], because products with a transposed right factor are several times slower on some
     processors, and all numbers of a network in one row of `values` [R, P]: of small networks a step's cost is the number of its
