@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -27,7 +28,8 @@ from bayesify.datasets import toy
 from bayesify.likelihoods import Gaussian
 from bayesify.posteriors import FullCovariance, InducingWeights, MeanField, Posterior
 from bayesify.priors import Neal
-from bayesify.training import Steps
+from bayesify.training import ModelStack, Steps
+from bayesify.training.random_streams import derive_seed
 from bayesify_papers.inducing_weights import rows
 from bayesify_papers.shared import figures, records
 from bayesify_papers.shared.batches import MemoryBatches
@@ -74,7 +76,7 @@ SMOKE = Training(steps=5, num_draws=2, prediction_draws=8, chain=4)
 Outcome = dict[str, Any]
 """What one system did under one seed: `system`, `seed` (of the start and of training; data are the same for all), `nll` (mean
 over test points, which lie in the clusters, in nats), `rmse` of the predictive mean there, `gap_ratio` (mean epistemic std in the
-gap over that at the training inputs), `seconds` of training."""
+gap over that at the training inputs), `seconds` of training, of which all seeds that train together have the same share."""
 
 
 def _inducing(q: Literal["diagonal", "full", "ensemble"], max_lambda: float) -> Callable[[bool], Posterior]:
@@ -108,9 +110,13 @@ def make(system: str, seed: int, caps: bool = True) -> BayesianNetwork:
         )
 
 
-def train(system: str, data: toy.Regression, training: Training, seed: int) -> BayesianNetwork:
-    """A trained network of a system, on the CPU; an epoch is as many steps on all data as divide them, at most 100."""
-    bnn = make(system, seed, training.caps).to(training.device)
+def train(system: str, data: toy.Regression, training: Training, seeds: Sequence[int]) -> list[BayesianNetwork]:
+    """Trained networks of a system, on the CPU; an epoch is as many steps on all data as divide them, at most 100.
+
+    They train side by side; on a CPU with the random numbers that each has alone.
+    """
+    own = [derive_seed(seed, "draws", 0) for seed in seeds] if training.device == "cpu" else None
+    stack = ModelStack([make(system, seed, training.caps) for seed in seeds], seeds=own).to(training.device)
     x, y = data.x.to(training.device), data.y.to(training.device)
     epoch = math.gcd(training.steps, 100)
 
@@ -120,7 +126,7 @@ def train(system: str, data: toy.Regression, training: Training, seed: int) -> B
         return torch.optim.lr_scheduler.StepLR(adam, training.steps // 2, 0.1 if system in DECAYED else 1.0)
 
     fit(
-        bnn,
+        stack,
         MemoryBatches(x, y, len(x), passes=epoch),
         num_data=len(x),
         epochs=training.steps // epoch,
@@ -128,31 +134,32 @@ def train(system: str, data: toy.Regression, training: Training, seed: int) -> B
         scheduler=scheduler,
         steps=Steps(scheduler="step"),
         num_draws=training.num_draws,
-        seed=seed,
+        seed=seeds[0],
         progress=False,
     )
-    return bnn.cpu()
+    return stack.cpu().unstack()
 
 
 Predict = Callable[[Tensor], RegressionPredictive]
 
 
-def predictor(system: str, data: toy.Regression, training: Training, seed: int) -> Predict:
-    """Train a system, or run the chain, and give what predicts by the same functions for every x."""
+def predictors(system: str, data: toy.Regression, training: Training, seeds: Sequence[int]) -> list[Predict]:
+    """Train a system under some seeds, or run the chain, and give what predicts by the same functions for every x."""
     if system == REFERENCE:
+        (seed,) = seeds
         bnn = make("FFG-W", seed)
         length = {"num_draws": training.chain, "num_warmup": training.chain * training.thin, "thin": training.thin}
         draws = nuts(bnn, data.x, data.y, seed=seed, **length)
         assert bnn.likelihood is not None
         likelihood = bnn.likelihood
-        return lambda x: cast(RegressionPredictive, likelihood.predictive(draws.outputs((x,), {})))
-    trained = train(system, data, training, seed)
+        return [lambda x: cast(RegressionPredictive, likelihood.predictive(draws.outputs((x,), {})))]
 
-    def predict(x: Tensor) -> RegressionPredictive:
+    def predict(trained: BayesianNetwork, seed: int, x: Tensor) -> RegressionPredictive:
         generator = torch.Generator().manual_seed(seed)
         return cast(RegressionPredictive, trained.predict(x, training.prediction_draws, generator=generator))
 
-    return predict
+    networks = zip(train(system, data, training, seeds), seeds, strict=True)
+    return [partial(predict, trained, seed) for trained, seed in networks]
 
 
 def judge(system: str, seed: int, predict: Predict, data: toy.Regression, seconds: float) -> Outcome:
@@ -208,19 +215,21 @@ def run(
     done = {(outcome["system"], outcome["seed"]) for outcome in outcomes}
     panels: dict[str, Predict] = {}
     for system in systems:
-        for seed in range(1 if system == REFERENCE else seeds):
-            if (system, seed) in done:
-                continue
-            clock = time.process_time if training.device == "cpu" else time.perf_counter
-            start = clock()
-            predict = predictor(system, data, training, seed)
-            outcomes.append(judge(system, seed, predict, data, clock() - start))
-            panels.setdefault(system, predict)
-            latest = outcomes[-1]
+        missing = [seed for seed in range(1 if system == REFERENCE else seeds) if (system, seed) not in done]
+        if not missing:
+            continue
+        clock = time.process_time if training.device == "cpu" else time.perf_counter
+        start = clock()
+        found = predictors(system, data, training, missing)
+        seconds = (clock() - start) / len(missing)
+        panels[system] = found[0]
+        for seed, predict in zip(missing, found, strict=True):
+            latest = judge(system, seed, predict, data, seconds)
+            outcomes.append(latest)
             print(f"{system} seed {seed}: nll {latest['nll']:.3f}, std gap/data {latest['gap_ratio']:.2f}", flush=True)
-            if folder is not None:
-                content = {**(facts or {}), "training": asdict(training), "outcomes": outcomes}
-                records.write(folder / "regression.json", content)
+        if folder is not None:
+            content = {**(facts or {}), "training": asdict(training), "outcomes": outcomes}
+            records.write(folder / "regression.json", content)
     if folder is not None and figures.DRAWS and len(panels) == len(systems):
         figure(panels, data, folder / "regression")
     return outcomes

@@ -41,7 +41,7 @@ def test_smoke(smoke):
 def test_figure_has_a_panel_per_system(tmp_path):
     pytest.importorskip("matplotlib")
     data, training = toy.cosine(), regression.SMOKE
-    panels = {name: regression.predictor("FFG-W", data, training, 0) for name in ("one", "two", "three", "four")}
+    panels = {name: regression.predictors("FFG-W", data, training, [0])[0] for name in ("one", "two", "three", "four")}
     regression.figure(panels, data, tmp_path / "figure")
     assert (tmp_path / "figure.png").stat().st_size > 10_000
     text = (tmp_path / "figure.svg").read_text()
