@@ -44,20 +44,13 @@ def test_every_posterior_with_a_density_is_here() -> None:
 
 @pytest.mark.parametrize("leaf", LEAVES)
 @pytest.mark.parametrize("name", DENSE)
-def test_kl_is_the_dense_one(name: str, leaf: str) -> None:
+def test_kl_and_moments_are_the_dense_ones(name: str, leaf: str) -> None:
     bnn = convert(name, CASES[leaf], torch.float64, init_std=0.8)  # the dense determinant needs a good condition
-    mean, covariance = gaussian(bnn.posterior)
+    part = bnn.posterior
+    mean, covariance = gaussian(part)
     expected = kl_normals(mean, covariance, torch.zeros_like(mean), prior_covariance(bnn)).item()
     assert bnn.kl().item() == pytest.approx(expected, rel=1e-8)
     assert bnn.draw(2, generator=generator()).kl.tolist() == pytest.approx([expected] * 2, rel=1e-8)
-
-
-@pytest.mark.parametrize("leaf", LEAVES)
-@pytest.mark.parametrize("name", DENSE)
-def test_moments_are_the_dense_ones(name: str, leaf: str) -> None:
-    bnn = convert(name, CASES[leaf], torch.float64, init_std=0.8)  # the dense determinant needs a good condition
-    mean, covariance = gaussian(bnn.posterior)
-    part = bnn.posterior
     ours = torch.cat([part.mean()[weight.name].flatten() for weight in part.weights])
     torch.testing.assert_close(ours.detach(), mean, rtol=1e-8, atol=1e-10)
     ours = torch.cat([part.variance()[weight.name].flatten() for weight in part.weights])

@@ -67,34 +67,36 @@ def net(outputs: int = 1) -> nn.Module:
     return nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, outputs))
 
 
-@functools.cache
-def _bnn(name: str) -> bayesify.BayesianNetwork:
+def copied(make: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that makes something once, and gives a copy of it to each call."""
+    made = functools.cache(make)
+    return lambda *args: copy.deepcopy(made(*args))
+
+
+@copied
+def bnn(name: str = "mean_field") -> bayesify.BayesianNetwork:
     if name == "classes":
         return bayesify.bayesianize(net(3), "mean_field", likelihood="categorical")
     return bayesify.bayesianize(net(), name, likelihood=likelihoods.Gaussian(0.1))
 
 
-def bnn(name: str = "mean_field") -> bayesify.BayesianNetwork:
-    return copy.deepcopy(_bnn(name))
-
-
-@functools.cache
-def _fitted() -> bayesify.Laplace:
+@copied
+def laplace() -> bayesify.Laplace:
     return bayesify.Laplace(net(), likelihoods.Gaussian(0.1)).fit(loader())
 
 
-@functools.cache
-def _collected() -> baselines.SWAG:
+@copied
+def swag() -> baselines.SWAG:
     return baselines.SWAG(net(), likelihoods.Gaussian(0.1), 3).fit(loader(), 2, progress=False)
 
 
-@functools.cache
-def _process() -> deep_gp.DeepGP:
+@copied
+def process() -> deep_gp.DeepGP:
     return deep_gp.DeepGP(X, Y, num_inducing=4, depth=1, likelihood=likelihoods.Gaussian(0.1))
 
 
-@functools.cache
-def _features() -> random_features.RandomFeatureGP:
+@copied
+def features() -> random_features.RandomFeatureGP:
     return random_features.RandomFeatureGP(2, 8, posterior="full_covariance", likelihood=likelihoods.Gaussian(0.1))
 
 
@@ -147,22 +149,6 @@ def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
-def laplace() -> bayesify.Laplace:
-    return copy.deepcopy(_fitted())
-
-
-def swag() -> baselines.SWAG:
-    return copy.deepcopy(_collected())
-
-
-def process() -> deep_gp.DeepGP:
-    return copy.deepcopy(_process())
-
-
-def features() -> random_features.RandomFeatureGP:
-    return copy.deepcopy(_features())
-
-
 # -- estimators, adapters, comparisons, jobs ---------------------------------------------------------------------------
 
 
@@ -178,22 +164,14 @@ def trained(kind: Any, y: Any) -> Callable[..., Any]:
     return lambda **parameters: kind(**parameters).fit(X.numpy(), y)
 
 
-@functools.cache
-def _regressor() -> BayesianRegressor:
+@copied
+def regressor() -> BayesianRegressor:
     return BayesianRegressor(**ESTIMATOR, noise=0.1).fit(X.numpy(), Y[:, 0].numpy())
 
 
-@functools.cache
-def _classifier() -> BayesianClassifier:
-    return BayesianClassifier(**ESTIMATOR).fit(X.numpy(), LABELS.numpy())
-
-
-def regressor() -> BayesianRegressor:
-    return copy.deepcopy(_regressor())
-
-
+@copied
 def classifier() -> BayesianClassifier:
-    return copy.deepcopy(_classifier())
+    return BayesianClassifier(**ESTIMATOR).fit(X.numpy(), LABELS.numpy())
 
 
 def export(**arguments: Any) -> Any:

@@ -90,40 +90,45 @@ def equal(a, b):
 def test_the_step_changes_nothing(tmp_path, bad, steps, make):
     """First, middle and last batch; the state is that of a run over the steps before it, bit for bit."""
     make = make or (lambda parameters: torch.optim.Adam(parameters, lr=0.01, fused=True))
-    whole = bad // steps.accumulate * steps.accumulate  # batches of the steps before
     path = tmp_path / "run.safetensors"
-    bnn, watched, start = network(), Watched(make), copy.deepcopy(network().state_dict())
-    bnn.eval()
-    arguments = {"epochs": 1, "seed": 0, "progress": False, "num_data": 48, "steps": steps}
-    with pytest.raises(ValueError, match=rf"epoch 1, batch {bad + 1}: the gradient of .*first/weight.* is not finite"):
-        bayesify.fit(
-            bnn,
-            batches(bad),
-            optimizer=watched,
-            scheduler=watched.scheduler,
-            checkpoint=Checkpointing(path, 1),
-            **arguments,
-        )
+    bnn, watched, whole = refused(bad, steps, make, Checkpointing(path, 1))
     assert not bnn.training
     if whole == 0:
-        assert equal(dict(bnn.state_dict()), dict(start))
+        assert equal(dict(bnn.state_dict()), dict(network().state_dict()))
         assert not watched.optimizer.state
         assert not path.exists()
         return
-    other, beside = network(), Watched(make)
-    before = [(x, y) for index, (x, y) in enumerate(batches()) if index < whole]
+    state = state_of(bnn, watched)[0]
+    as_after(whole, steps, bnn, watched)
+    stored = Checkpoint.read(path)
+    assert stored.position["batches"] == whole
+    assert equal({name: stored.model[name] for name in state}, dict(state))
+
+
+def refused(bad, steps, make, checkpoint, **options):
+    """A run over a bad batch, what trained it, and the batches of the steps before that one."""
+    bnn, watched = network().eval(), Watched(make)
+    options |= {"optimizer": watched, "scheduler": watched.scheduler, "checkpoint": checkpoint, "steps": steps}
+    with pytest.raises(ValueError, match=rf"epoch 1, batch {bad + 1}: the gradient of .*first/weight.* is not finite"):
+        bayesify.fit(bnn, batches(bad), epochs=1, seed=0, progress=False, num_data=48, **options)
+    return bnn, watched, bad // steps.accumulate * steps.accumulate
+
+
+def as_after(whole, steps, bnn, watched, **options):
+    """Network, optimizer and scheduler are as after a run over so many batches, bit for bit; what trained that run."""
+    other, beside = network(), Watched(watched.make)
+    before = [batch for index, batch in enumerate(batches()) if index < whole]
+    options |= {"epochs": 1, "seed": 0, "progress": False, "num_data": 48, "steps": steps, "optimizer": beside}
     if steps.scheduler == "epoch":  # the epoch of the shorter run ends, which the scheduler sees
-        bayesify.fit(other, before, optimizer=beside, **arguments)
+        bayesify.fit(other, before, **options)
         beside.scheduler(beside.optimizer)
     else:
-        bayesify.fit(other, before, optimizer=beside, scheduler=beside.scheduler, **arguments)
+        bayesify.fit(other, before, scheduler=beside.scheduler, **options)
     first, second = state_of(bnn, watched), state_of(other, beside)
     assert equal(dict(first[0]), dict(second[0]))  # running statistics of batch norm too
     assert equal(first[1]["state"], second[1]["state"])
     assert first[2]["last_epoch"] == second[2]["last_epoch"]
-    stored = Checkpoint.read(path)
-    assert stored.position["batches"] == whole
-    assert equal({name: stored.model[name] for name in first[0]}, dict(first[0]))
+    return beside
 
 
 def test_mended_data_continue_from_the_checkpoint(tmp_path):
