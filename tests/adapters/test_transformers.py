@@ -1,9 +1,7 @@
 """Tiny models from a configuration, nothing downloaded, trained by `transformers.Trainer`."""
 
-import importlib
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -192,8 +190,8 @@ def test_mistakes_are_named(tmp_path):
 
 def test_the_benchmark_takes_a_model_and_a_table_of_yours(tmp_path, monkeypatch, capsys):
     pytest.importorskip("peft")
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
-    benchmark = importlib.import_module("benchmarks.lora")
+    from benchmarks import lora as benchmark
+
     words = ["[PAD]", "[UNK]", *"abcdefgh"]
     core = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, "[UNK]"))
     core.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()

@@ -1,7 +1,5 @@
 """Every likelihood through one protocol: densities, Fisher, shapes, bad targets, plain data."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Draws of every posterior through every kind of leaf: shapes, equal results whichever way they run, moments."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

@@ -1,7 +1,5 @@
 """A Bayesian network as an object: copies, files, types, the plain network inside, and what it was made from."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

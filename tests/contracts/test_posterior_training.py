@@ -1,7 +1,5 @@
 """What training asks of every posterior and every kind of leaf: gradients everywhere, a KL that is one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from cases import CASES, Case, can_be_prior, convert, generator, targets

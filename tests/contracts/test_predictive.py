@@ -1,7 +1,5 @@
 """Predictions: mixtures over draws against dense computation, quantiles that invert, streamed equal to kept."""
 
-from __future__ import annotations
-
 import math
 import pickle
 from typing import Any

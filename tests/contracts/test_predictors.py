@@ -1,7 +1,5 @@
 """Every class that predicts, through one protocol: signature, randomness, memory, storage, pickled predictions, outputs."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import pickle

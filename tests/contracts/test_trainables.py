@@ -1,7 +1,5 @@
 """Every class that trains, through one protocol: facts, the two terms of its objective, one step of `fit`, clipped gradients."""
 
-from __future__ import annotations
-
 import abc
 import importlib
 import math

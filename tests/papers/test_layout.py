@@ -1,7 +1,5 @@
 """The shape of the papers' code: papers stand alone on one shared layer, use public names only, and repeat nothing."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """Every experiment of the papers has a name, runs quickly, resumes, and puts its numbers beside the published ones."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """An ensemble on a network with BatchNorm: each member normalizes by its own statistics; predictions visit each member once."""
 
-from __future__ import annotations
-
 import copy
 import math
 

@@ -1,7 +1,5 @@
 """When draws go to a kernel, with a stand-in for it: what the kernel computes is tested on a GPU."""
 
-from __future__ import annotations
-
 import gc
 import sys
 import weakref

@@ -1,7 +1,5 @@
 """Global and local inducing points against exact answers: evidence, dense regressions, the concatenated batch, correlations."""
 
-from __future__ import annotations
-
 import math
 import re
 import warnings
@@ -77,11 +75,6 @@ def test_the_gradient_of_the_bound_vanishes_at_the_exact_posterior() -> None:
 
 
 # -- every linear map ------------------------------------------------------------------------------------------------
-
-
-def single(name: str) -> Case:
-    """A network of one layer."""
-    return CASES[name]
 
 
 SINGLE = {

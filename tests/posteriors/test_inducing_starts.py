@@ -1,7 +1,5 @@
 """Global and local inducing points that start at a network: pseudo-outputs, means, draws, storage and what is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

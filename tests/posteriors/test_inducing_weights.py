@@ -1,7 +1,5 @@
 """Inducing weights against the dense augmented prior: draws, marginals, bounds, starts, counts."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

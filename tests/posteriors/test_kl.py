@@ -1,7 +1,5 @@
 """The KL of every posterior with a density is that of a dense normal; what stands in for it elsewhere is as documented."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

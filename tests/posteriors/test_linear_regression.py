@@ -1,7 +1,5 @@
 """Short optimisations of `bnn.elbo` that end at a known optimum: Bayesian linear regression."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

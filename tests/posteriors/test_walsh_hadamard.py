@@ -1,7 +1,5 @@
 """Walsh-Hadamard weights against dense matrices: products, moments, geometry, KL, flows, and what they never allocate."""
 
-from __future__ import annotations
-
 import copy
 import math
 import pickle

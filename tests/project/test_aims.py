@@ -1,7 +1,5 @@
 """The table of aims names figures that benchmarks record, and tells which are met."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from importlib import import_module
@@ -13,18 +11,14 @@ import torch
 from torch import nn
 
 import bayesify
+from benchmarks import aims, networks_gpu, threads, timing
+from tools import speed_table
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def aims(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT))
-    return import_module("benchmarks.aims")
-
-
-def test_every_aim_names_a_figure_of_its_file(aims: Any) -> None:
-    rows = import_module("benchmarks.networks_gpu").ROWS
+def test_every_aim_names_a_figure_of_its_file() -> None:
+    rows = networks_gpu.ROWS
     for aim in aims.aims():
         path = aims.RESULTS / f"{aim['file']}.json"
         if aim["figure"].rpartition("/")[0] in rows:
@@ -37,13 +31,13 @@ def test_every_aim_names_a_figure_of_its_file(aims: Any) -> None:
             ]
 
 
-def test_other_processors_have_a_folder_of_their_own(aims: Any) -> None:
+def test_other_processors_have_a_folder_of_their_own() -> None:
     assert aims.folder_of(aims.RESULTS, "foundation_cpu", "x86_64") == aims.RESULTS / "x86_64"
     assert aims.folder_of(aims.RESULTS, "foundation_cpu", "aarch64") == aims.RESULTS
     assert aims.folder_of(aims.RESULTS, "resnets_gpu", "x86_64") == aims.RESULTS
 
 
-def test_verdicts(aims: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verdicts(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert aims.is_met({"aim": 2.0}, 1.99)
     assert not aims.is_met({"aim": 2.0}, 2.02)
     assert aims.is_met({"aim": 3.0, "more": True}, 18)
@@ -65,7 +59,7 @@ def test_verdicts(aims: Any, capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert "benchmarks.foundation" in said[-1]
 
 
-def test_parts_of_figures_and_the_runs_they_are_from(aims: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_figures_and_the_runs_they_are_from(monkeypatch: pytest.MonkeyPatch) -> None:
     later = {"date": "b", "rows": ["x/y"]}
     content = {"date": "a", "figures": {"x/y": {"z": {"ms": 2}}, "k: a, b": [1, 3], "w": 4}, "later_runs": [later]}
     monkeypatch.setattr(aims, "_content", lambda aim, machine: content)
@@ -75,8 +69,7 @@ def test_parts_of_figures_and_the_runs_they_are_from(aims: Any, monkeypatch: pyt
     assert aims.run_of({"figure": "w"}, "")["date"] == "a"
 
 
-def test_every_missed_aim_has_a_reason_and_a_profile(aims: Any) -> None:
-    speed_table = import_module("tools.speed_table")
+def test_every_missed_aim_has_a_reason_and_a_profile() -> None:
     for aim in aims.aims():
         for machine in [""] if aims.on_gpu(aim) else list(aims.MACHINES.values()):
             figure = aims.stored(aim, machine)
@@ -86,17 +79,14 @@ def test_every_missed_aim_has_a_reason_and_a_profile(aims: Any) -> None:
             assert speed_table.profile_cells(aim, machine)[-1], f"{aim['what']}, {machine}: no profile"
 
 
-def test_a_run_of_some_rows_keeps_the_others(aims: Any) -> None:
-    timing = import_module("benchmarks.timing")
+def test_a_run_of_some_rows_keeps_the_others() -> None:
     before = {"date": "a", "command": "b", "figures": {"x": 1, "y": 2}}
     found = timing.merged(before, {"date": "c", "command": "d", "hardware": {"gpu": "e"}, "figures": {"y": 3}})
     assert found["figures"] == {"x": 1, "y": 3}
     assert found["later_runs"] == [{"date": "c", "command": "d", "hardware": {"gpu": "e"}, "rows": ["y"]}]
 
 
-def test_stored_commands_are_understood(
-    aims: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stored_commands_are_understood(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Every command with options that a result names is one that its benchmark still takes."""
     stored = {content["command"] for path in aims.RESULTS.rglob("*.json") for content in runs_of(path)}
     understood = 0
@@ -116,8 +106,7 @@ def runs_of(path: Path) -> list[dict[str, Any]]:
     return [content, *content.get("later_runs", [])] if "command" in content else []
 
 
-def test_the_shared_network_of_the_threads_benchmark_gives_the_same_numbers(aims: Any) -> None:
-    threads = import_module("benchmarks.threads")
+def test_the_shared_network_of_the_threads_benchmark_gives_the_same_numbers() -> None:
     bnn = bayesify.bayesianize(nn.Linear(3, 2), "mean_field", likelihood="categorical").eval()
     x, draws = torch.randn(4, 3), bnn.draw(3).detach()
     with torch.no_grad():

@@ -1,7 +1,5 @@
 """papers/tables.json is what was published and stored, follows its schema, and makes the page; its commands are real ones."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import shlex
@@ -15,6 +13,7 @@ from bayesify_papers.command import plan
 from typer.testing import CliRunner
 
 from bayesify.cli import app
+from tools import every_table as tables
 
 ROOT = Path(__file__).parents[2]
 CONTENT = status.load()
@@ -23,13 +22,7 @@ seeds better met command date hardware seconds reason"""
 FIGURE = "paper experiment figure claim shown command reason"
 
 
-@pytest.fixture
-def tables(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT))
-    return importlib.import_module("tools.every_table")
-
-
-def test_file_and_page_are_up_to_date(tables):
+def test_file_and_page_are_up_to_date():
     made = tables.content()
     assert tables.text(made) == tables.FILE.read_text(), "run python -m tools.every_table"
     assert tables.page(CONTENT) == tables.PAGE.read_text(), "run python -m tools.every_table"
@@ -107,7 +100,7 @@ def test_the_rule_at_its_edges():
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.0099, True), (0.0101, False)])
-def test_numbers_are_compared_with_all_their_digits(tables, monkeypatch, share, expected):
+def test_numbers_are_compared_with_all_their_digits(monkeypatch, share, expected):
     """Ours is worse by just less or just more than 1 %, which the two printed digits of a log-likelihood do not tell."""
     table = {
         "paper": "global-inducing",
@@ -160,7 +153,6 @@ def test_commands_are_real(command, capsys, monkeypatch):
     words = shlex.split(command)
     if words[:2] == ["python", "-m"]:  # from the root of the repository
         assert words[2].startswith("benchmarks.")
-        monkeypatch.syspath_prepend(str(ROOT))
         monkeypatch.setattr(sys, "argv", [*words[2:], "--help"])
         with pytest.raises(SystemExit) as left:
             importlib.import_module(words[2]).main()

@@ -133,8 +133,7 @@ def test_sizes_in_the_table_of_posteriors():
         assert bayesify.count_parameters(bnn) == int(size.replace(",", "")), name
 
 
-def test_speed_on_its_page_is_what_was_measured(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT))
+def test_speed_on_its_page_is_what_was_measured():
     from tools.speed_table import END, PAGE, START, tables
 
     page = PAGE.read_text()
@@ -145,8 +144,7 @@ def test_speed_on_its_page_is_what_was_measured(monkeypatch):
     assert "Overwrites the committed benchmarks/results" in MAKEFILE
 
 
-def test_guides_show_what_was_measured(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT))
+def test_guides_show_what_was_measured():
     from tools.guide_tables import GUIDES, tables
 
     for name, found in tables().items():
@@ -166,21 +164,12 @@ def test_required_dependencies_are_as_many_as_the_readme_says():
 
 def test_extras_name_what_they_bring():
     extras = PROJECT["project"]["optional-dependencies"]
-    apart = (
-        "all",
-        "dev",
-        "dask",
-        "ray",
-        "rivals",
-        "transformers",
-        "lora",
-        "botorch",
-    )  # clusters are few; rivals are for comparisons; transformers slows every import of torchmetrics, botorch its own
+    # clusters are few; rivals are for comparisons; transformers slows every import of torchmetrics, botorch its own
+    apart = ("all", "dev", "dask", "ray", "rivals", "transformers", "lora", "botorch")
     assert extras["all"] == [f"bayesify[{','.join(name for name in extras if name not in apart)}]"]
 
 
-def test_the_page_of_choices_is_that_of_the_results(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT))
+def test_the_page_of_choices_is_that_of_the_results():
     from tools.choices_page import PAGE, page
 
     text = PAGE.read_text()

@@ -1,29 +1,25 @@
 """The tables of the papers' pages are what the stored results say."""
 
-import importlib
 import json
 import re
 from pathlib import Path
 
 import pytest
 
+from tools import paper_pages as pages
+from tools.paper_claims import subnetwork as claims
+
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def pages(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT))
-    return importlib.import_module("tools.paper_pages")
-
-
 @pytest.mark.parametrize("name", ["inducing-weights", "function-space", "subnetwork"])
-def test_the_page_shows_the_committed_results(pages, name):
+def test_the_page_shows_the_committed_results(name):
     page = (ROOT / "docs" / "experiments" / f"{name}.md").read_text()
     assert pages.filled(page, ROOT / "papers" / "results" / name.replace("-", "_"), name) == page
     assert all(pages.START.format(table) in page for table in pages.PAGES[name])
 
 
-def test_a_table_is_made_again_between_its_marks(pages, tmp_path):
+def test_a_table_is_made_again_between_its_marks(tmp_path):
     facts = {"hardware": {"cpu": "A"}, "versions": {"torch": "2"}, "date": "2026-01-01", "command": "run"}
     row = {
         "system": "ffg_u",
@@ -49,10 +45,8 @@ def test_a_table_is_made_again_between_its_marks(pages, tmp_path):
     assert pages.filled(made, tmp_path, "inducing-weights") == made
 
 
-def test_numbers_in_sentences_are_those_of_the_files(monkeypatch):
+def test_numbers_in_sentences_are_those_of_the_files():
     """What the pages say in words, made again from tables.json and the results."""
-    monkeypatch.syspath_prepend(str(ROOT))
-    claims = importlib.import_module("tools.paper_claims.subnetwork")
     content = json.loads((ROOT / "papers" / "tables.json").read_text())
     cells = content["cells"]
     text = {path.stem: path.read_text() for path in (ROOT / "docs" / "experiments").glob("*.md")}

@@ -2,28 +2,19 @@
 
 import json
 from argparse import Namespace
-from importlib import import_module
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 pandas = pytest.importorskip("pandas")
-ROOT = Path(__file__).parents[2]
+
+from benchmarks import table_rivals as rivals  # noqa: E402
+from benchmarks import table_sources as sources  # noqa: E402
+from benchmarks import tables as suite  # noqa: E402
+from tools import tables_page as page  # noqa: E402
 
 
-@pytest.fixture
-def suite(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT))
-    return import_module("benchmarks.tables")
-
-
-@pytest.fixture
-def sources(suite):
-    return import_module("benchmarks.table_sources")
-
-
-def test_there_are_tables_of_every_kind(sources):
+def test_there_are_tables_of_every_kind():
     names = [source.name for source in sources.SOURCES]
     assert len(names) == len(set(names)) >= 15
     assert {source.task for source in sources.SOURCES} == {"regression", "count", "classification"}
@@ -31,7 +22,7 @@ def test_there_are_tables_of_every_kind(sources):
 
 
 @pytest.mark.parametrize(("rows", "folds"), [(300, 10), (3000, 5), (20_000, 2)])
-def test_rows_train_or_test(sources, rows, folds):
+def test_rows_train_or_test(rows, folds):
     made = sources._folds(rows)
     assert len(made) == folds
     for train, test in made:
@@ -42,8 +33,7 @@ def test_rows_train_or_test(sources, rows, folds):
         assert sorted(np.concatenate([test for _, test in made])) == list(range(rows))
 
 
-def test_scores_of_numbers(suite):
-    rivals = import_module("benchmarks.table_rivals")
+def test_scores_of_numbers():
     y = np.array([0.0, 1.0, 2.0, 30.0])
     quantiles = np.tile(10 * suite.LEVELS[:, None], (1, 4))  # uniform on 0 to 10
     made = suite.scores(rivals.Regression(quantiles, np.full(4, 5.0), np.full(4, -np.log(10))), y)
@@ -62,9 +52,7 @@ def test_scores_of_numbers(suite):
         suite.scores(rivals.Regression(quantiles * np.nan, np.full(4, 5.0)), y)
 
 
-def test_scores_of_classes(suite):
-    rivals = import_module("benchmarks.table_rivals")
-    page = import_module("tools.tables_page")
+def test_scores_of_classes():
     probs, y = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [1.0, 0.0]]), np.array([0, 1, 1, 1])
     made = suite.scores(rivals.Classification(probs), y)
     assert made["log_loss"] == pytest.approx(-np.log(0.9) - np.log(0.8) - np.log(0.4) - np.log(1e-7))
@@ -74,7 +62,7 @@ def test_scores_of_classes(suite):
     assert page.ece([made]) == pytest.approx((0.1 + 0.2 + 0.6 + 1.0) / 4, abs=1e-6)
 
 
-def test_finished_runs_are_not_run_again_and_collections_add_up(suite, sources, tmp_path, monkeypatch):
+def test_finished_runs_are_not_run_again_and_collections_add_up(tmp_path, monkeypatch):
     generator = np.random.default_rng(0)
     frame = pandas.DataFrame(
         {"x": generator.normal(size=60), "text": ["a", "b", None] * 20, "t": generator.normal(size=60)}
@@ -99,8 +87,7 @@ def test_finished_runs_are_not_run_again_and_collections_add_up(suite, sources, 
     assert "error" in suite.run_one(tmp_path / "tables", tmp_path / "runs", "own", "linear", 99).lower()
 
 
-def test_coverage_is_marked_where_it_is_off(suite):
-    page = import_module("tools.tables_page")
+def test_coverage_is_marked_where_it_is_off():
     assert page.share(0.93, 0.001, 90) == "93 ± 0"  # within 4 points
     assert page.share(0.80, 0.04, 90) == "80 ± 4"  # within 3 standard errors
     assert page.share(0.80, 0.02, 90) == "80 ± 2 ✗"
@@ -109,7 +96,6 @@ def test_coverage_is_marked_where_it_is_off(suite):
     assert page.coverage(counts, 50, closed=True) == (0.70, 0.05)
 
 
-def test_the_page_shows_the_committed_runs(suite):
-    page = import_module("tools.tables_page")
+def test_the_page_shows_the_committed_runs():
     shown = page.PAGE.read_text().split(page.START)[1].split(page.END)[0]
     assert shown.strip() == page.tables(), "run python -m tools.tables_page"

@@ -1,7 +1,5 @@
 """Kinds of leaf x small networks x data, and how each registered posterior is made for a test."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import inspect

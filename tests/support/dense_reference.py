@@ -1,7 +1,5 @@
 """Naive dense versions, in float64, of what the library computes with structure."""
 
-from __future__ import annotations
-
 import math
 from itertools import product
 

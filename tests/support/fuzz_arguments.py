@@ -5,8 +5,6 @@
 An error is clear if it is a ValueError, a TypeError or an OSError whose message names the argument and says what to give.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

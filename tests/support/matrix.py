@@ -4,8 +4,6 @@ Some posteriors see a leaf only as another one does: entry by entry as `mean_fie
 rarer leaves these only repeat, and run with the slow tests.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import pytest

@@ -1,7 +1,5 @@
 """Files that somebody has changed: headers, tensors and bytes."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

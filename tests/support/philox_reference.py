@@ -1,7 +1,5 @@
 """The numbers of `bayesify.maths.fused_draws.kernel_normals` in plain torch: the reference of the kernels."""
 
-from __future__ import annotations
-
 import math
 
 import torch

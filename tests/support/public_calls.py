@@ -3,8 +3,6 @@
 A call is a function that makes the callable and its arguments afresh, so that one call cannot spoil the next.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import shutil

@@ -1,7 +1,5 @@
 """One small training run that uses everything random, and how to compare two of its results."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

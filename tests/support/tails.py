@@ -1,7 +1,5 @@
 """Counts of normal numbers far out."""
 
-from __future__ import annotations
-
 import numpy as np
 from scipy import stats
 

@@ -1,7 +1,5 @@
 """Models of a stack train exactly as each of them alone with the same random numbers."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Callable

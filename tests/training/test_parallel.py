@@ -1,7 +1,5 @@
 """Several processes against one: the same result up to rounding, whatever the batch sizes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Pruned posteriors: what is kept, counted, trained, stored and refused."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Same seed, same result; a run that was stopped continues to the bit-identical result."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """Checkpoints that somebody has changed are refused in plain words, or continue to the true result."""
 
-from __future__ import annotations
-
 import copy
 import random
 import time

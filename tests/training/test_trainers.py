@@ -1,7 +1,5 @@
 """Every trainer goes by one loop: interrupted anywhere, it continues to the same bits, and never under other conditions."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

@@ -1,7 +1,5 @@
 """The function-space experiments run end to end on tiny problems, resume, and score by known formulas."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The experiments with global inducing points run on tiny problems, go on where they stopped, and judge as they say."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Hamiltonian Monte Carlo side by side draws from the posteriors that are known."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Networks side by side start as said, have the evidence as their bound where it is known, and do not touch each other."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Classification: the recipe, the batches, stored predictions, tables, the command, and training without luck."""
 
-from __future__ import annotations
-
 import json
 import statistics
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Tables of parameters."""
 
-from __future__ import annotations
-
 import pytest
 from bayesify_papers.inducing_weights import parameters
 from bayesify_papers.shared.tables import table

@@ -1,7 +1,5 @@
 """The two-cluster regression: its settings are the paper's, it runs, and it trains without luck."""
 
-from __future__ import annotations
-
 import json
 import statistics
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Studies of many trainings: jobs, the choice of caps, pruning, the ablation."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Subnetworks on shifted images: the published numbers, the pieces, and everything once on tiny images."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

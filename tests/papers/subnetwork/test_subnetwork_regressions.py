@@ -1,7 +1,5 @@
 """The regressions of subnetwork inference: their settings are the paper's, they run, they resume, and their numbers are right."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """How near any matrix is, and how long the transform takes."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The comparison of Gaussian processes: sizes that match, a run that resumes, the table."""
 
-from __future__ import annotations
-
 import json
 from importlib.util import find_spec
 

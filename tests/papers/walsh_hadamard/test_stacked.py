@@ -1,7 +1,5 @@
 """The fast path of a stack is the stack: the same terms, the same training, the same state after an interruption."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The commands of tables 2, 7, 8 and 9 run, go on from what they stored, and compare as they say."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
