@@ -45,7 +45,6 @@ class Intervals(Rule):
 
     @checked
     def __init__(self, score: IntervalScore = "scaled") -> None:
-        super().__init__()
         self.score = score
 
     @checked
@@ -68,7 +67,7 @@ class Intervals(Rule):
         known, targets = as_calibration(prediction, y, self.score)
         by_level = self.score == "quantiles" and isinstance(known, RegressionPredictive)
         scores = partial(interval_scores, self.score, known, targets)
-        self.calibrate(scores if by_level else scores(level=0.5), listed(groups, len(targets)))
+        self.scores, self.groups = scores if by_level else scores(level=0.5), listed(groups, len(targets))
         return self
 
     @checked
@@ -94,10 +93,6 @@ class Intervals(Rule):
         if self.score == "quantiles":
             return center - q, width + q
         return center - q * width, center + q * width
-
-    def config(self) -> dict[str, Any]:
-        """The score."""
-        return {"score": self.score}
 
 
 def as_calibration(prediction: Any, y: Any, score: str) -> tuple[Any, Tensor]:

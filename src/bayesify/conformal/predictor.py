@@ -114,30 +114,28 @@ class Conformal(Predictor):
 
     def config(self) -> dict[str, Any]:
         """The rule with the groups of its calibration rows, and the model's choices."""
-        rule = None
-        if self.rule is not None:
-            rule = {
-                "name": type(self.rule).__name__,
-                "options": self.rule.config(),
-                "groups": self.rule.calibration()[1],
-            }
-        return {"rule": rule, "type": stored_name(self.model), "model": self.model.config()}
+        rule = self.rule
+        if rule is not None and callable(rule.scores):
+            raise ValueError(
+                "conformal.Intervals('quantiles'): scores of every level come from the predictions of the calibration rows, "
+                "which are not stored; calibrate again after loading, or use 'scaled' or 'centrality'"
+            )
+        kept = rule and {"name": type(rule).__name__, "options": rule.config(), "groups": rule.groups}
+        return {"rule": kept, "type": stored_name(self.model), "model": self.model.config()}
 
     def state(self) -> dict[str, Tensor]:
         """The model's, and the scores of the calibration rows."""
-        scores = None if self.rule is None else self.rule.calibration()[0]
-        return with_prefix("model", self.model.state()) | ({} if scores is None else {"scores": scores})
+        scores = self.rule.scores if self.rule is not None else None
+        return with_prefix("model", self.model.state()) | ({"scores": scores} if isinstance(scores, Tensor) else {})
 
     @classmethod
     def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
         """The model over a copy of the network, calibrated as it was."""
         model = STORED[config["type"]].restore(net, config["model"], below("model", state))
-        stored = config["rule"]
-        if stored is None:
-            return cls(model)
-        rule = RULES[stored["name"]](**stored["options"])
-        if "scores" in state:
-            rule.calibrate(state["scores"], listed(stored["groups"], len(state["scores"])))
+        kept = config["rule"]
+        rule = None if kept is None else RULES[kept["name"]](**kept["options"])
+        if rule is not None and "scores" in state:
+            rule.scores, rule.groups = state["scores"], listed(kept["groups"], len(state["scores"]))
         return cls(model, rule)
 
     def fingerprint(self) -> dict[str, str]:

@@ -51,7 +51,6 @@ class Sets(Rule):
         empty: bool = False,
         seed: CountOrZero = 0,
     ) -> None:
-        super().__init__()
         self.score, self.regularization, self.free = score, regularization, free
         self.randomized, self.empty, self.seed = randomized, empty, seed
 
@@ -79,7 +78,7 @@ class Sets(Rule):
             )
         scores = self._scores(probs, seed=2 * self.seed)
         chosen = scores.gather(1, labels.long().to(scores.device).unsqueeze(1)).squeeze(1)
-        self.calibrate(chosen, listed(groups, len(chosen)))
+        self.scores, self.groups = chosen, listed(groups, len(chosen))
         return self
 
     @checked
@@ -100,11 +99,6 @@ class Sets(Rule):
         if not self.empty:
             found[torch.arange(len(probs)), probs.argmax(1)] = True
         return found
-
-    def config(self) -> dict[str, Any]:
-        """The score and its options."""
-        names = ("score", "regularization", "free", "randomized", "empty", "seed")
-        return {name: getattr(self, name) for name in names}
 
     def _scores(self, probs: Tensor, seed: int) -> Tensor:
         """Of every class of every row, [n, C]."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,48 +52,28 @@ def rank_of(level: float, rows: int) -> int:
     return math.ceil((rows + 1) * level - 1e-9)
 
 
-class Rule(ABC):
-    """What calibrates predictions by the scores of calibration rows: `Intervals` or `Sets`."""
+class Rule:
+    """What calibrates predictions by the scores of calibration rows: `Intervals` or `Sets`.
 
-    def __init__(self) -> None:
-        self._scores_of: Tensor | Callable[..., Tensor] | None = None
-        self._groups: list[Hashable] | None = None
+    Attributes:
+        scores: Of the calibration rows, [n, ...], or a function of `level` that gives them; `None` before `fit`.
+        groups: Of the calibration rows, where there are some.
+    """
 
-    @abstractmethod
-    def fit(self, prediction: Any, y: Any, *, groups: Sequence[Hashable] | Tensor | None = None) -> Self:
-        """Take in calibration rows."""
-
-    @abstractmethod
-    def config(self) -> dict[str, Any]:
-        """Its arguments as plain data."""
-
-    def calibrate(self, scores: Tensor | Callable[..., Tensor], groups: list[Hashable] | None) -> None:
-        """Take in the scores of calibration rows, [n, ...], or a function of `level` that gives them, and the rows' groups."""
-        self._scores_of, self._groups = scores, groups
+    scores: Tensor | Callable[..., Tensor] | None = None
+    groups: list[Hashable] | None = None
 
     def thresholds(self, level: float, new: list[Hashable] | None) -> Tensor:
-        """The threshold of each new row by its group, [m, ...]; without groups one for all, [1, ...].
-
-        Raises:
-            ValueError: If nothing was fitted, or groups do not fit.
-        """
-        if self._scores_of is None:
+        """See `by_group`; a `ValueError` where nothing was fitted."""
+        if self.scores is None:
             raise ValueError(f"conformal.{type(self).__name__}: no calibration rows; call fit(prediction, y) first")
-        scores = self._scores_of if isinstance(self._scores_of, Tensor) else self._scores_of(level=level)
-        return by_group(scores, self._groups, new, level)
+        scores = self.scores if isinstance(self.scores, Tensor) else self.scores(level=level)
+        return by_group(scores, self.groups, new, level)
 
-    def calibration(self) -> tuple[Tensor | None, list[Hashable] | None]:
-        """Scores and groups of the calibration rows, to be stored.
-
-        Raises:
-            ValueError: If scores depend on the level, so that no number of them says what the predictions of the rows do.
-        """
-        if self._scores_of is not None and not isinstance(self._scores_of, Tensor):
-            raise ValueError(
-                "conformal.Intervals('quantiles'): scores of every level come from the predictions of the calibration rows, "
-                "which are not stored; calibrate again after loading, or use 'scaled' or 'centrality'"
-            )
-        return self._scores_of, self._groups
+    def config(self) -> dict[str, Any]:
+        """Its arguments as plain data."""
+        arguments = inspect.signature(type(self).__init__).parameters
+        return {key: getattr(self, key) for key in arguments if key != "self"}
 
 
 def by_group(scores: Tensor, groups: Sequence[Hashable] | None, new: Sequence[Hashable] | None, level: float) -> Tensor:
