@@ -24,6 +24,11 @@ from bayesify.running.caching import constant
 from bayesify.weights.catalog import Layer
 
 
+def _layers(block: list[tuple[Layer, ...]]) -> list[Layer]:
+    """The layers of a block, group after group."""
+    return [layer for group in block for layer in group]
+
+
 class InducingWeights(Posterior):
     r"""Each layer's weights given a small matrix of inducing weights U (Ritter et al. 2021; FFG-U, FCG-U, Ensemble-U).
 
@@ -124,7 +129,7 @@ class InducingWeights(Posterior):
                 parts = zip(*(self._start(layer, values) for layer in group), strict=True)
                 begun.append([torch.stack(part) for part in parts])
             z_row, z_col, means = map(list, zip(*begun, strict=True))
-            spreads = [self._spread_start(layer, values) for group in block for layer in group]
+            spreads = [self._spread_start(layer, values) for layer in _layers(block)]
             self.augmentations.append(Augmentation(z_row, z_col, self.max_lambda, self._lambdas(spreads)))
             if self.shared is None:
                 self.inducing.append(self._family(torch.cat(means), spreads))
@@ -216,8 +221,8 @@ class InducingWeights(Posterior):
             columns.append(rest)
         weights: dict[str, Tensor] = {}
         drawn = conditional_draws(given, self._low_precision(request, like))
-        for block, matrices, rest in zip(self.blocks, drawn, columns, strict=True):
-            self._unpack(block, matrices, rest, weights)
+        for block, groups, rest in zip(self.blocks, drawn, columns, strict=True):
+            self._unpack(block, [matrix for group in groups for matrix in group.unbind(0)], rest, weights)
         weights = {name: request.prior.color(name, value) for name, value in weights.items()}
         return weights, self._kl(factors, request.num_data)
 
@@ -241,7 +246,7 @@ class InducingWeights(Posterior):
 
         The scale of a layer is its first weight's; where the bias has another one, its column is multiplied by the ratio.
         """
-        layers = [layer for group in block for layer in group]
+        layers = _layers(block)
         first = [prior.std[layer.weights[0].name] for layer in layers]
         columns: list[list[Tensor] | None] = []
         for layer in layers:
@@ -265,15 +270,12 @@ class InducingWeights(Posterior):
         into: dict[str, Tensor],
         power: int = 1,
     ) -> None:
-        rest = iter(columns)
-        for group, stacked in zip(block, matrices, strict=True):
-            for layer, matrix in zip(group, stacked.unbind(0), strict=True):
-                ratios = next(rest)
-                for index, (name, value) in enumerate(layer.from_matrix(matrix).items()):
-                    if ratios is not None and index:
-                        ratio = ratios[index] ** power
-                        value = value * ratio.reshape(ratio.shape + (1,) * (value.ndim - 1))
-                    into[name] = value
+        for layer, matrix, ratios in zip(_layers(block), matrices, columns, strict=True):
+            for index, (name, value) in enumerate(layer.from_matrix(matrix).items()):
+                if ratios is not None and index:
+                    ratio = ratios[index] ** power
+                    value = value * ratio.reshape(ratio.shape + (1,) * (value.ndim - 1))
+                into[name] = value
 
     # -- bound and moments -----------------------------------------------------------------------------------------
 
@@ -309,8 +311,8 @@ class InducingWeights(Posterior):
         result: dict[str, Tensor] = {}
         for block, u, factor in zip(self.blocks, self._mean_u(factors), factors, strict=False):
             sigma, columns = self._sigma(block, self._prior(), u)
-            matrices = conditional_mean(factor, u * sigma.reshape(sigma.shape[0], -1, 1, 1))
-            self._unpack(block, [matrix[:, 0] for matrix in matrices], columns, result)
+            groups = conditional_mean(factor, u * sigma.reshape(sigma.shape[0], -1, 1, 1))
+            self._unpack(block, [matrix for group in groups for matrix in group[:, 0]], columns, result)
         return {name: self._prior().color(name, value.unsqueeze(0))[0] for name, value in result.items()}
 
     def variance(self) -> dict[str, Tensor]:
@@ -329,17 +331,14 @@ class InducingWeights(Posterior):
         for index, block in enumerate(self.blocks):
             factor, scale = factors[index], self._augmented()[index].scale()
             sigma, columns = self._sigma(block, self._prior(), factor.row_rest)
-            spreads, position = [], 0
-            for group, row, col in zip(block, factor.row_reach, factor.col_reach, strict=True):
-                members = range(position, position + len(group))
-                spread = torch.stack([self._spread(index, factors, row, col, position, member) for member in members])
+            rows, cols = ([reach for group in side for reach in group] for side in (factor.row_reach, factor.col_reach))
+            spreads = []
+            for member, (row, col) in enumerate(zip(rows, cols, strict=True)):
+                spread = self._spread(index, factors, row, col, member)
                 if scale is not None:
-                    kept = row.square().sum(-2).unsqueeze(-1) * col.square().sum(-2).unsqueeze(-2)
-                    spread = spread + scale[members.start : members.stop, None, None].square() * (1 - kept).clamp_min(0)
-                spreads.append(
-                    spread * sigma[members.start : members.stop].reshape(len(group), -1)[:, :1, None].square()
-                )
-                position = members.stop
+                    kept = torch.outer(row.square().sum(0), col.square().sum(0))
+                    spread = spread + scale[member].square() * (1 - kept).clamp_min(0)
+                spreads.append(spread * sigma[member].reshape(-1)[0].square())
             self._unpack(block, spreads, columns, result, power=2)
         if len(self._prior().std_variance):
             mean, stds, variances = self.mean(), self._prior().std, self._prior().std_variance
@@ -361,36 +360,24 @@ class InducingWeights(Posterior):
             return {"shared": self._families()[0].covariance()[0]}
         result: dict[str, Tensor] = {}
         for block, family in zip(self.blocks, self._families(), strict=True):
-            names = [layer.name for group in block for layer in group]
+            names = [layer.name for layer in _layers(block)]
             result |= dict(zip(names, family.covariance().unbind(0), strict=True))
         return result
 
-    def _spread(
-        self, block: int, factors: list[Factors], row: Tensor, col: Tensor, position: int, member: int
-    ) -> Tensor:
-        """Variance of one layer's W / sigma that comes from its U: [d_out, d_in].
-
-        Args:
-            block: Index of the layer's block.
-            factors: Of every block.
-            row: Row reach of the layer's group.
-            col: Column reach of the layer's group.
-            position: Where the group starts in the block.
-            member: Where the layer stands in the block.
-        """
-        own_row, own_col = row[member - position], col[member - position]
+    def _spread(self, block: int, factors: list[Factors], row: Tensor, col: Tensor, member: int) -> Tensor:
+        """Variance of W / sigma that comes from U, [d_out, d_in], of a block's member, from its row and column reach."""
         if self.shared is None:
             if not self.whiten:
-                own_row = torch.linalg.solve_triangular(factors[block].row_tril[member].mT, own_row, upper=True)
-                own_col = torch.linalg.solve_triangular(factors[block].col_tril[member].mT, own_col, upper=True)
-            return self._families()[block].reached_variance(own_row, own_col, member)
+                row = torch.linalg.solve_triangular(factors[block].row_tril[member].mT, row, upper=True)
+                col = torch.linalg.solve_triangular(factors[block].col_tril[member].mT, col, upper=True)
+            return self._families()[block].reached_variance(row, col, member)
         top, scale = factors[-1], self._augmented()[-1].scale()
-        above_row = top.row_reach[0][0][:, member * self.rows : (member + 1) * self.rows] @ own_row
-        above_col = top.col_reach[0][0] @ own_col
+        above_row = top.row_reach[0][0][:, member * self.rows : (member + 1) * self.rows] @ row
+        above_col = top.col_reach[0][0] @ col
         spread = self._families()[0].reached_variance(above_row, above_col, 0)
         if scale is not None:
-            whole = own_row.square().sum(0)[:, None] * own_col.square().sum(0)
-            known = above_row.square().sum(0)[:, None] * above_col.square().sum(0)
+            whole = torch.outer(row.square().sum(0), col.square().sum(0))
+            known = torch.outer(above_row.square().sum(0), above_col.square().sum(0))
             spread = spread + scale.square() * (whole - known).clamp_min(0)
         return spread
 
@@ -422,7 +409,7 @@ class InducingWeights(Posterior):
         """Trainable scalars by layer, counted with its first weight; what is shared by all layers is left out."""
         counts: dict[str, int | None] = {}
         for index, block in enumerate(self.blocks):
-            part, layers = self._augmented()[index], sum(len(group) for group in block)
+            part, layers = self._augmented()[index], len(_layers(block))
             small = [part.raw_d_row, part.raw_d_col, *([part.raw_lambda] if part.raw_lambda is not None else [])]
             small += list(self._families()[index].parameters()) if self.shared is None else []
             each = sum(parameter.numel() for parameter in small) // layers
