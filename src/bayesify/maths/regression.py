@@ -65,55 +65,49 @@ class Regression:
         return outputs * self.log_det + 0.5 * (drawn.square() - noise.square()).sum((-1, -2, -3))
 
 
-def regress(gram: Tensor, cross: Tensor, careful: str | None = None) -> Regression:
-    r"""Solve G regressions from the two matrices that they depend on, in float64 where the device has it.
+@dataclass(frozen=True)
+class Problem:
+    r"""The two matrices that G regressions depend on; they are solved in float64 where the device has it.
 
     In float32 the prior's identity is lost beside B from about $\lVert B \rVert = 10^4$ on; in float64 it is kept up to
     $10^{12}$ whatever the matrices are, and further where that size is only one of units of columns.
 
     Args:
         gram: B, [*batch, G, D, D].
-        cross: $T^\top A^\top \Lambda V$, [*batch, G, D, R].
+        cross: $C = T^\top A^\top \Lambda V$, [*batch, G, D, R].
         careful: What $I + B$ is, for warnings and errors: a matrix that is not finite is an error then, and one that rounding has
             made indefinite is replaced by the nearest one with all eigenvalues at least 1, which $I + B$ has by construction,
             so that no variance exceeds the prior's. Without it, a failure is noted in the result.
-
-    Raises:
-        ValueError: If a matrix is not finite, and `careful` is given.
-    """
-    gram, cross = widened(gram), widened(cross)
-    eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-    precision = gram + eye
-    if careful is not None and should_check(gram) and not bool(torch.isfinite(precision).all()):
-        size = gram.shape[-1]
-        raise ValueError(
-            f"{careful} ({size} x {size}) is not finite; lower the learning rate, or start from a smaller precision, and look for "
-            "infinity in what the layers below make of the inducing inputs"
-        )
-    root, logs, failed = _InverseFactor.apply(precision, eye, careful)
-    failed = failed + torch.isfinite(logs).logical_not()  # infinity goes through a factorization unnoticed
-    if careful is not None and not should_check(logs):
-        logs = torch.where(failed > 0, torch.nan, logs)
-    return Regression(root.mT @ (root @ cross), root, logs.sum(-1), failed)
-
-
-@dataclass(frozen=True)
-class Problem:
-    r"""The two matrices of G regressions, and what is done where a factorization fails: see `regress`.
-
-    Args:
-        gram: B, [*batch, G, D, D].
-        cross: $C = T^\top A^\top \Lambda V$, [*batch, G, D, R].
-        careful: See `regress`.
     """
 
     gram: Tensor
     cross: Tensor
     careful: str | None = None
 
+    def _wide(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Both matrices in float64, and the identity."""
+        gram, cross = widened(self.gram), widened(self.cross)
+        return gram, cross, torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+
     def solve(self) -> Regression:
-        """The posterior."""
-        return regress(self.gram, self.cross, self.careful)
+        """The posterior.
+
+        Raises:
+            ValueError: If a matrix is not finite, and `careful` is given.
+        """
+        gram, cross, eye = self._wide()
+        precision = gram + eye
+        if self.careful is not None and should_check(gram) and not bool(torch.isfinite(precision).all()):
+            size = gram.shape[-1]
+            raise ValueError(
+                f"{self.careful} ({size} x {size}) is not finite; lower the learning rate, or start from a smaller precision, and "
+                "look for infinity in what the layers below make of the inducing inputs"
+            )
+        root, logs, failed = _InverseFactor.apply(precision, eye, self.careful)
+        failed = failed + torch.isfinite(logs).logical_not()  # infinity goes through a factorization unnoticed
+        if self.careful is not None and not should_check(logs):
+            logs = torch.where(failed > 0, torch.nan, logs)
+        return Regression(root.mT @ (root @ cross), root, logs.sum(-1), failed)
 
     def draw(self, noise: Tensor, kl_form: str) -> tuple[Tensor, Tensor, Tensor]:
         r"""A draw, its KL and `failed`; with the closed KL by a gradient written out, in half of the operations.
@@ -125,8 +119,7 @@ class Problem:
             kl_form: `"closed"` or `"sampled"`.
         """
         if kl_form == "closed" and self.careful is None and not transforming():
-            gram, cross = widened(self.gram), widened(self.cross)
-            eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+            gram, cross, eye = self._wide()
             drawn, kl, failed, _, _ = _Drawn.apply(gram, cross, noise.to(gram.dtype), eye)
             return drawn, kl, failed
         found = self.solve()
