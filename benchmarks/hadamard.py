@@ -69,7 +69,7 @@ def convolution_on_cpu(seconds: float, channels: int = 128, side: int = 16, batc
 
 @torch.no_grad()
 def transform_on_gpu() -> dict[str, float]:
-    """The same on a GPU with tf32 products, calls in a row timed by events, and inside a recorded graph."""
+    """The same on a GPU with tf32 products, calls in a row timed by events, and inside a captured graph."""
     torch.backends.cuda.matmul.allow_tf32 = True
     found = {}
     for size in (512, 4096, 16384):

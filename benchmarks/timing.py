@@ -101,7 +101,7 @@ def small_cnn() -> nn.Module:
 
 
 def rounded(figures: Any, digits: int) -> Any:
-    """Figures with so many digits after the point, in dictionaries too."""
+    """Figures with a number of digits after the point, in dictionaries too."""
     if isinstance(figures, dict):
         return {key: rounded(value, digits) for key, value in figures.items()}
     return round(figures, digits) if isinstance(figures, float) else figures

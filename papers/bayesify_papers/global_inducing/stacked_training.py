@@ -119,7 +119,7 @@ def train(
 
 
 def bounds(stack: ModelStack, x: Tensor, y: Tensor, num_draws: int = 100, seed: int = 0) -> Tensor:
-    """The bound of each model on all its data, [R], from so many draws of the weights."""
+    """The bound of each model on all its data, [R], from a number of draws of the weights."""
     return bound_parts(stack, x, y, num_draws, seed).mean(0)
 
 
