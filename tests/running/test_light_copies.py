@@ -79,6 +79,21 @@ def test_a_module_with_weights_that_is_met_first_elsewhere_is_copied(nested: boo
     assert own is not original
     assert own._parameters is not original._parameters
     assert copied.root[1] is net[1]
+    assert all(part is own for part in copied.owned.values())
+
+
+def test_parts_of_a_shared_module_are_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both paths have names, of which the second is not walked."""
+    net = nn.Sequential(nn.Sequential(nn.Linear(2, 2)), nn.Tanh())
+    net.append(net[0])
+    roots: list[str | None] = []
+    copy = LightCopy._copy
+    monkeypatch.setattr(
+        LightCopy, "_copy", lambda self, module, path: (roots.append(path), copy(self, module, path))[1]
+    )
+    copied = LightCopy(net, hooks=False, owners={"0.0", "2.0"})
+    assert copied.owned["0.0"] is copied.owned["2.0"] is copied.root[0][0]
+    assert roots.count("") == 1
 
 
 class Keeps(nn.Module):

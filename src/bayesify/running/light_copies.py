@@ -33,7 +33,7 @@ _CONTAINERS = frozenset((list, dict, set, deque, OrderedDict, defaultdict))
 CONTAINER_LIMIT = 1024
 """Entries of a container that a pass may change in place; larger ones are tables, such as a vocabulary, which passes read."""
 
-_HOLDERS: dict[int, tuple[weakref.ref[nn.Module], Any, tuple[str, ...], tuple[str, ...]]] = {}
+_HOLDERS: dict[int, tuple[weakref.ref[nn.Module], Any, tuple[tuple[str, ...], tuple[str, ...]]]] = {}
 """Attributes of a module beside its children that hold modules, and those that are containers without modules, with what the
 attributes were when they were looked for; by the module's id, since a weak key takes as long as the copy."""
 _KINDS: dict[type, tuple[bool, bool]] = {}
@@ -79,14 +79,20 @@ class LightCopy:
         self.complete = True
         self.root = self._copy(network, "")
         if self._owners is not None and len(self.owned) < len(self._owners):
-            self._copy_by_identity(network)
+            self._find_others(network, self._owners)
 
-    def _copy_by_identity(self, network: nn.Module) -> None:
-        """The copy once more, where a module whose slots will be filled was met first at a path that no weight names."""
-        self._filled = {id(network.get_submodule(path)) for path in self._owners or ()}
-        for known in (self._shared, self._clones, self._pairs, self._scripted, self._containers, self.owned):
-            known.clear()
-        self.root = self._copy(network, "")
+    def _find_others(self, network: nn.Module, owners: Collection[str]) -> None:
+        """Modules whose slots will be filled that were met first at a path which no weight names, as parts of shared modules are.
+
+        Where one of torch's own leaf modules stood for itself there, the copy is made once more.
+        """
+        modules = {path: network.get_submodule(path) for path in owners if path not in self.owned}
+        self._filled = {id(module) for module in modules.values()}
+        if not self._filled <= self._clones.keys():
+            for known in (self._shared, self._clones, self._pairs, self._scripted, self._containers, self.owned):
+                known.clear()
+            self.root = self._copy(network, "")
+        self.owned |= {path: self[module] for path, module in modules.items()}
 
     def __getitem__(self, module: nn.Module) -> nn.Module:
         """The copy of one module of the tree."""
@@ -109,8 +115,8 @@ class LightCopy:
         kind, state = type(module), module.__dict__
         leaf, scripted = _KINDS.get(kind) or _kind(kind)
         evaluate, children = self._evaluate, state.get("_modules")
-        is_owner = is_owner or place in self._filled
-        if leaf and not is_owner and not children and not (evaluate and state["training"]) and _is_unhooked(state):
+        stays = leaf and not is_owner and not children and not (evaluate and state["training"])
+        if stays and _is_unhooked(state) and place not in self._filled:
             self._shared[place] = module
             return module
         if scripted:
@@ -204,8 +210,8 @@ def _holders(module: nn.Module, state: dict[str, Any]) -> tuple[tuple[str, ...],
         names = tuple(key for key in state.keys() - _STANDARD if _holds_modules(state[key], set()))
         others = () if own else tuple(key for key in state.keys() - _STANDARD - {*names} if _is_container(state[key]))
         dead = weakref.ref(module, lambda ref: _forget(place, ref))
-        known = _HOLDERS[place] = dead, now, names, others
-    return known[2:]
+        known = _HOLDERS[place] = dead, now, (names, others)
+    return known[2]
 
 
 def _is_container(value: Any) -> bool:
