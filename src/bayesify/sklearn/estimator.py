@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from typing import Any, Self
 
 import numpy as np
@@ -49,6 +50,7 @@ NONE = "no_validation"
 """scikit-learn's word for X or y that are not there."""
 HIDDEN, ACTIVATION = (50,), "tanh"
 """Of the network for methods by name."""
+_comparing = cache(checked)  # annotations are read once
 LATER_EFFORT = 0.25
 """Share of the training that a later call of `partial_fit` gets."""
 
@@ -302,7 +304,7 @@ class BayesianEstimator(StoredEstimator):
         """
         kind, owner = type(self), type(self).__name__
         # As scikit-learn wants it, parameters are compared with their annotations when they are used, not when they are given.
-        checked(kind.__init__)(kind.__new__(kind), **self.get_params(deep=False))
+        _comparing(kind.__init__)(kind.__new__(kind), **self.get_params(deep=False))
         try:
             check_random_state("a flag" if isinstance(self.random_state, bool | np.bool_) else self.random_state)
         except ValueError:
