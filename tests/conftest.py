@@ -7,24 +7,32 @@ from functools import cache
 from typing import Any
 
 import pytest
-import torch
-
-torch.set_num_threads(1)
 
 
-def seed_the_only_generator(seed: int) -> torch.Generator:
-    """`torch.manual_seed` where there is no accelerator: it would write down the call stack for each kind of those, 1 ms a call."""
-    return torch.default_generator.manual_seed(int(seed))
+def pytest_configure(config: pytest.Config) -> None:
+    """Torch says once that a projected LSTM takes its slower path; that is no fault of a test.
 
+    Torch is set up where tests run: the process that only hands them to workers does not load it.
+    """
+    config.addinivalue_line("filterwarnings", "ignore:LSTM with projections is not supported with oneDNN")
+    copyreg._slotnames = cache(
+        copyreg._slotnames
+    )  # for each OrderedDict of a module that is copied it would look again
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        import torch
 
-if not torch.accelerator.is_available():
-    torch.manual_seed = seed_the_only_generator
-copyreg._slotnames = cache(copyreg._slotnames)  # for each OrderedDict of a module that is copied it would look again
+        torch.set_num_threads(1)
+        if (
+            not torch.accelerator.is_available()
+        ):  # it would write down the call stack for each kind of those, 1 ms a call
+            torch.manual_seed = lambda seed: torch.default_generator.manual_seed(int(seed))
 
 
 @pytest.fixture(autouse=True)
 def fixed_seed() -> Iterator[None]:
     """Every test starts from the same global seed and leaves the global generator as it found it."""
+    import torch
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
@@ -55,9 +63,9 @@ def operators_looked_up_once() -> Iterator[None]:
         yield
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Torch says once that a projected LSTM takes its slower path; that is no fault of a test."""
-    config.addinivalue_line("filterwarnings", "ignore:LSTM with projections is not supported with oneDNN")
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Exports to ONNX come first, so that what the exporter loads and looks up in seconds stays with one worker."""
+    items.sort(key=lambda item: "operators_looked_up_once" not in getattr(item, "fixturenames", ()))
 
 
 @pytest.hookimpl(wrapper=True)

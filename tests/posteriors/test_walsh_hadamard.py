@@ -583,7 +583,7 @@ def test_an_mlp_learns_with_the_defaults(covariance: str, seeds: int) -> None:
         net = nn.Sequential(nn.Linear(1, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1))
         bnn = bayesify.bayesianize(net, posteriors.WalshHadamard(covariance), likelihood=likelihoods.Gaussian(0.01))  # type: ignore[arg-type]
         optimizer = torch.optim.Adam(bnn.parameters(), lr=1e-2)
-        for _ in range(300):
+        for _ in range(200):
             optimizer.zero_grad()
             (-bnn.elbo(x, y, num_data=128) / 128).backward()
             optimizer.step()

@@ -32,25 +32,32 @@ def blocks(page: Path) -> list[str]:
 WITH_CODE = [page for page in PAGES if page.exists() and blocks(page)]
 
 
-def runs() -> list[pytest.param]:
-    """Each page with trainings as they are written; where it asserts nothing, brief ones, and the whole ones are slow."""
+def runs(exports: bool) -> pytest.MarkDecorator:
+    """Each page with trainings as they are written; where it asserts nothing, brief ones, and the whole ones are slow.
+
+    Args:
+        exports: Whether those pages that export to ONNX, or the others.
+    """
     found = []
-    for page in WITH_CODE:
+    for page in (page for page in WITH_CODE if (NEEDS.get(page.name) == "onnxruntime") == exports):
         name = str(page.relative_to(ROOT))
         if re.search(r"^ *assert ", "".join(blocks(page)), re.MULTILINE):
             found.append(pytest.param(page, "whole", id=name))
         else:
             found.append(pytest.param(page, "brief", id=name))
             found.append(pytest.param(page, "whole", id=f"{name}-whole", marks=pytest.mark.slow))
-    return found
+    return pytest.mark.parametrize(("page", "trainings"), found, indirect=["trainings"])
 
 
-@pytest.mark.parametrize(("page", "trainings"), runs(), indirect=["trainings"])
-def test_blocks_run(page, trainings, tmp_path, monkeypatch, request):
+@runs(exports=True)
+def test_blocks_with_exports_run(page, trainings, tmp_path, monkeypatch, operators_looked_up_once):
+    test_blocks_run(page, trainings, tmp_path, monkeypatch)
+
+
+@runs(exports=False)
+def test_blocks_run(page, trainings, tmp_path, monkeypatch):
     if page.name in NEEDS:
         pytest.importorskip(NEEDS[page.name])
-    if NEEDS.get(page.name) == "onnxruntime":
-        request.getfixturevalue("operators_looked_up_once")
     if page.name == "transformers.md":  # the folder of tests that is called `datasets` is not the package of that name
         monkeypatch.setattr("transformers.trainer.is_datasets_available", lambda: False)
     monkeypatch.chdir(tmp_path)

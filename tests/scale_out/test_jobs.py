@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import importlib.util
 import json
-import os
 import random
 import signal
 import subprocess
@@ -16,42 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from job_functions import mortal, mortal_noise, noise
 
 from bayesify.scale_out import JobsFailed, engines, jobs, read_results, run_jobs
-
-
-def noise(job: dict[str, Any]) -> dict[str, Any]:
-    """What a job sees: its data, the global generators, the threads."""
-    x = torch.linspace(0, 1, 1 << 16).square().sum()
-    return {
-        "twice": 2 * job["x"],
-        "torch": torch.randn(()).item(),
-        "numpy": float(np.random.rand()),  # noqa: NPY002
-        "python": random.random(),
-        "sum": x.item(),
-        "threads": torch.get_num_threads(),
-    }
-
-
-def mortal(job: dict[str, Any]) -> dict[str, Any]:
-    """Counts its attempts in a file and kills its own process in the first of them."""
-    count = Path(job["count"])
-    with count.open("a") as file:
-        file.write(".")
-    if len(count.read_text()) <= job.get("deaths", 0):
-        os.kill(os.getpid(), signal.SIGKILL)
-    if len(count.read_text()) <= job.get("errors", 0):
-        raise ValueError("not yet")
-    return {"x": job["x"]}
-
-
-def mortal_noise(job: dict[str, Any]) -> dict[str, Any]:
-    """Both."""
-    mortal(job)
-    return noise(job)
 
 
 def make(folder: Path, count: int, **special: dict[str, int]) -> dict[str, dict[str, Any]]:

@@ -124,7 +124,7 @@ def test_more_weights_than_rows_do_not_take_noise_for_signal() -> None:
 def test_leverage_counts_the_fitted_parameters() -> None:
     """Of a linear network under a wide prior h sums to its parameters: the hat matrix of least squares with an intercept."""
     rows = curve(40, 0.5)
-    start = settle(make_network(2, (), "tanh", 1, 0), rows, Plan(METHODS["laplace"], {}, 100.0, epochs=800))
+    start = settle(make_network(2, (), "tanh", 1, 0), rows, Plan(METHODS["laplace"], {}, 100.0, epochs=500))
     design = np.column_stack((rows.x, np.ones(40)))
     hat = np.diag(design @ np.linalg.solve(design.T @ design, design.T))
     assert start.leverage is not None
