@@ -254,3 +254,24 @@ def test_bad_use():
         swag.fit([(torch.ones(1, 2), torch.ones(1, 1))], 0)
     with pytest.raises(TypeError, match=r"torch\.nn\.Module"):
         baselines.SWAG("net", "categorical")
+
+
+def test_tracked_statistics_of_instance_normalization_are_those_of_each_draw():
+    torch.manual_seed(0)
+    x = torch.randn(6, 1, 8, dtype=torch.float64)
+    norm = nn.InstanceNorm1d(2, track_running_stats=True)
+    plain = nn.Sequential(nn.Conv1d(1, 2, 3), norm, nn.Flatten(), nn.Linear(12, 1)).double().eval()
+    swag = baselines.SWAG(plain, likelihoods.Gaussian(0.1), rank=0)
+    for _ in range(3):
+        with torch.no_grad():
+            plain[0].weight.add_(torch.randn_like(plain[0].weight))
+        swag.collect(plain)
+    with pytest.raises(ValueError, match="give loader="):
+        swag.draw(2)
+    draws = swag.draw(2, loader=[(x, torch.zeros(6, 1))])
+    for index, outputs in enumerate(draws(x)):
+        own = copy.deepcopy(plain)
+        own.load_state_dict({name: value[index] for name, value in draws.weights.items()}, strict=False)
+        own[1].momentum = 1.0
+        own.train()(x)
+        torch.testing.assert_close(outputs, own.eval()(x))
