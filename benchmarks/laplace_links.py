@@ -86,7 +86,8 @@ def main() -> None:
     figures = {}
     for name in given.networks:
         own = [row for job, row in rows.items() if job[0] == name]
-        figures[name] = compared({key: round(fmean(row[key] for row in own), 5) for key in own[0]})
+        if own:
+            figures[name] = compared({key: round(fmean(row[key] for row in own), 5) for key in own[0]})
     figures |= {f"{name}, seed {seed}": compared(row) for (name, seed, *_), row in rows.items()}
     record("laplace_links", figures, unit="nats per example", aim={"ours_less_their_best": 0.005})
 
