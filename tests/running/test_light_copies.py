@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -125,3 +127,37 @@ def test_containers_that_a_pass_changes_are_its_own_until_they_are_given_back() 
     assert net.list[0] is x
     assert net.dict is kept
     assert kept["b"] is net.layer
+
+
+class KeepsNested(nn.Module):
+    """Changes containers in containers, one of which holds itself, and one in a list that is too large with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state: dict = {"k": [], "n": 0, "deep": [{"a": deque([0], maxlen=2)}]}
+        self.state["self"] = self.state
+        self.same = self.state["k"]
+        self.tables: list = [{"n": 0}, dict.fromkeys(range(CONTAINER_LIMIT))]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.state["self"]["n"] += 1
+        self.same.append(1)
+        self.state["deep"][0]["a"].append(1)
+        self.tables[0]["n"] += 1
+        return x
+
+
+def test_containers_in_containers_are_a_passs_own_until_they_are_given_back() -> None:
+    net = KeepsNested()
+    kept, inner = net.state, net.state["deep"][0]["a"]
+    copied = LightCopy(net, hooks=False, owners=set())
+    copied.root(torch.ones(1))
+    assert copied.root.state["k"] is copied.root.same
+    assert (net.state["n"], net.state["k"], inner) == (0, [], deque([0]))
+    assert net.tables[0]["n"] == 1  # too large as a whole: shared as a whole
+    assert copied.root.tables is net.tables
+    copied.write_back()
+    assert net.state is net.state["self"] is kept
+    assert (net.state["n"], net.state["k"], inner) == (1, [1], deque([0, 1]))
+    assert net.state["k"] is net.same
+    assert net.state["deep"][0]["a"] is inner

@@ -8,7 +8,7 @@ import operator
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -31,7 +31,8 @@ _PLAIN = frozenset((*_ATOMIC, bool))
 
 _CONTAINERS = frozenset((list, dict, set, deque, OrderedDict, defaultdict))
 CONTAINER_LIMIT = 1024
-"""Entries of a container that a pass may change in place; larger ones are tables, such as a vocabulary, which passes read."""
+"""Entries of a container, with those of the containers in it, that a pass may change in place; larger ones are tables, such as a
+vocabulary, which passes read."""
 
 _HOLDERS: dict[int, tuple[weakref.ref[nn.Module], Any, tuple[tuple[str, ...], tuple[str, ...]]]] = {}
 """Attributes of a module beside its children that hold modules, and those that are containers without modules, with what the
@@ -48,7 +49,8 @@ class LightCopy:
     """A module tree with the same tensors and its own slots and modes.
 
     Attributes of any kind that hold modules of the tree (lists, dicts, bound methods, objects) hold the copies instead;
-    containers of up to `CONTAINER_LIMIT` entries are copied, except those of torch's own modules; all others are shared.
+    containers are copied with the containers in them, where these have up to `CONTAINER_LIMIT` entries in all, except those of
+    torch's own modules; all others are shared, and so is what a tuple or another object holds.
     Microseconds for each module.
 
     Args:
@@ -73,7 +75,7 @@ class LightCopy:
         self._clones: dict[int, nn.Module] = {}
         self._pairs: list[_Pair] = []
         self._scripted: list[tuple[nn.Module, nn.Module]] = []
-        self._containers: dict[int, tuple[Any, Any]] = {}
+        self._containers: dict[int, tuple[Any, Any, list[Any]]] = {}
         self._filled: set[int] = set()
         self.owned: dict[str, nn.Module] = {}
         self.complete = True
@@ -156,16 +158,25 @@ class LightCopy:
         return clone
 
     def _copy_container(self, container: Any) -> Any:
-        """The copy of a container, one for all attributes that hold it."""
-        found = self._containers.get(id(container))
-        if found is None:
-            found = self._containers[id(container)] = container, container.copy()
-        return found[1]
+        """The copy of a container and of those in it, one for all that hold it; the very container if they are too large."""
+        if id(container) in self._containers:
+            return self._containers[id(container)][1]
+        found = _nested(container)
+        copies = {place: one.copy() for place, one in found.items() if place not in self._containers}
+        for place, own in copies.items():
+            self._containers[place] = found[place], own, []
+        for place, own in copies.items():
+            if len(found) > 1 and not isinstance(own, set):
+                for key, held in list(own.items() if isinstance(own, dict) else enumerate(own)):
+                    if id(held) in found:
+                        own[key] = self._containers[id(held)][1]
+            self._containers[place][2].extend(_entries(own))
+        return self._containers[id(container)][1] if found else container
 
     def write_back(self) -> None:
         """Give the modules what a pass has assigned to attributes, buffers and children of their copies, or put into containers."""
-        for container, own in self._containers.values():
-            if not _same(_entries(container), _entries(own)):
+        for container, own, entries in self._containers.values():
+            if not _same(_entries(own), entries):
                 self._write_container(container, own)
         for original, clone, before, children in self._pairs:
             now = clone.__dict__
@@ -182,13 +193,16 @@ class LightCopy:
         """Modules and containers by the ids of their copies."""
         originals: dict[int, Any] = {id(pair[1]): pair[0] for pair in self._pairs}
         originals |= {id(clone): module for module, clone in self._scripted}
-        return originals | {id(own): container for container, own in self._containers.values()}
+        return originals | {id(own): container for container, own, _ in self._containers.values()}
 
     def _write_container(self, container: Any, own: Any) -> None:
         originals = self._originals()
-        entries = _swap(own, lambda held: originals.get(id(held), held), {})
         container.clear()
-        (container.extend if isinstance(container, (list, deque)) else container.update)(entries)
+        if isinstance(own, dict):
+            container.update({_give_back(key, originals): _give_back(held, originals) for key, held in own.items()})
+        else:
+            add = container.update if isinstance(own, set) else container.extend
+            add(_give_back(held, originals) for held in own)
 
     def _write_back(self, original: nn.Module, now: dict[str, Any], before: dict[str, Any]) -> None:
         originals = self._originals()
@@ -196,8 +210,7 @@ class LightCopy:
         original._modules.update({name: originals.get(id(child), child) for name, child in now["_modules"].items()})
         for key, value in now.items():
             if value is not before.get(key, before) and key != "_flat_weights":
-                value = originals.get(id(value), value)
-                original.__dict__[key] = _swap(value, lambda held: originals.get(id(held), held), {})
+                original.__dict__[key] = _give_back(value, originals)
         for key in before.keys() - now.keys():
             original.__dict__.pop(key, None)
 
@@ -216,6 +229,29 @@ def _holders(module: nn.Module, state: dict[str, Any]) -> tuple[tuple[str, ...],
 
 def _is_container(value: Any) -> bool:
     return type(value) in _CONTAINERS and len(value) <= CONTAINER_LIMIT
+
+
+def _nested(container: Any) -> dict[int, Any]:
+    """A container and all containers in it, by id; none if they have more than `CONTAINER_LIMIT` entries in all."""
+    found, waiting, entries = {id(container): container}, [container], 0
+    while waiting:
+        one = waiting.pop()
+        entries += len(one)
+        if entries > CONTAINER_LIMIT:
+            return {}
+        parts = one.values() if isinstance(one, dict) else one
+        if not _CONTAINERS.isdisjoint(map(type, parts)):
+            inner = {id(part): part for part in parts if type(part) in _CONTAINERS and id(part) not in found}
+            found |= inner
+            waiting += inner.values()
+    return found
+
+
+def _give_back(value: Any, originals: Mapping[int, Any]) -> Any:
+    """What a pass has left, with modules and containers in place of their copies."""
+    if id(value) in originals:
+        return originals[id(value)]
+    return _swap(value, lambda held: originals.get(id(held), held), {})
 
 
 def _entries(container: Any) -> list[Any]:
