@@ -170,7 +170,8 @@ class LightCopy:
                 for key, held in list(own.items() if isinstance(own, dict) else enumerate(own)):
                     if id(held) in found:
                         own[key] = self._containers[id(held)][1]
-            self._containers[place][2].extend(_entries(own))
+            if not self._evaluate:  # else it gives nothing back
+                self._containers[place][2].extend(_entries(own))
         return self._containers[id(container)][1] if found else container
 
     def write_back(self) -> None:
