@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 LARGEST = 3.4e38
 """Numbers beyond it are infinite in float32."""
+FINITE = "a finite number, at most 3.4e38"
 MOST = 10**9
 """Of things that are counted and kept, or done one after the other."""
 
@@ -304,7 +305,7 @@ def _real(value: Any) -> Any:
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
         return _Refused("a number")
     if not -LARGEST <= float(value) <= LARGEST:
-        return _Refused("a finite number, at most 3.4e38")
+        return _Refused(FINITE)
     return value
 
 
@@ -370,7 +371,9 @@ def _with_conditions(base: Taker | None, conditions: tuple[Any, ...]) -> Taker |
         taken = value if base is None else base(value)
         kind = "an integer" if base is _whole else "a number"
         if isinstance(taken, _Refused):
-            return _Refused(ranges[0].words(None, kind) or kind, taken.kind_fits) if ranges else taken
+            number = value if taken.words == FINITE else None
+            words = ranges[0].words(number, kind) if ranges else None
+            return _Refused(words or taken.words, taken.kind_fits)
         for words in (*(one.words(taken, kind) for one in ranges), *(test(taken) for test in tests)):
             if words is not None:
                 return _Refused(words, True)

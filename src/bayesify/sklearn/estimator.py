@@ -303,6 +303,8 @@ class BayesianEstimator(StoredEstimator):
             ValueError: If a parameter is not valid.
         """
         kind, owner = type(self), type(self).__name__
+        if not isinstance(self.method, str):
+            raise refuse(owner, "method", self.method, "a name from the registry, which `bayesify methods` lists")
         # As scikit-learn wants it, parameters are compared with their annotations when they are used, not when they are given.
         _comparing(kind.__init__)(kind.__new__(kind), **self.get_params(deep=False))
         try:
