@@ -184,13 +184,14 @@ def print_status(names: Sequence[str]) -> int:
     """Print the summary of `tables.json`, or all entries of papers and experiments; the exit status."""
     try:
         content = status_file.load()
-        print(status_file.details(content, names) if names else status_file.summary(content))
+        text = status_file.details(content, names) if names else status_file.summary(content)
     except (ValueError, OSError) as error:
         print(f"bayesify reproduce: {error}", file=sys.stderr)
         return 2
+    print(text)
     if not names:
         print(
-            "\nEvery number of a paper or an experiment: bayesify reproduce --status subnetwork 'walsh-hadamard/table 2'"
+            "\nEvery number of a paper or an experiment: bayesify reproduce --status subnetwork walsh-hadamard/table2"
         )
     return 0
 

@@ -29,7 +29,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bayesify_papers.catalog import PAPERS
+from bayesify_papers.catalog import CATALOG, PAPERS
 from bayesify_papers.shared.tables import brief, table, with_spread
 
 EXPERIMENTS: dict[str, tuple[str, ...]] = {
@@ -163,24 +163,28 @@ def details(content: Mapping[str, Sequence[Entry]], names: Sequence[str]) -> str
 
     Args:
         content: From `load`.
-        names: Papers such as `subnetwork`, or experiments such as `subnetwork/rotated MNIST`.
+        names: Papers such as `subnetwork`, experiments such as `subnetwork/rotated MNIST`, or commands of the catalog such as
+            `subnetwork/rotated-mnist`.
 
     Raises:
         ValueError: If there is no such paper or experiment.
     """
-    known = {paper: {paper} for paper in EXPERIMENTS}
-    known |= {f"{paper}/{one}": {f"{paper}/{one}"} for paper, own in EXPERIMENTS.items() for one in own}
-    if unknown := [name for name in names if name not in known]:
-        raise ValueError(f"no entries of {unknown[0]!r}; choose from {', '.join(known)}")
+    known = [*EXPERIMENTS, *(f"{paper}/{one}" for paper, own in EXPERIMENTS.items() for one in own)]
+    if unknown := [name for name in names if name not in known and name not in CATALOG]:
+        raise ValueError(
+            f"no entries of {unknown[0]!r}; choose from {', '.join(known)}, or see bayesify reproduce --list"
+        )
     text = []
     for key in ("cells", "figures"):
-        chosen = [
-            entry
-            for entry in content[key]
-            if entry["paper"] in names or f"{entry['paper']}/{entry['experiment']}" in names
-        ]
+        chosen = [entry for entry in content[key] if not _names(entry).isdisjoint(names)]
         text.append((_cells if key == "cells" else _figures)(chosen))
     return "\n\n".join(part for part in text if part)
+
+
+def _names(entry: Entry) -> set[str]:
+    """Names by which an entry is found: its paper, its experiment, and what runs it in the catalog."""
+    words = (entry["command"] or "").split()
+    return {entry["paper"], f"{entry['paper']}/{entry['experiment']}", *(CATALOG.keys() & words)}
 
 
 def _cells(cells: Sequence[Entry]) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -36,8 +39,15 @@ REPORT_NAME = "report.html"
 
 
 def main() -> None:
-    """Run the command line."""
-    app()
+    """Run the command line; where its reader has left, as `head` does, it ends quietly."""
+    try:
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at Python's end
+        sys.exit(1)
 
 
 @app.callback(invoke_without_command=True)
@@ -108,7 +118,10 @@ def demo(
     unfinished = [method.title for method in chosen if method.name not in finished]
     _print_table(outcomes)
     made: list[Problem] = problems(seed)
-    page = write_file(path, render_demo(outcomes, made, seed=seed, unfinished=unfinished, quick=quick))
+    words = ["bayesify", "demo", "--seed", str(seed)]
+    words += ["--all"] * everything + ["--quick"] * quick + (["--methods", only] if only.strip() else [])
+    told: dict[str, Any] = {"seed": seed, "command": shlex.join(words), "unfinished": unfinished, "quick": quick}
+    page = write_file(path, render_demo(outcomes, made, **told))
     print(page, flush=True)
     if interrupted:
         raise typer.Exit(INTERRUPTED)

@@ -1,5 +1,8 @@
 """The command line: methods, help, and arguments that are refused."""
 
+import subprocess
+import sys
+
 import pytest
 from typer.testing import CliRunner
 
@@ -53,3 +56,15 @@ def test_help_and_version():
         result = runner.invoke(app, arguments)
         assert result.exit_code == 0
         assert "Usage" in result.stdout
+
+
+@pytest.mark.parametrize("arguments", [["methods"], ["reproduce", "--status", "subnetwork"]])
+def test_a_reader_that_leaves_is_no_error(arguments):
+    """As `| head` does; the pipe is closed before anything is written."""
+    pytest.importorskip("bayesify_papers")
+    code = "from bayesify.cli import main; main()"
+    program = subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    program.stdout.close()
+    assert program.stderr.read() == b""
+    program.stderr.close()
+    program.wait(60)

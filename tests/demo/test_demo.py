@@ -61,6 +61,7 @@ def test_demo_writes_a_report_and_ends_with_its_path(brief, tmp_path):
     for text in ("Point (MAP)", "Mean-field", "Blundell et al. 2015", "97 / 162", "194 / 324"):
         assert text in page
     assert "A quick look" in page
+    assert "<code>bayesify demo --seed 0 --quick --methods point,mfvi</code>" in page
     assert not re.search(r"https?://", page)
     assert not re.search(r"""(src|href)=["'](?!data:)""", page)
     assert [entry.name for entry in folder.iterdir()] == ["report.html"]

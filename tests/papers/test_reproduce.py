@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bayesify_papers import status as status_file
 from bayesify_papers.catalog import CATALOG, PAPERS, select
 from bayesify_papers.command import listing, plan, reproduce, summarize
 from bayesify_papers.shared import rows
@@ -35,6 +36,15 @@ def test_every_paper_is_in_the_catalog() -> None:
     assert {"walsh-hadamard/table2", "global-inducing/uci", "inducing-weights/regression"} <= set(CATALOG)
     assert all(name in listing() for name in CATALOG)
     assert "function-space/cifar10" not in listing(smoke=True)
+
+
+def test_status_takes_the_names_that_the_list_prints() -> None:
+    content = status_file.load()
+    listed = status_file.details(content, ["walsh-hadamard/table2"])
+    assert listed == status_file.details(content, ["walsh-hadamard/table 2"]) != ""
+    assert all(status_file.details(content, [name]) for name in CATALOG)
+    with pytest.raises(ValueError, match="no entries of 'walsh-hadamard/table3'"):
+        status_file.details(content, ["walsh-hadamard/table3"])
 
 
 @pytest.mark.parametrize("name", CATALOG)

@@ -97,6 +97,7 @@ def render_demo(
     problems: Sequence[Problem],
     *,
     seed: int,
+    command: str,
     unfinished: Sequence[str] = (),
     quick: bool = False,
 ) -> str:
@@ -106,6 +107,7 @@ def render_demo(
         outcomes: What the methods found.
         problems: What they were run on.
         seed: It is named on the page.
+        command: What makes the page again.
         unfinished: Titles of methods that were chosen but did not run to the end.
         quick: Whether training was too brief to converge, which the page then says.
     """
@@ -124,6 +126,7 @@ def render_demo(
     return template.render(
         version=__version__,
         seed=seed,
+        command=command,
         hidden=HIDDEN,
         draws=PREDICTION_DRAWS,
         columns=columns,
