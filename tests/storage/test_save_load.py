@@ -16,6 +16,7 @@ from bayesify import likelihoods, posteriors, priors
 from bayesify.predictor import Predictor
 from bayesify.registry import METHODS
 from bayesify.storage import serializers, tensor_files
+from bayesify.training import ModelStack
 from bayesify.weights.module_state import fingerprint, restore_module
 
 
@@ -215,6 +216,8 @@ def test_paths_that_cannot_be_written(tmp_path):
         bayesify.save(make(), tmp_path)
     with pytest.raises(ValueError, match="does not exist"):
         bayesify.save(make(), tmp_path / "no" / "m.safetensors")
+    with pytest.raises(TypeError, match=r"ModelStack is several models; save each of those that unstack\(\) gives"):
+        bayesify.save(ModelStack([make(), make()]), tmp_path / "m.safetensors")
     with pytest.raises(TypeError, match="int cannot be stored"):
         bayesify.save(3, tmp_path / "m.safetensors")
 

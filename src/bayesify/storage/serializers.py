@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from bayesify.network import BayesianNetwork
-from bayesify.predictor import Serializable
+from bayesify.predictor import Serializable, Trainable
 
 MODULE = "Module"
 """Name of a plain module in files."""
@@ -54,6 +54,8 @@ def stored_name(model: Any) -> str:
     Raises:
         TypeError: If there is none.
     """
+    if isinstance(model, Trainable) and model.num_models is not None:
+        raise TypeError(f"save: {type(model).__name__} is several models; save each of those that unstack() gives")
     names = {kind: name for name, kind in STORED.items()} | {nn.Module: MODULE}
     for base in type(model).__mro__:
         if base in names:

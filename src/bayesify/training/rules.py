@@ -86,20 +86,21 @@ def convergence(nll: Sequence[float], objective: Sequence[float]) -> list[Findin
     return []
 
 
-def members_apart(nll: Sequence[float]) -> list[Finding]:
-    """A finding if some members of an ensemble do much worse than the best of them."""
+def members_apart(nll: Sequence[float], what: str = "members of the ensemble") -> list[Finding]:
+    """A finding if some members of an ensemble, or models of a stack, do much worse than the best of them."""
     best = min(nll)
     behind = sum(value > best + max(0.1, 0.25 * abs(best)) for value in nll)
     if not behind:
         return []
     sentence = (
-        f"{behind} of {len(nll)} members of the ensemble have not converged: they are behind the best, with an NLL of up to "
+        f"{behind} of {len(nll)} {what} have not converged: they are behind the best, with an NLL of up to "
         f"{max(nll):.3g} nats an example to its {best:.3g}"
     )
     remedy = (
-        "train for more epochs: members that start at random take as long as the network did, or start them all at a "
+        "train for more epochs: those that start at random take as long as one network does, or start them all at a "
     )
-    return [Finding("members_apart", sentence, remedy + "trained network with Ensemble(init='network')")]
+    how = " with Ensemble(init='network')" if what.endswith("ensemble") else ""
+    return [Finding("members_apart", sentence, f"{remedy}trained network{how}")]
 
 
 def learned_little(nll: float, labels: Tensor) -> list[Finding]:

@@ -226,7 +226,7 @@ class Watch:
                 parts.append(rules.scales_still(self.spread, relative_spread(self.model, self.device)))
         rows = history[-1].get("nll_by_model") if history else None
         if rows is not None:
-            parts.append(rules.members_apart(rows))
+            parts.append(rules.members_apart(rows, "models of the stack"))
         with self._aside(), autocast or nullcontext():
             parts += self._predictions(history, nll, bool(held_out))
         self._last = []
