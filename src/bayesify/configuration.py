@@ -110,7 +110,9 @@ def make_posterior(entry: Any) -> Posterior:
         raise ValueError(f"bayesianize: no 'name' in {dict(entry)}; give the posterior's name beside its options")
     method = get_method(entry["name"])
     if method.posterior is None:
-        raise ValueError(f"bayesianize: {method.name!r} is not a posterior of a network; use bayesify.{method.used_as}")
+        own = getattr(method.fit, "__qualname__", "its fit") if method.used_as == "bayesianize" else None
+        remedy = f"use bayesify.{method.used_as}" if own is None else f"train it by {own}(registry.Problem(...))"
+        raise ValueError(f"bayesianize: {method.name!r} is not a posterior of a network; {remedy}")
     made: Posterior = _construct(method.posterior, entry)
     return made
 

@@ -18,7 +18,8 @@ class Problem:
     Args:
         net: A network, untrained.
         likelihood: p(y | outputs).
-        loader: Batches (inputs, targets) that start again each epoch.
+        loader: Batches (inputs, targets), or (inputs, targets, weights of the examples) as estimators give, that start again each
+            epoch; `fit` takes both, and in a loop of your own `x, y, *weights = batch` does.
         prior: p(weights), not bound to a network yet.
         num_data: N, the examples in the dataset.
         epochs: Passes over the data that a posterior would get; a method with several phases divides them.

@@ -14,7 +14,7 @@ from bayesify import likelihoods, metrics, priors
 from bayesify.configuration import make_posterior
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
-from bayesify.registry import METHODS, Problem, get_method
+from bayesify.registry import METHODS, Method, Problem, get_method
 
 RECIPES = [name for name, method in METHODS.items() if method.fit is not None]
 
@@ -71,3 +71,12 @@ def test_bayesianize_says_that_it_is_not_a_posterior(name):
     with pytest.raises(ValueError, match=f"is not a posterior of a network; use bayesify.{used_as}$"):
         make_posterior(name)
     assert callable(attrgetter(used_as)(bayesify))
+
+
+def test_bayesianize_names_the_recipe_of_a_method_that_is_called_by_no_other_name(monkeypatch):
+    def my_recipe(problem): ...
+
+    mine = Method("mine", "Mine", "Doe 2031", "P", fit=my_recipe)
+    monkeypatch.setattr("bayesify.configuration.get_method", lambda name: mine)
+    with pytest.raises(ValueError, match=r"not a posterior of a network; train it by .*my_recipe\(registry.Problem"):
+        make_posterior("mine")
