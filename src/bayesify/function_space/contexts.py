@@ -22,7 +22,7 @@ IMAGE_RANGE = (0.0, 1.0)
 class Context(ABC):
     """A distribution over inputs of a network.
 
-    A subclass writes `draw`; `n` says how many inputs it gives.
+    A subclass has a `name` and writes `draw`; `n` says how many inputs it gives.
     """
 
     name: ClassVar[str]
