@@ -32,7 +32,8 @@ def run_local(
 
     The numbers are as if these weights had been known: a first pass that finds one is done again from the same state of the
     caller's generator, and of torch's global ones in a training, which owns them. Elsewhere other threads may take numbers from the
-    global ones, which then are never set back: the network is looked at first in evaluation mode, where it takes none.
+    global ones, which then are never set back: the network is looked at first in evaluation mode, where it takes none: in the first
+    bound alone, by one pass more, whose calls the network's hooks see.
 
     Args:
         compute: Draws, with noise for each example where that is asked for, and runs the network.
