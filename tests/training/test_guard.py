@@ -1,6 +1,7 @@
 """A step whose gradients are not finite changes nothing: parameters, buffers, optimizer, scheduler and checkpoint."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
 from bayesify import baselines, deep_gp, likelihoods, posteriors
-from bayesify.training import Checkpointing, ModelStack, StackedBatch, Steps
+from bayesify.training import Checkpointing, ModelStack, StackedBatch, Steps, progress
 from bayesify.training.checkpoints import Checkpoint
 
 X = torch.randn(48, 3, generator=torch.Generator().manual_seed(0)) + 0.1
@@ -405,10 +406,11 @@ def skipping(model, batches, *, accumulate=1, **options):
     )
 
 
+@pytest.mark.parametrize("norm", [True, False])
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_model_of_a_stack_skips_steps_alone(accumulate):
-    """The first model trains as if alone, the second as if the steps had not been."""
-    models = [network(posteriors.Point(), norm=False) for _ in range(2)]
+def test_a_model_of_a_stack_skips_steps_alone(norm, accumulate):
+    """The first model trains as if alone, the second as if the steps had not been, statistics of batches included."""
+    models = [network(posteriors.Point(), norm=norm) for _ in range(2)]
     alone = copy.deepcopy(models)
     batches = own_batches()
     stack = ModelStack(models)
@@ -426,18 +428,17 @@ def test_a_model_of_a_stack_skips_steps_alone(accumulate):
         for index, own in enumerate(expected):
             assert [row[f"{key}_by_model"][index] for row in history] == pytest.approx(own.column(key), rel=1e-5)
     for trained, other in zip(models, alone, strict=True):
-        for value, known in zip(trained.parameters(), other.parameters(), strict=True):
-            torch.testing.assert_close(value, known, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(trained.state_dict(), other.state_dict(), rtol=1e-5, atol=1e-6)
 
 
-def test_a_single_model_skips_steps_and_goes_on_after_an_interruption(tmp_path):
+@pytest.mark.parametrize("norm", [True, False])
+def test_a_single_model_skips_steps_and_goes_on_after_an_interruption(tmp_path, norm):
     batches = [batch.model(1) for batch in own_batches()]
-    whole, stopped, good = (network(posteriors.Point(), norm=False) for _ in range(3))
+    whole, stopped, good = (network(posteriors.Point(), norm=norm) for _ in range(3))
     history = skipping(whole, batches)
     assert history.column("skipped_steps") == [2, 2]
     skipping(good, [batch for step, batch in enumerate(batches) if step not in BAD])
-    for value, known in zip(whole.parameters(), good.parameters(), strict=True):
-        torch.testing.assert_close(value, known, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(whole.state_dict(), good.state_dict(), rtol=1e-5, atol=1e-6)
     path = tmp_path / "run.safetensors"
 
     def broken():
@@ -457,3 +458,85 @@ def test_a_single_model_skips_steps_and_goes_on_after_an_interruption(tmp_path):
     assert resumed.column("skipped_steps") == [2, 2]
     assert resumed.column("nll") == history.column("nll")
     assert same(stopped, whole)
+
+
+def test_skipped_steps_leave_what_callbacks_do_to_buffers():
+    """The epoch's last step is skipped; buffers that change after it are those that the next epoch begins with."""
+    bnn, found = network(posteriors.Point()), []
+
+    def reset(model, history):
+        found.append(int(model.network.norm.num_batches_tracked))
+        model.network.norm.num_batches_tracked.zero_()
+
+    skipping(bnn, batches(bad=5), callbacks=[reset])
+    assert found == [5, 5]
+
+
+def test_losses_of_skipped_steps_weigh_by_examples():
+    """Batches of 20, 20 and 8, of which the last is skipped: the losses of the other two."""
+    parts = list(zip(X.clone().split([20, 20, 8]), Y.split([20, 20, 8]), strict=True))
+    parts[-1][0][0] = 0.0
+    history, known = (skipping(network(posteriors.Point(), norm=False), some) for some in (parts, parts[:2]))
+    for key in ("nll", "kl", "elbo"):
+        assert history.column(key) == pytest.approx(known.column(key), rel=1e-12)
+
+
+def test_an_epoch_without_a_step_has_no_losses(tmp_path):
+    """All steps of the second model are skipped: it is the last of the two, and alone its losses are NaN."""
+    models = [network(posteriors.Point(), norm=False) for _ in range(2)]
+    own = own_batches()
+    for batch in own:
+        batch.x[1, 0] = 0.0
+    alone = skipping(
+        copy.deepcopy(models[1]), [batch.model(1) for batch in own], checkpoint=tmp_path / "run.safetensors"
+    )
+    assert alone.column("skipped_steps") == [6, 6]
+    assert all(math.isnan(row[key]) for row in alone for key in ("nll", "kl", "elbo"))
+    for row in skipping(ModelStack(models), own):
+        assert row["skipped_steps"] == [0, 6]
+        assert row["elbo_by_model"] == [row["elbo"], -math.inf]
+        assert row["nll_by_model"] == [row["nll"], math.inf]
+        assert math.isfinite(row["kl"])
+
+
+def test_progress_of_an_epoch_whose_first_step_is_skipped(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "FIRST_LINE", 0.0)
+    bnn = network(posteriors.Point(), norm=False)
+    bayesify.fit(bnn, batches(bad=0), epochs=1, seed=0, steps=Steps(skip_not_finite=True), progress=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert "NLL nan" in lines[0]
+    assert "NLL nan" not in lines[1]
+
+
+class Words(nn.Module):
+    """Finite outputs whose gradient is NaN for texts of the word 0 alone."""
+
+    def __init__(self, sparse):
+        super().__init__()
+        self.words = nn.Embedding(5, 3, sparse=sparse)
+        nn.init.zeros_(self.words.weight[0])
+        self.last = nn.Linear(1, 1)
+
+    def forward(self, x):
+        return self.last(self.words(x).mean(1).square().sum(-1, keepdim=True).sqrt())
+
+
+def test_sparse_gradients_are_skipped_as_dense_ones():
+    texts = torch.randint(1, 5, (24, 2), generator=torch.Generator().manual_seed(0))
+    texts[8:16] = 0
+    states = []
+    for sparse in (True, False):
+        torch.manual_seed(1)
+        bnn = bayesify.bayesianize(Words(sparse), {"last": posteriors.Point()}, likelihood=likelihoods.Gaussian(0.1))
+        history = bayesify.fit(
+            bnn,
+            list(zip(texts.split(8), Y[:24].split(8), strict=True)),
+            epochs=2,
+            optimizer=sgd,
+            steps=Steps(skip_not_finite=True),
+            seed=0,
+            progress=False,
+        )
+        assert history.column("skipped_steps") == [1, 1]
+        states.append(bnn.state_dict())
+    torch.testing.assert_close(*states)

@@ -23,8 +23,8 @@ class Steps:
         clip_norm: Upper bound on the norm of the gradient.
         scheduler: When the scheduler of the learning rate steps: after each `"epoch"` or after each optimizer `"step"`.
         skip_not_finite: Whether a step whose gradient is not finite is left out rather than an error; of several models
-            (`ModelStack`) only those stay where they are, and their moments in the optimizer, whose own gradient is
-            not finite. The history counts such steps.
+            (`ModelStack`) only those stay where they are, with their buffers and their moments in the optimizer, whose
+            own gradient is not finite. The history counts such steps.
         capture: Whether steps on a GPU run as CUDA graphs where nothing forbids it, with the same numbers and less waiting.
 
     Raises:

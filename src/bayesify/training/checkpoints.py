@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,11 @@ from torch import Tensor, nn
 from bayesify.maths.value_checks import find_not_finite
 from bayesify.storage import tensor_files
 from bayesify.training.fingerprints import are_other_data
+from bayesify.training.state import Settings
 from bayesify.version import __version__
 
+DEFAULTS = {entry.name: entry.default for entry in fields(Settings) if entry.default is not MISSING}
+"""Settings that checkpoints from before them do not have."""
 NOT_ALWAYS_TOLD = {"batch_size", "learning_rate", "betas", "momentum", "weight_decay"}  # see `describe`
 
 
@@ -104,7 +107,7 @@ class Checkpoint:
         for key in dict.fromkeys((*self.settings, *settings)):
             if (key in settings) != (key in self.settings) and key.split(" ")[0] in NOT_ALWAYS_TOLD:
                 continue
-            before, now = self.settings.get(key), settings.get(key)
+            before, now = (given.get(key, DEFAULTS.get(key)) for given in (self.settings, settings))
             if before != now:
                 raise ValueError(
                     f"{path}: was written with {key}={before!r}, this run has {now!r}; "
@@ -144,7 +147,7 @@ class Checkpoint:
                 raise ValueError(f"{key} is {value!r}")
         for key in ("seconds", "kl_weight", *(["best"] if self.position["best"] is not None else [])):
             float(self.position[key])
-        if len(self.position["sums"]) != 4 or self.position.keys() != numbers.keys() | {
+        if len(self.position["sums"]) not in (4, 5) or self.position.keys() != numbers.keys() | {
             "sums",
             "seconds",
             "kl_weight",

@@ -13,6 +13,8 @@ CHECK_EVERY = 64
 
 _Slot = tuple[nn.Module, str, Tensor]
 """A buffer with its owner and its name there."""
+_Group = tuple[list[_Slot], Tensor]
+"""Buffers, and a copy of their values, [R, numbers of all of a model], R = 1 where steps are not skipped."""
 
 
 class NotFiniteError(ValueError):
@@ -34,7 +36,8 @@ class Guard:
     a GPU with a fused optimizer it sets a flag on the device, with which the optimizer leaves parameters and its own state
     alone, in this step and in those that follow; `read` raises for the first of them.
 
-    Or it skips such steps: models whose gradients are not finite then keep their rows of parameters and of the optimizer's state.
+    Or it skips such steps: models whose gradients are not finite then keep their rows of parameters, of buffers and of the
+    optimizer's state.
 
     Args:
         module: Owner of parameters and buffers.
@@ -57,7 +60,7 @@ class Guard:
         self._batch = torch.zeros((), dtype=torch.int64, device=device)  # the first such batch
         self._which = torch.zeros(len(self._named), dtype=torch.bool, device=device)  # and its parameters
         self.finite = torch.ones(skips or 1, dtype=torch.bool, device=device)
-        self._kept: list[tuple[list[_Slot], Tensor]] = []
+        self._kept: list[_Group] = []
         self.keep_buffers()
 
     def begin(self) -> None:
@@ -76,7 +79,7 @@ class Guard:
         if not grads:
             return self.flag.new_zeros(())
         if self._skips is not None:
-            return self._leave_out(list(grads.values()), self._skips)
+            return self._leave_out(self._skips)
         values = [grad.coalesce().values() if grad.is_sparse else grad for grad in grads.values()]
         found = dict(zip(grads, torch._foreach_norm(values), strict=True))
         zero = self.flag.new_zeros(())
@@ -94,14 +97,25 @@ class Guard:
         self.flag.copy_(torch.where(first, 1.0, self.flag))
         return total
 
-    def _leave_out(self, grads: list[Tensor], num_models: int) -> Tensor:
+    def _leave_out(self, num_models: int) -> Tensor:
         """Set the gradients of models where they are not finite to 0; the norm of all that is left."""
+        grads = []
+        for _, parameter in self._named:
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                parameter.grad = parameter.grad.coalesce()
+                grads.append(parameter.grad.values())
+            elif parameter.grad is not None:
+                grads.append(parameter.grad)
         norms = norms_by_model(grads, num_models)
         self.finite &= norms.isfinite()
-        if norms.is_cuda or not bool(self.finite.all()):
+        if self._may_skip():
             for grad in grads:
                 grad.copy_(_where(self.finite, grad, torch.zeros_like(grad)))
         return torch.linalg.vector_norm(torch.where(self.finite, norms, 0.0))
+
+    def _may_skip(self) -> bool:
+        """Whether a model skips this step; on a GPU always, where looking would wait for it."""
+        return self.finite.is_cuda or not bool(self.finite.all())
 
     def step(self) -> None:
         """The optimizer's step, which on a GPU does nothing once the flag is set."""
@@ -121,7 +135,7 @@ class Guard:
     @torch.no_grad()
     def _step_of_some(self, optimizer: torch.optim.Optimizer) -> None:
         """The optimizer's step, after which models whose gradients are not finite are as they were before it."""
-        some = self.finite.is_cuda or not bool(self.finite.all())
+        some = self._may_skip()
         held = [value.detach() for _, value in self._named] if some else []
         for _, value in self._named if some else ():
             held += [
@@ -151,28 +165,59 @@ class Guard:
     @torch.no_grad()
     def keep_buffers(self) -> None:
         """Take the module's buffers, such as statistics of batch normalization, as those of the last good step."""
-        groups: dict[tuple[torch.device, torch.dtype], list[_Slot]] = {}
-        for part in self._module.modules():
-            for name, buffer in part._buffers.items():
-                if buffer is not None:
-                    groups.setdefault((buffer.device, buffer.dtype), []).append((part, name, buffer))
-        now = [(slots, torch.cat([slot[2].detach().reshape(-1) for slot in slots])) for slots in groups.values()]
-        if not self.deferred or [len(flat) for _, flat in self._kept] != [len(flat) for _, flat in now]:
+        now = self._buffers()
+        if not self.deferred or not self._fits(now):
             self._kept = now
             return
         for (_, kept), (_, flat) in zip(self._kept, now, strict=True):  # in place, where a captured step finds it again
             kept.copy_(torch.where(self.flag.to(flat.device) > 0, kept, flat))
 
+    def _buffers(self) -> list[_Group]:
+        """The buffers as they are, and their values side by side, by device and type."""
+        groups: dict[tuple[torch.device, torch.dtype], list[_Slot]] = {}
+        for part in self._module.modules():
+            for name, buffer in part._buffers.items():
+                if buffer is not None:
+                    groups.setdefault((buffer.device, buffer.dtype), []).append((part, name, buffer))
+        return [(slots, torch.cat([self._rows(buffer) for _, _, buffer in slots], 1)) for slots in groups.values()]
+
+    def _rows(self, buffer: Tensor) -> Tensor:
+        """A buffer's values as one row for each model."""
+        return buffer.detach().reshape(len(self.finite), buffer.numel() // len(self.finite))
+
+    def _fits(self, now: list[_Group]) -> bool:
+        """Whether buffers have the shapes of those that are kept."""
+        return [flat.shape for _, flat in self._kept] == [flat.shape for _, flat in now]
+
+    @torch.no_grad()
+    def end(self) -> None:
+        """End a step: models that skip it get their buffers back, and those that there are now are kept."""
+        if self._skips is not None and self._may_skip():
+            now = self._buffers()
+            if self._fits(now):
+                for (slots, kept), (_, flat) in zip(self._kept, now, strict=True):
+                    _set(slots, _where(self.finite.to(flat.device), flat, kept))
+            elif not bool(self.finite.any()):
+                self.restore()
+        self.keep_buffers()
+
     @torch.no_grad()
     def restore(self) -> None:
         """Set the buffers back to those of the last good step."""
         for slots, flat in self._kept:
-            parts = flat.split([slot[2].numel() for slot in slots])
-            for (part, name, buffer), values in zip(slots, parts, strict=True):
-                buffer.copy_(values.view_as(buffer))
-                part._buffers[name] = buffer  # where the network's code has assigned another tensor
+            _set(slots, flat)
+
+
+def _set(slots: list[_Slot], flat: Tensor) -> None:
+    """Put values, [R, numbers of all buffers of a model], into buffers, also where the network has assigned another tensor."""
+    widths = [slot[2].numel() // len(flat) for slot in slots]
+    for (part, name, buffer), values in zip(slots, flat.split(widths, 1), strict=True):
+        buffer.copy_(values.reshape(buffer.shape))
+        part._buffers[name] = buffer
 
 
 def _where(finite: Tensor, values: Tensor, otherwise: Tensor) -> Tensor:
     """Rows of models that are finite, and others in place of the rest."""
+    if values.is_sparse:  # of one model
+        return values if bool(finite) else otherwise
     return torch.where(finite.view(-1, *[1] * max(0, values.ndim - 1)), values, otherwise).view_as(values)

@@ -18,6 +18,9 @@ class History(list[dict[str, Any]]):
     several models `nll_by_model` and `elbo_by_model`, with `Steps(skip_not_finite=True)` `skipped_steps` (of each model), and
     with a validation loader `validation_nll` and `validation_accuracy` or `validation_rmse`.
 
+    Means are over the steps that were taken, and over models that took any: NaN in an epoch all of whose steps were skipped. Such a
+    model is the last by `nll_by_model` and `elbo_by_model`: infinite, and minus infinity.
+
     Attributes:
         findings: What is amiss with the training, each with its remedy; printed in plain words.
         notes: What else there is to say of the run, by subject: `"capture"`, whether steps ran as CUDA graphs, and why not.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -105,7 +106,7 @@ class TrainingLoop:
                 stack.enter_context(_training_mode(self.model.module))
             torch.manual_seed(derive_seed(self.seed, "network", self.processes.rank))
             self.batches = count_batches(self.loader)
-            self.watch = Watch(self.model, self.settings, self.batches, self.device, self.processes.count)
+            self.watch = Watch(self.model, self.settings, self.batches, self.device)
             if resumed is not None:
                 self._restore(resumed)
             show = self.show_progress and self.processes.rank == 0
@@ -202,14 +203,14 @@ class TrainingLoop:
         with self._telling():
             self.step(phase, window, kl_weight, share, position.batches + 1)
         examples = sum(whole for _, _, whole in window)
-        self.watch.after_step(self.step.sums.values, examples)
+        self.watch.after_step(self.step.sums.values[:4], examples)
         position.batches += len(window)
         position.examples += examples
         position.kl_weight = kl_weight
 
     def _running_means(self) -> tuple[float, float]:
-        nll, kl, _, taken = self.step.sums.read()
-        return _mean(nll) / self.position.examples, _mean(kl) / _mean(taken)
+        nll, kl, _, trained = _means(self.step.sums.read())
+        return _mean(nll, trained), _mean(kl, trained)
 
     def _check_finite(self) -> None:
         """Raise for steps that were not finite, or have made a parameter that is not."""
@@ -247,19 +248,18 @@ class TrainingLoop:
     # -- the end of an epoch ---------------------------------------------------------------------------------------
 
     def _row(self, phase: str) -> dict[str, Any]:
-        nll, kl, bound, taken = (np.array(self.processes.total(value)) for value in self.step.sums.read())
-        steps = -(-self.position.batches // self.settings.accumulate)
-        skipped, taken = np.rint(steps - taken).astype(int).tolist(), np.maximum(taken, 0.5)
-        nll = nll / (self.position.examples * (taken / steps))
-        row = {"epoch": self.position.epoch + 1, "phase": phase, "nll": float(nll.mean())}
+        sums = [self.processes.total(value) for value in self.step.sums.read()]
+        nll, kl, bound, trained = _means(sums)
+        row = {"epoch": self.position.epoch + 1, "phase": phase, "nll": _mean(nll, trained)}
         if self.step.optimizer is None:
             return row
-        kl, bound = kl / taken, bound / taken
-        row |= {"kl": float(kl.mean()), "kl_weight": self.position.kl_weight, "elbo": float(bound.mean())}
+        row |= {"kl": _mean(kl, trained), "kl_weight": self.position.kl_weight, "elbo": _mean(bound, trained)}
         if nll.ndim:
-            row |= {"nll_by_model": nll.tolist(), "elbo_by_model": bound.tolist()}
+            row["nll_by_model"] = np.where(trained, nll, np.inf).tolist()
+            row["elbo_by_model"] = np.where(trained, bound, -np.inf).tolist()
         if self.settings.skip_not_finite:
-            row |= {"skipped_steps": skipped}
+            steps = -(-self.position.batches // self.settings.accumulate)
+            row["skipped_steps"] = np.rint(steps - np.array(sums[3])).astype(int).tolist()
         return row | {"learning_rate": float(self.step.optimizer.param_groups[0]["lr"])}
 
     def _validate(self, validation: Validation) -> dict[str, float]:
@@ -298,7 +298,7 @@ class TrainingLoop:
             else:
                 scheduler.step()
         position.close_epoch()
-        self.watch.close_epoch(self.step.sums.values)
+        self.watch.close_epoch(self.step.sums.values[:4])
         self.step.sums.set([])
         warm = phase == "variational" and settings.kl_schedule(position.epoch - settings.map_epochs) >= 1.0
         if settings.patience is not None and warm:
@@ -367,6 +367,8 @@ class TrainingLoop:
         self.step.taken = position.pop("steps")
         sums = position.pop("sums")
         self.position = Position(**position)
+        if len(sums) == 4:  # of a version that counted no examples of each model
+            sums = [*sums, self.position.examples]
         self.step.sums.set(sums if self.processes.rank == 0 else [])
         self.history = History(stored.history)
         self.watch.load(stored.watch, self.step.sums.values)
@@ -399,6 +401,13 @@ def _cloned(state: dict[str, Any]) -> dict[str, Any]:
     return {key: value.clone() if isinstance(value, Tensor) else value for key, value in state.items()}
 
 
-def _mean(value: float | list[float]) -> float:
-    """A number, or the mean of those of R models."""
-    return value if isinstance(value, float) else sum(value) / len(value)
+def _means(sums: list[Any]) -> tuple[np.ndarray, ...]:
+    """NLL per example, KL and bound per step, and whether any step was taken: numbers, or [R] for R models."""
+    nll, kl, bound, steps, examples = map(np.array, sums)
+    with np.errstate(invalid="ignore"):  # 0 / 0 where there was none
+        return nll / examples, kl / steps, bound / steps, steps > 0
+
+
+def _mean(values: np.ndarray, trained: np.ndarray) -> float:
+    """The mean over models that took a step, NaN if none did."""
+    return float(values[trained].mean()) if trained.any() else math.nan

@@ -85,17 +85,20 @@ class Objective(nn.Module):
 
 
 class Sums:
-    """What an epoch adds up, on the device and in place, so that no step waits for it: NLL times examples, KL, bound, steps."""
+    """What an epoch adds up, on the device and in place, so that no step waits for it.
+
+    In this order: NLL times examples, KL, bound, steps, examples.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.dtype = torch.float32 if device.type == "mps" else torch.float64
-        self.values = torch.zeros(4, dtype=self.dtype, device=device)
+        self.values = torch.zeros(5, dtype=self.dtype, device=device)
 
     def add(self, *values: Tensor | float) -> None:
-        """Add to each of the four: numbers, or [R] for R models."""
+        """Add to each of the five: numbers, or [R] for R models."""
         largest = max((value.shape for value in values if isinstance(value, Tensor)), key=len, default=torch.Size())
         if len(largest) >= self.values.ndim:
-            self.values = self.values.view(4, *[1] * len(largest)).repeat(1, *largest)
+            self.values = self.values.view(5, *[1] * len(largest)).repeat(1, *largest)
         for total, value in zip(self.values, values, strict=True):
             total.add_(value)
 
@@ -105,11 +108,12 @@ class Sums:
         return found
 
     def set(self, values: list[Any]) -> None:
-        """Inverse of `read`; nothing sets all to 0."""
+        """Inverse of `read`, where a number among lists is that of all R models; nothing sets all to 0."""
         if not values:
             self.values.zero_()
             return
-        self.values = torch.tensor(values, dtype=self.dtype, device=self.values.device)
+        rows = torch.broadcast_tensors(*(torch.tensor(value, dtype=self.dtype) for value in values))
+        self.values = torch.stack(rows).to(self.values.device)
 
 
 class BatchError(Exception):
@@ -207,8 +211,8 @@ class Step:
         if self._rates is None:
             part_of_all = 1 / self.processes.count
             bound = -nll / size * self.settings.num_data - kl_weight * part_of_all * kl
-            self._add_up(nll, part_of_all * kl, bound, part_of_all)
-            self._guard.keep_buffers()
+            self._add_up(nll, part_of_all * kl, bound, part_of_all, part_of_all * size)
+            self._guard.end()
         self.taken += 1
         self._seen = first + len(window) - 1
         self._step_scheduler(batch)
@@ -242,8 +246,8 @@ class Step:
         ((self._kl_weight * kl - data) / num_data).sum().backward()
         self._clip_and_step(self._guard.check(self._number))
         data, kl = data.detach().to(dtype), kl.detach().to(dtype)
-        self._add_up(-data / num_data * len(batch), kl, data - self._kl_weight * kl, 1.0)
-        self._guard.keep_buffers()
+        self._add_up(-data / num_data * len(batch), kl, data - self._kl_weight * kl, 1.0, len(batch))
+        self._guard.end()
 
     def _add_up(self, *values: Tensor | float) -> None:
         """Add a step to the epoch's sums, of models that take it."""

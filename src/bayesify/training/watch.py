@@ -71,13 +71,16 @@ class Trace:
         return part if self._rest is None else part + self._rest
 
     def read(self) -> tuple[list[float], list[float]]:
-        """NLL per example and KL of each window, means over models; a wait for the device."""
+        """NLL per example and KL of each window with a step that was not skipped, means over models; a wait for the device."""
         if not self.windows:
             return [], []
         sums = torch.stack([window for window, _ in self.windows]).double().cpu()  # [W, 4] or [W, 4, R]
         examples = torch.tensor([count for _, count in self.windows], dtype=torch.float64)
-        nll, kl, _, steps = sums.flatten(2).mean(2).unbind(1) if sums.ndim > 2 else sums.unbind(1)
-        return (nll / examples).tolist(), (kl / steps).tolist()
+        nll, kl, _, steps = sums.view(len(sums), 4, -1).unbind(1)  # [W, R], R = 1 for one model
+        counts = examples[:, None] * steps / self._every
+        found = torch.stack([nll / counts, kl / steps]).nanmean(2)
+        losses, penalties = found[:, ~found.isnan().any(0)].tolist()
+        return losses, penalties
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""
@@ -108,10 +111,8 @@ class Watch:
     the run. Where several processes train together, what is measured is measured in the first.
     """
 
-    def __init__(
-        self, model: Trainable, settings: Settings, batches: int | None, device: torch.device, processes: int = 1
-    ) -> None:
-        self.model, self.settings, self.device, self.processes = model, settings, device, processes
+    def __init__(self, model: Trainable, settings: Settings, batches: int | None, device: torch.device) -> None:
+        self.model, self.settings, self.device = model, settings, device
         self.trace, self.phase = Trace(), ""
         self.start: Score | None = None
         self.spread: dict[str, float] = {}
@@ -212,7 +213,6 @@ class Watch:
         """What there is to say."""
         self._close_start()
         nll, kl = self.trace.read()
-        nll = [value * self.processes for value in nll]
         penalty = [kl_weight * value / self.settings.num_data for value in kl]
         parts: list[list[Finding]] = [self.first]
         held_out = [row["validation_nll"] for row in history if "validation_nll" in row]
