@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -32,8 +33,8 @@ def run_local(
 
     The numbers are as if these weights had been known: a first pass that finds one is done again from the same state of the
     caller's generator, and of torch's global ones in a training, which owns them. Elsewhere other threads may take numbers from the
-    global ones, which then are never set back: the network is looked at first in evaluation mode, where it takes none: in the first
-    bound alone, by one pass more, whose calls the network's hooks see.
+    global ones, which then are never set back: the network is looked at first in evaluation mode, where it takes none,
+    by one pass more of a copy without hooks in the first bound alone.
 
     Args:
         compute: Draws, with noise for each example where that is asked for, and runs the network.
@@ -57,7 +58,12 @@ def run_local(
 
 
 def _evaluate(draws: Draws, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    draws.runner.evaluating().run(draws.weights, args, kwargs, buffers=draws.buffers)
+    """One pass of a copy in evaluation mode, which calls none of the user's hooks where it is a copy."""
+    with draws.runner.evaluating().alone() as own:
+        if own.network is not draws.runner.network:  # parts that were compiled cannot be copied
+            for module in own.network.modules():
+                module.__dict__.update(_forward_hooks=OrderedDict(), _forward_pre_hooks=OrderedDict())
+        own.run(draws.weights, args, kwargs, buffers=draws.buffers)
 
 
 def _until_known(compute: Callable[[], Result], parts: list[Posterior], first: _Backup | None = None) -> Result:
