@@ -327,7 +327,7 @@ def test_targets_that_are_neither_yes_nor_no(value: float) -> None:
 def test_bad_noise(noise: float | list[float]) -> None:
     with pytest.raises(
         ValueError,
-        match=r"likelihoods.Gaussian: noise=.*give a( list, each entry a)? positive number|give at least one",
+        match=r"likelihoods.Gaussian: noise=.*give a( list, each entry a)? (positive|finite) number|give at least one",
     ):
         likelihoods.Gaussian(noise=noise)
 
