@@ -211,7 +211,7 @@ SUBJECTS = {
 """Of these anything may be asked."""
 OF_NETWORKS = {"get_base_model", "use_cache", "inplace"}
 """What peft, transformers and torch have on some networks of the user's."""
-SIGNATURES = {"function", "type(self)", "type(self).__init__", "kind.__init__", "method.fit or method.posterior"}
+SIGNATURES = {"function", "type(self)", "type(self).__init__", "kind.__init__", "self.fit or self.posterior"}
 SIGNATURES |= {"function.forward", "base.forward", "_Hadamard.forward"}
 """What is asked for its arguments: functions, and classes by their constructors; a network of transformers."""
 NAMES = {"kind.__name__ in (*STORED, MODULE)", "STORED[kind.__name__]", "base.__name__ == selector"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections import UserDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -109,6 +110,12 @@ class Method:
     def learns_noise(self) -> bool:
         """Whether it learns noise soundly; under a point estimate it would shrink to what a network that fits every row leaves."""
         return self.fit is None and not self.is_point
+
+    @property
+    def option_names(self) -> tuple[str, ...] | None:
+        """Names of what its posterior takes, or its recipe after the problem; `None` where it takes any."""
+        takes = [*inspect.signature(self.fit or self.posterior).parameters.values()][self.fit is not None :]  # type: ignore[arg-type]
+        return None if any(each.kind is each.VAR_KEYWORD for each in takes) else tuple(each.name for each in takes)
 
     @property
     def status(self) -> str:

@@ -18,7 +18,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import PolynomialFeatures
 
-from bayesify.registry import METHODS
+from bayesify.registry import METHODS, Method
 from bayesify.sklearn import BayesianClassifier, BayesianRegressor, recipe
 from bayesify.storage.save_load import load, save
 
@@ -255,6 +255,23 @@ def test_noise_of_many_rows_and_batches():
 def test_bad_parameters_are_refused(parameters, message):
     with pytest.raises(ValueError, match=message):
         BayesianRegressor(**parameters).fit(*line())
+
+
+def test_options_of_a_recipe_are_what_it_takes_after_the_problem(add_method):
+    def mine(task, *, rank=1):
+        seen.append(rank)
+        return METHODS["swag"].fit(task)
+
+    def anything(task, **options):
+        return mine(task, **options)
+
+    seen = []
+    for train in (mine, anything):
+        add_method(Method(train.__name__, "Mine", "Nobody 2099", "P", fit=train))
+        BayesianRegressor(train.__name__, noise=1.0, method_options={"rank": 2}, **FEW).fit(*line(20))
+    assert seen == [2, 2]
+    with pytest.raises(ValueError, match="has 'task', which 'mine' does not take"):
+        BayesianRegressor("mine", method_options={"task": 2}).fit(*line(20))
 
 
 def test_bad_data_are_refused():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -316,12 +315,11 @@ class BayesianEstimator(StoredEstimator):
             raise ValueError(f"{owner}: activation={self.activation!r}; {suggest(self.activation, ACTIVATIONS)}")
         method = None if self.method == AUTO else self._find_method()
         if method is not None:
-            known = inspect.signature(method.fit or method.posterior).parameters  # type: ignore[arg-type]
-            self._check_options(method.name, [name for name in known if name != "problem"])
+            self._check_options(method.name, method.option_names)
             return method
         if self.network is not None:
             raise ValueError(f"{owner}: method='auto' makes its own network; give hidden, or a method by name")
-        self._check_options(AUTO, ["members"])
+        self._check_options(AUTO, ("members",))
         return None
 
     def _find_method(self) -> Method:
@@ -334,9 +332,9 @@ class BayesianEstimator(StoredEstimator):
             raise ImportError(f"{owner}: method={method.name!r} {method.status}; pip install 'bayesify[all]'")
         return method
 
-    def _check_options(self, method: str, names: list[str]) -> None:
+    def _check_options(self, method: str, names: tuple[str, ...] | None) -> None:
         for name in self.method_options or {}:
-            if name not in names:
+            if names is not None and name not in names:
                 raise ValueError(
                     f"{type(self).__name__}: method_options has {name!r}, which {method!r} does not take; "
                     f"{suggest(str(name), names) if names else 'it takes none'}"
