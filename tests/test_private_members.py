@@ -308,8 +308,8 @@ def names_of_methods(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def test_facts_about_methods_stand_in_the_registry() -> None:
-    """Estimators and comparison know no method by name: make what they ask for a fact of registry.Method."""
-    found = places(names_of_methods, "", SOURCE / "compare", SOURCE / "sklearn")
+    """Estimators, comparison and demonstration know no method by name: make what they ask for a fact of registry.Method."""
+    found = places(names_of_methods, "", SOURCE / "compare", SOURCE / "sklearn", SOURCE / "demo")
     assert [place for place in found if not place.endswith("'dropout'")] == []  # a setting of the estimators' network
 
 

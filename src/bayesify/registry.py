@@ -80,6 +80,8 @@ class Method:
             splits; `None` for others.
         max_layer_weights: Weights of one layer above which it is too large.
         max_weights: Weights in all above which it is too slow.
+        demo_options: Options on one problem of the demonstration, by the problem's name.
+        demo_epochs: How many times as many epochs it needs on one problem of the demonstration, by the problem's name.
     """
 
     name: str
@@ -105,6 +107,8 @@ class Method:
     portfolio_place: int | None = None
     max_layer_weights: int | None = None
     max_weights: int | None = None
+    demo_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    demo_epochs: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def learns_noise(self) -> bool:

@@ -91,14 +91,26 @@ def test_demo_runs_any_registered_method_by_its_entry(brief, tmp_path, add_metho
 
         return Constant()
 
-    add_method(Method("own_recipe", "Own recipe", "Nobody 2099", "P", fit=recipe, options={"color": "red"}))
+    facts = {"demo_options": {"classification": {"color": "blue"}}, "demo_epochs": {"regression": 2.5}}
+    add_method(Method("own_recipe", "Own recipe", "Nobody 2099", "P", fit=recipe, options={"color": "red"}, **facts))
     result = runner.invoke(app, ["demo", "--quick", "--methods", "own_recipe", "--seed", "3", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
     assert seen == {
-        "gaussian": (60, 4, 3, [(60, 1)], "neal", "red"),
-        "categorical": (200, 2, 3, [(200, 2)], "neal", "red"),
+        "gaussian": (60, 10, 3, [(60, 1)], "neal", "red"),
+        "categorical": (200, 2, 3, [(200, 2)], "neal", "blue"),
     }
     assert Path(last_line(result)).read_text().count("<figure>") == 2
+
+
+def test_what_methods_need_on_a_problem_names_the_problem():
+    named = {name for method in METHODS.values() for name in (*method.demo_options, *method.demo_epochs)}
+    assert named == {problem.name for problem in experiment.problems()}
+
+
+def test_a_posterior_has_its_options_for_a_problem(add_method):
+    facts = {"options": {"rate": 0.5}, "demo_options": {"regression": {"rate": 0.0}}}
+    method = add_method(Method("dropped", "Dropped", "Nobody 2099", "P", posteriors.Dropout, **facts))
+    assert experiment.run(method, experiment.problems()[0], epochs=2).scores["std_gap"] == 0  # nothing is dropped
 
 
 def test_a_method_that_fails_is_named_and_the_others_go_on(brief, tmp_path, add_method):

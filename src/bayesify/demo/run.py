@@ -36,14 +36,6 @@ MAP_EPOCHS, EPOCHS, QUICK_EPOCHS = 60, 240, 60
 """Full-batch steps: of the MAP phase, of the variational phase, and of the latter where only a quick look is wanted."""
 LEARNING_RATE = 0.15
 TRAINING_DRAWS, PREDICTION_DRAWS = 8, 60
-LONGER = {("function_space", "regression"): 2.5}
-"""How many times as many epochs a method needs on a problem: after 240 its band is no wider in the gap than at the data."""
-SETTINGS: dict[tuple[str, str], dict[str, Any]] = {("inducing", "classification"): {"max_std": 0.1}}
-"""Options of a method on a problem.
-
-The bound favors a q(U) so wide that inducing weights tell two moons apart in 90 to 93 % of test rows, after 2.5 times the epochs
-too; with q(U) no wider than in the paper's image experiments, in 98 % (NLL 0.22 and 0.08).
-"""
 BUDGET_SECONDS = 8.0
 """Processor time of one method's training on one problem, after which it stops where it is."""
 TOLD_EVERY = 20
@@ -156,7 +148,7 @@ def run(
             is not interrupted.
         report: Is told the share of the training that is done.
     """
-    epochs = max(1, round(problem.effort * LONGER.get((method.name, problem.name), 1.0) * epochs))
+    epochs = max(1, round(problem.effort * method.demo_epochs.get(problem.name, 1.0) * epochs))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # these networks are so small that a second thread only waits
     start = time.process_time()
@@ -206,6 +198,10 @@ def run_all(
             yield run(method, problem, seed=seed, epochs=epochs, budget=budget, report=tell)
 
 
+def _options(method: Method, problem: Problem) -> dict[str, Any]:
+    return {**method.options, **method.demo_options.get(problem.name, {})}
+
+
 def _own_recipe(method: Method, problem: Problem, seed: int, epochs: int) -> Any:
     assert method.fit is not None
     made = registry.Problem(
@@ -217,7 +213,7 @@ def _own_recipe(method: Method, problem: Problem, seed: int, epochs: int) -> Any
         epochs=epochs,
         seed=seed,
     )
-    return method.fit(made, **method.options)
+    return method.fit(made, **_options(method, problem))
 
 
 def _posterior_recipe(
@@ -227,7 +223,7 @@ def _posterior_recipe(
         raise ValueError(f"{method.name}: neither a posterior nor a recipe is registered")
     bnn = bayesianize(
         problem.network(seed),
-        method.posterior(**{**method.options, **SETTINGS.get((method.name, problem.name), {})}),
+        method.posterior(**_options(method, problem)),
         likelihood=problem.likelihood,
         prior=Neal(PRIOR_SCALE),
     )

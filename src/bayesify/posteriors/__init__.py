@@ -50,9 +50,11 @@ register(Method("k_tied", "k-tied", "Swiatkowski et al. 2020", "P + k (d_out + d
 register(
     Method("rank_one", "Rank-one", "Dusenberry et al. 2020", "P + 2 K (d_out + d_in) per layer", RankOne, is_point=True)
 )
+# The bound favors a q(U) so wide that two moons are told apart in 90 to 93 % of test rows, after 2.5 times the epochs too; with one
+# no wider than in the paper's image experiments, in 98 % (NLL 0.22 and 0.08).
 register(
     Method("inducing", "Inducing weights", "Ritter et al. 2021", "M (d_out + d_in) + 2 M^2 per layer", InducingWeights,
-           aliases=("inducing_weights", "ffg-u"), portfolio_place=4)
+           aliases=("inducing_weights", "ffg-u"), portfolio_place=4, demo_options={"classification": {"max_std": 0.1}})
 )  # fmt: skip
 register(
     Method("global_inducing", "Global inducing", "Ober & Aitchison 2021", "M (d_in + sum of d_out) + M per layer", GlobalInducing,
