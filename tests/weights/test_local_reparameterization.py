@@ -11,13 +11,13 @@ from cases import CASES, convert, generator
 from torch import Tensor, nn
 
 import bayesify
-from bayesify import likelihoods, posteriors
+from bayesify import likelihoods, posteriors, priors
 from bayesify.maths.noise import NoiseSource
 from bayesify.weights.local_gaussian import LocalGaussian
 
 
 def dense_moments(module: nn.Module, part: posteriors.MeanField, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of a layer's output for one example, from the Jacobian by every single weight."""
+    """Mean and variance of each entry of a layer's output, from the Jacobian by every single weight."""
     mean, variance = part.mean(), part.variance()
     names = list(mean)
 
@@ -34,37 +34,50 @@ def dense_moments(module: nn.Module, part: posteriors.MeanField, x: Tensor) -> t
     return output, torch.as_tensor(spread)
 
 
-class Constant(NoiseSource):
-    """One number in place of random ones."""
+class Steps(NoiseSource):
+    """One step more for each number in place of random ones."""
 
-    def __init__(self, value: float) -> None:
+    def __init__(self, step: float) -> None:
         super().__init__()
-        self.value = value
+        self.step = step
 
     def normal(self, count: int, like: Tensor) -> Tensor:
-        return torch.full((count,), self.value, dtype=like.dtype)
+        return self.step * torch.arange(1, count + 1, dtype=like.dtype)
 
 
-@pytest.mark.parametrize("bias", [True, False])
-def test_moments_of_one_example(bias: bool) -> None:
-    """Noise of 0 gives the mean, noise of 1 adds one standard deviation."""
+@pytest.mark.parametrize(("bias", "prior"), [(True, priors.Neal()), (False, priors.Scale())])
+def test_moments_of_each_example(bias: bool, prior: priors.Prior) -> None:
+    """Noise of 0 gives the mean, noise of n adds n standard deviations; each output of each example has its own."""
     module = nn.Linear(3, 2, bias=bias).double()
-    bnn = bayesify.bayesianize(module, posteriors.MeanField(init_std=0.3, local_reparameterization=True))
+    posterior = posteriors.MeanField(init_std=0.3, local_reparameterization=True)
+    bnn = bayesify.bayesianize(module, posterior, prior=prior)
     part = bnn.posterior
     assert isinstance(part, posteriors.MeanField)
-    x = torch.randn(1, 3, dtype=torch.float64)
+    x = torch.randn(4, 3, dtype=torch.float64)
     expected_mean, expected_variance = dense_moments(module, part, x)
 
-    def with_noise(value: float) -> Tensor:
+    def with_noise(step: float) -> Tensor:
         with torch.no_grad():
-            draws = bnn.draw(1, generator=Constant(value), local=True)
+            draws = bnn.draw(1, generator=Steps(step), local=True)
             assert all(isinstance(weight, LocalGaussian) for weight in draws.weights.values())
             output: Tensor = draws(x)[0]
         return output
 
     mean, shifted = with_noise(0.0), with_noise(1.0)
     torch.testing.assert_close(mean, expected_mean, rtol=1e-8, atol=1e-10)
-    torch.testing.assert_close((shifted - mean).square(), expected_variance, rtol=1e-8, atol=1e-10)
+    noise = torch.arange(1, 9, dtype=torch.float64).view(4, 2)
+    torch.testing.assert_close(shifted - mean, expected_variance.sqrt() * noise, rtol=1e-8, atol=1e-10)
+
+
+def test_inputs_of_zero_have_gradients() -> None:
+    """Of their outputs' variance, 0, the root has none."""
+    local = LocalGaussian(torch.randn(2, 3), torch.ones(2, 3, requires_grad=True), generator())
+    local.begin_pass(4)
+    x = torch.zeros(4, 3, requires_grad=True)
+    F.linear(x, local).sum().backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+    assert local.components_[1].grad.isfinite().all()
 
 
 def test_gradients_of_the_local_rule() -> None:
@@ -231,10 +244,11 @@ def test_the_objective_is_unbiased() -> None:
     )
     x, y = torch.randn(5, 3, dtype=torch.float64), torch.randn(5, 1, dtype=torch.float64)
     with torch.no_grad():
-        terms, _ = bnn.elbo_terms(x, y, num_data=5, num_draws=n, generator=generator())
+        terms, kl = bnn.elbo_terms(x, y, num_data=5, num_draws=n, generator=generator())
         spread = 0.16 * (x.square().sum(-1, keepdim=True) + 1)
         exact = -0.5 * (((y - net(x)).square() + spread) / 0.5 + torch.log(torch.tensor(2 * torch.pi * 0.5))).sum()
     assert abs(float(terms.mean() - exact)) < k * float(terms.std()) / n**0.5
+    torch.testing.assert_close(kl.mean(), bnn.kl())
 
 
 def test_a_tied_weight_is_drawn_once() -> None:
@@ -255,3 +269,7 @@ def test_a_formed_weight_is_the_same_in_every_use() -> None:
         output = draw(x)
         materialized = {name: weight.materialize() for name, weight in draw.weights.items()}
         torch.testing.assert_close(output, torch.func.functional_call(bnn.network, materialized, (x,)))
+    weight = LocalGaussian(torch.zeros(2, 3), torch.ones(2, 3), generator())
+    weight.begin_pass(4)
+    inputs = torch.randn(4, 3)
+    torch.testing.assert_close(inputs @ weight.T, F.linear(inputs, weight))
