@@ -15,8 +15,9 @@ import bayesify
 from bayesify import likelihoods, posteriors
 from bayesify.moments import Moments
 from bayesify.moments.attention import attend
-from bayesify.moments.prediction import _rule, covariance
+from bayesify.moments.prediction import _points, _rule, covariance
 from bayesify.moments.shapes import reshaped
+from bayesify.predictive.gaussian import OutputGaussian
 from bayesify.running.light_copies import leaves_inputs
 
 NOISE = 0.1
@@ -127,6 +128,41 @@ def test_one_hidden_layer_has_the_moments_of_quadrature(generator) -> None:
     torch.testing.assert_close(found.epistemic, expected.diagonal(dim1=1, dim2=2), rtol=1e-8, atol=1e-9)
 
 
+def test_three_layers_with_normalization_between_have_the_exact_covariance(generator) -> None:
+    r"""Behind a layer $D (M C M^\top + \operatorname{diag}(V (m^2 + \operatorname{diag} C) + V_b)) D$, where D scales each unit."""
+    net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+    net = net.double().eval().requires_grad_(False)
+    for value in net.state_dict().values():
+        if value.is_floating_point():
+            value.copy_(0.5 + torch.rand(value.shape, generator=generator, dtype=value.dtype))
+    variances = {name: value.square() / 4 for name, value in net.state_dict().items()}
+    x = torch.randn(7, 4, generator=generator, dtype=torch.float64)
+    mean, expected = x, torch.zeros(7, 4, 4, dtype=torch.float64)
+    for index in (0, 2, 4):
+        layer, norm = net[index], net[index + 1 : index + 2]
+        second = mean.square() + expected.diagonal(dim1=1, dim2=2)
+        own = F.linear(second, variances[f"{index}.weight"], variances[f"{index}.bias"])
+        scale = norm[0].weight / (norm[0].running_var + norm[0].eps).sqrt() if norm else torch.ones(3).double()
+        expected = (layer.weight @ expected @ layer.weight.mT + torch.diag_embed(own)) * scale[:, None] * scale
+        mean = norm(layer(mean))
+    random = {name: Moments(part, variances[name]) for name, part in net.named_parameters() if name[0] in "024"}
+    found = torch.func.functional_call(net, random, (x,))
+    torch.testing.assert_close(found.mean_, mean)
+    torch.testing.assert_close(covariance(found, math.inf), expected)
+
+
+@pytest.mark.parametrize("function", [F.relu, lambda x: F.leaky_relu(x, 0.3), torch.tanh, F.gelu])
+def test_gains_are_the_derivatives_of_means(function, generator) -> None:
+    """By differences of 1e-5; the rule of eight points is right to 1e-6 for functions as smooth as these."""
+    mean, variance = torch.rand(2, 20, 1, generator=generator, dtype=torch.float64) - torch.tensor([[[0.5]], [[0.0]]])
+
+    def at(shift: float) -> Moments:
+        return function(F.linear(torch.ones(1, 1).double(), Moments(mean + shift, 0.1 * variance + 0.01)))
+
+    expected = (at(1e-5).mean_ - at(-1e-5).mean_) / 2e-5
+    torch.testing.assert_close(at(0.0).origin_.gain, expected, rtol=0, atol=1e-5)
+
+
 def test_independent_biases_alone(generator) -> None:
     """With random biases and fixed weights the outputs of a linear network have their exact covariance."""
     net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
@@ -177,6 +213,71 @@ def test_positions_of_a_channel_vary_together(generator) -> None:
     flat = F.linear(maps.flatten(1), weight)
     moved = torch.einsum("bc,ocp->boc", scale[:, :, 0, 0], weight.view(2, 3, 36))
     torch.testing.assert_close(flat.variance_, moved.square().sum(-1))
+
+
+KERNEL, MATRIX, ROW = (
+    0.5 + torch.rand(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for shape in ((4, 3, 1, 1), (2, 5), (5,))
+)
+LINEAR = {
+    "sum": lambda x: 2 + x + ROW,
+    "more axes": lambda x: torch.zeros(2, 1, 1, 1, 1) + x,
+    "scaled sum": lambda x: torch.sub(ROW, x, alpha=3),
+    "product": lambda x: -(ROW * x) / 3,
+    "mean of positions": lambda x: x.mean((2, 3)),
+    "mean of channels": lambda x: x.mean(1, keepdim=True),
+    "pooling": lambda x: F.avg_pool2d(x, 2),
+    "kernel of one": lambda x: F.conv2d(x, KERNEL),
+    "positions": lambda x: F.linear(x, MATRIX),
+    "channels last": lambda x: F.linear(x.permute(0, 2, 3, 1), MATRIX[:, :3]),
+    "channels before": lambda x: F.linear(x.transpose(1, 3), MATRIX[:, :3]),
+    "blocks": lambda x: F.linear(x.flatten(1), MATRIX.repeat(1, 18)),
+    "part": lambda x: F.linear(x[:, 1:, None, 2], MATRIX),
+    "joined": lambda x: F.linear(torch.cat((x, torch.ones(4, 3, 6, 5), x), 3), MATRIX.repeat(1, 3)),
+    "padding": lambda x: F.pad(x, (1, 2), value=3.0),
+    "norm": lambda x: F.batch_norm(x, ROW[:3], ROW[:3] ** 2, ROW[1:4], ROW[:3]),
+}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_linear_functions_of_maps_are_exact(name: str, generator) -> None:
+    """Each channel is moved by one number for all its positions, so that the variance is the sum over channels of squared moves."""
+    function, (mean, variance) = LINEAR[name], torch.rand(2, 4, 3, 6, 5, generator=generator, dtype=torch.float64)
+    found, plain = function(Moments(mean, variance, (0, 1, 0, 0))), function(mean)
+    moved = [function(mean + variance.sqrt() * one.view(3, 1, 1)) - plain for one in torch.eye(3)]
+    torch.testing.assert_close(found.mean_, plain)
+    torch.testing.assert_close(found.variance_, sum(move**2 for move in moved))
+
+
+def test_a_kernel_sees_positions_of_different_spread(generator) -> None:
+    """Of one window: (sum M)^2 times the mean deviation squared, and the squares of M - mean M times the deviations' variance."""
+    variance, kernel = torch.rand(2, 4, 3, 3, 3, generator=generator, dtype=torch.float64)
+    found = F.conv2d(Moments(torch.zeros_like(variance), variance, (0, 1, 0, 0)), kernel)
+    std = variance.sqrt().flatten(2)  # [B, C, K]
+    kernel = kernel.flatten(2)
+    first = torch.einsum("oc,bc->bo", kernel.sum(-1) ** 2, std.mean(-1) ** 2)
+    rest = (kernel - kernel.mean(-1, keepdim=True)).square().sum(-1)
+    expected = first + torch.einsum("oc,bc->bo", rest, std.var(-1, correction=0))
+    torch.testing.assert_close(found.variance_[:, :, 0, 0], expected)
+
+
+def test_sums_and_products_of_independent_units(generator) -> None:
+    one, other = torch.rand(2, 2, 4, 3, generator=generator, dtype=torch.float64)
+    found = torch.sub(Moments(*one), Moments(*other), alpha=3)
+    torch.testing.assert_close(found.mean_, one[0] - 3 * other[0])
+    torch.testing.assert_close(found.variance_, one[1] + 9 * other[1])
+    squares = (one[0] ** 2 + one[1]) * (other[0] ** 2 + other[1])
+    found = Moments(*one) * Moments(*other)
+    torch.testing.assert_close(found.variance_, squares - found.mean_**2)
+
+
+def test_random_weights_of_sequences(generator) -> None:
+    """Rows of a sequence are mapped as rows of a batch."""
+    units = torch.rand(2, 4, 5, 3, generator=generator, dtype=torch.float64)
+    weight, bias = torch.rand(2, 6, 3, generator=generator), torch.rand(2, 6, generator=generator)
+    weight, bias = Moments(*weight.double()), Moments(*bias.double())
+    rows = F.linear(Moments(*units.flatten(1, 2)), weight, bias)
+    torch.testing.assert_close(F.linear(Moments(*units), weight, bias).variance_.flatten(0, 1), rows.variance_)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -266,6 +367,34 @@ def test_ways_to_write_self_attention_agree(way: dict[str, bool], generator) -> 
     found, expected = (bnn.predict(x, method="moments") for bnn in (other, one))
     torch.testing.assert_close(found.mean, expected.mean)
     torch.testing.assert_close(found.epistemic, expected.epistemic)
+
+
+@LOSSY
+@pytest.mark.parametrize("way", ["causal", "mask", "none"])
+def test_attention_is_linearized(way: str, generator) -> None:
+    """Values of a channel move together, by A s; scores independently, by A (v - o) times their deviation."""
+    q, k, v = torch.rand(3, 2, 2, 5, 4, generator=generator, dtype=torch.float64)  # means and variances, [B, T, D]
+    keep = torch.rand(5, 5, generator=generator) > 0.3 if way == "mask" else torch.ones(5, 5).tril() > 0
+    options = {"causal": {"is_causal": True}, "mask": {"attn_mask": keep | torch.eye(5).bool()}, "none": {}}[way]
+    found = F.scaled_dot_product_attention(Moments(*q), Moments(*k), Moments(*v), **options)
+    mean = F.scaled_dot_product_attention(q[0], k[0], v[0], **options)
+    attention = F.scaled_dot_product_attention(q[0], k[0], torch.eye(5, dtype=torch.float64).expand(2, 5, 5), **options)
+    scores = ((q[0] ** 2 + q[1]) @ (k[0] ** 2 + k[1]).mT - q[0] ** 2 @ (k[0] ** 2).mT) / 4
+    moved = (v[0][:, None] - mean[:, :, None]).square()  # [B, T, J, D]
+    expected = (attention @ v[1].sqrt()) ** 2 + torch.einsum("btj,btjd->btd", attention**2 * scores, moved)
+    torch.testing.assert_close(found.mean_, mean)
+    torch.testing.assert_close(found.variance_, expected)
+
+
+@LOSSY
+def test_padded_keys_are_not_attended_to(generator) -> None:
+    class Padded(Attention):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.body(x, x, x, key_padding_mask=torch.arange(5).expand(3, 5) > 2)[0].mean(1)
+
+    x, net = torch.randn(3, 5, 8, generator=generator, dtype=torch.float64), Padded().double()
+    found = bayesian(net, 1e-6).predict(x, method="moments")
+    torch.testing.assert_close(found.mean, net(x).detach(), rtol=1e-6, atol=1e-6)
 
 
 class Residual(nn.Module):
@@ -378,6 +507,31 @@ def test_points_have_the_moments_of_a_normal(size: int) -> None:
     torch.testing.assert_close(points.T @ points / len(points), torch.eye(size, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("shape", [(5, 3), (5, 10), (5, 2, 4)])
+def test_points_have_the_moments_of_their_gaussian(shape: tuple[int, ...], generator) -> None:
+    """To 1e-6 of the variance, which is added; of outputs with positions variances alone."""
+    mean, size = torch.rand(shape, generator=generator, dtype=torch.float64), math.prod(shape[1:])
+    factor = torch.rand(5, size, size, generator=generator, dtype=torch.float64)
+    spread = factor @ factor.mT if len(shape) == 2 else factor[:, 0]
+    points = _points(OutputGaussian(mean, spread.clone(), 0)).flatten(2)
+    moved = points - mean.flatten(1)
+    torch.testing.assert_close(points.mean(0), mean.flatten(1))
+    found = torch.einsum("nbi,nbj->bij", moved, moved) / len(points)
+    if len(shape) > 2:
+        found = found.diagonal(dim1=1, dim2=2)
+    torch.testing.assert_close(found, spread, rtol=1e-5, atol=1e-5)
+
+
+def test_logits_that_vary_together_leave_no_doubt(generator) -> None:
+    """Two equal rows of the last layer: the difference of the logits is fixed, whatever the random layer below does."""
+    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    net[1].weight.data[1] = net[1].weight.data[0]
+    bnn = bayesian(net, likelihood=likelihoods.Categorical(), posterior={"0": posteriors.MeanField(init_std=0.5)})
+    found = bnn.predict(torch.randn(5, 3, generator=generator, dtype=torch.float64), method="moments")
+    torch.testing.assert_close(found.probs, net[1].bias.double().softmax(0).expand(5, 2), rtol=1e-4, atol=0)
+    assert found.mutual_information.max() < 1e-4
+
+
 def test_small_budgets_and_k_tied_give_the_same(generator) -> None:
     x = torch.randn(50, 5, generator=generator, dtype=torch.float64)
     for posterior in (posteriors.MeanField(), posteriors.KTied()):
@@ -433,6 +587,11 @@ class Turned(nn.Module):
         return x @ self.layer.weight.T
 
 
+class Dropped(Turned):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(self.layer(x))
+
+
 class Twice(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -447,6 +606,7 @@ class Twice(nn.Module):
     [
         (nn.Sequential(nn.Linear(3, 3), nn.Softmax(-1)), None, r"cannot pass 1 \(Softmax\): softmax has no rule"),
         (Turned(), None, r"cannot pass Turned: (permute|t) has no rule"),
+        (Dropped(), None, r"cannot pass Dropped: dropout has no rule"),
         (Twice(), None, r"cannot pass layer \(Linear\): layer.weight is used more than once"),
         (nn.Linear(3, 3), posteriors.MatrixNormal(), "MatrixNormal is no posterior of independent Gaussians"),
     ],

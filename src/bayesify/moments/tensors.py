@@ -38,7 +38,7 @@ class Origin:
         input: h; nothing where the input is a plain tensor.
         weight: M, [O, I].
         own: Variance of what the weights' noise added, [B, O], independent between units.
-        gain: g, [B, O] or what expands to it, in place of these.
+        gain: g, [B or 1, O or 1], in place of these.
     """
 
     input: Moments | None
@@ -112,7 +112,7 @@ class Moments(StructuredWeight):
         """
         origin = None
         if gain is not None and self.mean_.ndim == 2 and self.origin_ is not None:
-            origin = Origin(self, gain=gain)
+            origin = Origin(self, gain=torch.atleast_2d(gain))
         return Moments(mean, variance, self.channels_, origin)
 
 
