@@ -175,19 +175,18 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         """
         runner = Runner(self.network, self._weights)
         noise = source_of(generator)
-        with self.full_precision() as autocast:
-            prior = self.prior.draw(num_draws, noise)
         weights: MutableMapping[str, Tensor] = {}
         networks: dict[int, Tensor] = {}
-        kl: Any = prior.kl
-        for posterior in self.posteriors.in_drawing_order():
-            places = (runner, weights, num_data, networks, self.layout, autocast)
-            request = DrawRequest(num_draws, prior, noise, antithetic, local, *places)
-            with self.full_precision():
+        with self.full_precision() as autocast:
+            prior = self.prior.draw(num_draws, noise)
+            kl: Any = prior.kl
+            for posterior in self.posteriors.in_drawing_order():
+                places = (runner, weights, num_data, networks, self.layout, autocast)
+                request = DrawRequest(num_draws, prior, noise, antithetic, local, *places)
                 part, part_kl = captured_draws.draw(posterior, request)
-            part = self.layout.cast(part)
-            weights = {**weights, **part} if weights else part
-            kl = kl + part_kl
+                part = self.layout.cast(part)
+                weights = {**weights, **part} if weights else part
+                kl = kl + part_kl
         return Draws(runner, weights, kl.expand(num_draws), self.posteriors.buffers_for(request))
 
     @contextmanager

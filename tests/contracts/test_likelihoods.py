@@ -208,6 +208,8 @@ def test_ignore_index() -> None:
     torch.testing.assert_close(likelihood.log_prob(f, some), full - f[:, 2].log_softmax(-1).gather(1, y[:, 2:3])[:, 0])
     y[0] = -1
     assert likelihood.log_prob(f, y)[0] == 0
+    among = likelihoods.Categorical(ignore_index=1).log_prob(f[0], torch.tensor([0, 1, 2, 0]))
+    assert (among == 0).tolist() == [False, True, False, False]
 
 
 def test_half_precision_outputs_are_scored_in_single() -> None:

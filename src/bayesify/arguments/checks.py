@@ -350,6 +350,8 @@ def _any_of(takers: list[Taker | None]) -> Taker | None:
         return None
 
     def take(value: Any) -> Any:
+        if value is None and _none in known:
+            return None
         refusals = []
         for one in known:
             taken = one(value)
@@ -364,18 +366,18 @@ def _any_of(takers: list[Taker | None]) -> Taker | None:
 
 
 def _with_conditions(base: Taker | None, conditions: tuple[Any, ...]) -> Taker | None:
-    ranges = [one for one in conditions if isinstance(one, Range)]
-    tests = [one for one in conditions if not isinstance(one, Range) and callable(one)]
+    kind = "an integer" if base is _whole else "a number"
+    ranges = [functools.partial(one.words, kind=kind) for one in conditions if isinstance(one, Range)]
+    tests = [*ranges, *(one for one in conditions if not isinstance(one, Range) and callable(one))]
 
     def take(value: Any) -> Any:
         taken = value if base is None else base(value)
-        kind = "an integer" if base is _whole else "a number"
         if isinstance(taken, _Refused):
             number = value if taken.words == FINITE else None
-            words = ranges[0].words(number, kind) if ranges else None
+            words = ranges[0](number) if ranges else None
             return _Refused(words or taken.words, taken.kind_fits)
-        for words in (*(one.words(taken, kind) for one in ranges), *(test(taken) for test in tests)):
-            if words is not None:
+        for test in tests:
+            if (words := test(taken)) is not None:
                 return _Refused(words, True)
         return taken
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from bayesify.arguments.checks import Axis, Index, checked
 from bayesify.likelihoods.base import Likelihood, random_signs, spread_factor
 from bayesify.maths.gamma import as_float
-from bayesify.maths.value_checks import transforming
+from bayesify.maths.value_checks import should_check, transforming
 from bayesify.predictive.base import Outputs
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.gaussian import GaussianClassPredictive, Link, OutputGaussian
@@ -49,7 +49,16 @@ class Categorical(Likelihood):
         return self._class_axis
 
     def _classes_last(self, outputs: Tensor) -> Tensor:
+        if self._class_axis == -1:
+            return outputs
         return outputs.movedim(self._class_axis if self._class_axis < 0 else self._class_axis + 1, -1)
+
+    def _all_count(self, y: Tensor, classes: int) -> bool:
+        """Whether every label is seen to be in range and none to be ignored; on other devices than the CPU nobody waits to see."""
+        if y.device.type != "cpu" or not should_check(y) or not y.numel() or y.is_floating_point():
+            return False
+        low, high = map(int, y.aminmax())
+        return low >= 0 and high < classes and not low <= self._ignore_index <= high
 
     shape_remedy = "give one integer label per example, or set class_axis"
     least_dims = 2
@@ -61,7 +70,7 @@ class Categorical(Likelihood):
                 f"likelihoods.Categorical: outputs of shape {tuple(outputs.shape)} have no axis of classes; "
                 "give the network one output per class, or use Bernoulli"
             )
-        return tuple(self._classes_last(outputs.unsqueeze(0)).shape[1:-1])
+        return tuple(outputs.movedim(self._class_axis, -1).shape[:-1])
 
     def check_values(self, outputs: Tensor, y: Tensor) -> None:
         """Labels must be integers in 0..C-1."""
@@ -70,6 +79,8 @@ class Categorical(Likelihood):
                 f"likelihoods.Categorical: targets are {y.dtype}; give integer labels (y.long()), or use Bernoulli"
             )
         classes = self._classes_last(outputs).shape[-1]
+        if self._all_count(y, classes):
+            return
         valid = y != self._ignore_index
         if bool(((y < 0) | (y >= classes)).logical_and(valid).any()):
             wrong = y[((y < 0) | (y >= classes)) & valid][0].item()
@@ -81,6 +92,10 @@ class Categorical(Likelihood):
     def log_density(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Log-probability of each label."""
         logits = self._classes_last(outputs)
+        if self._all_count(y, logits.shape[-1]):
+            return (
+                F.log_softmax(logits, dim=-1).gather(-1, y.long().expand(logits.shape[:-1]).unsqueeze(-1)).squeeze(-1)
+            )
         ignored = y == self._ignore_index
         labels = y.masked_fill(ignored, 0).long()
         inside = labels.clamp(0, logits.shape[-1] - 1)

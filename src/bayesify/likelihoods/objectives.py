@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -79,7 +80,7 @@ def elbo(log_likelihood: Tensor, kl: Tensor, kl_weight: float = 1.0) -> Tensor:
         kl: KL of each draw, [S] or a scalar.
         kl_weight: $\beta$; 1 is the bound, less is a tempered posterior.
     """
-    return log_likelihood.mean() - kl_weight * kl.mean()
+    return torch.sub(log_likelihood, kl, alpha=kl_weight).mean()
 
 
 def check_result(value: Tensor, weights: Mapping[str, Tensor], outputs: Tensor) -> None:
@@ -88,7 +89,7 @@ def check_result(value: Tensor, weights: Mapping[str, Tensor], outputs: Tensor) 
     Raises:
         ValueError: With the first weight that holds NaN or infinity, or, if none does, that the outputs do.
     """
-    if bool(torch.isfinite(value)):
+    if math.isfinite(value.item()):
         return
     for name, weight in weights.items():
         if not bool(torch.isfinite(weight).all()):

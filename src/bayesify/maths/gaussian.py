@@ -24,9 +24,14 @@ class _Draw(torch.autograd.Function):
         count = len(prior_stds)
         means, log_stds = list(parameters[:count]), list(parameters[count:])
         stds = list(torch._foreach_exp(log_stds))
+        if noise[0].shape[0] > 1:
+            drawn = [torch.addcmul(*parts) for parts in zip(means, stds, noise, strict=True)]
+        else:
+            noise = [part.squeeze(0) for part in noise]
+            drawn = [draw.unsqueeze(0) for draw in torch._foreach_addcmul(means, stds, noise)]
         ctx.prior_stds = prior_stds
         ctx.save_for_backward(*means, *log_stds, *stds, *noise)
-        return *_combine(means, stds, noise), diagonal_kl(prior_stds, means, log_stds, stds)
+        return *drawn, diagonal_kl(prior_stds, means, log_stds, stds)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -35,21 +40,13 @@ class _Draw(torch.autograd.Function):
         if torch.is_grad_enabled():  # to be differentiated again, where a number that was kept would count as constant
             stds = list(torch._foreach_exp(log_stds))
         through = [torch.zeros_like(n) if g is None else g for g, n in zip(grads[:-1], noise, strict=True)]
-        if noise[0].shape[0] == 1:
-            through = [grad.squeeze(0) for grad in through]
-            slopes = list(torch._foreach_mul(through, [part.squeeze(0) for part in noise]))
+        if noise[0].ndim == means[0].ndim:
+            through = [grad.view_as(part) for grad, part in zip(through, noise, strict=True)]
+            slopes = list(torch._foreach_mul(through, noise))
         else:
             slopes = [(grad * part).sum(0) for grad, part in zip(through, noise, strict=True)]
             through = [grad.sum(0) for grad in through]
         return None, None, *_with_kl(ctx.prior_stds, means, stds, through, slopes, grads[-1])
-
-
-def _combine(means: list[Tensor], stds: list[Tensor], noise: list[Tensor]) -> list[Tensor]:
-    """mean + std * noise, [S, *shape] each."""
-    if noise[0].shape[0] > 1:
-        return [torch.addcmul(*parts) for parts in zip(means, stds, noise, strict=True)]
-    flat = [part.squeeze(0) for part in noise]
-    return [draw.unsqueeze(0) for draw in torch._foreach_addcmul(means, stds, flat)]
 
 
 def _with_kl(
@@ -72,7 +69,8 @@ def _with_kl(
     if grad_kl.device.type == "cpu" and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
         weight = float(grad_kl)  # nothing waits for it here, and a factor that is a number saves passes over memory
         for slope, std, precision in zip(slopes, stds, precisions, strict=True):
-            slope.add_(std, alpha=weight * precision).mul_(std).sub_(weight)
+            slope.add_(std, alpha=weight * precision)
+            torch.addcmul(-grad_kl, slope, std, out=slope)
         pulls = [torch.add(g, m, alpha=weight * p) for g, m, p in zip(through, means, precisions, strict=True)]
         return [*pulls, *slopes]
     pulls = list(torch._foreach_mul(means, precisions))
@@ -89,11 +87,15 @@ def _with_kl(
 def diagonal_kl(prior_stds: list[float], means: list[Tensor], log_stds: list[Tensor], stds: list[Tensor]) -> Tensor:
     """KL of many diagonal Gaussians to zero-mean priors in nats, summed: a scalar."""
     total = sum(mean.numel() for mean in means)
-    scales = [math.sqrt(0.5) / std for std in prior_stds]
-    norms = torch._foreach_mul(torch._foreach_norm([*means, *stds]), [*scales, *scales])
+    scales = [math.sqrt(0.5) / std for std in (*prior_stds, *prior_stds)]
+    norms = torch._foreach_norm([*means, *stds])
+    if norms[0].device.type == "cpu":  # where a call for each number takes longer
+        scaled = torch.stack(norms) * torch.tensor(scales, dtype=norms[0].dtype)
+    else:
+        scaled = torch.stack(torch._foreach_mul(norms, scales))
     logs = torch.stack([log_std.sum() for log_std in log_stds]).sum()
     constant = sum(mean.numel() * math.log(std) for mean, std in zip(means, prior_stds, strict=True)) - 0.5 * total
-    return torch.stack(norms).square().sum() - logs + constant
+    return scaled.square().sum() - logs + constant
 
 
 class _Moments(torch.autograd.Function):

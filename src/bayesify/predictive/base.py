@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -193,7 +194,7 @@ def check_finite(tensor: Tensor, what: str) -> None:
     A finite sum proves all entries finite without a temporary of the tensor's size; only a sum that is not, which
     large numbers can have too, is looked into row by row.
     """
-    if not tensor.is_floating_point() or bool(torch.isfinite(tensor.sum())):
+    if not tensor.is_floating_point() or math.isfinite(tensor.sum().item()):
         return
     for index, row in enumerate(tensor.unbind(0) if tensor.ndim else (tensor,)):
         wrong = ~torch.isfinite(row)

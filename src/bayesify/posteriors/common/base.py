@@ -70,14 +70,12 @@ class DrawRequest:
         """
         halves = (self.num_draws + 1) // 2 if self.antithetic else self.num_draws
         rows = [-(-size // tile) * tile for size in sizes]
-        counts = [halves * row for row in rows]
-        starts = [0]
-        for count in counts:
-            starts.append(starts[-1] + -(-count // 64) * 64)
-        flat = self.noise.normal(starts[-1], like)
+        pieces = [-(-halves * row // 64) * 64 for row in rows]
+        flat = self.noise.normal(sum(pieces), like)
         parts = []
-        for start, count, size, row in zip(starts, counts, sizes, rows, strict=False):
-            part = flat[start : start + count].view(halves, row)[:, :size]
+        for part, size, row in zip(flat.split(pieces), sizes, rows, strict=True):
+            part = part if part.shape[0] == halves * row else part[: halves * row]
+            part = part.view(halves, row) if size == row else part.view(halves, row)[:, :size]
             if self.antithetic:
                 pairs = part.new_empty(self.num_draws, size)
                 pairs[::2] = part
