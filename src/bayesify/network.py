@@ -31,7 +31,7 @@ from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_error
 from bayesify.running.local_passes import run_local
 from bayesify.running.modes import outside_inference_mode
 from bayesify.running.outputs import select_output
-from bayesify.running.runner import Runner
+from bayesify.running.runner import Runner, runner_of
 from bayesify.weights.batch_statistics import BatchStatistics, frozen_layers, running_statistics, same_choice
 from bayesify.weights.catalog import Weight, catalog, group_layers, owner_of, put_in, take_out
 from bayesify.weights.layout import NetworkLayout
@@ -173,7 +173,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         Returns:
             The draws; differentiable by the posterior's parameters.
         """
-        runner = Runner(self.network, self._weights)
+        runner = runner_of(self, self.network, self._weights)
         noise = source_of(generator)
         weights: MutableMapping[str, Tensor] = {}
         networks: dict[int, Tensor] = {}
@@ -310,7 +310,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
                 {name: prior.second_moments(name, mean) for name, mean in means.items()}, sizes
             )
         self.layout.cast(means)
-        draws = Draws(Runner(self.network, self._weights), means, (penalty + prior.kl).expand(1))
+        draws = Draws(runner_of(self, self.network, self._weights), means, (penalty + prior.kl).expand(1))
         return self.terms_of(draws, x, y, num_data=num_data, example_weights=example_weights)
 
     def terms_of(
@@ -386,7 +386,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         if method == "moments":
             if num_draws is not None or draws is not None or antithetic:
                 raise ValueError("predict: method='moments' makes no draws; leave num_draws, draws and antithetic out")
-            runner, rest = Runner(self.network, self._weights), (self.output, memory, split_batch)
+            runner, rest = runner_of(self, self.network, self._weights), (self.output, memory, split_batch)
             with explain_shape_errors(args, kwargs), self.full_precision():
                 parts = (self.posteriors, self.layout, likelihood)
                 return cast(Kind, predict_moments(runner, *parts, args, kwargs, *rest))

@@ -9,10 +9,13 @@ import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Mapping
+from itertools import chain, repeat
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from bayesify.running.records import CALLED, SLOTS, Record, are_same, entries_of, is_torchs, references_to
 
 _HOOKS = (
     "_forward_hooks",
@@ -21,8 +24,8 @@ _HOOKS = (
     "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
 )
-_CALLED = ("_forward_hooks", "_forward_pre_hooks")
-_SLOTS = ("_parameters", "_buffers")
+_REFUSING = operator.itemgetter(*CALLED, "_modules")
+"""What a module that stands for itself must have none of."""
 _STANDARD = frozenset(nn.Module().__dict__)
 _ATOMIC: tuple[type, ...] = (str, bytes, int, float, complex, type(None), type, types.ModuleType)
 _ATOMIC += (types.FunctionType, types.BuiltinFunctionType)
@@ -41,6 +44,8 @@ _KINDS: dict[type, tuple[bool, bool]] = {}
 """Whether modules of a type keep nothing of a pass, and whether they are scripted; of torch's own types, which live as long."""
 
 
+Places = tuple[list[str], list[tuple[dict[str, Any], str]]]
+"""Names of parameters and buffers, and where each lies: the dict, and its key there."""
 _Pair = tuple[nn.Module, nn.Module, dict[str, Any], Collection[Any]]
 """A module and its copy, with what the copy's attributes and children were first."""
 
@@ -64,6 +69,7 @@ class LightCopy:
         root: The copy of the whole.
         owned: The copies of the modules whose slots will be filled, by path.
         complete: Whether the copy runs by itself: code that was compiled for a module object runs that very object.
+        places: The slots that a pass has filled last.
     """
 
     def __init__(
@@ -71,14 +77,18 @@ class LightCopy:
     ) -> None:
         self._evaluate, self._owners = evaluate, None if hooks else owners
         self._shared: dict[int, nn.Module] = {}
-        self._own = (*_SLOTS, *_HOOKS) if hooks else _SLOTS
+        self._own = (*SLOTS, *_HOOKS) if hooks else SLOTS
         self._clones: dict[int, nn.Module] = {}
+        self._copied: list[nn.Module] = []
         self._pairs: list[_Pair] = []
         self._scripted: list[tuple[nn.Module, nn.Module]] = []
         self._containers: dict[int, tuple[Any, Any, list[Any]]] = {}
         self._filled: set[int] = set()
         self.owned: dict[str, nn.Module] = {}
         self.complete = True
+        self.places: Places = ([], [])
+        self._records: tuple[Record, Record] | None = None
+        self._is_same = False
         self.root = self._copy(network, "")
         if self._owners is not None and len(self.owned) < len(self._owners):
             self._find_others(network, self._owners)
@@ -91,7 +101,8 @@ class LightCopy:
         modules = {path: network.get_submodule(path) for path in owners if path not in self.owned}
         self._filled = {id(module) for module in modules.values()}
         if not self._filled <= self._clones.keys():
-            for known in (self._shared, self._clones, self._pairs, self._scripted, self._containers, self.owned):
+            lists = (self._copied, self._pairs, self._scripted)
+            for known in (*lists, self._shared, self._clones, self._containers, self.owned):
                 known.clear()
             self.root = self._copy(network, "")
         self.owned |= {path: self[module] for path, module in modules.items()}
@@ -99,6 +110,11 @@ class LightCopy:
     def __getitem__(self, module: nn.Module) -> nn.Module:
         """The copy of one module of the tree."""
         return self._shared[id(module)] if id(module) in self._shared else self._clones[id(module)]
+
+    @functools.cached_property
+    def kinds(self) -> set[type]:
+        """Types of all modules of the copy."""
+        return set(map(type, self.modules()))
 
     def modules(self) -> list[nn.Module]:
         """All modules of the copy."""
@@ -129,6 +145,7 @@ class LightCopy:
             self._scripted.append((module, clone))
             return clone
         clone = self._clones[place] = object.__new__(kind)
+        self._copied.append(module)
         state = state.copy()
         object.__setattr__(clone, "__dict__", state)
         if is_owner and path is not None:
@@ -138,7 +155,7 @@ class LightCopy:
         for key in self._own:
             state[key] = state[key].copy()
         if state["_forward_hooks"] or state["_forward_pre_hooks"]:
-            for key in _CALLED:
+            for key in CALLED:
                 state[key] = _swap(state[key], self._copy, {})  # hooks that are methods of modules
         copies = state["_modules"] = {}
         if children:
@@ -171,21 +188,56 @@ class LightCopy:
                     if id(held) in found:
                         own[key] = self._containers[id(held)][1]
             if not self._evaluate:  # else it gives nothing back
-                self._containers[place][2].extend(_entries(own))
+                self._containers[place][2].extend(entries_of(own))
         return self._containers[id(container)][1] if found else container
+
+    def remember(self) -> None:
+        """Note what the network and the copy are, for `is_current` and `is_untouched`.
+
+        Not where a copy serves one pass only: where modules are held elsewhere than in each other, have hooks, are scripted, or
+        can keep what no dict shows.
+        """
+        if self._scripted or not self.complete or not all(map(_serves_again, self._copied)):
+            return
+        containers = self._containers.values()
+        originals = Record(self._copied, [container for container, _, _ in containers])
+        self._records = originals, Record(list(self._clones.values()), [own for _, own, _ in containers])
+        self._counts = references_to(self._records[1].modules)
+
+    def is_current(self) -> bool:
+        """Whether the network is what it was at `remember`, so that a copy made now would be like this one."""
+        states = [module.__dict__ for module in self._shared.values()]
+        return (
+            set(map(type, self._shared.values())) <= _KINDS.keys()
+            and not any(chain.from_iterable(map(_REFUSING, states)))
+            and not any(map(operator.contains, states, repeat("forward")))
+            and not (self._evaluate and any(map(operator.itemgetter("training"), states)))
+            and self._records is not None
+            and self._records[0].holds()
+        )
+
+    def is_untouched(self) -> bool:
+        """Whether a pass has left the copy as it was at `remember`, and nobody else holds a module of it."""
+        same, self._is_same = self._is_same, False
+        if self._records is None or not (same or self._records[1].holds()):
+            return False
+        return references_to(self._records[1].modules) == self._counts
 
     def write_back(self) -> None:
         """Give the modules what a pass has assigned to attributes, buffers and children of their copies, or put into containers."""
+        self._is_same = self._records is not None and self._records[1].holds()
+        if self._is_same:
+            return
         for container, own, entries in self._containers.values():
-            if not _same(_entries(own), entries):
+            if not are_same(entries_of(own), entries):
                 self._write_container(container, own)
         for original, clone, before, children in self._pairs:
             now = clone.__dict__
             if (
                 len(now) == len(before)
                 and all(map(operator.is_, now.values(), before.values()))
-                and (not now["_buffers"] or _same(now["_buffers"].values(), original._buffers.values()))
-                and (not now["_modules"] or _same(now["_modules"].values(), children))
+                and (not now["_buffers"] or are_same(now["_buffers"].values(), original._buffers.values()))
+                and (not now["_modules"] or are_same(now["_modules"].values(), children))
             ):
                 continue
             self._write_back(original, now, before)
@@ -214,6 +266,13 @@ class LightCopy:
                 original.__dict__[key] = _give_back(value, originals)
         for key in before.keys() - now.keys():
             original.__dict__.pop(key, None)
+
+
+def _serves_again(module: nn.Module) -> bool:
+    """Whether all that a pass can keep in a module's copy is seen in its dict, where nothing but children holds modules."""
+    state, kind = module.__dict__, type(module)
+    has_slots = kind.__basicsize__ > nn.Module.__basicsize__
+    return not (has_slots or state["_forward_hooks"] or state["_forward_pre_hooks"] or _holders(module, state)[0])
 
 
 def _holders(module: nn.Module, state: dict[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -255,11 +314,6 @@ def _give_back(value: Any, originals: Mapping[int, Any]) -> Any:
     return _swap(value, lambda held: originals.get(id(held), held), {})
 
 
-def _entries(container: Any) -> list[Any]:
-    """Everything that a container holds, in its order."""
-    return [*container.keys(), *container.values()] if isinstance(container, dict) else list(container)
-
-
 def _attributes(state: dict[str, Any]) -> list[Any]:
     """What tells attributes that may hold modules from those of an earlier pass: names, places, and lengths of containers."""
     found: list[Any] = []
@@ -278,16 +332,11 @@ def _forget(place: int, ref: weakref.ref[nn.Module]) -> None:
 
 def _kind(kind: type) -> tuple[bool, bool]:
     """See `_KINDS`."""
-    own = _is_torchs(kind)
+    own = is_torchs(kind)
     found = own and not issubclass(kind, nn.RNNBase), issubclass(kind, torch.jit.ScriptModule)
     if own:
         _KINDS[kind] = found
     return found
-
-
-def _is_torchs(kind: type) -> bool:
-    """Whether a type of modules is one of torch's own."""
-    return kind.__module__.startswith("torch.nn.modules.")
 
 
 def _is_unhooked(state: dict[str, Any]) -> bool:
@@ -298,13 +347,9 @@ def _is_unhooked(state: dict[str, Any]) -> bool:
 def leaves_inputs(network: nn.Module) -> bool:
     """Whether a network cannot change its inputs in place: all its modules are plain ones of torch, and none works in place."""
     return not nn.modules.module._has_any_global_hook() and all(
-        _is_torchs(type(module)) and _is_unhooked(module.__dict__) and not getattr(module, "inplace", False)
+        is_torchs(type(module)) and _is_unhooked(module.__dict__) and not getattr(module, "inplace", False)
         for module in network.modules()
     )
-
-
-def _same(now: Collection[Any], before: Collection[Any]) -> bool:
-    return len(now) == len(before) and all(map(operator.is_, now, before))
 
 
 def _holds_modules(value: Any, seen: set[int]) -> bool:

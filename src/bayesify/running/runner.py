@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
+from bayesify.running.free_copies import FreeCopies
 from bayesify.running.inputs import Untouched
 from bayesify.running.kernels import without_cudnn
-from bayesify.running.light_copies import LightCopy
+from bayesify.running.light_copies import LightCopy, Places
 from bayesify.running.memory import batch_size
 from bayesify.running.outputs import WeightDict, as_tree, count_draws, each, stack
 from bayesify.running.row_draws import NotByRows, as_rows, can_take_rows, split_draws
@@ -29,6 +30,7 @@ Result = TypeVar("Result")
 
 _REFUSED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _FACTS: weakref.WeakKeyDictionary[nn.Module, _Facts] = weakref.WeakKeyDictionary()
+_RUNNERS: weakref.WeakKeyDictionary[nn.Module, Runner] = weakref.WeakKeyDictionary()
 _NO_BATCHING_RULE = (nn.RNNCellBase, nn.EmbeddingBag, nn.MultiheadAttention)
 _PLAIN = {Tensor}
 _SHARED = threading.RLock()
@@ -60,6 +62,7 @@ class Runner:
         point_values: Values to use in place of the network's own parameters and buffers, by name; a prediction that is
             evaluated later takes a snapshot here.
         evaluate: Whether passes are in evaluation mode whatever the network's own mode is.
+        copies: Copies of the network with empty slots for these weights that no pass has; none by default.
     """
 
     def __init__(
@@ -69,30 +72,34 @@ class Runner:
         point_values: WeightDict | None = None,
         *,
         evaluate: bool = False,
+        copies: FreeCopies | None = None,
     ) -> None:
         self.network = network
         self.weights = weights
         self.point_values = point_values or {}
         self.evaluate = evaluate
+        self._copies = copies or FreeCopies()
         self._copy: LightCopy | None = None
         self._is_alone = False
         self._origin = network
-        self._names: list[str] = []
-        self._places: list[tuple[dict[str, Any], str]] = []
+        self.places: Places = ([], [])
         self._keeps_state = True
         self._listed: list[nn.Module] = []
         self._recurrent: bool | None = None
 
     def evaluating(self) -> Runner:
         """The same network, in evaluation mode."""
-        return Runner(self.network, self.weights, self.point_values, evaluate=True)
+        return self._like(self.point_values, True)
+
+    def _like(self, point_values: WeightDict, evaluate: bool) -> Runner:
+        return Runner(self.network, self.weights, point_values, evaluate=evaluate, copies=self._copies)
 
     def snapshot(self) -> Runner:
         """The same network with its point estimates and buffers frozen at their present values."""
         named: dict[str, Tensor] = dict(self.network.named_parameters(remove_duplicate=False))
         named.update(self.network.named_buffers(remove_duplicate=False))
         frozen = {name: value.detach().clone() for name, value in named.items()}
-        return Runner(self.network, self.weights, frozen, evaluate=self.evaluate)
+        return self._like(frozen, self.evaluate)
 
     @contextmanager
     def alone(self, *, hooks: bool = True, share: bool = False) -> Iterator[Runner]:
@@ -105,20 +112,26 @@ class Runner:
         if self._is_alone:
             yield self
             return
-        own = Runner(self.network, self.weights, self.point_values, evaluate=self.evaluate)
+        own = self._like(self.point_values, self.evaluate)
         own._is_alone, own._origin = True, self._origin
         if torch.compiler.is_compiling():
             with _modes(list(self.network.modules()), self.evaluate):
                 yield own
             return
         owners = self._facts().owners if share and not self.point_values else None
-        copied = LightCopy(self.network, evaluate=self.evaluate, hooks=hooks, owners=owners)
+        if hooks:
+            copied = LightCopy(self.network, evaluate=self.evaluate, owners=owners)
+        else:
+            copied = self._copies.take(self.network, self.evaluate, owners)
         if not copied.complete:
             with _SHARED, _modes(list(self.network.modules()), self.evaluate):
                 yield own
             return
         own._copy, own.network = copied, copied.root
         yield own
+        if not hooks:
+            own._copy, own._is_alone, own.network, own._listed = None, False, self.network, []
+            self._copies.put(copied, self.evaluate, owners)
 
     def _facts(self) -> _Facts:
         """See `_Facts`; looked up once for a network."""
@@ -180,10 +193,7 @@ class Runner:
 
     def _run_with(self, named: dict[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any], method: str) -> Any:
         recurrent = self._is_recurrent()
-        names = list(named)
-        if names != self._names:
-            self._names, self._places = names, [self._slot(name) for name in names]
-        places = self._places
+        places = self._places_of(list(named))
         before = [slots[leaf] for slots, leaf in places]
         for (slots, leaf), value in zip(places, named.values(), strict=True):
             slots[leaf] = _for_recurrent(value) if recurrent else value
@@ -197,6 +207,13 @@ class Runner:
                 slots[leaf] = value
             if recurrent:
                 refresh_recurrent(self.network)
+
+    def _places_of(self, names: list[str]) -> list[tuple[dict[str, Any], str]]:
+        """The slots of parameters and buffers, looked for once where the same are filled in pass after pass."""
+        holder = self if self._copy is None else self._copy
+        if holder.places[0] != names:
+            holder.places = names, [self._slot(name) for name in names]
+        return holder.places[1]
 
     def _slot(self, name: str) -> tuple[dict[str, Any], str]:
         """Where a parameter or buffer lies, and its name there."""
@@ -216,7 +233,8 @@ class Runner:
 
     def _is_recurrent(self) -> bool:
         if self._recurrent is None or not self._is_alone:
-            self._recurrent = any(issubclass(kind, nn.RNNBase) for kind in set(map(type, self._modules())))
+            kinds = set(map(type, self._modules())) if self._copy is None else self._copy.kinds
+            self._recurrent = any(issubclass(kind, nn.RNNBase) for kind in kinds)
         return self._recurrent
 
     def _needs_plain_recurrence(self, named: Mapping[str, Tensor]) -> bool:
@@ -356,6 +374,16 @@ class Runner:
             reason = str(refusal).strip().splitlines()[0]
             name = type(self.network).__name__
             warnings.warn(f"{name}: vmap refused ({reason}); draws run in a loop instead", stacklevel=4)
+
+
+def runner_of(owner: nn.Module, network: nn.Module, weights: Mapping[str, Weight]) -> Runner:
+    """A runner of a network that somebody owns, the same for all draws, so that copies serve pass after pass."""
+    if torch.compiler.is_compiling():
+        return Runner(network, weights)
+    known = _RUNNERS.get(owner)
+    if known is None or known.network is not network or known.weights is not weights:
+        known = _RUNNERS[owner] = Runner(network, weights)
+    return known
 
 
 def _keeps_cache(module: nn.Module) -> bool:
