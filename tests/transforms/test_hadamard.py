@@ -56,6 +56,16 @@ def test_every_way_is_the_same(way: str, size: int) -> None:
     assert float(error) < 5e-7
 
 
+@pytest.mark.parametrize("piece", [1024, 100])
+@pytest.mark.parametrize("many", [0, math.inf])
+def test_pieces_of_large_batches(piece: int, many: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rows at a time or one, the last piece shorter, with either inner factor."""
+    monkeypatch.setattr(walsh, "PIECE", piece)
+    monkeypatch.setattr(walsh, "MANY", many)
+    x = torch.randint(-9, 10, (5, 512)).float()
+    assert torch.equal(walsh._by_butterflies(x, 1.0).reshape(x.shape), x @ sylvester(512, torch.float32))
+
+
 @pytest.mark.parametrize("shape", [(4,), (3, 1, 256), (0, 8), (2, 3, 5, 16)])
 def test_shapes(shape: tuple[int, ...]) -> None:
     x = torch.randn(shape, dtype=torch.float64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import platform
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
@@ -19,6 +20,10 @@ DENSE = 128
 """Size up to which one dense product is the fastest transform, whatever the batch."""
 INNER = 32
 """Size of the factor that a product applies before butterflies do the rest: the butterflies' rows are then long enough."""
+PIECE = 2**21
+"""Numbers whose butterflies are done before those of others: they stay in the cache."""
+MANY = 2**18 if platform.machine() in ("aarch64", "arm64") else math.inf
+"""Numbers in a batch from which half of `INNER` is faster: on ARM, with the product's second matrix transposed."""
 FEW = 2**13
 """Numbers in a batch up to which the calls cost more than the arithmetic, so that fewer calls win."""
 
@@ -37,9 +42,9 @@ def hadamard(x: Tensor, normalize: bool = True) -> Tensor:
 
     It is its own transpose and its own inverse, so its gradient is the transform of the gradient. Since
     $H_{ab} = H_a \otimes H_b$, small matrix products do most of the work: one up to 128 entries; beyond that, on the
-    CPU, a product by $H_{32}$ and in-place butterflies over rows of 32 and more; on CUDA one fused Triton kernel up
-    to 16384 entries, which reads and writes each number once. Works under `vmap`, `grad`, `jvp` and `torch.compile`,
-    in any floating-point type; 16-bit types are summed in float32.
+    CPU, a product by $H_{32}$ (or $H_{16}$) and in-place butterflies over rows of as many and more; on CUDA one
+    fused Triton kernel up to 16384 entries, which reads and writes each number once. Works under `vmap`, `grad`, `jvp`
+    and `torch.compile`, in any floating-point type; 16-bit types are summed in float32.
 
     Args:
         x: [..., D], D a power of two.
@@ -151,11 +156,15 @@ def _by_factors(x: Tensor, scale: float) -> Tensor:
 
 def _by_butterflies(x: Tensor, scale: float) -> Tensor:
     """One product by the innermost factor, then a + b and a - b in place over ever longer rows."""
-    size, width = x.shape[-1], INNER
-    y = x.reshape(-1, width) @ sign_matrix(width, x).mul(scale)
-    while width < size:
-        first, second = y.view(-1, 2, width).unbind(1)
-        first.add_(second)
-        torch.sub(first, second, alpha=2, out=second)
-        width *= 2
+    size, many = x.shape[-1], x.numel() >= MANY
+    inner = INNER // 2 if many else INNER
+    signs = sign_matrix(inner, x).mul(scale)
+    y = x.reshape(-1, inner) @ (signs.T if many else signs)
+    for piece in y.view(-1, size).split(max(PIECE // size, 1)) if y.numel() > PIECE else (y,):
+        width = inner
+        while width < size:
+            first, second = piece.view(-1, 2, width).unbind(1)
+            first.add_(second)
+            torch.sub(first, second, alpha=2, out=second)
+            width *= 2
     return y
