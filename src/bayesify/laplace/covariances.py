@@ -141,12 +141,13 @@ class FullCovariance(WeightCovariance):
         """The same from Jacobian rows [K, B, S]."""
         if factors is None:
             white = self.whiten(rows).movedim(1, 0)  # [B, K, S]
-            return white @ white.transpose(-1, -2)
+            return white @ white.mT.contiguous()  # a transposed view in batched products is several times slower on ARM
         if len(self.prior) > EIGEN_LIMIT:
             return torch.stack([self.rescaled(factor).of_rows(rows) for factor in factors])
         values, basis = self._eigen
         turned = (rows @ basis).movedim(1, 0)
-        return torch.stack([(turned / (values + factor)) @ turned.transpose(-1, -2) for factor in factors])
+        columns = turned.mT.contiguous()
+        return torch.stack([(turned / (values + factor)) @ columns for factor in factors])
 
     def whiten(self, rows: Tensor) -> Tensor:
         """Rows times the inverse transposed factor: [..., S]."""
@@ -314,13 +315,14 @@ class KroneckerCovariance(WeightCovariance):
         vectors, batch = gradients.shape
         total = self.prior.new_zeros(len(chosen), batch, vectors, vectors)
         for part, rows in self._rows(gradients):
+            columns = None if isinstance(rows, tuple) else rows.mT.contiguous()
             for place, factor in enumerate(chosen):
                 spread = self._spread(part, factor)
                 if isinstance(rows, tuple):
                     a, g = rows
                     total[place] += torch.einsum("kbo,lbo,bo->bkl", g, g, a.square() @ spread.T)
                 else:
-                    total[place] += (rows * spread.reshape(-1)) @ rows.transpose(-1, -2)
+                    total[place] += (rows * spread.reshape(-1)) @ columns
         return total[0] if factors is None else total
 
     def joint(self, gradients: Gradients) -> Tensor:
