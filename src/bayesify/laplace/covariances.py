@@ -6,7 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -315,7 +315,7 @@ class KroneckerCovariance(WeightCovariance):
         vectors, batch = gradients.shape
         total = self.prior.new_zeros(len(chosen), batch, vectors, vectors)
         for part, rows in self._rows(gradients):
-            columns = None if isinstance(rows, tuple) else rows.mT.contiguous()
+            columns: Any = None if isinstance(rows, tuple) else rows.mT.contiguous()
             for place, factor in enumerate(chosen):
                 spread = self._spread(part, factor)
                 if isinstance(rows, tuple):
