@@ -54,11 +54,15 @@ def test_captured_draws_are_copied_as_the_network_has_them() -> None:
         weights, _ = bnn.posterior.draw(request)
         pieces = captured._joined(weights, bnn.layout)
     assert [piece.dtype for piece in pieces] == [torch.float32, torch.bfloat16]
-    for (names, joined), piece in zip(captured.parts, pieces, strict=True):
-        for name, view in PlacedWeights(names, joined.places(piece)).items():
-            assert torch.equal(view, weights[name].to(view.dtype))
-            assert view.dtype == net.get_parameter(name).dtype
-            assert view[0].stride() == net.get_parameter(name).stride()
+    found = PlacedWeights(list(captured.places), [place for _, place in captured.places.values()])
+    for name, view in found.items():
+        assert view.data_ptr() in range(*(pieces[captured.places[name][0]][at:].data_ptr() for at in (0, -1)), 2)
+        assert torch.equal(view, weights[name].to(view.dtype))
+        assert view.dtype == net.get_parameter(name).dtype
+        assert view[0].stride() == net.get_parameter(name).stride()
+    again = object.__new__(_Captured)
+    assert [piece is other for piece, other in zip(again._joined(found, bnn.layout), pieces, strict=True)] == [True] * 2
+    assert again.places == captured.places  # what a kernel has placed stays where it is
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

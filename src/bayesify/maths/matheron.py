@@ -288,7 +288,7 @@ def conditional_draw(
     Returns:
         [G, S, d_out, d_in] of each group.
     """
-    base, amplitude = _start(factors, u, scale, sigma, noise[0])
+    base, amplitude = start_and_size(factors, u, scale, sigma, noise[0])
     parts = (part.split(factors.counts) for part in (base, amplitude, factors.col_rest))
     groups = zip(factors.row_reach, factors.col_reach, *parts, noise[1::2], noise[2::2], strict=True)
 
@@ -312,7 +312,7 @@ def conditional_draws(
     if stack is None:
         return [conditional_draw(*block, dtype) for block in blocks]
     size = stack.col_rest.shape[-1]
-    starts, amplitudes = zip(*(_start(*block[:4], block[4][0]) for block in blocks), strict=True)
+    starts, amplitudes = zip(*(start_and_size(*block[:4], block[4][0]) for block in blocks), strict=True)
     filled = [F.pad(start, (0, size - start.shape[-1], 0, size - start.shape[-2])) for start in starts]
     wides, thins = ([part for *_, noise in blocks for part in noise[begin::2]] for begin in (1, 2))
     drawn = iter(
@@ -331,7 +331,7 @@ def conditional_draws(
     return [[next(drawn) for _ in factors.counts] for factors, *_ in blocks]
 
 
-def _start(factors: Factors, u: Tensor, scale: Tensor, sigma: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+def start_and_size(factors: Factors, u: Tensor, scale: Tensor, sigma: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     r"""$\sigma (U - \lambda B_r E_2)$, [L, S, M_r, M_c], and $\sigma \lambda$, [L, S or 1, 1, 1]."""
     sigma = sigma.reshape(sigma.shape[0], -1, 1, 1)
     amplitude = scale.view(-1, 1, 1, 1) * sigma

@@ -20,7 +20,7 @@ COLUMNS = tl.constexpr(8)
 
 
 @triton.jit
-def _box_muller(radius, angle, FAST: tl.constexpr):
+def box_muller(radius, angle, FAST: tl.constexpr):
     """See `bayesify.maths.philox`."""
     u = radius.to(tl.float32) * UNIT + HALF
     turn = angle.to(tl.int32, bitcast=True).to(tl.float32) * TURN
@@ -40,8 +40,8 @@ def _normals(seed, tile, ROUNDS: tl.constexpr, FAST: tl.constexpr):
     within = tl.arange(0, TILE // 4)
     zero = within * 0
     a, b, c, d = tl.philox(seed, within, zero + tile, zero, zero, ROUNDS)
-    n0, n1 = _box_muller(a, b, FAST)
-    n2, n3 = _box_muller(c, d, FAST)
+    n0, n1 = box_muller(a, b, FAST)
+    n2, n3 = box_muller(c, d, FAST)
     return tl.join(tl.join(n0, n2), tl.join(n1, n3)).reshape(TILE)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import threading
 import weakref
 from collections.abc import Mapping, MutableMapping
@@ -12,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from bayesify.maths.fused_draws import Joined
+from bayesify.maths.fused_draws import Joined, Place
 from bayesify.maths.noise import NoiseSource
 from bayesify.running.caching import cached_values, is_settled, parameter_state, run_beside_comparison, settled
 from bayesify.running.cuda_graphs import WARMUP_CALLS, capture, side_stream
 from bayesify.weights.layout import NetworkLayout, strides_of
+from bayesify.weights.module_state import swapped
 from bayesify.weights.named_parameters import MASK
 from bayesify.weights.placed import PlacedWeights
 
@@ -101,7 +103,10 @@ def _find(
     if state != (addresses, frozen):
         count, captured = 0, None
     if captured is None and count >= WARMUP_CALLS:
-        captured = _Captured(posterior, request, training)
+        try:
+            captured = _Captured(posterior, request, training)
+        except RuntimeError:  # something forbids it, such as a hook that waits for the device
+            count = -sys.maxsize
     captures[key] = (count + 1, (addresses, frozen), captured, generator)  # held, so that no other gets its id
     while len(captures) > MOST_CAPTURES:
         del captures[next(iter(captures))]
@@ -116,7 +121,8 @@ def _suits(posterior: Posterior, request: DrawRequest) -> bool:
         return False
     if torch.is_grad_enabled() != request.local or torch.is_inference_mode_enabled():
         return False  # draws that a user keeps must not live in the graph's memory
-    if request.noise.generator is not None and request.noise.generator.device != device:
+    where = device if request.noise.generator is None else request.noise.generator.device
+    if where.type != device.type or where.index not in (None, device.index):  # `torch.Generator("cuda")` names no GPU
         return False
     if not request.prior.fixed or posterior.draws_fused(request):
         return False
@@ -131,18 +137,22 @@ class _Captured:
 
     def __init__(self, posterior: Posterior, request: DrawRequest, training: bool) -> None:
         self.training = training
-        self.parameters = [parameter for parameter in posterior.parameters() if parameter.requires_grad]
+        named = {name: value for name, value in posterior.named_parameters() if value.requires_grad}
+        self.parameters = list(named.values())
         self.pending: weakref.ref[_Use] | None = None
+        # A loss that the caller still holds ties the parameters' gradients to the stream it was made on, which a capture forbids.
+        leaves = {name: value.detach().requires_grad_() for name, value in named.items()} if training else {}
 
         def run(request: DrawRequest = request) -> list[Tensor]:
-            weights, kl = posterior.draw(request)
+            with swapped(posterior, leaves):
+                weights, kl = posterior.draw(request)
             self.names = list(weights)
             return [*(weights.values() if training else self._joined(weights, request.layout)), kl]
 
         def gradient(outputs: list[Tensor]) -> tuple[Tensor | None, ...]:
             live = [(out, grad) for out, grad in zip(outputs, self.grad_outputs, strict=True) if out.requires_grad]
             return torch.autograd.grad(
-                [out for out, _ in live], self.parameters, [grad for _, grad in live], allow_unused=True
+                [out for out, _ in live], list(leaves.values()), [grad for _, grad in live], allow_unused=True
             )
 
         device = self.parameters[0].device
@@ -167,8 +177,14 @@ class _Captured:
 
     def _joined(self, weights: Mapping[str, Tensor], layout: NetworkLayout | None) -> list[Tensor]:
         """All weights of a type, the network's, in one piece of memory as the network has them: it is copied out in one go."""
-        self.parts: list[tuple[list[str], Joined]] = []
-        pieces = []
+        self.places: dict[str, tuple[int, Place]] = {}
+        placed = weights.places() if isinstance(weights, PlacedWeights) else None
+        if placed is not None:  # a kernel has written them so
+            flats = list({id(flat): flat for flat, *_ in placed.values()}.values())
+            which = {id(flat): at for at, flat in enumerate(flats)}
+            self.places = {name: (which[id(place[0])], place) for name, place in placed.items()}
+            return flats
+        pieces: list[Tensor] = []
         dtypes = {name: (layout and layout.low_precision.get(name)) or weight.dtype for name, weight in weights.items()}
         for dtype in dict.fromkeys(dtypes.values()):
             names = [name for name, kind in dtypes.items() if kind == dtype]
@@ -181,7 +197,7 @@ class _Captured:
             places = zip(joined.views(piece), [weights[name] for name in names], strict=True)
             views, values = zip(*(_in_wide_numbers(*place) for place in places), strict=True)
             torch._foreach_copy_(views, values)
-            self.parts.append((names, joined))
+            self.places |= {name: (len(pieces), place) for name, place in zip(names, joined.places(piece), strict=True)}
             pieces.append(piece)
         return pieces
 
@@ -200,12 +216,11 @@ class _Captured:
             return dict(zip(self.names, outputs[:-1], strict=True)), outputs[-1]
         self.forward_graph.replay()
         *pieces, kl = [output.clone() for output in self.outputs]
-        places = {
-            name: place
-            for (names, joined), piece in zip(self.parts, pieces, strict=True)
-            for name, place in zip(names, joined.places(piece), strict=True)
-        }
-        return PlacedWeights(self.names, [places[name] for name in self.names]), kl
+        found: list[Place] = []
+        for name in self.names:
+            at, (_, size, stride, start) = self.places[name]
+            found.append((pieces[at], size, stride, start))
+        return PlacedWeights(self.names, found), kl
 
 
 def _in_wide_numbers(target: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:

@@ -56,18 +56,27 @@ def capture(
         pool: Memory that graphs share which never run at the same time.
 
     Returns:
-        The graph, and what the function returned: memory that every replay writes.
+        The graph, and what the function returned: memory that every replay writes. Where it cannot be captured, generators are as
+        they were.
     """
     graph = torch.cuda.CUDAGraph()
-    for generator in generators:
-        if generator is not None:
-            graph.register_generator_state(generator)
+    given = [generator for generator in generators if generator is not None]
+    for generator in given:
+        graph.register_generator_state(generator)
+    drawn = [*given, torch.cuda.default_generators[torch.cuda.current_device()]]
+    before = [generator.get_state() for generator in drawn]
     gc.collect()  # a graph that dies while another one is captured would break it
     enabled = gc.isenabled()
     gc.disable()
     try:
         with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             result = run()
+    except BaseException:
+        for generator, state in zip(drawn, before, strict=True):
+            fresh = torch.Generator(generator.device)  # a state that was being captured is of no more use
+            fresh.set_state(state)
+            generator.graphsafe_set_state(fresh)
+        raise
     finally:
         if enabled:
             gc.enable()

@@ -89,16 +89,9 @@ class CapturedSteps:
         fixed = [leaf for leaf in pytree.tree_leaves(copied) if isinstance(leaf, Tensor)]
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        before = self._generator.get_state(), torch.cuda.get_rng_state(device)
         try:
             graph, _ = capture(lambda: self._run(phase, type(batch)(*copied)), [self._generator], self._pool)
         except (RuntimeError, ValueError, NotImplementedError) as error:
-            places = (self._generator, torch.cuda.default_generators[device.index or 0])
-            for generator, state in zip(places, before, strict=True):
-                # A state that was being captured is of no more use.
-                fresh = torch.Generator(device)
-                fresh.set_state(state)
-                generator.graphsafe_set_state(fresh)
             self.reason = str(error).strip().splitlines()[0]
             return False
         self._graphs[key] = graph, fixed

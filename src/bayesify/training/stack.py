@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from bayesify.predictor import Phase, Trainable
 from bayesify.priors.varied import Varied
 from bayesify.running.runner import SLOW_VMAP
 from bayesify.training.batches import Batch, StackedBatch
+from bayesify.weights.module_state import swapped
 
 SEPARATOR = "|"
 """Stands for the dots in the names of stacked parameters, which torch does not allow in a parameter's name."""
@@ -257,7 +257,7 @@ class ModelStack(nn.Module, Trainable):
     ) -> tuple[Tensor, Tensor]:
         """The two terms of one model, [S] each, with its parameters and buffers in the template."""
         template = self._template[0]
-        with _swapped(template, {name: values[key] for name, key in self._names.items()}):
+        with swapped(template, {name: values[key] for name, key in self._names.items()}):
             return template.terms(batch, generator=noise, **options)
 
     def _random_state(self, generator: Randomness) -> list[Tensor]:
@@ -272,23 +272,6 @@ class ModelStack(nn.Module, Trainable):
 
 def _generator_of(source: NoiseSource) -> torch.Generator:
     return source.generator if source.generator is not None else torch.default_generator
-
-
-@contextmanager
-def _swapped(module: nn.Module, values: dict[str, Tensor]) -> Iterator[None]:
-    """Other tensors in the places of a module's parameters and buffers, as `torch.func.functional_call` puts them there."""
-    places = []
-    for name, value in values.items():
-        path, _, leaf = name.rpartition(".")
-        owner = module.get_submodule(path)
-        slots: Any = owner._parameters if leaf in owner._parameters else owner._buffers
-        places.append((slots, leaf, slots[leaf]))
-        slots[leaf] = value
-    try:
-        yield
-    finally:
-        for slots, leaf, value in places:
-            slots[leaf] = value
 
 
 # -- what can be stacked -------------------------------------------------------------------------------------------

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -112,3 +114,20 @@ def _prune_alike(module: nn.Module, state: dict[str, Tensor]) -> None:
                     mask = _unpack_bits(state[key], part[name].shape)
                     part.prune(name, mask.to(part[name].device))
                     state[key] = mask
+
+
+@contextmanager
+def swapped(module: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
+    """Other tensors in the places of a module's parameters and buffers, as `torch.func.functional_call` puts them there."""
+    places = []
+    for name, value in values.items():
+        path, _, leaf = name.rpartition(".")
+        owner = module.get_submodule(path)
+        slots: Any = owner._parameters if leaf in owner._parameters else owner._buffers
+        places.append((slots, leaf, slots[leaf]))
+        slots[leaf] = value
+    try:
+        yield
+    finally:
+        for slots, leaf, value in places:
+            slots[leaf] = value

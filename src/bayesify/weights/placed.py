@@ -21,7 +21,8 @@ class PlacedWeights(MutableMapping[str, Tensor]):
     """
 
     def __init__(self, names: Sequence[str], places: Sequence[Place]) -> None:
-        self._values: dict[str, Tensor | Place] = dict(zip(names, places, strict=True))
+        self._places = dict(zip(names, places, strict=True))
+        self._values: dict[str, Tensor | Place] = dict(self._places)
         self._draws: dict[int, dict[str, Tensor]] = {}
 
     def __getitem__(self, name: str) -> Tensor:
@@ -33,6 +34,7 @@ class PlacedWeights(MutableMapping[str, Tensor]):
 
     def __setitem__(self, name: str, value: Tensor) -> None:
         self._values[name] = value
+        self._places.pop(name, None)
         self._draws.clear()
 
     def __delitem__(self, name: str) -> None:
@@ -44,6 +46,10 @@ class PlacedWeights(MutableMapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._values)
+
+    def places(self) -> dict[str, Place] | None:
+        """Where the weights are, by name; `None` where one was put in another one's place."""
+        return self._places if self._places.keys() == self._values.keys() else None
 
     def at(self, index: int) -> Mapping[str, Tensor]:
         """One draw, [*shape] each, made once: not to be changed."""

@@ -70,7 +70,7 @@ class DrawRequest:
         """
         halves = (self.num_draws + 1) // 2 if self.antithetic else self.num_draws
         rows = [-(-size // tile) * tile for size in sizes]
-        pieces = [-(-halves * row // 64) * 64 for row in rows]
+        pieces = self.room(rows)
         flat = self.noise.normal(sum(pieces), like)
         parts = []
         for part, size, row in zip(flat.split(pieces), sizes, rows, strict=True):
@@ -83,6 +83,11 @@ class DrawRequest:
                 part = pairs
             parts.append(part)
         return parts
+
+    def room(self, sizes: Sequence[int]) -> list[int]:
+        """Numbers of the source that `normals` takes for each weight, given those of a draw: multiples of 64."""
+        halves = (self.num_draws + 1) // 2 if self.antithetic else self.num_draws
+        return [-(-halves * size // 64) * 64 for size in sizes]
 
 
 class Posterior(nn.Module):

@@ -96,13 +96,6 @@ class InducingMatrix(nn.Module):
         )
 
 
-def gathered(flat: Tensor, count: int, size: tuple[int, ...], antithetic: bool) -> Tensor:
-    """Noise [S, count * numel] as [count, S, *size]; pairs of opposite sign stay pairs of draws."""
-    if antithetic:
-        return flat.view(flat.shape[0], count, *size).transpose(0, 1).contiguous()
-    return flat.view(count, flat.shape[0], *size)
-
-
 class DiagonalMatrix(InducingMatrix):
     r"""Independent Gaussians (FFG-U): $q(U) = \mathcal{N}(m, \operatorname{diag}(s^2))$.
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from itertools import pairwise
+from collections.abc import Mapping, MutableMapping
 from typing import Any, Literal
 
 import torch
@@ -12,13 +11,15 @@ from torch import Tensor, nn
 
 from bayesify.arguments.checks import Count, NonNegative, Positive, checked
 from bayesify.maths.constraints import raw_positive
-from bayesify.maths.matheron import Factors, conditional_draws, conditional_mean, factorize, noise_shapes
+from bayesify.maths.matheron import Factors, conditional_draws, conditional_mean, factorize
 from bayesify.maths.noise import choose_members
 from bayesify.maths.value_checks import transforming
 from bayesify.posteriors.common import starts
 from bayesify.posteriors.common.base import DrawRequest, Posterior
 from bayesify.posteriors.inducing_weights.augmentation import Augmentation, network_start, random_start
-from bayesify.posteriors.inducing_weights.matrix import InducingMatrix, gathered, make_inducing_matrix
+from bayesify.posteriors.inducing_weights.kernel_draws import draw_by_kernels, kernels_draw
+from bayesify.posteriors.inducing_weights.matrix import InducingMatrix, make_inducing_matrix
+from bayesify.posteriors.inducing_weights.noise import NoiseShapes
 from bayesify.priors import PriorDraw
 from bayesify.running.caching import constant
 from bayesify.weights.catalog import Layer
@@ -191,40 +192,47 @@ class InducingWeights(Posterior):
         """Factors of every block, computed once per state of the parameters where no gradient is needed."""
         return self.cached("factors", lambda: factorize([part.augmented() for part in self._augmented()], stack=stack))
 
-    def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
+    def draw(self, request: DrawRequest) -> tuple[MutableMapping[str, Tensor], Tensor]:
         """All layers by the extended Matheron rule, with the noise of the whole network in one call."""
         families, draws = self._families(), request.num_draws
         alone = draws == 1 and self.shared is None and self.max_lambda != 0
         factors = self.factors(stack=alone and torch.is_grad_enabled() and not transforming())
         scales = self.cached("scales", lambda: [part.scale() for part in self._augmented()])
-        shapes: list[tuple[int, ...]] = [(family.count, draws, *family.noise_shape()) for family in families]
-        ends = [len(shapes)]
-        for scale, factor in zip(scales, factors, strict=True):
-            shapes += noise_shapes(factor, draws) if scale is not None else []
-            ends.append(len(shapes))
         like = self._augmented()[0].raw_d_row
-        flat = request.normals([math.prod(shape) // draws for shape in shapes], like)
-        noise = [
-            gathered(part, shape[0], shape[2:], request.antithetic) for part, shape in zip(flat, shapes, strict=True)
-        ]
-        matheron = [noise[start:end] for start, end in pairwise(ends)]
+        kernels = self.draws_by_kernels(request)
+        seed = request.noise.seed(like.device) if kernels else None
+        shapes = NoiseShapes(families, factors if self.max_lambda != 0 else [], self.cols, request, like)
+        own, matheron = shapes.draw(request, like, self.blocks, seed)
         chosen = choose_members(self.members, draws, request.noise, like.device) if self.q == "ensemble" else None
-        u = [family.draw(part, chosen) for family, part in zip(families, noise[: len(families)], strict=True)]
+        u = [family.draw(part, chosen) for family, part in zip(families, own, strict=True)]
         if self.shared is not None:
             top = (factors[-1], u[0], scales[-1], like.new_ones(1), matheron[-1])
             u = [self._split_shared(conditional_draws([top])[0][0][0])]
-        given, columns = [], []
-        for index, block in enumerate(self.blocks):
-            whitened = families[index].whitened(u[index], factors[index])  # where shared, one block and one family
-            sigma, rest = self._sigma(block, request.prior, like)
-            given.append((factors[index], whitened, scales[index], sigma, matheron[index]))
-            columns.append(rest)
-        weights: dict[str, Tensor] = {}
-        drawn = conditional_draws(given, self._low_precision(request, like))
-        for block, groups, rest in zip(self.blocks, drawn, columns, strict=True):
-            self._unpack(block, [matrix for group in groups for matrix in group.unbind(0)], rest, weights)
-        weights = {name: request.prior.color(name, value) for name, value in weights.items()}
+        given = [
+            (
+                factors[index],
+                families[index].whitened(u[index], factors[index]),  # where shared, one block and one family
+                scales[index],
+                self._sigma(block, request.prior, like),
+                matheron[index],
+            )
+            for index, block in enumerate(self.blocks)
+        ]
+        low = self._low_precision(request, like)
+        weights: MutableMapping[str, Tensor]
+        if seed is not None:
+            weights = draw_by_kernels(self, request, self.blocks, given, shapes, seed, low is not None)
+        else:
+            weights = {}
+            for block, groups in zip(self.blocks, conditional_draws(given, low), strict=True):
+                ratios = self._columns(block, request.prior, like)
+                self._unpack(block, [matrix for group in groups for matrix in group.unbind(0)], ratios, weights)
+            weights = {name: request.prior.color(name, value) for name, value in weights.items()}
         return weights, self._kl(factors, request.num_data)
+
+    def draws_by_kernels(self, request: DrawRequest) -> bool:
+        """Whether kernels make the noise of W's size and draw with it; see `kernel_draws`."""
+        return self.shared is None and self.max_lambda != 0 and kernels_draw(self, request, max(self.rows, self.cols))
 
     def _low_precision(self, request: DrawRequest, like: Tensor) -> torch.dtype | None:
         """A type whose products are fast and round no more than the network does: its weights', or autocast's in training."""
@@ -239,35 +247,33 @@ class InducingWeights(Posterior):
         """All layers' U out of one tall matrix: [S, L M_r, M_c] -> [L, S, M_r, M_c]."""
         return tall.unflatten(-2, (-1, self.rows)).movedim(-3, 0)
 
-    def _sigma(
-        self, block: list[tuple[Layer, ...]], prior: PriorDraw, like: Tensor
-    ) -> tuple[Tensor, list[list[Tensor] | None]]:
-        """Prior standard deviation of each layer, [L] or [L, S], and what is left for its columns where those differ.
+    def _sigma(self, block: list[tuple[Layer, ...]], prior: PriorDraw, like: Tensor) -> Tensor:
+        """Prior standard deviation of each layer, [L] or [L, S]: that of its first weight."""
+        first = [prior.std[layer.weights[0].name] for layer in _layers(block)]
+        if all(isinstance(std, float) for std in first):
+            key = ("sigma", tuple(first), like.device, like.dtype)
+            return constant(self, key, lambda: torch.tensor(first, dtype=like.dtype, device=like.device))
+        found = [torch.as_tensor(std, dtype=like.dtype, device=like.device) for std in first]
+        return torch.stack(torch.broadcast_tensors(*found))
 
-        The scale of a layer is its first weight's; where the bias has another one, its column is multiplied by the ratio.
-        """
-        layers = _layers(block)
-        first = [prior.std[layer.weights[0].name] for layer in layers]
+    @staticmethod
+    def _columns(block: list[tuple[Layer, ...]], prior: PriorDraw, like: Tensor) -> list[list[Tensor] | None]:
+        """What the columns of each layer's weights are multiplied by, where the bias has another scale than the first weight."""
         columns: list[list[Tensor] | None] = []
-        for layer in layers:
+        for layer in _layers(block):
             stds = [prior.std[weight.name] for weight in layer.weights]
             same = all(std is stds[0] or (isinstance(std, float) and std == stds[0]) for std in stds)
             columns.append(
                 None if same else [torch.as_tensor(std / stds[0], dtype=like.dtype, device=like.device) for std in stds]
             )
-        if all(isinstance(std, float) for std in first):
-            key = ("sigma", tuple(first), like.device, like.dtype)
-            made = constant(self, key, lambda: torch.tensor(first, dtype=like.dtype, device=like.device))
-            return made, columns
-        found = [torch.as_tensor(std, dtype=like.dtype, device=like.device) for std in first]
-        return torch.stack(torch.broadcast_tensors(*found)), columns
+        return columns
 
     @staticmethod
     def _unpack(
         block: list[tuple[Layer, ...]],
         matrices: list[Tensor],
         columns: list[list[Tensor] | None],
-        into: dict[str, Tensor],
+        into: MutableMapping[str, Tensor],
         power: int = 1,
     ) -> None:
         for layer, matrix, ratios in zip(_layers(block), matrices, columns, strict=True):
@@ -310,7 +316,7 @@ class InducingWeights(Posterior):
         factors = self.factors()
         result: dict[str, Tensor] = {}
         for block, u, factor in zip(self.blocks, self._mean_u(factors), factors, strict=False):
-            sigma, columns = self._sigma(block, self._prior(), u)
+            sigma, columns = self._sigma(block, self._prior(), u), self._columns(block, self._prior(), u)
             groups = conditional_mean(factor, u * sigma.reshape(sigma.shape[0], -1, 1, 1))
             self._unpack(block, [matrix for group in groups for matrix in group[:, 0]], columns, result)
         return {name: self._prior().color(name, value.unsqueeze(0))[0] for name, value in result.items()}
@@ -330,7 +336,8 @@ class InducingWeights(Posterior):
         result: dict[str, Tensor] = {}
         for index, block in enumerate(self.blocks):
             factor, scale = factors[index], self._augmented()[index].scale()
-            sigma, columns = self._sigma(block, self._prior(), factor.row_rest)
+            sigma = self._sigma(block, self._prior(), factor.row_rest)
+            columns = self._columns(block, self._prior(), factor.row_rest)
             rows, cols = ([reach for group in side for reach in group] for side in (factor.row_reach, factor.col_reach))
             spreads = []
             for member, (row, col) in enumerate(zip(rows, cols, strict=True)):

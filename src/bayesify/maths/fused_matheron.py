@@ -1,0 +1,329 @@
+"""Draws of many matrices by the extended Matheron rule on a GPU in three launches, whose noise is never stored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bayesify.maths import fused_draws
+from bayesify.maths.fused_draws import ALIGNED, Joined, Place, kernel_normals, on_device
+from bayesify.maths.matheron import Factors
+from bayesify.maths.matheron_draws import draw_group
+from bayesify.maths.philox import ROUNDS
+from bayesify.maths.signatures import known_signature
+
+LARGEST = 64
+"""Rows or columns of U above which a program's registers do not hold it."""
+
+BLOCK, PART = 64, 16
+"""Rows of a matrix that a program takes, and rows of U that a program sums parts of."""
+
+CHUNK, MOST_PARTS = 512, 128
+"""Columns that a program goes through at least, and parts that a matrix is cut into at most, about."""
+
+
+class Shape(NamedTuple):
+    """Columns that a kernel takes at a time, and rows where it goes through all of them."""
+
+    step: int
+    tall: int
+
+
+SHAPES = {False: Shape(32, 32), True: Shape(64, 64)}
+"""For products in float32 and in bfloat16, as measured on an H200."""
+
+OPTIONS = {"num_warps": 4, "num_stages": 1}
+"""Of all kernels with noise. Loads are not made ahead: that took them three times as long, having less room on the device."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """One matrix `[W b]` as kernels see it, its columns in memory's order, and its noise $[E_3 E]$: $E_3$ in `thin` columns.
+
+    Args:
+        outputs: Sizes and strides of W, and of b where there is one, as the network has them.
+        lookup: Whether W is an embedding table, whose matrix has a column for each of its rows.
+        ratio: By which b's prior standard deviation is larger than W's.
+        shape: d_out, d_in, M_r, M_c.
+        noise: Where the noise stands in the stream: its first number, and numbers from a draw and from a row to the next, all
+            multiples of four.
+    """
+
+    outputs: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
+    lookup: bool
+    ratio: float
+    shape: tuple[int, int, int, int]
+    noise: tuple[int, int, int]
+
+    @property
+    def positions(self) -> int:
+        """Positions of a kernel that lie outside of its channels in memory, 1 where they lie inside."""
+        return positions_outside(*self.outputs[0])
+
+
+def positions_outside(size: tuple[int, ...], stride: tuple[int, ...]) -> int:
+    """Positions of a kernel that lie outside of its channels in memory (channels last), 1 where they lie inside."""
+    return math.prod(size[2:]) if len(size) > 2 and stride[1] == 1 else 1
+
+
+def _columns(rest: Tensor, count: int) -> Tensor:
+    """A number of columns, filled up with zeros."""
+    return F.pad(rest, (0, count - rest.shape[-1])) if rest.shape[-1] < count else rest[..., :count]
+
+
+class MatheronPlan:
+    r"""Where many matrices and their factors lie in memory, as kernels read it; see `matheron.conditional_draw`.
+
+    Columns of the table: d_out, d_in, M_r, M_c; first number and row length of $A_r$ and of $[B_c A_c]$; first number of U's; of
+    the noise the first four numbers, and fours from a draw and from a row to the next; columns of W; first number of its draws,
+    what a row adds (a column, in a lookup); first number of b's draws; numbers of a draw of W and of b; first part and parts of
+    the matrix; whether it is a lookup.
+
+    Args:
+        matrices: All of them, in groups of equal ones.
+        counts: Matrices of each group.
+        stack: Rows, outputs and inputs that factors of all matrices are filled up to, where these stand in one stack.
+        thin: Columns of $E_3$ in the noise, and of $B_c$ before $A_c$, a multiple of four.
+        num_draws: S.
+        antithetic: Whether each second draw has the noise of the one before with the opposite sign.
+        dtype: Of the draws.
+        device: Where they are.
+    """
+
+    def __init__(
+        self,
+        matrices: Sequence[Matrix],
+        counts: Sequence[int],
+        stack: tuple[int, int, int] | None,
+        thin: int,
+        num_draws: int,
+        antithetic: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.matrices, self.stacked, self.thin = matrices, stack is not None, thin
+        self.num_draws, self.antithetic, self.dtype, self.device = num_draws, antithetic, dtype, device
+        self.size = max(16, 1 << (max(max(matrix.shape[2:]) for matrix in matrices) - 1).bit_length())
+        self.lookups = any(one.lookup for one in matrices)
+        self.drawn = Joined(
+            [((num_draws, *size), (math.prod(size), *stride)) for one in matrices for size, stride in one.outputs]
+        )
+        sides = [(m_r, d_out, m_c, thin + d_in) for d_out, d_in, m_r, m_c in (one.shape for one in matrices)]
+        if stack is not None:
+            sides = [(stack[0], stack[1], stack[0], thin + stack[2])] * len(matrices)
+        self.places = [
+            list(
+                zip(
+                    accumulate((side[0] * side[1] for side in part), initial=0),
+                    (side[1] for side in part),
+                    strict=False,
+                )
+            )
+            for part in ([side[:2] for side in sides], [side[2:] for side in sides])
+        ]
+        self.starts = list(accumulate((num_draws * one.shape[2] * one.shape[3] for one in matrices), initial=0))
+        self.orders = self._orders([len(matrices)] if stack else counts, stack[2] if stack else None)
+        self._tables()
+        self.ratios = torch.tensor([one.ratio for one in matrices], dtype=torch.float32).to(device)
+        self.gaps = torch.zeros(ALIGNED, dtype=dtype, device=device)
+
+    def _orders(self, counts: Sequence[int], length: int | None) -> list[Tensor | None]:
+        """Which column of $A_c$ stands at each place of memory, [G, 1, d_in] for each group in which these differ."""
+        found: list[Tensor | None] = []
+        for first, last in pairwise(accumulate(counts, initial=0)):
+            members = self.matrices[first:last]
+            if all(one.positions == 1 for one in members):
+                found.append(None)
+                continue
+            rows = []
+            for one in members:
+                width, at = math.prod(one.outputs[0][0]) // one.shape[0], torch.arange(length or one.shape[1])
+                at[:width] = at[:width].view(-1, one.positions).T.reshape(-1)
+                rows.append(at)
+            found.append(torch.stack(rows)[:, None].to(self.device))
+        return found
+
+    def _tables(self) -> None:
+        """What kernels read: see the class; a part, a block of rows and a block of columns for each program."""
+        table: list[list[int]] = []
+        units: list[tuple[int, ...]] = []
+        blocks: list[tuple[int, ...]] = []
+        columns: dict[int, list[tuple[int, int]]] = {shape.step: [] for shape in SHAPES.values()}
+        place = 0
+        for at, one in enumerate(self.matrices):
+            (d_out, d_in, *_), outputs = one.shape, len(one.outputs)
+            start, bias = self.drawn.starts[place], self.drawn.starts[place + outputs - 1]
+            place += outputs
+            width = math.prod(one.outputs[0][0]) // d_out
+            count, length = -(-d_out // BLOCK), self.thin + d_in
+            chunk = max(CHUNK, -(-length * count // (MOST_PARTS * ALIGNED)) * ALIGNED)
+            pieces = [(begin, min(begin + chunk, length)) for begin in range(0, length, chunk)]
+            table.append(
+                [
+                    *one.shape, *self.places[0][at], *self.places[1][at], self.starts[at], *(n // 4 for n in one.noise),
+                    width, start, d_out if one.lookup else width, bias, d_out * width, d_out,
+                    len(units), count * len(pieces), int(one.lookup),
+                ]
+            )  # fmt: skip
+            blocks += [(at, block, len(units) + block * len(pieces), len(pieces)) for block in range(count)]
+            units += [(at, block, *piece) for block in range(count) for piece in pieces]
+            for step, found in columns.items():
+                found += [(at, block) for block in range(-(-length // step))]
+        self.table = torch.tensor(table, dtype=torch.int64).to(self.device)
+        self.units, self.blocks = (torch.tensor(part, dtype=torch.int32).to(self.device) for part in (units, blocks))
+        self.columns = {step: torch.tensor(part, dtype=torch.int32).to(self.device) for step, part in columns.items()}
+
+    def operands(self, blocks: Sequence[Factors]) -> tuple[Tensor, Tensor]:
+        """$A_r$, and $[B_c A_c]$ with columns in memory's order, of all matrices, each side in one piece of memory."""
+        stack = blocks[0].stack
+        if stack is not None:
+            rows, rests, reaches = [stack.row_reach], [stack.col_rest], [stack.col_reach]
+        else:
+            rows = [part for block in blocks for part in block.row_reach]
+            reaches = [part for block in blocks for part in block.col_reach]
+            rests = [part for block in blocks for part in block.col_rest.split(block.counts)]
+        cols = []
+        for rest, reach, order in zip(rests, reaches, self.orders, strict=True):
+            inside = reach if order is None else reach.gather(-1, order.expand_as(reach))
+            cols.append(torch.cat([_columns(rest, self.thin), inside], -1))
+        row_side, col_side = (
+            parts[0].reshape(-1) if len(parts) == 1 else torch.cat([part.reshape(-1) for part in parts])
+            for parts in (rows, cols)
+        )
+        return row_side, col_side
+
+    def _space(self, *shape: int) -> Tensor:
+        return torch.empty(*shape, dtype=torch.float32, device=self.device)
+
+    def _kind(self, low: bool, block: int = BLOCK) -> tuple[Any, ...]:
+        """What kernels that make noise are compiled for, after the columns of $E_3$."""
+        kind = (low, self.antithetic, ROUNDS, fused_draws.FAST, self.lookups)
+        return self.thin, self.size, block, SHAPES[low].step, *kind
+
+    def draw(
+        self, low: bool, seed: Tensor, rows: Tensor, cols: Tensor, start: Tensor, size: Tensor
+    ) -> tuple[list[Place], list[Tensor]]:
+        """Draws of each W and b, and what the backward pass needs: i and $A_r o$, each as `start` is.
+
+        Args:
+            low: Whether products with matrices of the weights' size take numbers in bfloat16.
+            seed: Of the noise, [1].
+            rows: See `operands`.
+            cols: See `operands`.
+            start: V of each matrix, [S, M_r, M_c], one after the other.
+            size: s of each matrix.
+        """
+        from bayesify.maths import matheron_kernels as kernels
+
+        parts = self._space(len(self.units) * self.num_draws * self.size**2)
+        inner, reached = torch.empty_like(start), torch.empty_like(start)
+        out = torch.empty(self.drawn.total, dtype=self.dtype, device=self.device)
+        grid = (len(self.units), self.num_draws)
+        with on_device(self.device):
+            kernels.reach_kernel[grid](
+                self.units, self.table, rows, cols, seed, parts, self.num_draws, *self._kind(low), **OPTIONS
+            )
+            kernels.inner_kernel[(len(self.table), self.num_draws, self.size // PART)](
+                self.table, start, size, parts, inner, reached, self.num_draws, self.size, PART
+            )
+            kernels.matheron_kernel[grid](
+                self.units, self.table, rows, cols, size, self.ratios, inner, seed, out,
+                *self._kind(low), **OPTIONS,
+            )  # fmt: skip
+        return self.drawn.places(out), [inner, reached]
+
+    def gradients(
+        self, low: bool, grads: Sequence[Tensor | None], seed: Tensor, saved: Sequence[Tensor]
+    ) -> tuple[Tensor, ...]:
+        """Gradients by the factors, start and size from those of the draws; see `StackDraw`."""
+        from bayesify.maths import matheron_kernels as kernels
+
+        rows, cols, start, size, inner, reached = saved
+        draws, count, columns = self.num_draws, len(self.units), self.columns[SHAPES[low].step]
+        given = self.drawn.join(grads, self.gaps)
+        parts, sums = self._space(count * draws * self.size**2), self._space(count * draws)
+        sides = self._space(count * draws * 2 * BLOCK * self.size)
+        to_rows, to_cols = torch.zeros_like(rows), cols.new_zeros(draws, len(cols))
+        to_start, to_size = torch.empty_like(start), self._space(len(size), draws * (self.size // PART))
+        with on_device(self.device):
+            kernels.through_kernel[(count, draws)](
+                self.units, self.table, rows, cols, self.ratios, seed, given, parts, sides, sums, draws,
+                *self._kind(low), **OPTIONS,
+            )  # fmt: skip
+            kernels.settle_kernel[(len(self.table), draws, self.size // PART)](
+                self.table, parts, sums, reached, to_start, to_size, draws, self.size, PART
+            )
+            kernels.row_kernel[(len(self.blocks),)](
+                self.blocks, self.table, size, inner, to_start, sides, to_rows, draws, self.size, BLOCK
+            )
+            kernels.column_kernel[(len(columns), draws)](
+                columns, self.table, rows, size, self.ratios, inner, to_start, seed, given, to_cols, len(cols),
+                *self._kind(low, SHAPES[low].tall), **OPTIONS,
+            )  # fmt: skip
+        return to_rows, to_cols.sum(0) if draws > 1 else to_cols[0], to_start, to_size.sum(1)
+
+    def reference(self, seed: Tensor, rows: Tensor, cols: Tensor, start: Tensor, size: Tensor) -> list[Tensor]:
+        """The draws, matrix after matrix, in operations that torch differentiates."""
+        halves = (self.num_draws + 1) // 2 if self.antithetic else self.num_draws
+        ends = [
+            first + (halves - 1) * step + row * one.shape[0]
+            for one in self.matrices
+            for first, step, row in [one.noise]
+        ]
+        stream = kernel_normals(max(ends), seed)
+        found = []
+        for at, one in enumerate(self.matrices):
+            d_out, d_in, m_r, m_c = one.shape
+            first, step, length = one.noise
+            half = stream.as_strided((halves, d_out, length), (step, length, 1), first)
+            noise = torch.stack([half, -half], 1).flatten(0, 1)[: self.num_draws] if self.antithetic else half
+            row, both = (
+                flat.as_strided((1, height, width), (0, place[at][1], 1), place[at][0])
+                for flat, height, width, place in zip(
+                    (rows, cols), (m_r, m_c), (d_out, self.thin + d_in), self.places, strict=True
+                )
+            )
+            begun = start[self.starts[at] : self.starts[at + 1]].view(1, self.num_draws, m_r, m_c)
+            parts = both[..., self.thin :], begun, size[at].view(1, 1, 1, 1), both[..., :m_c]
+            wide, thin = noise[None, ..., self.thin : self.thin + d_in], noise[None, ..., :m_c]
+            drawn = draw_group(row, *parts, wide, thin)[0]  # [S, d_out, d_in]
+            split = math.prod(one.outputs[0][0]) // d_out
+            weight = drawn[..., :split].unflatten(-1, (one.positions, -1)).mT.flatten(-2)
+            weight = weight.mT if one.lookup else weight
+            found.append(weight.reshape(self.num_draws, *one.outputs[0][0]))
+            if len(one.outputs) > 1:
+                found.append((drawn[..., split:] * one.ratio).reshape(self.num_draws, *one.outputs[1][0]))
+        return found
+
+
+@known_signature
+class MatheronDraw(torch.autograd.Function):
+    """Draws of a plan, W and b of each matrix; the backward pass makes the noise again."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: MatheronPlan, low: bool, seed: Tensor, *given: Tensor) -> Any:
+        """See `MatheronPlan.draw`."""
+        ctx.plan, ctx.low = plan, low
+        draws, kept = plan.draw(low, seed, *given)
+        ctx.save_for_backward(seed, *given, *kept)
+        return tuple(flat.as_strided(size, stride, start) for flat, size, stride, start in draws)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """See `MatheronPlan.gradients`."""
+        seed, *saved = ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            return None, None, None, *ctx.plan.gradients(ctx.low, grads, seed, saved)
+        # To be differentiated again: in operations that torch knows.
+        draws = ctx.plan.reference(seed, *saved[:4])
+        pairs = [(out.to(grad.dtype), grad) for out, grad in zip(draws, grads, strict=True) if grad is not None]
+        outputs, through = zip(*pairs, strict=True)
+        found = torch.autograd.grad(outputs, saved[:4], through, create_graph=True, allow_unused=True)
+        return None, None, None, *found

@@ -1,0 +1,101 @@
+"""Draws of all layers by kernels, which write each weight as the network has it."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesify.maths.fused_draws import ALIGNED
+from bayesify.maths.fused_matheron import LARGEST, MatheronDraw, MatheronPlan, Matrix
+from bayesify.maths.matheron import start_and_size
+from bayesify.posteriors.common.base import DrawRequest, Posterior
+from bayesify.posteriors.common.by_kernels import kernels_suit
+from bayesify.posteriors.inducing_weights.noise import NoiseShapes
+from bayesify.running.caching import recent
+from bayesify.weights.catalog import Layer
+from bayesify.weights.layout import strides_of
+from bayesify.weights.placed import PlacedWeights
+
+
+def kernels_draw(posterior: Posterior, request: DrawRequest, largest: int) -> bool:
+    """Whether kernels can draw all layers: a matrix is a weight and at most its bias, all weights have one type, U is small.
+
+    Args:
+        posterior: Whose layers.
+        request: What is asked for.
+        largest: Rows or columns of U.
+    """
+    return (
+        kernels_suit(request, next(posterior.parameters()))
+        and largest <= LARGEST
+        and all(len(layer.weights) <= 2 and not layer.weights[0].transposed for layer in posterior.layers)
+        and not len(request.prior.factor)
+        and len({request.dtype(weight.name) for weight in posterior.weights}) == 1
+        and request.num_draws * sum(weight.numel + ALIGNED for weight in posterior.weights) < 2**31
+    )
+
+
+def draw_by_kernels(
+    posterior: Posterior,
+    request: DrawRequest,
+    blocks: Sequence[list[tuple[Layer, ...]]],
+    given: Sequence[Any],
+    shapes: NoiseShapes,
+    seed: Tensor,
+    low: bool,
+) -> MutableMapping[str, Tensor]:
+    """The numbers that `conditional_draws` has for the same seed, as weights [S, *shape] by name.
+
+    Args:
+        posterior: Whose draws.
+        request: What is asked for.
+        blocks: Layers with U of one size, in groups of equal ones.
+        given: See `conditional_draws`; of the noise $E_2$ only.
+        shapes: Of the noise.
+        seed: Of the noise, [1].
+        low: Whether products with matrices of the weights' size take numbers in bfloat16.
+    """
+    groups = [group for block in blocks for group in block]
+    names = [weight.name for group in groups for layer in group for weight in layer.weights]
+    factors = [part for part, *_ in given]
+    stack = factors[0].stack
+    begun = [start_and_size(part, u, scale, sigma, noise[0]) for part, u, scale, sigma, noise in given]
+    start, size = (torch.cat([part.flatten() for part in side]) for side in zip(*begun, strict=True))
+
+    def make() -> MatheronPlan:
+        filled = None if stack is None else (*stack.row_reach.shape[1:], stack.col_reach.shape[2])
+        inducing = [(part.row_rest.shape[-1], part.col_rest.shape[-1]) for part in factors for _ in part.counts]
+        matrices = _matrices(groups, inducing, request, shapes)
+        kind = (request.num_draws, request.antithetic, request.dtype(names[0]), seed.device)
+        return MatheronPlan(matrices, [len(group) for group in groups], filled, shapes.thin, *kind)
+
+    layout = (id(request.layout), stack is None)
+    key = (tuple(request.prior.std.values()), request.num_draws, request.antithetic, *layout)
+    plan = recent(posterior, key, make)
+    sides = posterior.cached(("operands", *layout), lambda: plan.operands(factors))
+    if not torch.is_grad_enabled():
+        return PlacedWeights(names, plan.draw(low, seed, *sides, start, size)[0])
+    return dict(zip(names, MatheronDraw.apply(plan, low, seed, *sides, start, size), strict=True))
+
+
+def _matrices(
+    groups: Sequence[Sequence[Layer]],
+    inducing: Sequence[tuple[int, int]],
+    request: DrawRequest,
+    shapes: NoiseShapes,
+) -> list[Matrix]:
+    """Where each layer's weights and noise are."""
+    found = []
+    for group, u, shape, start in zip(groups, inducing, shapes.large, shapes.starts(request), strict=True):
+        numbers = shape[-2] * shape[-1]
+        each, step = (1, len(group)) if request.antithetic else (request.num_draws, 1)
+        for member, layer in enumerate(group):
+            stds = [float(request.prior.std[weight.name]) for weight in layer.weights]
+            outputs = [strides_of(request.layout, weight.name, weight.shape) for weight in layer.weights]
+            lookup = layer.weights[0].kind == "lookup"
+            noise = (start + member * each * numbers, step * numbers, shape[-1])
+            found.append(Matrix(outputs, lookup, stds[-1] / stds[0], (layer.rows, layer.cols, *u), noise))
+    return found

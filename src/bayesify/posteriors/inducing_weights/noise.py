@@ -1,0 +1,123 @@
+"""Normal numbers of a draw of all layers: what has U's size first, then what has W's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from bayesify.maths.fused_matheron import positions_outside
+from bayesify.maths.matheron import Factors, noise_shapes
+from bayesify.maths.noise import SeededNoise
+from bayesify.posteriors.common.base import DrawRequest
+from bayesify.posteriors.inducing_weights.matrix import InducingMatrix
+from bayesify.weights.catalog import Layer
+from bayesify.weights.layout import NetworkLayout, strides_of
+
+Shape = tuple[int, ...]
+
+
+class NoiseShapes:
+    """Shapes of the noise of a draw, each [G, S, ...], in the order in which it is taken from the source.
+
+    Where kernels make the numbers, $E_3$ and E of a group stand side by side, each filled up to whole fours of numbers, and E has
+    its columns in the order of the network's memory: so can a kernel of draws make them where it needs them.
+
+    Args:
+        families: q(U) of each block.
+        factors: Of each block; none where W is its mean given U.
+        cols: Columns of U at most, for which $E_3$ leaves room.
+        request: What is asked for.
+        like: A tensor whose type and device the noise takes.
+
+    Attributes:
+        own: For U of each family.
+        second: $E_2$ of each block.
+        large: Of each group $[E_3 E]$, or E, then $E_3$.
+        thin: Columns of $E_3$ where it stands before E, else 0.
+    """
+
+    def __init__(
+        self,
+        families: Sequence[InducingMatrix],
+        factors: Sequence[Factors],
+        cols: int,
+        request: DrawRequest,
+        like: Tensor,
+    ) -> None:
+        draws = request.num_draws
+        self.own: list[Shape] = [(family.count, draws, *family.noise_shape()) for family in families]
+        blocks = [noise_shapes(factor, draws) for factor in factors]
+        self.second, self.large = [block[0] for block in blocks], [shape for block in blocks for shape in block[1:]]
+        self.pairs = [list(zip(block[1::2], block[2::2], strict=True)) for block in blocks]
+        self.thin = 0
+        if request.noise.by_kernel(like):
+            self.thin = _whole_fours(cols)
+            self.large = [(*wide[:-1], self.thin + _whole_fours(wide[-1])) for wide in self.large[::2]]
+
+    def starts(self, request: DrawRequest) -> list[int]:
+        """Where the noise of each group begins in the stream."""
+        shapes = [*self.own, *self.second, *self.large]
+        room = request.room([math.prod(shape) // request.num_draws for shape in shapes])
+        return list(accumulate(room, initial=0))[len(self.own) + len(self.second) : -1]
+
+    def draw(
+        self, request: DrawRequest, like: Tensor, blocks: Sequence[Sequence[Sequence[Layer]]], seed: Tensor | None
+    ) -> tuple[list[Tensor], list[list[Tensor]]]:
+        """The numbers for U of each family, and for each block as `noise_shapes` says; of a seed, without those of W's size.
+
+        Args:
+            request: What is asked for.
+            like: A tensor whose type and device the noise takes.
+            blocks: Layers with U of one size, in groups of equal ones.
+            seed: From which a kernel makes the others, [1].
+        """
+        source = request if seed is None else replace(request, noise=SeededNoise(seed))
+        shapes = [*self.own, *self.second, *(self.large if seed is None else [])]
+        flat = source.normals([math.prod(shape) // request.num_draws for shape in shapes], like)
+        made = iter(
+            [_gathered(part, shape[0], shape[2:], request.antithetic) for part, shape in zip(flat, shapes, strict=True)]
+        )
+        own = [next(made) for _ in self.own]
+        found = [[next(made)] for _ in self.second]
+        for at, (block, pairs) in enumerate(zip(found, self.pairs if seed is None else [], strict=False)):
+            for number, (wide, thin) in enumerate(pairs):
+                first = next(made)
+                if self.thin:
+                    second, first = first.tensor_split([self.thin], -1)
+                    first, second = first[..., : wide[-1]], second[..., : thin[-1]]
+                    if at < len(blocks):  # what all layers share is no layer
+                        first = _in_matrix_order(first, blocks[at][number], request.layout)
+                else:
+                    second = next(made)
+                block += [first, second]
+        return own, found or [[] for _ in blocks]
+
+
+def _whole_fours(count: int) -> int:
+    """The next multiple of four."""
+    return -(-count // 4) * 4
+
+
+def _gathered(flat: Tensor, count: int, size: tuple[int, ...], antithetic: bool) -> Tensor:
+    """Noise [S, count * numel] as [count, S, *size]; pairs of opposite sign stay pairs of draws."""
+    if antithetic:
+        return flat.view(flat.shape[0], count, *size).transpose(0, 1).contiguous()
+    return flat.view(count, flat.shape[0], *size)
+
+
+def _in_matrix_order(noise: Tensor, group: Sequence[Layer], layout: NetworkLayout | None) -> Tensor:
+    """Noise of a group, [G, ..., d_in], whose columns are in memory's order, with columns as `Layer.to_matrix` has them."""
+    weights = [layer.weights[0] for layer in group]
+    positions = [positions_outside(*strides_of(layout, weight.name, weight.shape)) for weight in weights]
+    if max(positions) == 1:
+        return noise
+    found = []
+    for part, count, weight in zip(noise, positions, weights, strict=True):
+        inside, bias = part.tensor_split([weight.matrix_shape[1]], -1)
+        found.append(torch.cat([inside.unflatten(-1, (count, -1)).mT.flatten(-2), bias], -1))
+    return torch.stack(found)
