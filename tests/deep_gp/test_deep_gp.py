@@ -17,7 +17,7 @@ import bayesify
 from bayesify import likelihoods
 from bayesify.deep_gp import KERNELS, DeepGP
 from bayesify.maths.kernels import MATERN, distances
-from bayesify.maths.positive_definite import inverse_and_log_det, quadratic_forms
+from bayesify.maths.positive_definite import inverse_and_log_det, linear_and_quadratic_forms
 
 NOISE = 0.05
 
@@ -256,12 +256,17 @@ def test_gradients_that_are_written_out() -> None:
     root = torch.randn(2, 1, 3, 3, dtype=torch.float64)
     columns = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
 
-    def forms(root: Tensor, columns: Tensor) -> Tensor:
-        return quadratic_forms(root @ root.mT, columns)
+    weights = torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
 
-    assert torch.autograd.gradcheck(forms, (root.requires_grad_(), columns))
+    def forms(weights: Tensor, root: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+        return linear_and_quadratic_forms(weights, root @ root.mT, columns)
+
+    assert torch.autograd.gradcheck(forms, (weights, root.requires_grad_(), columns))
     shared = torch.randn(1, 5, 3, 3, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(forms, (shared, columns))
+    assert torch.autograd.gradcheck(forms, (weights[:1], shared, columns))
+    linear, quadratic = forms(weights, shared, columns)
+    torch.testing.assert_close(linear, torch.einsum("smb,smo->sbo", columns, weights))
+    torch.testing.assert_close(quadratic, torch.einsum("smb,omn,snb->sob", columns, shared[0] @ shared[0].mT, columns))
 
     def inverse(root: Tensor) -> tuple[Tensor, Tensor]:
         return inverse_and_log_det(root @ root.mT + eye(3), "a test's matrix")

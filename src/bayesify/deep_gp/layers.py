@@ -16,7 +16,7 @@ from bayesify.maths.cholesky import stable_cholesky
 from bayesify.maths.constraints import raw_positive, raw_relative_tril, relative_tril
 from bayesify.maths.gamma import widened
 from bayesify.maths.noise import standard_normal
-from bayesify.maths.positive_definite import inverse_and_log_det, quadratic_forms
+from bayesify.maths.positive_definite import inverse_and_log_det, linear_and_quadratic_forms
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,14 @@ class Conditional:
             [S, B, O], and [S, B, O] or [S, B, 1]; S is 1 where nothing differs between draws.
         """
         cross = self.layer.kernel(self.inputs, x)  # [S, M, B]
-        reduced = quadratic_forms(self.reduction, cross).mT  # [S, B, O]
-        return cross.mT @ self.weights, (self.layer.kernel.diagonal(x).unsqueeze(-1) - reduced).clamp_min(0)
+        weights = self.weights
+        shared = len(cross) < len(weights)  # then the draws are outputs of one product
+        if shared:
+            weights = weights.movedim(0, 1).flatten(1).unsqueeze(0)  # [1, M, S O]
+        mean, reduced = linear_and_quadratic_forms(weights, self.reduction, cross)
+        if shared:
+            mean = mean[0].unflatten(-1, (len(self.weights), -1)).movedim(1, 0)  # [S, B, O]
+        return mean, (self.layer.kernel.diagonal(x).unsqueeze(-1) - reduced.mT).clamp_min(0)
 
 
 class Layer(nn.Module):
@@ -204,7 +210,8 @@ class GlobalLayer(Layer):
             inverse, log_det = inverse_and_log_det(covariance + torch.diag(noise), self.what)
         weights = inverse @ targets
         shared = inverse.diagonal(dim1=-2, dim2=-1) @ noise - len(targets) + log_det + log_precision.sum()
-        kl = 0.5 * (self.num_outputs * shared + (weights * (covariance @ weights)).sum((-1, -2)))
+        fits = targets - noise.unsqueeze(-1) * weights  # K C^-1 V
+        kl = 0.5 * (self.num_outputs * shared + (weights * fits).sum((-1, -2)))
         return inverse, weights, kl
 
 

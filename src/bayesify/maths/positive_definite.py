@@ -32,8 +32,8 @@ class _InverseAndLogDet(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_inverse: Tensor, grad_log_det: Tensor) -> tuple[Tensor, None]:
         (inverse,) = ctx.saved_tensors
-        middle = inverse @ (0.5 * (grad_inverse + grad_inverse.mT)) @ inverse
-        return torch.addcmul(-middle, inverse, grad_log_det[..., None, None]), None
+        twice = inverse @ (grad_inverse + grad_inverse.mT) @ inverse
+        return torch.sub(inverse * grad_log_det[..., None, None], twice, alpha=0.5), None
 
 
 def inverse_from_factor(factor: Tensor) -> Tensor:
@@ -46,32 +46,36 @@ def inverse_from_factor(factor: Tensor) -> Tensor:
 
 
 @known_signature
-class _QuadraticForms(torch.autograd.Function):
-    """k^T G k for the columns k of a matrix; the product G k serves the gradient too."""
+class _Forms(torch.autograd.Function):
+    """k^T w and k^T G k for the columns k of a matrix; the product G k serves the gradient too, to which that of k^T w is added."""
 
     @staticmethod
-    def forward(matrix: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(weights: Tensor, matrix: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         product = matrix @ columns.unsqueeze(-3)  # [S, O, M, B]
-        return (product * columns.unsqueeze(-3)).sum(-2), product
+        return columns.mT @ weights, (product * columns.unsqueeze(-3)).sum(-2), product
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(inputs[1], output[1])
-        ctx.shape = inputs[0].shape
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(output[2])
+        ctx.save_for_backward(inputs[0], inputs[2], output[2])
+        ctx.shape = inputs[1].shape
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> Any:
-        return _QuadraticForms.apply(*leading_axes(info, in_dims, inputs)), (0, 0)
+        return _Forms.apply(*leading_axes(info, in_dims, inputs)), (0, 0, 0)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, Tensor]:
-        columns, product = ctx.saved_tensors
+    def backward(ctx: Any, grad_linear: Tensor, grad: Tensor, _: Any) -> tuple[Tensor, Tensor, Tensor]:
+        weights, columns, product = ctx.saved_tensors
         wide = columns.unsqueeze(-3)  # [S, 1, M, B]
         grad_matrix = (wide * grad.unsqueeze(-2)) @ wide.mT  # [S, O, M, M]
-        grad_columns = 2 * (product * grad.unsqueeze(-2)).sum(-3)
-        return grad_matrix.sum_to_size(ctx.shape), grad_columns.sum_to_size(columns.shape)
+        through = product * (2 * grad).unsqueeze(-2)
+        through = (through.sum(-3) if through.shape[-3] > 1 else through.squeeze(-3)).flatten(0, -3)
+        each = weights.expand(*columns.shape[:-2], *weights.shape[-2:]).flatten(0, -3)
+        through.baddbmm_(each, grad_linear.mT.flatten(0, -3))
+        grad_weights = (columns @ grad_linear).sum_to_size(weights.shape)
+        return grad_weights, grad_matrix.sum_to_size(ctx.shape), through.view(columns.shape)
 
 
 def inverse_and_log_det(matrix: Tensor, what: str) -> tuple[Tensor, Tensor]:
@@ -88,15 +92,16 @@ def inverse_and_log_det(matrix: Tensor, what: str) -> tuple[Tensor, Tensor]:
     return inverse, log_det
 
 
-def quadratic_forms(matrix: Tensor, columns: Tensor) -> Tensor:
-    r"""$k_b^\top G_o k_b$ for symmetric G; differentiable once.
+def linear_and_quadratic_forms(weights: Tensor, matrix: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+    r"""$k_b^\top w_o$ and $k_b^\top G_o k_b$ for symmetric G; differentiable once.
 
     Args:
-        matrix: G, [S, O, M, M], or [1, O, M, M] where all draws share it.
-        columns: $k_b$, [S, M, B], or [1, M, B].
+        weights: w, [S, M, O], or [1, M, O] where all draws share it.
+        matrix: G, [S, O', M, M], or [1, O', M, M].
+        columns: $k_b$, [S, M, B]; S is 1 where nothing differs between draws.
 
     Returns:
-        [S, O, B].
+        [S, B, O] and [S, O', B].
     """
-    result: Tensor = _QuadraticForms.apply(matrix, columns)[0]
-    return result
+    linear, quadratic, _ = _Forms.apply(weights, matrix, columns)
+    return linear, quadratic
