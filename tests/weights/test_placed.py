@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
 import bayesify
 from bayesify import likelihoods, posteriors
+from bayesify.maths.fused_draws import ALIGNED, Joined
 from bayesify.posteriors.common.base import DrawRequest
 from bayesify.running.captured_draws import _Captured, _in_wide_numbers
 from bayesify.running.outputs import at, each
@@ -32,6 +35,44 @@ def test_tensors_and_draws() -> None:
             assert all(torch.equal(one[name], expected[name][index]) for name in expected)
     assert [draw["b"][0].item() for draw in each(weights())] == [16.0, 20.0, 24.0]
     assert at(weights(), slice(0, 2))["b"].shape == (2, 4)
+
+
+@pytest.mark.parametrize("num_draws", [1, 3])
+def test_those_with_rows_of_one_kind_are_cut_together(num_draws: int) -> None:
+    shapes = [
+        (),
+        (7,),
+        (64,),
+        (5, 64),
+        (2, 64),
+        (128,),
+        (0, 64),
+        (3, 64),
+        (192,),
+        (4, 64),
+        (1, 64),
+        (64,),
+        (64,),
+        (3, 5),
+    ]
+    layouts = [(shape, torch.empty(shape).stride()) for shape in shapes]
+    layouts += [((8, 16, 2, 2), (64, 1, 32, 16)), ((4, 16, 2, 2), (64, 4, 2, 1))]
+    joined = Joined([((num_draws, *shape), (math.prod(shape), *stride)) for shape, stride in layouts])
+    assert [len(cut) for cut in joined.cuts] == [5, 5]
+    values = [torch.randn(num_draws, *shape) for shape, _ in layouts]
+    flat = joined.join(values, torch.zeros(ALIGNED))
+    assert flat.numel() == joined.total
+    assert not any(start % ALIGNED for start in joined.starts)
+    assert all(map(torch.equal, joined.views(flat), values))
+    made = PlacedWeights([str(at) for at in range(len(values))], joined.places(flat))
+    for index in range(-1, num_draws):
+        for one, value, (_, stride) in zip(made.at(index).values(), values, layouts, strict=True):
+            assert torch.equal(one, value[index])
+            assert one.untyped_storage().data_ptr() == flat.data_ptr()
+            assert one.stride() == stride
+    made["2"] = values[2] + 1
+    assert torch.equal(made.at(0)["2"], values[2][0] + 1)
+    assert torch.equal(made.at(0)["3"], values[3][0])
 
 
 def test_they_can_be_replaced() -> None:

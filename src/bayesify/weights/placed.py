@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 
 from torch import Tensor
 
-from bayesify.maths.fused_draws import Place
+from bayesify.maths.fused_draws import Place, Places
 
 
 class PlacedWeights(MutableMapping[str, Tensor]):
@@ -23,6 +23,7 @@ class PlacedWeights(MutableMapping[str, Tensor]):
     def __init__(self, names: Sequence[str], places: Sequence[Place]) -> None:
         self._places = dict(zip(names, places, strict=True))
         self._values: dict[str, Tensor | Place] = dict(self._places)
+        self._joined = places if isinstance(places, Places) else None
         self._draws: dict[int, dict[str, Tensor]] = {}
 
     def __getitem__(self, name: str) -> Tensor:
@@ -35,11 +36,16 @@ class PlacedWeights(MutableMapping[str, Tensor]):
     def __setitem__(self, name: str, value: Tensor) -> None:
         self._values[name] = value
         self._places.pop(name, None)
+        self._joined = None
         self._draws.clear()
 
     def __delitem__(self, name: str) -> None:
         del self._values[name]
+        self._joined = None
         self._draws.clear()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -55,6 +61,9 @@ class PlacedWeights(MutableMapping[str, Tensor]):
         """One draw, [*shape] each, made once: not to be changed."""
         if index in self._draws:
             return self._draws[index]
+        if self._joined is not None:
+            found = self._draws[index] = dict(zip(self._values, self._joined.at(index), strict=True))
+            return found
         found = {}
         for name, value in self._values.items():
             if isinstance(value, tuple):
