@@ -17,6 +17,7 @@ from bayesify.maths.tied_draws import TiedPlan
 from bayesify.posteriors.common.base import DrawRequest, Posterior
 from bayesify.posteriors.common.by_kernels import draw_by_kernels, kernels_suit
 from bayesify.priors import PriorDraw
+from bayesify.running.caching import constant
 from bayesify.weights.layout import strides_of
 from bayesify.weights.named_parameters import NamedParameters
 
@@ -83,11 +84,13 @@ class KTied(Posterior):
 
     def draws_fused(self, request: DrawRequest) -> bool:
         """See `Posterior`: where all weights are of one type and a matrix is a weight and at most its bias."""
-        return (
-            kernels_suit(request, self.mean_value[self.layers[0].name])
-            and all(len(layer.weights) <= 2 and not layer.weights[0].transposed for layer in self.layers)
-            and len({request.dtype(weight.name) for weight in self.weights}) == 1
-        )
+
+        def are_pairs() -> bool:
+            of_one_type = len({request.dtype(weight.name) for weight in self.weights}) == 1
+            return of_one_type and all(len(one.weights) <= 2 and not one.weights[0].transposed for one in self.layers)
+
+        suits = kernels_suit(request, self.mean_value[self.layers[0].name])
+        return suits and constant(self, ("are_pairs", id(request.layout)), are_pairs)
 
     def _draw_fused(self, request: DrawRequest) -> tuple[MutableMapping[str, Tensor], Tensor] | None:
         """The same numbers by a kernel for all layers."""
@@ -105,7 +108,7 @@ class KTied(Posterior):
             kind = (request.num_draws, request.antithetic, request.dtype(self.weights[0].name))
             return TiedPlan(means, rows, cols, outputs, lookups, prior_stds, *kind)
 
-        names = [weight.name for weight in self.weights]
+        names = constant(self, "names", lambda: [weight.name for weight in self.weights])
         return draw_by_kernels(self, request, names, [part for values in parts for part in values], make)
 
     def _std_matrices(self) -> dict[str, Tensor]:

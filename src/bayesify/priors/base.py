@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import weakref
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -183,7 +184,13 @@ class Prior(nn.Module):
 
     def draw(self, num_draws: int, generator: Randomness = None) -> PriorDraw:
         """The scales that `num_draws` draws of the weights are judged by."""
-        return PriorDraw({name: self.std_of(weight) for name, weight in self.weights.items()})
+        asked = [value for key, value in vars(self).items() if key not in _STANDARD]
+        known = _DRAWN.get(self)
+        if known is None or known[0] != asked:
+            known = asked, PriorDraw({name: self.std_of(weight) for name, weight in self.weights.items()})
+            if all(type(value) in _PLAIN or value is self.weights for value in asked):
+                _DRAWN[self] = known
+        return known[1]
 
     def typical(self) -> PriorDraw:
         """The means of the scales under the hyperparameters' posterior, as one draw without any randomness."""
@@ -200,6 +207,12 @@ class Prior(nn.Module):
 
     def set_to_prior(self) -> None:
         """Make the hyperparameters' posterior equal to their prior, in place; a fixed prior has none."""
+
+
+_DRAWN: weakref.WeakKeyDictionary[Prior, tuple[list[Any], PriorDraw]] = weakref.WeakKeyDictionary()
+"""Scales of fixed priors with their arguments and weights, where these are plain numbers: a network has hundreds of them."""
+_STANDARD = frozenset(vars(nn.Module()))
+_PLAIN = frozenset((bool, int, float, str, type(None)))
 
 
 class _Live(Mapping[str, Any]):

@@ -82,8 +82,8 @@ def recent(owner: nn.Module, key: Any, compute: Callable[[], Computed]) -> Compu
     """
     with _LOCK:
         known = _RECENT.setdefault(owner, {})
-        found, held = known.pop(key) if key in known else (compute(), False)
-        held = held or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+        found, held = known.pop(key, None) or (compute(), False)
+        held = held or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
         known[key] = (found, held)
         free = [name for name, (_, is_held) in known.items() if not is_held]
         for name in free[:-MOST_RECENT]:

@@ -36,7 +36,7 @@ class NetworkLayout:
             spread: Whether these are variances, which padding rows do not have.
         """
         # torch does not train the rows that stand for padding either
-        for name in self._padding.keys() & weights.keys():
+        for name in [name for name in self._padding if name in weights]:
             (row, value), weight = self._padding[name], weights[name]
             weight = weight.materialize() if isinstance(weight, StructuredWeight) else weight
             rows = (torch.zeros_like(value) if spread else value).to(weight).expand(weight.shape[0], 1, -1)

@@ -42,11 +42,15 @@ def draw_by_kernels(
         parameters: In the order of the plan's gradients.
         make: The plan for prior standard deviations of the names; made once for each place of the parameters and kind of request.
     """
-    addresses = tuple([parameter.data_ptr() for parameter in parameters])
+    addresses = tuple(map(Tensor.data_ptr, parameters))
     key = (addresses, tuple(request.prior.std.values()), request.num_draws, request.antithetic, id(request.layout))
     plan = recent(posterior, key, lambda: make([float(request.prior.std[name]) for name in names]))
     if plan is None:
         return None
+    seed = request.noise.seed(parameters[0].device)
+    if not torch.is_grad_enabled():
+        places, kl = plan.draw(seed)
+        return PlacedWeights(names, places), kl
     # What the backward pass keeps must not hold the draws, which the request does: a cycle would outlive its step.
     alone = replace(request, weights=None, networks={}, runner=None)
 
@@ -54,9 +58,5 @@ def draw_by_kernels(
         drawn, kl = posterior.draw(replace(alone, noise=SeededNoise(seed)))
         return [drawn[name] for name in names], kl
 
-    seed = request.noise.seed(parameters[0].device)
-    if not torch.is_grad_enabled():
-        places, kl = plan.draw(seed)
-        return PlacedWeights(names, places), kl
     draws, kl = fused_draws(plan, reference, seed, parameters)
     return dict(zip(names, draws, strict=True)), kl
