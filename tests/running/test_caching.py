@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.running import captured_draws
-from bayesify.running.caching import MOST_RECENT, cached, recent
+from bayesify.running.caching import MOST_RECENT, cached, computed_anew, recent
 
 
 def test_the_last_results_are_kept_and_the_oldest_go() -> None:
@@ -93,3 +93,20 @@ def test_a_draw_that_does_not_count_gives_out_no_number_twice(monkeypatch: pytes
     monkeypatch.setattr(captured_draws, "run_beside_comparison", compare)
     assert captured_draws._ahead(owner, "kind", (1, 2)) is None
     assert not torch.isin(torch.rand(8, generator=generator), taken[0]).any()
+
+
+def test_nothing_is_kept_where_all_is_to_be_computed_anew() -> None:
+    owner = nn.Linear(1, 1)
+    with torch.no_grad():
+        kept = cached(owner, "key", lambda: object())
+        with computed_anew():
+            assert cached(owner, "key", lambda: object()) is not kept
+        assert cached(owner, "key", lambda: object()) is kept
+
+
+@pytest.mark.parametrize(("many", "largest", "follows"), [(1, 4, True), (1, 3, False), (2, 4, False)])
+def test_single_draws_of_small_posteriors_follow_the_parameters(
+    many: int, largest: int, follows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(captured_draws, "FOLLOWS", largest)
+    assert captured_draws._follows(nn.Linear(3, 1), SimpleNamespace(num_draws=many)) == follows

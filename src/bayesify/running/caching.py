@@ -35,6 +35,7 @@ _LOCK = threading.RLock()
 
 class _ByThread(threading.local):
     settled: dict[nn.Module, int | None] | None = None
+    anew = False
 
 
 _THREAD = _ByThread()
@@ -51,7 +52,7 @@ def cached(owner: nn.Module, key: Any, compute: Callable[[], Computed]) -> Compu
     The state is the parameters' values, compared with a copy of them, so that no way to change them goes unseen: a tensor's
     version does not count what is done to `parameter.data`, by fused optimizers, or in inference mode.
     """
-    if torch.is_grad_enabled() or transforming() or torch.compiler.is_compiling():
+    if torch.is_grad_enabled() or transforming() or torch.compiler.is_compiling() or _THREAD.anew:
         return compute()
     state = parameter_state(owner)
     if state is None:
@@ -62,6 +63,16 @@ def cached(owner: nn.Module, key: Any, compute: Callable[[], Computed]) -> Compu
         _CACHE[owner][key] = known
     result: Computed = known[1]
     return result
+
+
+@contextmanager
+def computed_anew() -> Iterator[None]:
+    """Inside, `cached` computes whatever it is asked for, as a CUDA graph must that follows the parameters."""
+    before, _THREAD.anew = _THREAD.anew, True
+    try:
+        yield
+    finally:
+        _THREAD.anew = before
 
 
 def constant(owner: nn.Module, key: Any, compute: Callable[[], Computed]) -> Computed:
