@@ -86,16 +86,15 @@ def _with_kl(
 
 def diagonal_kl(prior_stds: list[float], means: list[Tensor], log_stds: list[Tensor], stds: list[Tensor]) -> Tensor:
     """KL of many diagonal Gaussians to zero-mean priors in nats, summed: a scalar."""
-    total = sum(mean.numel() for mean in means)
     scales = [math.sqrt(0.5) / std for std in (*prior_stds, *prior_stds)]
-    norms = torch._foreach_norm([*means, *stds])
-    if norms[0].device.type == "cpu":  # where a call for each number takes longer
-        scaled = torch.stack(norms) * torch.tensor(scales, dtype=norms[0].dtype)
-    else:
-        scaled = torch.stack(torch._foreach_mul(norms, scales))
-    logs = torch.stack([log_std.sum() for log_std in log_stds]).sum()
-    constant = sum(mean.numel() * math.log(std) for mean, std in zip(means, prior_stds, strict=True)) - 0.5 * total
-    return scaled.square().sum() - logs + constant
+    norms, logs = torch._foreach_norm([*means, *stds]), [log_std.sum() for log_std in log_stds]
+    constant = sum(mean.numel() * (math.log(std) - 0.5) for mean, std in zip(means, prior_stds, strict=True))
+    if norms[0].device.type == "cpu" and not torch.compiler.is_compiling():
+        values = torch.stack([*norms, *logs]).tolist()  # few numbers: the rest takes longer by calls of torch
+        scaled = [scale * norm for scale, norm in zip(scales, values, strict=False)]
+        return norms[0].new_tensor(sum(norm * norm for norm in scaled) - sum(values[len(scales) :]) + constant)
+    squares = torch.stack(torch._foreach_mul(norms, scales)).square()
+    return squares.sum() - torch.stack(logs).sum() + constant
 
 
 class _Moments(torch.autograd.Function):
