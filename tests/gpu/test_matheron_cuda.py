@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import bayesify
 from bayesify import likelihoods, priors
-from bayesify.maths import fused_draws
+from bayesify.maths import fused_draws, fused_matheron
 from bayesify.maths.noise import NoiseSource
 from bayesify.posteriors import InducingWeights
 
@@ -32,6 +32,7 @@ pytestmark = [
 def _kernels_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     if INTERPRETED:
         monkeypatch.setattr(fused_draws, "FAST", False)
+        monkeypatch.setattr(fused_matheron, "CHUNK", 64)  # several parts of a matrix
         monkeypatch.setattr(NoiseSource, "by_kernel", lambda self, like: like.dtype == torch.float32)
 
 

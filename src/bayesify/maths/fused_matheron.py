@@ -25,8 +25,8 @@ LARGEST = 64
 BLOCK, PART = 64, 16
 """Rows of a matrix that a program takes, and rows of U that a program sums parts of."""
 
-CHUNK, MOST_PARTS = 512, 128
-"""Columns that a program goes through at least, and parts that a matrix is cut into at most, about."""
+CHUNK, PROGRAMS, MOST_PARTS = 512, 4096, 128
+"""Columns that a program goes through at least, programs above which it goes through more, and parts of a matrix at most, about."""
 
 
 class Shape(NamedTuple):
@@ -157,13 +157,17 @@ class MatheronPlan:
         blocks: list[tuple[int, ...]] = []
         columns: dict[int, list[tuple[int, int]]] = {shape.step: [] for shape in SHAPES.values()}
         place = 0
+        entries = self.num_draws * sum(
+            d_out * (self.thin + d_in) for d_out, d_in, *_ in (one.shape for one in self.matrices)
+        )
+        least = max(CHUNK, ALIGNED * (entries // (BLOCK * ALIGNED * PROGRAMS)))
         for at, one in enumerate(self.matrices):
             (d_out, d_in, *_), outputs = one.shape, len(one.outputs)
             start, bias = self.drawn.starts[place], self.drawn.starts[place + outputs - 1]
             place += outputs
             width = math.prod(one.outputs[0][0]) // d_out
             count, length = -(-d_out // BLOCK), self.thin + d_in
-            chunk = max(CHUNK, -(-length * count // (MOST_PARTS * ALIGNED)) * ALIGNED)
+            chunk = max(least, -(-length * count // (MOST_PARTS * ALIGNED)) * ALIGNED)
             pieces = [(begin, min(begin + chunk, length)) for begin in range(0, length, chunk)]
             table.append(
                 [
