@@ -36,6 +36,7 @@ from bayesify.weights.batch_statistics import BatchStatistics, frozen_layers, ru
 from bayesify.weights.catalog import Weight, catalog, group_layers, owner_of, put_in, take_out
 from bayesify.weights.layout import NetworkLayout
 from bayesify.weights.module_state import copy_network, fingerprint, put_tensors, tensors_of
+from bayesify.weights.named_parameters import first_parameter
 from bayesify.weights.selection import select
 from bayesify.weights.summary import Summary, summarize
 
@@ -192,7 +193,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
     @contextmanager
     def full_precision(self) -> Iterator[torch.dtype | None]:
         """Autocast, whose type this yields, is for the network: a KL or a factor in bfloat16 would be off by percents."""
-        device = next(self.posteriors.parameters()).device.type
+        device = first_parameter(self.posteriors).device.type
         if not torch.is_autocast_enabled(device):
             yield None
             return

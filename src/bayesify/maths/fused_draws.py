@@ -93,7 +93,7 @@ class Plan:
         self.constant = sum(size * (math.log(std) - 0.5) for size, std in zip(sizes, prior_stds, strict=True))
         self.gaps = torch.zeros(ALIGNED, dtype=dtype, device=self.device)
 
-    def draw(self, seed: Tensor) -> tuple[list[Place], Tensor]:
+    def draw(self, seed: Tensor) -> tuple[Sequence[Place], Tensor]:
         """Draws [S, *shape] of each, and the KL, a scalar; without gradients."""
         from bayesify.maths.philox_kernels import draw_kernel
 
@@ -140,12 +140,17 @@ def tile_owners(tiles: Sequence[int], device: torch.device) -> Tensor:
     return torch.stack([owners, within], 1).int().to(device)
 
 
-class Places(list[Place]):
+class Places(Sequence[Place]):
     """Where tensors are that lie in one piece of memory."""
 
     def __init__(self, joined: Joined, flat: Tensor) -> None:
-        super().__init__([(flat, *layout) for layout in joined.layouts])
         self.joined, self.flat = joined, flat
+
+    def __getitem__(self, at: Any) -> Any:
+        return (self.flat, *self.joined.layouts[at])
+
+    def __len__(self) -> int:
+        return len(self.joined.layouts)
 
     def at(self, index: int) -> list[Tensor]:
         """One draw of each."""
@@ -243,7 +248,7 @@ class _Several:
     def __init__(self, plans: list[Plan]) -> None:
         self.plans, self.count = plans, sum(len(plan.members) for plan in plans)
 
-    def draw(self, seed: Tensor) -> tuple[list[Place], Tensor]:
+    def draw(self, seed: Tensor) -> tuple[Sequence[Place], Tensor]:
         """See `Plan`."""
         found: list[Any] = [None] * self.count
         parts = []
@@ -274,7 +279,7 @@ def _is_dense(mean: Tensor, log_std: Tensor) -> bool:
 class DrawPlan(Protocol):
     """Draws with their KL, and the gradients of both, by kernels."""
 
-    def draw(self, seed: Tensor) -> tuple[list[Place], Tensor]:
+    def draw(self, seed: Tensor) -> tuple[Sequence[Place], Tensor]:
         """Draws [S, *shape] of each weight, and the KL, a scalar; without gradients."""
         ...
 

@@ -213,7 +213,7 @@ class MatheronPlan:
 
     def draw(
         self, low: bool, seed: Tensor, rows: Tensor, cols: Tensor, start: Tensor, size: Tensor
-    ) -> tuple[list[Place], list[Tensor]]:
+    ) -> tuple[Sequence[Place], list[Tensor]]:
         """Draws of each W and b, and what the backward pass needs: i and $A_r o$, each as `start` is.
 
         Args:

@@ -106,7 +106,7 @@ class TiedPlan:
         positive_kernel[(len(self.numbers),)](self.numbers, self.table, self.base, factors, NUMBERS)
         return factors
 
-    def draw(self, seed: Tensor) -> tuple[list[Place], Tensor]:
+    def draw(self, seed: Tensor) -> tuple[Sequence[Place], Tensor]:
         """Draws [S, *shape] of each W and b, and the KL, a scalar; without gradients."""
         from bayesify.maths.tied_kernels import tied_draw_kernel
 

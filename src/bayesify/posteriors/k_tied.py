@@ -19,7 +19,7 @@ from bayesify.posteriors.common.by_kernels import draw_by_kernels, kernels_suit
 from bayesify.priors import PriorDraw
 from bayesify.running.caching import constant
 from bayesify.weights.layout import strides_of
-from bayesify.weights.named_parameters import NamedParameters
+from bayesify.weights.named_parameters import NamedParameters, first_parameter
 
 
 class KTied(Posterior):
@@ -89,7 +89,7 @@ class KTied(Posterior):
             of_one_type = len({request.dtype(weight.name) for weight in self.weights}) == 1
             return of_one_type and all(len(one.weights) <= 2 and not one.weights[0].transposed for one in self.layers)
 
-        suits = kernels_suit(request, self.mean_value[self.layers[0].name])
+        suits = kernels_suit(request, first_parameter(self.mean_value))
         return suits and constant(self, ("are_pairs", id(request.layout)), are_pairs)
 
     def _draw_fused(self, request: DrawRequest) -> tuple[MutableMapping[str, Tensor], Tensor] | None:

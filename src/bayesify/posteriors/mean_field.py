@@ -21,7 +21,7 @@ from bayesify.posteriors.common.base import DrawRequest, Posterior, repeat_draws
 from bayesify.posteriors.common.by_kernels import draw_by_kernels, kernels_suit
 from bayesify.priors import PriorDraw
 from bayesify.weights.local_gaussian import LocalGaussian
-from bayesify.weights.named_parameters import NamedParameters
+from bayesify.weights.named_parameters import NamedParameters, first_parameter
 
 
 class MeanField(Posterior):
@@ -128,7 +128,7 @@ class MeanField(Posterior):
     def draws_fused(self, request: DrawRequest) -> bool:
         """See `Posterior`: where the parameters are what a kernel reads, whole and as they are."""
         return (
-            kernels_suit(request, next(self.mean_value.parameters()))
+            kernels_suit(request, first_parameter(self.mean_value))
             and self.max_std is None
             and self.units == "weight"
             and not (request.local and self.local_reparameterization)

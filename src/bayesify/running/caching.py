@@ -92,13 +92,16 @@ def recent(owner: nn.Module, key: Any, compute: Callable[[], Computed]) -> Compu
     What is asked for while a CUDA graph is captured is kept as long as the module: the graph reads its memory in every replay.
     """
     with _LOCK:
-        known = _RECENT.setdefault(owner, {})
+        known = _RECENT.get(owner)
+        if known is None:
+            known = _RECENT[owner] = {}
         found, held = known.pop(key, None) or (compute(), False)
         held = held or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
         known[key] = (found, held)
-        free = [name for name, (_, is_held) in known.items() if not is_held]
-        for name in free[:-MOST_RECENT]:
-            del known[name]
+        if len(known) > MOST_RECENT:
+            free = [name for name, (_, is_held) in known.items() if not is_held]
+            for name in free[:-MOST_RECENT]:
+                del known[name]
     result: Computed = found
     return result
 

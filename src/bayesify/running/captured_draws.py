@@ -27,7 +27,7 @@ from bayesify.running.caching import (
 from bayesify.running.cuda_graphs import WARMUP_CALLS, capture, side_stream
 from bayesify.weights.layout import NetworkLayout, strides_of
 from bayesify.weights.module_state import swapped
-from bayesify.weights.named_parameters import MASK
+from bayesify.weights.named_parameters import MASK, first_parameter
 from bayesify.weights.placed import PlacedWeights
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _follows(posterior: Posterior, request: DrawRequest) -> bool:
 def _suits(posterior: Posterior, request: DrawRequest) -> bool:
     if not posterior.capturable or torch.compiler.is_compiling() or type(request.noise) is not NoiseSource:
         return False
-    device = next(posterior.parameters()).device
+    device = first_parameter(posterior).device
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         return False
     if torch.is_grad_enabled() != request.local or torch.is_inference_mode_enabled():

@@ -48,6 +48,8 @@ def at(values: WeightDict, index: int | slice) -> WeightDict:
 
 def count_draws(values: WeightDict) -> int:
     """Length of the axis of draws."""
+    if isinstance(values, PlacedWeights):
+        return values.num_draws
     return next(iter(values.values())).shape[0]
 
 

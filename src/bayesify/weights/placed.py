@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from functools import cached_property
 
 from torch import Tensor
 
@@ -21,27 +22,33 @@ class PlacedWeights(MutableMapping[str, Tensor]):
     """
 
     def __init__(self, names: Sequence[str], places: Sequence[Place]) -> None:
-        self._places = dict(zip(names, places, strict=True))
-        self._values: dict[str, Tensor | Place] = dict(self._places)
-        self._joined = places if isinstance(places, Places) else None
+        self.num_draws: int = places[0][1][0]
+        self._names, self._given = names, places
+        self._values: dict[str, Tensor | None] = dict.fromkeys(names)  # those that were made or put in
         self._draws: dict[int, dict[str, Tensor]] = {}
+        self._is_whole = True
+
+    @cached_property
+    def _places(self) -> dict[str, Place]:
+        return dict(zip(self._names, self._given, strict=True))
 
     def __getitem__(self, name: str) -> Tensor:
         value = self._values[name]
-        if isinstance(value, tuple):
-            flat, size, stride, start = value
+        if value is None:
+            flat, size, stride, start = self._places[name]
             value = self._values[name] = flat.as_strided(size, stride, start)
         return value
 
     def __setitem__(self, name: str, value: Tensor) -> None:
         self._values[name] = value
-        self._places.pop(name, None)
-        self._joined = None
-        self._draws.clear()
+        self._change()
 
     def __delitem__(self, name: str) -> None:
         del self._values[name]
-        self._joined = None
+        self._change()
+
+    def _change(self) -> None:
+        self._is_whole = False
         self._draws.clear()
 
     def __contains__(self, name: object) -> bool:
@@ -55,21 +62,20 @@ class PlacedWeights(MutableMapping[str, Tensor]):
 
     def places(self) -> dict[str, Place] | None:
         """Where the weights are, by name; `None` where one was put in another one's place."""
-        return self._places if self._places.keys() == self._values.keys() else None
+        return self._places if self._is_whole else None
 
     def at(self, index: int) -> Mapping[str, Tensor]:
         """One draw, [*shape] each, made once: not to be changed."""
         if index in self._draws:
             return self._draws[index]
-        if self._joined is not None:
-            found = self._draws[index] = dict(zip(self._values, self._joined.at(index), strict=True))
-            return found
-        found = {}
-        for name, value in self._values.items():
-            if isinstance(value, tuple):
-                flat, size, stride, start = value
-                found[name] = flat.as_strided(size[1:], stride[1:], start + index % size[0] * stride[0])
-            else:
-                found[name] = value[index]
+        if isinstance(self._given, Places):
+            found = dict(zip(self._names, self._given.at(index), strict=True))
+        else:
+            found = {
+                name: flat.as_strided(size[1:], stride[1:], start + index % size[0] * stride[0])
+                for name, (flat, size, stride, start) in self._places.items()
+            }
+        if not self._is_whole:
+            found = {name: found[name] if value is None else value[index] for name, value in self._values.items()}
         self._draws[index] = found
         return found
