@@ -27,7 +27,8 @@ from benchmarks.runs import parser
 from benchmarks.timing import elbo_step, record, synchronize
 
 GROUPS = {
-    "draws": r"draw_kernel|gradient_kernel|tied_|normal_kernel|positive_kernel|distribution_",
+    "draws": r"draw_kernel|gradient_kernel|tied_|normal_kernel|positive_kernel|distribution_"
+    r"|^(reach|inner|matheron|through|settle|row|column)_kernel",
     "optimizer": r"FusedOptimizer|FusedAdam",
     "factorizations": r"potrf|trsm|getrf|getri|triu_tril|lacpy",
     "Hadamard": r"hadamard|dyadic|^_kernel",
