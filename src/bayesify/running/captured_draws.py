@@ -19,6 +19,7 @@ from bayesify.maths.noise import NoiseSource
 from bayesify.running.caching import (
     cached_values,
     computed_anew,
+    constant,
     is_settled,
     parameter_state,
     run_beside_comparison,
@@ -27,7 +28,7 @@ from bayesify.running.caching import (
 from bayesify.running.cuda_graphs import WARMUP_CALLS, capture, side_stream
 from bayesify.weights.layout import NetworkLayout, strides_of
 from bayesify.weights.module_state import swapped
-from bayesify.weights.named_parameters import MASK, first_parameter
+from bayesify.weights.named_parameters import MASK, first_parameter, tensors_in
 from bayesify.weights.placed import PlacedWeights
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def _kind(posterior: Posterior, request: DrawRequest) -> tuple[tuple[Any, ...], 
     asked = (request.num_draws, request.antithetic, request.num_data, request.autocast)
     scales, stream = tuple(request.prior.std.values()), torch.cuda.current_stream().cuda_stream
     key = (torch.is_grad_enabled(), *asked, id(request.noise.generator), scales, stream)
-    return key, tuple([tensor.data_ptr() for tensor in (*posterior.parameters(), *posterior.buffers())])
+    return key, tuple(map(Tensor.data_ptr, tensors_in(posterior)))
 
 
 def _ahead(
@@ -129,7 +130,7 @@ def _find(
 
 def _follows(posterior: Posterior, request: DrawRequest) -> bool:
     """Whether the graph of a request computes from the parameters whatever other draws take from what is cached of them."""
-    return request.num_draws == 1 and sum(parameter.numel() for parameter in posterior.parameters()) <= FOLLOWS
+    return request.num_draws == 1 and sum(map(Tensor.numel, tensors_in(posterior, buffers=False))) <= FOLLOWS
 
 
 def _suits(posterior: Posterior, request: DrawRequest) -> bool:
@@ -147,7 +148,7 @@ def _suits(posterior: Posterior, request: DrawRequest) -> bool:
         return False
     if any(name.endswith(MASK) for name, _ in posterior.named_buffers()):
         return False  # the gradient of a scatter by mask waits for the device
-    size = 4 * request.num_draws * sum(posterior.sizes().values())
+    size = 4 * request.num_draws * constant(posterior, "numbers", lambda: sum(posterior.sizes().values()))
     return size <= LARGEST_SHARE * torch.cuda.get_device_properties(device).total_memory
 
 

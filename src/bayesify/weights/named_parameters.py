@@ -77,6 +77,17 @@ class NamedParameters(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
+def tensors_in(module: nn.Module, *, buffers: bool = True) -> list[Tensor]:
+    """Parameters of a module and of those in it, and buffers, one that is shared more than once; `parameters()` walks by name."""
+    parts, found = [module], list[Tensor | None]()
+    for part in parts:
+        found += part._parameters.values()
+        if buffers:
+            found += part._buffers.values()
+        parts += [child for child in part._modules.values() if child is not None]
+    return [value for value in found if value is not None]
+
+
 def first_parameter(module: nn.Module) -> Tensor:
     """`next(module.parameters())`, which takes ten times as long."""
     waiting = [module]
