@@ -268,7 +268,7 @@ def test_gradients_that_are_written_out() -> None:
     torch.testing.assert_close(linear, torch.einsum("smb,smo->sbo", columns, weights))
     torch.testing.assert_close(quadratic, torch.einsum("smb,omn,snb->sob", columns, shared[0] @ shared[0].mT, columns))
 
-    def inverse(root: Tensor) -> tuple[Tensor, Tensor]:
+    def inverse(root: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return inverse_and_log_det(root @ root.mT + eye(3), "a test's matrix")
 
     assert torch.autograd.gradcheck(inverse, (root,))

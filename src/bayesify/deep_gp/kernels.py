@@ -48,11 +48,13 @@ class Stationary(nn.Module):
 
     def forward(self, x: Tensor, other: Tensor) -> Tensor:
         """Covariances: [..., N, D] and [..., M, D] -> [..., N, M], in the inputs' type."""
-        scale = positive(widened(self.raw_lengthscale)).to(x.dtype)
+        rate = positive(widened(self.raw_lengthscale)).to(x.dtype).reciprocal()
         amplitude = positive(widened(self.raw_amplitude)).to(x.dtype)
+        left = x * rate
+        right = left if other is x else other * rate
         if self.name == "squared_exponential":
-            return squared_exponential_matrix(x / scale, other / scale, 2 * amplitude.log())
-        return amplitude.square() * MATERN[self.name](distances(x / scale, other / scale))
+            return squared_exponential_matrix(left, right, 2 * amplitude.log())
+        return amplitude.square() * MATERN[self.name](distances(left, right))
 
     def diagonal(self, x: Tensor) -> Tensor:
         """Variances: [..., N, D] -> [..., N]."""

@@ -207,9 +207,9 @@ class GlobalLayer(Layer):
         targets, log_precision = widened(self.pseudo_outputs), widened(self.log_precision)
         noise = (-log_precision).exp()
         with self.naming():
-            inverse, log_det = inverse_and_log_det(covariance + torch.diag(noise), self.what)
+            inverse, diagonal, log_det = inverse_and_log_det(covariance + torch.diag(noise), self.what)
         weights = inverse @ targets
-        shared = inverse.diagonal(dim1=-2, dim2=-1) @ noise - len(targets) + log_det + log_precision.sum()
+        shared = diagonal @ noise - len(targets) + log_det + log_precision.sum()
         fits = targets - noise.unsqueeze(-1) * weights  # K C^-1 V
         kl = 0.5 * (self.num_outputs * shared + (weights * fits).sum((-1, -2)))
         return inverse, weights, kl

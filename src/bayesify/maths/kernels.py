@@ -20,10 +20,10 @@ def squared_exponential_matrix(x: Tensor, other: Tensor, log_variance: Tensor) -
     Returns:
         [..., N, M].
     """
-    left, right = (-0.5 * rows.square().sum(-1, keepdim=True) for rows in (x, other))
-    ones_left, ones_right = torch.ones_like(left), torch.ones_like(right)
-    extended = torch.cat((x, left + log_variance, ones_left), dim=-1)
-    return (extended @ torch.cat((other, ones_right, right), dim=-1).mT).exp()
+    left = -0.5 * x.square().sum(-1, keepdim=True)
+    right = left if other is x else -0.5 * other.square().sum(-1, keepdim=True)
+    extended = torch.cat((x, left + log_variance, torch.ones_like(left)), dim=-1)
+    return (extended @ torch.cat((other, torch.ones_like(right), right), dim=-1).mT).exp()
 
 
 def distances(x: Tensor, other: Tensor) -> Tensor:

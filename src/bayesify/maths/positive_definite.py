@@ -13,27 +13,29 @@ from bayesify.maths.signatures import known_signature, leading_axes
 
 @known_signature
 class _InverseAndLogDet(torch.autograd.Function):
-    """A^-1 and log det A; the gradient needs two products and no derivative of a factorization."""
+    """A^-1, its diagonal and log det A; the gradient needs two products and no derivative of a factorization."""
 
     @staticmethod
-    def forward(matrix: Tensor, what: str) -> tuple[Tensor, Tensor]:
+    def forward(matrix: Tensor, what: str) -> tuple[Tensor, Tensor, Tensor]:
         factor = stable_cholesky(matrix, what)
-        return inverse_from_factor(factor), 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        inverse, log_det = inverse_from_factor(factor), 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return inverse, inverse.diagonal(dim1=-2, dim2=-1).clone(), log_det
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, str], output: tuple[Tensor, Tensor]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, str], output: tuple[Tensor, ...]) -> None:
         ctx.save_for_backward(output[0])
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, None], matrix: Tensor, what: str) -> Any:
-        return _InverseAndLogDet.apply(matrix.movedim(in_dims[0], 0), what), (0, 0)
+        return _InverseAndLogDet.apply(matrix.movedim(in_dims[0], 0), what), (0, 0, 0)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_inverse: Tensor, grad_log_det: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad_inverse: Tensor, grad_diagonal: Tensor, grad_log_det: Tensor) -> tuple[Tensor, None]:
         (inverse,) = ctx.saved_tensors
-        twice = inverse @ (grad_inverse + grad_inverse.mT) @ inverse
-        return torch.sub(inverse * grad_log_det[..., None, None], twice, alpha=0.5), None
+        twice = grad_inverse + grad_inverse.mT
+        twice.diagonal(dim1=-2, dim2=-1).add_(grad_diagonal, alpha=2)
+        return torch.sub(inverse * grad_log_det[..., None, None], inverse @ twice @ inverse, alpha=0.5), None
 
 
 def inverse_from_factor(factor: Tensor) -> Tensor:
@@ -78,8 +80,8 @@ class _Forms(torch.autograd.Function):
         return grad_weights, grad_matrix.sum_to_size(ctx.shape), through.view(columns.shape)
 
 
-def inverse_and_log_det(matrix: Tensor, what: str) -> tuple[Tensor, Tensor]:
-    r"""$A^{-1}$ and $\log\det A$ of positive definite matrices, [..., n, n] -> [..., n, n], [...]; differentiable once.
+def inverse_and_log_det(matrix: Tensor, what: str) -> tuple[Tensor, Tensor, Tensor]:
+    r"""$A^{-1}$, its diagonal and $\log\det A$ of positive definite matrices, [..., n, n], [..., n] and [...]; differentiable once.
 
     Args:
         matrix: A.
@@ -88,8 +90,8 @@ def inverse_and_log_det(matrix: Tensor, what: str) -> tuple[Tensor, Tensor]:
     Raises:
         ValueError: If it is not positive definite, or not finite.
     """
-    inverse, log_det = _InverseAndLogDet.apply(matrix, what)
-    return inverse, log_det
+    inverse, diagonal, log_det = _InverseAndLogDet.apply(matrix, what)
+    return inverse, diagonal, log_det
 
 
 def linear_and_quadratic_forms(weights: Tensor, matrix: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
