@@ -78,10 +78,9 @@ def resolve(path: str) -> Any:
 
 @functools.cache
 def entries() -> frozenset[str]:
-    """What the pages of the site document: names, and where they are defined; of a module everything that it defines."""
+    """What the pages of the site document; of a module everything that it defines."""
     pages = (ROOT.parents[1] / "docs").rglob("*.md")
-    named = {entry for page in pages for entry in re.findall(r"^::: (\S+)", page.read_text(), re.MULTILINE)}
-    return frozenset(named | {defined(entry) for entry in named})
+    return frozenset(entry for page in pages for entry in re.findall(r"^::: (\S+)", page.read_text(), re.MULTILINE))
 
 
 def defined(path: str) -> str:
@@ -93,7 +92,10 @@ def defined(path: str) -> str:
 def is_public(path: str) -> bool:
     if path == "bayesify.__version__" or isinstance(resolve(path), ModuleType):
         return True
-    return bool({path, defined(path), *(name.rpartition(".")[0] for name in (path, defined(path)))} & entries())
+    wanted = {path, defined(path), *(name.rpartition(".")[0] for name in (path, defined(path)))}
+    last = {name.rpartition(".")[2] for name in wanted}
+    alike = {entry for entry in entries() if entry.rpartition(".")[2] in last}  # the others need not be loaded
+    return bool(wanted & {*alike, *map(defined, alike)})
 
 
 def names_of_the_library(tree: ast.Module) -> Iterator[str]:

@@ -185,14 +185,6 @@ def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path: Path, monkeypatch: 
     assert list(read_results(tmp_path)) == ["a"]
 
 
-def test_two_processes_equal_one_and_outlive_a_killed_worker(tmp_path: Path) -> None:
-    pytest.importorskip("joblib")
-    given = make(tmp_path, 4, j1={"deaths": 1}, j3={"errors": 1})
-    results = run_jobs(mortal_noise, given, tmp_path, workers=2, retries=1)
-    assert results == run_jobs(noise, given, tmp_path / "expected", workers=1)
-    assert attempts(tmp_path)[1] == attempts(tmp_path)[3] == 2
-
-
 PROGRAM = """
 import os, sys, time
 from bayesify.scale_out import run_jobs
