@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -27,6 +28,14 @@ BLOCK, PART = 64, 16
 
 CHUNK, PROGRAMS, MOST_PARTS = 512, 4096, 128
 """Columns that a program goes through at least, programs above which it goes through more, and parts of a matrix at most, about."""
+
+
+@lru_cache(maxsize=16)
+def has_products(device: torch.device) -> bool:
+    """Whether kernels can multiply on a device: NVIDIA's from compute capability 8 on have products in tf32 and bfloat16."""
+    if device.type != "cuda":  # Triton's interpreter
+        return True
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 class Shape(NamedTuple):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bayesify.maths.fused_draws import ALIGNED
-from bayesify.maths.fused_matheron import LARGEST, MatheronDraw, MatheronPlan, Matrix
+from bayesify.maths.fused_matheron import LARGEST, MatheronDraw, MatheronPlan, Matrix, has_products
 from bayesify.maths.matheron import start_and_size
 from bayesify.posteriors.common.base import DrawRequest, Posterior
 from bayesify.posteriors.common.by_kernels import kernels_suit
@@ -28,8 +28,10 @@ def kernels_draw(posterior: Posterior, request: DrawRequest, largest: int) -> bo
         request: What is asked for.
         largest: Rows or columns of U.
     """
+    like = next(posterior.parameters())
     return (
-        kernels_suit(request, next(posterior.parameters()))
+        kernels_suit(request, like)
+        and has_products(like.device)
         and largest <= LARGEST
         and all(len(layer.weights) <= 2 and not layer.weights[0].transposed for layer in posterior.layers)
         and not len(request.prior.factor)
