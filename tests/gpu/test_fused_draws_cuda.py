@@ -105,14 +105,18 @@ def test_draws_and_gradients(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_second_derivatives(family: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("frozen", [False, True])
+def test_second_derivatives(family: Any, frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     bnn = bayesify.bayesianize(nn.Linear(40, 30).to(DEVICE), family(), likelihood=likelihoods.Categorical())
+    parameters = list(bnn.requires_grad_(not frozen).parameters())[:: 2 if frozen else 1]
+    for parameter in parameters:
+        parameter.requires_grad_()
 
     def curvature() -> list[Tensor]:
         draws = bnn.draw(2, generator=torch.Generator(DEVICE).manual_seed(1))
         value = sum(weight.pow(3).sum() for weight in draws.weights.values()) + draws.kl.mean()
-        first = torch.autograd.grad(value, list(bnn.parameters()), create_graph=True)
-        return list(torch.autograd.grad(sum(grad.square().sum() for grad in first), list(bnn.parameters())))
+        first = torch.autograd.grad(value, parameters, create_graph=True)
+        return list(torch.autograd.grad(sum(grad.square().sum() for grad in first), parameters))
 
     fused = curvature()
     monkeypatch.setattr(family, "draws_fused", lambda self, request: False)

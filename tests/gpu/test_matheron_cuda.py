@@ -98,15 +98,21 @@ def test_draws_and_gradients(
         assert float((one - other).abs().max()) < 1e-5 * float(other.abs().max())
 
 
-def test_second_derivatives(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "frozen", [(), ("raw_lambda", "z_col", "raw_d_col"), ("z_row", "location", "raw_std", "raw_d")]
+)
+def test_second_derivatives(frozen: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     net = nn.Conv2d(4, 30, (3, 2)).to(DEVICE).to(memory_format=torch.channels_last)
     bnn = bayesify.bayesianize(net, InducingWeights(5, 6), likelihood=likelihoods.Categorical())
+    named = [(name, value) for name, value in bnn.named_parameters() if not any(part in name for part in frozen)]
+    bnn.requires_grad_(False)
+    parameters = [value.requires_grad_() for _, value in named]
 
     def curvature() -> list[Tensor]:
         draws = bnn.draw(2, generator=torch.Generator(DEVICE).manual_seed(1))
         value = sum(weight.pow(3).sum() for weight in draws.weights.values()) + draws.kl.mean()
-        first = torch.autograd.grad(value, list(bnn.parameters()), create_graph=True)
-        return list(torch.autograd.grad(sum(grad.square().sum() for grad in first), list(bnn.parameters())))
+        first = torch.autograd.grad(value, parameters, create_graph=True)
+        return list(torch.autograd.grad(sum(grad.square().sum() for grad in first), parameters))
 
     fused = curvature()
     monkeypatch.setattr(InducingWeights, "draws_by_kernels", lambda self, request: False)

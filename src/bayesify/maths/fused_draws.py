@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bayesify.maths.philox import ROUNDS, TILE
-from bayesify.maths.signatures import known_signature
+from bayesify.maths.signatures import gradients_again, known_signature
 
 ALIGNED = 64
 """Numbers that a weight's draws start at a multiple of."""
@@ -310,10 +310,7 @@ class _FusedDraw(torch.autograd.Function):
             return None, None, None, *ctx.plan.gradients(seed, grads[:-1], grads[-1])
         # To be differentiated again: in operations that torch knows.
         draws, kl = ctx.reference(seed)
-        given = [(out.to(grad.dtype), grad) for out, grad in zip((*draws, kl), grads, strict=True) if grad is not None]
-        outputs, through = zip(*given, strict=True)
-        found = torch.autograd.grad(outputs, parameters, through, create_graph=True, allow_unused=True)
-        return None, None, None, *found
+        return None, None, None, *gradients_again((*draws, kl), parameters, grads)
 
 
 def fused_draws(

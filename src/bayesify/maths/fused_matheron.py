@@ -18,7 +18,7 @@ from bayesify.maths.fused_draws import ALIGNED, Joined, Place, kernel_normals, o
 from bayesify.maths.matheron import Factors
 from bayesify.maths.matheron_draws import draw_group
 from bayesify.maths.philox import ROUNDS
-from bayesify.maths.signatures import known_signature
+from bayesify.maths.signatures import gradients_again, known_signature
 
 LARGEST = 64
 """Rows or columns of U above which a program's registers do not hold it."""
@@ -335,8 +335,5 @@ class MatheronDraw(torch.autograd.Function):
         if not torch.is_grad_enabled():
             return None, None, None, *ctx.plan.gradients(ctx.low, grads, seed, saved)
         # To be differentiated again: in operations that torch knows.
-        draws = ctx.plan.reference(seed, *saved[:4])
-        pairs = [(out.to(grad.dtype), grad) for out, grad in zip(draws, grads, strict=True) if grad is not None]
-        outputs, through = zip(*pairs, strict=True)
-        found = torch.autograd.grad(outputs, saved[:4], through, create_graph=True, allow_unused=True)
-        return None, None, None, *found
+        again = gradients_again(ctx.plan.reference(seed, *saved[:4]), saved[:4], grads)
+        return None, None, None, *again

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bayesify.maths.signatures import known_signature
+from bayesify.maths.signatures import gradients_again, known_signature
 from bayesify.maths.value_checks import transforming
 
 BRANCHES = 4
@@ -130,8 +130,8 @@ class StackDraw(torch.autograd.Function):
                 )
                 for group, *pair in zip(groups, wides, thins, strict=True)
             ]
-            found = torch.autograd.grad(drawn, (row, col, start, size, rest), grads, create_graph=True)
-            return None, None, *found, *(None for _ in (*wides, *thins))
+            again = gradients_again(drawn, (row, col, start, size, rest), grads)
+            return None, None, *again, *(None for _ in (*wides, *thins))
         with torch.autocast(row.device.type, enabled=False):
             found = _gradients(groups, grads, saved)
         return None, None, *found, *(None for _ in (*wides, *thins))

@@ -1,4 +1,4 @@
-"""What hand-written gradients have in common: signatures looked up once, and models of a stack in leading axes."""
+"""What hand-written gradients have in common: signatures looked up once, second derivatives, models of a stack in leading axes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 Function = TypeVar("Function", bound=type[Any])
@@ -15,6 +16,17 @@ def known_signature(function: Function) -> Function:
     """Keep the signature of an autograd function's `forward`: torch inspects it at each call, which costs more than small work."""
     function.forward.__signature__ = inspect.signature(function.forward)
     return function
+
+
+def gradients_again(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], grads: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """Gradients that torch can differentiate again, from outputs in operations that it knows; none by inputs that need none."""
+    given = [(out.to(grad.dtype), grad) for out, grad in zip(outputs, grads, strict=True) if grad is not None]
+    live, through = zip(*((out, grad) for out, grad in given if out.requires_grad), strict=True)
+    wanted = [value for value in inputs if value.requires_grad]
+    found = iter(torch.autograd.grad(live, wanted, through, create_graph=True, allow_unused=True))
+    return [next(found) if value.requires_grad else None for value in inputs]
 
 
 def leading_axes(info: Any, in_dims: Sequence[int | None], values: Sequence[Any]) -> list[Any]:

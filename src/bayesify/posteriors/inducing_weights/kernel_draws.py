@@ -75,7 +75,7 @@ def draw_by_kernels(
         return MatheronPlan(matrices, [len(group) for group in groups], filled, shapes.thin, *kind)
 
     layout = (id(request.layout), stack is None)
-    key = (tuple(request.prior.std.values()), request.num_draws, request.antithetic, *layout)
+    key = (tuple(request.prior.std.values()), request.num_draws, request.antithetic, seed.device, *layout)
     plan = recent(posterior, key, make)
     sides = posterior.cached(("operands", *layout), lambda: plan.operands(factors))
     if not torch.is_grad_enabled():
