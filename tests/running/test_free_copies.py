@@ -292,3 +292,14 @@ def test_a_network_goes_with_its_copies() -> None:
     del bnn
     gc.collect()
     assert gone() is None
+
+
+def test_a_network_that_refers_to_its_owner_goes_too() -> None:
+    bnn = settled()
+    bnn.network.owner = functools.partial(getattr, bnn)
+    for _ in range(3):
+        run(bnn)
+    gone = weakref.ref(bnn.network)
+    del bnn
+    gc.collect()
+    assert gone() is None

@@ -30,7 +30,6 @@ Result = TypeVar("Result")
 
 _REFUSED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _FACTS: weakref.WeakKeyDictionary[nn.Module, _Facts] = weakref.WeakKeyDictionary()
-_RUNNERS: weakref.WeakKeyDictionary[nn.Module, Runner] = weakref.WeakKeyDictionary()
 _NO_BATCHING_RULE = (nn.RNNCellBase, nn.EmbeddingBag, nn.MultiheadAttention)
 _PLAIN = {Tensor}
 _SHARED = threading.RLock()
@@ -376,13 +375,26 @@ class Runner:
             warnings.warn(f"{name}: vmap refused ({reason}); draws run in a loop instead", stacklevel=4)
 
 
+class _Kept:
+    """A runner, in an attribute of its owner: a network may refer to who owns it. A copy or a pickle of this object has none."""
+
+    __slots__ = ("runner",)
+
+    def __init__(self) -> None:
+        self.runner: Runner | None = None
+
+    def __reduce__(self) -> Any:
+        return _Kept, ()
+
+
 def runner_of(owner: nn.Module, network: nn.Module, weights: Mapping[str, Weight]) -> Runner:
     """A runner of a network that somebody owns, the same for all draws, so that copies serve pass after pass."""
     if torch.compiler.is_compiling():
         return Runner(network, weights)
-    known = _RUNNERS.get(owner)
+    kept = vars(owner).setdefault("_kept_runner", _Kept())
+    known: Runner | None = kept.runner
     if known is None or known.network is not network or known.weights is not weights:
-        known = _RUNNERS[owner] = Runner(network, weights)
+        known = kept.runner = Runner(network, weights)
     return known
 
 
