@@ -273,3 +273,19 @@ def test_a_formed_weight_is_the_same_in_every_use() -> None:
     weight.begin_pass(4)
     inputs = torch.randn(4, 3)
     torch.testing.assert_close(inputs @ weight.T, F.linear(inputs, weight))
+
+
+def test_weights_in_low_precision_take_their_noise_in_the_order_of_the_layers() -> None:
+    """Not in the order of a set, which differs between processes: a seed gave other numbers in each."""
+    net = nn.Sequential(*(nn.Linear(3, 3) for _ in range(6))).bfloat16()
+    part = posteriors.MeanField(local_reparameterization=True)
+    bnn = bayesify.bayesianize(net, part, likelihood=likelihoods.Categorical())
+    named: list[str] = []
+
+    class Noted(dict[str, Tensor]):
+        def __setitem__(self, name: str, value: Tensor) -> None:
+            named.append(name)
+            super().__setitem__(name, value)
+
+    bnn.layout.cast(Noted(bnn.draw(1, local=True).weights))
+    assert list(dict.fromkeys(named)) == list(bnn.posterior.sizes())

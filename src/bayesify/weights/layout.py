@@ -43,11 +43,12 @@ class NetworkLayout:
             weights[name] = weight.index_copy(1, torch.tensor([row], device=weight.device), rows)
         if isinstance(weights, PlacedWeights):
             return weights
-        for name in self.low_precision.keys() & weights.keys():
+        # In the weights' order: those with noise for each example draw it here, and the order of a set is another in each process.
+        for name in [name for name in weights if name in self.low_precision]:
             weights[name] = weights[name].to(self.low_precision[name])
             if name not in self.channels_last and not isinstance(weights[name], StructuredWeight):
                 weights[name] = weights[name].contiguous()  # rows that start anywhere take slower kernels
-        for name in self.channels_last & weights.keys():
+        for name in [name for name in weights if name in self.channels_last]:
             if weights[name].stride(2) != 1:
                 weights[name] = weights[name].movedim(2, -1).contiguous().movedim(-1, 2)
         return weights
