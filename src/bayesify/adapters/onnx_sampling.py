@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -142,13 +143,16 @@ def _apart(traced: fx.GraphModule) -> fx.GraphModule:
 
     A draw works in place on its pieces, which a graph without memory can only say by writing all of the noise again for each.
     """
-    slices = [node for node in traced.graph.nodes if node.target is torch.ops.aten.slice.Tensor]
+    split = torch.ops.aten.split_with_sizes.default
+    cuts = (torch.ops.aten.slice.Tensor, split, operator.getitem)
     of_noise = {node for node in traced.graph.nodes if node.op == "placeholder"}
-    for node in slices:
+    for node in [node for node in traced.graph.nodes if node.target in cuts]:
         if node.args[0] not in of_noise:
             continue
         of_noise.add(node)
-        users = [user for user in node.users if user.target is not torch.ops.aten.slice.Tensor]
+        if node.target is split:
+            continue
+        users = [user for user in node.users if user.target not in cuts]
         with traced.graph.inserting_after(node):
             own = traced.graph.call_function(torch.ops.aten.clone.default, (node,))
         for user in users:
