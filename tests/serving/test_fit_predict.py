@@ -321,7 +321,7 @@ def test_decimal_commas_are_those_of_training_in_every_part(tmp_path, monkeypatc
     frame = pandas.DataFrame({"x": written, "z": z, "y": x + z})
     frame.to_csv(tmp_path / "train.csv", index=False, sep=separator, decimal="," if separator == ";" else ".")
     read, notes = read_table(tmp_path / "train.csv")
-    model = fit_table(read, "y", method="point", epochs=100, noise=1e4, notes=notes)
+    model = fit_table(read, "y", method="point", epochs=30, learning_rate=0.03, noise=1e4, notes=notes)
     assert "x" in model.about.commas
     for cell in ("1.234,0", "1.234", "1234"):
         quoted = f'"{cell}"'
@@ -335,7 +335,7 @@ def test_decimal_commas_are_those_of_training_in_every_part(tmp_path, monkeypatc
 def test_the_order_of_day_and_month_is_that_of_training_in_every_part(tmp_path, monkeypatch, day_first, shown_as):
     days = pandas.date_range("2020-01-01", periods=240)
     frame = pandas.DataFrame({"sold": days.strftime(shown_as), "y": days.day_of_year.astype(float)})
-    model = fit_table(frame, "y", method="point", epochs=100, noise=25.0)
+    model = fit_table(frame, "y", method="point", epochs=60, learning_rate=0.03, noise=25.0)
     assert "2020-01-01 to 2020-08-27" in render_card(model.about)
     some = frame.iloc[[2, 40, 100, 34, 160]]  # 3 January to 9 June, days that can all be read either way
     some.to_csv(tmp_path / "new.csv", index=False)

@@ -101,34 +101,38 @@ def curve(num_rows: int, noise: float) -> Rows:
     return Rows(x, y / y.std() + math.sqrt(noise) * random.normal(size=y.shape), np.ones(num_rows))
 
 
-@pytest.mark.parametrize("noise", [0.01, 0.5])
-def test_noise_is_settled(noise: float) -> None:
+@pytest.mark.parametrize(("noise", "epochs"), [(0.01, 400), (0.5, 200)])
+def test_noise_is_settled(noise: float, epochs: int) -> None:
     """Within a factor of 2: 120 rows leave 13 % by themselves, and a short training some of the curve."""
     start = settle(
-        make_network(2, (20,), "tanh", 1, 0), curve(120, noise), Plan(METHODS["laplace"], {}, 2.0, epochs=400)
+        make_network(2, (20,), "tanh", 1, 0), curve(120, noise), Plan(METHODS["laplace"], {}, 2.0, epochs=epochs)
     )
     assert isinstance(start.likelihood, Gaussian)
     assert 0.5 * noise < float(start.likelihood.noise.detach()) < 2 * noise
 
 
 def test_more_weights_than_rows_do_not_take_noise_for_signal() -> None:
-    """From little noise alone 120 rows of noise in 12 columns are settled at 0.1; the evidence knows better."""
+    """From little noise alone 120 rows of noise in 12 columns are settled at 0.4; the evidence knows better."""
     random = np.random.default_rng(0)
     x, y = random.normal(size=(120, 12)), random.normal(size=(120, 1))
-    plan = Plan(METHODS["laplace"], {}, 2.0, epochs=400)
+    plan = Plan(METHODS["laplace"], {}, 2.0, epochs=300)
     start = settle(make_network(12, (50,), "tanh", 1, 0), Rows(x, y, np.ones(120)), plan)
     assert isinstance(start.likelihood, Gaussian)
     assert float(start.likelihood.noise.detach()) > 0.5
 
 
 def test_leverage_counts_the_fitted_parameters() -> None:
-    """Of a linear network under a wide prior h sums to its parameters: the hat matrix of least squares with an intercept."""
+    """Of a linear network under a wide prior h is the hat matrix of least squares with an intercept, and the noise what these leave
+    over the rows less the parameters."""
     rows = curve(40, 0.5)
-    start = settle(make_network(2, (), "tanh", 1, 0), rows, Plan(METHODS["laplace"], {}, 100.0, epochs=500))
+    start = settle(make_network(2, (), "tanh", 1, 0), rows, Plan(METHODS["laplace"], {}, 100.0, epochs=150))
     design = np.column_stack((rows.x, np.ones(40)))
     hat = np.diag(design @ np.linalg.solve(design.T @ design, design.T))
     assert start.leverage is not None
     np.testing.assert_allclose(start.leverage[:, 0].numpy(), hat, rtol=0.02)  # the prior is not infinitely wide
+    left = rows.y - design @ np.linalg.lstsq(design, rows.y)[0]
+    assert isinstance(start.likelihood, Gaussian)
+    assert float(start.likelihood.noise.detach()) == pytest.approx((left**2).sum() / (40 - 3), rel=0.02)
 
 
 def test_recalibration_sees_rows_as_left_out() -> None:
