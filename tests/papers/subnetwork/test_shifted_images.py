@@ -19,6 +19,7 @@ from bayesify_papers.subnetwork import (
 from bayesify_papers.subnetwork.image_systems import DEFAULT
 from bayesify_papers.subnetwork.image_training import Recipe
 
+from bayesify.datasets import corruptions
 from bayesify.weights.catalog import count_parameters
 
 
@@ -204,8 +205,14 @@ def test_test_images_are_spread_out():
     assert len(shifted_images.spread_out(500, np.arange(100))[0]) == 100
 
 
-def test_every_system_runs(smoke):
-    found = {path.stem.partition("_")[0] for path in smoke("subnetwork/corrupted-cifar").folder.glob("*.npz")}
+def test_every_system_runs(smoke, monkeypatch):
+    """With two kinds of corruptions, which all take the same way."""
+    kinds = dict(list(corruptions.SEVERITIES.items())[:2])
+    monkeypatch.setattr(corruptions, "SEVERITIES", kinds)
+    folder = smoke("subnetwork/corrupted-cifar").folder
+    shifted = [f"shifted/{kind}-5" for kind in kinds]
+    assert json.loads((folder / "run.json").read_text())["sets"] == ["shifted/none-0", *shifted, "ood/noise"]
+    found = {path.stem.partition("_")[0] for path in folder.glob("*.npz")}
     assert {"map", "subnetwork", "random", "last", "diagonal", "dropout", "swag", "vogn", "ensemble"} <= found
 
 
