@@ -38,7 +38,7 @@ def _kernels_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def network(kind: str) -> nn.Module:
     """Matrices of one block and of several, with and without bias, of equal and other sizes, a lookup, smaller than U."""
-    wide = 70 if INTERPRETED else 1300
+    wide = 79 if INTERPRETED else 1327  # the bias is the last column that a kernel takes at a time
     net = nn.Sequential(
         nn.Conv2d(3, 8, 3),
         nn.Linear(wide, 66),
@@ -47,6 +47,7 @@ def network(kind: str) -> nn.Module:
         nn.Linear(66, 41),
         nn.Conv2d(8, 41, (4, 2), bias=False),
         nn.Embedding(40, 30),
+        nn.Linear(4, 20),  # fewer columns of U than rows
     ).to(DEVICE)
     return net.bfloat16() if kind == "bfloat16" else net.to(memory_format=getattr(torch, kind))
 
@@ -118,6 +119,29 @@ def test_second_derivatives(frozen: tuple[str, ...], monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(InducingWeights, "draws_by_kernels", lambda self, request: False)
     for one, other in zip(fused, curvature(), strict=True):
         assert float((one - other).abs().max()) < 2e-5 * float(other.abs().max())
+
+
+def test_a_draw_is_of_what_is_asked_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not of what an earlier one with the same posterior was."""
+    bnn = bayesify.bayesianize(
+        nn.Linear(5, 4).to(DEVICE), InducingWeights(2, 3), likelihood=likelihoods.Categorical()
+    ).requires_grad_(False)
+
+    def drawn() -> list[Tensor]:
+        found = []
+        for count, antithetic in ((2, True), (2, False), (3, True)):
+            generator = torch.Generator(DEVICE).manual_seed(1)
+            found += bnn.draw(count, generator=generator, antithetic=antithetic).weights.values()
+        return found
+
+    with torch.no_grad():
+        for _ in range(2):
+            fused = drawn()
+            with monkeypatch.context() as without:
+                without.setattr(InducingWeights, "draws_by_kernels", lambda self, request: False)
+                torch.testing.assert_close(fused, drawn(), rtol=0, atol=1e-5)
+            for parameter in bnn.parameters():
+                parameter.add_(0.1)
 
 
 def test_what_kernels_do_not_draw_is_drawn_without_them() -> None:
