@@ -113,6 +113,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         )
         self.posteriors.bind_buffers(running_statistics(self.network))
         self.likelihood = copy.deepcopy(likelihood).to(reference) if likelihood is not None else None
+        runner_of(self, self.network, self._weights)  # so that no draw adds an attribute
         self.train(net.training)
 
     def train(self, mode: bool = True) -> Self:
