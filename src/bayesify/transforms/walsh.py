@@ -22,7 +22,7 @@ INNER = 32
 """Size of the factor that a product applies before butterflies do the rest: the butterflies' rows are then long enough."""
 PIECE = 2**21
 """Numbers whose butterflies are done before those of others: they stay in the cache."""
-MANY = 2**18 if platform.machine() in ("aarch64", "arm64") else math.inf
+MANY = 2**19 if platform.machine() in ("aarch64", "arm64") else math.inf
 """Numbers in a batch from which half of `INNER` is faster: on ARM, with the product's second matrix transposed."""
 FEW = 2**13
 """Numbers in a batch up to which the calls cost more than the arithmetic, so that fewer calls win."""
