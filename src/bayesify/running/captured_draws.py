@@ -43,8 +43,8 @@ MOST_CAPTURES = 16
 FOLLOWS = 2**23
 """Parameters up to which the graph of a single draw computes what draws share from them each time. It takes the device some time,
 but to compare the parameters with those of a graph that keeps it, the host must wait for the device. On an H200 a draw of a
-ResNet-50 (6 million) and its pass took 1.23 passes in place of 1.45, of a ViT-B/16 (13 million) 1.29 in place of 1.17 (`in_turns` in
-benchmarks/results/networks_gpu.json)."""
+ResNet-50 (6 million) and its pass took 1.23 passes in place of 1.45, of a ViT-B/16 (13 million) 1.29 in place of 1.17 (see
+`in_turns` in benchmarks/results/networks_gpu.json)."""
 
 _LOCK = threading.RLock()
 _CAPTURES: weakref.WeakKeyDictionary[Posterior, dict[Any, Any]] = weakref.WeakKeyDictionary()
