@@ -39,10 +39,10 @@ from bayesify import Laplace, likelihoods, posteriors, priors, subnetwork
 from bayesify.baselines import SWAG, TemperatureScaling
 from bayesify.datasets import images
 from bayesify.laplace import prior_precision
+from bayesify.laplace.subnetwork import selectors
 from bayesify.likelihoods import Categorical
 from bayesify.posteriors.common import starts
 from bayesify.predictive.base import Outputs
-from bayesify.subnetwork import selectors
 
 from . import runs
 from .laplace_defaults import digits_cnn, hidden_layer_cnn, mlp, scores

@@ -25,7 +25,7 @@ class Problem:
         num_data: N, the examples in the dataset.
         epochs: Passes over the data that a posterior would get; a method with several phases divides them.
         seed: Of everything random.
-        point: What `baselines.recipes.train_point` makes of it, where that is known already.
+        point: What `training.maximum_a_posteriori.train_point` makes of it, where that is known already.
     """
 
     net: Any
@@ -70,7 +70,7 @@ class Method:
             already, and one before it would make the members of an ensemble alike.
         is_chain: Whether it is a Markov chain: its steps are draws, it weighs no rows, and it is too slow to be run several times.
         tunes_prior: Whether what it returns has `tune_prior_precision(loader)`, which needs no further training.
-        starts_at_point: Whether its recipe first trains by `baselines.recipes.train_point`.
+        starts_at_point: Whether its recipe first trains by `training.maximum_a_posteriori.train_point`.
         make: What its recipe trains by `fit`, a function of the same problem: a `Trainable` that a `ModelStack` takes. `None` for
             other recipes.
         draws_in_steps: Whether its recipe takes `num_draws`, the draws of the weights in a training step.

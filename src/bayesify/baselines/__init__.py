@@ -2,9 +2,9 @@
 
 from bayesify.baselines.ensemble_members import fit_members
 from bayesify.baselines.fixed_draws import FixedDraws
+from bayesify.baselines.from_task import fit_hmc, fit_swag, natural_recipe
 from bayesify.baselines.noisy_kfac import NoisyKFAC
 from bayesify.baselines.nuts import nuts
-from bayesify.baselines.recipes import fit_hmc, fit_swag, natural_recipe
 from bayesify.baselines.swag import SWAG
 from bayesify.baselines.temperature_scaling import TemperatureScaling
 from bayesify.baselines.vogn import VOGN

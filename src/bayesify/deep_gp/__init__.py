@@ -1,9 +1,9 @@
 """Deep Gaussian processes."""
 
+from bayesify.deep_gp.from_task import fit_deep_gp, make_deep_gp
 from bayesify.deep_gp.kernels import KERNELS
 from bayesify.deep_gp.layers import Conditional, GlobalLayer, LocalLayer
 from bayesify.deep_gp.model import DeepGP
-from bayesify.deep_gp.recipe import fit_deep_gp, make_deep_gp
 from bayesify.registry import Method, register
 
 __all__ = ["KERNELS", "Conditional", "DeepGP", "GlobalLayer", "LocalLayer", "fit_deep_gp"]

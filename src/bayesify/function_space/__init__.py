@@ -1,8 +1,8 @@
 """Variational inference with a prior over functions."""
 
 from bayesify.function_space.contexts import Box, Context, DatasetContext, Mixture, NoisyContext
+from bayesify.function_space.from_task import fit_function_space
 from bayesify.function_space.priors import Constant, FunctionPrior, GaussianProcess, NeuralTangent, UnknownPrior
-from bayesify.function_space.recipe import fit_function_space
 from bayesify.function_space.variational import FunctionSpaceVI
 from bayesify.registry import Method, register
 

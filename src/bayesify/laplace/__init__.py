@@ -1,7 +1,7 @@
 """The linearized Laplace approximation over all weights or a subnetwork."""
 
+from bayesify.laplace.from_task import fit_laplace, fit_subnetwork
 from bayesify.laplace.laplace import Laplace
-from bayesify.laplace.recipes import fit_laplace, fit_subnetwork
 from bayesify.registry import Method, register
 
 __all__ = ["Laplace"]

@@ -25,6 +25,7 @@ from bayesify.laplace.covariances import (
 )
 from bayesify.laplace.prior_precision import Precision, check_precision, default_precision, precision_of, scaled
 from bayesify.laplace.settling import is_one_layer, settle_precision
+from bayesify.laplace.subnetwork.selectors import Candidates, as_selector
 from bayesify.laplace.subset import Subset
 from bayesify.laplace.swag_variances import swag_variances
 from bayesify.laplace.tuning import Method, tune_prior_precision
@@ -39,7 +40,6 @@ from bayesify.running.memory import batch_size, in_words, parse_bytes, split_row
 from bayesify.running.outputs import select_output
 from bayesify.running.runner import Runner
 from bayesify.storage.serializers import register_predictor
-from bayesify.subnetwork.selectors import Candidates, as_selector
 from bayesify.training.batches import BatchReader, parse_batch
 from bayesify.weights.catalog import catalog, padding_entries
 from bayesify.weights.module_state import copy_network, fingerprint

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch import Tensor, nn
 
 from bayesify.laplace.curvature import DataTerm, KroneckerBlock
+from bayesify.laplace.subnetwork.selectors import from_indices
 from bayesify.laplace.subset import Subset
-from bayesify.subnetwork.selectors import from_indices
 from bayesify.weights.catalog import catalog, group_layers
 from bayesify.weights.module_state import below, copy_network, with_prefix
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from bayesify.conversion import bayesianize
-from bayesify.laplace.recipes import laplace_around
+from bayesify.laplace.from_task import laplace_around
 from bayesify.likelihoods import Gaussian, Likelihood
 from bayesify.posteriors import Point
 from bayesify.predictive.regression import RegressionPredictive

@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from bayesify.baselines.recipes import search_point
 from bayesify.baselines.temperature_scaling import TemperatureScaling
 from bayesify.conversion import bayesianize
 from bayesify.likelihoods import Gaussian, Likelihood
@@ -30,6 +29,7 @@ from bayesify.running.generators import own_generators
 from bayesify.sklearn.rows import BATCH_SIZE, FULL_BATCH, Batches, Rows, stacked
 from bayesify.training.arguments import Steps
 from bayesify.training.fitting import fit
+from bayesify.training.maximum_a_posteriori import search_point
 from bayesify.training.random_streams import derive_seed
 from bayesify.training.stack import ModelStack
 

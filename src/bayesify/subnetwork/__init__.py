@@ -1,33 +1,11 @@
-"""Which weights of a trained network get a posterior: the subnetworks of `Laplace`."""
+"""Which weights of a trained network get a posterior: the public path of `bayesify.laplace.subnetwork`."""
 
-from bayesify.subnetwork.gap import posterior_gap
-from bayesify.subnetwork.selectors import (
-    Candidates,
-    Selector,
-    as_selector,
-    everything,
-    from_indices,
-    from_mask,
-    from_names,
-    largest_magnitude,
-    largest_swag_variance,
-    largest_variance,
-    last_layer,
-    random,
-)
+import sys
 
-__all__ = [
-    "Candidates",
-    "Selector",
-    "as_selector",
-    "everything",
-    "from_indices",
-    "from_mask",
-    "from_names",
-    "largest_magnitude",
-    "largest_swag_variance",
-    "largest_variance",
-    "last_layer",
-    "posterior_gap",
-    "random",
-]
+from bayesify.laplace.subnetwork import *  # noqa: F403
+from bayesify.laplace.subnetwork import __all__ as __all__
+from bayesify.laplace.subnetwork import gap, selectors
+
+# Pickles of selectors name the modules below this path.
+sys.modules[f"{__name__}.selectors"] = selectors
+sys.modules[f"{__name__}.gap"] = gap

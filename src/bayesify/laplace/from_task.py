@@ -6,14 +6,14 @@ from typing import Any
 
 from torch import nn
 
-from bayesify.baselines.recipes import train_point
 from bayesify.laplace.arguments import largest_size
 from bayesify.laplace.laplace import Laplace
+from bayesify.laplace.subnetwork import largest_variance
 from bayesify.likelihoods import Likelihood
 from bayesify.priors import Prior
 from bayesify.registry import Problem
 from bayesify.running.memory import parse_bytes
-from bayesify.subnetwork import largest_variance
+from bayesify.training.maximum_a_posteriori import train_point
 from bayesify.weights.catalog import catalog
 
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from bayesify.arguments.checks import checked
+from bayesify.laplace.subnetwork.selectors import as_mask
 from bayesify.maths.eigen import stable_eigh
 from bayesify.maths.gamma import widened
-from bayesify.subnetwork.selectors import as_mask
 
 
 @checked

@@ -20,33 +20,11 @@ from bayesify.posteriors.point import Point
 from bayesify.registry import Problem
 from bayesify.running.generators import own_generators
 from bayesify.training.batches import parse_batch
-from bayesify.training.fitting import fit
+from bayesify.training.maximum_a_posteriori import train_point
 from bayesify.training.schedules import cosine
 
 BRIEF_CHAIN = 50
 """Steps of a chain below which its trajectories are shorter."""
-
-
-def train_point(problem: Problem) -> BayesianNetwork:
-    """A network trained to the maximum a posteriori by Adam, as a Bayesian network with one draw.
-
-    At a rate that falls in the second half only: in a few hundred steps one that falls throughout does not get there (two clusters
-    of a cosine, 240 steps: NLL -0.04 under Laplace, and -0.65 at a constant rate), and one that never falls leaves a network
-    that is trained in batches noisy (kin8nm: RMSE 0.086, and 0.082).
-    """
-    if problem.point is not None:
-        found: BayesianNetwork = problem.point
-        return found
-    bnn = bayesianize(problem.net, Point(), likelihood=problem.likelihood, prior=problem.prior)
-    search_point(bnn, problem.loader, num_data=problem.num_data, epochs=problem.epochs, seed=problem.seed)
-    return bnn
-
-
-def search_point(model: Any, loader: Any, *, num_data: int, epochs: int, seed: int) -> None:
-    """The training of `train_point`, in place, of a network under `Point` or of a `ModelStack` of them."""
-    half = epochs // 2  # a first phase has the same objective and a constant rate
-    shares: dict[str, Any] = {"num_data": num_data, "seed": seed, "progress": False}
-    fit(model, loader, map_epochs=half, epochs=epochs - half, learning_rate=0.05, **shares)
 
 
 def fit_swag(problem: Problem, *, learning_rate: float = 0.01, rank: int = 20) -> SWAG:

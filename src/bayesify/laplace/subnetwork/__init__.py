@@ -1,0 +1,33 @@
+"""Which weights of a trained network get a posterior: the subnetworks of `Laplace`."""
+
+from bayesify.laplace.subnetwork.gap import posterior_gap
+from bayesify.laplace.subnetwork.selectors import (
+    Candidates,
+    Selector,
+    as_selector,
+    everything,
+    from_indices,
+    from_mask,
+    from_names,
+    largest_magnitude,
+    largest_swag_variance,
+    largest_variance,
+    last_layer,
+    random,
+)
+
+__all__ = [
+    "Candidates",
+    "Selector",
+    "as_selector",
+    "everything",
+    "from_indices",
+    "from_mask",
+    "from_names",
+    "largest_magnitude",
+    "largest_swag_variance",
+    "largest_variance",
+    "last_layer",
+    "posterior_gap",
+    "random",
+]
