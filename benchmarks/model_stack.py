@@ -18,9 +18,9 @@ from torch import nn
 from bayesify import bayesianize, posteriors, priors
 from bayesify.likelihoods import Gaussian
 from bayesify.models import mlp
-from bayesify.predictor import Trainable
+from bayesify.predictor import Batch, Trainable
 from bayesify.training import ModelStack, fit
-from bayesify.training.batches import Batch, StackedBatch
+from bayesify.training.batches import StackedBatch
 from bayesify.training.members import Members
 
 from .runs import parser

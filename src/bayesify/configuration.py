@@ -11,10 +11,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from bayesify import likelihoods, priors
+from bayesify.arguments.suggestions import suggest
 from bayesify.likelihoods import Likelihood
 from bayesify.posteriors.common.base import Posterior
 from bayesify.priors import Prior
-from bayesify.registry import get_method, suggest
+from bayesify.registry import get_method
 from bayesify.weights.module_state import below
 
 KEYS = ("posterior", "prior", "likelihood", "output", "batch_statistics")
@@ -111,7 +112,7 @@ def make_posterior(entry: Any) -> Posterior:
     method = get_method(entry["name"])
     if method.posterior is None:
         own = getattr(method.fit, "__qualname__", "its fit") if method.used_as == "bayesianize" else None
-        remedy = f"use bayesify.{method.used_as}" if own is None else f"train it by {own}(registry.Problem(...))"
+        remedy = f"use bayesify.{method.used_as}" if own is None else f"train it by {own}(TrainingTask(...))"
         raise ValueError(f"bayesianize: {method.name!r} is not a posterior of a network; {remedy}")
     made: Posterior = _construct(method.posterior, entry)
     return made

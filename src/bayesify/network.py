@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, cast
+from typing import Any, ClassVar, Generic, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from bayesify.posteriors.common.base import DrawRequest, Posterior
 from bayesify.posteriors.common.collection import Posteriors, shares_statistics
 from bayesify.posteriors.common.starts import relative_stds
 from bayesify.predictive.base import Predictive
-from bayesify.predictor import Drawable, Phase, Trainable
+from bayesify.predictor import Batch, Drawable, Phase, Trainable
 from bayesify.priors import Prior
 from bayesify.running import captured_draws
 from bayesify.running.generators import own_generators
@@ -39,10 +39,6 @@ from bayesify.weights.module_state import copy_network, fingerprint, put_tensors
 from bayesify.weights.named_parameters import first_parameter
 from bayesify.weights.selection import select
 from bayesify.weights.summary import Summary, summarize
-
-if TYPE_CHECKING:
-    from bayesify.training.batches import Batch
-
 
 Kind = TypeVar("Kind", bound=Predictive, default=Predictive, covariant=True)
 """What the likelihood makes of a network's outputs: a classification or a regression."""

@@ -1,21 +1,20 @@
-"""The two contracts: what predicts, and what trains."""
+"""The two contracts: what predicts, and what trains on a batch."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from bayesify.draws import Draws
 from bayesify.likelihoods import Likelihood
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.findings import Finding
-
-if TYPE_CHECKING:
-    from bayesify.training.batches import Batch
 
 Phase = Literal["map", "variational"]
 """Which objective a step maximizes: that of the posterior mean, or the evidence lower bound."""
@@ -108,6 +107,43 @@ class Drawable(Predictor):
     @abstractmethod
     def draw(self, num_draws: int = 1, *, generator: torch.Generator | None = None) -> Draws:
         """Draw functions, the same for every input."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch of B examples.
+
+    Args:
+        x: Inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
+        y: Targets, [B, ...].
+        weights: Example weights, [B], or `None`.
+    """
+
+    x: Any
+    y: Tensor
+    weights: Tensor | None = None
+
+    def __len__(self) -> int:
+        return self.y.shape[0]
+
+    @property
+    def counts(self) -> Tensor:
+        """How much each example counts, [B], float64 on the CPU: its weight, else 1."""
+        return torch.ones(len(self), dtype=torch.float64) if self.weights is None else self.weights.cpu().double()
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> tuple[Any, Tensor, Tensor | None]:
+        """Inputs, targets and weights with a function of each tensor in its place."""
+        found: tuple[Any, Tensor, Tensor | None]
+        found = pytree.tree_map_only(Tensor, function, (self.x, self.y, self.weights))
+        return found
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on a device."""
+        return type(self)(*self.map(lambda leaf: leaf.to(device, non_blocking=True)))
+
+    def rows(self, index: slice) -> Batch:
+        """Some of the examples; inputs that do not have the batch's length are kept whole."""
+        return Batch(*self.map(lambda leaf: leaf[index] if leaf.ndim and leaf.shape[0] == len(self) else leaf))
 
 
 class Trainable(ABC):

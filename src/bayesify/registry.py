@@ -2,51 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections import UserDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any
 
-
-@dataclass(frozen=True)
-class Problem:
-    """What every method that is not a posterior of a network is trained on.
-
-    Args:
-        net: A network, untrained.
-        likelihood: p(y | outputs).
-        loader: Batches (inputs, targets), or (inputs, targets, weights of the examples) as estimators give, that start again each
-            epoch; `fit` takes both, and in a loop of your own `x, y, *weights = batch` does.
-        prior: p(weights), not bound to a network yet.
-        num_data: N, the examples in the dataset.
-        epochs: Passes over the data that a posterior would get; a method with several phases divides them.
-        seed: Of everything random.
-        point: What `training.maximum_a_posteriori.train_point` makes of it, where that is known already.
-    """
-
-    net: Any
-    likelihood: Any
-    loader: Any
-    prior: Any
-    num_data: int
-    epochs: int
-    seed: int
-    point: Any = None
-
-
-class Recipe(Protocol):
-    """How a method that is not a posterior of a network is trained: a function from a problem to a `Predictor`.
-
-    The recipe copies the network instead of changing it, starts from its weights, and trains them itself where the method begins
-    with a trained network, so that all methods get the same problem. Options are the method's own, from `Method.options`.
-    """
-
-    def __call__(self, problem: Problem, **options: Any) -> Any:
-        """Train on a problem."""
+from bayesify.arguments.suggestions import suggest
 
 
 @dataclass(frozen=True)
@@ -59,7 +23,7 @@ class Method:
         paper: Author and year of the source.
         cost: Parameters it stores, relative to P weights, in words.
         posterior: The class that `bayesianize` takes for this name; `None` for methods that are not posteriors of a network.
-        fit: How to train it on a problem: a `Recipe`. `None` for posteriors, which all train by the same recipe.
+        fit: A function that trains it on a `training.task.TrainingTask`. `None` for posteriors, which all train alike.
         used_as: What to call in code, below `bayesify`, for methods that are not posteriors of a network.
         options: Arguments of the posterior, or of the recipe, that suit small problems, for demo and comparison.
         aliases: Other names by which it is known in papers.
@@ -182,16 +146,3 @@ def get_method(name: str) -> Method:
         if wanted == method.name or wanted in {alias.lower().replace("-", "_") for alias in method.aliases}:
             return method
     raise ValueError(f"unknown method {name!r}; {suggest(wanted, METHODS)}")
-
-
-def suggest(name: str, known: Any) -> str:
-    """Words for an error message: the nearest known name, or all of them."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-
-
-def reason_of(error: Exception, most: int = 300) -> str:
-    """An error in a table of results: its kind and the first line of what it says."""
-    lines = str(error).strip().splitlines()
-    words = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    return words if len(words) <= most else words[: most - 1] + "…"

@@ -14,7 +14,8 @@ from bayesify import likelihoods, metrics, priors
 from bayesify.configuration import make_posterior
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
-from bayesify.registry import METHODS, Method, Problem, get_method
+from bayesify.registry import METHODS, Method, get_method
+from bayesify.training.task import TrainingTask
 
 RECIPES = [name for name, method in METHODS.items() if method.fit is not None]
 
@@ -34,7 +35,7 @@ def train(name, task, seed=0):
         pytest.skip(method.status)
     net, likelihood, x, y = problem(task)
     given = {"prior": priors.Neal(), "num_data": 24, "epochs": 3 if method.slow else 8, "seed": seed}
-    return method.fit(Problem(net, likelihood, [(x, y)], **given), **method.options), net, x, y
+    return method.fit(TrainingTask(net, likelihood, [(x, y)], **given), **method.options), net, x, y
 
 
 def test_the_baselines_are_registered():
@@ -78,5 +79,5 @@ def test_bayesianize_names_the_recipe_of_a_method_that_is_called_by_no_other_nam
 
     mine = Method("mine", "Mine", "Doe 2031", "P", fit=my_recipe)
     monkeypatch.setattr("bayesify.configuration.get_method", lambda name: mine)
-    with pytest.raises(ValueError, match=r"not a posterior of a network; train it by .*my_recipe\(registry.Problem"):
+    with pytest.raises(ValueError, match=r"not a posterior of a network; train it by .*my_recipe\(TrainingTask"):
         make_posterior("mine")

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 import bayesify
 from bayesify import baselines, deep_gp, likelihoods, posteriors, random_features
 from bayesify.baselines import ensemble_members, swag
-from bayesify.predictor import Phase, Trainable
+from bayesify.predictor import Batch, Phase, Trainable
 from bayesify.storage.tensor_files import pack
 from bayesify.training import fit
-from bayesify.training.batches import Batch, StackedBatch
+from bayesify.training.batches import StackedBatch
 from bayesify.training.members import Members
 from bayesify.training.random_streams import derive_seed
 from bayesify.training.stack import ModelStack

@@ -20,8 +20,9 @@ from bayesify import baselines, likelihoods, posteriors, priors
 from bayesify.baselines.fixed_draws import FixedDraws
 from bayesify.configuration import make_posterior
 from bayesify.random_features import RandomFeatureGP
-from bayesify.registry import METHODS, Problem
+from bayesify.registry import METHODS
 from bayesify.running.runner import Runner
+from bayesify.training.task import TrainingTask
 from bayesify.weights.catalog import catalog
 
 X = torch.linspace(-2, 2, 36).reshape(12, 3)
@@ -66,7 +67,7 @@ def train(name: str) -> Any:
         posterior = make_posterior({"name": name, **method.options})
         return bayesify.bayesianize(network(), posterior, likelihood=likelihoods.Gaussian(0.1))
     noise = likelihoods.Gaussian(0.1, learn=False)
-    problem = Problem(network().eval(), noise, [(X, Y)], prior=priors.Neal(), num_data=12, epochs=2, seed=0)
+    problem = TrainingTask(network().eval(), noise, [(X, Y)], prior=priors.Neal(), num_data=12, epochs=2, seed=0)
     return method.fit(problem, **method.options)
 
 

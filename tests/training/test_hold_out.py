@@ -8,8 +8,9 @@ from torch import nn
 from bayesify import bayesianize
 from bayesify.likelihoods import HeteroscedasticGaussian, StudentT
 from bayesify.posteriors import Point
+from bayesify.predictor import Batch
 from bayesify.priors import Neal
-from bayesify.training.batches import Batch, StackedBatch
+from bayesify.training.batches import StackedBatch
 from bayesify.training.hold_out import _Halves, make_folds, train_held_out
 from bayesify.training.members import Members
 

@@ -14,9 +14,10 @@ from bayesify import bayesianize, posteriors, priors
 from bayesify.deep_gp import DeepGP
 from bayesify.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from bayesify.network import BayesianNetwork
+from bayesify.predictor import Batch
 from bayesify.training import fit
 from bayesify.training.arguments import Steps
-from bayesify.training.batches import Batch, StackedBatch
+from bayesify.training.batches import StackedBatch
 from bayesify.training.stack import ModelStack
 
 MODELS, ROWS, INPUTS, STEPS = 3, 12, 3, 4

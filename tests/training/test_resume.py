@@ -20,8 +20,8 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 import bayesify
 from bayesify import likelihoods, posteriors, priors
+from bayesify.predictor import Batch
 from bayesify.training import Checkpointing, ModelStack, Steps, captured_step
-from bayesify.training.batches import Batch
 from bayesify.training.checkpoints import Checkpoint
 from bayesify.training.step import Step
 

@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
 from bayesify import likelihoods, posteriors, priors
+from bayesify.predictor import Batch
 from bayesify.running.runner import Runner
 from bayesify.training import ModelStack
-from bayesify.training.batches import Batch
 from bayesify.weights.batch_statistics import is_trained
 
 X = torch.randn(96, 3, generator=torch.Generator().manual_seed(1)) * 2 + 1

@@ -15,9 +15,8 @@ from bayesify.maths.walsh_hadamard import exclusive_or
 from bayesify.network import BayesianNetwork
 from bayesify.posteriors import Dropout, MeanField, Posterior, WalshHadamard
 from bayesify.posteriors.walsh_hadamard.blocks import Blocks
-from bayesify.predictor import Phase
+from bayesify.predictor import Batch, Phase
 from bayesify.training import ModelStack, StackedBatch
-from bayesify.training.batches import Batch
 from bayesify.transforms.sign_matrices import sign_matrix
 
 Multiplied = tuple[Blocks, Tensor, Tensor, Tensor]

@@ -14,9 +14,8 @@ from bayesify.maths.pieces import SumOfPieces
 from bayesify.network import BayesianNetwork
 from bayesify.posteriors.common.base import DrawRequest
 from bayesify.posteriors.ensemble import Ensemble
-from bayesify.predictor import Phase, Trainable
+from bayesify.predictor import Batch, Phase, Trainable
 from bayesify.running.runner import Runner
-from bayesify.training.batches import Batch
 from bayesify.training.fitting import fit
 from bayesify.training.history import History
 

@@ -17,18 +17,18 @@ from bayesify.network import BayesianNetwork
 from bayesify.posteriors.matrix_normal import MatrixNormal
 from bayesify.posteriors.mean_field import MeanField
 from bayesify.posteriors.point import Point
-from bayesify.registry import Problem
 from bayesify.running.generators import own_generators
 from bayesify.training.batches import parse_batch
 from bayesify.training.maximum_a_posteriori import train_point
 from bayesify.training.schedules import cosine
+from bayesify.training.task import TrainingTask
 
 BRIEF_CHAIN = 50
 """Steps of a chain below which its trajectories are shorter."""
 
 
-def fit_swag(problem: Problem, *, learning_rate: float = 0.01, rank: int = 20) -> SWAG:
-    """All epochs to the maximum a posteriori, half as many to collect at a `gentle_rate`; see `bayesify.registry.Recipe`.
+def fit_swag(problem: TrainingTask, *, learning_rate: float = 0.01, rank: int = 20) -> SWAG:
+    """All epochs to the maximum a posteriori, half as many to collect at a `gentle_rate`; see `training.task.TrainingTask`.
 
     A gentle rate trains no further: after half of the epochs the demonstration's curve was flat (NLL 0.78, and -0.53 so).
     Rows that stand for w examples on average have a gradient of w times the size: the rate is divided by it.
@@ -44,9 +44,9 @@ def fit_swag(problem: Problem, *, learning_rate: float = 0.01, rank: int = 20) -
 
 
 def natural_recipe(trainer: type[VOGN | NoisyKFAC], family: type[MeanField | MatrixNormal]) -> Callable[..., Any]:
-    """The recipe of a trainer by natural gradients; see `bayesify.registry.Recipe`."""
+    """The recipe of a trainer by natural gradients; see `training.task.TrainingTask`."""
 
-    def fit_natural(problem: Problem, *, learning_rate: float = 0.1, num_draws: int = 4) -> BayesianNetwork:
+    def fit_natural(problem: TrainingTask, *, learning_rate: float = 0.1, num_draws: int = 4) -> BayesianNetwork:
         posterior = family(init_std=0.02)
         bnn = bayesianize(problem.net, posterior, likelihood=problem.likelihood, prior=problem.prior)
         options: dict[str, Any] = {"learning_rate": learning_rate, "num_draws": num_draws, "antithetic": True}
@@ -56,8 +56,8 @@ def natural_recipe(trainer: type[VOGN | NoisyKFAC], family: type[MeanField | Mat
     return fit_natural
 
 
-def fit_hmc(problem: Problem, *, num_draws: int = 100) -> FixedDraws:
-    """As many steps of a chain of `nuts` as there are epochs, after as many of warm-up; see `bayesify.registry.Recipe`.
+def fit_hmc(problem: TrainingTask, *, num_draws: int = 100) -> FixedDraws:
+    """As many steps of a chain of `nuts` as there are epochs, after as many of warm-up; see `training.task.TrainingTask`.
 
     A chain of fewer than `BRIEF_CHAIN` steps is a quick look: its steps take an eighth as many gradients.
     """

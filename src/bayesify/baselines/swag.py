@@ -21,13 +21,13 @@ from bayesify.maths.gamma import as_float
 from bayesify.maths.noise import standard_normal
 from bayesify.maths.value_checks import should_check
 from bayesify.predictive.base import Predictive
-from bayesify.predictor import Drawable, Phase, Trainable
+from bayesify.predictor import Batch, Drawable, Phase, Trainable
 from bayesify.priors import Prior
 from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_errors
 from bayesify.running.outputs import select_output
 from bayesify.running.runner import Runner
 from bayesify.storage.serializers import register_predictor
-from bayesify.training.batches import Batch, BatchReader, count_examples
+from bayesify.training.batches import BatchReader, count_examples
 from bayesify.training.fitting import fit
 from bayesify.training.history import History
 from bayesify.training.step import Update

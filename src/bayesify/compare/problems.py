@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from bayesify.arguments.suggestions import suggest
 from bayesify.compare.leakage import describe, find_copies
 from bayesify.compare.question import Question
 from bayesify.compare.splits import LEAST_ROWS, Parts, make_parts, thinned
-from bayesify.registry import suggest
 from bayesify.serving.sources import read_source
 from bayesify.tables.columns import Features, read_features, times_of
 from bayesify.tables.errors import InputError

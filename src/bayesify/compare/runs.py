@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from bayesify import metrics
+from bayesify.arguments.suggestions import reason_of
 from bayesify.compare.explanation import examples, importance
 from bayesify.compare.models import FAILURES, HIDDEN, Case, Data, Trained, noise_of, train_models
 from bayesify.compare.problems import Problem
@@ -23,7 +24,6 @@ from bayesify.compare.rivals import train_apart
 from bayesify.compare.scores import score_classification, score_regression
 from bayesify.compare.tuning import APART, candidates, effort, obstacle
 from bayesify.predictive.regression import RegressionPredictive
-from bayesify.registry import reason_of
 from bayesify.storage.save_load import save
 from bayesify.tables.preparation import Preparation
 from bayesify.training.random_streams import derive_seed

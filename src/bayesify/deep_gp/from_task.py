@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from bayesify.deep_gp.model import DeepGP
-from bayesify.registry import Problem
 from bayesify.running.generators import own_generators
 from bayesify.training.batches import parse_batch
+from bayesify.training.task import TrainingTask
 
 
 def fit_deep_gp(
-    problem: Problem,
+    problem: TrainingTask,
     *,
     depth: int = 2,
     num_inducing: int = 30,
@@ -22,7 +22,7 @@ def fit_deep_gp(
     learning_rate: float = 0.02,
     num_draws: int = 4,
 ) -> DeepGP:
-    """A deep Gaussian process in place of the network, whose outputs are counted; see `bayesify.registry.Recipe`."""
+    """A deep Gaussian process in place of the network, whose outputs are counted; see `training.task.TrainingTask`."""
     model = make_deep_gp(problem, depth=depth, num_inducing=num_inducing, inducing=inducing)
     shares: dict[str, Any] = {"num_data": problem.num_data, "num_draws": num_draws, "seed": problem.seed}
     model.fit(problem.loader, epochs=problem.epochs, learning_rate=learning_rate, progress=False, **shares)
@@ -30,7 +30,7 @@ def fit_deep_gp(
 
 
 def make_deep_gp(
-    problem: Problem, *, depth: int = 2, num_inducing: int = 30, inducing: Literal["global", "local"] = "global"
+    problem: TrainingTask, *, depth: int = 2, num_inducing: int = 30, inducing: Literal["global", "local"] = "global"
 ) -> DeepGP:
     """What `fit_deep_gp` trains."""
     with own_generators():  # a loader that shuffles does not move the caller's generator

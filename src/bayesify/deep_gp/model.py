@@ -29,11 +29,10 @@ from bayesify.maths.gamma import widened
 from bayesify.maths.noise import Randomness, standard_normal
 from bayesify.maths.value_checks import should_check
 from bayesify.predictive.base import Outputs, Predictive
-from bayesify.predictor import Phase, Predictor, Trainable
+from bayesify.predictor import Batch, Phase, Predictor, Trainable
 from bayesify.running.inputs import check_inputs
 from bayesify.running.memory import MEMORY_BUDGET, parse_bytes
 from bayesify.storage.serializers import register_predictor
-from bayesify.training.batches import Batch
 from bayesify.training.fitting import fit
 from bayesify.training.history import History
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesify import metrics, registry
+from bayesify import metrics
+from bayesify.arguments.suggestions import reason_of
 from bayesify.conversion import bayesianize
 from bayesify.datasets import toy
 from bayesify.likelihoods import Categorical, Gaussian, Likelihood
@@ -20,9 +21,10 @@ from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
 from bayesify.predictor import Predictor
 from bayesify.priors import Neal
-from bayesify.registry import METHODS, Method, reason_of
+from bayesify.registry import METHODS, Method
 from bayesify.running.generators import own_generators
 from bayesify.training.fitting import fit
+from bayesify.training.task import TrainingTask
 from bayesify.weights.catalog import count_parameters
 
 HIDDEN = 32
@@ -204,7 +206,7 @@ def _options(method: Method, problem: Problem) -> dict[str, Any]:
 
 def _own_recipe(method: Method, problem: Problem, seed: int, epochs: int) -> Any:
     assert method.fit is not None
-    made = registry.Problem(
+    made = TrainingTask(
         problem.network(seed),
         problem.likelihood,
         problem.loader,

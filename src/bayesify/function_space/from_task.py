@@ -11,14 +11,14 @@ from bayesify.conversion import bayesianize
 from bayesify.function_space.contexts import Box
 from bayesify.function_space.variational import DEFAULT_VARIANCE, FunctionSpaceVI
 from bayesify.posteriors.mean_field import MeanField
-from bayesify.registry import Problem
 from bayesify.running.generators import own_generators
 from bayesify.running.inputs import as_inputs
 from bayesify.training.batches import parse_batch
+from bayesify.training.task import TrainingTask
 
 
 def fit_function_space(
-    problem: Problem,
+    problem: TrainingTask,
     *,
     prior_variance: float = DEFAULT_VARIANCE,
     points: int = 20,
@@ -26,7 +26,7 @@ def fit_function_space(
     learning_rate: float = 0.1,
     init_std: float = 0.02,
 ) -> FunctionSpaceVI:
-    """Context inputs in a box around the training inputs, wider by `widths` on every side; see `bayesify.registry.Recipe`.
+    """Context inputs in a box around the training inputs, wider by `widths` on every side; see `training.task.TrainingTask`.
 
     The learning rate falls as half a cosine: without, a rate of 0.01 left yacht and concrete underfitted (RMSE 5.4 and 7.1 on the
     first split; 1.2 and 6.1 so) and a larger one too noisy at the end.

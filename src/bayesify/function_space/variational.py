@@ -24,14 +24,13 @@ from bayesify.maths.pieces import SumOfPieces
 from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.gaussian import OutputGaussian
-from bayesify.predictor import Drawable, Phase, Trainable
+from bayesify.predictor import Batch, Drawable, Phase, Trainable
 from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_errors
 from bayesify.running.last_layer import last_layer
 from bayesify.running.memory import batch_size, count_activation_bytes, parse_bytes, split_rows
 from bayesify.running.outputs import select_output
 from bayesify.running.runner import Runner
 from bayesify.storage.serializers import register_predictor
-from bayesify.training.batches import Batch
 from bayesify.training.fitting import fit
 from bayesify.training.history import History
 

@@ -11,21 +11,21 @@ from bayesify.laplace.laplace import Laplace
 from bayesify.laplace.subnetwork import largest_variance
 from bayesify.likelihoods import Likelihood
 from bayesify.priors import Prior
-from bayesify.registry import Problem
 from bayesify.running.memory import parse_bytes
 from bayesify.training.maximum_a_posteriori import train_point
+from bayesify.training.task import TrainingTask
 from bayesify.weights.catalog import catalog
 
 
-def fit_laplace(problem: Problem, *, subset: Any = "all", memory: int | str = "1GiB") -> Laplace:
-    """A full covariance over all weights, Kronecker-factored where that is too large; see `bayesify.registry.Recipe`."""
+def fit_laplace(problem: TrainingTask, *, subset: Any = "all", memory: int | str = "1GiB") -> Laplace:
+    """A full covariance over all weights, Kronecker-factored where that is too large; see `training.task.TrainingTask`."""
     trained = train_point(problem)
     around, likelihood = trained.mean_network().eval(), trained.likelihood or problem.likelihood
     return laplace_around(around, likelihood, problem.loader, prior=problem.prior, subset=subset, memory=memory)
 
 
-def fit_subnetwork(problem: Problem, *, size: int | float = 0.3, memory: int | str = "1GiB") -> Laplace:
-    """A full covariance over the weights with the largest variances; see `bayesify.registry.Recipe`.
+def fit_subnetwork(problem: TrainingTask, *, size: int | float = 0.3, memory: int | str = "1GiB") -> Laplace:
+    """A full covariance over the weights with the largest variances; see `training.task.TrainingTask`.
 
     The default takes 30 % of the weights, at most 2,000.
     """

@@ -15,8 +15,9 @@ from bayesify.likelihoods import Gaussian
 from bayesify.maths.constraints import raw_positive
 from bayesify.predictive.findings import Finding
 from bayesify.predictive.gaussian import OutputGaussian
+from bayesify.predictor import Batch
 from bayesify.running.inputs import as_inputs, check_inputs
-from bayesify.training.batches import Batch, BatchReader, parse_batch, total_count
+from bayesify.training.batches import BatchReader, parse_batch, total_count
 
 if TYPE_CHECKING:
     from bayesify.laplace.laplace import Laplace

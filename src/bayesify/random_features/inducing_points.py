@@ -15,13 +15,12 @@ from bayesify.likelihoods import Gaussian
 from bayesify.likelihoods.objectives import integrated_log_likelihood
 from bayesify.predictive.gaussian import OutputGaussian
 from bayesify.predictive.regression import RegressionPredictive
-from bayesify.predictor import Phase, Predictor, Trainable
+from bayesify.predictor import Batch, Phase, Predictor, Trainable
 from bayesify.random_features.features import starting_lengthscales
 from bayesify.random_features.process import MEMORY, NOISE
 from bayesify.running.inputs import check_inputs
 from bayesify.running.memory import parse_bytes
 from bayesify.storage.serializers import register_predictor
-from bayesify.training.batches import Batch
 from bayesify.weights.module_state import put_tensors, tensors_of
 
 

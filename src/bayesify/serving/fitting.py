@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bayesify.registry import suggest
+from bayesify.arguments.suggestions import suggest
 from bayesify.serving.folder import About, Column, ModelFolder
 from bayesify.sklearn import BayesianClassifier, BayesianRegressor
 from bayesify.sklearn.scores import LEVELS, Scores

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bayesify.registry import suggest
+from bayesify.arguments.suggestions import suggest
 from bayesify.tables.errors import InputError
 from bayesify.tables.files import STDIN, Reading, is_path, read_table
 from bayesify.tables.targets import Task

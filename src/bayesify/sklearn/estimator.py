@@ -16,12 +16,13 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor, nn
 
 from bayesify.arguments.checks import LARGEST, Count, CountOrZero, Level, Positive, checked, refuse
+from bayesify.arguments.suggestions import suggest
 from bayesify.datasets.scaling import Standardization
 from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
-from bayesify.registry import Method, get_method, suggest
+from bayesify.registry import Method, get_method
 from bayesify.running.generators import own_generators
 from bayesify.sklearn.columns import Columns, is_frame, is_pandas, refuse_cells
 from bayesify.sklearn.recipe import Fitted, Settings

@@ -12,12 +12,12 @@ from sklearn.base import RegressorMixin
 from torch import Tensor, nn
 
 from bayesify.arguments.checks import Count, CountOrZero, Level, Positive, checked
+from bayesify.arguments.suggestions import suggest
 from bayesify.baselines.temperature_scaling import TemperatureScaling
 from bayesify.datasets.scaling import Standardization
 from bayesify.likelihoods import Gaussian
 from bayesify.predictive.regression import RegressionPredictive
 from bayesify.predictive.transformed import TargetTransform
-from bayesify.registry import suggest
 from bayesify.sklearn.estimator import AUTO, BayesianEstimator
 from bayesify.sklearn.recalibration import Recalibration
 from bayesify.sklearn.recipe import COUNTS, NUMBER_LIKELIHOODS, Fitted, Settings, fit_numbers, make_likelihood

@@ -24,7 +24,7 @@ from bayesify.posteriors import Point
 from bayesify.predictive.base import Predictive
 from bayesify.predictor import Predictor
 from bayesify.priors import Neal
-from bayesify.registry import Method, Problem
+from bayesify.registry import Method
 from bayesify.running.generators import own_generators
 from bayesify.sklearn.rows import BATCH_SIZE, FULL_BATCH, Batches, Rows, stacked
 from bayesify.training.arguments import Steps
@@ -32,6 +32,7 @@ from bayesify.training.fitting import fit
 from bayesify.training.maximum_a_posteriori import search_point
 from bayesify.training.random_streams import derive_seed
 from bayesify.training.stack import ModelStack
+from bayesify.training.task import TrainingTask
 
 STEPS, SLOW_STEPS = 500, 200
 """Optimizer steps of the main phase where the rows fit into one batch, and steps of a chain."""
@@ -142,9 +143,9 @@ def _by_recipe(net: nn.Module, likelihood: Likelihood, rows: Rows, plan: Plan, p
     return method.fit(_problem(net, likelihood, rows, plan, point), **{**more, **method.options, **plan.options})
 
 
-def _problem(net: nn.Module, likelihood: Likelihood, rows: Rows, plan: Plan, point: Any = None) -> Problem:
+def _problem(net: nn.Module, likelihood: Likelihood, rows: Rows, plan: Plan, point: Any = None) -> TrainingTask:
     batches = plan.batches(rows)
-    return Problem(
+    return TrainingTask(
         net,
         _fixed(likelihood),
         batches,

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.arguments.checks import Device, checked
+from bayesify.arguments.suggestions import suggest
 from bayesify.maths.value_checks import find_not_finite
 from bayesify.network import BayesianNetwork
 from bayesify.predictor import Serializable
-from bayesify.registry import suggest
 from bayesify.storage import tensor_files
 from bayesify.storage.allocation import AllocationLimit
 from bayesify.storage.serializers import MODULE, STORED, find_stored, stored_name

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from bayesify.registry import suggest
+from bayesify.arguments.suggestions import suggest
 from bayesify.tables.columns import as_numbers, cells_of, kind_of
 from bayesify.tables.errors import InputError
 from bayesify.tables.written_numbers import is_number

@@ -12,46 +12,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, SubsetRandomSampler
 
+from bayesify.predictor import Batch
+
 TARGET_KEYS = ("y", "labels", "label", "targets", "target")
 WEIGHT_KEYS = ("weights", "sample_weight", "example_weights")
 INPUT_KEYS = ("x", "inputs", "input")
-
-
-@dataclasses.dataclass(frozen=True)
-class Batch:
-    """One batch of B examples.
-
-    Args:
-        x: Inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
-        y: Targets, [B, ...].
-        weights: Example weights, [B], or `None`.
-    """
-
-    x: Any
-    y: Tensor
-    weights: Tensor | None = None
-
-    def __len__(self) -> int:
-        return self.y.shape[0]
-
-    @property
-    def counts(self) -> Tensor:
-        """How much each example counts, [B], float64 on the CPU: its weight, else 1."""
-        return torch.ones(len(self), dtype=torch.float64) if self.weights is None else self.weights.cpu().double()
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> tuple[Any, Tensor, Tensor | None]:
-        """Inputs, targets and weights with a function of each tensor in its place."""
-        found: tuple[Any, Tensor, Tensor | None]
-        found = pytree.tree_map_only(Tensor, function, (self.x, self.y, self.weights))
-        return found
-
-    def to(self, device: torch.device) -> Batch:
-        """The same batch on a device."""
-        return type(self)(*self.map(lambda leaf: leaf.to(device, non_blocking=True)))
-
-    def rows(self, index: slice) -> Batch:
-        """Some of the examples; inputs that do not have the batch's length are kept whole."""
-        return Batch(*self.map(lambda leaf: leaf[index] if leaf.ndim and leaf.shape[0] == len(self) else leaf))
 
 
 @dataclasses.dataclass(frozen=True)

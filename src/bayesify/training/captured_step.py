@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from bayesify.maths.value_checks import deferred_checks
-from bayesify.predictor import Phase
+from bayesify.predictor import Batch, Phase
 from bayesify.running.cuda_graphs import WARMUP_CALLS, capture, side_stream, watch_waits
-from bayesify.training.batches import Batch
 
 Run = Callable[[Phase, Batch], None]
 

@@ -16,9 +16,9 @@ from bayesify.predictive.base import Predictive
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.findings import Finding, Findings, joined
 from bayesify.predictive.regression import RegressionPredictive
-from bayesify.predictor import Predictor, Trainable
+from bayesify.predictor import Batch, Predictor, Trainable
 from bayesify.training import rules
-from bayesify.training.batches import Batch, BatchReader, count_examples, first_batches
+from bayesify.training.batches import BatchReader, count_examples, first_batches
 from bayesify.training.validation import Totals, predict_plain, validated
 from bayesify.training.watch import MOST_WINDOWS, member_nll, relative_spread
 

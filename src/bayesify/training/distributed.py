@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
+from bayesify.predictor import Batch
 from bayesify.training.arguments import Devices
-from bayesify.training.batches import Batch, BatchReader, parse_batch
+from bayesify.training.batches import BatchReader, parse_batch
 
 
 class Processes:

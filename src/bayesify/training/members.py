@@ -12,9 +12,8 @@ from bayesify.conversion import bayesianize
 from bayesify.likelihoods import Likelihood
 from bayesify.network import BayesianNetwork
 from bayesify.posteriors import Ensemble
-from bayesify.predictor import Phase, Trainable
+from bayesify.predictor import Batch, Phase, Trainable
 from bayesify.priors import Neal
-from bayesify.training.batches import Batch
 
 
 class Members(nn.Module, Trainable):

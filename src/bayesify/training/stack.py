@@ -16,10 +16,10 @@ from torch.utils import _pytree as pytree
 from bayesify.maths.noise import NoiseSource, Randomness, StackedNoise, source_of
 from bayesify.network import BayesianNetwork
 from bayesify.posteriors.common.base import Posterior
-from bayesify.predictor import Phase, Trainable
+from bayesify.predictor import Batch, Phase, Trainable
 from bayesify.priors.varied import Varied
 from bayesify.running.runner import SLOW_VMAP
-from bayesify.training.batches import Batch, StackedBatch
+from bayesify.training.batches import StackedBatch
 from bayesify.weights.module_state import swapped
 
 SEPARATOR = "|"

@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from bayesify.predictor import Phase, Trainable
-from bayesify.training.batches import Batch
+from bayesify.predictor import Batch, Phase, Trainable
 from bayesify.training.captured_step import CapturedSteps, FixedRates, why_not
 from bayesify.training.checkpoints import check_optimizer_state
 from bayesify.training.distributed import Processes

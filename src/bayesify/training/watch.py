@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.findings import Finding, Findings, joined
-from bayesify.predictor import Drawable, Phase, Predictor, Trainable
+from bayesify.predictor import Batch, Drawable, Phase, Predictor, Trainable
 from bayesify.running.generators import own_generators
 from bayesify.training import rules
-from bayesify.training.batches import Batch
 from bayesify.training.history import History
 from bayesify.training.rules import Score
 from bayesify.training.state import Settings

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-from bayesify.registry import suggest
+from bayesify.arguments.suggestions import suggest
 from bayesify.weights.catalog import Catalog, Weight
 
 

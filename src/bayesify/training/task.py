@@ -1,0 +1,43 @@
+"""The training task: what every method that is more than a posterior is trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from bayesify.likelihoods import Likelihood
+from bayesify.network import BayesianNetwork
+from bayesify.priors import Prior
+
+
+@dataclass(frozen=True)
+class TrainingTask:
+    """What a method that is more than a posterior of a network is trained on.
+
+    A method's `fit` is a function from a task, and options of the method, to a `Predictor`. It copies the network instead of
+    changing it and starts from the network's weights. Where the method begins with a trained network, `fit` trains it, so that
+    all methods get the same task.
+
+    Args:
+        net: The untrained network.
+        likelihood: p(y | outputs).
+        loader: Batches (inputs, targets), or (inputs, targets, weights of the examples) as the estimators give, that start again
+            each epoch. `training.fitting.fit` takes both; a loop of your own reads them as `x, y, *weights = batch`.
+        prior: p(weights), not bound to a network yet.
+        num_data: N, the number of examples in the dataset.
+        epochs: Passes over the data that a posterior would get. A method with several phases divides them.
+        seed: Seed of everything random.
+        point: The network at the maximum a posteriori, where it is known already.
+    """
+
+    net: nn.Module
+    likelihood: Likelihood
+    loader: Iterable[Any]
+    prior: Prior
+    num_data: int
+    epochs: int
+    seed: int
+    point: BayesianNetwork[Any] | None = None
