@@ -20,12 +20,12 @@ from bayesify.maths.noise import Randomness, source_of
 from bayesify.maths.value_checks import should_check
 from bayesify.moments import predict_moments
 from bayesify.posteriors.common.base import DrawRequest, Posterior
+from bayesify.posteriors.common.captured_draws import CapturedDraws
 from bayesify.posteriors.common.collection import Posteriors, shares_statistics
 from bayesify.posteriors.common.starts import relative_stds
 from bayesify.predictive.base import Predictive
 from bayesify.predictor import Batch, Drawable, Phase, Trainable
 from bayesify.priors import Prior
-from bayesify.running import captured_draws
 from bayesify.running.generators import own_generators
 from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_errors
 from bayesify.running.local_passes import run_local
@@ -109,6 +109,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         )
         self.posteriors.bind_buffers(running_statistics(self.network))
         self.likelihood = copy.deepcopy(likelihood).to(reference) if likelihood is not None else None
+        self._captured = CapturedDraws()
         runner_of(self, self.network, self._weights)  # so that no draw adds an attribute
         self.train(net.training)
 
@@ -181,7 +182,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
             for posterior in self.posteriors.in_drawing_order():
                 places = (runner, weights, num_data, networks, self.layout, autocast)
                 request = DrawRequest(num_draws, prior, noise, antithetic, local, *places)
-                part, part_kl = captured_draws.draw(posterior, request)
+                part, part_kl = self._captured.draw(posterior, request)
                 part = self.layout.cast(part)
                 weights = {**weights, **part} if weights else part
                 kl = kl + part_kl

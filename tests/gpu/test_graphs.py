@@ -10,7 +10,7 @@ import bayesify
 from bayesify import likelihoods, posteriors
 from bayesify.maths import matheron
 from bayesify.posteriors.common.base import DrawRequest
-from bayesify.running import captured_draws
+from bayesify.running import cuda_graphs
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 POSTERIORS = {
@@ -32,7 +32,7 @@ def problem(request):
 
 def run(problem, patience, monkeypatch):
     """Losses of some steps with accumulated gradients, and draws between them."""
-    monkeypatch.setattr(captured_draws, "WARMUP_CALLS", patience)
+    monkeypatch.setattr(cuda_graphs, "WARMUP_CALLS", patience)
     bnn, x, y = problem
     state = {name: value.clone() for name, value in bnn.state_dict().items()}
     generator = torch.Generator("cuda").manual_seed(7)
@@ -64,13 +64,13 @@ def test_families_without_a_kernel_of_their_own_are_recorded_to_the_bit(family, 
     x = torch.randn(64, 5, device="cuda")
     problem = bnn, x, (x[:, 0] > 0).long()
     recorded = run(problem, 1, monkeypatch)
-    kept = captured_draws._CAPTURES[bnn.posterior].values()
-    assert {captured.training for _, _, captured, _ in kept if captured is not None} == {False, True}
+    kept = bnn._captured.of(bnn.posterior)._kinds.values()
+    assert {kind.made.training for kind in kept if kind.made is not None} == {False, True}
     assert recorded == run(problem, 10**9, monkeypatch)
 
 
 def test_two_bounds_before_one_backward_pass(problem, monkeypatch):
-    monkeypatch.setattr(captured_draws, "WARMUP_CALLS", 1)
+    monkeypatch.setattr(cuda_graphs, "WARMUP_CALLS", 1)
     bnn, x, y = problem
     for _ in range(3):
         bnn.elbo(x, y, num_data=64).backward()
@@ -78,7 +78,7 @@ def test_two_bounds_before_one_backward_pass(problem, monkeypatch):
     generator = torch.Generator("cuda").manual_seed(1)
     (bnn.elbo(x, y, num_data=64, generator=generator) + bnn.elbo(x, y, num_data=64, generator=generator)).backward()
     together = [parameter.grad.clone() for parameter in bnn.parameters()]
-    monkeypatch.setattr(captured_draws, "WARMUP_CALLS", 10**9)
+    monkeypatch.setattr(cuda_graphs, "WARMUP_CALLS", 10**9)
     bnn.zero_grad()
     generator = torch.Generator("cuda").manual_seed(1)
     for _ in range(2):
@@ -88,7 +88,7 @@ def test_two_bounds_before_one_backward_pass(problem, monkeypatch):
 
 
 def test_a_late_second_backward_pass_is_refused(problem, monkeypatch):
-    monkeypatch.setattr(captured_draws, "WARMUP_CALLS", 1)
+    monkeypatch.setattr(cuda_graphs, "WARMUP_CALLS", 1)
     bnn, x, y = problem
     for _ in range(3):
         bnn.elbo(x, y, num_data=64).backward()
@@ -154,7 +154,7 @@ def test_a_draw_that_ran_ahead_of_a_change_is_dropped(many, monkeypatch):
     state = {name: value.clone() for name, value in bnn.state_dict().items()}
     found = []
     for patience in (1, 10**9):
-        monkeypatch.setattr(captured_draws, "WARMUP_CALLS", patience)
+        monkeypatch.setattr(cuda_graphs, "WARMUP_CALLS", patience)
         bnn.load_state_dict(state)
         torch.cuda.manual_seed(3)
         drawn = []
@@ -176,7 +176,7 @@ def test_branches_of_a_graph_draw_what_one_group_after_the_other_draws(dtype, mo
     bnn = bayesify.bayesianize(nn.Sequential(*layers).cuda().to(dtype), posteriors.InducingWeights(16, 16))
     found = []
     for patience in (1, 10**9):
-        monkeypatch.setattr(captured_draws, "WARMUP_CALLS", patience)
+        monkeypatch.setattr(cuda_graphs, "WARMUP_CALLS", patience)
         generator = torch.Generator("cuda").manual_seed(3)
         with torch.no_grad():
             draws = [bnn.draw(5, generator=generator).weights for _ in range(20)]

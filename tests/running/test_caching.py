@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from bayesify.running import captured_draws
 from bayesify.running.caching import MOST_RECENT, cached, computed_anew, recent
 
 
@@ -62,39 +58,6 @@ def test_every_change_of_a_parameter_is_seen_in_any_layout(layout: str) -> None:
         assert layout != "rows" or ask() == count + 1
 
 
-@pytest.mark.parametrize("same", [True, False])
-def test_a_captured_draw_runs_ahead_of_the_comparison(monkeypatch: pytest.MonkeyPatch, same: bool) -> None:
-    """It counts where parameters are what they were; else it is as if it was never made."""
-    owner, generator = nn.Linear(1, 1), torch.Generator().manual_seed(0)
-    graph = SimpleNamespace(generator=generator, replay=lambda: torch.rand(1, generator=generator))
-    captures = {"other": None, "kind": (4, ((1, 2), 7), graph, generator)}
-    monkeypatch.setitem(captured_draws._CAPTURES, owner, captures)
-    monkeypatch.setattr(captured_draws, "run_beside_comparison", lambda _, state, run: (run(), same and state == 7))
-    assert captured_draws._ahead(owner, "kind", (1, 3)) is None  # parameters are elsewhere
-    before = generator.get_state()
-    drawn = captured_draws._ahead(owner, "kind", (1, 2))
-    assert (drawn is not None) == same
-    assert torch.equal(generator.get_state(), before) != same
-    assert list(captures) == ["other", "kind"]
-
-
-def test_a_draw_that_does_not_count_gives_out_no_number_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another thread takes numbers of the same generator while parameters are compared."""
-    owner, generator = nn.Linear(1, 1), torch.Generator().manual_seed(0)
-    graph = SimpleNamespace(generator=generator, replay=lambda: torch.rand(1, generator=generator))
-    monkeypatch.setitem(captured_draws._CAPTURES, owner, {"kind": (4, ((1, 2), 7), graph, generator)})
-    taken: list[Tensor] = []
-
-    def compare(_: Any, state: int, run: Callable[[], Any]) -> tuple[Any, bool]:
-        drawn = run()
-        taken.append(torch.rand(3, generator=generator))
-        return drawn, False
-
-    monkeypatch.setattr(captured_draws, "run_beside_comparison", compare)
-    assert captured_draws._ahead(owner, "kind", (1, 2)) is None
-    assert not torch.isin(torch.rand(8, generator=generator), taken[0]).any()
-
-
 def test_nothing_is_kept_where_all_is_to_be_computed_anew() -> None:
     owner = nn.Linear(1, 1)
     with torch.no_grad():
@@ -102,11 +65,3 @@ def test_nothing_is_kept_where_all_is_to_be_computed_anew() -> None:
         with computed_anew():
             assert cached(owner, "key", lambda: object()) is not kept
         assert cached(owner, "key", lambda: object()) is kept
-
-
-@pytest.mark.parametrize(("many", "largest", "follows"), [(1, 4, True), (1, 3, False), (2, 4, False)])
-def test_single_draws_of_small_posteriors_follow_the_parameters(
-    many: int, largest: int, follows: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(captured_draws, "FOLLOWS", largest)
-    assert captured_draws._follows(nn.Linear(3, 1), SimpleNamespace(num_draws=many)) == follows

@@ -21,6 +21,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 import bayesify
 from bayesify import likelihoods, posteriors, priors
 from bayesify.predictor import Batch
+from bayesify.running import cuda_graphs
 from bayesify.training import Checkpointing, ModelStack, Steps, captured_step
 from bayesify.training.checkpoints import Checkpoint
 from bayesify.training.step import Step
@@ -178,12 +179,9 @@ def test_a_run_resumed_within_an_epoch_begins_it(tmp_path, monkeypatch):
 def test_graphs_of_moved_tensors_leave_their_memory_to_nobody(monkeypatch):
     """CUDA refuses a capture into memory whose graphs are all gone."""
     pools = itertools.count()
-    for name, value in {
-        "capture": lambda run, generators, pool: (Graph(), taken.append(pool)),
-        "side_stream": contextlib.nullcontext,
-        "watch_waits": lambda: contextlib.nullcontext([]),
-    }.items():
-        monkeypatch.setattr(captured_step, name, value)
+    monkeypatch.setattr(cuda_graphs, "capture", lambda run, generators, pool: (Graph(), taken.append(pool)))
+    monkeypatch.setattr(captured_step, "side_stream", contextlib.nullcontext)
+    monkeypatch.setattr(captured_step, "watch_waits", lambda: contextlib.nullcontext([]))
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(pools))
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: None)
 

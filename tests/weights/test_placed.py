@@ -12,7 +12,7 @@ import bayesify
 from bayesify import likelihoods, posteriors
 from bayesify.maths.fused_draws import ALIGNED, Joined
 from bayesify.posteriors.common.base import DrawRequest
-from bayesify.running.captured_draws import _Captured, _in_wide_numbers
+from bayesify.posteriors.common.captured_draws import CapturedDraw, _in_wide_numbers
 from bayesify.running.outputs import at, each
 from bayesify.weights.placed import PlacedWeights
 
@@ -89,7 +89,7 @@ def test_captured_draws_are_copied_as_the_network_has_them() -> None:
     """What a graph does at its end, without one: types, layouts and order of the network's own weights."""
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Linear(4, 5).bfloat16()).to(memory_format=torch.channels_last)
     bnn = bayesify.bayesianize(net, posteriors.InducingWeights(2, 2), likelihood=likelihoods.Categorical())
-    captured = object.__new__(_Captured)
+    captured = object.__new__(CapturedDraw)
     request = DrawRequest(2, bnn.prior.draw(2))
     with torch.no_grad():
         weights, _ = bnn.posterior.draw(request)
@@ -101,7 +101,7 @@ def test_captured_draws_are_copied_as_the_network_has_them() -> None:
         assert torch.equal(view, weights[name].to(view.dtype))
         assert view.dtype == net.get_parameter(name).dtype
         assert view[0].stride() == net.get_parameter(name).stride()
-    again = object.__new__(_Captured)
+    again = object.__new__(CapturedDraw)
     assert [piece is other for piece, other in zip(again._joined(found, bnn.layout), pieces, strict=True)] == [True] * 2
     assert again.places == captured.places  # what a kernel has placed stays where it is
 

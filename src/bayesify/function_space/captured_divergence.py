@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from bayesify.running.cuda_graphs import WARMUP_CALLS, capture, side_stream, watch_waits
+from bayesify.running.cuda_graphs import Captured, Captures, side_stream, watch_waits
 
 Part = Callable[[Any, Sequence[Tensor]], Tensor]
+Found = tuple[Tensor, dict[int, Tensor]]
+"""A value, and its gradients by place among the given tensors."""
 
 
 class DivergenceCapture:
@@ -24,29 +26,19 @@ class DivergenceCapture:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self._key: Any = None
-        self._count = 0
-        self._captured: _Captured | None = None
+        self.captures: Captures[Captured[Found]] = Captures(limit=1)
 
     def __call__(self, part: Part, inputs: Any, given: Sequence[Tensor]) -> Tensor:
         """`part(inputs, given)`; differentiable by `given`, not by the inputs."""
         leaves = pytree.tree_leaves(inputs)
         if not self._suits(leaves, given):
             return part(inputs, given)
-        key = self._describe((*leaves, *given))
-        if key != self._key:
-            self._key, self._count, self._captured = key, 0, None
-        self._count += 1
-        if self._count == WARMUP_CALLS + 1:
-            self._captured = _capture(part, inputs, given)
-        if self._captured is None:
+        state = self._describe((*leaves, *given))
+        captured = self.captures.find("divergence", state, lambda: _capture(part, inputs, given))
+        if captured is None:
             return part(inputs, given)
-        torch._foreach_copy_(self._captured.inputs, leaves)
-        found: Tensor = _Replay.apply(self._captured, *given)
+        found: Tensor = _Replay.apply(captured, leaves, *given)
         return found
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"module": self.module, "_key": None, "_count": 0, "_captured": None}  # graphs stay where they are
 
     def _suits(self, leaves: Sequence[Any], given: Sequence[Tensor]) -> bool:
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():
@@ -64,25 +56,14 @@ class DivergenceCapture:
         )
 
 
-class _Captured(NamedTuple):
-    """A graph, the memory that it reads, and what it writes."""
-
-    graph: torch.cuda.CUDAGraph
-    inputs: list[Tensor]
-    given: list[Tensor]
-    value: Tensor
-    slopes: dict[int, Tensor]
-    """Gradients by place among the given tensors."""
-
-
-def _capture(part: Part, inputs: Any, given: Sequence[Tensor]) -> _Captured | None:
-    """Nothing if the function waits for the device: a failed capture would leave random numbers in disorder."""
+def _capture(part: Part, inputs: Any, given: Sequence[Tensor]) -> Captured[Found]:
+    """A function that waits for the device is refused before its capture, which would leave random numbers in disorder."""
     leaves, form = pytree.tree_flatten(inputs)
     own_leaves = [leaf.clone() for leaf in leaves]
     own = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in given]
     places = [place for place, tensor in enumerate(own) if tensor.requires_grad]
 
-    def run() -> tuple[Tensor, dict[int, Tensor]]:
+    def run() -> Found:
         value = part(pytree.tree_unflatten(own_leaves, form), own)
         found = torch.autograd.grad(value, [own[place] for place in places], allow_unused=True)
         return value.detach(), {place: slope for place, slope in zip(places, found, strict=True) if slope is not None}
@@ -92,19 +73,17 @@ def _capture(part: Part, inputs: Any, given: Sequence[Tensor]) -> _Captured | No
         with watch_waits() as waits:
             run()
     if waits:
-        return None
-    graph, (value, slopes) = capture(run)
-    return _Captured(graph, own_leaves, own, value, slopes)
+        raise RuntimeError(f"it waits for the GPU: {waits[0]}")
+    return Captured(run, [*own_leaves, *own])
 
 
 class _Replay(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, captured: _Captured, *given: Tensor) -> Tensor:
-        torch._foreach_copy_([tensor.detach() for tensor in captured.given], list(given))
-        captured.graph.replay()
-        ctx.places, ctx.count = list(captured.slopes), len(given)
-        ctx.save_for_backward(*(slope.clone() for slope in captured.slopes.values()))
-        return captured.value.clone()
+    def forward(ctx: Any, captured: Captured[Found], leaves: Sequence[Tensor], *given: Tensor) -> Tensor:
+        value, slopes = captured.replay([*leaves, *given])
+        ctx.places, ctx.count = list(slopes), len(given)
+        ctx.save_for_backward(*(slope.clone() for slope in slopes.values()))
+        return value.clone()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -112,4 +91,4 @@ class _Replay(torch.autograd.Function):
         found: list[Tensor | None] = [None] * ctx.count
         for place, slope in zip(ctx.places, torch._foreach_mul(ctx.saved_tensors, grad), strict=True):
             found[place] = slope
-        return None, *found
+        return None, None, *found

@@ -29,7 +29,7 @@ class RankOne(Posterior):
     components, 3 % in networks with BatchNorm); `row_raw_std`, `col_raw_std` through softplus.
 
     Noise is two vectors for a matrix, so that a draw takes what writing the weights takes: there is no kernel of its own on a GPU,
-    where repeated draws are captured as CUDA graphs (`running/captured_draws.py`).
+    where repeated draws are captured as CUDA graphs (`posteriors/common/captured_draws.py`).
 
     Shapes:
         value: [rows, cols]; row_mean, row_raw_std: [K, rows]; col_mean, col_raw_std: [K, cols].

@@ -1,19 +1,147 @@
-"""CUDA graphs: many launches as one, on fixed memory; what captures of draws, divergences and steps share."""
+"""CUDA graphs: many launches as one, on fixed memory. Draws, training steps and function-space KLs are captured by this class."""
 
 from __future__ import annotations
 
 import gc
+import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import torch
+from torch import Tensor
 
 WARMUP_CALLS = 3
 """Calls of a kind before it is captured: a capture costs many calls, and libraries choose their kernels in the first ones."""
 
+CAPTURE_LOCK = threading.RLock()
+"""Held while a graph is captured, because garbage collection is off for the whole process in that time."""
+
 Result = TypeVar("Result")
+Made = TypeVar("Made")
+
+
+@dataclass
+class Kind(Generic[Made]):
+    """One kind of call: the state in which it was called last, and its capture.
+
+    Args:
+        state: What the capture depends on besides the kind, such as the addresses of the tensors that it reads.
+        calls: Calls in this state.
+        made: The capture, `None` before there is one.
+        refused: Whether a capture was tried in this state and failed.
+        held: What must live as long as the kind is known, such as a generator whose id is part of the kind.
+    """
+
+    state: Any
+    calls: int = 0
+    made: Made | None = None
+    refused: bool = False
+    held: object = None
+
+
+class Captures(Generic[Made]):
+    """The captures of one owner, by kind of call.
+
+    A kind is captured in the first call after `WARMUP_CALLS` calls in one state. A changed state starts the count again, and the
+    old graph is dropped. A capture that fails is not tried again in that state: calls run without a graph, and `reason` says
+    why. Graphs belong to a process and to the memory of their owner, so copies and pickles of this object are empty.
+
+    Args:
+        limit: Kinds that are known at a time, those that were asked for last; all by default.
+
+    Attributes:
+        reason: Why the first capture that failed did; empty if none did.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        self._limit = limit
+        self._kinds: dict[Hashable, Kind[Made]] = {}
+        self.reason = ""
+
+    def known(self, kind: Hashable) -> Kind[Made] | None:
+        """What is known of a kind, which then counts as the one that was asked for last."""
+        found = self._kinds.pop(kind, None)
+        if found is not None:
+            self._kinds[kind] = found
+        return found
+
+    def calls(self, kind: Hashable) -> int:
+        """Calls of a kind in its present state."""
+        return self._kinds[kind].calls if kind in self._kinds else 0
+
+    def find(self, kind: Hashable, state: Any, make: Callable[[], Made], held: object = None) -> Made | None:
+        """The capture for a call; `None` where the call must run without one.
+
+        Args:
+            kind: Kind of the call.
+            state: State of the call; see `Kind`.
+            make: Captures the call. A `RuntimeError`, `ValueError` or `NotImplementedError` means that it cannot be captured.
+            held: See `Kind`.
+        """
+        with CAPTURE_LOCK:
+            entry = self.known(kind)
+            if entry is None or entry.state != state:
+                entry = self._kinds[kind] = Kind(state)
+            entry.calls, entry.held = entry.calls + 1, held
+            if entry.made is None and not entry.refused and entry.calls > WARMUP_CALLS:
+                try:
+                    entry.made = make()
+                except (RuntimeError, ValueError, NotImplementedError) as error:
+                    entry.refused = True
+                    self.reason = self.reason or (str(error).strip().splitlines() or [type(error).__name__])[0]
+            while self._limit is not None and len(self._kinds) > self._limit:
+                del self._kinds[next(iter(self._kinds))]
+            return entry.made
+
+    def clear(self) -> None:
+        """Forget all kinds."""
+        self._kinds.clear()
+
+    def __reduce__(self) -> tuple[type[Captures[Made]], tuple[int | None]]:
+        return Captures, (self._limit,)
+
+
+class Captured(Generic[Result]):
+    """A captured function: the memory that its graph reads, and the memory that every replay writes.
+
+    Args:
+        run: A function of fixed memory, which has run before on a `side_stream`; it does not run in the capture.
+        inputs: Tensors that the function reads and that `replay` fills.
+        generators: See `capture`.
+        pool: See `capture`.
+
+    Attributes:
+        results: What the function returned, rewritten by every replay.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[], Result],
+        inputs: Sequence[Tensor] = (),
+        generators: Sequence[torch.Generator | None] = (),
+        pool: Any = None,
+    ) -> None:
+        self._inputs = [tensor.detach() for tensor in inputs]
+        self._graph, self.results = capture(run, generators, pool)
+
+    @torch.no_grad()
+    def replay(self, given: Sequence[Tensor | None] = ()) -> Result:
+        """The results for given inputs, where `None` stands for zeros; they stay valid until the next replay."""
+        pairs = [(mine, one) for mine, one in zip(self._inputs, given, strict=True) if one is not None]
+        if pairs:
+            torch._foreach_copy_([mine for mine, _ in pairs], [one for _, one in pairs], non_blocking=True)
+        for mine, one in zip(self._inputs, given, strict=True):
+            if one is None:
+                mine.zero_()
+        self._graph.replay()
+        return self.results
+
+    def pool(self) -> Any:
+        """The graph's memory, for graphs that never run at the same time."""
+        return self._graph.pool()
 
 
 @contextmanager

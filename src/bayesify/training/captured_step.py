@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from bayesify.maths.value_checks import deferred_checks
 from bayesify.predictor import Batch, Phase
-from bayesify.running.cuda_graphs import WARMUP_CALLS, capture, side_stream, watch_waits
+from bayesify.running.cuda_graphs import WARMUP_CALLS, Captured, Captures, side_stream, watch_waits
 
 Run = Callable[[Phase, Batch], None]
 
@@ -27,10 +27,9 @@ class CapturedSteps:
 
     def __init__(self, run: Run, module: nn.Module, generator: torch.Generator) -> None:
         self._run, self._module, self._generator = run, module, generator
+        self._captures: Captures[Captured[None]] = Captures()
         self._pool: Any = None
         self._place: Any = None
-        self._graphs: dict[Any, tuple[torch.cuda.CUDAGraph, list[Tensor]]] = {}
-        self._counts: dict[Any, int] = {}
         self.reason = ""
         self.replayed = 0
 
@@ -41,8 +40,7 @@ class CapturedSteps:
         modes = tuple(module.training for module in self._module.modules())
         if (place, modes) != self._place:
             self._place = place, modes
-            self._graphs.clear()
-            self._counts.clear()
+            self._captures.clear()
             self._pool = None  # memory of graphs that are gone takes no new ones
 
     def __call__(self, phase: Phase, batch: Batch) -> None:
@@ -55,19 +53,15 @@ class CapturedSteps:
             return
         tensors = [leaf for leaf in leaves if leaf is not None]
         key = (phase, type(batch), tree, *((leaf.shape, leaf.dtype) if leaf is not None else None for leaf in leaves))
-        if key not in self._graphs:
-            count = self._counts[key] = self._counts.get(key, 0) + 1
-            if count <= WARMUP_CALLS:
-                self._warm_up(phase, batch.to(device), count)
-                return
-            if not self._capture(key, phase, batch):
-                self._run(phase, batch.to(device))
-                return
-        graph, fixed = self._graphs[key]
-        for mine, given in zip(fixed, tensors, strict=True):
-            mine.copy_(given, non_blocking=True)
-        graph.replay()
-        self.replayed += 1
+        captured = self._captures.find(key, None, lambda: self._capture(phase, batch))
+        self.reason = self._captures.reason
+        if captured is not None:
+            captured.replay(tensors)
+            self.replayed += 1
+        elif self.reason:
+            self._run(phase, batch.to(device))
+        else:
+            self._warm_up(phase, batch.to(device), self._captures.calls(key))
 
     def _warm_up(self, phase: Phase, batch: Batch, count: int) -> None:
         """A step as it is; values are looked at in the first, and waits for the device in the last before a capture."""
@@ -81,20 +75,13 @@ class CapturedSteps:
         if waits:
             self.reason = f"a step waits for the GPU: {waits[0]}"
 
-    def _capture(self, key: Any, phase: Phase, batch: Batch) -> bool:
-        """Capture a step, which does not run in it; whether that succeeded."""
+    def _capture(self, phase: Phase, batch: Batch) -> Captured[None]:
         device = self._generator.device
         copied = batch.map(lambda leaf: leaf.to(device, copy=True))
         fixed = [leaf for leaf in pytree.tree_leaves(copied) if isinstance(leaf, Tensor)]
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        try:
-            graph, _ = capture(lambda: self._run(phase, type(batch)(*copied)), [self._generator], self._pool)
-        except (RuntimeError, ValueError, NotImplementedError) as error:
-            self.reason = str(error).strip().splitlines()[0]
-            return False
-        self._graphs[key] = graph, fixed
-        return True
+        return Captured(lambda: self._run(phase, type(batch)(*copied)), fixed, [self._generator], self._pool)
 
 
 class FixedRates:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-import sys
-import threading
 import weakref
 from collections.abc import Mapping, MutableMapping
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bayesify.maths.fused_draws import Joined, Place
 from bayesify.maths.noise import NoiseSource
+from bayesify.posteriors.common.base import DrawRequest, Posterior
 from bayesify.running.caching import (
     cached_values,
     computed_anew,
@@ -25,50 +24,98 @@ from bayesify.running.caching import (
     run_beside_comparison,
     settled,
 )
-from bayesify.running.cuda_graphs import WARMUP_CALLS, capture, side_stream
+from bayesify.running.cuda_graphs import CAPTURE_LOCK, Captured, Captures, side_stream
 from bayesify.weights.layout import NetworkLayout, strides_of
 from bayesify.weights.module_state import swapped
 from bayesify.weights.named_parameters import MASK, first_parameter, tensors_in
 from bayesify.weights.placed import PlacedWeights
 
-if TYPE_CHECKING:
-    from bayesify.posteriors.common.base import DrawRequest, Posterior
+MAX_MEMORY_SHARE = 1 / 16
+"""Largest share of a device's memory that the draws of a captured request may take in float32: a graph keeps that memory."""
 
-LARGEST_SHARE = 1 / 16
-"""Of a device's memory that the draws of a request take in float32, above which a graph is not worth what it keeps."""
+MAX_KINDS = 16
+"""Kinds of requests that are known for a posterior, those that were asked for last: each generator is a kind of its own."""
 
-MOST_CAPTURES = 16
-"""Kinds of requests that are cached for a posterior, the last ones: each generator is a kind of its own."""
+MAX_PARAMETERS_TO_FOLLOW = 2**23
+"""Up to this many parameters, the graph of a single draw computes what draws share from the parameters each time. That costs the
+device some time, but to compare the parameters with those of a graph that keeps it, the host must wait for the device. On an H200
+a draw of a ResNet-50 (6 million) and its pass took 1.23 passes in place of 1.45, of a ViT-B/16 (13 million) 1.29 in place of 1.17
+(see `in_turns` in benchmarks/results/networks_gpu.json)."""
 
-FOLLOWS = 2**23
-"""Parameters up to which the graph of a single draw computes what draws share from them each time. It takes the device some time,
-but to compare the parameters with those of a graph that keeps it, the host must wait for the device. On an H200 a draw of a
-ResNet-50 (6 million) and its pass took 1.23 passes in place of 1.45, of a ViT-B/16 (13 million) 1.29 in place of 1.17 (see
-`in_turns` in benchmarks/results/networks_gpu.json)."""
-
-_LOCK = threading.RLock()
-_CAPTURES: weakref.WeakKeyDictionary[Posterior, dict[Any, Any]] = weakref.WeakKeyDictionary()
+Drawn = tuple[MutableMapping[str, Tensor], Tensor]
+"""Weights by name, and their KL."""
 
 
-def draw(posterior: Posterior, request: DrawRequest) -> tuple[MutableMapping[str, Tensor], Tensor]:
-    """Draw from a posterior, by a captured CUDA graph where that is possible and pays.
+class CapturedDraws:
+    """Draws of the posteriors of one network, by captured CUDA graphs where that is possible and pays; held by the network.
 
     A graph works on fixed memory. Without gradients its results are copied out. With gradients (inside the training
     objective, where nobody keeps the draws) they are used in place, so a second bound that is made before the first
-    one's backward pass is drawn without a graph. The random numbers are those of a draw without a graph.
+    one's backward pass is drawn without a graph. The random numbers are those of a draw without a graph. Graphs belong to the
+    memory of one network, so copies and pickles of this object are empty.
     """
-    with settled():
-        if not _suits(posterior, request):
+
+    def __init__(self) -> None:
+        self._captures: weakref.WeakKeyDictionary[Posterior, Captures[CapturedDraw]] = weakref.WeakKeyDictionary()
+
+    def of(self, posterior: Posterior) -> Captures[CapturedDraw]:
+        """The captured draws of one posterior."""
+        return self._captures.setdefault(posterior, Captures(MAX_KINDS))
+
+    def draw(self, posterior: Posterior, request: DrawRequest) -> Drawn:
+        """Draw from a posterior."""
+        with settled():
+            if not _suits(posterior, request):
+                return posterior.draw(request)
+            with CAPTURE_LOCK:
+                kind, addresses = _kind(posterior, request)
+                drawn = None if is_settled(posterior) else self._ahead(posterior, kind, addresses)
+                if drawn is not None:
+                    return drawn
+                captured = self._find(posterior, request, kind, addresses)
+                if captured is not None and not captured.busy():
+                    return captured.replay()
             return posterior.draw(request)
-        with _LOCK:
-            key, addresses = _kind(posterior, request)
-            drawn = None if is_settled(posterior) else _ahead(posterior, key, addresses)
-            if drawn is not None:
-                return drawn
-            captured = _find(posterior, request, key, addresses)
-            if captured is not None and not captured.busy():
-                return captured.replay()
-        return posterior.draw(request)
+
+    def _ahead(self, posterior: Posterior, kind: tuple[Any, ...], addresses: tuple[int, ...]) -> Drawn | None:
+        """A draw by the graph that served last, made while the parameters are compared with those it was captured with.
+
+        Nothing where they differ, and as if nothing was drawn: what is cached of the parameters is part of the graph. Only where
+        another thread has taken numbers from the same generator meanwhile, none is given out twice: this draw takes later ones.
+        """
+        known = self.of(posterior).known(kind)
+        if known is None or known.made is None:
+            return None
+        captured, (places, frozen) = known.made, known.state
+        if frozen is None or places != addresses:
+            return None
+        generator = captured.generator
+        before = generator.get_state()
+
+        def replay() -> tuple[Drawn, Tensor]:
+            return captured.replay(), generator.get_state()
+
+        (drawn, after), same = run_beside_comparison(posterior, frozen, replay)
+        if same:
+            return drawn
+        if torch.equal(generator.get_state(), after):
+            generator.set_state(before)
+        return None
+
+    def _find(
+        self, posterior: Posterior, request: DrawRequest, kind: tuple[Any, ...], addresses: tuple[int, ...]
+    ) -> CapturedDraw | None:
+        """The graph for a request, captured now if it has been asked for often enough."""
+        training, generator = torch.is_grad_enabled(), request.noise.generator
+        # A graph reads the parameters where they are, but not what was computed from them before it was captured.
+        keeps = not training and not _follows(posterior, request) and cached_values(posterior)
+        frozen = parameter_state(posterior) if keeps else None
+        return self.of(posterior).find(
+            kind, (addresses, frozen), lambda: CapturedDraw(posterior, request, training), held=generator
+        )
+
+    def __reduce__(self) -> tuple[type[CapturedDraws], tuple[()]]:
+        return CapturedDraws, ()
 
 
 def _kind(posterior: Posterior, request: DrawRequest) -> tuple[tuple[Any, ...], tuple[int, ...]]:
@@ -79,59 +126,12 @@ def _kind(posterior: Posterior, request: DrawRequest) -> tuple[tuple[Any, ...], 
     return key, tuple(map(Tensor.data_ptr, tensors_in(posterior)))
 
 
-def _ahead(
-    posterior: Posterior, key: tuple[Any, ...], addresses: tuple[int, ...]
-) -> tuple[MutableMapping[str, Tensor], Tensor] | None:
-    """A draw by the graph that served last, made while the parameters are compared with those it was captured with.
-
-    Nothing where they differ, and as if nothing was drawn: what is cached of the parameters is part of the graph. Only where
-    another thread has taken numbers from the same generator meanwhile, none is given out twice: this draw takes later ones.
-    """
-    captures = _CAPTURES.get(posterior, {})
-    _, (places, frozen), captured, _ = captures.get(key, (0, ((), None), None, None))
-    if captured is None or frozen is None or places != addresses:
-        return None
-    generator = captured.generator
-    before = generator.get_state()
-
-    def replay() -> tuple[tuple[MutableMapping[str, Tensor], Tensor], Tensor]:
-        return captured.replay(), generator.get_state()
-
-    (drawn, after), same = run_beside_comparison(posterior, frozen, replay)
-    if same:
-        captures[key] = captures.pop(key)  # the last one used
-        return drawn
-    if torch.equal(generator.get_state(), after):
-        generator.set_state(before)
-    return None
-
-
-def _find(
-    posterior: Posterior, request: DrawRequest, key: tuple[Any, ...], addresses: tuple[int, ...]
-) -> _Captured | None:
-    """The graph for a request, captured now if it has been asked for often enough."""
-    training, generator = torch.is_grad_enabled(), request.noise.generator
-    # A graph reads the parameters where they are, but not what was computed from them before it was captured.
-    keeps = not training and not _follows(posterior, request) and cached_values(posterior)
-    frozen = parameter_state(posterior) if keeps else None
-    captures = _CAPTURES.setdefault(posterior, {})
-    count, state, captured, _ = captures.pop(key, (0, None, None, None))
-    if state != (addresses, frozen):
-        count, captured = 0, None
-    if captured is None and count >= WARMUP_CALLS:
-        try:
-            captured = _Captured(posterior, request, training)
-        except RuntimeError:  # something forbids it, such as a hook that waits for the device
-            count = -sys.maxsize
-    captures[key] = (count + 1, (addresses, frozen), captured, generator)  # held, so that no other gets its id
-    while len(captures) > MOST_CAPTURES:
-        del captures[next(iter(captures))]
-    return captured
-
-
 def _follows(posterior: Posterior, request: DrawRequest) -> bool:
     """Whether the graph of a request computes from the parameters whatever other draws take from what is cached of them."""
-    return request.num_draws == 1 and sum(map(Tensor.numel, tensors_in(posterior, buffers=False))) <= FOLLOWS
+    return (
+        request.num_draws == 1
+        and sum(map(Tensor.numel, tensors_in(posterior, buffers=False))) <= MAX_PARAMETERS_TO_FOLLOW
+    )
 
 
 def _suits(posterior: Posterior, request: DrawRequest) -> bool:
@@ -150,10 +150,10 @@ def _suits(posterior: Posterior, request: DrawRequest) -> bool:
     if any(name.endswith(MASK) for name, _ in posterior.named_buffers()):
         return False  # the gradient of a scatter by mask waits for the device
     size = 4 * request.num_draws * constant(posterior, "numbers", lambda: sum(posterior.sizes().values()))
-    return size <= LARGEST_SHARE * torch.cuda.get_device_properties(device).total_memory
+    return size <= MAX_MEMORY_SHARE * torch.cuda.get_device_properties(device).total_memory
 
 
-class _Captured:
+class CapturedDraw:
     """One captured draw, and the captured gradient of it."""
 
     def __init__(self, posterior: Posterior, request: DrawRequest, training: bool) -> None:
@@ -170,8 +170,8 @@ class _Captured:
             self.names = list(weights)
             return [*(weights.values() if training else self._joined(weights, request.layout)), kl]
 
-        def gradient(outputs: list[Tensor]) -> tuple[Tensor | None, ...]:
-            live = [(out, grad) for out, grad in zip(outputs, self.grad_outputs, strict=True) if out.requires_grad]
+        def gradient(outputs: list[Tensor], slopes: list[Tensor]) -> tuple[Tensor | None, ...]:
+            live = [(out, grad) for out, grad in zip(outputs, slopes, strict=True) if out.requires_grad]
             return torch.autograd.grad(
                 [out for out, _ in live], list(leaves.values()), [grad for _, grad in live], allow_unused=True
             )
@@ -183,17 +183,16 @@ class _Captured:
             for _ in range(3):
                 outputs = run(trial)
                 if training:
-                    self.grad_outputs = [torch.zeros_like(output) for output in outputs]
-                    gradient(outputs)
+                    gradient(outputs, [torch.zeros_like(output) for output in outputs])
             del outputs
         before = self.generator.get_state()
-        self.forward_graph, self.outputs = capture(run, [request.noise.generator])
+        self.forward = Captured(run, generators=[request.noise.generator])
         self.generator.set_state(before)
         if training:
-            self.grad_outputs = [torch.zeros_like(output) for output in self.outputs]
-            pool = self.forward_graph.pool()
-            self.backward_graph, self.grads = capture(lambda: gradient(self.outputs), pool=pool)
-            self.outputs = [output.detach() for output in self.outputs]
+            outputs = self.forward.results
+            slopes = [torch.zeros_like(output) for output in outputs]
+            self.backward = Captured(lambda: gradient(outputs, slopes), slopes, pool=self.forward.pool())
+            self.forward.results = [output.detach() for output in outputs]
         self.kept = cached_values(posterior)  # the graph reads their memory, whatever the posterior forgets later
 
     def _joined(self, weights: Mapping[str, Tensor], layout: NetworkLayout | None) -> list[Tensor]:
@@ -227,7 +226,8 @@ class _Captured:
         use = self.pending() if self.pending is not None else None
         return use is not None and not use.finished
 
-    def replay(self) -> tuple[MutableMapping[str, Tensor], Tensor]:
+    def replay(self) -> Drawn:
+        """Draw: results used in place with gradients, copied out without."""
         if self.training:
             use = _Use()
             if self.pending is not None and (last := self.pending()) is not None:
@@ -235,8 +235,7 @@ class _Captured:
             self.pending = weakref.ref(use)
             outputs = list(_Replay.apply(self, use, *self.parameters))
             return dict(zip(self.names, outputs[:-1], strict=True)), outputs[-1]
-        self.forward_graph.replay()
-        *pieces, kl = [output.clone() for output in self.outputs]
+        *pieces, kl = [output.clone() for output in self.forward.replay()]
         found: list[Place] = []
         for name in self.names:
             at, (_, size, stride, start) = self.places[name]
@@ -267,25 +266,18 @@ class _Use:
 
 class _Replay(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, captured: _Captured, use: _Use, *parameters: Tensor) -> Any:
+    def forward(ctx: Any, captured: CapturedDraw, use: _Use, *parameters: Tensor) -> Any:
         ctx.captured, ctx.use = captured, use
-        captured.forward_graph.replay()
-        return tuple(output.detach() for output in captured.outputs)
+        return tuple(output.detach() for output in captured.forward.replay())
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:
-        captured = ctx.captured
         if ctx.use.overwritten:
             raise RuntimeError(
                 "elbo: backward was called again after a later elbo; call it once for each elbo, before the next"
             )
-        given = [(mine, grad) for mine, grad in zip(captured.grad_outputs, grads, strict=True) if grad is not None]
-        torch._foreach_copy_([mine for mine, _ in given], [grad for _, grad in given])
-        for mine, grad in zip(captured.grad_outputs, grads, strict=True):
-            if grad is None:
-                mine.zero_()
-        captured.backward_graph.replay()
+        found = ctx.captured.backward.replay(grads)
         ctx.use.finished = True
         # Copies: an optimizer that accumulates gradients keeps them past the next replay.
-        return None, None, *(None if grad is None else grad.clone() for grad in captured.grads)
+        return None, None, *(None if grad is None else grad.clone() for grad in found)
