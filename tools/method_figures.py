@@ -102,7 +102,7 @@ def _mean(found: list[dict[str, Any]], key: str) -> float:
     return sum(row[key] for row in found) / len(found)
 
 
-def _draw(problem: run.Problem, outcome: run.Outcome, name: str) -> None:
+def _draw(problem: run.ToyProblem, outcome: run.Outcome, name: str) -> None:
     kind, draw = ("svg", bands) if problem.name == "regression" else ("png", entropy_map)
     data = base64.b64decode(draw(problem.data, outcome).partition("base64,")[2])
     (FIGURES / f"{name.replace('_', '-')}-{problem.name}.{kind}").write_bytes(data)

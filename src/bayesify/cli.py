@@ -18,7 +18,7 @@ from bayesify.serving.command import fit, predict
 from bayesify.serving.terminal import INTERRUPTED, names_of, need, refuse, say
 
 if TYPE_CHECKING:
-    from bayesify.demo.run import Outcome, Problem
+    from bayesify.demo.run import Outcome, ToyProblem
     from bayesify.registry import Method
 
 app = typer.Typer(
@@ -117,7 +117,7 @@ def demo(
     finished = {outcome.method.name for outcome in outcomes if outcome.problem == "classification"}
     unfinished = [method.title for method in chosen if method.name not in finished]
     _print_table(outcomes)
-    made: list[Problem] = problems(seed)
+    made: list[ToyProblem] = problems(seed)
     words = ["bayesify", "demo", "--seed", str(seed)]
     words += ["--all"] * everything + ["--quick"] * quick + (["--methods", only] if only.strip() else [])
     told: dict[str, Any] = {"seed": seed, "command": shlex.join(words), "unfinished": unfinished, "quick": quick}
@@ -207,7 +207,7 @@ def _run(chosen: list[Method], *, seed: int, epochs: int, limited: bool) -> tupl
     columns = ("{task.description:<34}", "bar", "count", "elapsed")
     with Display(*columns, total=len(chosen), description="methods") as progress:
 
-        def tell(method: Method, problem: Problem, share: float) -> None:
+        def tell(method: Method, problem: ToyProblem, share: float) -> None:
             half = 0.5 * (problem.name == "classification")
             done = chosen.index(method) + half + 0.5 * share
             progress.update(description=f"{method.title}: {problem.title}", completed=done)

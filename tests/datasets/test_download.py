@@ -100,7 +100,7 @@ def test_folders_come_first(tmp_path, monkeypatch):
 
 
 def test_neither_folder_nor_network(monkeypatch):
-    monkeypatch.setitem(image_sources.HOMES, "mnist", ("http://127.0.0.1:9/mnist",))
+    monkeypatch.setitem(image_sources.BASE_URLS, "mnist", ("http://127.0.0.1:9/mnist",))
     with pytest.raises(FileNotFoundError, match=r"could not be downloaded: .*127\.0\.0\.1:9.*set BAYESIFY_DATA"):
         images.load("mnist")
     with pytest.raises(FileNotFoundError, match=r"to a folder that holds mnist\.npz, or allow"):
@@ -130,15 +130,15 @@ def test_mnist_from_idx(server, monkeypatch):
     }
     for key, file in image_sources.IDX_FILES.items():
         (home / file).write_bytes(idx(parts[key]))
-    monkeypatch.setitem(image_sources.HOMES, "mnist", (address,))
-    monkeypatch.setitem(image_sources.COUNTS, "mnist", (20, 10, 10))
+    monkeypatch.setitem(image_sources.BASE_URLS, "mnist", (address,))
+    monkeypatch.setitem(image_sources.SET_SIZES, "mnist", (20, 10, 10))
     with pytest.raises(ValueError, match="train_images came with another checksum"):
         images.load("mnist")
     other = home / "mirror"
     other.mkdir()
     for file in image_sources.IDX_FILES.values():
         (other / file).write_bytes(gzip.compress(b"<html>please sign in</html>"))
-    monkeypatch.setitem(image_sources.HOMES, "mnist", (f"{address}/mirror", address))
+    monkeypatch.setitem(image_sources.BASE_URLS, "mnist", (f"{address}/mirror", address))
     monkeypatch.setitem(image_sources.ARRAY_SHA256, "mnist", {key: download.digest(parts[key]) for key in parts})
     loaded = images.load("mnist")
     assert np.array_equal(loaded.train_images[:, 0], parts["train_images"])
@@ -210,7 +210,7 @@ def test_files_get_the_mode_that_the_umask_leaves(server, tmp_path):
 def test_an_endless_answer_is_cut_off(server, tmp_path, monkeypatch):
     address, home = server
     (home / "file").write_bytes(bytes(3 << 20))
-    monkeypatch.setattr(download, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(download, "MAX_BYTES", 1 << 20)
     with pytest.raises(OSError, match="more than 1,048,576 bytes came"):
         download.fetch([f"{address}/file"], tmp_path / "got" / "file")
     assert not list((tmp_path / "got").iterdir())
@@ -239,7 +239,7 @@ def test_a_damaged_cache_is_downloaded_again(tmp_path, monkeypatch):
         assert len(calls) == number + 1
     assert download.obtain("test", "x.npz", None, make, check)[1]["a"].tolist() == [0, 1, 2, 3]
     assert len(calls) == 4
-    monkeypatch.setattr(download, "MOST_BYTES", 10)
+    monkeypatch.setattr(download, "MAX_BYTES", 10)
     with pytest.raises(ValueError, match="more than 10"):
         download.obtain("test", "x.npz", None, None, check)
 
@@ -291,11 +291,11 @@ def test_cifar_from_its_binary_archive(server, monkeypatch, name):
             tables.append(table)
     file = "cifar-100-binary.tar.gz" if fine else "cifar-10-binary.tar.gz"
     (home / file).write_bytes(packed.getvalue())
-    monkeypatch.setitem(image_sources.HOMES, name, (address,))
+    monkeypatch.setitem(image_sources.BASE_URLS, name, (address,))
     with pytest.raises(ValueError, match="has sha256"):
         images.load(name)
     monkeypatch.setitem(image_sources.FILE_SHA256, file, hashlib.sha256(packed.getvalue()).hexdigest())
-    monkeypatch.setitem(image_sources.COUNTS, name, (classes * (len(files) - 1), classes, classes))
+    monkeypatch.setitem(image_sources.SET_SIZES, name, (classes * (len(files) - 1), classes, classes))
     monkeypatch.setitem(image_sources.ARRAY_SHA256, name, {})
     loaded = images.load(name)
     assert loaded.train_images.shape == (classes * (len(files) - 1), 3, 32, 32)
@@ -313,8 +313,8 @@ def test_svhn_from_matlab(server, monkeypatch):
         path = home / f"{part}_32x32.mat"
         scipy.savemat(path, {"X": pictures, "y": (np.arange(20) % 10 + 1)[:, None].astype(np.uint8)})
         monkeypatch.setitem(image_sources.FILE_SHA256, path.name, download.checksum(path))
-    monkeypatch.setitem(image_sources.HOMES, "svhn", (address,))
-    monkeypatch.setitem(image_sources.COUNTS, "svhn", (20, 20, 10))
+    monkeypatch.setitem(image_sources.BASE_URLS, "svhn", (address,))
+    monkeypatch.setitem(image_sources.SET_SIZES, "svhn", (20, 20, 10))
     loaded = images.load("svhn")
     assert np.array_equal(loaded.train_images[7, 2], pictures[:, :, 2, 7])
     assert loaded.train_labels[:10].tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]

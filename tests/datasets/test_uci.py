@@ -116,8 +116,8 @@ def test_regression_is_downloaded_once_and_verified(tmp_path, monkeypatch):
     np.savetxt(place / "index_features.txt", [1, 2, 3])
     np.savetxt(place / "index_target.txt", [0])
     np.savetxt(place / "n_splits.txt", [2])
-    monkeypatch.setattr(uci_sources, "STANDARD", (home / "standard").as_uri())
-    monkeypatch.setattr(uci_sources, "GAP", (home / "gap").as_uri())
+    monkeypatch.setattr(uci_sources, "STANDARD_URL", (home / "standard").as_uri())
+    monkeypatch.setattr(uci_sources, "GAP_URL", (home / "gap").as_uri())
     monkeypatch.setenv("BAYESIFY_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("BAYESIFY_DATA", raising=False)
     with pytest.raises(ValueError, match="another checksum"):
@@ -128,7 +128,7 @@ def test_regression_is_downloaded_once_and_verified(tmp_path, monkeypatch):
     assert np.array_equal(table.X, stored["X"])
     assert np.array_equal(table.gap_splits[1].train, stored["gap_train_1"])
     assert not (tmp_path / "cache" / "downloads" / "yacht").exists()
-    monkeypatch.setattr(uci_sources, "STANDARD", "file:///nowhere")
+    monkeypatch.setattr(uci_sources, "STANDARD_URL", "file:///nowhere")
     assert np.array_equal(uci.load("yacht").y, stored["y"])
 
 
@@ -172,7 +172,7 @@ def test_a_page_in_place_of_the_data_is_not_kept(tmp_path, monkeypatch, page):
     home = tmp_path / "00264"
     home.mkdir()
     (home / "EEG Eye State.arff").write_text(page)
-    monkeypatch.setattr(uci_sources, "ARCHIVE", tmp_path.as_uri())
+    monkeypatch.setattr(uci_sources, "ARCHIVE_URL", tmp_path.as_uri())
     monkeypatch.setenv("BAYESIFY_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("BAYESIFY_DATA", raising=False)
     with pytest.raises(ValueError, match=r"uci: .*what came was removed"):

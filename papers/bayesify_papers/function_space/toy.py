@@ -85,7 +85,8 @@ def regression(method: str, seed: int, epochs: int = EPOCHS) -> tuple[dict[str, 
     far = torch.stack((low - 2 * (high - low), high + 2 * (high - low)))[:, None]
 
     def spread(x: Tensor) -> Tensor:
-        return model.predict(x, DRAWS, generator=torch.Generator().manual_seed(seed)).epistemic.sqrt()
+        found: Tensor = model.predict(x, DRAWS, generator=torch.Generator().manual_seed(seed)).epistemic.sqrt()
+        return found
 
     inside, outside = float(spread(data.x).mean()), float(spread(far).min())
     error = model.predict(data.x_test, DRAWS, generator=torch.Generator().manual_seed(seed)).mean - data.y_test

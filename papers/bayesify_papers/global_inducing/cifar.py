@@ -82,7 +82,7 @@ class Setting:
 
 def rate(share: float) -> float:
     """Factor on the learning rate after a share of the epochs."""
-    return 0.02 ** (max(0.0, share - 0.7) / 0.3)
+    return float(0.02 ** (max(0.0, share - 0.7) / 0.3))
 
 
 def kl_weight(share: float) -> float:

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from bayesify import BayesianNetwork, count_parameters
+from bayesify import count_parameters
 from bayesify_papers.inducing_weights import rows, scores
 from bayesify_papers.inducing_weights.systems import SYSTEMS, Recipe, train
 from bayesify_papers.shared import predictions, records
@@ -113,19 +113,15 @@ def run(
         if name in known()["seconds"] and (folder / f"{name}.npz").is_file():
             print(f"{system.title}: its predictions are there already", flush=True)
             continue
-        networks: list[BayesianNetwork] = []
-        seconds = 0.0
         kind = "point" if system.point else name
         paths = [folder / f"{kind}-{seed + index}.safetensors" for index in range(system.count_networks(recipe))]
-        for index, path in enumerate(paths):
-            network, history = train(system, recipe, problem, seed + index, path)
-            networks.append(network)
-            seconds += sum(row["seconds"] for row in history)
-        start = time.perf_counter()
+        trained = [train(system, recipe, problem, seed + index, path) for index, path in enumerate(paths)]
+        seconds = sum(epoch["seconds"] for _, history in trained for epoch in history)
+        networks, start = [network for network, _ in trained], time.perf_counter()
         made = problem.predict(networks, system.count_draws(recipe), seed)
         predictions.write(folder / f"{name}.npz", made)
         content = known()
-        content["history"][name] = history
+        content["history"][name] = trained[-1][1]
         content["parameters"][name] = sum(count_parameters(network) for network in networks)
         content["seconds"][name] = round(seconds, 1)
         records.write(folder / "run.json", content)

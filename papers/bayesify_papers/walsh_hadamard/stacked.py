@@ -98,7 +98,7 @@ class FastStack(ModelStack):
             squares = (mean.square() + std.square() * growth) * self.precisions
             kl = 0.5 * (squares - 1).sum(-1) - log_std.sum(-1)
         else:
-            drawn, kl = _Draw.apply(mean, log_std, noise, self.precisions)
+            drawn, kl = _Draw.apply(mean, log_std, noise, self.precisions)  # type: ignore[no-untyped-call]
         pieces = drawn.split([end - start for start, end in pairwise(self._ends)], dim=-1)
         parts = [part.view_as(like) for part, like in zip(pieces, self._parts["mean"], strict=True)]
         if isinstance(posterior, MeanField):
@@ -148,7 +148,7 @@ class FastStack(ModelStack):
                     a, b, c = (factor.unsqueeze(1) for factor in factors)
                     weights[piece.weight.name] = (piece.blocks, a, b, c)
                 else:
-                    weights[piece.weight.name] = piece.blocks.assemble(_Form.apply(*factors))
+                    weights[piece.weight.name] = piece.blocks.assemble(_Form.apply(*factors))  # type: ignore[no-untyped-call]
         return weights
 
     def _mask(self, posterior: Dropout, source: NoiseSource) -> dict[str, Tensor]:

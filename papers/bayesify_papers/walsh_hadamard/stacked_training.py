@@ -54,7 +54,7 @@ class Recipe:
 
     def factor(self, step: int) -> float:
         """Factor on the learning rate at a step, counted from 0."""
-        return (1 + self.decay * step) ** -self.power
+        return float((1 + self.decay * step) ** -self.power)
 
 
 class _Following(Update):

@@ -10,7 +10,7 @@ from torch import Tensor
 from bayesify.arguments.checks import Budget, Count, Inputs, checked
 from bayesify.draws import Draws
 from bayesify.likelihoods import Categorical, Likelihood
-from bayesify.predictive.base import ELEMENTS_AT_ONCE
+from bayesify.predictive.base import MAX_ELEMENTS_PER_CHUNK
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.running.inputs import as_inputs, check_inputs
 
@@ -122,7 +122,7 @@ def _sampled(log_probs: Tensor, count: int, generator: torch.Generator | None) -
 def _conditional_entropy(log_probs: Tensor, weights: Tensor, shares: Tensor) -> Tensor:
     """Mean over configurations of the entropy of each example's label given them, [N]; weights [M, S], shares [M]."""
     num_draws, _, classes = log_probs.shape
-    rows = max(1, ELEMENTS_AT_ONCE // (classes * max(len(weights), num_draws)))
+    rows = max(1, MAX_ELEMENTS_PER_CHUNK // (classes * max(len(weights), num_draws)))
     found = []
     for part in log_probs.split(rows, dim=1):
         mixture = (weights @ part.exp().flatten(1)).view(len(weights), -1, classes)  # [M, n, C]
@@ -131,4 +131,5 @@ def _conditional_entropy(log_probs: Tensor, weights: Tensor, shares: Tensor) -> 
 
 
 def _entropy(probs: Tensor) -> Tensor:
-    return torch.special.entr(probs).sum(-1)
+    entropy: Tensor = torch.special.entr(probs).sum(-1)
+    return entropy

@@ -90,47 +90,78 @@ def label_pool(
     """
     first = torch.tensor(list(start), dtype=torch.int64)
     _check_indices("start", first, len(x))
-    settings = {"seed": seed, "size": size, "start": first.tolist(), "pool": len(x)}
-    history: list[dict[str, float]] = []
-    if path is not None and Path(path).exists():
-        header, tensors = tensor_files.read(path, "pool")
-        different = [key for key, value in settings.items() if header["settings"].get(key) != value]
-        if different:
-            raise ValueError(f"{path}: is of a run with another {different[0]}; give another path, or delete it")
-        indices, labels, history = tensors["indices"], tensors["labels"], header["rounds"]
-    else:
-        if path is not None:
-            remove_leftovers(path)
-        indices, labels = first, _answers(ask, first)
-        _store(path, settings, indices, labels, history)
+    run = _StoredRun(path, {"seed": seed, "size": size, "start": first.tolist(), "pool": len(x)})
+    if not run.read():
+        run.add(first, _answers(ask, first))
     while True:
-        done = -(-(len(indices) - len(first)) // size)
-        model = train(x[indices], labels, seed + done)
+        done = -(-(len(run.indices) - len(first)) // size)
+        model = train(x[run.indices], run.labels, seed + done)
         if not isinstance(model, Predictor):
             raise TypeError(
                 f"label_pool: train gave {shown(model)}; give a model that predicts, such as a BayesianNetwork"
             )
-        if len(history) == done:
-            scores = {} if evaluate is None else evaluate(model)
-            if not isinstance(scores, Mapping):
-                raise TypeError(f"label_pool: evaluate gave {shown(scores)}; give a dict of numbers")
-            history.append({"labels": len(indices), **{key: float(value) for key, value in scores.items()}})
-        rest = torch.ones(len(x), dtype=torch.bool).index_fill(0, indices, False).nonzero().squeeze(1)
+        if len(run.rounds) == done:
+            run.rounds.append({"labels": len(run.indices), **_scores(model, evaluate)})
+        rest = torch.ones(len(x), dtype=torch.bool).index_fill(0, run.indices, False).nonzero().squeeze(1)
         if done >= rounds or not len(rest):
-            _store(path, settings, indices, labels, history)
-            return PoolRun(model, indices, labels, history)
-        generator = torch.Generator().manual_seed(seed + done)
-        new = choose(model, x[rest], min(size, len(rest)), generator)
-        if not isinstance(new, Tensor):
-            raise TypeError(f"label_pool: choose gave {shown(new)}; give a tensor of indices")
-        new = new.cpu()
+            run.write()
+            return PoolRun(model, run.indices, run.labels, run.rounds)
+        new = choose(model, x[rest], min(size, len(rest)), torch.Generator().manual_seed(seed + done))
         _check_indices("choose", new, len(rest))
-        answers = _answers(ask, rest[new])
-        indices, labels = torch.cat((indices, rest[new])), torch.cat((labels, answers))
-        _store(path, settings, indices, labels, history)
+        chosen = rest[new.cpu()]
+        run.add(chosen, _answers(ask, chosen))
+
+
+class _StoredRun:
+    """Labels and rounds so far, kept in a file where a path is given.
+
+    Args:
+        path: The file.
+        settings: What a run that goes on from the file must share with it.
+    """
+
+    def __init__(self, path: str | Path | None, settings: dict[str, Any]) -> None:
+        self._path, self._settings = path, settings
+        self.indices, self.labels = torch.empty(0, dtype=torch.int64), torch.empty(0)
+        self.rounds: list[dict[str, float]] = []
+
+    def read(self) -> bool:
+        """Take in what the file holds; false where there is none."""
+        if self._path is None:
+            return False
+        if not Path(self._path).exists():
+            remove_leftovers(self._path)
+            return False
+        header, tensors = tensor_files.read(self._path, "pool")
+        different = [key for key, value in self._settings.items() if header["settings"].get(key) != value]
+        if different:
+            raise ValueError(f"{self._path}: is of a run with another {different[0]}; give another path, or delete it")
+        self.indices, self.labels, self.rounds = tensors["indices"], tensors["labels"], header["rounds"]
+        return True
+
+    def add(self, indices: Tensor, labels: Tensor) -> None:
+        """Take in answers and store them at once."""
+        self.labels = torch.cat((self.labels, labels)) if len(self.indices) else labels
+        self.indices = torch.cat((self.indices, indices))
+        self.write()
+
+    def write(self) -> None:
+        """Replace the file."""
+        if self._path is not None:
+            tensors = {"indices": self.indices, "labels": self.labels}
+            tensor_files.write(self._path, "pool", {"settings": self._settings, "rounds": self.rounds}, tensors)
+
+
+def _scores(model: Predictor, evaluate: Callable[[Predictor], Mapping[str, float]] | None) -> dict[str, float]:
+    scores = {} if evaluate is None else evaluate(model)
+    if not isinstance(scores, Mapping):
+        raise TypeError(f"label_pool: evaluate gave {shown(scores)}; give a dict of numbers")
+    return {key: float(value) for key, value in scores.items()}
 
 
 def _check_indices(owner: str, indices: Tensor, count: int) -> None:
+    if not isinstance(indices, Tensor):
+        raise TypeError(f"label_pool: {owner} gave {shown(indices)}; give a tensor of indices")
     inside = len(indices) and bool(((indices >= 0) & (indices < count)).all())
     if indices.ndim != 1 or not inside or len(indices.unique()) != len(indices):
         raise ValueError(f"label_pool: {owner} gave {indices.tolist()}; give different indices from 0 to {count - 1}")
@@ -143,12 +174,6 @@ def _answers(ask: Callable[[Tensor], Tensor], indices: Tensor) -> Tensor:
             f"label_pool: ask gave {shown(labels)} for {len(indices)} examples; give a tensor with a label each"
         )
     return labels.cpu()
-
-
-def _store(path: Any, settings: dict[str, Any], indices: Tensor, labels: Tensor, history: list[Any]) -> None:
-    if path is not None:
-        tensors = {"indices": indices, "labels": labels}
-        tensor_files.write(path, "pool", {"settings": settings, "rounds": history}, tensors)
 
 
 @checked

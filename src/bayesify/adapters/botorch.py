@@ -35,7 +35,7 @@ _Sampler: Any = _load("botorch.sampling.index_sampler").IndexSampler
 _GetSampler: Any = _load("botorch.sampling.get_sampler").GetSampler
 _load("torch._decomp.decompositions_for_jvp")  # which torch would load with the first derivative, and with a warning
 
-NUM_DRAWS = 128
+DEFAULT_NUM_DRAWS = 128
 """Functions of a model whose draws cannot be counted."""
 
 
@@ -118,7 +118,7 @@ class BoTorchModel(_Model):
         self._data, self._inputs, self._targets = data, inputs, targets
         self._output, self._given = output_of(model, output), (num_draws, likelihood)
         self._num_outputs = num_outputs or (data[1].shape[-1] if data is not None else 1)
-        self.draws = _precise(fixed_draws(model, num_draws, generator, "BoTorchModel", NUM_DRAWS))
+        self.draws = _precise(fixed_draws(model, num_draws, generator, "BoTorchModel", DEFAULT_NUM_DRAWS))
 
     @property
     def num_outputs(self) -> int:

@@ -16,11 +16,11 @@ from bayesify.posteriors import Ensemble, InducingWeights
 from bayesify.priors import Prior
 from bayesify.running.modes import outside_inference_mode
 
-PRIOR_SCALE = 0.5
+DEFAULT_PRIOR_SCALE = 0.5
 """Scale of the default prior `Neal` of A and of B: the size of an update drawn from it, over alpha / r, is the square of that of
 a linear map that keeps the scale of activations. Chosen in `benchmarks/lora.py`, on files that its table does not use."""
 
-ZERO = ("lora_B", "lora_embedding_A")
+ZERO_FACTOR_NAMES = ("lora_B", "lora_embedding_A")
 """What is in the names of the factor that starts at 0, in peft: of embeddings it is A."""
 
 
@@ -72,12 +72,12 @@ def bayesianize_lora(
         model,
         [(name, make_posterior(posterior)) for name in names],
         likelihood=make_likelihood(likelihood),
-        prior=make_prior(prior, PRIOR_SCALE),
+        prior=make_prior(prior, DEFAULT_PRIOR_SCALE),
         output=output,
         share_frozen=True,
     )
     for part in bnn.posteriors:
         for name, members in part.value.items() if isinstance(part, Ensemble) and part.init == "reset" else ():
-            if any(mark in name for mark in ZERO):
+            if any(mark in name for mark in ZERO_FACTOR_NAMES):
                 members.data[1:] = 0
     return bnn

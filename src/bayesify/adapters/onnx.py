@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.adapters.drawn import check_draws, fixed_draws, likelihood_of, output_of
-from bayesify.adapters.onnx_sampling import NOISE, SEED, SamplingGraph, normals, package, quantized, repeat
+from bayesify.adapters.onnx_sampling import NOISE_INPUT, SEED_INPUT, SamplingGraph, normals, package, quantized, repeat
 from bayesify.arguments.checks import Count, Inputs, Positive, checked
 from bayesify.draws import Draws
 from bayesify.likelihoods import Likelihood
@@ -23,14 +23,17 @@ from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Outputs, Predictive
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
+from bayesify.predictor import Drawable
 from bayesify.running.inputs import as_inputs, check_inputs
 from bayesify.running.outputs import select_output
 from bayesify.storage.atomic import check_file, write_atomically
 from bayesify.weights.catalog import put_in
 
-REGRESSION = ("mean", "variance", "epistemic")
-CLASSIFICATION = ("probs", "entropy", "mutual_information")
-BATCH = torch.export.Dim("batch", min=1)
+REGRESSION_OUTPUTS = ("mean", "variance", "epistemic")
+CLASSIFICATION_OUTPUTS = ("probs", "entropy", "mutual_information")
+BATCH_AXIS = torch.export.Dim("batch", min=1)
+DEFAULT_NUM_DRAWS = 16
+"""Draws in the file where a model's draws cannot be counted."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ class _WholeOutputs(Outputs):
 
 
 def moments(outputs: Tensor, likelihood: Likelihood) -> tuple[Tensor, ...]:
-    """What the graph gives of outputs [S, B, ...]; the names are `REGRESSION` or `CLASSIFICATION`."""
+    """What the graph gives of outputs [S, B, ...]; the names are `REGRESSION_OUTPUTS` or `CLASSIFICATION_OUTPUTS`."""
     prediction: Predictive = likelihood.predictive(_WholeOutputs(outputs))
     if isinstance(prediction, RegressionPredictive):
         return prediction.mean, prediction.variance, prediction.epistemic
@@ -159,62 +162,68 @@ def export_onnx(
     """
     for module in ("onnx", "onnxscript", "onnxruntime"):
         package(module)
-    check_file(path)
     check_draws(model, "export_onnx")
     law = likelihood_of(model, likelihood, "export_onnx")
+    trial = _Trial(check_file(path), *_example_inputs(x), law, output_of(model, output), tolerance)
+    if sample:
+        return _export_sampling(model, trial, num_draws or DEFAULT_NUM_DRAWS, sample, int8)
+    if int8:
+        raise ValueError(
+            "export_onnx: int8=True is for sample=True; quantize files of fixed draws by ONNX Runtime's tools"
+        )
+    return _export_draws(fixed_draws(model, num_draws, generator, "export_onnx", DEFAULT_NUM_DRAWS), trial)
+
+
+def _example_inputs(x: Inputs) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
+    """Example inputs in order, and the names of keyword inputs."""
     args, kwargs = as_inputs(x)
     check_inputs(args, kwargs)
-    inputs, keys = (tuple(kwargs.values()), tuple(kwargs)) if kwargs else (args, ())
+    inputs = tuple(kwargs.values()) if kwargs else args
     if any(not isinstance(value, Tensor) or not value.ndim or value.shape[0] < 2 for value in inputs):
         raise ValueError("export_onnx: inputs must be tensors of at least 2 examples, along the first axis")
     if any(value.dtype == torch.bfloat16 for value in inputs):
         raise ValueError(
             "export_onnx: ONNX Runtime has no bfloat16 on processors; give model.float() and inputs in float32"
         )
-    names = keys or (("x",) if len(inputs) == 1 else tuple(f"x{index}" for index in range(len(inputs))))
-    outputs = REGRESSION if law.task == "regression" else CLASSIFICATION
-    trial = _Trial(Path(path), inputs, names, outputs, tolerance)
-    if sample:
-        if not isinstance(model, BayesianNetwork):
-            raise TypeError(
-                f"export_onnx: sample={sample!r} needs a BayesianNetwork, not {type(model).__name__}; use sample=False"
-            )
-        graph = SamplingGraph(model, output_of(model, output), keys)
-        return _export_sampling(graph, _Moments(law), trial, num_draws or 16, from_seed=sample != NOISE, int8=int8)
-    if int8:
-        raise ValueError(
-            "export_onnx: int8=True is for sample=True; quantize files of fixed draws by ONNX Runtime's tools"
-        )
-    draws = fixed_draws(model, num_draws, generator, "export_onnx", default=16)
-    whole = PredictiveGraph(draws, law, output_of(model, output), keys)
-    wanted = [whole(*rows) for rows in trial.batches]
-    with write_atomically(path) as temporary:
-        program = _exported(whole, inputs, names, outputs, (tuple({0: BATCH} for _ in inputs),))
-        program.save(str(temporary), external_data=False)
+    return inputs, tuple(kwargs)
+
+
+def _export_draws(draws: Draws, trial: _Trial) -> Exported:
+    graph = PredictiveGraph(draws, trial.likelihood, trial.output, trial.keys)
+    wanted = [graph(*rows) for rows in trial.batches]
+    with write_atomically(trial.path) as temporary:
+        axes = (tuple({0: BATCH_AXIS} for _ in trial.inputs),)
+        _exported(graph, trial.inputs, trial.names, trial.outputs, axes).save(str(temporary), external_data=False)
         difference = trial.difference(wanted, temporary)
-    return Exported(trial.path, names, outputs, len(draws), difference)
+    return Exported(trial.path, trial.names, trial.outputs, len(draws), difference)
 
 
 def _export_sampling(
-    graph: SamplingGraph, average: _Moments, trial: _Trial, num_draws: int, *, from_seed: bool, int8: bool
+    model: Drawable | Draws, trial: _Trial, num_draws: int, sample: bool | str, int8: bool
 ) -> Exported:
+    if not isinstance(model, BayesianNetwork):
+        raise TypeError(
+            f"export_onnx: sample={sample!r} needs a BayesianNetwork, not {type(model).__name__}; use sample=False"
+        )
+    graph, from_seed = SamplingGraph(model, trial.output, trial.keys), sample != NOISE_INPUT
     inputs, names, outputs, sizes, seed = trial.inputs, trial.names, trial.outputs, trial.batches, 12345
+    average = _Moments(trial.likelihood)
     noise = torch.from_numpy(np.stack([normals(seed, index, graph.noise_size) for index in range(num_draws)]))
-    taken = {SEED: np.array(seed)} if from_seed else {NOISE: noise.numpy()}
+    taken = {SEED_INPUT: np.array(seed)} if from_seed else {NOISE_INPUT: noise.numpy()}
     drawn: list[list[Tensor]] = [[] for _ in sizes]
     for values in noise:  # a draw is made once for all batches, and is gone before the next
         weights = graph.draw(values)
         for found, rows in zip(drawn, sizes, strict=True):
             found.append(graph.run(weights, *rows))
     together = [torch.stack(found) for found in drawn]
-    axes = (None, tuple({0: BATCH} for _ in inputs))
-    one = _exported(graph, (noise[0], *inputs), (NOISE, *names), ("result",), axes, optimize=False)
+    axes = (None, tuple({0: BATCH_AXIS} for _ in inputs))
+    one = _exported(graph, (noise[0], *inputs), (NOISE_INPUT, *names), ("result",), axes, optimize=False)
     # Constants of a few entries are folded, so that shapes are known; transposed or repeated matrices are not stored again.
     optimizer = package("onnxscript.optimizer")
     optimizer.inline(one.model)
     optimizer.fold_constants(one.model, input_size_limit=64, output_size_limit=64)
     optimizer.remove_unused_nodes(one.model)
-    summary = _exported(average, (together[0],), ("drawn",), outputs, ({1: BATCH},))
+    summary = _exported(average, (together[0],), ("drawn",), outputs, ({1: BATCH_AXIS},))
     proto = package("onnx_ir").to_proto
     made = repeat(proto(one.model), proto(summary.model), names, num_draws, graph.noise_size, from_seed=from_seed)
     with write_atomically(trial.path) as temporary:
@@ -272,9 +281,21 @@ class _Trial:
 
     path: Path
     inputs: tuple[Tensor, ...]
-    names: tuple[str, ...]
-    outputs: tuple[str, ...]
+    keys: tuple[str, ...]
+    likelihood: Likelihood
+    output: str | int | None
     tolerance: float
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the network's inputs in the graph."""
+        count = len(self.inputs)
+        return self.keys or (("x",) if count == 1 else tuple(f"x{index}" for index in range(count)))
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the graph's outputs."""
+        return REGRESSION_OUTPUTS if self.likelihood.task == "regression" else CLASSIFICATION_OUTPUTS
 
     @property
     def batches(self) -> list[tuple[Tensor, ...]]:

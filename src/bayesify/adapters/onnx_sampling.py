@@ -19,18 +19,18 @@ from bayesify.running.caching import settled
 from bayesify.running.outputs import select_output
 from bayesify.weights.catalog import put_in
 
-SMALLEST_INT8 = 1024
+MIN_INT8_ELEMENTS = 1024
 """Numbers that a stored matrix has at least where it is rounded to 8 bits."""
-SEED = "seed"
-NOISE = "noise"
+SEED_INPUT = "seed"
+NOISE_INPUT = "noise"
 
-_VIEWS = (
+_VIEW_OPERATORS = (
     *("t", "transpose", "permute", "unsqueeze", "squeeze", "view", "_unsafe_view", "reshape"),
     *("expand", "select", "slice"),
 )
-_WITHOUT_OPERATOR = ("linalg", "cholesky", "triangular_solve", "_standard_gamma", "randperm", "eigh", "inverse")
-_MULTIPLIERS = (0x7FEB352D, 0x846CA68B)
-_GOLDEN = 0x9E3779B9
+_MISSING_OPERATORS = ("linalg", "cholesky", "triangular_solve", "_standard_gamma", "randperm", "eigh", "inverse")
+_HASH_MULTIPLIERS = (0x7FEB352D, 0x846CA68B)
+_GOLDEN_RATIO_BITS = 0x9E3779B9
 
 _DECOMPOSITIONS: dict[Any, Any] = {
     getattr(torch.ops.aten, name).Scalar: lambda *lists: [torch.addcmul(*each) for each in zip(*lists, strict=True)]
@@ -58,7 +58,8 @@ class GivenNoise(NoiseSource):
 
     def uniform(self, count: int, device: torch.device) -> Tensor:
         """See `NoiseSource`."""
-        return torch.special.ndtr(self.normal(count, torch.zeros(1, device=device)))
+        values: Tensor = torch.special.ndtr(self.normal(count, torch.zeros(1, device=device)))
+        return values
 
     def permutation(self, count: int, device: torch.device) -> Tensor:
         """Refused: a graph has no operator for it."""
@@ -179,7 +180,7 @@ def _fold(traced: fx.GraphModule) -> fx.GraphModule:
             values[node] = node.target(*arguments[0], **arguments[1])
     for node in list(traced.graph.nodes):
         name = str(getattr(node.target, "__name__", node.target))
-        if node in dependent and any(part in name for part in _WITHOUT_OPERATOR):
+        if node in dependent and any(part in name for part in _MISSING_OPERATORS):
             raise ValueError(
                 f"export_onnx: a draw of this posterior needs {name.partition('.')[0]}, which ONNX does not have; use sample=False"
             )
@@ -196,7 +197,7 @@ def _fold(traced: fx.GraphModule) -> fx.GraphModule:
 
 
 def _is_view(node: fx.Node) -> bool:
-    return node.op == "call_function" and str(node.target).split(".")[-2:][0] in _VIEWS
+    return node.op == "call_function" and str(node.target).split(".")[-2:][0] in _VIEW_OPERATORS
 
 
 def package(module: str) -> Any:
@@ -219,8 +220,8 @@ def normals(seed: int, draw: int, count: int) -> np.ndarray[Any, np.dtype[np.flo
     pair = (count + 1) // 2
     with np.errstate(over="ignore"):
         words = np.array([seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF], dtype=np.uint32)
-        first = _mixed(words[:1] + np.uint32(draw * _GOLDEN & 0xFFFFFFFF), np.uint32(0))
-        second = _mixed(words[1:] ^ first, np.uint32(_GOLDEN))
+        first = _mixed(words[:1] + np.uint32(draw * _GOLDEN_RATIO_BITS & 0xFFFFFFFF), np.uint32(0))
+        second = _mixed(words[1:] ^ first, np.uint32(_GOLDEN_RATIO_BITS))
         bits = _mixed(np.arange(pair, dtype=np.uint32) ^ first, second)
     lower, upper = (part.astype(np.float32) for part in (bits & np.uint32(0xFFFF), bits >> np.uint32(16)))
     radius = np.sqrt(np.float32(-2) * np.log((lower + np.float32(0.5)) * np.float32(2**-16)))
@@ -230,8 +231,8 @@ def normals(seed: int, draw: int, count: int) -> np.ndarray[Any, np.dtype[np.flo
 
 def _mixed(bits: Any, key: Any) -> Any:
     """A permutation of 32-bit integers for each key (the multipliers are those of C. Wellons's lowbias32)."""
-    bits = (bits ^ (bits >> np.uint32(16))) * np.uint32(_MULTIPLIERS[0]) + key
-    bits = (bits ^ (bits >> np.uint32(15))) * np.uint32(_MULTIPLIERS[1])
+    bits = (bits ^ (bits >> np.uint32(16))) * np.uint32(_HASH_MULTIPLIERS[0]) + key
+    bits = (bits ^ (bits >> np.uint32(15))) * np.uint32(_HASH_MULTIPLIERS[1])
     return bits ^ (bits >> np.uint32(16))
 
 
@@ -248,15 +249,15 @@ def repeat(one: Any, moments: Any, inputs: Sequence[str], num_draws: int, count:
     """
     onnx = package("onnx")
     builder, (result,) = _Builder(onnx), one.graph.output
-    vectors = [f"{NOISE}_{index}" for index in range(num_draws)]
+    vectors = [f"{NOISE_INPUT}_{index}" for index in range(num_draws)]
     if from_seed:
         builder.from_seed(vectors, count)
-        taken = onnx.helper.make_tensor_value_info(SEED, onnx.TensorProto.INT64, [])
+        taken = onnx.helper.make_tensor_value_info(SEED_INPUT, onnx.TensorProto.INT64, [])
     else:
-        taken = onnx.helper.make_tensor_value_info(NOISE, onnx.TensorProto.FLOAT, [num_draws, count])
+        taken = onnx.helper.make_tensor_value_info(NOISE_INPUT, onnx.TensorProto.FLOAT, [num_draws, count])
         for index, name in enumerate(vectors):
-            builder.node("Gather", NOISE, builder.constant(np.int64(index)), axis=0, name=name)
-    drawn = {NOISE}
+            builder.node("Gather", NOISE_INPUT, builder.constant(np.int64(index)), axis=0, name=name)
+    drawn = {NOISE_INPUT}
     for node in one.graph.node:
         if drawn.intersection(node.input):
             drawn.update(node.output)
@@ -264,7 +265,7 @@ def repeat(one: Any, moments: Any, inputs: Sequence[str], num_draws: int, count:
             builder.nodes.append(node)
     for index, vector in enumerate(vectors):
         nodes = (node for node in one.graph.node if drawn.intersection(node.output))
-        builder.copy(nodes, drawn, f"draw{index}_", {NOISE: vector})
+        builder.copy(nodes, drawn, f"draw{index}_", {NOISE_INPUT: vector})
     axis = builder.constant(np.array([0], dtype=np.int64))
     each = [builder.node("Unsqueeze", f"draw{index}_{result.name}", axis) for index in range(num_draws)]
     stacked = builder.node("Concat", *each, axis=0)
@@ -290,7 +291,7 @@ def quantized(model: Any) -> Any:
     builder, made = _Builder(onnx, "int8"), type(model).FromString(model.SerializeToString())
     for entry in model.graph.initializer:
         values = onnx.numpy_helper.to_array(entry)
-        if values.dtype != np.float32 or values.ndim < 2 or values.size < SMALLEST_INT8:
+        if values.dtype != np.float32 or values.ndim < 2 or values.size < MIN_INT8_ELEMENTS:
             builder.constants.append(entry)
             continue
         axis = 0 if values.shape[0] > 8 else 1  # several layers' matrices may be one stored tensor
@@ -342,15 +343,15 @@ class _Builder:
     def mixed(self, bits: str, key: str) -> str:
         """See `_mixed`."""
         bits = self.node("BitwiseXor", bits, self.shifted(bits, 16))
-        bits = self.node("Add", self.node("Mul", bits, self.constant(np.uint32(_MULTIPLIERS[0]))), key)
+        bits = self.node("Add", self.node("Mul", bits, self.constant(np.uint32(_HASH_MULTIPLIERS[0]))), key)
         bits = self.node("BitwiseXor", bits, self.shifted(bits, 15))
-        bits = self.node("Mul", bits, self.constant(np.uint32(_MULTIPLIERS[1])))
+        bits = self.node("Mul", bits, self.constant(np.uint32(_HASH_MULTIPLIERS[1])))
         return self.node("BitwiseXor", bits, self.shifted(bits, 16))
 
     def from_seed(self, names: list[str], count: int) -> None:
         """One vector of normal numbers for each name; see `normals`."""
         kinds, pair = self.onnx.TensorProto, (count + 1) // 2
-        whole = self.node("Cast", SEED, to=kinds.UINT64)
+        whole = self.node("Cast", SEED_INPUT, to=kinds.UINT64)
         upper = self.node("BitShift", whole, self.constant(np.uint64(32)), direction="RIGHT")
         words = [
             self.node("Cast", self.node("BitwiseAnd", part, self.constant(np.uint64(0xFFFFFFFF))), to=kinds.UINT32)
@@ -358,12 +359,12 @@ class _Builder:
         ]
         limits = [self.constant(np.int64(value)) for value in (0, pair, 1)]
         counter = self.node("Cast", self.node("Range", *limits), to=kinds.UINT32)
-        zero, golden = self.constant(np.uint32(0)), self.constant(np.uint32(_GOLDEN))
+        zero, golden = self.constant(np.uint32(0)), self.constant(np.uint32(_GOLDEN_RATIO_BITS))
         half, unit = self.constant(np.float32(0.5)), self.constant(np.float32(2**-16))
         turn, minus = self.constant(np.float32(2 * np.pi * 2**-16)), self.constant(np.float32(-2))
         ends = [self.constant(np.array([value], dtype=np.int64)) for value in (0, count)]
         for index, name in enumerate(names):
-            shift = self.constant(np.uint32(index * _GOLDEN & 0xFFFFFFFF))
+            shift = self.constant(np.uint32(index * _GOLDEN_RATIO_BITS & 0xFFFFFFFF))
             first = self.mixed(self.node("Add", words[0], shift), zero)
             second = self.mixed(self.node("BitwiseXor", words[1], first), golden)
             bits = self.mixed(self.node("BitwiseXor", counter, first), second)

@@ -22,7 +22,7 @@ from bayesify.priors import Prior
 _transformers: Any = load("transformers", extra="transformers", owner="bayesify.adapters.transformers")
 _Trainer: Any = _transformers.Trainer
 
-HEADS = ("classifier", "score", "qa_outputs", "lm_head", "cls", "fc")
+HEAD_NAMES = ("classifier", "score", "qa_outputs", "lm_head", "cls", "fc")
 """Names under which models keep their last layer."""
 
 
@@ -48,10 +48,10 @@ def bayesianize_head(
     """
     if head is None:
         children = dict(model.named_children())
-        head = next((name for name in HEADS if name in children), None)
+        head = next((name for name in HEAD_NAMES if name in children), None)
         if head is None:
             raise ValueError(
-                f"bayesianize_head: none of {', '.join(HEADS)} among the parts of {type(model).__name__} "
+                f"bayesianize_head: none of {', '.join(HEAD_NAMES)} among the parts of {type(model).__name__} "
                 f"({', '.join(children)}); name its last layer with head="
             )
     return bayesianize(model, {head: make_posterior(posterior)}, likelihood=likelihood, prior=prior, output="logits")
@@ -151,7 +151,8 @@ class BayesianTrainer(_Trainer):
     @property
     def bnn(self) -> BayesianNetwork:
         """The Bayesian network."""
-        return self.accelerator.unwrap_model(self.model).bnn
+        found: BayesianNetwork = self.accelerator.unwrap_model(self.model).bnn
+        return found
 
     def _set_signature_columns_if_needed(self) -> None:
         """Keep the columns that the network itself takes."""

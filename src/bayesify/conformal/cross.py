@@ -9,11 +9,9 @@ import torch
 from torch import Tensor
 
 from bayesify.arguments.checks import checked
-from bayesify.conformal.intervals import as_calibration, as_prediction, centers, interval_scores
+from bayesify.conformal.intervals import Known, as_calibration, as_prediction, centers, interval_scores
 from bayesify.conformal.thresholds import rank_of
-
-ROWS_AT_ONCE = 2**22
-"""Entries of an array over new rows and calibration rows."""
+from bayesify.predictive.base import MAX_ELEMENTS_PER_CHUNK
 
 
 class CrossIntervals:
@@ -35,7 +33,7 @@ class CrossIntervals:
     @checked
     def __init__(self, score: Literal["absolute", "scaled", "quantiles"] = "scaled") -> None:
         self.score = score
-        self._folds: list[tuple[Any, Tensor]] = []
+        self._folds: list[tuple[Known, Tensor]] = []
 
     @checked
     def fit(self, predictions: Sequence[Any], targets: Sequence[Any]) -> Self:
@@ -79,7 +77,7 @@ class CrossIntervals:
         rank = rank_of(level, sum(len(y) for _, y in self._folds))
         scores = [interval_scores(self.score, known, y, level) for known, y in self._folds]
         new = [centers(self.score, as_prediction(prediction, self.score), level) for prediction in predictions]
-        rows = max(1, ROWS_AT_ONCE // sum(part.numel() for part in scores))
+        rows = max(1, MAX_ELEMENTS_PER_CHUNK // sum(part.numel() for part in scores))
         parts = [
             self._ends(
                 scores, [(first[start : start + rows], second[start : start + rows]) for first, second in new], rank

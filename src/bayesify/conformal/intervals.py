@@ -15,8 +15,8 @@ from bayesify.predictive.regression import RegressionPredictive, match_targets
 
 IntervalScore = Literal["absolute", "scaled", "quantiles", "centrality"]
 """How wrong a prediction of a number was; see `Intervals`."""
-Prediction = RegressionPredictive | tuple[Any, Any]
-"""What `predict` returns, or two arrays [n] or [n, O]: means and deviations, or lower and upper ends."""
+Known = RegressionPredictive | tuple[Tensor, Tensor]
+"""What `predict` returns, or two tensors [n, O]: means and deviations, or lower and upper ends."""
 
 
 class Intervals(Rule):
@@ -87,7 +87,7 @@ class Intervals(Rule):
         new = as_prediction(prediction, self.score)
         rows = len(new) if isinstance(new, RegressionPredictive) else len(new[0])
         q = self.thresholds(level, listed(groups, rows))
-        if self.score == "centrality":
+        if self.score == "centrality" and isinstance(new, RegressionPredictive):
             return _own_intervals(new, q.expand(rows, *q.shape[1:]))
         center, width = centers(self.score, new, level)
         if self.score == "quantiles":
@@ -95,14 +95,14 @@ class Intervals(Rule):
         return center - q * width, center + q * width
 
 
-def as_calibration(prediction: Any, y: Any, score: str) -> tuple[Any, Tensor]:
+def as_calibration(prediction: Any, y: Any, score: str) -> tuple[Known, Tensor]:
     """What was said of calibration rows, and their targets, [n, O]."""
     known = as_prediction(prediction, score)
     center = known.mean if isinstance(known, RegressionPredictive) else known[0]
     return known, match_targets(as_targets(y).to(center), center)
 
 
-def as_prediction(prediction: Any, score: str) -> Any:
+def as_prediction(prediction: Any, score: str) -> Known:
     """A prediction, or two arrays as tensors [n, O]."""
     if isinstance(prediction, RegressionPredictive):
         return prediction
@@ -117,7 +117,7 @@ def as_prediction(prediction: Any, score: str) -> Any:
     return (first, second) if first.ndim == 2 else (first.unsqueeze(1), second.unsqueeze(1))
 
 
-def centers(score: str, prediction: Any, level: float) -> tuple[Tensor, Tensor]:
+def centers(score: str, prediction: Known, level: float) -> tuple[Tensor, Tensor]:
     """Means and widths that scores count in, or the ends of the predictive's own intervals, [n, O] each."""
     if not isinstance(prediction, RegressionPredictive):
         first, second = prediction
@@ -127,9 +127,9 @@ def centers(score: str, prediction: Any, level: float) -> tuple[Tensor, Tensor]:
     return prediction.mean, torch.ones_like(prediction.mean) if score == "absolute" else prediction.std
 
 
-def interval_scores(score: str, prediction: Any, y: Tensor, level: float) -> Tensor:
+def interval_scores(score: str, prediction: Known, y: Tensor, level: float) -> Tensor:
     """Scores of rows with targets, [n, O]."""
-    if score == "centrality":
+    if score == "centrality" and isinstance(prediction, RegressionPredictive):
         return prediction.centrality(y)
     first, second = centers(score, prediction, level)
     return torch.maximum(first - y, y - second) if score == "quantiles" else (y - first).abs() / second

@@ -69,13 +69,13 @@ def _gaussian_blur(x: np.ndarray, width: float, generator: np.random.Generator) 
 
 
 def _contrast(x: np.ndarray, factor: float, generator: np.random.Generator) -> np.ndarray:
-    mean = x.mean((2, 3), keepdims=True)
+    mean: np.ndarray = x.mean((2, 3), keepdims=True)
     return (x - mean) * factor + mean
 
 
 def _brightness(x: np.ndarray, addend: float, generator: np.random.Generator) -> np.ndarray:
     """More value at the same hue and saturation: a pixel's channels are scaled alike; black becomes gray."""
-    value = x.max(1, keepdims=True)
+    value: np.ndarray = x.max(1, keepdims=True)
     brighter = np.clip(value + addend, 0.0, 1.0)
     return np.where(value > 0, x * (brighter / np.where(value > 0, value, 1.0)), brighter)
 

@@ -18,17 +18,17 @@ import numpy as np
 from bayesify.running.progress import Display
 from bayesify.storage.atomic import write_atomically
 
-VARIABLE = "BAYESIFY_DATA"
+DATA_VARIABLE = "BAYESIFY_DATA"
 """The environment variable that names the folder of the data files."""
 
-CACHE = "BAYESIFY_CACHE"
+CACHE_VARIABLE = "BAYESIFY_CACHE"
 """The environment variable that names the folder for downloads."""
 
-CHUNK = 1 << 20
-SECONDS = 60
+CHUNK_BYTES = 1 << 20
+TIMEOUT_SECONDS = 60
 """Bytes that are read at a time, and how long a server may be silent."""
 
-MOST_BYTES = 1 << 30
+MAX_BYTES = 1 << 30
 """Of a download, and of a file's arrays when unpacked; larger ones are refused. The largest set, SVHN, has 310 million."""
 
 Arrays = dict[str, np.ndarray]
@@ -38,7 +38,7 @@ Check = Callable[[Mapping[str, np.ndarray]], None]
 
 def cache_folder() -> Path:
     """The folder for downloads: `BAYESIFY_CACHE`, else `bayesify` in the user's cache folder."""
-    given = os.environ.get(CACHE)
+    given = os.environ.get(CACHE_VARIABLE)
     if given:
         return Path(given)
     base = os.environ.get("XDG_CACHE_HOME")
@@ -69,9 +69,11 @@ def obtain(
     if folder is not None:
         path = Path(folder) / file
         if not path.is_file():
-            raise FileNotFoundError(f"{owner}: {path} does not exist; put {file} there or set {VARIABLE} to its folder")
+            raise FileNotFoundError(
+                f"{owner}: {path} does not exist; put {file} there or set {DATA_VARIABLE} to its folder"
+            )
         return path, _read(owner, path)
-    named = os.environ.get(VARIABLE)
+    named = os.environ.get(DATA_VARIABLE)
     cache = cache_folder()
     if named and (Path(named) / file).is_file():
         return Path(named) / file, _read(owner, Path(named) / file, check)
@@ -83,8 +85,8 @@ def obtain(
             if make is None:
                 raise
             path.unlink(missing_ok=True)
-    looked = f"{VARIABLE} ({named})" if named else f"{VARIABLE} (not set)"
-    remedy = f"set {VARIABLE} to a folder that holds {file}"
+    looked = f"{DATA_VARIABLE} ({named})" if named else f"{DATA_VARIABLE} (not set)"
+    remedy = f"set {DATA_VARIABLE} to a folder that holds {file}"
     if make is None:
         raise FileNotFoundError(
             f"{owner}: {file} is neither in {looked} nor in {cache}; {remedy}, or allow the download"
@@ -99,7 +101,7 @@ def obtain(
             return path, _read(owner, path, check)
         raise FileNotFoundError(
             f"{owner}: {file} is neither in {looked} nor in {cache}, and it could not be downloaded: {error}; {remedy}, or "
-            f"connect to the network and give {CACHE} a folder that can be written"
+            f"connect to the network and give {CACHE_VARIABLE} a folder that can be written"
         ) from error
     _remove(work)
     return path, arrays
@@ -129,8 +131,8 @@ def _read(owner: str, path: Path, check: Check | None = None) -> Arrays:
     try:
         with zipfile.ZipFile(path) as archive:
             size = sum(member.file_size for member in archive.infolist())
-        if size > MOST_BYTES:
-            raise ValueError(f"holds {size:,} bytes when unpacked, more than {MOST_BYTES:,}")
+        if size > MAX_BYTES:
+            raise ValueError(f"holds {size:,} bytes when unpacked, more than {MAX_BYTES:,}")
         with np.load(path, allow_pickle=False) as stored:
             arrays = {key: stored[key] for key in stored}
         if check is not None:
@@ -208,17 +210,17 @@ def _copy(source: str, stream: Any, title: str, progress: bool) -> None:
     """
     request = urllib.request.Request(source, headers={"User-Agent": "bayesify"})
     with ExitStack() as stack:
-        answer = stack.enter_context(urllib.request.urlopen(request, timeout=SECONDS))
+        answer = stack.enter_context(urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS))
         expected, got = answer.headers.get("Content-Length"), 0
         columns = ("{task.description}", "bar", "bytes", "left")
         total = int(expected) if expected else None
         bar = stack.enter_context(Display(*columns, show=progress, total=total, transient=False, description=title))
-        while chunk := answer.read(CHUNK):
+        while chunk := answer.read(CHUNK_BYTES):
             stream.write(chunk)
             got += len(chunk)
             bar.update(advance=len(chunk))
-            if got > MOST_BYTES:
-                raise OSError(f"more than {MOST_BYTES:,} bytes came; no data set has that many")
+            if got > MAX_BYTES:
+                raise OSError(f"more than {MAX_BYTES:,} bytes came; no data set has that many")
     if expected is not None and got != int(expected):
         raise OSError(f"the connection ended after {got} of {expected} bytes")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bayesify.datasets.download import MOST_BYTES, digest, fetch
+from bayesify.datasets.download import MAX_BYTES, digest, fetch
 
 IDX_FILES = {
     "train_images": "train-images-idx3-ubyte.gz",
@@ -25,7 +25,7 @@ IDX_FILES = {
     "test_labels": "t10k-labels-idx1-ubyte.gz",
 }
 
-HOMES: dict[str, tuple[str, ...]] = {
+BASE_URLS: dict[str, tuple[str, ...]] = {
     "mnist": (
         "https://ossci-datasets.s3.amazonaws.com/mnist",
         "https://storage.googleapis.com/cvdf-datasets/mnist",
@@ -75,7 +75,7 @@ ARRAY_SHA256: dict[str, dict[str, str]] = {
 }
 """Of the entries of each array in our layout, in C order."""
 
-COUNTS: dict[str, tuple[int, int, int]] = {
+SET_SIZES: dict[str, tuple[int, int, int]] = {
     "mnist": (60_000, 10_000, 10),
     "fashion_mnist": (60_000, 10_000, 10),
     "notmnist": (0, 10_000, 10),
@@ -103,7 +103,7 @@ def download(name: str, folder: Path) -> dict[str, np.ndarray]:
     elif name == "svhn":
         arrays = _svhn(folder)
     else:
-        wanted = [key for key in IDX_FILES if COUNTS[name][0] or key.startswith("test")]
+        wanted = [key for key in IDX_FILES if SET_SIZES[name][0] or key.startswith("test")]
         arrays = {key: read_idx(_get(name, IDX_FILES[key], folder, key)) for key in wanted}
     verify(name, arrays)
     return arrays
@@ -115,7 +115,7 @@ def verify(name: str, arrays: Mapping[str, np.ndarray]) -> None:
     Raises:
         ValueError: If something differs or is missing, by the name of the array.
     """
-    num_train, num_test, num_classes = COUNTS[name]
+    num_train, num_test, num_classes = SET_SIZES[name]
     for part, count in (("train", num_train), ("test", num_test)):
         if not count:
             continue
@@ -143,11 +143,13 @@ def _compare(name: str, key: str, array: np.ndarray) -> None:
 def _get(name: str, file: str, folder: Path, key: str | None = None) -> Path:
     """Download a file; one of IDX is the array `key`."""
     check = None if key is None else lambda path: _compare(name, key, read_idx(path))
-    return fetch([f"{home}/{file}" for home in HOMES[name]], folder / file, sha256=FILE_SHA256.get(file), check=check)
+    return fetch(
+        [f"{home}/{file}" for home in BASE_URLS[name]], folder / file, sha256=FILE_SHA256.get(file), check=check
+    )
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """The uint8 array of a gzipped IDX file (LeCun et al. 1998); never more than its header and `MOST_BYTES` allow is unpacked.
+    """The uint8 array of a gzipped IDX file (LeCun et al. 1998); never more than its header and `MAX_BYTES` allow is unpacked.
 
     Raises:
         ValueError: If it is not one.
@@ -160,8 +162,8 @@ def read_idx(path: Path) -> np.ndarray:
             sizes = stream.read(4 * start[3])
             shape = np.frombuffer(sizes[: len(sizes) // 4 * 4], ">u4").tolist()
             size = math.prod(shape)
-            if size > MOST_BYTES:
-                raise ValueError(f"images: {path.name} would unpack to {size:,} bytes, more than {MOST_BYTES:,}")
+            if size > MAX_BYTES:
+                raise ValueError(f"images: {path.name} would unpack to {size:,} bytes, more than {MAX_BYTES:,}")
             raw = stream.read(size + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"images: {path.name} is not a whole gzip file: {error}") from error

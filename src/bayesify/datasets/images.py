@@ -144,4 +144,4 @@ def synthetic(
 
 def to_bytes(images: np.ndarray) -> np.ndarray:
     """Images in [0, 1] as uint8, what lies outside cut off."""
-    return np.round(255 * np.clip(images, 0.0, 1.0)).astype(np.uint8)
+    return np.asarray(np.round(255 * np.clip(images, 0.0, 1.0)), np.uint8)

@@ -9,7 +9,7 @@ import numpy as np
 from bayesify.arguments.checks import checked
 from bayesify.datasets.images import check_images, to_bytes
 
-CHUNK = 1000
+IMAGES_PER_CHUNK = 1000
 """Images that are rotated at a time."""
 
 
@@ -32,10 +32,10 @@ def rotate(images: np.ndarray, degrees: float) -> np.ndarray:
         return np.ascontiguousarray(np.rot90(images, int(degrees // 90) % 4, axes=(2, 3)))
     corners = _corners(images.shape[2], math.radians(degrees % 360))
     turned = np.empty_like(images)
-    for start in range(0, len(images), CHUNK):
-        pieces = images[start : start + CHUNK].reshape(-1, images.shape[1], images.shape[2] ** 2)
+    for start in range(0, len(images), IMAGES_PER_CHUNK):
+        pieces = images[start : start + IMAGES_PER_CHUNK].reshape(-1, images.shape[1], images.shape[2] ** 2)
         mixed = sum(weight * pieces[..., place] for place, weight in corners)
-        turned[start : start + CHUNK] = to_bytes(mixed / 255.0).reshape(-1, *images.shape[1:])
+        turned[start : start + IMAGES_PER_CHUNK] = to_bytes(mixed / 255.0).reshape(-1, *images.shape[1:])
     return turned
 
 

@@ -57,8 +57,10 @@ class Standardization(Plain):
 
     def __call__(self, values: np.ndarray) -> np.ndarray:
         """`(values - mean) / std`."""
-        return (values - self.mean) / self.std
+        scaled: np.ndarray = (values - self.mean) / self.std
+        return scaled
 
     def undo(self, values: np.ndarray) -> np.ndarray:
         """`values * std + mean`."""
-        return values * self.std + self.mean
+        restored: np.ndarray = values * self.std + self.mean
+        return restored

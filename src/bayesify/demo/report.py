@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bayesify.demo import figures
-from bayesify.demo.run import HIDDEN, PREDICTION_DRAWS, Outcome, Problem
+from bayesify.demo.run import HIDDEN_UNITS, PREDICTION_DRAWS, Outcome, ToyProblem
 from bayesify.version import __version__
 
-MISSING = "–"
+MISSING_TEXT = "–"
 
 
 @dataclass(frozen=True)
-class Row:
+class ReportRow:
     """One method in the table, as text.
 
     Args:
@@ -45,7 +45,7 @@ COLUMNS = (
 """Problem, heading and unit of each column."""
 
 
-def table(outcomes: Sequence[Outcome]) -> list[Row]:
+def table(outcomes: Sequence[Outcome]) -> list[ReportRow]:
     """The outcomes as one row per method, in the order in which methods first appear."""
     rows = []
     for name in dict.fromkeys(outcome.method.name for outcome in outcomes):
@@ -63,38 +63,38 @@ def table(outcomes: Sequence[Outcome]) -> list[Row]:
             " / ".join(_parameters(outcome) for outcome in (curve, moons)),
         )
         notes = tuple(
-            f"{'failed on' if outcome.failed else 'on'} {PLACES[outcome.problem]}: {outcome.note}"
+            f"{'failed on' if outcome.failed else 'on'} {PROBLEM_TITLES[outcome.problem]}: {outcome.note}"
             for outcome in mine.values()
             if outcome.note
         )
-        rows.append(Row(method.title, name, method.paper, cells, notes))
+        rows.append(ReportRow(method.title, name, method.paper, cells, notes))
     return rows
 
 
-SHORT = {"regression": "1-D: ", "classification": "Moons: ", "both": ""}
-PLACES = {"regression": "the 1-D problem", "classification": "two moons"}
+COLUMN_PREFIXES = {"regression": "1-D: ", "classification": "Moons: ", "both": ""}
+PROBLEM_TITLES = {"regression": "the 1-D problem", "classification": "two moons"}
 
 
 def _score(outcome: Outcome | None, name: str, form: str, factor: float = 1.0) -> str:
     if outcome is None:
-        return MISSING
+        return MISSING_TEXT
     return "failed" if outcome.failed else form.format(factor * outcome.scores[name])
 
 
 def _gap_ratio(outcome: Outcome | None) -> str:
     if outcome is None or outcome.failed:
-        return MISSING
+        return MISSING_TEXT
     data, gap = outcome.scores["std_data"], outcome.scores["std_gap"]
-    return f"{gap / data:.1f}" if data > 1e-4 else MISSING
+    return f"{gap / data:.1f}" if data > 1e-4 else MISSING_TEXT
 
 
 def _parameters(outcome: Outcome | None) -> str:
-    return MISSING if outcome is None or outcome.num_parameters is None else f"{outcome.num_parameters:,}"
+    return MISSING_TEXT if outcome is None or outcome.num_parameters is None else f"{outcome.num_parameters:,}"
 
 
 def render_demo(
     outcomes: Sequence[Outcome],
-    problems: Sequence[Problem],
+    problems: Sequence[ToyProblem],
     *,
     seed: int,
     command: str,
@@ -127,10 +127,10 @@ def render_demo(
         version=__version__,
         seed=seed,
         command=command,
-        hidden=HIDDEN,
+        hidden=HIDDEN_UNITS,
         draws=PREDICTION_DRAWS,
         columns=columns,
-        labels=[f"{SHORT[group]}{heading}, {unit}" for group, heading, unit in columns],
+        labels=[f"{COLUMN_PREFIXES[group]}{heading}, {unit}" for group, heading, unit in columns],
         rows=table(outcomes),
         unfinished=list(unfinished),
         quick=quick,

@@ -27,7 +27,7 @@ from bayesify.training.fitting import fit
 from bayesify.training.task import TrainingTask
 from bayesify.weights.catalog import count_parameters
 
-HIDDEN = 32
+HIDDEN_UNITS = 32
 """Hidden units of the demonstration's networks, one layer with tanh.
 
 With 20 of them one start in eight of Walsh-Hadamard weights separates the two moons by a line; with 32, none of eight.
@@ -40,7 +40,7 @@ LEARNING_RATE = 0.15
 TRAINING_DRAWS, PREDICTION_DRAWS = 8, 60
 BUDGET_SECONDS = 8.0
 """Processor time of one method's training on one problem, after which it stops where it is."""
-TOLD_EVERY = 20
+STEPS_PER_REPORT = 20
 """Steps from one report of the progress to the next, which takes an eighth of a small step's time."""
 MAP_SIDE = 60
 """Points along each side of the two moons' map."""
@@ -50,7 +50,7 @@ Report = Callable[[float], None]
 
 
 @dataclass(frozen=True)
-class Problem:
+class ToyProblem:
     """One problem of the demonstration.
 
     Args:
@@ -74,7 +74,9 @@ class Problem:
     def network(self, seed: int) -> nn.Module:
         """A network with one hidden layer, the same for the same seed."""
         with own_generators(seed=seed):
-            return nn.Sequential(nn.Linear(self.num_inputs, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, self.num_outputs))
+            return nn.Sequential(
+                nn.Linear(self.num_inputs, HIDDEN_UNITS), nn.Tanh(), nn.Linear(HIDDEN_UNITS, self.num_outputs)
+            )
 
     @property
     def loader(self) -> list[tuple[Tensor, Tensor]]:
@@ -116,12 +118,12 @@ class Outcome:
         return not self.scores
 
 
-def problems(seed: int = 0) -> list[Problem]:
+def problems(seed: int = 0) -> list[ToyProblem]:
     """The two problems of the demonstration."""
     cosine = toy.cosine(num_data=60, seed=seed)
     return [
-        Problem("regression", "Regression with a gap", cosine, Gaussian(noise=cosine.noise, learn=False), 1, 1),
-        Problem("classification", "Two moons", toy.two_moons(seed=seed), Categorical(), 2, 2, effort=0.6),
+        ToyProblem("regression", "Regression with a gap", cosine, Gaussian(noise=cosine.noise, learn=False), 1, 1),
+        ToyProblem("classification", "Two moons", toy.two_moons(seed=seed), Categorical(), 2, 2, effort=0.6),
     ]
 
 
@@ -132,7 +134,7 @@ def chosen_methods(everything: bool = False) -> list[Method]:
 
 def run(
     method: Method,
-    problem: Problem,
+    problem: ToyProblem,
     *,
     seed: int = 0,
     epochs: int = EPOCHS,
@@ -176,7 +178,7 @@ def run_all(
     seed: int = 0,
     epochs: int = EPOCHS,
     budget: float | None = BUDGET_SECONDS,
-    report: Callable[[Method, Problem, float], None] | None = None,
+    report: Callable[[Method, ToyProblem, float], None] | None = None,
 ) -> Iterator[Outcome]:
     """Outcomes one after the other, both problems of a method together, so that an interrupted run keeps what is finished.
 
@@ -193,18 +195,18 @@ def run_all(
     for method in methods:
         for problem in made:
 
-            def tell(share: float, method: Method = method, problem: Problem = problem) -> None:
+            def tell(share: float, method: Method = method, problem: ToyProblem = problem) -> None:
                 if report is not None:
                     report(method, problem, share)
 
             yield run(method, problem, seed=seed, epochs=epochs, budget=budget, report=tell)
 
 
-def _options(method: Method, problem: Problem) -> dict[str, Any]:
+def _options(method: Method, problem: ToyProblem) -> dict[str, Any]:
     return {**method.options, **method.demo_options.get(problem.name, {})}
 
 
-def _own_recipe(method: Method, problem: Problem, seed: int, epochs: int) -> Any:
+def _own_recipe(method: Method, problem: ToyProblem, seed: int, epochs: int) -> Any:
     assert method.fit is not None
     made = TrainingTask(
         problem.network(seed),
@@ -219,7 +221,7 @@ def _own_recipe(method: Method, problem: Problem, seed: int, epochs: int) -> Any
 
 
 def _posterior_recipe(
-    method: Method, problem: Problem, seed: int, epochs: int, budget: float | None, report: Report | None
+    method: Method, problem: ToyProblem, seed: int, epochs: int, budget: float | None, report: Report | None
 ) -> tuple[nn.Module, str]:
     if method.posterior is None:
         raise ValueError(f"{method.name}: neither a posterior nor a recipe is registered")
@@ -235,7 +237,7 @@ def _posterior_recipe(
     def watch(_: Any, history: Sequence[Any]) -> bool:
         nonlocal stopped
         done = len(history)
-        if report is not None and (done % TOLD_EVERY == 0 or done == total):
+        if report is not None and (done % STEPS_PER_REPORT == 0 or done == total):
             report(done / total)
         if budget is not None and done < total and time.process_time() - start > budget:
             stopped = done
@@ -255,7 +257,7 @@ def _posterior_recipe(
     return bnn, f"stopped at its {budget:g} s after {stopped} of {total} steps" if stopped else ""
 
 
-def _score(model: Predictor, problem: Problem, seed: int) -> tuple[dict[str, float], dict[str, Tensor]]:
+def _score(model: Predictor, problem: ToyProblem, seed: int) -> tuple[dict[str, float], dict[str, Tensor]]:
     def predict(x: Tensor) -> Predictive:
         distinct = model.num_distinct_draws
         draws = PREDICTION_DRAWS if distinct is None else min(distinct, PREDICTION_DRAWS)

@@ -270,7 +270,7 @@ class NumberLikelihood(Likelihood):
             wanted = torch.tensor([raw_positive(value) for value in values], dtype=torch.float64).reshape(raw.shape)
             if raw.dtype == torch.float32 and torch.equal(raw.detach().cpu(), wanted.float()):
                 exact[name] = wanted
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, wanted in exact.items():
             raw = getattr(self, f"raw_{name}")
             if raw.dtype == torch.float64:

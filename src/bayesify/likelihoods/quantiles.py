@@ -14,8 +14,8 @@ from bayesify.likelihoods.base import NumberLikelihood
 from bayesify.maths.gamma import as_float
 from bayesify.predictive.families.quantile_function import QuantileFunction
 
-LEVELS = (0.01, *(step / 20 for step in range(1, 20)), 0.99)
-LEAST = 1e-4
+DEFAULT_LEVELS = (0.01, *(step / 20 for step in range(1, 20)), 0.99)
+MIN_QUANTILE_GAP = 1e-4
 """Of the distance between two quantiles, in units of the standard normal distribution's."""
 
 
@@ -55,7 +55,7 @@ class Quantiles(NumberLikelihood):
     @checked
     def __init__(
         self,
-        levels: Sequence[Positive] | Tensor = LEVELS,
+        levels: Sequence[Positive] | Tensor = DEFAULT_LEVELS,
         scale: Positive | Sequence[Positive] | Tensor = 0.3,
         learn: bool = True,
     ) -> None:
@@ -95,7 +95,7 @@ class Quantiles(NumberLikelihood):
         spacing, middle = torch.cat((numbers["below"], numbers["above"])).to(outputs), len(numbers["below"])
         blocks = as_float(outputs).unflatten(-1, (len(spacing) + 1, -1)).transpose(-1, -2)  # [..., O, K]
         center, raw = blocks.split((1, len(spacing)), dim=-1)
-        distances = (F.softplus(raw) / math.log(2) + LEAST) * spacing
+        distances = (F.softplus(raw) / math.log(2) + MIN_QUANTILE_GAP) * spacing
         from_lowest = F.pad(distances.cumsum(-1), (1, 0))
         return (from_lowest + (center - from_lowest[..., middle : middle + 1]),)
 

@@ -100,4 +100,5 @@ def dense_ranks(scores: Tensor, name: str) -> Tensor:
     """
     if not bool(torch.isfinite(scores).all()):
         raise ValueError(f"metrics: {name} is not finite for some example; look at the network's outputs there")
-    return torch.unique(scores, return_inverse=True)[1]
+    ranks: Tensor = torch.unique(scores, return_inverse=True)[1]
+    return ranks

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from bayesify.arguments.checks import Count, checked
 
 IMAGE_SIDE = 32
-MULTIPLES, POOLED = (1, 3, 6, 4, 4), (1, 2, 5)
+CHANNEL_MULTIPLES, POOLED_LAYERS = (1, 3, 6, 4, 4), (1, 2, 5)
 """Channels of the convolutions as multiples of the width, and those that pooling follows, counted from 1."""
 
 
@@ -36,10 +36,10 @@ class AlexNet(nn.Module):
             raise ValueError(f"AlexNet: width={width}; give a positive multiple of 4")
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         channels = in_channels
-        for place, multiple in enumerate(MULTIPLES, start=1):
+        for place, multiple in enumerate(CHANNEL_MULTIPLES, start=1):
             layers[f"conv{place}"] = nn.Conv2d(channels, multiple * width, 3, padding=1)
             layers[f"relu{place}"] = nn.ReLU()
-            if place in POOLED:
+            if place in POOLED_LAYERS:
                 layers[f"pool{place}"] = nn.MaxPool2d(2)
             channels = multiple * width
         self.features = nn.Sequential(layers)
@@ -60,7 +60,8 @@ class AlexNet(nn.Module):
                 f"AlexNet: images of {x.shape[-2]} x {x.shape[-1]} pixels; give {IMAGE_SIDE} x {IMAGE_SIDE}"
             )
         x = self.features(x).flatten(1)
-        return self.fc3(self.relu(self.fc2(self.relu(self.fc1(x)))))
+        scores: Tensor = self.fc3(self.relu(self.fc2(self.relu(self.fc1(x)))))
+        return scores
 
 
 def alexnet(num_classes: int = 10, in_channels: int = 3, width: int = 64) -> AlexNet:

@@ -17,7 +17,8 @@ class _Block(nn.Module):
         self.relu = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.relu(self.conv2(self.relu(self.conv1(x))))
+        change: Tensor = self.relu(self.conv2(self.relu(self.conv1(x))))
+        return x + change
 
 
 class _Pool(nn.Module):
@@ -26,7 +27,7 @@ class _Pool(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         rows = x.movedim(-3, -1)
         height, width = (size - size % 2 for size in x.shape[-2:])
-        pairs = rows[..., :height, :width, :].unflatten(-2, (-1, 2)).unflatten(-4, (-1, 2))
+        pairs: Tensor = rows[..., :height, :width, :].unflatten(-2, (-1, 2)).unflatten(-4, (-1, 2))
         return pairs.mean((-4, -2)).movedim(-1, -3)
 
 

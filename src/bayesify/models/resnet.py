@@ -27,9 +27,9 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, C_in, H, W] -> [B, C, H / stride, W / stride]."""
-        out = self.relu(self.bn1(self.conv1(x)))
-        out = self.bn2(self.conv2(out))
-        return self.relu(out + self.downsample(x))
+        out: Tensor = self.relu(self.bn1(self.conv1(x)))
+        out = self.relu(self.bn2(self.conv2(out)) + self.downsample(x))
+        return out
 
 
 class Bottleneck(nn.Module):
@@ -51,10 +51,10 @@ class Bottleneck(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, C_in, H, W] -> [B, 4 C, H / stride, W / stride]."""
-        out = self.relu(self.bn1(self.conv1(x)))
+        out: Tensor = self.relu(self.bn1(self.conv1(x)))
         out = self.relu(self.bn2(self.conv2(out)))
-        out = self.bn3(self.conv3(out))
-        return self.relu(out + self.downsample(x))
+        out = self.relu(self.bn3(self.conv3(out)) + self.downsample(x))
+        return out
 
 
 def _shortcut(channels_in: int, channels_out: int, stride: int) -> nn.Module:
@@ -112,7 +112,8 @@ class ResNet(nn.Module):
         """Images [B, C, H, W] -> class scores [B, num_classes]."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        return self.fc(self.avgpool(x).flatten(1))
+        scores: Tensor = self.fc(self.avgpool(x).flatten(1))
+        return scores
 
 
 def _stage(

@@ -47,7 +47,8 @@ class VGG16(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Images [B, C, H, W] with H and W of at least 32 -> class scores [B, num_classes]."""
-        return self.fc(self.avgpool(self.features(x)).flatten(1))
+        scores: Tensor = self.fc(self.avgpool(self.features(x)).flatten(1))
+        return scores
 
 
 def vgg16(num_classes: int = 10, in_channels: int = 3, width: int = 32, batch_norm: bool = False) -> VGG16:

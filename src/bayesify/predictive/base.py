@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-ELEMENTS_AT_ONCE = 2**22
+MAX_ELEMENTS_PER_CHUNK = 2**22
 """Entries of an [S, rows, O] array that one reduction works on at a time."""
 
 
@@ -36,7 +36,7 @@ class Outputs:
             return
         assert self.kept is not None
         per_row = max(1, self.kept[:, :1].numel())
-        yield from self.kept.split(max(1, ELEMENTS_AT_ONCE // per_row), dim=1)
+        yield from self.kept.split(max(1, MAX_ELEMENTS_PER_CHUNK // per_row), dim=1)
 
     def transform(self, function: Callable[[Tensor], Tensor]) -> Outputs:
         """A function of the outputs, entry by entry of the first two axes: kept or computed again as these are."""

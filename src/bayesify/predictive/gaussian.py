@@ -13,7 +13,7 @@ from torch import Tensor
 from bayesify.maths.cholesky import stable_cholesky
 from bayesify.maths.eigen import stable_eigh
 from bayesify.maths.gamma import widened
-from bayesify.predictive.base import ELEMENTS_AT_ONCE, Outputs
+from bayesify.predictive.base import MAX_ELEMENTS_PER_CHUNK, Outputs
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive, halves, match_targets
 
@@ -23,7 +23,7 @@ Link = Literal["mc", "probit", "bridge"]
 LINK_DRAWS = 256
 """Draws of the link `"mc"`, half of them the other half's opposites."""
 
-NUM_DRAWS = 32
+NUM_OUTPUT_DRAWS = 32
 """Draws from the Gaussian over outputs that `outputs` is made of."""
 
 
@@ -76,8 +76,8 @@ class OutputGaussian:
         generator = torch.Generator(device="cpu").manual_seed(self._seed)
         values, vectors = stable_eigh(self.covariance, "Predictive: the covariance of the outputs")
         root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
-        noise = torch.randn(NUM_DRAWS, *root.shape[:2], 1, generator=generator, dtype=root.dtype).to(root.device)
-        return self.mean + (root @ noise).squeeze(-1).reshape(NUM_DRAWS, *self.mean.shape)
+        noise = torch.randn(NUM_OUTPUT_DRAWS, *root.shape[:2], 1, generator=generator, dtype=root.dtype).to(root.device)
+        return self.mean + (root @ noise).squeeze(-1).reshape(NUM_OUTPUT_DRAWS, *self.mean.shape)
 
 
 def marginals(covariance: Tensor, shape: Sequence[int], axis: int | None) -> Tensor:
@@ -130,7 +130,7 @@ class GaussianRegressionPredictive(RegressionPredictive):
         residual = widened(match_targets(y, mean) - mean).reshape(len(mean), -1, 1)
         covariance = widened(self._gaussian.covariance) + torch.diag_embed(noise.reshape(len(mean), -1))
         factor = stable_cholesky(covariance, "Predictive: the covariance of the targets")
-        white = torch.linalg.solve_triangular(factor, residual, upper=False).squeeze(-1)
+        white: Tensor = torch.linalg.solve_triangular(factor, residual, upper=False).squeeze(-1)
         log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         found = -0.5 * white.square().sum(-1) - log_det - 0.5 * white.shape[-1] * math.log(2 * math.pi)
         return found.to(mean.dtype)
@@ -178,7 +178,7 @@ class GaussianClassPredictive(ClassificationPredictive):
         """Log of the mean probabilities, [B, ..., K], and mean entropy, [B, ...]."""
         mean, covariance = self._logits
         noise = _link_noise(mean.shape[-1]).to(mean)  # [S, K]
-        rows = max(1, ELEMENTS_AT_ONCE // noise.numel())
+        rows = max(1, MAX_ELEMENTS_PER_CHUNK // noise.numel())
         found = []
         for center, spread in zip(mean.flatten(0, -2).split(rows), covariance.flatten(0, -3).split(rows), strict=True):
             values, vectors = stable_eigh(spread, "Predictive: the covariance of the outputs")
@@ -199,7 +199,8 @@ class GaussianClassPredictive(ClassificationPredictive):
     def mutual_information(self) -> Tensor:
         """What the outputs' uncertainty adds to the entropy, in nats: [B], or [B, O]; never negative."""
         log_probs, entropy = self._integrals
-        return (torch.special.entr(log_probs.exp()).sum(-1) - entropy).clamp_min(0.0)
+        whole: Tensor = torch.special.entr(log_probs.exp()).sum(-1)
+        return (whole - entropy).clamp_min(0.0)
 
 
 @lru_cache(maxsize=16)

@@ -162,7 +162,7 @@ class RegressionPredictive(Predictive):
             ranks = torch.tensor(order, device=found.device).argsort()
             return found.cummax(1).values[:, ranks]  # what is equal up to rounding stays in order
 
-        result = self._source.map(solve).movedim(1, 0)
+        result: Tensor = self._source.map(solve).movedim(1, 0)
         return result[0] if isinstance(q, (int, float)) else result
 
     @checked

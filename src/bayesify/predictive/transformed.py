@@ -18,7 +18,7 @@ from bayesify.predictive.regression import RegressionPredictive, match_targets
 
 TransformName = Literal["none", "log", "log1p", "sqrt", "box_cox", "yeo_johnson"]
 """Scales that targets can be predicted on; see `TargetTransform`."""
-STEP, PARTS = 0.25, 8
+KNOT_STEP, PIECES_PER_STEP = 0.25, 8
 """Distance of the normal quantiles at which a predictive is asked for its own, and pieces each is then cut into."""
 
 
@@ -239,12 +239,12 @@ class TransformedPredictive(RegressionPredictive):
         """Normal quantiles [K], and quantiles of y at them, [K, B, O]."""
         reach = 6.0 if self.family.light_tailed else 3.25
         if self.family.discrete:  # steps, with nothing between them
-            fine = torch.arange(-reach, reach + STEP / 4, STEP / 2, dtype=torch.float64)
+            fine = torch.arange(-reach, reach + KNOT_STEP / 4, KNOT_STEP / 2, dtype=torch.float64)
             y = self._to_targets(self._inner_quantiles(torch.special.ndtr(fine).tolist()))
             return fine.to(y.device), y
-        coarse = torch.arange(-reach, reach + STEP / 2, STEP, dtype=torch.float64)
+        coarse = torch.arange(-reach, reach + KNOT_STEP / 2, KNOT_STEP, dtype=torch.float64)
         z = self._inner_quantiles(torch.special.ndtr(coarse).tolist())
-        fine = torch.linspace(-reach, reach, (len(coarse) - 1) * PARTS + 1, dtype=torch.float64)
+        fine = torch.linspace(-reach, reach, (len(coarse) - 1) * PIECES_PER_STEP + 1, dtype=torch.float64)
         matrix = _cubic(coarse, fine).to(z)
         # Cubics through quantiles with a kink, as recalibration makes them, go down in places; quantiles do not.
         rising = torch.einsum("fc,c...->f...", matrix, z).cummax(0).values

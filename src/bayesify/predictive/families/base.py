@@ -13,13 +13,13 @@ from torch import Tensor
 from bayesify.maths.gamma import widened
 from bayesify.predictive.base import check_finite
 
-MOST_PLACES = 193
+MAX_INTEGRATION_PLACES = 193
 """Where the integral of a mixture's score is cut into pieces."""
 _INNER, _OUTER = (math.sqrt(5 + sign * 2 * math.sqrt(10 / 7)) / 3 for sign in (-1, 1))
 _HEAVY, _LIGHT = ((322 + sign * 13 * math.sqrt(70)) / 900 for sign in (1, -1))
-NODES, WEIGHTS = (-_OUTER, -_INNER, 0.0, _INNER, _OUTER), (_LIGHT, _HEAVY, 128 / 225, _HEAVY, _LIGHT)
+LEGENDRE_NODES, LEGENDRE_WEIGHTS = (-_OUTER, -_INNER, 0.0, _INNER, _OUTER), (_LIGHT, _HEAVY, 128 / 225, _HEAVY, _LIGHT)
 """Of Gauss and Legendre's rule with five nodes on [-1, 1]."""
-AT_ONCE = 2**18
+MAX_CDF_VALUES_PER_CHUNK = 2**18
 """Values of distribution functions that are computed together."""
 
 
@@ -111,7 +111,7 @@ class Family(ABC):
         places = self.places(*parameters)
         left, width = places[:-1], places.diff(dim=0)
         total = torch.zeros_like(places[0])
-        for node, weight in zip(NODES, WEIGHTS, strict=True):
+        for node, weight in zip(LEGENDRE_NODES, LEGENDRE_WEIGHTS, strict=True):
             at = left + 0.5 * (1 + node) * width
             for start, values in self._mixture_cdf(at, *parameters):
                 total += 0.5 * weight * (values * (1 - values) * width[start : start + len(values)]).sum(0)
@@ -133,14 +133,14 @@ class Family(ABC):
 
     @staticmethod
     def _rows_at_once(at: Tensor, *parameters: Tensor) -> int:
-        return max(1, AT_ONCE // max(1, parameters[0].shape[0] * at[0].numel()))
+        return max(1, MAX_CDF_VALUES_PER_CHUNK // max(1, parameters[0].shape[0] * at[0].numel()))
 
 
 def in_order(found: list[Tensor]) -> Tensor:
-    """Values [S, B, O] of several levels in order, at most `MOST_PLACES` of them: [J, B, O]."""
+    """Values [S, B, O] of several levels in order, at most `MAX_INTEGRATION_PLACES` of them: [J, B, O]."""
     values = torch.cat(found).sort(0).values
-    if len(values) > MOST_PLACES:
-        values = values[torch.linspace(0, len(values) - 1, MOST_PLACES, device=values.device).round().long()]
+    if len(values) > MAX_INTEGRATION_PLACES:
+        values = values[torch.linspace(0, len(values) - 1, MAX_INTEGRATION_PLACES, device=values.device).round().long()]
     return values
 
 

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from bayesify.maths.gamma import widened
 from bayesify.maths.incomplete_beta import regularized_beta
-from bayesify.predictive.families.base import NODES, WEIGHTS, Family, in_order
+from bayesify.predictive.families.base import LEGENDRE_NODES, LEGENDRE_WEIGHTS, Family, in_order
 from bayesify.predictive.families.gaussian import normal_quantile
 
-TAIL = 1e-12
+TAIL_PROBABILITY = 1e-12
 """Probability on either side beyond which a distribution's terms are left out of a sum."""
-MOST_TERMS, MOST_MEAN = 4096, 500.0
+MAX_SUMMED_TERMS, MAX_SUMMED_MEAN = 4096, 500.0
 """Of a sum over all counts, and of a mean whose probability of 0 can be a start of it."""
 
 
@@ -80,20 +80,20 @@ class CountFamily(Family):
         for total in self._cumulated(*wide):
             score += (total - (y <= k).to(y)).square()
             k += 1
-            if k % 16 == 0 and bool((total > 1 - TAIL).all()):
+            if k % 16 == 0 and bool((total > 1 - TAIL_PROBABILITY).all()):
                 break
         return (score + (y - k).clamp_min(0)).to(parameters[0].dtype)
 
     def _few(self, *parameters: Tensor) -> bool:
         """Whether counts can be gone through one by one from 0."""
         mean, variance = self.moments(*parameters)
-        return bool((mean <= MOST_MEAN).all() & (mean + 40 * variance.sqrt() <= MOST_TERMS).all())
+        return bool((mean <= MAX_SUMMED_MEAN).all() & (mean + 40 * variance.sqrt() <= MAX_SUMMED_TERMS).all())
 
     def _cumulated(self, *parameters: Tensor) -> Iterator[Tensor]:
         """P(Y <= k) of the mixture for k = 0, 1, ...: [B, O]."""
         term = self.log_density(torch.zeros_like(parameters[0]), *parameters).exp()
         total = term.mean(0)
-        for k in range(100 * MOST_TERMS):
+        for k in range(100 * MAX_SUMMED_TERMS):
             yield total
             term = term * self.ratio(k, *parameters)
             total = total + term.mean(0)
@@ -114,9 +114,9 @@ class CountFamily(Family):
         r"""$\sum_k F(k) (1 - F(k))$: each count for itself in short pieces between `places`, integrals over long ones."""
         places = self.places(*parameters)
         left, width = places[:-1], places.diff(dim=0)
-        short = width <= len(NODES)
+        short = width <= len(LEGENDRE_NODES)
         total = torch.zeros_like(places[0])
-        for index, (node, weight) in enumerate(zip(NODES, WEIGHTS, strict=True)):
+        for index, (node, weight) in enumerate(zip(LEGENDRE_NODES, LEGENDRE_WEIGHTS, strict=True)):
             at = torch.where(short, left + index, left - 0.5 + 0.5 * (1 + node) * width)
             share = torch.where(short, (index < width).to(width), 0.5 * weight * width)
             step = self._rows_at_once(at, *parameters)
@@ -159,7 +159,8 @@ class PoissonFamily(CountFamily):
 
     def smooth_cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:
         r"""$Q(y + 1, \lambda)$, the upper incomplete gamma function."""
-        return torch.special.gammaincc(y + 1, parameters[0].exp())
+        probability: Tensor = torch.special.gammaincc(y + 1, parameters[0].exp())
+        return probability
 
     def ratio(self, k: int, *parameters: Tensor) -> Tensor:
         r"""$\lambda / (k + 1)$."""

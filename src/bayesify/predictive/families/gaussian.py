@@ -27,7 +27,8 @@ class GaussianFamily(Family):
     def cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:
         """P(Y <= y)."""
         mean, variance = parameters
-        return torch.special.ndtr((y - mean) / variance.sqrt())
+        probability: Tensor = torch.special.ndtr((y - mean) / variance.sqrt())
+        return probability
 
     def component_quantile(self, q: float, *parameters: Tensor) -> Tensor:
         """mean + z_q std."""

@@ -14,7 +14,7 @@ from bayesify.maths.incomplete_beta import regularized_beta
 from bayesify.predictive.families.base import Family, in_order, solve_quantile
 from bayesify.predictive.families.gaussian import normal_quantile
 
-TABLE, REACH = 8193, 36.0
+TABLE_SIZE, TABLE_REACH = 8193, 36.0
 """Entries of the table of a distribution function, and how far it goes in asinh t."""
 
 
@@ -90,12 +90,12 @@ def _log_normalizer(degrees: Tensor) -> Tensor:
 
 
 def _standard_cdf(t: Tensor, degrees: Tensor) -> Tensor:
-    if degrees.numel() > 1 or t.numel() <= TABLE:
+    if degrees.numel() > 1 or t.numel() <= TABLE_SIZE:
         return _exact_cdf(t, degrees)
     values, slopes = (part.to(t) for part in _table(float(degrees)))
-    step = 2 * REACH / (TABLE - 1)
-    place = ((t.asinh() + REACH) / step).clamp(0, TABLE - 1)
-    left = place.floor().clamp_max(TABLE - 2)
+    step = 2 * TABLE_REACH / (TABLE_SIZE - 1)
+    place = ((t.asinh() + TABLE_REACH) / step).clamp(0, TABLE_SIZE - 1)
+    left = place.floor().clamp_max(TABLE_SIZE - 2)
     w, left = place - left, left.long()
     rise = w.square() * (3 - 2 * w)
     bend = w * (1 - w).square() * slopes[left] - w.square() * (1 - w) * slopes[left + 1]
@@ -105,10 +105,13 @@ def _standard_cdf(t: Tensor, degrees: Tensor) -> Tensor:
 @lru_cache(maxsize=16)
 def _table(degrees: float) -> tuple[Tensor, Tensor]:
     """The distribution function at equal steps of asinh t, and its slopes."""
-    u, number = torch.linspace(-REACH, REACH, TABLE, dtype=torch.float64), torch.tensor(degrees, dtype=torch.float64)
+    u, number = (
+        torch.linspace(-TABLE_REACH, TABLE_REACH, TABLE_SIZE, dtype=torch.float64),
+        torch.tensor(degrees, dtype=torch.float64),
+    )
     at = u.sinh()
     density = STUDENT_T.log_density(at, torch.zeros_like(at), torch.ones_like(at), number).exp()
-    return _exact_cdf(at, number), 2 * REACH / (TABLE - 1) * u.cosh() * density
+    return _exact_cdf(at, number), 2 * TABLE_REACH / (TABLE_SIZE - 1) * u.cosh() * density
 
 
 def _exact_cdf(t: Tensor, degrees: Tensor) -> Tensor:
