@@ -37,19 +37,15 @@ def fixed_seed() -> Iterator[None]:
 
 
 @pytest.fixture
-def add_method() -> Iterator[Callable[[Any], Any]]:
-    """Registers a method for one test."""
-    from bayesify.registry import METHODS, register
-
-    added: list[str] = []
+def add_method(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Any]:
+    """Adds a method to the list for one test."""
+    from bayesify.methods import METHODS
 
     def add(method: Any) -> Any:
-        added.append(register(method).name)
+        monkeypatch.setitem(METHODS, method.name, method)
         return method
 
-    yield add
-    for name in added:
-        del METHODS[name]
+    return add
 
 
 @pytest.fixture(scope="session")

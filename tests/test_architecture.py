@@ -16,12 +16,12 @@ from types import ModuleType
 import pytest
 
 import bayesify
-from bayesify.registry import METHODS
+from bayesify.methods import METHODS
 
 ROOT = Path(bayesify.__file__).parent
 
 ROOMS = [
-    ["version", "arguments", "maths", "transforms", "registry"],
+    ["version", "arguments", "maths", "transforms"],
     ["weights", "predictive"],
     ["priors", "likelihoods", "running", "models"],
     ["draws", "posteriors"],
@@ -32,6 +32,7 @@ ROOMS = [
     ["storage"],
     ["training", "datasets", "tables"],
     ["laplace", "subnetwork", "function_space", "deep_gp", "random_features", "baselines"],
+    ["methods"],
     ["metrics", "conformal", "acquisition"],
     ["public"],
     ["scale_out", "sklearn", "adapters"],
@@ -43,7 +44,6 @@ ROOMS = [
 rooms that are not listed are above all of these."""
 
 LATE = {
-    ("bayesify.registry", "bayesify.public"),  # the list of methods is empty before the packages that register are read
     ("bayesify.storage.serializers", "bayesify.sklearn"),  # a file may hold an estimator, which needs scikit-learn
 }
 """Imports against the order, by name, when something is asked for: whoever asks need not know who registers."""
@@ -244,7 +244,7 @@ middle, before = time.process_time(), set(sys.modules)
 import bayesify.function_space  # not where the list of methods begins
 bayesify.fit  # all names are loaded with the first
 end, added = time.process_time(), set(sys.modules) - before
-from bayesify.registry import METHODS
+from bayesify.methods import METHODS
 assert list(METHODS)[0] == "point" and list(METHODS)[-1] == "subnetwork", list(METHODS)
 assert set(bayesify.__all__) <= set(dir(bayesify)) and not hasattr(bayesify, "nothing")
 from bayesify import *

@@ -14,7 +14,7 @@ from typing import Any
 import bayesify
 from bayesify.demo import run
 from bayesify.demo.figures import bands, entropy_map
-from bayesify.registry import METHODS
+from bayesify.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
 FIGURES = ROOT / "docs" / "methods" / "figures"

@@ -19,7 +19,7 @@ from bayesify.serving.terminal import INTERRUPTED, names_of, need, refuse, say
 
 if TYPE_CHECKING:
     from bayesify.demo.run import Outcome, ToyProblem
-    from bayesify.registry import Method
+    from bayesify.methods import Method
 
 app = typer.Typer(
     name="bayesify",
@@ -65,15 +65,17 @@ def _root(
 @app.command()
 def methods() -> None:
     """List every method: its name in code, paper, what it stores, and whether it is ready."""
-    from bayesify.registry import METHODS
+    from bayesify.methods import all_methods
+
+    known = all_methods().values()
 
     listing = Table(box=None, header_style="bold", pad_edge=False)
     for heading in ("name", "method", "paper", "parameters", "status"):
         listing.add_column(heading, no_wrap=heading == "name")
-    for method in METHODS.values():
+    for method in known:
         status = method.status + (", slow" if method.slow else "")
         listing.add_row(method.name, method.title, method.paper, method.cost, status)
-    own = ", ".join(f"{method.name}: {method.used_as}" for method in METHODS.values() if method.posterior is None)
+    own = ", ".join(f"{method.name}: {method.used_as}" for method in known if method.posterior is None)
     console = Console()
     console.print(listing)
     console.print(
@@ -178,7 +180,7 @@ def reproduce(
 
 def _choose(only: str, everything: bool) -> list[Method]:
     from bayesify.demo.run import chosen_methods
-    from bayesify.registry import get_method
+    from bayesify.methods import get_method
 
     if not only.strip():
         return chosen_methods(everything)

@@ -10,16 +10,34 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from bayesify import likelihoods, priors
+from bayesify import likelihoods, posteriors, priors
+from bayesify.arguments.plugins import plain_name, plugins
 from bayesify.arguments.suggestions import suggest
 from bayesify.likelihoods import Likelihood
-from bayesify.posteriors.common.base import Posterior
+from bayesify.posteriors import Posterior
 from bayesify.priors import Prior
-from bayesify.registry import get_method
 from bayesify.weights.module_state import below
 
 KEYS = ("posterior", "prior", "likelihood", "output", "batch_statistics")
 """Of a whole configuration."""
+
+CALLED_AS = {
+    "swag": "baselines.SWAG",
+    "vogn": "baselines.VOGN",
+    "nng": "baselines.NoisyKFAC",
+    "noisy_kfac": "baselines.NoisyKFAC",
+    "noisy_natural_gradient": "baselines.NoisyKFAC",
+    "hmc": "baselines.nuts",
+    "nuts": "baselines.nuts",
+    "deep_gp": "deep_gp.DeepGP",
+    "dgp": "deep_gp.DeepGP",
+    "function_space": "FunctionSpaceVI",
+    "fsvi": "FunctionSpaceVI",
+    "laplace": "Laplace",
+    "subnetwork": "Laplace",
+    "subnetwork_laplace": "Laplace",
+}
+"""What to call, below `bayesify`, for the methods that are more than a posterior: for messages, and for the list of methods."""
 
 Choice = Any  # a posterior, a name, a dict from selector to posterior, plain data, or a path to a JSON file
 
@@ -109,13 +127,38 @@ def make_posterior(entry: Any) -> Posterior:
         raise TypeError(f"bayesianize: {type(entry).__name__} is not a posterior; give an instance, a name or a dict")
     if not isinstance(entry.get("name"), str):
         raise ValueError(f"bayesianize: no 'name' in {dict(entry)}; give the posterior's name beside its options")
-    method = get_method(entry["name"])
-    if method.posterior is None:
-        own = getattr(method.fit, "__qualname__", "its fit") if method.used_as == "bayesianize" else None
-        remedy = f"use bayesify.{method.used_as}" if own is None else f"train it by {own}(TrainingTask(...))"
-        raise ValueError(f"bayesianize: {method.name!r} is not a posterior of a network; {remedy}")
-    made: Posterior = _construct(method.posterior, entry)
+    made: Posterior = _construct(find_posterior(entry["name"]), entry)
     return made
+
+
+def find_posterior(name: str) -> type[Posterior]:
+    """A posterior's class by name or alias: one of the library, or one that an entry point of another package offers.
+
+    Raises:
+        ValueError: If there is none, or if several packages offer one of this name.
+    """
+    wanted = plain_name(name)
+    for kind in posteriors.REGISTRY.values():
+        if wanted in _names(kind):
+            return kind
+    if wanted in CALLED_AS:
+        raise ValueError(f"bayesianize: {name!r} is not a posterior of a network; use bayesify.{CALLED_AS[wanted]}")
+    found: dict[str, type[Posterior]] = {}
+    for source, thing in plugins():
+        if isinstance(thing, type) and issubclass(thing, Posterior):
+            found.update({source: thing} if wanted in _names(thing) else {})
+        elif plain_name(str(getattr(thing, "name", ""))) == wanted:
+            use = f"methods.get_method({name!r}).fit(training.task.TrainingTask(...))"
+            raise ValueError(f"bayesianize: {name!r} is not a posterior of a network; use bayesify.{use}")
+    if len(found) > 1:
+        raise ValueError(f"bayesianize: {name!r} is the name of several posteriors, {' and '.join(found)}; rename one")
+    if not found:
+        raise ValueError(f"unknown method {name!r}; {suggest(wanted, [*posteriors.REGISTRY, *CALLED_AS])}")
+    return found.popitem()[1]
+
+
+def _names(kind: type[Posterior]) -> set[str]:
+    return {plain_name(name) for name in (kind.name, *kind.aliases)}
 
 
 def make_prior(entry: Any, scale: float = Posterior.prior_scale) -> Prior:

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from bayesify import posteriors
 from bayesify.cli import app
-from bayesify.registry import METHODS, Method
+from bayesify.methods import METHODS, Method
 
 runner = CliRunner()
 

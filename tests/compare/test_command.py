@@ -19,13 +19,12 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from bayesify import registry
 from bayesify.cli import app
-from bayesify.compare import InputError, Question, command, compare, comparison, question, tuning
+from bayesify.compare import InputError, Question, command, compare, comparison, tuning
 from bayesify.compare.page import render
 from bayesify.compare.record import as_record
 from bayesify.compare.rivals import PACKAGES, installed
-from bayesify.registry import Method
+from bayesify.methods import METHODS, Method
 from bayesify.serving import ModelFolder
 
 runner = CliRunner()
@@ -33,12 +32,11 @@ pytestmark = pytest.mark.usefixtures("brief")
 
 
 @pytest.fixture
-def methods(monkeypatch):
-    known = dict(registry.METHODS)
-    monkeypatch.setattr(registry, "METHODS", known)
-    for module in (tuning, question):
-        monkeypatch.setattr(module, "METHODS", known)
-    return known
+def methods():
+    known = dict(METHODS)
+    yield METHODS
+    METHODS.clear()
+    METHODS.update(known)
 
 
 def houses(rows=60, seed=0):
@@ -207,7 +205,7 @@ def test_failed_runs_are_tried_again(csv, tmp_path, methods):
     methods["broken"] = Method("broken", "Broken", "Nobody 2099", "P", Broken)
     arguments = (csv, "--target", "price", "--methods", "broken", "--out", tmp_path / "out", "--workers", 1)
     run(*arguments)
-    methods["broken"] = Method("broken", "Mended", "Nobody 2099", "P", registry.METHODS["mean_field"].posterior)
+    methods["broken"] = Method("broken", "Mended", "Nobody 2099", "P", METHODS["mean_field"].posterior)
     run(*arguments, "--resume")
     assert all(entry["failure"] is None for entry in read(tmp_path / "out")["methods"])
 
@@ -346,7 +344,7 @@ def test_every_method_runs_on_both_tasks(tmp_path, monkeypatch):
             workers=1,
         )
         assert [row.name for row in found.summary.rows if row.failure] == []
-        assert len(found.summary.rows) == len(registry.METHODS) + 2 + len(tuning.ALWAYS) + len(installed())
+        assert len(found.summary.rows) == len(METHODS) + 2 + len(tuning.ALWAYS) + len(installed())
 
 
 def test_a_report_where_every_method_failed(tmp_path):
@@ -363,7 +361,7 @@ def test_a_report_where_every_method_failed(tmp_path):
 def test_a_small_portfolio_by_default_and_every_method_by_request():
     few, every = Question("t.csv").chosen(), Question("t.csv", methods=["all"]).chosen()
     assert [*tuning.ALWAYS, *installed(), *tuning.BASELINES, *tuning.portfolio()] == few
-    assert set(few) | set(registry.METHODS) == set(every)
+    assert set(few) | set(METHODS) == set(every)
     assert set(Question("t.csv", methods=["swag"]).chosen()) - {"swag"} == set(few) - set(tuning.portfolio())
 
 

@@ -12,9 +12,9 @@ from torch import nn
 import bayesify
 from bayesify import likelihoods, metrics, priors
 from bayesify.configuration import make_posterior
+from bayesify.methods import METHODS, get_method
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
-from bayesify.registry import METHODS, Method, get_method
 from bayesify.training.task import TrainingTask
 
 RECIPES = [name for name, method in METHODS.items() if method.fit is not None]
@@ -69,15 +69,7 @@ def test_same_seed_same_model(name):
 @pytest.mark.parametrize("name", RECIPES)
 def test_bayesianize_says_that_it_is_not_a_posterior(name):
     used_as = METHODS[name].used_as
-    with pytest.raises(ValueError, match=f"is not a posterior of a network; use bayesify.{used_as}$"):
-        make_posterior(name)
+    for known in (name, *METHODS[name].aliases):
+        with pytest.raises(ValueError, match=f"is not a posterior of a network; use bayesify.{used_as}$"):
+            make_posterior(known)
     assert callable(attrgetter(used_as)(bayesify))
-
-
-def test_bayesianize_names_the_recipe_of_a_method_that_is_called_by_no_other_name(monkeypatch):
-    def my_recipe(problem): ...
-
-    mine = Method("mine", "Mine", "Doe 2031", "P", fit=my_recipe)
-    monkeypatch.setattr("bayesify.configuration.get_method", lambda name: mine)
-    with pytest.raises(ValueError, match=r"not a posterior of a network; train it by .*my_recipe\(TrainingTask"):
-        make_posterior("mine")

@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 from bayesify import posteriors
 from bayesify.baselines import FixedDraws
 from bayesify.cli import app
+from bayesify.demo import method_facts
 from bayesify.demo import run as experiment
-from bayesify.registry import METHODS, Method
+from bayesify.methods import METHODS, Method
 
 runner = CliRunner()
 
@@ -69,7 +70,7 @@ def test_demo_writes_a_report_and_ends_with_its_path(brief, tmp_path):
     assert "194 / 324" in result.stdout
 
 
-def test_demo_runs_any_registered_method_by_its_entry(brief, tmp_path, add_method):
+def test_demo_runs_any_method_by_its_entry(brief, tmp_path, add_method, monkeypatch):
     seen = {}
 
     def recipe(problem, *, color):
@@ -91,8 +92,9 @@ def test_demo_runs_any_registered_method_by_its_entry(brief, tmp_path, add_metho
 
         return Constant()
 
-    facts = {"demo_options": {"classification": {"color": "blue"}}, "demo_epochs": {"regression": 2.5}}
-    add_method(Method("own_recipe", "Own recipe", "Nobody 2099", "P", fit=recipe, options={"color": "red"}, **facts))
+    monkeypatch.setitem(method_facts.OPTIONS, "own_recipe", {"classification": {"color": "blue"}})
+    monkeypatch.setitem(method_facts.EPOCH_FACTORS, "own_recipe", {"regression": 2.5})
+    add_method(Method("own_recipe", "Own recipe", "Nobody 2099", "P", fit=recipe, options={"color": "red"}))
     result = runner.invoke(app, ["demo", "--quick", "--methods", "own_recipe", "--seed", "3", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
     assert seen == {
@@ -103,13 +105,16 @@ def test_demo_runs_any_registered_method_by_its_entry(brief, tmp_path, add_metho
 
 
 def test_what_methods_need_on_a_problem_names_the_problem():
-    named = {name for method in METHODS.values() for name in (*method.demo_options, *method.demo_epochs)}
-    assert named == {problem.name for problem in experiment.problems()}
+    tables = (method_facts.OPTIONS, method_facts.EPOCH_FACTORS)
+    assert {name for table in tables for name in table} <= set(METHODS)
+    assert {name for table in tables for entry in table.values() for name in entry} == {
+        problem.name for problem in experiment.problems()
+    }
 
 
-def test_a_posterior_has_its_options_for_a_problem(add_method):
-    facts = {"options": {"rate": 0.5}, "demo_options": {"regression": {"rate": 0.0}}}
-    method = add_method(Method("dropped", "Dropped", "Nobody 2099", "P", posteriors.Dropout, **facts))
+def test_a_posterior_has_its_options_for_a_problem(add_method, monkeypatch):
+    monkeypatch.setitem(method_facts.OPTIONS, "dropped", {"regression": {"rate": 0.0}})
+    method = add_method(Method("dropped", "Dropped", "Nobody 2099", "P", posteriors.Dropout, options={"rate": 0.5}))
     assert experiment.run(method, experiment.problems()[0], epochs=2).scores["std_gap"] == 0  # nothing is dropped
 
 

@@ -6,7 +6,7 @@ from torch import nn
 
 import bayesify
 from bayesify import likelihoods, models, posteriors
-from bayesify.registry import METHODS
+from bayesify.methods import METHODS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 INDUCED = {

@@ -260,15 +260,6 @@ def test_draws_out_of_range(index: Any) -> None:
         network().draw(3)[index]
 
 
-def test_registering_a_taken_name() -> None:
-    from bayesify.registry import METHODS, Method, register
-
-    before = dict(METHODS)
-    with pytest.raises(ValueError, match=r"register: 'map' is taken; give the method another name"):
-        register(Method("map", "MAP", "", "P"))
-    assert before == METHODS
-
-
 def test_a_bayesian_network_is_not_made_bayesian_again():
     bnn = bayesify.bayesianize(nn.Linear(2, 1), "mean_field")
     with pytest.raises(TypeError, match="BayesianNetwork already"):

@@ -12,7 +12,7 @@ from torch import nn
 
 import bayesify
 from bayesify import posteriors
-from bayesify.registry import METHODS
+from bayesify.methods import METHODS
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

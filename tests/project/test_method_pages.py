@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bayesify.registry import METHODS
+from bayesify.methods import METHODS
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "methods"

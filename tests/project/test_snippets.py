@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bayesify import registry
+from bayesify import posteriors
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -61,7 +61,7 @@ def test_blocks_run(page, trainings, tmp_path, monkeypatch):
     if page.name == "transformers.md":  # the folder of tests that is called `datasets` is not the package of that name
         monkeypatch.setattr("transformers.trainer.is_datasets_available", lambda: False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(registry.METHODS, "_found", dict(registry.METHODS))  # a page may register a method of its own
+    monkeypatch.setattr(posteriors, "REGISTRY", dict(posteriors.REGISTRY))  # a page may add a posterior of its own
     namespace = {"__name__": "__main__"}
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -19,8 +19,8 @@ import bayesify
 from bayesify import baselines, likelihoods, posteriors, priors
 from bayesify.baselines.fixed_draws import FixedDraws
 from bayesify.configuration import make_posterior
+from bayesify.methods import METHODS
 from bayesify.random_features import RandomFeatureGP
-from bayesify.registry import METHODS
 from bayesify.running.runner import Runner
 from bayesify.training.task import TrainingTask
 from bayesify.weights.catalog import catalog

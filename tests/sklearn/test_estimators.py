@@ -18,7 +18,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import PolynomialFeatures
 
-from bayesify.registry import METHODS, Method
+from bayesify.methods import METHODS, Method
 from bayesify.sklearn import BayesianClassifier, BayesianRegressor, recipe
 from bayesify.storage.save_load import load, save
 
@@ -81,7 +81,7 @@ def test_a_chain_shorter_than_the_prediction_draws_is_taken_whole():
 
 
 def test_a_method_that_needs_a_package_says_so(monkeypatch):
-    monkeypatch.setattr("bayesify.registry.find_spec", lambda name: None)
+    monkeypatch.setattr("bayesify.methods.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"method='hmc' needs pyro; pip install 'bayesify\[all\]'"):
         BayesianRegressor("hmc").fit(*line())
 

@@ -7,7 +7,7 @@ import torch
 pytest.importorskip("sklearn", minversion="1.7")
 
 from bayesify.likelihoods import Gaussian
-from bayesify.registry import METHODS
+from bayesify.methods import METHODS
 from bayesify.sklearn import training
 from bayesify.sklearn.rows import Rows
 

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from bayesify.likelihoods import Categorical, Gaussian
+from bayesify.methods import METHODS
 from bayesify.predictive.base import Outputs
 from bayesify.predictive.gaussian import OutputGaussian
-from bayesify.registry import METHODS
 from bayesify.sklearn.recalibration import Recalibration
 from bayesify.sklearn.rows import Rows, stacked
 from bayesify.sklearn.settling import Start, settle

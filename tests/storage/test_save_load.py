@@ -13,8 +13,8 @@ from torch import nn
 
 import bayesify
 from bayesify import likelihoods, posteriors, priors
+from bayesify.methods import METHODS
 from bayesify.predictor import Predictor
-from bayesify.registry import METHODS
 from bayesify.storage import serializers, tensor_files
 from bayesify.training import ModelStack
 from bayesify.weights.module_state import fingerprint, restore_module

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import bayesify
 from bayesify import BayesianNetwork, likelihoods
+from bayesify.methods import METHODS, Method
 from bayesify.posteriors import Posterior
-from bayesify.registry import METHODS, Method
 from bayesify.running.outputs import as_tree, select_output
 
 BATCH = 3

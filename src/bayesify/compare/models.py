@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from bayesify.baselines.temperature_scaling import TemperatureScaling
+from bayesify.compare.method_facts import TUNED_WITHOUT_TRAINING
 from bayesify.compare.splits import thinned
 from bayesify.compare.tuning import BASELINES, PRIOR_SCALE, TEMPERATURE, effort, method_of
 from bayesify.datasets.scaling import Standardization
@@ -176,7 +177,7 @@ def _train(name: str, entries: Sequence[tuple[Case, Mapping[str, Any]]], quick: 
     trained = []
     for (case, _), model, data in zip(entries, made, datas, strict=True):
         batch = data.rows(*case.validation).tensors()[:2]
-        if method.tunes_prior and not tuning:
+        if name in TUNED_WITHOUT_TRAINING and not tuning:
             model.tune_prior_precision([batch])
         if name == TEMPERATURE and not tuning:
             model = limit_scaling(TemperatureScaling(model).fit([batch], num_draws=1))

@@ -9,7 +9,7 @@ from pathlib import Path
 from bayesify.arguments.checks import checked
 from bayesify.compare.rivals import installed
 from bayesify.compare.tuning import ALWAYS, APART, AUTO, BASELINES, Effort, effort, portfolio
-from bayesify.registry import METHODS, get_method
+from bayesify.methods import all_methods, get_method
 from bayesify.serving.sources import short_name
 from bayesify.tables.errors import InputError
 from bayesify.tables.files import Reading
@@ -69,7 +69,7 @@ class Question:
         Raises:
             InputError: If a name is unknown; the message suggests the nearest.
         """
-        wanted = [AUTO, *METHODS] if "all" in self.methods else self.methods or portfolio()
+        wanted = [AUTO, *all_methods()] if "all" in self.methods else self.methods or portfolio()
         try:
             names = [name if name in (*BASELINES, *APART) else get_method(name).name for name in wanted]
         except ValueError as error:

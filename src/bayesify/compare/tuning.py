@@ -6,7 +6,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from bayesify.registry import METHODS, Method
+from bayesify.compare.method_facts import (
+    FROM_CHEAP_TO_DEAR,
+    MAX_LAYER_WEIGHTS,
+    MAX_WEIGHTS,
+    PORTFOLIO,
+    TRIALS,
+    TUNED_WITHOUT_TRAINING,
+)
+from bayesify.methods import Method, all_methods, get_method
 from bayesify.sklearn.training import TEMPERATURE
 
 BASELINES = ("point", TEMPERATURE)
@@ -74,7 +82,7 @@ def effort(quick: bool) -> Effort:
 
 def method_of(name: str) -> Method:
     """The registry's entry that trains a method of the comparison."""
-    return METHODS["point" if name == TEMPERATURE else name]
+    return get_method("point" if name == TEMPERATURE else name)
 
 
 def trains_together(name: str) -> bool:
@@ -102,18 +110,12 @@ def work_of(name: str) -> float:
 
 def portfolio() -> list[str]:
     """Methods of a comparison by default."""
-    return [AUTO, *_in_order("portfolio_place")]
-
-
-def _in_order(fact: str) -> list[str]:
-    """Methods that have a place by a fact of theirs, the first one first."""
-    places = {name: getattr(method, fact) for name, method in METHODS.items()}
-    return sorted((name for name in places if places[name] is not None), key=places.__getitem__)
+    return [AUTO, *PORTFOLIO]
 
 
 def cost_rank(name: str) -> int:
     """Place among all methods from cheap to dear, by what is trained and stored: measured times would differ between runs."""
-    return (*RIVALS, *BASELINES, *_in_order("cost_rank"), AUTO, *METHODS).index(name)
+    return (*RIVALS, *BASELINES, *FROM_CHEAP_TO_DEAR, AUTO, *all_methods()).index(name)
 
 
 PRIOR_SCALES = (1.0, 3.0, 2.0)
@@ -136,7 +138,7 @@ def candidates(name: str, task: str, quick: bool) -> list[dict[str, Any]]:
     if name in APART:
         return [{}]
     amount, method = effort(quick), method_of(name)
-    options = method.trials or ({},)
+    options = TRIALS.get(name, ({},))
     first: dict[str, Any] = {"prior_scale": PRIOR_SCALE, "noise_factor": 1.0, "options": options[0]}
     if method.is_chain:
         return [first]
@@ -147,7 +149,7 @@ def candidates(name: str, task: str, quick: bool) -> list[dict[str, Any]]:
         ]
     if len(options) > 1:
         return [{**first, "options": entry} for entry in options[: amount.candidates]]
-    if method.tunes_prior:
+    if name in TUNED_WITHOUT_TRAINING:
         return [first]
     return [{**first, "prior_scale": scale} for scale in PRIOR_SCALES[: amount.candidates]]
 
@@ -159,8 +161,8 @@ def obstacle(name: str, num_inputs: int, hidden: tuple[int, ...], num_outputs: i
     widths = [num_inputs, *hidden, num_outputs]
     layers = [d_out * (d_in + 1) for d_in, d_out in pairwise(widths)]
     method = method_of(name)
-    if method.max_layer_weights is not None and max(layers) > method.max_layer_weights:
+    if max(layers) > MAX_LAYER_WEIGHTS.get(name, max(layers)):
         return f"left out: it is too large for a layer of {max(layers):,} weights"
-    if method.max_weights is not None and sum(layers) > method.max_weights:
+    if sum(layers) > MAX_WEIGHTS.get(name, sum(layers)):
         return f"left out: it is too slow for {sum(layers):,} weights"
     return "" if method.status == "ready" else f"left out: it {method.status}; pip install 'bayesify[all]'"

@@ -15,13 +15,14 @@ from bayesify import metrics
 from bayesify.arguments.suggestions import reason_of
 from bayesify.conversion import bayesianize
 from bayesify.datasets import toy
+from bayesify.demo.method_facts import EPOCH_FACTORS, OPTIONS
 from bayesify.likelihoods import Categorical, Gaussian, Likelihood
+from bayesify.methods import METHODS, Method, all_methods
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
 from bayesify.predictor import Predictor
 from bayesify.priors import Neal
-from bayesify.registry import METHODS, Method
 from bayesify.running.generators import own_generators
 from bayesify.training.fitting import fit
 from bayesify.training.task import TrainingTask
@@ -129,7 +130,7 @@ def problems(seed: int = 0) -> list[ToyProblem]:
 
 def chosen_methods(everything: bool = False) -> list[Method]:
     """Registered methods that the demonstration runs: those within its time budget, or all."""
-    return [method for method in METHODS.values() if everything or not method.slow]
+    return [method for method in all_methods().values() if everything or not method.slow]
 
 
 def run(
@@ -152,7 +153,7 @@ def run(
             is not interrupted.
         report: Is told the share of the training that is done.
     """
-    epochs = max(1, round(problem.effort * method.demo_epochs.get(problem.name, 1.0) * epochs))
+    epochs = max(1, round(problem.effort * EPOCH_FACTORS.get(method.name, {}).get(problem.name, 1.0) * epochs))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # these networks are so small that a second thread only waits
     start = time.process_time()
@@ -203,7 +204,7 @@ def run_all(
 
 
 def _options(method: Method, problem: ToyProblem) -> dict[str, Any]:
-    return {**method.options, **method.demo_options.get(problem.name, {})}
+    return {**method.options, **OPTIONS.get(method.name, {}).get(problem.name, {})}
 
 
 def _own_recipe(method: Method, problem: ToyProblem, seed: int, epochs: int) -> Any:

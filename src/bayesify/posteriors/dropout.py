@@ -34,6 +34,10 @@ class Dropout(Posterior):
     """
 
     name = "dropout"
+    title, paper = "MC dropout", "Gal & Ghahramani 2016"
+    cost = "P"
+    aliases = ("mcd",)
+    is_point = True
     capturable = True
     correlated_priors = True
 

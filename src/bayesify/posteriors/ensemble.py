@@ -38,6 +38,10 @@ class Ensemble(Posterior):
     """
 
     name = "ensemble"
+    title, paper = "Ensemble", "Lakshminarayanan et al. 2017"
+    cost = "K P"
+    aliases = ("ensemble-w",)
+    is_point = True
     correlated_priors = True
     shares_statistics = False
 

@@ -39,6 +39,9 @@ class FullCovariance(Posterior):
     """
 
     name = "full_covariance"
+    title, paper = "Full covariance", "Barber & Bishop 1998"
+    cost = "P + P (P + 1) / 2 per layer"
+    aliases = ("fcg-w",)
     correlated_priors = True
 
     @checked

@@ -41,6 +41,8 @@ class KTied(Posterior):
     """
 
     name = "k_tied"
+    title, paper = "k-tied", "Swiatkowski et al. 2020"
+    cost = "P + k (d_out + d_in) per layer"
     capturable = True
     correlated_priors = True
     independent = True

@@ -50,6 +50,11 @@ class LocalInducing(Posterior):
     """
 
     name = "local_inducing"
+    title, paper = "Local inducing", "Ober & Aitchison 2021"
+    cost = "M (d_out + d_in + 1) per layer"
+    aliases = ("li",)
+    small_options = {"points": 60, "precision": 3000.0, "init": "network"}
+    slow = True
     prior_means = False
     prior_scale = 1.0  # draws are the prior's where no inducing point is, and as large as its activations
     correlated_priors = True

@@ -36,6 +36,8 @@ class MatrixNormal(Posterior):
     """
 
     name = "matrix_normal"
+    title, paper = "Matrix normal", "Louizos & Welling 2016"
+    cost = "P + (d_out^2 + d_in^2) / 2 per layer"
     correlated_priors = True
     row_lower: NamedParameters
     row_raw_diagonal: NamedParameters

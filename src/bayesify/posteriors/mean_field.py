@@ -51,6 +51,9 @@ class MeanField(Posterior):
     """
 
     name = "mean_field"
+    title, paper = "Mean-field", "Blundell et al. 2015"
+    cost = "2 P"
+    aliases = ("ffg-w", "mfvi")
     correlated_priors = True
     independent = True
 

@@ -19,6 +19,10 @@ class Point(Posterior):
     """
 
     name = "point"
+    title, paper = "Point (MAP)", "MacKay 1992"
+    cost = "P"
+    aliases = ("map", "deterministic")
+    is_point = True
     correlated_priors = True
     shares_statistics = False
     independent = True

@@ -45,6 +45,9 @@ class RankOne(Posterior):
     """
 
     name = "rank_one"
+    title, paper = "Rank-one", "Dusenberry et al. 2020"
+    cost = "P + 2 K (d_out + d_in) per layer"
+    is_point = True
     capturable = True
     correlated_priors = True
     row_mean: NamedParameters

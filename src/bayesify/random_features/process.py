@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.arguments.checks import Budget, Count, Inputs, Memory, Positive, Seed, checked
-from bayesify.configuration import make_likelihood, make_posterior
+from bayesify.configuration import find_posterior, make_likelihood, make_posterior
 from bayesify.likelihoods import Gaussian, Likelihood, objectives
 from bayesify.maths.constraints import positive, raw_relative_tril
 from bayesify.maths.noise import Randomness
@@ -21,7 +21,6 @@ from bayesify.predictive.gaussian import OutputGaussian
 from bayesify.priors import Standard
 from bayesify.random_features.features import RandomFeatureNetwork, RandomFourierFeatures
 from bayesify.random_features.moments import has_moments, linear_moments
-from bayesify.registry import get_method
 from bayesify.running.generators import own_generators
 from bayesify.running.inputs import check_inputs
 from bayesify.running.memory import parse_bytes
@@ -89,7 +88,7 @@ class RandomFeatureGP(BayesianNetwork):
         seed: Seed = 0,
     ) -> None:
         if isinstance(posterior, str):
-            posterior = STARTS.get(get_method(posterior).name, posterior)
+            posterior = STARTS.get(find_posterior(posterior).name, posterior)
         chosen = make_posterior(posterior)
         noise = make_likelihood(likelihood) if likelihood is not None else Gaussian(noise=NOISE)
         with own_generators():

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from bayesify.arguments.checks import LARGEST, Count, CountOrZero, Level, Positive, checked, refuse
 from bayesify.arguments.suggestions import suggest
 from bayesify.datasets.scaling import Standardization
+from bayesify.methods import Method, get_method
 from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
-from bayesify.registry import Method, get_method
 from bayesify.running.generators import own_generators
 from bayesify.sklearn.columns import Columns, is_frame, is_pandas, refuse_cells
 from bayesify.sklearn.recipe import Fitted, Settings

@@ -19,12 +19,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from bayesify.baselines.temperature_scaling import TemperatureScaling
 from bayesify.conversion import bayesianize
 from bayesify.likelihoods import Gaussian, Likelihood
+from bayesify.methods import Method
 from bayesify.network import BayesianNetwork
 from bayesify.posteriors import Point
 from bayesify.predictive.base import Predictive
 from bayesify.predictor import Predictor
 from bayesify.priors import Neal
-from bayesify.registry import Method
 from bayesify.running.generators import own_generators
 from bayesify.sklearn.rows import BATCH_SIZE, FULL_BATCH, Batches, Rows, stacked
 from bayesify.training.arguments import Steps

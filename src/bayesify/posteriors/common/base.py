@@ -103,6 +103,23 @@ class Posterior(nn.Module):
     """
 
     name: ClassVar[str]
+    """Name in code, configuration files and on the command line."""
+    title: ClassVar[str] = ""
+    """Short name for tables and figures; by default the name of the class."""
+    paper: ClassVar[str] = ""
+    """Author and year of the source."""
+    cost: ClassVar[str] = ""
+    """Number of stored parameters for P weights, in words."""
+    aliases: ClassVar[tuple[str, ...]] = ()
+    """Other names by which it is known in papers."""
+    small_options: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    """Arguments that suit small networks, for the estimators, the demonstration and comparisons."""
+    is_point: ClassVar[bool] = False
+    """Whether its weights, or most of them, are point estimates; see `methods.Method`."""
+    slow: ClassVar[bool] = False
+    """Whether its steps are slow, so that it gets fewer of them by default."""
+    starts_at_rows: ClassVar[str | None] = None
+    """Name of an argument that takes rows of the training data."""
     runs_network: ClassVar[bool] = False
     """Whether drawing runs the network; such posteriors are drawn after all others."""
     capturable: bool = False

@@ -96,6 +96,11 @@ class GlobalInducing(Posterior):
     """
 
     name = "global_inducing"
+    title, paper = "Global inducing", "Ober & Aitchison 2021"
+    cost = "M (d_in + sum of d_out) + M per layer"
+    aliases = ("gi",)
+    small_options = {"inputs": 20, "init": "network"}
+    starts_at_rows = "inputs"
     prior_means = False
     prior_scale = 1.0  # draws are the prior's where no inducing point is, and as large as its activations
     runs_network = True

@@ -73,6 +73,9 @@ class InducingWeights(Posterior):
     """
 
     name = "inducing"
+    title, paper = "Inducing weights", "Ritter et al. 2021"
+    cost = "M (d_out + d_in) + 2 M^2 per layer"
+    aliases = ("inducing_weights", "ffg-u")
     prior_means = False
     correlated_priors = True
 

@@ -82,6 +82,9 @@ class WalshHadamard(Posterior):
     """
 
     name = "walsh_hadamard"
+    title, paper = "Walsh-Hadamard", "Rossi et al. 2020"
+    cost = "4 max(d_out, d_in) per layer"
+    aliases = ("whvi",)
     prior_means = False
 
     @checked

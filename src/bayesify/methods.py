@@ -1,0 +1,188 @@
+"""The one list of methods: posteriors, and methods that are more than a posterior of a network."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+from bayesify import posteriors
+from bayesify.arguments.plugins import GROUP, plain_name, plugins
+from bayesify.arguments.suggestions import suggest
+from bayesify.baselines.from_task import fit_hmc, fit_swag, natural_recipe
+from bayesify.baselines.noisy_kfac import NoisyKFAC
+from bayesify.baselines.vogn import VOGN
+from bayesify.configuration import CALLED_AS
+from bayesify.deep_gp.from_task import fit_deep_gp, make_deep_gp
+from bayesify.function_space.from_task import fit_function_space
+from bayesify.laplace.from_task import fit_laplace, fit_subnetwork
+from bayesify.posteriors import MatrixNormal, MeanField, Posterior
+from bayesify.predictor import Predictor, Trainable
+
+
+@dataclass(frozen=True)
+class Method:
+    """One method as a user chooses it.
+
+    Args:
+        name: The name in code, configuration files and on the command line.
+        title: A short name for tables and figures.
+        paper: Author and year of the source.
+        cost: Parameters it stores, relative to P weights, in words.
+        posterior: The class that `bayesianize` takes for this name; `None` for methods that are not posteriors of a network.
+        fit: A function that trains the method from a `TrainingTask`. `None` for posteriors, which all train alike.
+        options: Arguments of the posterior, or of `fit`, that suit small networks.
+        aliases: Other names by which it is known in papers.
+        slow: Whether its steps are slow, so that it gets fewer of them by default.
+        extra: The module of an optional dependency, if the method needs one.
+        is_point: Whether its weights, or most of them, are point estimates: its training is the search for the maximum a posteriori
+            already, and one before it would make the members of an ensemble alike.
+        is_chain: Whether it is a Markov chain: its steps are draws, it weighs no rows, and it is too slow to be run several times.
+        starts_at_point: Whether `fit` first trains by `training.maximum_a_posteriori.train_point`.
+        make: A function that makes the `Trainable` that `fit` trains, for those that a `ModelStack` takes.
+        draws_in_steps: Whether `fit` takes `num_draws`, the number of draws of the weights in a training step.
+        starts_at_rows: Name of an option that takes rows of the training data.
+    """
+
+    name: str
+    title: str
+    paper: str
+    cost: str
+    posterior: type[Posterior] | None = None
+    fit: Callable[..., Predictor] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    aliases: tuple[str, ...] = ()
+    slow: bool = False
+    extra: str | None = None
+    is_point: bool = False
+    is_chain: bool = False
+    starts_at_point: bool = False
+    make: Callable[..., Trainable] | None = None
+    draws_in_steps: bool = False
+    starts_at_rows: str | None = None
+
+    @classmethod
+    def of_posterior(cls, kind: type[Posterior]) -> Method:
+        """The method that is a posterior, with the facts that its class states."""
+        return cls(
+            kind.name,
+            kind.title or kind.__name__,
+            kind.paper,
+            kind.cost,
+            kind,
+            options=kind.small_options,
+            aliases=kind.aliases,
+            slow=kind.slow,
+            is_point=kind.is_point,
+            starts_at_rows=kind.starts_at_rows,
+        )
+
+    @property
+    def used_as(self) -> str:
+        """What to call in code, below `bayesify`."""
+        if self.posterior is not None:
+            return "bayesianize"
+        return CALLED_AS.get(self.name, f"methods.get_method({self.name!r}).fit")
+
+    @property
+    def learns_noise(self) -> bool:
+        """Whether it learns noise soundly; under a point estimate it would shrink to what a network that fits every row leaves."""
+        return self.fit is None and not self.is_point
+
+    @property
+    def option_names(self) -> tuple[str, ...] | None:
+        """Names of the options of its posterior, or of its `fit` after the task; `None` where it takes any."""
+        function: Callable[..., Any] | None = self.fit or self.posterior
+        takes = [] if function is None else [*inspect.signature(function).parameters.values()]
+        takes = takes[self.fit is not None :]
+        return None if any(each.kind is each.VAR_KEYWORD for each in takes) else tuple(each.name for each in takes)
+
+    @property
+    def status(self) -> str:
+        """`"ready"`, or what has to be installed first."""
+        if self.extra is None or find_spec(self.extra) is not None:
+            return "ready"
+        return f"needs {self.extra}"
+
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        *map(Method.of_posterior, posteriors.REGISTRY.values()),
+        Method("swag", "SWAG", "Maddox et al. 2019", "(K + 2) P", fit=fit_swag, options={"learning_rate": 1e-3},
+               starts_at_point=True),
+        Method("vogn", "VOGN", "Khan et al. 2018", "2 P", fit=natural_recipe(VOGN, MeanField), options={"learning_rate": 1.0},
+               slow=True, draws_in_steps=True),
+        Method("nng", "Noisy natural gradient", "Zhang et al. 2018", "P + (d_out^2 + d_in^2) / 2 per layer",
+               fit=natural_recipe(NoisyKFAC, MatrixNormal), options={"learning_rate": 0.3},
+               aliases=("noisy_kfac", "noisy_natural_gradient"), slow=True, draws_in_steps=True),
+        Method("hmc", "Hamiltonian Monte Carlo", "Hoffman & Gelman 2014", "K P", fit=fit_hmc, aliases=("nuts",), slow=True,
+               extra="pyro", is_chain=True),
+        Method("deep_gp", "Deep Gaussian process", "Ober & Aitchison 2021", "M (D + sum of widths) + M per layer",
+               fit=fit_deep_gp, make=make_deep_gp, options={"learning_rate": 0.02}, aliases=("dgp",), slow=True,
+               draws_in_steps=True),
+        Method("function_space", "Function-space VI", "Rudner et al. 2021", "2 P", fit=fit_function_space, aliases=("fsvi",)),
+        Method("laplace", "Laplace", "MacKay 1992; Immer et al. 2021", "P + P (P + 1) / 2, or Kronecker", fit=fit_laplace,
+               starts_at_point=True),
+        Method("subnetwork", "Subnetwork Laplace", "Daxberger et al. 2021", "P + S (S + 1) / 2 for S chosen weights",
+               fit=fit_subnetwork, aliases=("subnetwork_laplace",), starts_at_point=True),
+    )
+}  # fmt: skip
+"""The library's methods by name; `all_methods` adds those of other packages."""
+
+
+def all_methods() -> dict[str, Method]:
+    """The library's methods and those that other packages add by entry points of the group `bayesify.methods`, by name.
+
+    An entry point's object is a `Method` or a subclass of `Posterior`; anything else is skipped with a warning.
+
+    Raises:
+        ValueError: If a name or an alias of an entry point is taken.
+    """
+    return {**METHODS, **_other_methods()}
+
+
+def get_method(name: str) -> Method:
+    """A method by name or alias.
+
+    Raises:
+        ValueError: If there is none; the message suggests the nearest name.
+    """
+    wanted = plain_name(name)
+    method = _find(METHODS, wanted) or _find(_other_methods(), wanted)
+    if method is not None:
+        return method
+    raise ValueError(f"unknown method {name!r}; {suggest(wanted, all_methods())}")
+
+
+@functools.cache
+def _other_methods() -> dict[str, Method]:
+    found: dict[str, Method] = {}
+    owners = {name: f"bayesify's {method.name!r}" for method in METHODS.values() for name in _names(method)}
+    for source, thing in plugins():
+        if isinstance(thing, type) and issubclass(thing, Posterior):
+            thing = Method.of_posterior(thing)
+        if not isinstance(thing, Method):
+            words = f"{type(thing).__name__} is neither a Method nor a subclass of Posterior"
+            warnings.warn(f"{GROUP}: the entry point {source!r} is skipped: {words}", stacklevel=3)
+            continue
+        for name in _names(thing):
+            if name in owners:
+                raise ValueError(
+                    f"{GROUP}: {name!r} of the entry point {source!r} is taken by {owners[name]}; rename one"
+                )
+            owners[name] = f"the entry point {source!r}"
+        found[thing.name] = thing
+    return found
+
+
+def _find(known: Mapping[str, Method], wanted: str) -> Method | None:
+    return next((method for method in known.values() if wanted in _names(method)), None)
+
+
+def _names(method: Method) -> Iterable[str]:
+    return map(plain_name, (method.name, *method.aliases))
