@@ -24,6 +24,7 @@ from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
+from bayesify.storage import serializers
 from bayesify.storage.save_load import load, save
 from bayesify.training.checking import check
 from bayesify.training.fitting import fit
@@ -32,6 +33,9 @@ from bayesify.training.pruning import prune
 from bayesify.training.schedules import KLSchedule
 from bayesify.version import __version__
 from bayesify.weights.catalog import count_parameters
+
+# Scikit-learn is optional: its estimators are imported when a file holds one.
+serializers.MODULES_BY_KIND.update(BayesianRegressor="bayesify.sklearn", BayesianClassifier="bayesify.sklearn")
 
 __all__ = [
     "BayesianNetwork",

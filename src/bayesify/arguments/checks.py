@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-LARGEST = 3.4e38
+MAX_FLOAT32 = 3.4e38
 """Numbers beyond it are infinite in float32."""
 FINITE = "a finite number, at most 3.4e38"
-MOST = 10**9
-"""Of things that are counted and kept, or done one after the other."""
+MAX_COUNT = 10**9
+"""Largest number of things that are kept, or done one after the other."""
 
 
 class BadArgument(ValueError, TypeError):
@@ -96,8 +96,8 @@ Probability = Annotated[float, Range(least=0, below=1)]
 """From 0 to 1, the latter not allowed."""
 Level = Annotated[float, Range(above=0, below=1)]
 """From 0 to 1, neither allowed."""
-Count = Annotated[int, Range(least=1, most=MOST)]
-CountOrZero = Annotated[int, Range(least=0, most=MOST)]
+Count = Annotated[int, Range(least=1, most=MAX_COUNT)]
+CountOrZero = Annotated[int, Range(least=0, most=MAX_COUNT)]
 DataCount = Annotated[int, Range(least=1)]
 """Of examples, which need not be in memory."""
 Memory = Annotated[int, lambda value: None if value >= 1 else "a positive number of bytes"]
@@ -304,7 +304,7 @@ def _whole(value: Any) -> Any:
 def _real(value: Any) -> Any:
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
         return _Refused("a number")
-    if not -LARGEST <= float(value) <= LARGEST:
+    if not -MAX_FLOAT32 <= float(value) <= MAX_FLOAT32:
         return _Refused(FINITE)
     return value
 

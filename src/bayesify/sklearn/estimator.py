@@ -15,7 +15,7 @@ from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from bayesify.arguments.checks import LARGEST, Count, CountOrZero, Level, Positive, checked, refuse
+from bayesify.arguments.checks import MAX_FLOAT32, Count, CountOrZero, Level, Positive, checked, refuse
 from bayesify.arguments.suggestions import suggest
 from bayesify.datasets.scaling import Standardization
 from bayesify.methods import Method, get_method
@@ -248,7 +248,7 @@ class BayesianEstimator(StoredEstimator):
         X, y = self._read(X, y, reset=reset, ensure_min_samples=least, **options)
         with self._telling("sample_weight as numbers of at least 0, one for each row"):
             weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-            if not 0 < weights.sum() <= LARGEST:
+            if not 0 < weights.sum() <= MAX_FLOAT32:
                 raise ValueError("every sample_weight is zero, or one is too large")
         warn_of_copies(weights, type(self).__name__)
         return X, y, weights

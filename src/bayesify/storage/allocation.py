@@ -9,11 +9,12 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-SPARE, SPARE_CALLS = 2**26, 20_000
-"""Bytes, and operations, that are allowed whatever the size of the file."""
-AT_ONCE, IN_ALL = 8, 256
-"""Factors on the bytes of file and network: for one operation, and (with eight times the spare bytes) for all of them."""
+SPARE_BYTES, SPARE_CALLS = 2**26, 20_000
+"""Bytes of one operation, and number of operations, that are allowed whatever the size of the file."""
+ONE_CALL_BYTES_RATIO, ALL_CALLS_BYTES_RATIO = 8, 256
+"""Allowed bytes of one operation, and of all of them, relative to the bytes of file and network."""
 CALLS_PER_NUMBER = 20
+"""Allowed operations for each number of file and network."""
 
 
 class AllocationLimit(TorchDispatchMode):
@@ -30,8 +31,8 @@ class AllocationLimit(TorchDispatchMode):
     def __init__(self, tensors: list[Tensor]) -> None:
         super().__init__()
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        self.at_once = SPARE + AT_ONCE * size
-        self.left = 8 * SPARE + IN_ALL * size
+        self.at_once = SPARE_BYTES + ONE_CALL_BYTES_RATIO * size
+        self.left = 8 * SPARE_BYTES + ALL_CALLS_BYTES_RATIO * size
         self.calls_left = SPARE_CALLS + CALLS_PER_NUMBER * sum(tensor.numel() for tensor in tensors)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

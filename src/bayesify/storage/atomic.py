@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def write_atomically(path: str | Path) -> Iterator[Path]:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        if error.errno not in OF_THE_DISK:  # such as a broken connection to where the content comes from
+        if error.errno not in DISK_ERRORS:  # such as a broken connection to where the content comes from
             raise
         raise OSError(
             error.errno,

@@ -89,16 +89,7 @@ def load(path: str | Path, net: nn.Module | None = None, *, map_location: Device
     if isinstance(net, BayesianNetwork):
         raise TypeError("load: net is a BayesianNetwork; give the plain network that it was made from")
     header, tensors = tensor_files.read(path, "model")
-    try:
-        config, state = _unpack(header, tensors)
-    except Exception as error:
-        raise ValueError(
-            f"{path}: its header is not one that save writes ({_reason(error)}); it is damaged or made by hand, use a copy"
-        ) from error
-    expected = header.get("not_finite")
-    wrong = find_not_finite((key, value) for key, value in state.items() if key not in (expected or ()))
-    if expected is not None and wrong is not None:
-        raise ValueError(f"{path}: {wrong} is not finite in it; use an earlier copy")
+    config, state = _unpack(path, header, tensors)
     name = header["type"]
     kind = find_stored(name)
     if kind is None and name != MODULE:
@@ -127,16 +118,26 @@ def load(path: str | Path, net: nn.Module | None = None, *, map_location: Device
     return restored
 
 
-def _unpack(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
-    """The configuration and the model's own tensors, once the header is as `save` writes it."""
-    packed = header["config"]
-    used = _references(packed)
-    state = {name: tensor for name, tensor in tensors.items() if name not in used}
-    state |= {name: state[first] for name, first in dict(header["tied"]).items()}
-    texts = (header["type"], header["library_version"], *dict(header["fingerprint"]).values())
-    if not all(isinstance(value, str) for value in texts):
-        raise ValueError("type, version and fingerprint are not texts")
-    return tensor_files.unpack(packed, tensors), state
+def _unpack(path: Any, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
+    """The configuration and the model's own tensors, once header and tensors are as `save` writes them."""
+    try:
+        packed = header["config"]
+        used = _references(packed)
+        state = {name: tensor for name, tensor in tensors.items() if name not in used}
+        state |= {name: state[first] for name, first in dict(header["tied"]).items()}
+        texts = (header["type"], header["library_version"], *dict(header["fingerprint"]).values())
+        if not all(isinstance(value, str) for value in texts):
+            raise ValueError("type, version and fingerprint are not texts")
+        config = tensor_files.unpack(packed, tensors)
+    except Exception as error:
+        raise ValueError(
+            f"{path}: its header is not one that save writes ({_reason(error)}); it is damaged or made by hand, use a copy"
+        ) from error
+    expected = header.get("not_finite")
+    wrong = find_not_finite((key, value) for key, value in state.items() if key not in (expected or ()))
+    if expected is not None and wrong is not None:
+        raise ValueError(f"{path}: {wrong} is not finite in it; use an earlier copy")
+    return config, state
 
 
 def _reason(error: Exception) -> str:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from bayesify.arguments.plugins import plugins
 from bayesify.network import BayesianNetwork
 from bayesify.predictor import Serializable, Trainable
 
@@ -14,8 +15,9 @@ MODULE = "Module"
 """Name of a plain module in files."""
 STORED: dict[str, type[Serializable]] = {}
 """Everything that `save` takes, by its name in files."""
-OPTIONAL = {"BayesianRegressor": "bayesify.sklearn", "BayesianClassifier": "bayesify.sklearn"}
-"""What needs a package that may not be installed, and the module that registers it, imported when a file holds one."""
+MODULES_BY_KIND: dict[str, str] = {}
+"""Modules that register what needs an optional package, by its name in files; imported when a file holds one. This layer knows none
+of them: `bayesify.public` fills it."""
 
 Kind = TypeVar("Kind", bound=type[Serializable])
 
@@ -38,13 +40,15 @@ def register_predictor(kind: Kind) -> Kind:
 
 
 def find_stored(name: str) -> type[Serializable] | None:
-    """The class that a file names, `None` where there is none.
+    """The class that a file names, `None` where there is none. Packages that add methods by entry points are asked last.
 
     Raises:
         ImportError: If it needs a package that is not installed.
     """
-    if name not in STORED and name in OPTIONAL:
-        import_module(OPTIONAL[name])
+    if name not in STORED and name in MODULES_BY_KIND:
+        import_module(MODULES_BY_KIND[name])
+    elif name not in STORED:
+        plugins()
     return STORED.get(name)
 
 

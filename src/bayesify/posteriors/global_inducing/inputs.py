@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesify.arguments.checks import MOST, refuse
+from bayesify.arguments.checks import MAX_COUNT, refuse
 from bayesify.weights.named_parameters import NamedParameters
 
 OWNER = "GlobalInducing"
@@ -28,8 +28,8 @@ def check_inputs(inputs: Any) -> Any:
     if isinstance(inputs, bool) or inputs is None or isinstance(inputs, (str, bytes)):
         raise TypeError(f"{OWNER}: inputs={inputs!r}; give inputs of the network, such as rows of the training data")
     if isinstance(inputs, int):
-        if not 1 <= inputs <= MOST:
-            raise refuse(OWNER, "inputs", inputs, f"an integer of at least 1 and at most {MOST:,}")
+        if not 1 <= inputs <= MAX_COUNT:
+            raise refuse(OWNER, "inputs", inputs, f"an integer of at least 1 and at most {MAX_COUNT:,}")
         return inputs
     if _is_shape(inputs):
         return _check_shape(inputs)
