@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-import functools
 import importlib
 import inspect
 import json
 import pkgutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -17,40 +17,41 @@ import pytest
 
 import bayesify
 from bayesify.methods import METHODS
+from tools.import_graph import LAYERS, circles, graph, imports, modules, rank, room, room_graph
 
 ROOT = Path(bayesify.__file__).parent
 
-ROOMS = [
-    ["version", "arguments", "maths", "transforms"],
-    ["weights", "predictive"],
-    ["priors", "likelihoods", "running", "models"],
-    ["draws", "posteriors"],
-    ["configuration", "jacobians", "moments"],
-    ["predictor"],
-    ["network"],
-    ["conversion"],
-    ["storage"],
-    ["training", "datasets", "tables"],
-    ["laplace", "subnetwork", "function_space", "deep_gp", "random_features", "baselines"],
-    ["methods"],
-    ["metrics", "conformal", "acquisition"],
-    ["public"],
-    ["scale_out", "sklearn", "adapters"],
-    ["serving"],
-    ["compare", "demo"],
-    ["cli"],
+KNOWN_CIRCLES = [
+    ["bayesify.laplace.laplace", "bayesify.laplace.settling", "bayesify.laplace.storing", "bayesify.laplace.swag_variances",
+     "bayesify.laplace.tuning"],
+    ["bayesify.running.memory", "bayesify.running.row_draws", "bayesify.running.runner"],
+    ["bayesify.serving.card", "bayesify.serving.folder"],
+]  # fmt: skip
+KNOWN_ROOM_CIRCLES = [["draws", "posteriors", "running"]]
+KNOWN_WRONG_IMPORTS = [
+    "bayesify.running.local_passes imports bayesify.posteriors.common.base, which stands above it",
 ]
-"""From what stands on nothing to what stands on it. A room imports from its own row's modules or from earlier rows;
-rooms that are not listed are above all of these."""
-
-LATE = {
-    ("bayesify.storage.serializers", "bayesify.sklearn"),  # a file may hold an estimator, which needs scikit-learn
+KNOWN_TOO_LONG = {
+    "network.py: BayesianNetwork",
+    "training: train_held_out",
+    "training: fit",
+    "training: check",
+    "scale_out: run_jobs",
+    "baselines: step",
+    "baselines: nuts",
+    "posteriors: Posterior",
+    "compare: read_problem",
+    "compare: compare",
+    "laplace: predict",
+    "laplace: tune_prior_precision",
+    "serving: predict_table",
+    "serving: fit_table",
 }
-"""Imports against the order, by name, when something is asked for: whoever asks need not know who registers."""
+"""What is not mended yet, by room. Nothing is added to these lists; who mends an entry takes it off."""
 
-CORE = next(position for position, rooms in enumerate(ROOMS) if "metrics" in rooms)
-LEAVES = {"datasets", "models"}
-"""Rooms that the core must not import."""
+MAX_FUNCTION_LINES = 60
+MAX_PUBLIC_METHODS = 25
+PROGRAMS = ("papers", "tools", "benchmarks", "examples")
 
 OPTIONAL = [
     "safetensors",
@@ -71,89 +72,28 @@ OPTIONAL = [
 ]
 
 
-def modules() -> dict[str, Path]:
-    """Every module of the package by dotted name."""
-    found = {}
-    for path in sorted(ROOT.rglob("*.py")):
-        parts = ("bayesify", *path.relative_to(ROOT).with_suffix("").parts)
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
-
-
-def imports(path: Path, known: dict[str, Path]) -> set[str]:
-    """Modules of the package that a file imports, inside functions too; those for types alone are left out.
-
-    In a file that calls `import_module` or `__import__`, every text that names a module counts as imported.
-    """
-    found: set[str] = set()
-    tree = ast.parse(path.read_text())
-    names = {
-        getattr(node.func, "id", getattr(node.func, "attr", ""))
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-    }
-    if names & {"import_module", "__import__"}:
-        texts = [
-            node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        ]
-        found.update(text.rstrip(".") for text in texts if text.startswith("bayesify."))
-
-    def visit(node: ast.AST) -> None:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.expr):  # no import stands in one
-                continue
-            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-                continue
-            if isinstance(child, ast.Import):
-                found.update(alias.name for alias in child.names)
-            elif isinstance(child, ast.ImportFrom):
-                assert child.level == 0, f"{path.name}: a relative import; write the full name"
-                base = child.module or ""
-                for alias in child.names:
-                    whole = f"{base}.{alias.name}"
-                    found.add(whole if whole in known else base)
-            visit(child)
-
-    visit(tree)
-    return {name for name in found if name in known}
-
-
-@functools.cache
-def graph() -> dict[str, set[str]]:
-    """What each module of the package imports from it."""
-    known = modules()
-    return {name: imports(path, known) - {name} for name, path in known.items()}
-
-
-def room(name: str) -> str:
-    return name.split(".")[1] if "." in name else ""
-
-
-def rank(name: str) -> int:
-    for position, rooms in enumerate(ROOMS):
-        if room(name) in rooms:
-            return position
-    return len(ROOMS)
-
-
 def wrong_imports(name: str, others: set[str]) -> list[str]:
-    """What a module imports against the order of the rooms."""
+    """What a module imports against the order of the layers."""
     found = []
-    for other in others:
+    for other in sorted(others):
         if other == "bayesify":
             found.append(f"{name} imports the whole package; import the module it needs")
-        elif (name, other) in LATE:
-            continue
         elif rank(other) > rank(name):
             found.append(f"{name} imports {other}, which stands above it")
-        elif rank(name) < CORE and room(name) not in LEAVES and room(other) in LEAVES:
-            found.append(f"{name} imports the leaf {other}")
     return found
 
 
 def test_imports_point_one_way() -> None:
+    """Also imports inside functions, for types alone, and by name."""
     modules = {name: others for name, others in graph().items() if name != "bayesify"}  # it collects what users see
-    assert [line for name, others in modules.items() for line in wrong_imports(name, others)] == []
+    found = [line for name, others in modules.items() for line in wrong_imports(name, others)]
+    assert [line for line in found if line not in KNOWN_WRONG_IMPORTS] == []
+
+
+def test_every_room_has_a_layer() -> None:
+    rooms = [name for names in LAYERS.values() for name in names]
+    assert len(rooms) == len(set(rooms))
+    assert set(rooms) == {room(name) for name in modules()} - {""}
 
 
 def test_imports_that_point_the_other_way_are_found() -> None:
@@ -165,10 +105,12 @@ def test_imports_that_point_the_other_way_are_found() -> None:
     "program",
     [
         "def f():\n    from bayesify import cli",
+        "if TYPE_CHECKING:\n    from bayesify.cli import app",
         "import_module('bayesify.cli')",
         "importlib.import_module(f'bayesify.compare.{name}')",
         "__import__('bayesify.cli')",
         "HOMES = {'a': 'bayesify.cli'}\nimport_module(HOMES['a'])",
+        "serializers.MODULES_BY_KIND['a'] = 'bayesify.cli'",
     ],
 )
 def test_imports_of_every_form_are_found(program: str, tmp_path: Path) -> None:
@@ -177,32 +119,14 @@ def test_imports_of_every_form_are_found(program: str, tmp_path: Path) -> None:
     assert wrong_imports("bayesify.draws", imports(path, modules()))
 
 
-def test_no_cycles() -> None:
-    done: set[str] = set()
-
-    def walk(name: str, path: tuple[str, ...]) -> None:
-        assert name not in path, f"cycle: {' -> '.join((*path[path.index(name) :], name))}"
-        if name in done:
-            return
-        for other in graph()[name]:
-            if (name, other) not in LATE:
-                walk(other, (*path, name))
-        done.add(name)
-
-    for name in graph():
-        walk(name, ())
+def test_no_circles() -> None:
+    assert [circle for circle in circles(graph()) if circle not in KNOWN_CIRCLES] == []
+    assert [circle for circle in circles(room_graph()) if circle not in KNOWN_ROOM_CIRCLES] == []
 
 
-def test_no_cycles_between_rooms() -> None:
-    """A folder is one room: its files may import each other, but two rooms never import each other."""
-    edges = {
-        (room(name), room(other))
-        for name, others in graph().items()
-        for other in others
-        if name != "bayesify" and (name, other) not in LATE
-    }
-    both = {pair for pair in edges if pair[0] != pair[1] and (pair[1], pair[0]) in edges}
-    assert not both
+def test_circles_are_found() -> None:
+    edges = {"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": {"e"}, "e": {"d"}, "f": {"a"}}
+    assert sorted(circles(edges)) == [["a", "b", "c"], ["d", "e"]]
 
 
 def test_the_graph_is_read() -> None:
@@ -229,11 +153,24 @@ def test_the_folder_of_posteriors_lists_the_methods() -> None:
     assert files - {"__init__", "__pycache__", "common"} == families
 
 
-def test_files_have_one_subject() -> None:
-    folders = [ROOT, *(ROOT.parents[1] / name for name in ("papers", "tools", "benchmarks", "examples"))]
-    for path in [path for folder in folders for path in folder.rglob("*.py")]:
-        assert path.name != "utils.py"
-        assert len(path.read_text().splitlines()) <= 460, f"{path} is longer than about 400 lines; split it"
+def too_long(path: Path) -> Iterator[str]:
+    """Functions of a file with too many lines, docstring included, and classes with too many public methods."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            if node.end_lineno is not None and node.end_lineno - node.lineno + 1 > MAX_FUNCTION_LINES:
+                yield node.name
+        elif isinstance(node, ast.ClassDef):
+            parts = [part for part in node.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)]
+            if len({part.name for part in parts if not part.name.startswith("_")}) > MAX_PUBLIC_METHODS:
+                yield node.name
+
+
+def test_functions_and_classes_are_short() -> None:
+    folders = [ROOT, *(ROOT.parents[1] / name for name in PROGRAMS)]
+    files = {path: path.relative_to(folder).parts[0] for folder in folders for path in folder.rglob("*.py")}
+    found = {f"{place}: {name}" for path, place in files.items() for name in too_long(path)}
+    assert found - KNOWN_TOO_LONG == set(), "split these"
+    assert [path for path in files if path.name == "utils.py"] == []
 
 
 PROGRAM = """
