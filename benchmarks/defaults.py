@@ -372,14 +372,14 @@ def _variant(variant: str, seed: int, name: str) -> Iterator[Run]:
     run = replace(run, batch_statistics=told.get("statistics", "auto"), epochs=int(told.get("scratch", run.epochs)))
     std, factor = (starts.RELATIVE_STD, starts.NORMALIZED_RELATIVE_STD), prior_precision.FACTOR_PER_LAYER
     starts.RELATIVE_STD, starts.NORMALIZED_RELATIVE_STD = (float(told.get("std", share)) for share in std)
-    narrowed = selectors.NARROWED
-    selectors.NARROWED = float(told.get("flat", narrowed))
+    narrowed = selectors.MIN_CURVATURE_RATIO
+    selectors.MIN_CURVATURE_RATIO = float(told.get("flat", narrowed))
     prior_precision.FACTOR_PER_LAYER = float(told.get("factor", factor))
     try:
         yield run
     finally:
         starts.RELATIVE_STD, starts.NORMALIZED_RELATIVE_STD = std
-        selectors.NARROWED = narrowed
+        selectors.MIN_CURVATURE_RATIO = narrowed
         prior_precision.FACTOR_PER_LAYER = factor
 
 

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 import bayesify
 from bayesify import Laplace, likelihoods, subnetwork
-from bayesify.laplace import settling
+from bayesify.laplace import prior_precision
 from bayesify.laplace.prior_precision import FACTOR_PER_LAYER
-from bayesify.laplace.tuning import set_noise
 from bayesify.likelihoods import Likelihood
 from bayesify.running.outputs import select_output
 
@@ -339,10 +338,10 @@ def test_the_noise_follows_example_weights() -> None:
     data = [(torch.randn(30, 2).double(), torch.randn(30, 1).double(), 2 * torch.rand(30))]
     laplace = fitted(net, likelihoods.Gaussian(noise=0.3), data)
     before = laplace.log_evidence()
-    set_noise(laplace, 0.3)
+    laplace.set_noise(0.3)
     torch.testing.assert_close(laplace.log_evidence(), before, rtol=1e-9, atol=1e-9)
     other = fitted(net, likelihoods.Gaussian(noise=0.8), data)
-    set_noise(laplace, 0.8)
+    laplace.set_noise(0.8)
     torch.testing.assert_close(laplace.log_evidence(), other.log_evidence(), rtol=1e-9, atol=1e-9)
 
 
@@ -442,14 +441,14 @@ def test_the_default_precision_of_one_layer_is_the_evidences_as_far_as_training_
     found = laplace.posterior.factor
     plain = -float(nn.functional.cross_entropy(net(x), y).detach())
     evidence, loss = [], []
-    for factor in settling.FACTORS:
+    for factor in prior_precision.SETTLING_FACTORS:
         laplace.set_prior_factor(factor)
         evidence.append(float(laplace.log_evidence()))
         loss.append(plain - float(laplace.predict(x).log_prob(y).mean()))
     best = evidence.index(max(evidence))
-    bearable = [place for place in range(best, len(loss)) if loss[place] <= settling.MOST_RISE]
-    assert found == pytest.approx(settling.FACTORS[bearable[0] if bearable else -1])
-    assert (found > settling.FACTORS[best] * 1.01) == bound
+    bearable = [place for place in range(best, len(loss)) if loss[place] <= prior_precision.MAX_TRAINING_LOSS_RISE]
+    assert found == pytest.approx(prior_precision.SETTLING_FACTORS[bearable[0] if bearable else -1])
+    assert (found > prior_precision.SETTLING_FACTORS[best] * 1.01) == bound
     tuned = Laplace(net, likelihoods.Categorical(), "last_layer", prior_precision=2.0).fit(data)
     assert tuned.prior_precision == 2.0  # what is given stays
     assert Laplace(net, likelihoods.Categorical()).fit(data).link == "mc"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,13 +73,13 @@ def test_a_flat_posterior_is_that_of_float64(only_float64: list[str]) -> None:
     """Precision, determinant and inverse of a curvature that the prior outweighs by 1e8, and of one that outweighs it by 1e6."""
     for curvature in (flat_curvature(), flat_curvature(largest=1e6)):
         prior = torch.linspace(0.5, 2, 200)
-        found = FullCovariance(None, curvature, prior)  # type: ignore[arg-type]
+        found = FullCovariance(SimpleNamespace(rows=lambda given: given), curvature, prior)  # type: ignore[arg-type]
         exact = torch.linalg.inv(curvature.double() + torch.diag(prior.double()))
         torch.testing.assert_close(found.dense().double(), exact, rtol=1e-4, atol=1e-6)
         rows = torch.randn(2, 3, 200, generator=generator(2))
         wide = rows.double().movedim(1, 0)
         expected = wide @ exact @ wide.transpose(-1, -2)
-        for outputs in (found.of_rows(rows), found.of_rows(rows, [1.0])[0]):
+        for outputs in (found.outputs(rows), found.outputs(rows, [1.0])[0]):
             assert outputs.dtype == torch.float32
             torch.testing.assert_close(outputs.double(), expected, rtol=1e-5, atol=1e-4)
         log_det = torch.logdet(curvature.double() + torch.diag(prior.double())) - prior.double().log().sum()

@@ -274,7 +274,11 @@ CALLS: dict[str, Call] = {
     "Laplace.output_covariance": method(laplace, "output_covariance", x=X, joint=False),
     "Laplace.predict": method(laplace, "predict", x=X, method="closed_form", num_draws=2, generator=G, memory="1GiB"),
     "Laplace.set_prior_factor": method(laplace, "set_prior_factor", factor=2.0),
-    "Laplace.tune_prior_precision": method(laplace, "tune_prior_precision", loader=LOADER),
+    "Laplace.set_noise": method(laplace, "set_noise", variance=0.2),
+    "Laplace.tune_prior_precision": method(
+        laplace, "tune_prior_precision", loader=LOADER, method="validation", grid=(0.1, 1.0), fine=False, noise=False,
+        prediction="linearized_mc", num_draws=2, read_batch=None, generator=G,
+    ),
     "RegressionPredictive.log_prob": method(regression, "log_prob", y=Y),
     "RegressionPredictive.cdf": method(regression, "cdf", y=Y),
     "RegressionPredictive.crps": method(regression, "crps", y=Y),

@@ -214,8 +214,8 @@ def _owner(function: Any, args: tuple[Any, ...]) -> str:
     if whose and args:
         whose = type(args[0]).__name__ if not isinstance(args[0], type) else args[0].__name__
     owner = whose if what == "__init__" else f"{whose}.{what}" if whose else what
-    room = function.__module__.split(".")[1:2]
-    return f"{room[0]}.{owner}" if room and room[0] in _ROOMS else owner
+    room = next((part for part in function.__module__.split(".") if part in _ROOMS), None)
+    return f"{room}.{owner}" if room else owner
 
 
 def _unknown(owner: str, name: str, names: set[str]) -> str:

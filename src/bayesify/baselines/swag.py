@@ -92,12 +92,9 @@ class SWAG(Drawable):
     ) -> None:
         if rank == 1:
             raise ValueError(f"SWAG: rank={rank}; give an integer of at least 2, or 0 for a diagonal alone")
-        known = catalog(net)
         self.rank, self.scale, self.output = rank, float(scale), output
         self.network = copy_network(net, "SWAG")
-        self.weights: dict[str, Weight] = {
-            name: own for name, own in known.weights.items() if name not in known.refused
-        }
+        self.weights = catalog(net).trainable
         if not self.weights:
             raise ValueError("SWAG: no parameter of the network is trainable; set requires_grad on some")
         self.likelihood = cast(Likelihood, copy.deepcopy(make_likelihood(likelihood))).to(self._reference)

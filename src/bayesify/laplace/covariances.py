@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import copy
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from bayesify.jacobians import Gradients
 from bayesify.jacobians.rules import fold_product, layer_factors
-from bayesify.laplace.curvature import KroneckerBlock, has_factors
+from bayesify.laplace.curvature import Structure, has_factors
 from bayesify.laplace.subset import Subset
 from bayesify.maths.cholesky import stable_cholesky
 from bayesify.maths.eigen import stable_eigh
 from bayesify.maths.gamma import widened
+from bayesify.running.memory import in_words
+from bayesify.weights.catalog import Layer, Weight, group_layers
 
-EIGEN_LIMIT = 8192
+MAX_DIAGONALIZED_WEIGHTS = 8192
 """Largest subset whose full curvature is diagonalized to serve all prior precisions, in float64; above it, each one is factorized
 in the network's type."""
 
@@ -43,6 +47,10 @@ class WeightCovariance(ABC):
         """The weights that the curvature is of."""
         return self.subset
 
+    @abstractmethod
+    def diagonalize(self) -> bool:
+        """Diagonalize the curvature, once for all factors on the prior precisions; false where it is too large for that."""
+
     @property
     def held(self) -> int:
         """Jacobian entries that are held at a time for each function value."""
@@ -57,7 +65,7 @@ class WeightCovariance(ABC):
 
     @abstractmethod
     def outputs(self, gradients: Gradients, factors: list[float] | None = None) -> Tensor:
-        r"""$J_b \Sigma J_b^\top$ for each example.
+        r"""$J_b \Sigma J_b^\top$ for each example: the covariance of its outputs, of which every structure has its own way.
 
         Args:
             gradients: K vectors' gradients over B examples.
@@ -111,7 +119,7 @@ class FullCovariance(WeightCovariance):
 
     @cached_property
     def _factor(self) -> Tensor:
-        """Lower Cholesky factor of the precision, computed in float64 up to `EIGEN_LIMIT` weights."""
+        """Lower Cholesky factor of the precision, computed in float64 up to `MAX_DIAGONALIZED_WEIGHTS` weights."""
         precision = self._widened(self.curvature).clone()
         precision.diagonal().add_(self.factor * self._widened(self.prior))
         factor = stable_cholesky(precision, f"Laplace: the posterior precision of {len(self.prior)} weights")
@@ -119,7 +127,7 @@ class FullCovariance(WeightCovariance):
 
     def _widened(self, value: Tensor) -> Tensor:
         """In float64 where the subset is small enough, and its device has that type."""
-        return value if len(self.prior) > EIGEN_LIMIT else widened(value)
+        return value if len(self.prior) > MAX_DIAGONALIZED_WEIGHTS else widened(value)
 
     @cached_property
     def _eigen(self) -> tuple[Tensor, Tensor]:
@@ -129,34 +137,39 @@ class FullCovariance(WeightCovariance):
         values, vectors = stable_eigh(root[:, None] * self.curvature * root, what)
         return values.clamp_min(0), root[:, None] * vectors
 
+    def diagonalize(self) -> bool:
+        """Up to `MAX_DIAGONALIZED_WEIGHTS`."""
+        return len(self.prior) <= MAX_DIAGONALIZED_WEIGHTS and self._eigen is not None
+
     def spectrum(self) -> Tensor:
         r"""Eigenvalues of $\delta^{-1/2} H \delta^{-1/2}$, [S]; with its eigenvectors they are kept for every factor."""
         return self._eigen[0]
 
     def outputs(self, gradients: Gradients, factors: list[float] | None = None) -> Tensor:
         """Triangular solves, or products with the eigenvectors for several factors."""
-        return self.of_rows(self.subset.rows(gradients).detach(), factors)
-
-    def of_rows(self, rows: Tensor, factors: list[float] | None = None) -> Tensor:
-        """The same from Jacobian rows [K, B, S]."""
         if factors is None:
-            white = self.whiten(rows).movedim(1, 0)  # [B, K, S]
+            white = self._whitened(gradients)  # [B, K, S]
             return white @ white.mT.contiguous()  # a transposed view in batched products is several times slower on ARM
-        if len(self.prior) > EIGEN_LIMIT:
-            return torch.stack([self.rescaled(factor).of_rows(rows) for factor in factors])
+        if not self.diagonalize():
+            return torch.stack([self.rescaled(factor).outputs(gradients) for factor in factors])
         values, basis = self._eigen
-        turned = (rows @ basis).movedim(1, 0)
+        turned = (self._rows(gradients) @ basis).movedim(1, 0)
         columns = turned.mT.contiguous()
         return torch.stack([(turned / (values + factor)) @ columns for factor in factors])
 
-    def whiten(self, rows: Tensor) -> Tensor:
-        """Rows times the inverse transposed factor: [..., S]."""
+    def _rows(self, gradients: Gradients) -> Tensor:
+        """Gradients by the weights that the curvature is of: [K, B, S]."""
+        return self.subset.rows(gradients).detach()
+
+    def _whitened(self, gradients: Gradients) -> Tensor:
+        """Gradients times the inverse transposed factor: [B, K, S]."""
+        rows = self._rows(gradients)
         flat = rows.reshape(-1, rows.shape[-1])
-        return torch.linalg.solve_triangular(self._factor, flat.T, upper=False).T.reshape(rows.shape)
+        return torch.linalg.solve_triangular(self._factor, flat.T, upper=False).T.reshape(rows.shape).movedim(1, 0)
 
     def joint(self, gradients: Gradients) -> Tensor:
         """One product of whitened rows."""
-        white = self.whiten(self.subset.rows(gradients).detach()).movedim(1, 0).flatten(0, 1)
+        white = self._whitened(gradients).flatten(0, 1)
         return white @ white.T
 
     def draw(self, num_draws: int, generator: torch.Generator | None = None) -> Tensor:
@@ -184,62 +197,60 @@ class FullCovariance(WeightCovariance):
         return {"curvature": self.curvature}
 
 
-class MarginalCovariance(WeightCovariance):
-    r"""$[(H + c\delta)^{-1}]_{SS}$: the part over a subset of the covariance over all weights (Daxberger et al. 2021, eq. 11)."""
+class MarginalCovariance(FullCovariance):
+    r"""$[(H + c\delta)^{-1}]_{SS}$: the part over a subset of the covariance over all weights (Daxberger et al. 2021, eq. 11).
 
-    def __init__(self, subset: Subset, whole: FullCovariance) -> None:
-        super().__init__(subset, whole.prior)
-        self.whole, self.factor = whole, whole.factor
-        self._index = torch.searchsorted(whole.subset.flat(), subset.flat()).to(whole.prior.device)
+    Its evidence is the whole model's.
+
+    Args:
+        subset: The weights.
+        curved: The weights that the curvature is of, those of the subset among them.
+        curvature: H over these.
+        prior: $\delta$ over these.
+    """
+
+    def __init__(self, subset: Subset, curved: Subset, curvature: Tensor, prior: Tensor) -> None:
+        super().__init__(subset, curvature, prior)
+        self._curved = curved
+        self._index = torch.searchsorted(curved.flat(), subset.flat()).to(prior.device)
 
     @property
     def curved(self) -> Subset:
         """All of them."""
-        return self.whole.subset
+        return self._curved
 
-    @property
-    def held(self) -> int:
-        """Those of all weights."""
-        return len(self.prior)
-
-    def rescaled(self, factor: float) -> Self:
-        """Of the whole covariance, rescaled."""
-        return type(self)(self.subset, self.whole.rescaled(factor))
-
-    def _padded(self, gradients: Gradients) -> Tensor:
-        rows = self.subset.rows(gradients).detach()
-        padded = rows.new_zeros(*rows.shape[:2], len(self.prior))
+    def _rows(self, gradients: Gradients) -> Tensor:
+        rows = super()._rows(gradients)
+        padded = rows.new_zeros(
+            *rows.shape[:2], len(self.prior)
+        )  # zeros for weights that stay at their point estimates
         padded[..., self._index] = rows
         return padded
 
-    def outputs(self, gradients: Gradients, factors: list[float] | None = None) -> Tensor:
-        """With zeros for the weights that stay at their point estimates."""
-        return self.whole.of_rows(self._padded(gradients), factors)
-
-    def joint(self, gradients: Gradients) -> Tensor:
-        """One product of whitened rows."""
-        white = self.whole.whiten(self._padded(gradients)).movedim(1, 0).flatten(0, 1)
-        return white @ white.T
-
     def draw(self, num_draws: int, generator: torch.Generator | None = None) -> Tensor:
         """Draws of all weights, of which the subset's are kept."""
-        return self.whole.draw(num_draws, generator)[:, self._index]
+        return super().draw(num_draws, generator)[:, self._index]
 
     def dense(self) -> Tensor:
         """Rows and columns of the whole covariance."""
-        return self.whole.dense()[self._index][:, self._index]
+        return super().dense()[self._index][:, self._index]
 
-    def variances(self) -> Tensor:
-        """Its diagonal."""
-        return self.whole.variances()[self._index]
 
-    def log_det_ratio(self) -> Tensor:
-        """That of all weights: the evidence is the whole model's."""
-        return self.whole.log_det_ratio()
+@dataclass(frozen=True)
+class KroneckerBlock:
+    r"""Curvature of one layer as $A \otimes G$ over $[W\ b]$.
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The whole curvature."""
-        return self.whole.tensors()
+    Args:
+        layer: The layer.
+        inputs: A, [d_in, d_in], the bias column included.
+        slopes: G, [d_out, d_out].
+        prior: Prior precision of the layer, a scalar.
+    """
+
+    layer: Layer
+    inputs: Tensor
+    slopes: Tensor
+    prior: Tensor
 
 
 class KroneckerCovariance(WeightCovariance):
@@ -247,27 +258,38 @@ class KroneckerCovariance(WeightCovariance):
 
     Args:
         subset: The weights; whole ones under a linear map.
-        blocks: A and G of each linear map.
-        diagonal: Diagonals of the curvature of the other weights by name.
+        curvature: A and G of each linear map, and the diagonals of the other weights; see `kronecker_curvature`.
         prior: [S], one value per linear map.
 
     Raises:
         ValueError: If the prior's precision differs within a linear map.
     """
 
-    def __init__(
-        self, subset: Subset, blocks: list[KroneckerBlock], diagonal: dict[str, Tensor], prior: Tensor
-    ) -> None:
+    def __init__(self, subset: Subset, curvature: Mapping[str, Tensor], prior: Tensor) -> None:
         super().__init__(subset, prior)
-        self.blocks, self.diagonal, self._prior_of = blocks, diagonal, subset.split(prior)
-        self._precisions: list[Tensor] = []
-        for block in blocks:
-            values = torch.cat([self._prior_of[weight.name] for weight in block.layer.weights])
-            if not bool((values == values[0]).all()):
-                raise ValueError(
-                    f"Laplace: the prior precision differs within {block.layer.name}; a Kronecker-factored layer needs one value"
-                )
-            self._precisions.append(values[0])
+        self._prior_of = subset.split(prior)
+        diagonals = {name: f"diagonal/{name}" for name in subset.names}
+        self.diagonal = {name: curvature[key] for name, key in diagonals.items() if key in curvature}
+        layers = group_layers(subset.weights[name] for name in subset.names)
+        self.blocks = [
+            KroneckerBlock(
+                layer, curvature[f"inputs/{layer.name}"], curvature[f"slopes/{layer.name}"], self._precision(layer)
+            )
+            for layer in layers
+            if f"inputs/{layer.name}" in curvature
+        ]
+
+    def _precision(self, layer: Layer) -> Tensor:
+        values = torch.cat([self._prior_of[weight.name] for weight in layer.weights])
+        if not bool((values == values[0]).all()):
+            raise ValueError(
+                f"Laplace: the prior precision differs within {layer.name}; a Kronecker-factored layer needs one value"
+            )
+        return values[0]
+
+    def diagonalize(self) -> bool:
+        """Layer by layer."""
+        return self._eigen is not None
 
     @cached_property
     def _eigen(self) -> list[tuple[Tensor, Tensor, Tensor]]:
@@ -285,7 +307,7 @@ class KroneckerCovariance(WeightCovariance):
         factor = self.factor if factor is None else factor
         if isinstance(part, str):
             return 1 / (self.diagonal[part] + factor * self._prior_of[part])
-        return 1 / (self._eigen[part][0] + factor * self._precisions[part])
+        return 1 / (self._eigen[part][0] + factor * self.blocks[part].prior)
 
     def _rows(self, gradients: Gradients) -> Iterator[tuple[int | str, Tensor | tuple[Tensor, Tensor]]]:
         """Gradients by each independent weight, and by each block in its eigenbasis: [B, K, n].
@@ -315,14 +337,15 @@ class KroneckerCovariance(WeightCovariance):
         vectors, batch = gradients.shape
         total = self.prior.new_zeros(len(chosen), batch, vectors, vectors)
         for part, rows in self._rows(gradients):
-            columns: Any = None if isinstance(rows, tuple) else rows.mT.contiguous()
+            if isinstance(rows, tuple):
+                a, g = rows
+                for place, factor in enumerate(chosen):
+                    spread = a.square() @ self._spread(part, factor).T
+                    total[place] += torch.einsum("kbo,lbo,bo->bkl", g, g, spread)
+                continue
+            columns = rows.mT.contiguous()
             for place, factor in enumerate(chosen):
-                spread = self._spread(part, factor)
-                if isinstance(rows, tuple):
-                    a, g = rows
-                    total[place] += torch.einsum("kbo,lbo,bo->bkl", g, g, a.square() @ spread.T)
-                else:
-                    total[place] += (rows * spread.reshape(-1)) @ columns
+                total[place] += (rows * self._spread(part, factor).reshape(-1)) @ columns
         return total[0] if factors is None else total
 
     def joint(self, gradients: Gradients) -> Tensor:
@@ -375,7 +398,7 @@ class KroneckerCovariance(WeightCovariance):
     def log_det_ratio(self) -> Tensor:
         """Sums of logarithms of diagonals and of products of eigenvalues."""
         parts = [(curvature, self._prior_of[name]) for name, curvature in self.diagonal.items()]
-        parts += [(eigen[0], precision) for eigen, precision in zip(self._eigen, self._precisions, strict=True)]
+        parts += [(eigen[0], block.prior) for eigen, block in zip(self._eigen, self.blocks, strict=True)]
         return torch.stack([(curvature / (self.factor * prior)).log1p().sum() for curvature, prior in parts]).sum()
 
     def tensors(self) -> dict[str, Tensor]:
@@ -391,9 +414,52 @@ class DiagonalCovariance(KroneckerCovariance):
     """Independent weights, from the diagonal of H, [S]: no linear map has factors; see `WeightCovariance`."""
 
     def __init__(self, subset: Subset, curvature: Tensor, prior: Tensor) -> None:
-        super().__init__(subset, [], subset.split(curvature), prior)
+        diagonals = {f"diagonal/{name}": value for name, value in subset.split(curvature).items()}
+        super().__init__(subset, diagonals, prior)
         self.curvature = curvature
 
     def tensors(self) -> dict[str, Tensor]:
         """h."""
         return {"curvature": self.curvature}
+
+
+def from_curvature(
+    structure: Structure, subset: Subset, curvature: Mapping[str, Tensor], prior: Tensor
+) -> WeightCovariance:
+    """The Gaussian over a subset from the tensors of its curvature: what `CURVATURES` gives, and `tensors` stores."""
+    if structure == "kronecker":
+        return KroneckerCovariance(subset, curvature, prior)
+    kind = FullCovariance if structure == "full" else DiagonalCovariance
+    return kind(subset, curvature["curvature"], prior)
+
+
+def full_bytes(size: int, dtype: torch.dtype) -> int:
+    """Memory that a full covariance over `size` weights takes: the curvature, its factor and one copy."""
+    return 3 * size * size * torch.finfo(dtype).bits // 8
+
+
+def largest_size(memory: int, dtype: torch.dtype) -> int:
+    """The largest subset whose full covariance fits into a budget of bytes."""
+    return math.isqrt(memory * 8 // (3 * torch.finfo(dtype).bits))
+
+
+def check_budget(
+    structure: Structure, size: int, weights: Mapping[str, Weight], dtype: torch.dtype, memory: int
+) -> None:
+    """Raise `ValueError` if a covariance over `size` of a network's weights does not fit into a budget of bytes."""
+    if structure == "full" and full_bytes(size, dtype) > memory:
+        largest = largest_size(memory, dtype)
+        raise ValueError(
+            f"Laplace: a full covariance over {size:,} weights takes {in_words(full_bytes(size, dtype))} (the matrix, its factor "
+            f"and a copy), more than memory={in_words(memory)}; choose at most {largest:,} weights, such as "
+            f"subset=bayesify.subnetwork.largest_variance({largest}), give more memory=, or covariance='diagonal'"
+        )
+    if structure == "kronecker" and size == sum(weight.numel for weight in weights.values()):
+        layers = [layer for layer in group_layers(weights.values()) if layer.weights[0].kind == "matrix"]
+        entries = sum(layer.rows**2 + layer.cols**2 for layer in layers)
+        needed = 2 * entries * torch.finfo(dtype).bits // 8  # factors and their eigenvectors
+        if needed > memory:
+            raise ValueError(
+                f"Laplace: the Kronecker factors of {len(layers)} layers take {in_words(needed)}, more than "
+                f"memory={in_words(memory)}; give more memory=, covariance='diagonal', or a subset of the layers"
+            )

@@ -22,6 +22,8 @@ from bayesify.training.batches import BatchReader, check_repeatable, parse_batch
 from bayesify.weights.catalog import Layer, Weight, group_layers
 
 Curvature = Literal["ggn", "empirical"]
+Structure = Literal["full", "diagonal", "kronecker"]
+"""Structure of the curvature, and of the covariance that follows from it."""
 
 
 def first_batch(loader: Iterable[Any]) -> Any:
@@ -34,92 +36,6 @@ def first_batch(loader: Iterable[Any]) -> Any:
     for item in loader:
         return item
     raise ValueError("Laplace: the loader has no examples; give a loader over at least one")
-
-
-@dataclass
-class Pieces:
-    """A loader's examples in pieces whose Jacobians fit into a memory budget.
-
-    Args:
-        loader: Yields batches; see `bayesify.fit`.
-        jacobians: Of the network.
-        memory: Budget in bytes.
-        per_row: Entries of the Jacobian that are held per example and vector.
-        reader: Converts what the loader yields, where that is needed.
-        num_examples: Number of examples after which to stop.
-        progress: Called with the number of examples after each piece.
-        vectors: Per example, where it is not one per output.
-        one_by_one: Whether vectors are pulled back one after the other.
-    """
-
-    loader: Iterable[Any]
-    jacobians: Jacobians
-    memory: int
-    per_row: int
-    reader: BatchReader | None = None
-    num_examples: int | None = None
-    progress: Callable[[int], None] | None = None
-    vectors: int | None = None
-    one_by_one: bool = False
-
-    def __iter__(self) -> Iterator[tuple[Linearization, Batch]]:
-        check_repeatable(self.loader)
-        network = self.jacobians.runner.network
-        device = next(network.parameters()).device
-        seen, rows = 0, None
-        for item in self.loader:
-            batch = parse_batch(item, self.reader).to(device)
-            if self.num_examples is not None:
-                batch = batch.rows(slice(0, self.num_examples - seen))
-            args, kwargs = as_inputs(batch.x)
-            check_inputs(args, kwargs)
-            if batch.weights is not None and bool((batch.weights < 0).any()):
-                raise ValueError("Laplace: an example weight is negative; give weights of at least 0")
-            if rows is None:
-                rows = rows_at_once(
-                    self.jacobians, args, kwargs, self.memory, self.per_row, self.vectors, one_by_one=self.one_by_one
-                )
-            for start in range(0, len(batch), rows):
-                piece = batch.rows(slice(start, start + rows))
-                args, kwargs = as_inputs(piece.x)
-                yield self.jacobians.at(args, kwargs), piece
-                seen += len(piece)
-                if self.progress is not None:
-                    self.progress(len(piece))
-            if self.num_examples is not None and seen >= self.num_examples:
-                return
-        if seen == 0:
-            raise ValueError("Laplace: the loader has no examples; give a loader over at least one")
-
-    @contextmanager
-    def shown(self, title: str, show: bool) -> Iterator[None]:
-        """Show how many examples of a pass are done, on a terminal with `rich`; nothing elsewhere."""
-        dataset: Any = getattr(self.loader, "dataset", None)
-        total = len(dataset) if hasattr(dataset, "__len__") else None
-        if self.num_examples is not None:
-            total = min(self.num_examples, total or self.num_examples)
-        columns = ("{task.description}", "bar", "percent", "left")
-        with Display(*columns, show=show, total=total, transient=False, description=title) as bar:
-            if bar.shown:
-                self.progress = lambda count: bar.update(advance=count)
-            yield
-
-
-def rows_at_once(
-    jacobians: Jacobians,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    memory: int,
-    per_row: int,
-    vectors: int | None = None,
-    *,
-    one_by_one: bool = False,
-) -> int:
-    """Examples whose activations, vectors, gradients at the layers and Jacobian entries fit into a budget of bytes."""
-    cost = jacobians.cost(args, kwargs)
-    count = min(vectors or cost.outputs, cost.outputs)
-    pulled = (1 if one_by_one else count) * (cost.per_vector + 8 * per_row)
-    return max(1, int(memory // (2 * cost.activations + 4 * count * cost.outputs + pulled)))
 
 
 @dataclass
@@ -211,35 +127,127 @@ def sum_over_processes(tensor: Tensor) -> Tensor:
     return moved.to(tensor.device)
 
 
-def full_curvature(pieces: Pieces, subset: Subset, loss: OutputCurvature) -> tuple[Tensor, DataTerm]:
-    r"""$\sum_n J_n^\top H_n J_n$ over the chosen weights: [S, S] (Daxberger et al. 2021, equation 6)."""
+@dataclass
+class Pieces:
+    """A pass over a loader's examples, in pieces whose Jacobians fit into a memory budget.
+
+    It yields the network linearized at each piece and the vectors of its `OutputCurvature`, and counts the data term on the way.
+
+    Args:
+        loader: Yields batches; see `bayesify.fit`.
+        jacobians: Derivatives of the network.
+        loss: Curvature of the loss by the outputs.
+        memory: Budget in bytes.
+        per_row: Entries of the Jacobian that are held per example and vector.
+        reader: Converts what the loader yields, where that is needed.
+        num_examples: Number of examples after which to stop.
+        one_by_one: Whether vectors are pulled back one after the other.
+        progress: Called with the number of examples after each piece.
+    """
+
+    loader: Iterable[Any]
+    jacobians: Jacobians
+    loss: OutputCurvature
+    memory: int
+    per_row: int
+    reader: BatchReader | None = None
+    num_examples: int | None = None
+    one_by_one: bool = False
+    progress: Callable[[int], None] | None = None
+
+    def __post_init__(self) -> None:
+        self.data = DataTerm()
+
+    def __iter__(self) -> Iterator[tuple[Linearization, Tensor]]:
+        check_repeatable(self.loader)
+        device = next(self.jacobians.runner.network.parameters()).device
+        data, rows = DataTerm(), None
+        for item in self.loader:
+            batch = parse_batch(item, self.reader).to(device)
+            if self.num_examples is not None:
+                batch = batch.rows(slice(0, self.num_examples - data.num_data))
+            args, kwargs = as_inputs(batch.x)
+            check_inputs(args, kwargs)
+            if batch.weights is not None and bool((batch.weights < 0).any()):
+                raise ValueError("Laplace: an example weight is negative; give weights of at least 0")
+            if rows is None:
+                rows = rows_at_once(
+                    self.jacobians, args, kwargs, self.memory, self.per_row, self.loss.count, one_by_one=self.one_by_one
+                )
+            for start in range(0, len(batch), rows):
+                piece = batch.rows(slice(start, start + rows))
+                args, kwargs = as_inputs(piece.x)
+                point = self.jacobians.at(args, kwargs)
+                data.add(self.loss.likelihood, point.outputs, piece)
+                yield point, self.loss.vectors(point.outputs, piece)
+                if self.progress is not None:
+                    self.progress(len(piece))
+            if self.num_examples is not None and data.num_data >= self.num_examples:
+                break
+        if data.num_data == 0:
+            raise ValueError("Laplace: the loader has no examples; give a loader over at least one")
+        data.sum_over_processes()
+        self.data = data
+
+    @contextmanager
+    def shown(self, title: str, show: bool) -> Iterator[None]:
+        """Show how many examples of a pass are done, on a terminal with `rich`; nothing elsewhere."""
+        dataset: Any = getattr(self.loader, "dataset", None)
+        total = len(dataset) if hasattr(dataset, "__len__") else None
+        if self.num_examples is not None:
+            total = min(self.num_examples, total or self.num_examples)
+        columns = ("{task.description}", "bar", "percent", "left")
+        with Display(*columns, show=show, total=total, transient=False, description=title) as bar:
+            if bar.shown:
+                self.progress = lambda count: bar.update(advance=count)
+            yield
+
+
+def rows_at_once(
+    jacobians: Jacobians,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    memory: int,
+    per_row: int,
+    vectors: int | None = None,
+    *,
+    one_by_one: bool = False,
+) -> int:
+    """Examples whose activations, vectors, gradients at the layers and Jacobian entries fit into a budget of bytes."""
+    cost = jacobians.cost(args, kwargs)
+    count = min(vectors or cost.outputs, cost.outputs)
+    pulled = (1 if one_by_one else count) * (cost.per_vector + 8 * per_row)
+    return max(1, int(memory // (2 * cost.activations + 4 * count * cost.outputs + pulled)))
+
+
+def full_curvature(pieces: Pieces, subset: Subset) -> dict[str, Tensor]:
+    r"""$\sum_n J_n^\top H_n J_n$ over the chosen weights: `curvature` [S, S] (Daxberger et al. 2021, equation 6)."""
     total: Tensor | None = None
-    term = DataTerm()
-    for point, batch in pieces:
-        term.add(loss.likelihood, point.outputs, batch)
-        gradients = point.pull(loss.vectors(point.outputs, batch))
-        rows = subset.rows(gradients).detach().flatten(0, 1)  # [K B, S]
+    for point, vectors in pieces:
+        rows = subset.rows(point.pull(vectors)).detach().flatten(0, 1)  # [K B, S]
         if total is None:
             total = rows.new_zeros(subset.size, subset.size)
         total.addmm_(rows.T, rows)
     assert total is not None
-    term.sum_over_processes()
-    return sum_over_processes(total), term
+    return {"curvature": sum_over_processes(total)}
 
 
-def diagonal_curvature(pieces: Pieces, subset: Subset, loss: OutputCurvature) -> tuple[dict[str, Tensor], DataTerm]:
-    """The diagonal of `full_curvature` by weight: [n] each."""
+def diagonal_curvature(pieces: Pieces, subset: Subset) -> dict[str, Tensor]:
+    """The diagonal of `full_curvature`: `curvature` [S]."""
     totals: dict[str, Tensor] = {}
-    term = DataTerm()
-    for point, batch in pieces:
-        term.add(loss.likelihood, point.outputs, batch)
-        for vector in loss.vectors(point.outputs, batch):
-            gradients = point.pull(vector.unsqueeze(0))
-            for name in subset.names:
-                squares = _sum_of_squares(gradients, subset, name, pieces.memory)
-                totals[name] = totals[name] + squares if name in totals else squares
-    term.sum_over_processes()
-    return {name: sum_over_processes(total) for name, total in totals.items()}, term
+    for point, vectors in pieces:
+        for vector in vectors:
+            _add_squares(totals, subset.names, point.pull(vector.unsqueeze(0)), subset, pieces.memory)
+    return {"curvature": sum_over_processes(torch.cat([totals[name] for name in subset.names]))}
+
+
+def _add_squares(
+    totals: dict[str, Tensor], names: Iterable[str], gradients: Gradients, subset: Subset, memory: int
+) -> None:
+    """Add the squares of some weights' gradients, summed over vectors and examples, to totals by name: [n] each."""
+    for name in names:
+        squares = _sum_of_squares(gradients, subset, name, memory)
+        totals[name] = totals[name] + squares if name in totals else squares
 
 
 def _sum_of_squares(gradients: Gradients, subset: Subset, name: str, memory: int) -> Tensor:
@@ -256,25 +264,8 @@ def _sum_of_squares(gradients: Gradients, subset: Subset, name: str, memory: int
     return gradients.sum_of_squares(name, None if subset.entries[name] is None else subset.entries[name], rows).detach()
 
 
-@dataclass
-class KroneckerBlock:
-    r"""Curvature of one layer as $A \otimes G$ over $[W\ b]$.
-
-    Args:
-        layer: The layer.
-        inputs: A, [d_in, d_in], the bias column included.
-        slopes: G, [d_out, d_out].
-    """
-
-    layer: Layer
-    inputs: Tensor
-    slopes: Tensor
-
-
-def kronecker_curvature(
-    pieces: Pieces, subset: Subset, loss: OutputCurvature
-) -> tuple[tuple[list[KroneckerBlock], dict[str, Tensor]], DataTerm]:
-    r"""Kronecker-factored curvature of linear maps and convolutions, and the diagonal of everything else.
+def kronecker_curvature(pieces: Pieces, subset: Subset) -> dict[str, Tensor]:
+    r"""Kronecker-factored curvature $A \otimes G$ of linear maps and convolutions, and the diagonal of everything else.
 
     $A = \frac{1}{N T} \sum_{n,t} a_{nt} a_{nt}^\top$ and $G = \sum_{n,t,k} g_{ntk} g_{ntk}^\top$ over
     examples n, the positions t at which a layer is applied, and the vectors k of $H_n$ (Martens & Grosse 2015; Grosse
@@ -282,62 +273,51 @@ def kronecker_curvature(
     masks) gets the diagonal, by a second pass over the data.
 
     Returns:
-        A block per linear map or convolution without groups and the diagonals of the other weights, and the data term.
+        For each linear map or convolution without groups `inputs/<layer>`, A over $[W\ b]$, and `slopes/<layer>`, G. For each
+        other weight `diagonal/<name>`, [n].
     """
     grouped = group_layers(subset.weights[name] for name in subset.names)
     layers = [layer for layer in grouped if all(map(_is_one_map, layer.weights))]
-    blocks: dict[str, KroneckerBlock] = {}
-    counts: dict[str, int] = {}
-    missed: set[str] = set()
     covered = {weight.name for layer in layers for weight in layer.weights}
-    totals: dict[str, Tensor] = {}
-    term = DataTerm()
-    for point, batch in pieces:
-        term.add(loss.likelihood, point.outputs, batch)
-        gradients = point.pull(loss.vectors(point.outputs, batch))
-        for name in subset.names:
-            if name not in covered:
-                squares = _sum_of_squares(gradients, subset, name, pieces.memory)
-                totals[name] = totals[name] + squares if name in totals else squares
+    apart = [name for name in subset.names if name not in covered]
+    sums: dict[str, Tensor] = {}  # of a a^T and g g^T
+    counts = dict.fromkeys((layer.name for layer in layers), 0)
+    squares: dict[str, Tensor] = {}
+    missed: set[str] = set()
+    for point, vectors in pieces:
+        gradients = point.pull(vectors)
+        _add_squares(squares, apart, gradients, subset, pieces.memory)
         missed |= {layer.name for layer in layers if not has_factors(layer, gradients)}
         for layer in layers:
             if layer.name in missed:
                 continue
-            for rule, kept, g in gradients.calls(layer.weights[0].name):
-                a, slopes = layer_factors(rule, kept, g, layer)
-                if layer.name not in blocks:
-                    blocks[layer.name] = KroneckerBlock(
-                        layer, a.new_zeros(layer.cols, layer.cols), a.new_zeros(layer.rows, layer.rows)
-                    )
-                    counts[layer.name] = 0
-                block, flat, grads = blocks[layer.name], a.flatten(0, 1), slopes.flatten(0, 2)
-                block.inputs.addmm_(flat.T, flat)
-                block.slopes.addmm_(grads.T, grads)
-                counts[layer.name] += len(flat)
-    term.sum_over_processes()
+            for call in gradients.calls(layer.weights[0].name):
+                a, g = (factor.flatten(0, -2) for factor in layer_factors(*call, layer))
+                for key, rows in ((f"inputs/{layer.name}", a), (f"slopes/{layer.name}", g)):
+                    sums.setdefault(key, rows.new_zeros(rows.shape[-1], rows.shape[-1])).addmm_(rows.T, rows)
+                counts[layer.name] += len(a)
     # A layer that some batch passed by, whole or in part, has no factors, whichever batch and process that was.
     bad = sum_over_processes(torch.tensor([float(layer.name in missed) for layer in layers]))
     chosen = [layer for layer, count in zip(layers, bad.tolist(), strict=True) if not count]
-    found = []
+    found: dict[str, Tensor] = {}
     for layer in chosen:
-        block = blocks[layer.name]
-        count = sum_over_processes(torch.tensor(float(counts[layer.name])))
-        inputs, slopes = sum_over_processes(block.inputs) / float(count), sum_over_processes(block.slopes)
-        found.append(KroneckerBlock(layer, inputs, slopes))
+        count = float(sum_over_processes(torch.tensor(float(counts[layer.name]))))
+        found[f"inputs/{layer.name}"] = sum_over_processes(sums[f"inputs/{layer.name}"]) / count
+        found[f"slopes/{layer.name}"] = sum_over_processes(sums[f"slopes/{layer.name}"])
     rest = [weight.name for layer in layers if layer not in chosen for weight in layer.weights]
-    diagonals = {name: sum_over_processes(total) for name, total in totals.items()}
+    diagonals = {name: sum_over_processes(total) for name, total in squares.items()}
     if rest:
         partial = Subset(subset.weights, dict.fromkeys(rest))
-        diagonals |= diagonal_curvature(pieces, partial, loss)[0]
-    return (found, {name: diagonals[name] for name in subset.names if name in diagonals}), term
+        diagonals |= partial.split(diagonal_curvature(pieces, partial)["curvature"])
+    return found | {f"diagonal/{name}": diagonals[name] for name in subset.names if name in diagonals}
 
 
-CURVATURES: dict[str, Callable[[Pieces, Subset, OutputCurvature], tuple[Any, DataTerm]]] = {
+CURVATURES: dict[Structure, Callable[[Pieces, Subset], dict[str, Tensor]]] = {
     "full": full_curvature,
     "diagonal": diagonal_curvature,
     "kronecker": kronecker_curvature,
 }
-"""Functions to a curvature and the data term by the structure of the covariance."""
+"""Functions to the tensors of a curvature, as `covariances.from_curvature` takes them, by the structure of the covariance."""
 
 
 def has_factors(layer: Layer, gradients: Gradients) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from bayesify.laplace.arguments import largest_size
+from bayesify.laplace.covariances import largest_size
 from bayesify.laplace.laplace import Laplace
 from bayesify.laplace.subnetwork import largest_variance
 from bayesify.likelihoods import Likelihood
@@ -48,8 +48,7 @@ def laplace_around(
 
     With more than `most` weights the covariance over all is Kronecker-factored; by default where a full one exceeds the memory.
     """
-    known = catalog(net)
-    weights = {name: weight for name, weight in known.weights.items() if name not in known.refused}
+    weights = catalog(net).trainable
     total = sum(weight.numel for weight in weights.values())
     largest = largest_size(parse_bytes(memory), next(net.parameters()).dtype)
     fits = subset != "all" or total <= (largest if most is None else most)

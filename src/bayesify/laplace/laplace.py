@@ -4,45 +4,79 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
 from bayesify.arguments.checks import Budget, Count, Inputs, Memory, Positive, Seed, checked
+from bayesify.baselines.swag import SWAG
+from bayesify.configuration import make_likelihood
 from bayesify.draws import Draws
-from bayesify.jacobians import Jacobians, Linearization, check_deterministic
-from bayesify.laplace import curvature as curvatures
-from bayesify.laplace import storing
-from bayesify.laplace.arguments import Structure, check_budget, check_choices, check_whole, curved_likelihood
+from bayesify.jacobians import Gradients, Jacobians, check_deterministic
 from bayesify.laplace.covariances import (
+    MAX_DIAGONALIZED_WEIGHTS,
     DiagonalCovariance,
     FullCovariance,
-    KroneckerCovariance,
     MarginalCovariance,
     WeightCovariance,
+    check_budget,
+    from_curvature,
 )
-from bayesify.laplace.prior_precision import Precision, check_precision, default_precision, precision_of, scaled
-from bayesify.laplace.settling import is_one_layer, settle_precision
-from bayesify.laplace.subnetwork.selectors import Candidates, as_selector
+from bayesify.laplace.curvature import (
+    CURVATURES,
+    Curvature,
+    DataTerm,
+    OutputCurvature,
+    Pieces,
+    Structure,
+    first_batch,
+    rows_at_once,
+    sum_over_processes,
+)
+from bayesify.laplace.prior_precision import (
+    MAX_SETTLING_ROWS,
+    MAX_TRAINING_LOSS_RISE,
+    POINT_FACTOR,
+    SETTLING_FACTORS,
+    Precision,
+    check_precision,
+    default_precision,
+    precision_of,
+    scaled,
+    stands_alone,
+)
+from bayesify.laplace.subnetwork.selectors import Candidates, SgdOptions, as_selector, from_indices
 from bayesify.laplace.subset import Subset
-from bayesify.laplace.swag_variances import swag_variances
-from bayesify.laplace.tuning import Method, tune_prior_precision
-from bayesify.likelihoods import Likelihood
+from bayesify.laplace.tuning import (
+    DEFAULT_GRID,
+    NUM_FINE_EVIDENCES,
+    NUM_FINE_SCORES,
+    Score,
+    best_of,
+    fixed_point_noise,
+    search_precision,
+)
+from bayesify.likelihoods import Gaussian, Likelihood
+from bayesify.maths.constraints import raw_positive
 from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Outputs, Predictive
 from bayesify.predictive.gaussian import Link, OutputGaussian, marginals
-from bayesify.predictor import Drawable
+from bayesify.predictor import Batch, Drawable
 from bayesify.running.inputs import as_inputs, check_inputs, explain_shape_errors
 from bayesify.running.last_layer import last_layer
 from bayesify.running.memory import batch_size, in_words, parse_bytes, split_rows
 from bayesify.running.outputs import select_output
 from bayesify.running.runner import Runner
 from bayesify.storage.serializers import register_predictor
-from bayesify.training.batches import BatchReader, parse_batch
+from bayesify.training.batches import BatchReader, first_batches, parse_batch, total_count
 from bayesify.weights.catalog import catalog, padding_entries
-from bayesify.weights.module_state import copy_network, fingerprint
+from bayesify.weights.module_state import below, copy_network, fingerprint, with_prefix
+
+Method = Literal["closed_form", "linearized_mc", "network_mc"]
+"""How predictions are made; see `Laplace.predict`."""
 
 
 @register_predictor
@@ -58,7 +92,7 @@ class Laplace(Drawable):
         subset: `"all"`, `"last_layer"`, a list of names or globs, a mask by name, or a selector from `bayesify.subnetwork`.
         covariance: `"full"`, `"diagonal"`, or `"kronecker"` (linear maps and convolutions; other weights get a diagonal).
         prior_precision: $\lambda$: a number, by name or pattern, or `"size"`, 1 over mean squares; default: `default_precision`,
-            for one layer of several under a full covariance lowered by the evidence (`settle_precision`).
+            for one layer of several under a full covariance `fit` lowers it, as far as the evidence asks.
         link: What stands for expected class probabilities: `"mc"`, `"probit"`, `"bridge"`; see `GaussianClassPredictive`. Default:
             `"probit"` for one layer of several under a full covariance, else `"mc"`, as measured (`benchmarks.laplace_defaults`).
         temperature: A factor on the covariance in draws and predictions, $q \propto p(w, \mathcal{D})^{1 / T}$.
@@ -99,7 +133,7 @@ class Laplace(Drawable):
         *,
         link: Link | None = None,
         temperature: Positive = 1.0,
-        curvature: curvatures.Curvature = "ggn",
+        curvature: Curvature = "ggn",
         num_samples: Count | None = None,
         seed: Seed = 0,
         marginal: bool = False,
@@ -108,18 +142,24 @@ class Laplace(Drawable):
     ) -> None:
         if isinstance(net, BayesianNetwork):
             raise TypeError("Laplace: net is a BayesianNetwork; give the plain network, or its mean_network()")
-        check_choices(covariance, marginal, curvature, num_samples)
-        made = curved_likelihood(likelihood, curvature)
+        if marginal and covariance != "full":
+            raise ValueError(f"Laplace: marginal=True with covariance={covariance!r}; a marginal covariance is full")
+        if num_samples is not None and curvature == "empirical":
+            raise ValueError("Laplace: num_samples with curvature='empirical', which has one vector; leave it out")
+        made = make_likelihood(likelihood)
+        assert made is not None
+        if curvature == "ggn" and made.no_curvature is not None:
+            raise TypeError(f"Laplace: {made.no_curvature}")
         check_deterministic(net)
         known = catalog(net)
-        self.weights = {name: weight for name, weight in known.weights.items() if name not in known.refused}
+        self.weights = known.trainable
         if not self.weights:
             raise ValueError("Laplace: every parameter of the network is frozen; unfreeze some")
-        for name in self.weights:
-            if net.get_parameter(name).dtype == torch.float16:
-                raise ValueError(
-                    f"Laplace: {name} is float16, too coarse for derivatives; use net.float() or net.bfloat16()"
-                )
+        half = [name for name in self.weights if net.get_parameter(name).dtype == torch.float16]
+        if half:
+            raise ValueError(
+                f"Laplace: {half[0]} is float16, too coarse for derivatives; use net.float() or net.bfloat16()"
+            )
         self._frozen = tuple(known.refused)
         self.network = copy_network(net, "Laplace").requires_grad_(False)
         reference = self.network.get_parameter(next(iter(self.weights)))
@@ -129,8 +169,7 @@ class Laplace(Drawable):
         self.selector = as_selector(subset)
         self.covariance, self.curvature, self.marginal = covariance, curvature, marginal
         self.num_samples, self.seed = num_samples, seed
-        self.memory = parse_bytes(memory)
-        self.output = output
+        self.memory, self.output = parse_bytes(memory), output
         self._link, self.temperature = link, temperature
         self._runner = Runner(self.network, known.weights, evaluate=True)
         self.values = {name: self.network.get_parameter(name).detach() for name in self.weights}
@@ -141,12 +180,14 @@ class Laplace(Drawable):
         self.posterior: WeightCovariance | None = None
         self.remarks: tuple[str, ...] = ()
         self._derivatives: dict[tuple[str, ...], Jacobians] = {}
-        self.data = curvatures.DataTerm()
+        self.data = DataTerm()
         self.outputs_per_example = 1
+
+    # -- fitting ---------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     @checked
-    def fit(self, loader: Iterable[Any], *, read_batch: BatchReader | None = None, progress: bool = False) -> Laplace:
+    def fit(self, loader: Iterable[Any], *, read_batch: BatchReader | None = None, progress: bool = False) -> Self:
         """Choose the weights and add up the curvature, in one pass over the data (two if the choice needs one).
 
         Args:
@@ -161,19 +202,11 @@ class Laplace(Drawable):
             ValueError: If the subset is empty or larger than the network, or the covariance exceeds the memory budget.
         """
         self.base_precision, self.posterior, self.findings = self.prior_precision, None, ()
-        first = parse_batch(curvatures.first_batch(loader), read_batch).to(self.device)
+        first = parse_batch(first_batch(loader), read_batch).to(self.device)
         args, kwargs = as_inputs(first.x)
         check_inputs(args, kwargs)
-        every = Subset(self.weights, dict.fromkeys(self.weights))
-        candidates = Candidates(
-            self.weights,
-            self.values,
-            self._frozen,
-            lambda count: self._curvature("diagonal", every, loader, read_batch, progress, count)[0],
-            lambda: every.split(self.prior(every)),
-            lambda: last_layer(self._runner, self.weights, args, kwargs, self.output),
-            lambda options: swag_variances(self, loader, read_batch, options),
-            padding_entries(self.network, self.weights),
+        candidates = self._candidates(
+            loader, read_batch, progress, lambda: last_layer(self._runner, self.weights, args, kwargs, self.output)
         )
         size = candidates.free if self.marginal else self.selector.count(candidates)
         check_budget(self.covariance, size, self.weights, self.dtype, self.memory)
@@ -188,22 +221,97 @@ class Laplace(Drawable):
         if default:
             self.base_precision = default_precision(self.weights, self.values, self.covariance, self.subset.names)
         if self.covariance == "kronecker":
-            check_whole(self.subset, Subset.trained(self.network, self.weights))
-        found, self.data = self._curvature(self.covariance, self._over(self.subset), loader, read_batch, progress)
-        self.posterior = self.covariance_from(found, self.subset)
+            self._check_whole(self.subset)
+        found, self.data = self._curvature(
+            self.covariance, self._curved(self.subset), loader, read_batch, progress=progress
+        )
+        self.posterior = self._covariance_from(found, self.subset)
         if default:
-            settle_precision(self, loader, read_batch)
+            self._settle_precision(loader, read_batch)
         return self
 
-    @property
-    def link(self) -> Link:
-        """What stands for expected class probabilities."""
-        return self._link or ("probit" if is_one_layer(self) else "mc")
+    def _candidates(
+        self,
+        loader: Iterable[Any],
+        read_batch: BatchReader | None,
+        progress: bool,
+        last: Callable[[], Sequence[str]],
+    ) -> Candidates:
+        """What the selector may look at; whatever needs a pass over the data is computed when asked for."""
+        every = Subset(self.weights, dict.fromkeys(self.weights))
 
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return next(iter(self.values.values())).device
+        def curvatures(num_examples: int | None) -> dict[str, Tensor]:
+            found, _ = self._curvature("diagonal", every, loader, read_batch, num_examples, progress=progress)
+            return every.split(found["curvature"])
+
+        def iterates(options: SgdOptions) -> dict[str, Tensor]:
+            net = copy.deepcopy(self.network)
+            for name in self.weights:
+                net.get_parameter(name).requires_grad_(True)
+            with torch.enable_grad():
+                swag = SWAG(net, copy.deepcopy(self.likelihood), rank=0, output=self.output)
+                return swag.fit(loader, read_batch=read_batch, **options).variance()
+
+        return Candidates(
+            weights=self.weights,
+            values=self.values,
+            frozen=self._frozen,
+            curvatures=curvatures,
+            precisions=lambda: every.split(self._prior(every)),
+            last=last,
+            iterates=iterates,
+            fixed=padding_entries(self.network, self.weights),
+        )
+
+    def _check_whole(self, subset: Subset) -> None:
+        """Raise `ValueError` if only some entries of a weight are chosen, which have no Kronecker factors."""
+        everything = Subset.trained(self.network, self.weights)
+        for name in subset.names:
+            if subset.count(name) < everything.count(name):
+                raise ValueError(
+                    f"Laplace: covariance='kronecker' needs whole weights, but only {subset.count(name)} of "
+                    f"{subset.weights[name].numel} entries of {name} are chosen; use 'full', or a subset by names"
+                )
+
+    def _curvature(
+        self,
+        structure: Structure,
+        over: Subset,
+        loader: Iterable[Any],
+        read_batch: BatchReader | None,
+        num_examples: int | None = None,
+        *,
+        progress: bool,
+    ) -> tuple[dict[str, Tensor], DataTerm]:
+        """The curvature over some weights in a structure, and the data term, in a pass over all or the first examples."""
+        pieces = Pieces(
+            loader,
+            self._jacobians(over.names),
+            OutputCurvature(self.likelihood, self.curvature, self.num_samples, self.seed),
+            self.memory,
+            over.size if structure == "full" else 0,
+            read_batch,
+            num_examples,
+            one_by_one=structure == "diagonal",
+        )
+        with pieces.shown(f"{structure} curvature", progress):
+            return CURVATURES[structure](pieces, over), pieces.data
+
+    def _curved(self, subset: Subset) -> Subset:
+        """The weights that the curvature is of, for a posterior over some."""
+        return Subset.trained(self.network, self.weights) if self.marginal else subset
+
+    def _covariance_from(self, curvature: Mapping[str, Tensor], subset: Subset) -> WeightCovariance:
+        """The Gaussian over a subset from the tensors of a curvature of this structure."""
+        curved = self._curved(subset)
+        if self.marginal:
+            return MarginalCovariance(subset, curved, curvature["curvature"], self._prior(curved))
+        return from_curvature(self.covariance, subset, curvature, self._prior(subset))
+
+    def _prior(self, subset: Subset) -> Tensor:
+        """Prior precision of each chosen weight as it was given, before tuning: [S]."""
+        counts = [(subset.count(name), precision_of(self.base_precision, name)) for name in subset.names]
+        return torch.cat([torch.full((count,), value, dtype=self.dtype, device=self.device) for count, value in counts])
 
     def _jacobians(self, names: Iterable[str]) -> Jacobians:
         """Derivatives by some weights; kept, since the first batch goes through a comparison."""
@@ -212,49 +320,27 @@ class Laplace(Drawable):
         self._derivatives = {chosen: known}
         return known
 
-    def _curvature(
-        self,
-        structure: Structure,
-        over: Subset,
-        loader: Iterable[Any],
-        read_batch: BatchReader | None,
-        progress: bool,
-        num_examples: int | None = None,
-    ) -> tuple[Any, curvatures.DataTerm]:
-        """The curvature over some weights in a structure, and the data term, in a pass over all or the first examples."""
-        loss = curvatures.OutputCurvature(self.likelihood, self.curvature, self.num_samples, self.seed)
-        pieces = curvatures.Pieces(
-            loader,
-            self._jacobians(over.names),
-            self.memory,
-            over.size if structure == "full" else 0,
-            read_batch,
-            num_examples,
-            vectors=loss.count,
-            one_by_one=structure == "diagonal",
-        )
-        with pieces.shown(f"{structure} curvature", progress):
-            return curvatures.CURVATURES[structure](pieces, over, loss)
+    def _settle_precision(self, loader: Iterable[Any], read_batch: BatchReader | None) -> None:
+        """Lower the default precision as far as the evidence asks, and no further than training rows bear.
 
-    def _over(self, subset: Subset) -> Subset:
-        """The weights that the curvature is of, for a posterior over some."""
-        return Subset.trained(self.network, self.weights) if self.marginal else subset
-
-    def covariance_from(self, found: Any, subset: Subset) -> WeightCovariance:
-        """The Gaussian over a subset from a curvature of this structure: one of `bayesify.laplace.curvature`."""
-        if self.covariance == "kronecker":
-            blocks, rest = found
-            return KroneckerCovariance(subset, blocks, rest, self.prior(subset))
-        if self.covariance == "diagonal":
-            return DiagonalCovariance(subset, torch.cat([found[name] for name in subset.names]), self.prior(subset))
-        over = self._over(subset)
-        whole = FullCovariance(over, found, self.prior(over))
-        return MarginalCovariance(subset, whole) if self.marginal else whole
-
-    def prior(self, subset: Subset) -> Tensor:
-        """Prior precision of each chosen weight as it was given, before tuning: [S]."""
-        counts = [(subset.count(name), precision_of(self.base_precision, name)) for name in subset.names]
-        return torch.cat([torch.full((count,), value, dtype=self.dtype, device=self.device) for count, value in counts])
+        A layer's features have a scale of their own, which their number does not tell and the evidence does. But where there are
+        few rows for the weights, it asks for a prior so wide that the Gaussian reaches far beyond where the log-likelihood is
+        quadratic: predictions then are less sure than the network even of the rows that it was trained on. So the precision is the
+        smallest one, from that of the evidence up to the default, with at most `MAX_TRAINING_LOSS_RISE` nats of such a loss. It
+        stays as it is but for classes and one layer of at most `MAX_DIAGONALIZED_WEIGHTS` weights.
+        """
+        subset, _ = self.fitted()
+        if not self._is_one_layer or self.likelihood.task != "classification" or subset.size > MAX_DIAGONALIZED_WEIGHTS:
+            return
+        factors = list(SETTLING_FACTORS)
+        wanted = factors[best_of(self._evidences(factors)) :]
+        batches = [batch.to(self.device) for batch in first_batches(loader, MAX_SETTLING_ROWS, read_batch)]
+        count, seed = total_count(batches), _seed_from(torch.Generator().manual_seed(0))
+        sums = [count, *(count * value for value in self._densities(batches, [*wanted, POINT_FACTOR], seed))]
+        found = sum_over_processes(torch.tensor(sums, dtype=torch.float64))
+        losses = ((found[-1] - found[1:-1]) / found[0]).tolist()
+        bearable = (factor for factor, loss in zip(wanted, losses, strict=True) if loss <= MAX_TRAINING_LOSS_RISE)
+        self.set_prior_factor(next(bearable, factors[-1]))
 
     @property
     def prior_precision(self) -> Precision:
@@ -271,70 +357,23 @@ class Laplace(Drawable):
             raise RuntimeError("Laplace: not fitted yet; call fit(loader) first")
         return self.subset, self.posterior
 
-    @torch.no_grad()
-    @checked
-    def draw(self, num_draws: Count = 1, *, generator: torch.Generator | None = None) -> Draws:
-        """Functions from the posterior, through the network itself; chosen weights vary, all others are the point estimate.
-
-        Args:
-            num_draws: S.
-            generator: Source of randomness.
-
-        Returns:
-            The draws. Their KL is that of the Gaussian to its prior, the same for each.
-        """
-        subset, posterior = self.fitted()
-        weights = subset.fill(math.sqrt(self.temperature) * posterior.draw(num_draws, generator), self.values)
-        return Draws(self._runner, weights, self.kl().expand(num_draws))
-
-    def kl(self) -> Tensor:
-        r"""KL of the posterior over the chosen weights to their prior $\mathcal{N}(0, \lambda^{-1})$ in nats, a scalar."""
-        subset, posterior = self.fitted()
-        mean = subset.take(self.values).to(self.dtype)
-        prior = posterior.factor * self.prior(subset)
-        trace = (prior * posterior.variances()).sum()
-        log_det = posterior.log_det_ratio()
-        if isinstance(posterior, MarginalCovariance):
-            log_det = -torch.logdet(posterior.dense()) - prior.log().sum()
-        return 0.5 * (trace + (prior * mean.square()).sum() - len(mean) + log_det)
-
-    @torch.no_grad()
-    def covariance_matrix(self) -> Tensor:
-        """The covariance over the chosen weights, ordered as `named_parameters()`, row-major within a weight: [S, S]."""
-        return self.temperature * self.fitted()[1].dense()
-
-    @torch.no_grad()
-    def log_evidence(self) -> Tensor:
-        r"""The Laplace approximation of the log marginal likelihood in nats.
-
-        $$ \log p(\mathcal{D} | w^*) + \log p(w_S^*) + \tfrac{S}{2}\log 2\pi - \tfrac12 \log\det(H_{SS} + \lambda I) $$
-
-        The weights that are not chosen count as fixed. Exact for a linear model with Gaussian noise at its posterior mean, all
-        weights chosen.
-        """
-        return self.evidence_of(self.fitted()[1])
-
-    def evidence_of(self, posterior: WeightCovariance) -> Tensor:
-        """`log_evidence` under another Gaussian over the chosen weights."""
-        mean = posterior.curved.take(self.values).to(self.dtype)
-        penalty = 0.5 * (posterior.factor * posterior.prior * mean.square()).sum()
-        return self.data.log_likelihood - penalty - 0.5 * posterior.log_det_ratio()
-
-    @checked
-    def set_prior_factor(self, factor: Positive) -> None:
-        """Use another common factor on the prior precisions, relative to those given; the curvature stays."""
-        _, posterior = self.fitted()
-        self.posterior = posterior.rescaled(factor)
+    @property
+    def _is_one_layer(self) -> bool:
+        """Whether the posterior is a dense Gaussian over one linear map of several, or weights of it."""
+        dense = self.covariance == "full" and not self.marginal
+        return self.subset is not None and dense and stands_alone(self.weights, self.subset.names)
 
     @property
-    def num_outputs(self) -> float:
-        """Scalars that the data term is a sum over: examples, by their weights, times outputs."""
-        return self.data.total_weight * self.outputs_per_example
+    def link(self) -> Link:
+        """What stands for expected class probabilities."""
+        return self._link or ("probit" if self._is_one_layer else "mc")
 
-    @checked
-    def tune_prior_precision(self, loader: Iterable[Any] | None = None, **options: Any) -> float:
-        """Choose a common factor on the prior precisions; see `bayesify.laplace.tuning.tune_prior_precision`."""
-        return tune_prior_precision(self, loader, **options)
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(iter(self.values.values())).device
+
+    # -- predicting ------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     @checked
@@ -374,31 +413,45 @@ class Laplace(Drawable):
             return self.likelihood.predictive(outputs)
         if not split_batch:
             raise ValueError(f"Laplace.predict: split_batch=False with {method!r}; it is for method='network_mc'")
-        subset, posterior = self.fitted()
-        means, spreads = [], []
-        root = math.sqrt(self.temperature)
-        offsets = root * posterior.draw(num_draws, generator) if method == "linearized_mc" else None
-        for point in self.linearizations(args, kwargs, budget):
-            gradients = point.pull(point.identity())
-            mean = point.outputs.detach().to(self.dtype)
-            if offsets is not None:
-                moved = torch.zeros(num_draws, *gradients.shape, dtype=self.dtype, device=mean.device)
-                for name, part in subset.split(offsets).items():
-                    moved += torch.einsum("kbn,sn->skb", subset.gradients(gradients, name).detach(), part)
-                spreads.append(mean + moved.movedim(1, -1).reshape(num_draws, *mean.shape))
-                continue
+        if method == "linearized_mc":
+            return self.likelihood.predictive(Outputs(kept=self._linearized_draws(x, num_draws, generator, budget)))
+        # Nothing is drawn unless asked for, and then the same each time.
+        seed = torch.initial_seed() % 2**31 if generator is None else _seed_from(generator)
+        _, posterior = self.fitted()
+        means, covariances = [], []
+        for mean, gradients in self._linearized(x, budget):
             covariance = self.temperature * posterior.outputs(gradients)
-            keeps = covariance[0].numel() * batch_size(args, kwargs) * covariance.element_size() <= budget
+            if covariance[0].numel() * batch_size(args, kwargs) * covariance.element_size() > budget:
+                covariance = marginals(covariance, mean.shape, self.likelihood.logit_axis(mean.ndim))
             means.append(mean)
-            spreads.append(
-                covariance if keeps else marginals(covariance, mean.shape, self.likelihood.logit_axis(mean.ndim))
-            )
-        if offsets is not None:
-            return self.likelihood.predictive(Outputs(kept=torch.cat(spreads, dim=1)))
-        seed = torch.initial_seed() % 2**31  # nothing is drawn unless asked for, and then the same each time
-        if generator is not None:
-            seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
-        return self.likelihood.closed_form(OutputGaussian(torch.cat(means), torch.cat(spreads), seed), self.link)
+            covariances.append(covariance)
+        return self.likelihood.closed_form(OutputGaussian(torch.cat(means), torch.cat(covariances), seed), self.link)
+
+    def _linearized(self, x: Any, budget: int) -> Iterator[tuple[Tensor, Gradients]]:
+        """Outputs and their gradients by the chosen weights, for pieces of a batch that stay within a budget of bytes.
+
+        Every prediction of the linearized network starts here: `WeightCovariance` makes covariances of the gradients.
+        """
+        subset, posterior = self.fitted()
+        args, kwargs = as_inputs(x)
+        check_inputs(args, kwargs)
+        if batch_size(args, kwargs) == 0:
+            raise ValueError("predict: the batch is empty; give at least one example")
+        jacobians = self._jacobians(subset.names)
+        rows = rows_at_once(jacobians, args, kwargs, budget, 3 * posterior.held)
+        for part_args, part_kwargs in split_rows(args, kwargs, rows):
+            point = jacobians.at(part_args, part_kwargs)
+            yield point.outputs.detach().to(self.dtype), point.pull(point.identity())
+
+    def _linearized_draws(self, x: Any, num_draws: int, generator: torch.Generator | None, budget: int) -> Tensor:
+        """Outputs of the linearized network under draws of the chosen weights: [S, B, ...]."""
+        subset, posterior = self.fitted()
+        offsets = math.sqrt(self.temperature) * posterior.draw(num_draws, generator)
+        parts = []
+        for mean, gradients in self._linearized(x, budget):
+            moved = subset.move(gradients, offsets).movedim(1, -1)
+            parts.append(mean + moved.reshape(num_draws, *mean.shape))
+        return torch.cat(parts, dim=1)
 
     @torch.no_grad()
     @checked
@@ -423,29 +476,279 @@ class Laplace(Drawable):
                     f"Laplace: a joint covariance of {rows} function values takes {in_words(size)}, more than "
                     f"memory={in_words(self.memory)}; give fewer examples"
                 )
-        budget = 2**62 if joint else self.memory
-        found = []
-        for point in self.linearizations(args, kwargs, budget):
-            gradients = point.pull(point.identity())
-            found.append(posterior.joint(gradients) if joint else posterior.outputs(gradients))
-        return self.temperature * (found[0] if joint else torch.cat(found))
+        if joint:
+            ((_, gradients),) = self._linearized(x, 2**62)
+            return self.temperature * posterior.joint(gradients)
+        parts = [posterior.outputs(gradients) for _, gradients in self._linearized(x, self.memory)]
+        return self.temperature * torch.cat(parts)
 
-    def linearizations(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], budget: int) -> Iterable[Linearization]:
-        """The network linearized in the chosen weights, for pieces of a batch that stay within a budget of bytes."""
+    # -- drawing ---------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    @checked
+    def draw(self, num_draws: Count = 1, *, generator: torch.Generator | None = None) -> Draws:
+        """Functions from the posterior, through the network itself; chosen weights vary, all others are the point estimate.
+
+        Args:
+            num_draws: S.
+            generator: Source of randomness.
+
+        Returns:
+            The draws. Their KL is that of the Gaussian to its prior, the same for each.
+        """
         subset, posterior = self.fitted()
-        jacobians = self._jacobians(subset.names)
-        if batch_size(args, kwargs) == 0:
-            raise ValueError("predict: the batch is empty; give at least one example")
-        rows = curvatures.rows_at_once(jacobians, args, kwargs, budget, 3 * posterior.held)
-        for part_args, part_kwargs in split_rows(args, kwargs, rows):
-            yield jacobians.at(part_args, part_kwargs)
+        weights = subset.fill(math.sqrt(self.temperature) * posterior.draw(num_draws, generator), self.values)
+        return Draws(self._runner, weights, self.kl().expand(num_draws))
 
-    config, state = storing.config_of, storing.state_of
+    def kl(self) -> Tensor:
+        r"""KL of the posterior over the chosen weights to their prior $\mathcal{N}(0, \lambda^{-1})$ in nats, a scalar."""
+        subset, posterior = self.fitted()
+        mean = subset.take(self.values).to(self.dtype)
+        prior = posterior.factor * self._prior(subset)
+        trace = (prior * posterior.variances()).sum()
+        log_det = posterior.log_det_ratio()
+        if isinstance(posterior, MarginalCovariance):
+            log_det = -torch.logdet(posterior.dense()) - prior.log().sum()
+        return 0.5 * (trace + (prior * mean.square()).sum() - len(mean) + log_det)
+
+    @torch.no_grad()
+    def covariance_matrix(self) -> Tensor:
+        """The covariance over the chosen weights, ordered as `named_parameters()`, row-major within a weight: [S, S]."""
+        return self.temperature * self.fitted()[1].dense()
+
+    # -- evidence and tuning ---------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def log_evidence(self) -> Tensor:
+        r"""The Laplace approximation of the log marginal likelihood in nats.
+
+        $$ \log p(\mathcal{D} | w^*) + \log p(w_S^*) + \tfrac{S}{2}\log 2\pi - \tfrac12 \log\det(H_{SS} + \lambda I) $$
+
+        The weights that are not chosen count as fixed. Exact for a linear model with Gaussian noise at its posterior mean, all
+        weights chosen.
+        """
+        return self._evidence(self.fitted()[1])
+
+    def _evidence(self, posterior: WeightCovariance) -> Tensor:
+        """`log_evidence` under another Gaussian over the chosen weights."""
+        mean = posterior.curved.take(self.values).to(self.dtype)
+        penalty = 0.5 * (posterior.factor * posterior.prior * mean.square()).sum()
+        return self.data.log_likelihood - penalty - 0.5 * posterior.log_det_ratio()
+
+    @checked
+    def set_prior_factor(self, factor: Positive) -> None:
+        """Use another common factor on the prior precisions, relative to those given; the curvature stays."""
+        _, posterior = self.fitted()
+        self.posterior = posterior.rescaled(factor)
+
+    @torch.no_grad()
+    @checked
+    def tune_prior_precision(
+        self,
+        loader: Iterable[Any] | None = None,
+        method: Literal["validation", "evidence"] | None = None,
+        *,
+        grid: Sequence[Positive] = DEFAULT_GRID,
+        fine: bool = True,
+        noise: bool = False,
+        prediction: Method = "closed_form",
+        num_draws: Count = 32,
+        read_batch: BatchReader | None = None,
+        generator: torch.Generator | None = None,
+    ) -> float:
+        r"""Choose the factor on the prior precisions that predicts validation data best, or has the largest evidence.
+
+        First a logarithmic grid, which goes on beyond its ends while the best value is at one (a grid of your own is taken as it
+        is), then a finer one between the neighbors of its best value (Daxberger et al. 2021, appendix C.3). If the best value is
+        still at an end, a warning says so. The curvature is diagonalized once and serves every value; only a full covariance over
+        more than `MAX_DIAGONALIZED_WEIGHTS` weights is factorized again for each. The posterior is left at the best value.
+
+        Args:
+            loader: Validation data, for `method="validation"`.
+            method: `"validation"`: mean log predictive density of the loader's data; `"evidence"`: `log_evidence()`. By default the
+                first where there is a loader, otherwise the second.
+            grid: Prior precisions to try; with a precision per layer, such as the default, factors on those.
+            fine: Whether to search again around the best.
+            noise: Whether to choose the variance of a Gaussian likelihood too, by the evidence (MacKay's fixed point).
+            prediction: The predictive to judge by: `"closed_form"`, `"linearized_mc"` or `"network_mc"`.
+            num_draws: Draws for the Monte Carlo ones.
+            read_batch: A function from what the loader yields to inputs and targets.
+            generator: Source of randomness; the same numbers for every value.
+
+        Returns:
+            The chosen prior precision (or the factor, with one per layer).
+        """
+        self.fitted()
+        if not grid:
+            raise ValueError("tune_prior_precision: grid is empty; give positive numbers")
+        base = 1.0 if isinstance(self.base_precision, dict) else self.base_precision
+        if method == "evidence" or (method is None and loader is None):
+            if noise:
+                self._fit_noise()
+            score: Score = self._evidences
+            num_fine = NUM_FINE_EVIDENCES
+        else:
+            if noise:
+                raise ValueError(
+                    "tune_prior_precision: noise=True is for method='evidence'; validation data choose the prior only"
+                )
+            score = self._validation_scores(loader, prediction, num_draws, read_batch, generator)
+            num_fine = NUM_FINE_SCORES
+        chosen, finding = search_precision(score, base, grid, num_fine if fine else 0)
+        self.findings = () if finding is None else (finding,)
+        if finding is not None and tuple(grid) == DEFAULT_GRID:
+            warnings.warn(f"tune_prior_precision: {finding}", stacklevel=4)
+        self.set_prior_factor(chosen / base)
+        return chosen
+
+    def _evidences(self, factors: list[float]) -> list[float]:
+        """Log evidences under factors on the prior precisions."""
+        _, posterior = self.fitted()
+        posterior.diagonalize()
+        return [float(self._evidence(posterior.rescaled(factor))) for factor in factors]
+
+    def _validation_scores(
+        self,
+        loader: Iterable[Any] | None,
+        prediction: Method,
+        num_draws: int,
+        read_batch: BatchReader | None,
+        generator: torch.Generator | None,
+    ) -> Score:
+        """A function from factors on the prior precisions to mean log predictive densities of a loader's data."""
+        if loader is None:
+            raise ValueError("tune_prior_precision: method='validation' needs a loader; give one of validation data")
+        batches = [parse_batch(item, read_batch).to(self.device) for item in loader]
+        if not batches:
+            raise ValueError("tune_prior_precision: the loader has no examples; give validation data")
+        seed = _seed_from(generator)
+        if prediction == "closed_form":
+            return lambda factors: self._densities(batches, factors, seed)
+        return lambda factors: [
+            self._density_of_draws(batches, factor, prediction, num_draws, seed) for factor in factors
+        ]
+
+    def _densities(self, batches: Sequence[Batch], factors: list[float], seed: int) -> list[float]:
+        """Weighted mean log predictive densities of some batches, in closed form, under factors on the prior precisions."""
+        _, posterior = self.fitted()
+        if (
+            len(factors) > 1 and not posterior.diagonalize()
+        ):  # each factor has a factorization of its own: one at a time
+            return [self._densities(batches, [factor], seed)[0] for factor in factors]
+        own = None if posterior.diagonalize() else posterior.rescaled(factors[0])
+        totals = torch.zeros(len(factors), dtype=torch.float64)
+        for batch in batches:
+            start, counts = 0, batch.counts
+            for mean, gradients in self._linearized(batch.x, self.memory):
+                rows = slice(start, start + len(mean))
+                start += len(mean)
+                found = posterior.outputs(gradients, factors) if own is None else own.outputs(gradients).unsqueeze(0)
+                for place, covariance in enumerate(self.temperature * found):
+                    made = self.likelihood.closed_form(OutputGaussian(mean, covariance, seed), self.link)
+                    totals[place] += counts[rows] @ made.log_prob(batch.y[rows]).cpu().double()
+        return (totals / total_count(batches)).tolist()
+
+    def _density_of_draws(
+        self, batches: Sequence[Batch], factor: float, prediction: Method, num_draws: int, seed: int
+    ) -> float:
+        """The mean log predictive density by draws, under one factor on the prior precisions."""
+        other = copy.copy(self)
+        other.set_prior_factor(factor)
+        total = 0.0
+        for batch in batches:
+            generator = torch.Generator(self.device).manual_seed(seed)
+            made = other.predict(batch.x, num_draws, generator=generator, method=prediction)
+            total += float(batch.counts @ made.log_prob(batch.y).cpu().double())
+        return total / total_count(batches)
+
+    def _shared_noise(self, what: str) -> Gaussian:
+        """The likelihood; a `ValueError` that names what needs it where it is not Gaussian with one shared variance."""
+        if not isinstance(self.likelihood, Gaussian) or self.likelihood.noise.ndim:
+            raise ValueError(f"{what} needs a Gaussian likelihood with one shared variance")
+        return self.likelihood
+
+    def _fit_noise(self) -> None:
+        """Use the noise variance of MacKay's fixed point."""
+        likelihood, (subset, posterior) = self._shared_noise("tune_prior_precision: noise=True"), self.fitted()
+        if not isinstance(posterior, FullCovariance) or self.marginal:
+            raise ValueError("tune_prior_precision: noise=True needs covariance='full' without marginal=True")
+        mean = subset.take(self.values).double()
+        variance = fixed_point_noise(
+            posterior.spectrum(),
+            posterior.factor,
+            float(likelihood.noise.detach()),
+            squared_norm=float((posterior.prior.double() * mean.square()).sum()),
+            squared_error=self.data.squared_error,
+            count=self._num_outputs,
+        )
+        self.set_noise(variance)
+
+    @property
+    def _num_outputs(self) -> float:
+        """Scalars that the data term is a sum over: examples, by their weights, times outputs."""
+        return self.data.total_weight * self.outputs_per_example
+
+    @torch.no_grad()
+    @checked
+    def set_noise(self, variance: Positive) -> None:
+        """Use another variance of a shared Gaussian noise; curvature and data term follow without a pass over the data."""
+        likelihood, (_, posterior) = self._shared_noise("Laplace: set_noise"), self.fitted()
+        if not isinstance(posterior, (FullCovariance, DiagonalCovariance)) or self.marginal:
+            raise ValueError("Laplace: set_noise needs covariance='full' or 'diagonal' without marginal=True")
+        ratio = float(likelihood.noise.detach()) / variance
+        likelihood.raw_noise.copy_(torch.tensor(raw_positive(variance), dtype=torch.float64))
+        rescaled = type(posterior)(posterior.subset, posterior.curvature * ratio, posterior.prior)
+        self.posterior = rescaled.rescaled(posterior.factor)
+        self.data.log_likelihood = -0.5 * (
+            self._num_outputs * math.log(2 * math.pi * variance) + self.data.squared_error / variance
+        )
+
+    # -- storage ---------------------------------------------------------------------------------------------------------
+
+    def config(self) -> dict[str, Any]:
+        """All choices of a fitted approximation as plain data."""
+        _, posterior = self.fitted()
+        return {
+            "likelihood": self.likelihood.config(),
+            "covariance": self.covariance,
+            "curvature": self.curvature,
+            "num_samples": self.num_samples,
+            "seed": self.seed,
+            "marginal": self.marginal,
+            "memory": self.memory,
+            "output": self.output,
+            "link": self.link,
+            "temperature": self.temperature,
+            "prior_precision": self.base_precision,
+            "factor": posterior.factor,
+            "data": vars(self.data),
+            "outputs_per_example": self.outputs_per_example,
+            "weights": list(self.weights),
+        }
+
+    def state(self) -> dict[str, Tensor]:
+        """Network, likelihood, curvature and chosen weights of a fitted approximation."""
+        subset, posterior = self.fitted()
+        state = with_prefix("network", self.network.state_dict(keep_vars=True))
+        state |= with_prefix("likelihood", self.likelihood.state_dict())
+        return {**state, **with_prefix("posterior", posterior.tensors()), "subset": subset.flat()}
 
     @classmethod
     def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
-        """The fitted approximation over a copy of the network."""
-        return storing.fill(cls(**storing.arguments_of(net, config, state)), config, state)
+        """The fitted approximation over a copy of the network; weights that were frozen are frozen again."""
+        given = dict(config)
+        factor, data, outputs, names = (given.pop(key) for key in ("factor", "data", "outputs_per_example", "weights"))
+        net = copy_network(net, "load")
+        for name in catalog(net).weights:
+            net.get_parameter(name).requires_grad_(name in names)
+        laplace = cls(**{**given, "net": net, "subset": from_indices(state["subset"])})
+        laplace.network.load_state_dict(below("network", state))
+        laplace.likelihood.load_state_dict(below("likelihood", state))
+        laplace.data, laplace.outputs_per_example = DataTerm(**data), outputs
+        laplace.subset = Subset.of_flat(laplace.weights, state["subset"].cpu())
+        curvature = {name: value.to(laplace.device) for name, value in below("posterior", state).items()}
+        laplace.posterior = laplace._covariance_from(curvature, laplace.subset).rescaled(factor)
+        return laplace
 
     def fingerprint(self) -> dict[str, str]:
         """That of the network."""
@@ -455,3 +758,8 @@ class Laplace(Drawable):
         chosen = f"{self.subset.size:,} of {self.subset.total:,} weights" if self.subset else "not fitted"
         facts = ", ".join((self.likelihood.name, self.covariance, chosen, *self.remarks))
         return f"Laplace({type(self.network).__name__}, {facts})"
+
+
+def _seed_from(generator: torch.Generator | None) -> int:
+    """A seed, drawn from a generator or torch's own."""
+    return int(torch.randint(2**31, (), generator=generator, device=generator.device if generator else None))

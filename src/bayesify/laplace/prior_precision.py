@@ -46,7 +46,17 @@ FACTOR_PER_LAYER = 3.0
 layers together, so that the variances that layers give the outputs add up: the more layers, the narrower each has to be. One layer
 of a deeper network has it under a full covariance too: its inputs are features, whose mean square training has made larger than the
 1 that Neal's prior counts on (0.5 to 22 in the suite of defaults), and no other layer's weights vary with its own; for classes
-`settle_precision` then lowers it. Chosen on trained networks (`benchmarks/laplace_defaults.py`, `benchmarks/defaults.py`)."""
+`Laplace.fit` then lowers it. Chosen on trained networks (`benchmarks/laplace_defaults.py`, `benchmarks/defaults.py`)."""
+
+
+SETTLING_FACTORS = tuple(10.0 ** (power / 8) for power in range(-24, 1))
+"""Factors on the default precision of one layer from which `Laplace.fit` chooses, ascending to 1."""
+MAX_TRAINING_LOSS_RISE = 0.005
+"""Nats by which the mean negative log predictive density of training rows may exceed the network's own under a chosen factor."""
+MAX_SETTLING_ROWS = 2000
+"""Training rows on which `MAX_TRAINING_LOSS_RISE` is measured."""
+POINT_FACTOR = 1e12
+"""Factor on the precisions under which the weights do not vary."""
 
 
 def stands_alone(weights: Mapping[str, Weight], chosen: Iterable[str]) -> bool:

@@ -100,6 +100,13 @@ class Subset:
         """Gradients by all chosen entries: [K, B, S]."""
         return torch.cat([self.gradients(gradients, name) for name in self.entries], dim=-1)
 
+    def move(self, gradients: Gradients, offsets: Tensor) -> Tensor:
+        """Changes of the linearized outputs under offsets [S, n] of the chosen entries: [S, K, B]."""
+        moved = offsets.new_zeros(len(offsets), *gradients.shape)
+        for name, part in self.split(offsets).items():
+            moved += torch.einsum("kbn,sn->skb", self.gradients(gradients, name).detach(), part)
+        return moved
+
     def fill(self, offsets: Tensor, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Whole weights by name, [n, *shape], with offsets [n, S] added to the point estimates of the chosen entries."""
         filled = {}

@@ -158,6 +158,11 @@ class Catalog:
     weights: dict[str, Weight] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def trainable(self) -> dict[str, Weight]:
+        """The weights that are not refused."""
+        return {name: weight for name, weight in self.weights.items() if name not in self.refused}
+
 
 def catalog(network: nn.Module) -> Catalog:
     """Describe every parameter of a network.

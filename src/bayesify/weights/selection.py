@@ -28,7 +28,7 @@ def select(
     Raises:
         ValueError: If a selector is left without a weight.
     """
-    free = {name: weight for name, weight in catalog.weights.items() if name not in catalog.refused}
+    free = catalog.trainable
     taken: list[tuple[str | None, list[Weight]]] = []
     modules = dict(network.named_modules(remove_duplicate=False))
     for selector in selectors:
@@ -91,7 +91,7 @@ def _why_empty(
 ) -> str:
     label = _label(selector, modules)
     if selector is None:
-        kinds = {weight.kind for name, weight in catalog.weights.items() if name not in catalog.refused}
+        kinds = {weight.kind for weight in catalog.trainable.values()}
         if kinds == {"norm"}:
             return "bayesianize: only normalization layers have weights here; name them in a selector to include them"
         return "bayesianize: every parameter is frozen; set requires_grad on those that are to be Bayesian"

@@ -10,13 +10,23 @@ from functools import partial
 from numbers import Integral
 from operator import methodcaller
 from random import Random
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
 
 from bayesify.arguments.checks import Count, NonNegative, Positive, Probability, Seed, checked
 from bayesify.weights.catalog import Weight
+
+
+class SgdOptions(TypedDict):
+    """Arguments of `SWAG.fit` by which iterates of SGD are made."""
+
+    epochs: int
+    learning_rate: float
+    momentum: float
+    weight_decay: float
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -41,7 +51,7 @@ class Candidates:
     curvatures: Callable[[int | None], Mapping[str, Tensor]]
     precisions: Callable[[], Mapping[str, Tensor]]
     last: Callable[[], Sequence[str]]
-    iterates: Callable[[Mapping[str, Any]], Mapping[str, Tensor]]
+    iterates: Callable[[SgdOptions], Mapping[str, Tensor]]
     fixed: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
     remarks: list[str] = field(default_factory=list)
 
@@ -110,8 +120,8 @@ class _OfSize(Selector):
         return self.choose(candidates, self.count(candidates))
 
 
-NARROWED = 0.1
-"""Curvature as a share of the prior precision from which on the data count as saying something about a weight."""
+MIN_CURVATURE_RATIO = 0.1
+"""Least ratio of curvature to prior precision at which the data count as saying something about a weight."""
 
 
 def _by_variance(candidates: Candidates, count: int, num_examples: int | None, skip_flat: bool) -> Tensor:
@@ -129,10 +139,12 @@ def _by_variance(candidates: Candidates, count: int, num_examples: int | None, s
     if curved < len(curvature):
         candidates.remarks.append(f"{1 - curved / len(curvature):.1%} without curvature left out")
     last = torch.where(curvature > 0, curvature / precision - 1, -2.0)  # below every variance, the flattest at the end
-    return candidates.scored(torch.where(curvature >= NARROWED * precision, variances, last), min(count, curved))
+    return candidates.scored(
+        torch.where(curvature >= MIN_CURVATURE_RATIO * precision, variances, last), min(count, curved)
+    )
 
 
-def _by_iterates(candidates: Candidates, count: int, options: Mapping[str, Any]) -> Tensor:
+def _by_iterates(candidates: Candidates, count: int, options: SgdOptions) -> Tensor:
     return candidates.scored(candidates.flat(candidates.iterates(options)), count)
 
 
@@ -271,8 +283,8 @@ def largest_variance(size: Count | float, num_examples: Count | None = None, *, 
         size: Number of weights S, or a share of all trainable weights as a float between 0 and 1.
         num_examples: How many of the first examples are used for the variances; all by default.
         skip_flat: Leave out weights without any curvature (those of units that no example switches on), of which the fitted
-            posterior's `repr` tells the share, and take those with less than `NARROWED` of the prior's precision only where no
-            others are left. They have the largest variances of all, about the prior's, and yet change no prediction
+            posterior's `repr` tells the share, and take those with less than `MIN_CURVATURE_RATIO` of the prior's precision only
+            where no others are left. They have the largest variances of all, about the prior's, and yet change no prediction
             near the data; the paper's formula takes them first.
 
     Raises:
@@ -311,8 +323,10 @@ def largest_swag_variance(
     """
     if epochs < 2:
         raise ValueError("subnetwork.largest_swag_variance: epochs=1; give at least 2, which variances are over")
-    options = {"epochs": epochs, "learning_rate": learning_rate, "momentum": momentum, "weight_decay": weight_decay}
-    return _OfSize("largest_swag_variance", size, partial(_by_iterates, options={**options, "seed": seed}))
+    options = SgdOptions(
+        epochs=epochs, learning_rate=learning_rate, momentum=momentum, weight_decay=weight_decay, seed=seed
+    )
+    return _OfSize("largest_swag_variance", size, partial(_by_iterates, options=options))
 
 
 @checked
