@@ -1,7 +1,7 @@
 """Many small models at once: a step of all of them together against a step of each, one after the other, in one process.
 
 An ensemble of ten MLPs 8-50-50-1 on 1,000 rows, as maximum a posteriori estimates: a `ModelStack` whose members have batches
-of their own, an `Ensemble` by `fit`'s objective, whose members share batches, and `Members`, by which the default estimators train,
+of their own, and an `Ensemble` by `fit`'s objective, whose members share batches,
 all against ten networks with ten optimizers; and ten epochs of the `Ensemble` by `fit` against `fit` of each network.
 Then stacks of 20 networks 13-50-50-1 under several posteriors. Times are processor time, for machines that others use too.
 """
@@ -21,7 +21,6 @@ from bayesify.models import mlp
 from bayesify.predictor import Batch, Trainable
 from bayesify.training import ModelStack, fit
 from bayesify.training.batches import StackedBatch
-from bayesify.training.members import Members
 
 from .runs import parser
 from .timing import record
@@ -86,14 +85,11 @@ def compare(family: str, count: int, sizes: list[int], batch_size: int, rounds: 
     if family == "point":
         ensemble = make(1, lambda: posteriors.Ensemble(count), sizes)[0]
         functions.append(step(ensemble, Batch(x[0], y[0]), count))
-        alone = Members([mlp(sizes) for _ in models], [Gaussian(0.1)], 1.0, batch_size)
-        functions.append(step(alone, StackedBatch(x, y)))
-        names += ["ensemble_ms", "members_ms"]
+        names += ["ensemble_ms"]
     found = dict(zip(names, milliseconds(functions, rounds), strict=True))
     found["times_faster"] = found["one_by_one_ms"] / found["stack_ms"]
     if "ensemble_ms" in found:
         found["ensemble_times_faster"] = found["one_by_one_ms"] / found["ensemble_ms"]
-        found["members_times_faster"] = found["one_by_one_ms"] / found["members_ms"]
     assert stack.loop_reason is None
     return found
 

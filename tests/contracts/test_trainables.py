@@ -15,13 +15,12 @@ from bayesify_papers.walsh_hadamard.stacked import FastStack
 from torch import Tensor, nn
 
 import bayesify
-from bayesify import baselines, deep_gp, likelihoods, posteriors, random_features
+from bayesify import baselines, deep_gp, likelihoods, posteriors, priors, random_features
 from bayesify.baselines import ensemble_members, swag
 from bayesify.predictor import Batch, Phase, Trainable
 from bayesify.storage.tensor_files import pack
 from bayesify.training import fit
 from bayesify.training.batches import StackedBatch
-from bayesify.training.members import Members
 from bayesify.training.random_streams import derive_seed
 from bayesify.training.stack import ModelStack
 
@@ -71,8 +70,13 @@ def ensemble(ready: bool = True) -> Trainable:
     return ensemble_members._Members(bnn, list(bnn.posteriors))  # type: ignore[arg-type]
 
 
-def members() -> Members:
-    return Members([net(0), net(1)], [gaussian().double()], 2.0, B)
+def points() -> ModelStack:
+    return stack(posteriors.Point())
+
+
+def members() -> ModelStack:
+    made = [bayesify.bayesianize(net(start), posteriors.Point(), prior=priors.Neal(2.0)) for start in range(2)]
+    return ModelStack(made, likelihoods=[gaussian().double()])
 
 
 # -- the objective of each, by another way than `terms` ---------------------------------------------------------------
@@ -118,12 +122,16 @@ def of_stack(model: Any, batch: Any, phase: Phase, options: dict[str, Any]) -> T
 
 
 def of_members(model: Any, batch: Any, phase: Phase, options: dict[str, Any]) -> Tensor:
-    """Log-likelihood and log-prior, without its constant, of the networks that were given, [R]."""
+    """Log-likelihood and log-prior of the networks that were given, [R]."""
     found = []
     for index in range(2):
         own, part = net(index), batch.model(index)
-        prior = sum(p.square().sum() * layer.in_features for layer in (own[0], own[2]) for p in layer.parameters())
-        found.append(log_likelihood(own(part.x), part) - 0.5 * prior / 2.0**2)
+        prior = sum(
+            torch.distributions.Normal(0.0, 2.0 / layer.in_features**0.5).log_prob(p).sum()
+            for layer in (own[0], own[2])
+            for p in layer.parameters()
+        )
+        found.append(log_likelihood(own(part.x), part) + prior)
     return torch.stack(found)
 
 
@@ -188,7 +196,8 @@ CASES = {
     "FastStack": Case(
         FastStack, lambda: FastStack([network(start=start) for start in range(2)], seeds=SEEDS), of_stack, 1, BOTH, True
     ),
-    "Members": Case(Members, members, of_members, models=True),
+    "ModelStack of points": Case(ModelStack, points, of_stack, 1, BOTH, models=True),
+    "ModelStack, shared likelihood": Case(ModelStack, members, of_members, 1, BOTH, models=True),
     "SWAG": Case(swag._Iterating, iterating, of_iterates),
     "fit_members": Case(
         ensemble_members._Members, ensemble, of_ensemble, 3, without_likelihood=lambda: ensemble(ready=False)
@@ -219,7 +228,7 @@ def check_facts(case: Case) -> None:
     assert any(parameter.requires_grad for parameter in model.module.parameters())
     assert (model.training_draws, model.phases) == (case.draws, case.phases)
     assert (model.keeps_mode, model.noise_per_example) == (case.keeps_mode, case.noise_per_example)
-    assert model.num_models == (2 if isinstance(model, ModelStack) else None)
+    assert model.num_models == (2 if isinstance(model, ModelStack) and not hasattr(model, "likelihoods") else None)
     pack(model.config())  # plain data and tensors, or an error that names the place
     model.check_ready()
     if case.without_likelihood is not None:
@@ -272,7 +281,7 @@ def check_clipped_gradients(case: Case) -> None:
     before = torch.cat([parameter.grad.flatten() for parameter in found])  # type: ignore[union-attr]
     model.clip_gradients(0.01, before.norm())
     after = torch.cat([parameter.grad.flatten() for parameter in found])  # type: ignore[union-attr]
-    if isinstance(model, ModelStack):
+    if model.num_models is not None:
         for index in range(2):
             own = torch.cat([parameter.grad[index].flatten() for parameter in found])  # type: ignore[index]
             torch.testing.assert_close(own.norm(), torch.tensor(0.01, dtype=own.dtype), rtol=1e-3, atol=0.0)

@@ -6,13 +6,13 @@ import torch
 from torch import nn
 
 from bayesify import bayesianize
-from bayesify.likelihoods import HeteroscedasticGaussian, StudentT
+from bayesify.likelihoods import Gaussian, HeteroscedasticGaussian, StudentT
 from bayesify.posteriors import Point
 from bayesify.predictor import Batch
 from bayesify.priors import Neal
 from bayesify.training.batches import StackedBatch
 from bayesify.training.hold_out import _Halves, make_folds, train_held_out
-from bayesify.training.members import Members
+from bayesify.training.stack import ModelStack
 
 ROWS, FOLDS = 60, 3
 
@@ -29,36 +29,60 @@ def make_net(dropout=0.0):
     return nn.Sequential(nn.Linear(2, 8), nn.Tanh(), *last, nn.Linear(8, 2))
 
 
+def make_stack(nets, *likelihoods, scale=3.0):
+    return ModelStack([bayesianize(net, Point(), prior=Neal(scale)) for net in nets], likelihoods=likelihoods)
+
+
 def test_terms_are_those_of_networks_alone():
-    """Objective and gradients of stacked networks against `BayesianNetwork` at point estimates, but for the prior's constant."""
+    """Objective and gradients of networks that share two kinds of likelihood, against each of them by itself."""
     torch.manual_seed(0)
     nets = [make_net().double() for _ in range(4)]
     x, y = torch.randn(4, 6, 2).double(), torch.randn(4, 6, 1).double()
     likelihoods = [HeteroscedasticGaussian().double(), StudentT(None).double()]
-    members = Members(nets, likelihoods, 3.0, 6)
+    members = make_stack(nets, *likelihoods)
     data, penalty = members.terms(StackedBatch(x, y), phase="variational", num_data=60, num_draws=1)
     (data - penalty).sum().backward()
-    shift = Neal(3.0)
+    shared = torch.zeros(2, dtype=torch.float64)
     for index, net in enumerate(nets):
-        alone = bayesianize(net, Point(), likelihood=likelihoods[index // 2], prior=shift).double()
+        alone = bayesianize(net, Point(), likelihood=likelihoods[index // 2], prior=Neal(3.0))
         single, kl = alone.terms(Batch(x[index], y[index]), phase="variational", num_data=60, num_draws=1)
         assert data[index].item() == pytest.approx(single.item(), rel=1e-9)
-        zero = bayesianize(net, Point(), likelihood=likelihoods[0], prior=shift).double()
-        with torch.no_grad():
-            for value in zero.posterior.parameters():
-                value.zero_()
-        constant = zero.terms(Batch(x[index], y[index]), phase="variational", num_data=60, num_draws=1)[1]
-        assert penalty[index].item() == pytest.approx((kl - constant).item(), rel=1e-9)
+        assert penalty[index].item() == pytest.approx(kl.item(), rel=1e-9)
         (single - kl).sum().backward()
-        grads = [value.grad for value in alone.posterior.parameters()]
-        first, bias, second, _ = members.layers(members.values.grad)
-        own = [first[index].T, bias[index, 0], second[index].T]
-        for mine, theirs in zip(own, grads, strict=False):
-            assert torch.allclose(mine, theirs, atol=1e-9)
+        for name, value in alone.posteriors.named_parameters(prefix="posteriors"):
+            assert torch.allclose(members.stacked(name).grad[index], value.grad, atol=1e-9)
+        if index >= 2:
+            shared[0] += alone.likelihood.raw_degrees.grad
+            shared[1] += members.likelihoods[1].raw_degrees.grad / 2
+    assert shared[0].item() == pytest.approx(shared[1].item(), rel=1e-9)
+    assert members.num_models is None
+
+
+def test_a_likelihood_takes_the_outputs_that_it_needs():
+    members = make_stack([make_net() for _ in range(4)], HeteroscedasticGaussian(), Gaussian(0.1))
+    x, y = torch.randn(4, 5, 2), torch.randn(4, 5, 1)
+    expected = Gaussian(0.1).log_prob(members(x)[3, :, :1], y[3]).mean()
+    assert members.held_out_scores(StackedBatch(x, y))[3].item() == pytest.approx(expected.item(), rel=1e-6)
+    found = members.terms(StackedBatch(x, y), num_data=10)[0]
+    assert found[3].item() == pytest.approx(10 * expected.item(), rel=1e-6)
+
+
+def test_likelihoods_that_cannot_be_shared():
+    with pytest.raises(ValueError, match="2 likelihoods for 3 models"):
+        make_stack([make_net() for _ in range(3)], HeteroscedasticGaussian(), HeteroscedasticGaussian())
+    mean_field = [bayesianize(make_net(), "mean_field") for _ in range(2)]
+    with pytest.raises(ValueError, match="several likelihoods need perceptrons"):
+        ModelStack(mean_field, likelihoods=[HeteroscedasticGaussian(), HeteroscedasticGaussian()])
+    stack = ModelStack(mean_field, likelihoods=[HeteroscedasticGaussian()])  # by vmap
+    stack.check_ready()
+    data, _ = stack.terms(StackedBatch(torch.randn(2, 3, 2), torch.randn(2, 3, 1)), num_data=3)
+    data.sum().backward()
+    assert stack.likelihoods[0].raw_noise.grad is not None
+    assert stack.held_out_scores(StackedBatch(torch.randn(2, 3, 2), torch.randn(2, 3, 1))).shape == (2,)
 
 
 def test_dropout_keeps_the_mean_and_only_in_training():
-    members = Members([make_net(0.3) for _ in range(2)], [HeteroscedasticGaussian()], 3.0, 400)
+    members = make_stack([make_net(0.3) for _ in range(2)], HeteroscedasticGaussian())
     x = torch.ones(2, 400, 2)
     exact = members.eval()(x)
     assert torch.equal(exact, members(x))
@@ -76,7 +100,7 @@ def test_each_member_is_best_on_the_rows_it_holds_out_and_all_are_one_ensemble()
     x = torch.randn(ROWS, 2)
     y = x[:, :1] + 0.1 * torch.randn(ROWS, 1)
     nets = [make_net() for _ in range(FOLDS)]
-    members = Members(nets, [HeteroscedasticGaussian()], 10.0, 64)
+    members = make_stack(nets, HeteroscedasticGaussian(), scale=10.0)
     folds = make_folds(ROWS, FOLDS, 0)
     held = np.arange(FOLDS)[:, None] == folds
 
@@ -93,7 +117,7 @@ def test_each_member_is_best_on_the_rows_it_holds_out_and_all_are_one_ensemble()
     assert judged is None
     assert steps.min() >= 10
     assert steps.max() <= 200
-    joined = members.unstack()
+    joined = members.as_ensemble()
     with torch.no_grad():
         alone = members(x.expand(FOLDS, -1, -1))[..., :1].mean(0)
     assert torch.allclose(joined.predict(x).mean, alone, atol=1e-6)

@@ -14,7 +14,7 @@ from bayesify import bayesianize, posteriors, priors
 from bayesify.deep_gp import DeepGP
 from bayesify.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from bayesify.network import BayesianNetwork
-from bayesify.predictor import Batch
+from bayesify.predictor import Batch, Phase
 from bayesify.training import fit
 from bayesify.training.arguments import Steps
 from bayesify.training.batches import StackedBatch
@@ -346,3 +346,51 @@ def test_fit_trains_a_stack_and_continues_it(tmp_path: Path) -> None:
     fit(second, batches, epochs=2, checkpoint=tmp_path / "run", **options)  # type: ignore[arg-type]
     for name, value in first.state_dict().items():
         assert torch.equal(value, second.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("phase", ["variational", "map"])
+def test_perceptrons_by_matrices_have_the_numbers_of_vmap(phase: Phase, shared: bool) -> None:
+    """Models with priors and noise of their own, rows of their own or the same ones, with example weights."""
+    batch = make_batches(torch.float64)[0]
+    batch = StackedBatch(batch.x, batch.y, torch.rand(MODELS, ROWS, dtype=torch.float64))
+    part = batch.model(0) if shared else batch
+    found = []
+    for fast in (True, False):
+        stack = ModelStack(make_models(posteriors.Point))
+        assert stack._perceptrons is not None
+        stack._perceptrons = stack._perceptrons if fast else None
+        data, kl = stack.terms(part, phase=phase, num_data=40)
+        (data - 0.7 * kl).sum().backward()
+        assert stack.loop_reason is None
+        found.append([data, kl, *(value.grad for value in stack.parameters())])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        lambda: nn.Softmax(0),  # along the rows of a batch
+        lambda: nn.Flatten(0),
+        lambda: nn.PReLU(),
+        lambda: nn.LayerNorm(5),
+    ],
+)
+def test_other_layers_than_activations_have_no_fast_path(last: Callable[[], nn.Module]) -> None:
+    models = make_models(posteriors.Point, net=lambda: nn.Sequential(nn.Linear(INPUTS, 5), last(), nn.Linear(5, 2)))
+    assert ModelStack(models)._perceptrons is None
+
+
+def test_hooks_and_other_posteriors_have_no_fast_path() -> None:
+    models = make_models(posteriors.Point)
+    models[0].network[0].register_forward_hook(lambda *_: None)
+    assert ModelStack(models)._perceptrons is None
+    assert ModelStack(make_models(posteriors.MeanField))._perceptrons is None
+
+
+def test_inputs_of_more_axes_run_by_vmap() -> None:
+    stack = ModelStack(make_models(posteriors.Point))
+    x, y = torch.randn(MODELS, 4, 3, INPUTS, dtype=torch.float64), torch.randn(MODELS, 4, 3, 2, dtype=torch.float64)
+    assert stack.terms(StackedBatch(x, y), num_data=4)[0].shape == (MODELS, 1)
+    assert stack.loop_reason is None

@@ -11,11 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bayesify.conversion import bayesianize
 from bayesify.likelihoods import REGISTRY, Categorical, Gaussian, Likelihood
 from bayesify.network import BayesianNetwork
+from bayesify.posteriors import Point
 from bayesify.predictive.base import Outputs
 from bayesify.predictive.regression import RegressionPredictive
 from bayesify.predictive.transformed import TargetTransform
+from bayesify.priors import Neal
 from bayesify.sklearn.recalibration import Recalibration, ensemble_places
 from bayesify.sklearn.rows import Rows
 from bayesify.sklearn.scores import LEVELS as LEVELS_OF_SCORES
@@ -23,8 +26,8 @@ from bayesify.sklearn.scores import Scores
 from bayesify.sklearn.training import make_network
 from bayesify.sklearn.units import TRANSFORMS, UnitsPredictive
 from bayesify.training.hold_out import make_folds, train_held_out
-from bayesify.training.members import Members
 from bayesify.training.random_streams import derive_seed
+from bayesify.training.stack import ModelStack
 
 MEMBERS = 5
 DROPOUT_OF_CLASSES = 0.1
@@ -215,7 +218,7 @@ def fit_classes(rows: Rows, num_classes: int, settings: Settings) -> Fitted:
     probs, labels = found.class_probs.double().numpy(), [str(code) for code in range(num_classes)]
     scores = Scores.of_classes(probs, labels, rows.y, LEVELS_OF_SCORES, rows.weights).means()
     return Fitted(
-        trained.members.unstack(),
+        trained.members.as_ensemble(),
         "categorical",
         score=scores["log_loss"],
         out_of_fold=scores,
@@ -288,7 +291,7 @@ class _Trained:
         steps: At which each network was best.
     """
 
-    members: Members
+    members: ModelStack
     every: list[Tensor]
     outputs: list[Tensor]
     steps: tuple[int, ...]
@@ -313,7 +316,8 @@ def _train(
             with torch.no_grad():
                 net[-1].bias[: len(start)] = start  # type: ignore[index]
     scale = WIDER * settings.prior_scale
-    members = Members(nets, [likelihood.float() for likelihood in likelihoods], scale, settings.batch_size)  # type: ignore[arg-type]
+    points = [bayesianize(net, Point(), prior=Neal(scale)) for net in nets]
+    members = ModelStack(points, likelihoods=[likelihood.float() for likelihood in likelihoods])
     x, own = torch.from_numpy(rows.x), np.arange(count)[:, None] == folds[None]
     held = np.concatenate([own] * len(targets))
     steps, judged = train_held_out(
@@ -378,7 +382,7 @@ class _Numbers:
             part = self.predictive.of_rows(torch.from_numpy(np.flatnonzero(own)), map_of_others, floor)
             found += Scores.of_numbers(part, rows.y[own, 0], LEVELS_OF_SCORES, rows.weights[own])
         return Fitted(
-            self.trained.members.unstack(self.group),
+            self.trained.members.as_ensemble(self.group),
             likelihood,
             transform,
             self.shift,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bayesify.training.batches import StackedBatch, StackedBatches
 from bayesify.training.fitting import fit
-from bayesify.training.members import Members
+from bayesify.training.stack import ModelStack
 
 
 def make_folds(num_rows: int, num_folds: int, seed: int, groups: np.ndarray | None = None) -> np.ndarray:
@@ -22,7 +22,7 @@ def make_folds(num_rows: int, num_folds: int, seed: int, groups: np.ndarray | No
 
 
 def train_held_out(
-    members: Members,
+    members: ModelStack,
     x: Tensor,
     y: Tensor,
     held: np.ndarray,
@@ -44,7 +44,7 @@ def train_held_out(
     training ends where none has become better for some time, and each network goes back to the weights of its own best.
 
     Args:
-        members: The networks.
+        members: The networks, at point estimates.
         x: Inputs, [N, D].
         y: Targets of each network, [R, N, ...].
         held: True for the rows that a network does not see, [R, N].
@@ -68,61 +68,73 @@ def train_held_out(
     num_examples = float(np.mean([mean * len(rows) for mean, rows in zip(means, used, strict=True)]))
     scaled = omega * torch.tensor([1 / mean for mean in means], dtype=x.dtype).unsqueeze(1)  # of mean 1: [R, N]
     batches = StackedBatches(x.expand(len(y), *x.shape), y, batch_size, check_every, scaled, used)
-    num_data = batches.size * batches.steps
+    num_data, total = batches.size * batches.steps, -(-max_steps // check_every)
     outside = _padded(x, y, omega, held)
-    best = torch.full((len(members),), -torch.inf, dtype=x.dtype)
-    states = {name: value.detach().clone() for name, value in members.named_parameters()}
-    steps = np.zeros(len(members), dtype=np.int64)
-    looks = since = 0
-    judged = _Halves(outside, held) if halves else None
+    best, judged = _Best(members, outside), _Halves(outside, held) if halves else None
 
     def look(*_: object) -> bool:
-        nonlocal looks, since
-        looks += 1
         members.eval()
         with torch.no_grad():
-            score = members.held_out_scores(outside)  # [R]
-            better = score > best
-            best[better] = score[better]
+            best.look()
             if judged is not None:
                 judged.look(members)
-            for name, value in members.named_parameters():
-                if not name.startswith("likelihoods."):
-                    states[name][better] = value[better]
-                elif bool(better.any()):  # shared by several networks
-                    states[name].copy_(value)
         members.train()
-        steps[better.numpy()] = looks * check_every
-        since = 0 if bool(better.any()) else since + 1
-        return since >= patience
+        return best.looks - best.last >= patience
 
-    total = -(-max_steps // check_every)
     members.train()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # products this small lose time on more, ten times as much beside other work
     try:
         fit(
-            members,
-            batches,
-            epochs=total,
-            num_data=num_data,
-            kl_weight=num_data / num_examples,
-            num_draws=1,
-            optimizer=lambda parameters: torch.optim.Adam(parameters, lr=learning_rate, betas=(0.9, 0.99), fused=True),
-            scheduler=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(
-                optimizer, total, eta_min=learning_rate / 20
-            ),
-            callbacks=[look],
-            seed=seed,
-            progress=progress,
-        )
+            members, batches, epochs=total, num_data=num_data, kl_weight=num_data / num_examples, num_draws=1,
+            optimizer=lambda values: torch.optim.Adam(values, lr=learning_rate, betas=(0.9, 0.99), fused=True),
+            scheduler=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total, learning_rate / 20),
+            callbacks=[look], seed=seed, progress=progress,
+        )  # fmt: skip
     finally:
         torch.set_num_threads(threads)
-    with torch.no_grad():
-        for name, value in members.named_parameters():
-            value.copy_(states[name])
+    best.restore()
     members.eval()
-    return steps, None if judged is None else judged.of_rows()
+    return check_every * best.at, None if judged is None else judged.of_rows()
+
+
+class _Best:
+    """The weights of each network at the look at which it predicted the rows that it holds out best.
+
+    Attributes:
+        looks: How many there were.
+        last: The last one at which a network was better than before.
+        at: The best one of each network, [R].
+    """
+
+    def __init__(self, members: ModelStack, outside: StackedBatch) -> None:
+        self._members, self._outside = members, outside
+        self._scores = torch.full((len(members),), -torch.inf, dtype=outside.x.dtype)
+        self._states = {name: value.detach().clone() for name, value in members.named_parameters()}
+        self.looks = self.last = 0
+        self.at = np.zeros(len(members), dtype=np.int64)
+
+    def look(self) -> None:
+        """Score the networks as they are, and keep the weights of those that are better than before."""
+        self.looks += 1
+        scores = self._members.held_out_scores(self._outside)  # [R]
+        better = scores > self._scores
+        if not bool(better.any()):
+            return
+        self.last = self.looks
+        self._scores[better] = scores[better]
+        self.at[better.numpy()] = self.looks
+        for name, value in self._members.named_parameters():
+            if name.startswith("likelihoods."):  # shared by several networks
+                self._states[name].copy_(value)
+            else:
+                self._states[name][better] = value[better]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Give each network the weights of its best look."""
+        for name, value in self._members.named_parameters():
+            value.copy_(self._states[name])
 
 
 class _Halves:
@@ -131,17 +143,18 @@ class _Halves:
     def __init__(self, outside: StackedBatch, held: np.ndarray) -> None:
         self._outside, self._held = outside, torch.from_numpy(held)
         assert outside.weights is not None
+        self._weights = outside.weights
         first = torch.arange(outside.weights.shape[1]) % 2 == 0
         self._parts = [(first, ~first), (~first, first)]
         self._best = torch.full((2, len(held)), -torch.inf, dtype=outside.x.dtype)
         self._outputs: Tensor | None = None
 
-    def look(self, members: Members) -> None:
+    def look(self, members: ModelStack) -> None:
         """Take outputs where they are best so far."""
         outputs = members(self._outside.x)
         kept = outputs.clone() if self._outputs is None else self._outputs
         for best, (scored, told) in zip(self._best, self._parts, strict=True):
-            part = StackedBatch(self._outside.x, self._outside.y, self._outside.weights * scored)  # type: ignore[operator]
+            part = StackedBatch(self._outside.x, self._outside.y, self._weights * scored)
             score = members.held_out_scores(part)
             better = score > best
             best[better] = score[better]

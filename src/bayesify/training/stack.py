@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,17 +14,23 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.utils import _pytree as pytree
 
+from bayesify.conversion import bayesianize
+from bayesify.likelihoods import Likelihood
 from bayesify.maths.noise import NoiseSource, Randomness, StackedNoise, source_of
 from bayesify.network import BayesianNetwork
 from bayesify.posteriors.common.base import Posterior
+from bayesify.posteriors.ensemble import Ensemble
 from bayesify.predictor import Batch, Phase, Trainable
 from bayesify.priors.varied import Varied
 from bayesify.running.runner import SLOW_VMAP
 from bayesify.training.batches import StackedBatch
+from bayesify.training.perceptrons import Perceptrons
 from bayesify.weights.module_state import swapped
 
 SEPARATOR = "|"
 """Stands for the dots in the names of stacked parameters, which torch does not allow in a parameter's name."""
+PREFIX = "likelihood."
+"""What the names of a likelihood's parameters in a model begin with."""
 NO_BATCHING_RULE = (nn.RNNBase, nn.RNNCellBase, nn.EmbeddingBag, nn.MultiheadAttention)
 
 
@@ -37,7 +44,8 @@ class ModelStack(nn.Module, Trainable):
     time than one. Each has its own parameters, prior, noise variance, rows of data and seed; they share the architecture, the
     kinds of posterior and likelihood, and the number of draws.
 
-    The models run by `vmap`. Recurrent layers, attention, BatchNorm and whatever else `vmap` refuses run in a loop over the models
+    Perceptrons under `Point` run by products of stacked matrices, in half of the time of other models; see `Perceptrons`. Other
+    models run by `vmap`. Recurrent layers, attention, BatchNorm and whatever else `vmap` refuses run in a loop over the models
     instead, as convolutions do, which are faster that way: the numbers are the same, and `loop_reason` says why.
 
     Args:
@@ -46,9 +54,11 @@ class ModelStack(nn.Module, Trainable):
             numbers come from the generator that `terms` is given, in one call.
         num_data: N of each model where they differ; by default that of `terms`.
         vectorize: False runs the models in a loop.
+        likelihoods: G likelihoods in place of the models' own, each shared by R / G models in order and trained with them.
+            Perceptrons may have several kinds: a likelihood then takes the first outputs of the networks, as many as it needs.
 
     Raises:
-        ValueError: If there is no model, or they differ in more than values.
+        ValueError: If there is no model, they differ in more than values, or likelihoods cannot be shared out.
     """
 
     def __init__(
@@ -58,6 +68,7 @@ class ModelStack(nn.Module, Trainable):
         seeds: Sequence[int] | None = None,
         num_data: Sequence[int] | None = None,
         vectorize: bool = True,
+        likelihoods: Sequence[Likelihood] | None = None,
     ) -> None:
         super().__init__()
         _check_alike(models)
@@ -70,17 +81,47 @@ class ModelStack(nn.Module, Trainable):
         self.phases = template.phases  # type: ignore[misc]
         self._own_num_data = list(num_data) if num_data is not None else None
         self._sources = None if seeds is None else [NoiseSource(torch.Generator().manual_seed(seed)) for seed in seeds]
-        self._names: dict[str, str] = {}
-        owners = {id(value): name for name, value in template.named_parameters()}
+        self._perceptrons = Perceptrons.of(models, template) if vectorize else None
+        self.loop_reason = _loop_reason(template) if vectorize else "vectorize=False"
+        if likelihoods is not None:
+            self._share(likelihoods)
+        self._names = self._register()
+        known = {id(value): self._names[name] for name, value in template.named_parameters()}
+        self._keys = (
+            [] if self._perceptrons is None else [known[id(value)] for value in self._perceptrons.values(template)]
+        )
+        if likelihoods is not None:
+            template.likelihood = likelihoods[0]
+        self.train(models[0].training)
+
+    def _share(self, likelihoods: Sequence[Likelihood]) -> None:
+        """Register likelihoods that models share."""
+        if not likelihoods or len(self) % len(likelihoods) or not isinstance(self._template[0], BayesianNetwork):
+            raise ValueError(
+                f"ModelStack: {len(likelihoods)} likelihoods for {len(self)} models; give Bayesian networks and as many "
+                "likelihoods that each has the same number of them"
+            )
+        if len(likelihoods) > 1 and self._perceptrons is None:
+            raise ValueError(
+                "ModelStack: several likelihoods need perceptrons under Point; make a stack for each likelihood"
+            )
+        self.likelihoods = nn.ModuleList(likelihoods)
+        self._template[0].likelihood = None
+
+    def _register(self) -> dict[str, str]:
+        """Stack the models' parameters, and the buffers in which they differ; the stacked one of each, by name in a model."""
+        models, template = self._models, self._template[0]
+        names: dict[str, str] = {}
         frozen: dict[str, list[Tensor]] = {}
+        owners = {id(value): name for name, value in template.named_parameters()}
         for name, value in template.named_parameters(remove_duplicate=False):
             first = owners[id(value)]
-            self._names[name] = first.replace(".", SEPARATOR)
+            names[name] = first.replace(".", SEPARATOR)
             if first != name:
                 continue
             rows = [model.get_parameter(name).detach() for model in models]
             if value.requires_grad:
-                self.register_parameter(self._names[name], nn.Parameter(torch.stack(rows)))
+                self.register_parameter(names[name], nn.Parameter(torch.stack(rows)))
             else:
                 frozen[name] = rows
         normalizes = any(isinstance(module, _BatchNorm) for module in template.modules())
@@ -92,10 +133,9 @@ class ModelStack(nn.Module, Trainable):
             if normalizes or not all(torch.equal(rows[0], row) for row in rows[1:]):
                 frozen[name] = rows
         for name, rows in frozen.items():
-            self._names[name] = name.replace(".", SEPARATOR)
-            self.register_buffer(self._names[name], torch.stack(rows))
-        self.loop_reason = _loop_reason(template) if vectorize else "vectorize=False"
-        self.train(models[0].training)
+            names[name] = name.replace(".", SEPARATOR)
+            self.register_buffer(names[name], torch.stack(rows))
+        return names
 
     # -- the contract ----------------------------------------------------------------------------------------------
 
@@ -105,9 +145,13 @@ class ModelStack(nn.Module, Trainable):
         return self._template[0].training_draws
 
     @property
-    def num_models(self) -> int:
-        """R."""
-        return len(self)
+    def num_models(self) -> int | None:
+        """R; `None` where models share likelihoods, whose parameters have no row for each."""
+        return None if self._shared else len(self)
+
+    @property
+    def _shared(self) -> bool:
+        return "likelihoods" in self._modules
 
     @property
     def noise_per_example(self) -> bool:
@@ -116,12 +160,13 @@ class ModelStack(nn.Module, Trainable):
 
     def check_ready(self) -> None:
         """Raise `ValueError` if something that training needs is missing in a model."""
-        for model in self._models:
+        for model in self._models if not self._shared else ():
             model.check_ready()
 
     def config(self) -> dict[str, Any]:
-        """The choices of each model."""
-        return {"models": [model.config() for model in self._models], "num_data": self._own_num_data}
+        """The choices of each model, and the likelihoods that they share."""
+        shared = {"likelihoods": [likelihood.config() for likelihood in self._likelihoods()]} if self._shared else {}
+        return {"models": [model.config() for model in self._models], "num_data": self._own_num_data, **shared}
 
     def terms(
         self,
@@ -144,29 +189,30 @@ class ModelStack(nn.Module, Trainable):
         Returns:
             Expected log-likelihood and KL, [R, S] each.
         """
-        options = {"phase": phase, "num_data": num_data, "num_draws": num_draws}
         watched = torch.is_grad_enabled()
         captured = next(self.parameters()).is_cuda and torch.cuda.is_current_stream_capturing()
         before = [] if captured else self._random_state(generator)
+        options = (batch, phase, num_data, num_draws)
         with torch.enable_grad():  # without gradients, posteriors work in place on what `vmap` does not see
             if self.loop_reason is None:
                 try:
                     sources = self._sources if self._sources is not None else source_of(generator)
-                    found = self.together(batch, phase, num_data, num_draws, sources)
+                    found = self.together(*options, sources)
                 except (RuntimeError, NotImplementedError, UserWarning) as refusal:
-                    if isinstance(refusal, torch.OutOfMemoryError) or captured:
+                    if isinstance(refusal, torch.OutOfMemoryError) or captured or len(self._likelihoods()) > 1:
                         raise
                     self._set_random_state(generator, before)
-                    found = self._one_by_one(batch, options, generator)  # a mistake fails here too
+                    found = self._one_by_one(*options, generator)  # a mistake fails here too
                     self.loop_reason = f"vmap refused ({str(refusal).strip().splitlines()[0]})"
                     if not isinstance(refusal, UserWarning):
                         warnings.warn(f"ModelStack: {self.loop_reason}; the models run one by one", stacklevel=3)
                 else:
-                    if not captured and not bool(torch.isfinite(found[0].detach().sum() + found[1].detach().sum())):
+                    alone = not captured and len(self._likelihoods()) == 1  # each model can run by itself
+                    if alone and not bool(torch.isfinite(found[0].detach().sum() + found[1].detach().sum())):
                         self._set_random_state(generator, before)  # a factor that needs care, or an error with a name
-                        found = self._one_by_one(batch, options, generator)
+                        found = self._one_by_one(*options, generator)
             else:
-                found = self._one_by_one(batch, options, generator)
+                found = self._one_by_one(*options, generator)
         data, kl = found
         if self._own_num_data is not None:
             data = data * (data.new_tensor(self._own_num_data) / num_data).unsqueeze(-1)
@@ -192,6 +238,18 @@ class ModelStack(nn.Module, Trainable):
             model.train(self.training)
         return self._models
 
+    @torch.no_grad()
+    def as_ensemble(self, group: int = 0) -> BayesianNetwork:
+        """The networks at point estimates that share one of the likelihoods, as members of one network under `Ensemble`."""
+        likelihood, count = self._likelihoods()[group], len(self) // len(self.likelihoods)
+        models = self.unstack()[group * count : (group + 1) * count]
+        first = models[0]
+        joined = bayesianize(first.mean_network(), Ensemble(count), likelihood=likelihood, prior=first.prior)
+        assert isinstance(joined.posterior, Ensemble)
+        for name, value in joined.posterior.value.items():
+            value.copy_(torch.stack([model.posterior.mean()[name] for model in models]))
+        return joined.eval()
+
     def train(self, mode: bool = True) -> ModelStack:
         """Set the mode of all models."""
         self._template[0].train(mode)
@@ -211,6 +269,47 @@ class ModelStack(nn.Module, Trainable):
         if state is not None:
             self._set_random_state(None, list(state))
 
+    # -- outputs and scores ----------------------------------------------------------------------------------------
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs [R, B, O] of each model for its own rows [R, B, ...], by one draw of each."""
+        weights = [getattr(self, key) for key in self._keys]
+        if self._perceptrons is not None and self._perceptrons.take(x, 1, weights[0]):
+            return self._perceptrons.terms(x, weights)[0]
+        template, values, found = self._template[0], self._values(), []
+        for index, rows in enumerate(x):
+            with swapped(template, {name: values[key][index] for name, key in self._names.items()}):
+                found.append(template(rows))
+        return torch.stack(found)
+
+    def held_out_scores(self, batch: StackedBatch) -> Tensor:
+        """Mean `Likelihood.held_out_score` of each model over its rows, [R], with their weights."""
+        return self._mean_density(self(batch.x), batch, held_out=True)
+
+    def _likelihoods(self) -> list[Likelihood]:
+        """The likelihoods, each of equally many models in order."""
+        own = self._modules["likelihoods"] if self._shared else [self._template[0].likelihood]
+        return list(own)  # type: ignore[arg-type]
+
+    def _mean_density(self, outputs: Tensor, batch: Batch, held_out: bool = False) -> Tensor:
+        """What training maximizes, or watches on rows held out, a mean over each model's rows: [R]."""
+        y = batch.y if isinstance(batch, StackedBatch) else batch.y.expand(len(self), *batch.y.shape)
+        likelihoods = self._likelihoods()
+        size = len(self) // len(likelihoods)
+        own = {name.removeprefix(PREFIX): key for name, key in self._names.items() if name.startswith(PREFIX)}
+        found = []
+        for likelihood, one, targets in zip(likelihoods, outputs.split(size), y.split(size), strict=True):
+            if len(likelihoods) > 1 and targets.ndim == one.ndim:
+                one = one[..., : likelihood.outputs_per_target * targets.shape[-1]]
+            if own:
+                values = {name: getattr(self, key) for name, key in own.items()}
+                found.append(torch.func.vmap(partial(_density, likelihood, held_out))(values, one, targets))
+            else:
+                flat = _density(likelihood, held_out, {}, one.flatten(0, 1), targets.flatten(0, 1))
+                found.append(flat.view(one.shape[:2]))
+        each = torch.cat(found) if len(found) > 1 else found[0]  # [R, B]
+        return each.mean(1) if batch.weights is None else (each * batch.weights).mean(1)
+
     # -- running ---------------------------------------------------------------------------------------------------
 
     def together(
@@ -225,14 +324,24 @@ class ModelStack(nn.Module, Trainable):
             num_draws: S.
             sources: Of random numbers, one per model, or one for all.
         """
-        options = {"phase": phase, "num_data": num_data, "num_draws": num_draws}
-        axis = 0 if isinstance(batch, StackedBatch) else None
+        fast, stacked = self._perceptrons, isinstance(batch, StackedBatch)
+        if fast is not None and len(batch) <= num_data and isinstance(batch.x, Tensor):
+            x = batch.x if stacked else batch.x.expand(len(self), *batch.x.shape)
+            weights = [getattr(self, key) for key in self._keys]
+            if fast.take(x, num_draws, weights[0]):
+                outputs, penalty = fast.terms(x, weights)
+                data, many = num_data * self._mean_density(outputs, batch), num_draws if phase == "variational" else 1
+                return data.unsqueeze(1).expand(-1, many), penalty.unsqueeze(1).expand(-1, many)
+        if len(self._likelihoods()) > 1:
+            raise ValueError(
+                "ModelStack: several likelihoods take rows [R, B, D] of the networks' own type, and no autocast"
+            )
+        axis, values = 0 if stacked else None, self._values()
 
         def one(index: Tensor, values: dict[str, Tensor], rows: Any) -> tuple[Tensor, Tensor]:
-            return self._run(values, Batch(*rows), options, StackedNoise(sources, index))
+            return self._run(values, Batch(*rows), phase, num_data, num_draws, StackedNoise(sources, index))
 
         rows = (batch.x, batch.y, batch.weights)
-        values = {key: getattr(self, key) for key in dict.fromkeys(self._names.values())}
         index = torch.arange(len(self), device=next(iter(values.values())).device)
         dims = pytree.tree_map(lambda leaf: axis if isinstance(leaf, Tensor) else None, rows)
         with warnings.catch_warnings():
@@ -242,23 +351,39 @@ class ModelStack(nn.Module, Trainable):
             )
         return found
 
-    def _one_by_one(self, batch: Batch, options: dict[str, Any], generator: Randomness) -> Any:
-        keys = list(dict.fromkeys(self._names.values()))
+    def _one_by_one(
+        self, batch: Batch, phase: Phase, num_data: int, num_draws: int, generator: Randomness
+    ) -> tuple[Tensor, Tensor]:
+        keys = list(self._values())
         found = []
         for index, row in enumerate(zip(*(getattr(self, key).unbind(0) for key in keys), strict=True)):
             source = self._sources[index] if self._sources is not None else source_of(generator)
             part = batch.model(index) if isinstance(batch, StackedBatch) else batch
             values = dict(zip(keys, row, strict=True))
-            found.append(self._run(values, part, options, source))
-        return tuple(torch.stack(part) for part in zip(*found, strict=True))
+            found.append(self._run(values, part, phase, num_data, num_draws, source))
+        data, kl = zip(*found, strict=True)
+        return torch.stack(data), torch.stack(kl)
 
     def _run(
-        self, values: dict[str, Tensor], batch: Batch, options: dict[str, Any], noise: NoiseSource
+        self,
+        values: dict[str, Tensor],
+        batch: Batch,
+        phase: Phase,
+        num_data: int,
+        num_draws: int,
+        noise: NoiseSource,
     ) -> tuple[Tensor, Tensor]:
         """The two terms of one model, [S] each, with its parameters and buffers in the template."""
         template = self._template[0]
         with swapped(template, {name: values[key] for name, key in self._names.items()}):
-            return template.terms(batch, generator=noise, **options)
+            found: tuple[Tensor, Tensor] = template.terms(
+                batch, phase=phase, num_data=num_data, num_draws=num_draws, generator=noise
+            )
+        return found
+
+    def _values(self) -> dict[str, Tensor]:
+        """What is stacked, by its name here."""
+        return {key: getattr(self, key) for key in dict.fromkeys(self._names.values())}
 
     def _random_state(self, generator: Randomness) -> list[Tensor]:
         sources = self._sources if self._sources is not None else [source_of(generator)]
@@ -272,6 +397,17 @@ class ModelStack(nn.Module, Trainable):
 
 def _generator_of(source: NoiseSource) -> torch.Generator:
     return source.generator if source.generator is not None else torch.default_generator
+
+
+def _density(likelihood: Likelihood, held_out: bool, values: dict[str, Tensor], outputs: Tensor, y: Tensor) -> Tensor:
+    """A score of each row, [B], from outputs [B, O] and targets, with other parameters in the likelihood."""
+    wanted = likelihood.target_shape(outputs)
+    if y.shape != wanted and (*y.shape, 1) != wanted and y.shape != (*wanted, 1):
+        likelihood.log_prob(outputs, y, has_draws=False)  # raises, with a remedy
+    score = likelihood.held_out_score if held_out else likelihood.training_density
+    with swapped(likelihood, values):
+        density = score(outputs.unsqueeze(0), y.reshape(wanted))[0]
+    return density.flatten(1).sum(-1) if density.ndim > 1 else density
 
 
 # -- what can be stacked -------------------------------------------------------------------------------------------
