@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,30 +17,26 @@ from bayesify.arguments.suggestions import suggest
 from bayesify.likelihoods import Likelihood
 from bayesify.posteriors import Posterior
 from bayesify.priors import Prior
+from bayesify.weights.batch_statistics import BatchStatistics
 from bayesify.weights.module_state import below
 
 KEYS = ("posterior", "prior", "likelihood", "output", "batch_statistics")
-"""Of a whole configuration."""
+"""Keys of a whole configuration."""
 
 CALLED_AS = {
     "swag": "baselines.SWAG",
     "vogn": "baselines.VOGN",
-    "nng": "baselines.NoisyKFAC",
-    "noisy_kfac": "baselines.NoisyKFAC",
-    "noisy_natural_gradient": "baselines.NoisyKFAC",
-    "hmc": "baselines.nuts",
-    "nuts": "baselines.nuts",
-    "deep_gp": "deep_gp.DeepGP",
-    "dgp": "deep_gp.DeepGP",
-    "function_space": "FunctionSpaceVI",
-    "fsvi": "FunctionSpaceVI",
-    "laplace": "Laplace",
-    "subnetwork": "Laplace",
-    "subnetwork_laplace": "Laplace",
+    **dict.fromkeys(("nng", "noisy_kfac", "noisy_natural_gradient"), "baselines.NoisyKFAC"),
+    **dict.fromkeys(("hmc", "nuts"), "baselines.nuts"),
+    **dict.fromkeys(("deep_gp", "dgp"), "deep_gp.DeepGP"),
+    **dict.fromkeys(("function_space", "fsvi"), "FunctionSpaceVI"),
+    **dict.fromkeys(("laplace", "subnetwork", "subnetwork_laplace"), "Laplace"),
 }
 """What to call, below `bayesify`, for the methods that are more than a posterior: for messages, and for the list of methods."""
 
 Choice = Any  # a posterior, a name, a dict from selector to posterior, plain data, or a path to a JSON file
+PriorChoice = Prior | str | Mapping[str, Any] | None
+LikelihoodChoice = Likelihood | str | Mapping[str, Any] | None
 
 
 def parse_posterior(choice: Choice) -> list[tuple[str | nn.Module | None, Posterior]]:
@@ -65,57 +62,64 @@ def parse_posterior(choice: Choice) -> list[tuple[str | nn.Module | None, Poster
     return [(None, make_posterior(choice))]
 
 
-def unfold_configuration(
-    net: nn.Module, posterior: Any, likelihood: Any, prior: Any, output: Any, statistics: Any = "auto"
-) -> tuple[Any, ...]:
-    """All of the arguments from a whole configuration, or from the path of its file; what is given besides wins.
+@dataclass(frozen=True)
+class Choices:
+    """What a Bayesian network is made of, besides the network; see `bayesianize`."""
 
-    A choice that is no whole configuration is returned as it is.
+    posteriors: list[tuple[str | nn.Module | None, Posterior]]
+    likelihood: Likelihood | None
+    prior: Prior
+    output: str | int | None
+    batch_statistics: BatchStatistics
+
+
+def make_choices(
+    net: nn.Module,
+    posterior: Choice,
+    likelihood: LikelihoodChoice = None,
+    prior: PriorChoice = None,
+    output: str | int | None = None,
+    batch_statistics: BatchStatistics = "auto",
+) -> Choices:
+    """The objects from the arguments of `bayesianize`. What is given besides a whole configuration wins over it.
 
     Raises:
-        ValueError: If the file is not JSON, or the configuration has a key that means nothing.
+        ValueError: If a file is not JSON, or the configuration has a key that means nothing.
     """
     if isinstance(posterior, (str, Path)) and str(posterior).endswith(".json"):
         posterior = read_json(posterior)
-    if isinstance(posterior, Mapping) and "posterior" in posterior:
-        if "posterior" in dict(net.named_children()) and set(posterior).isdisjoint(KEYS[1:]):
-            return posterior, likelihood, prior, output, statistics  # the key is a selector of that module
-        whole = dict(posterior)
-        check_keys(whole)
+    if isinstance(posterior, Mapping) and "posterior" in posterior and not _selects_module(net, posterior):
+        whole = posterior
+        for key in whole:
+            if key not in KEYS:
+                raise ValueError(f"bayesianize: unknown key {key!r} in the configuration; {suggest(str(key), KEYS)}")
         posterior = whole["posterior"]
         likelihood = whole.get("likelihood") if likelihood is None else likelihood
         prior = whole.get("prior") if prior is None else prior
         output = whole.get("output") if output is None else output
-        statistics = whole.get("batch_statistics", "auto") if statistics == "auto" else statistics
-    return posterior, likelihood, prior, output, statistics
+        batch_statistics = whole.get("batch_statistics", "auto") if batch_statistics == "auto" else batch_statistics
+    chosen = parse_posterior(posterior)
+    made = make_prior(prior, min(part.prior_scale for _, part in chosen))
+    return Choices(chosen, make_likelihood(likelihood), made, output, batch_statistics)
 
 
-def check_keys(configuration: Mapping[str, Any]) -> None:
-    """Raise `ValueError` for a key of a whole configuration that means nothing."""
-    for key in configuration:
-        if key not in KEYS:
-            raise ValueError(f"bayesianize: unknown key {key!r} in the configuration; {suggest(str(key), KEYS)}")
+def _selects_module(net: nn.Module, posterior: Mapping[Any, Any]) -> bool:
+    """Whether the key `"posterior"` is a selector: the network has a module of that name, and no other key is a configuration's."""
+    return "posterior" in dict(net.named_children()) and set(posterior).isdisjoint(KEYS[1:])
 
 
-def network_arguments(config: Any) -> dict[str, Any]:
-    """The arguments of `BayesianNetwork` from its `config()`; a path in place of plain data is an error.
+def restore_choices(net: nn.Module, config: Any) -> Choices:
+    """The objects from the `config()` of a Bayesian network; a path in place of plain data is an error.
 
     Raises:
         ValueError: If it is not such a configuration.
     """
     if not isinstance(config, Mapping) or not isinstance(config.get("posterior"), Mapping):
         raise ValueError("the configuration of a Bayesian network is not plain data with a posterior")
-    check_keys(config)
-    return {
-        "posteriors": parse_posterior(config["posterior"]),
-        "likelihood": make_likelihood(config.get("likelihood")),
-        "prior": make_prior(config.get("prior")),
-        "output": config.get("output"),
-        "batch_statistics": config.get("batch_statistics", "auto"),
-    }
+    return make_choices(net, config)
 
 
-def make_posterior(entry: Any) -> Posterior:
+def make_posterior(entry: Choice) -> Posterior:
     """A posterior from an instance, a class, a name, or a dict with its name and arguments."""
     if isinstance(entry, Posterior):
         return entry
@@ -161,7 +165,7 @@ def _names(kind: type[Posterior]) -> set[str]:
     return {plain_name(name) for name in (kind.name, *kind.aliases)}
 
 
-def make_prior(entry: Any, scale: float = Posterior.prior_scale) -> Prior:
+def make_prior(entry: PriorChoice, scale: float = Posterior.prior_scale) -> Prior:
     """A prior from an instance, a name, a dict with its name and arguments, or `None` for Neal's with a scale."""
     if entry is None:
         return priors.Neal(scale)
@@ -171,7 +175,7 @@ def make_prior(entry: Any, scale: float = Posterior.prior_scale) -> Prior:
     return made
 
 
-def make_likelihood(entry: Any) -> Likelihood | None:
+def make_likelihood(entry: LikelihoodChoice) -> Likelihood | None:
     """A likelihood from an instance, a name, a dict with its name and arguments, or `None`."""
     if entry is None or isinstance(entry, Likelihood):
         return entry

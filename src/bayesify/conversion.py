@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal, overload
 
 from torch import nn
 
 from bayesify import configuration
 from bayesify.arguments.checks import checked
-from bayesify.configuration import make_likelihood, make_prior
-from bayesify.likelihoods import Bernoulli, Categorical, Likelihood
+from bayesify.configuration import LikelihoodChoice, PriorChoice
+from bayesify.likelihoods import Bernoulli, Categorical
 from bayesify.likelihoods.base import NumberLikelihood
 from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
-from bayesify.priors import Prior
 from bayesify.running.modes import outside_inference_mode
 from bayesify.weights.batch_statistics import BatchStatistics
 
 Numbers = Literal["gaussian", "heteroscedastic_gaussian", "student_t", "poisson", "negative_binomial", "quantiles"]
-PriorChoice = Prior | str | Mapping[str, Any] | None
 
 
 @overload
@@ -49,7 +46,7 @@ def bayesianize(
     net: nn.Module,
     posterior: configuration.Choice,
     *,
-    likelihood: Likelihood | str | Mapping[str, Any] | None = None,
+    likelihood: LikelihoodChoice = None,
     prior: PriorChoice = None,
     output: str | int | None = None,
     batch_statistics: BatchStatistics = "auto",
@@ -60,7 +57,7 @@ def bayesianize(
     net: nn.Module,
     posterior: configuration.Choice,
     *,
-    likelihood: Likelihood | str | Mapping[str, Any] | None = None,
+    likelihood: LikelihoodChoice = None,
     prior: PriorChoice = None,
     output: str | int | None = None,
     batch_statistics: BatchStatistics = "auto",
@@ -91,10 +88,12 @@ def bayesianize(
     """
     if isinstance(net, BayesianNetwork):
         raise TypeError("bayesianize: net is a BayesianNetwork already; give the plain network, or its mean_network()")
-    posterior, likelihood, prior, output, batch_statistics = configuration.unfold_configuration(
-        net, posterior, likelihood, prior, output, batch_statistics
+    chosen = configuration.make_choices(net, posterior, likelihood, prior, output, batch_statistics)
+    return BayesianNetwork(
+        net,
+        chosen.posteriors,
+        likelihood=chosen.likelihood,
+        prior=chosen.prior,
+        output=chosen.output,
+        batch_statistics=chosen.batch_statistics,
     )
-    chosen = configuration.parse_posterior(posterior)
-    made = make_prior(prior, min(part.prior_scale for _, part in chosen))
-    rest: dict[str, Any] = {"output": output, "batch_statistics": batch_statistics}
-    return BayesianNetwork(net, chosen, likelihood=make_likelihood(likelihood), prior=made, **rest)

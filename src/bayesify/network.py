@@ -438,7 +438,15 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
     def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
         """The network that `config()` and `state()` describe, over a copy of `net`."""
         with own_generators(), outside_inference_mode():  # posteriors may start at random
-            made = cls(net, **configuration.network_arguments(config))
+            chosen = configuration.restore_choices(net, config)
+            made = cls(
+                net,
+                chosen.posteriors,
+                likelihood=chosen.likelihood,
+                prior=chosen.prior,
+                output=chosen.output,
+                batch_statistics=chosen.batch_statistics,
+            )
         put_tensors(made, state)
         return made
 

@@ -217,4 +217,5 @@ class Trainable(ABC):
 
 def norms_by_model(grads: Sequence[Tensor], num_models: int) -> Tensor:
     """Norm of each model's gradients, [R], where each has its own row of every one of them."""
-    return torch.stack([grad.reshape(num_models, -1).norm(dim=1) for grad in grads]).norm(dim=0)
+    norms: Tensor = torch.stack([grad.reshape(num_models, -1).norm(dim=1) for grad in grads]).norm(dim=0)
+    return norms

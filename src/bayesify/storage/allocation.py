@@ -29,7 +29,7 @@ class AllocationLimit(TorchDispatchMode):
         return False
 
     def __init__(self, tensors: list[Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         self.at_once = SPARE_BYTES + ONE_CALL_BYTES_RATIO * size
         self.left = 8 * SPARE_BYTES + ALL_CALLS_BYTES_RATIO * size
